@@ -1,0 +1,61 @@
+# make demo    train a small model on this machine's Python sources and generate from it
+# make test    check the code and run the tests
+#
+# Either sets up what it needs in .venv first, once, and again after a change of the package.
+# PYTHON=... names the interpreter to use, 3.10 or newer.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$p" && exit; done)
+VENV ?= .venv
+DEMO ?= outputs/demo
+
+IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
+# Directories too: their time changes when a file is added or removed.
+SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell \
+	find csrc src \( -name __pycache__ -o -name '*.egg-info' \) -prune -o ! -name '*.so' -print)
+
+.PHONY: help demo test check format clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+	@echo "make check   only check the code: format, lint, types"
+	@echo "make format  format the code"
+	@echo "make clean   remove what was built; .venv and outputs stay"
+
+demo: $(VENV)/installed
+	rm -rf $(DEMO)
+	$(IN_VENV) python examples/train_causal_lm.py --output_dir $(DEMO) $(DEMO_FLAGS)
+	$(IN_VENV) python examples/generate.py $(DEMO)
+
+test: check
+	$(IN_VENV) python -m pytest
+
+check: $(VENV)/installed
+	$(IN_VENV) scripts/check.sh
+
+format: $(VENV)/installed
+	$(IN_VENV) scripts/check.sh --fix
+
+clean:
+	rm -rf build dist src/*.egg-info src/hf_linear_attention/*.so .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The package is built and installed as a user would get it, not as a link to src. What setuptools
+# copied to build/lib before is removed, lest it install modules that are no longer there.
+$(VENV)/installed: $(VENV)/created $(SOURCES)
+	rm -rf build/lib*
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt '.[train,test,dev]'
+	@$(VENV)/bin/python -m hf_linear_attention
+	@touch $@
+
+$(VENV)/created:
+	@[ -n '$(PYTHON)' ] || { \
+		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo 'This needs Python 3.10 or newer, and $(PYTHON) is not. Name another: make PYTHON=python3.12' >&2; exit 1; }
+	@echo 'Setting up $(VENV) with $(PYTHON); the first time this downloads PyTorch and takes a few minutes.'
+	@'$(PYTHON)' -m venv --clear '$(VENV)' || { \
+		echo '$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@touch $@

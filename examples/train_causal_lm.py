@@ -1,0 +1,338 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Train a linear-attention language model on text with Transformers' Trainer.
+
+    python examples/train_causal_lm.py                               # Python's standard library
+    python examples/train_causal_lm.py --text_file book.txt
+    python examples/train_causal_lm.py --dataset_name roneneldan/TinyStories
+    python examples/train_causal_lm.py --resume_from_checkpoint last
+
+Trains a tokenizer and a model, measures held-out bits per byte before and after, and leaves in
+--output_dir the model, the tokenizer, checkpoints, metrics.json and loss_curve.png. Every flag of
+`TrainingArguments` works; `--help` lists them all with their defaults.
+"""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import matplotlib
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    EvalPrediction,
+    HfArgumentParser,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
+from transformers.trainer import TRAINER_STATE_NAME
+
+from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from text_blocks import (
+    InputError,
+    bytes_per_token,
+    hold_out,
+    hub_or_local_dataset,
+    pack,
+    standard_library,
+    take_bytes,
+    text_files,
+    train_tokenizer,
+)
+
+matplotlib.use("Agg")  # draws without a display
+
+METRIC = Path(__file__).parent / "metrics" / "bits_per_byte.py"
+
+
+@dataclass
+class ModelArguments:
+    """The model's shape. Any other field of LinearAttentionConfig goes into --config_overrides."""
+
+    vocab_size: int = field(
+        default=4096, metadata={"help": "Size of the tokenizer that is trained."}
+    )
+    hidden_size: int = field(default=256, metadata={"help": "Width of the residual stream."})
+    intermediate_size: int = field(default=704, metadata={"help": "Width of each MLP."})
+    num_hidden_layers: int = field(default=4, metadata={"help": "Number of decoder layers."})
+    num_attention_heads: int = field(default=4, metadata={"help": "Number of attention heads."})
+    config_overrides: str | None = field(
+        default=None,
+        metadata={"help": 'Further config fields as JSON, for example \'{"decay": "per_token"}\'.'},
+    )
+
+    def build_config(self, tokenizer: PreTrainedTokenizerFast) -> LinearAttentionConfig:
+        values = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name != "config_overrides"
+        }
+        try:
+            overrides = json.loads(self.config_overrides or "{}")
+        except json.JSONDecodeError as error:
+            raise InputError(f"--config_overrides is not JSON: {error}") from error
+        if not isinstance(overrides, dict):
+            raise InputError(
+                f"--config_overrides must be a JSON object, got {self.config_overrides}"
+            )
+        special_tokens = {
+            name: getattr(tokenizer, name)
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
+        values.update(special_tokens, **overrides)
+        values["vocab_size"] = len(tokenizer)  # a short text may not yield all the tokens asked for
+        try:
+            return LinearAttentionConfig(**values)
+        except ValueError as error:
+            raise InputError(f"the model's configuration: {error}") from error
+
+
+@dataclass
+class DataArguments:
+    """The text. Without --dataset_name and --text_file: the source of Python's standard library."""
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "A dataset on the Hub, or a local data file or folder, read by `datasets`.",
+            "aliases": ["--dataset"],
+        },
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
+    text_column: str = field(default="text", metadata={"help": "Its column of text."})
+    text_file: list[str] | None = field(
+        default=None, metadata={"help": "One or more UTF-8 text files."}
+    )
+    block_size: int = field(default=512, metadata={"help": "Tokens in a training sequence."})
+    held_out_fraction: float = field(
+        default=0.05, metadata={"help": "Share of the documents that is only tested on."}
+    )
+    max_train_bytes: int | None = field(
+        default=None, metadata={"help": "Train on at most so much text (default: all)."}
+    )
+    max_eval_bytes: int | None = field(
+        default=200_000, metadata={"help": "Test on at most so much text."}
+    )
+
+    def __post_init__(self):
+        if self.dataset_name and self.text_file:
+            raise ValueError("give --dataset_name or --text_file, not both")
+        if not 0 < self.held_out_fraction < 1:
+            raise ValueError(
+                f"--held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
+            )
+        if self.block_size < 2:
+            raise ValueError(f"--block_size must be at least 2, got {self.block_size}")
+
+    def load(self, seed: int) -> tuple[Dataset, Dataset]:
+        """Documents to train on and held-out documents, whose split the seed decides."""
+        if self.dataset_name:
+            splits = hub_or_local_dataset(
+                self.dataset_name, self.dataset_config_name, self.text_column
+            )
+            train = splits["train"] if "train" in splits else next(iter(splits.values()))
+            held_out = splits.get("validation", splits.get("test"))
+        else:
+            train, held_out = (
+                text_files(self.text_file) if self.text_file else standard_library(),
+                None,
+            )
+        if held_out is None or held_out is train:
+            train, held_out = hold_out(train, self.held_out_fraction, seed)
+        return take_bytes(train, self.max_train_bytes), take_bytes(held_out, self.max_eval_bytes)
+
+
+def parse_arguments(args: list[str]) -> tuple[ModelArguments, DataArguments, TrainingArguments]:
+    parser = HfArgumentParser(
+        (ModelArguments, DataArguments, TrainingArguments), description=__doc__
+    )
+    # Defaults that suit a small model on a laptop's CPU; ratios below 1 are shares of all steps.
+    parser.set_defaults(
+        output_dir="outputs/causal_lm",
+        num_train_epochs=1,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=8,
+        learning_rate=2e-3,
+        weight_decay=0.1,
+        adam_beta2=0.95,
+        lr_scheduler_type="cosine",
+        warmup_steps=0.05,
+        logging_steps=0.02,
+        eval_strategy="steps",
+        eval_steps=0.2,
+        eval_on_start=True,
+        save_steps=0.2,
+        save_total_limit=2,
+        report_to="none",
+    )
+    try:
+        *parsed, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
+    except ValueError as error:  # from a dataclass that checks itself
+        parser.error(str(error))
+    if unknown:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
+    return tuple(parsed)
+
+
+def find_checkpoint(training_args: TrainingArguments) -> Path | None:
+    """What --resume_from_checkpoint names: a folder, or the "last" complete one in --output_dir."""
+    name = training_args.resume_from_checkpoint
+    if name is None or name.lower() == "false":
+        return None
+    if name.lower() not in ("last", "true"):
+        if not (Path(name) / TRAINER_STATE_NAME).is_file():
+            raise InputError(f"--resume_from_checkpoint: {name} is not a complete checkpoint")
+        return Path(name)
+    # The Trainer writes its state last: a folder without it was being written when the run died.
+    complete = [
+        path.parent
+        for path in Path(training_args.output_dir).glob(f"checkpoint-*/{TRAINER_STATE_NAME}")
+    ]
+    if not complete:
+        raise InputError(f"--resume_from_checkpoint: no checkpoint in {training_args.output_dir}")
+    return max(complete, key=lambda path: int(path.name.split("-")[1]))
+
+
+def load_or_train_tokenizer(
+    documents: Dataset, vocab_size: int, checkpoint: Path | None, training_args: TrainingArguments
+) -> PreTrainedTokenizerFast:
+    """The checkpoint's tokenizer, or a new one, trained by one process and read by all others."""
+    if checkpoint:
+        return AutoTokenizer.from_pretrained(checkpoint)
+    with training_args.main_process_first(desc="training the tokenizer"):
+        if training_args.local_process_index == 0:
+            train_tokenizer(documents, vocab_size).save_pretrained(training_args.output_dir)
+        return AutoTokenizer.from_pretrained(training_args.output_dir)
+
+
+class BitsPerByteOfBlocks:
+    """The Trainer's two metric hooks: log-likelihoods instead of logits, then bits per byte."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        self.metric = evaluate.load(str(METRIC))
+        self.token_bytes = np.array(bytes_per_token(tokenizer))
+
+    @staticmethod
+    def negative_log_likelihood(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) logits and (B, T) labels -> (B, T - 1) nats, so that no logits are gathered."""
+        logits = logits[:, :-1].flatten(0, 1).float()
+        targets = labels[:, 1:]
+        return torch.nn.functional.cross_entropy(
+            logits, targets.flatten(), reduction="none"
+        ).view_as(targets)
+
+    def compute(self, prediction: EvalPrediction) -> dict[str, float]:
+        # A block's first token is given, not predicted: its bytes do not count.
+        num_bytes = self.token_bytes[prediction.label_ids[:, 1:]]
+        return self.metric.compute(
+            predictions=prediction.predictions.sum(-1, dtype=np.float64),
+            references=num_bytes.sum(-1),
+        )
+
+
+def evaluations(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entry for entry in log_history if "eval_bits_per_byte" in entry]
+
+
+def save_loss_curve(log_history: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib import pyplot
+
+    trained = [entry for entry in log_history if "loss" in entry]
+    evaluated = evaluations(log_history)
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    axes.plot([e["step"] for e in trained], [e["loss"] for e in trained], label="training text")
+    axes.plot(
+        [e["step"] for e in evaluated],
+        [e["eval_loss"] for e in evaluated],
+        "o-",
+        label="held-out text",
+    )
+    before, after = evaluated[0]["eval_bits_per_byte"], evaluated[-1]["eval_bits_per_byte"]
+    axes.set(
+        xlabel="step",
+        ylabel="loss, nats per token",
+        title=f"Held-out bits per byte: {before:.2f} before training, {after:.2f} after",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def main(args: list[str]) -> None:
+    model_args, data_args, training_args = parse_arguments(args)
+    output_dir = Path(training_args.output_dir)
+    set_seed(training_args.seed)
+    checkpoint = find_checkpoint(training_args)
+
+    train_documents, held_out_documents = data_args.load(training_args.seed)
+    tokenizer = load_or_train_tokenizer(
+        train_documents, model_args.vocab_size, checkpoint, training_args
+    )
+    train_blocks = pack(train_documents, tokenizer, data_args.block_size)
+    held_out_blocks = pack(held_out_documents, tokenizer, data_args.block_size)
+
+    if checkpoint:
+        training_args.eval_on_start = False  # the checkpoint's log has it
+        config = LinearAttentionConfig.from_pretrained(checkpoint)
+    else:
+        config = model_args.build_config(tokenizer)
+    model = LinearAttentionForCausalLM(config)
+    print(
+        f"{model.num_parameters():,} parameters; {len(train_blocks):,} blocks of "
+        f"{data_args.block_size} tokens to train on, {len(held_out_blocks):,} held out"
+    )
+
+    metric = BitsPerByteOfBlocks(tokenizer)
+    trainer = Trainer(
+        model=model,
+        args=training_args,
+        train_dataset=train_blocks,
+        eval_dataset=held_out_blocks,
+        data_collator=default_data_collator,
+        processing_class=tokenizer,
+        preprocess_logits_for_metrics=metric.negative_log_likelihood,
+        compute_metrics=metric.compute,
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    history = trainer.state.log_history
+    if not evaluations(history) or evaluations(history)[-1]["step"] != trainer.state.global_step:
+        trainer.evaluate()
+    model.config.use_cache = True  # the Trainer turned it off
+    trainer.save_model()
+    if not trainer.is_world_process_zero():
+        return
+
+    first, last = evaluations(history)[0], evaluations(history)[-1]
+    metrics = {
+        "bits_per_byte_before": first["eval_bits_per_byte"],
+        "bits_per_byte_after": last["eval_bits_per_byte"],
+        "perplexity_after": math.exp(last["eval_loss"]),
+        "eval_loss": last["eval_loss"],
+        "steps": trainer.state.global_step,
+        "train_tokens": trainer.state.global_step
+        * training_args.train_batch_size
+        * data_args.block_size,
+        "parameters": model.num_parameters(),
+    }
+    (output_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    save_loss_curve(history, output_dir / "loss_curve.png")
+    print(
+        f"held-out bits per byte: {first['eval_bits_per_byte']:.3f} at step {first['step']}, "
+        f"{last['eval_bits_per_byte']:.3f} at step {last['step']}\n"
+        f"saved the model, metrics.json and loss_curve.png in {output_dir}"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        sys.exit(f"error: {error}")
