@@ -1,25 +1,27 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Linear attention in pure PyTorch, on any device: fast enough to train with, in memory linear in time.
+"""Linear attention in pure PyTorch, on any device: fast enough to train with, in memory linear in
+time.
 
-Time is cut into chunks. Within a chunk, tokens meet as in masked attention; between chunks, only the state passes.
+Time is cut into chunks. Within a chunk, tokens meet as in masked attention; between chunks, only
+the state passes.
 Shapes: B batch, T time, Hq query heads, Hkv key-value heads, G = Hq / Hkv, K key dim, V value dim,
 N packed sequences, n chunks of C tokens.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .feature_maps import POINTWISE
+from .feature_maps import POINTWISE, without_autocast
 
 CHUNK_SIZE = 64
 LOWEST_LOG_DECAY = -1e30  # forgets everything, as -inf does, and can still be added up
 
 
 class LinearAttentionState(NamedTuple):
-    """All that linear attention remembers: kv (B, Hkv, K, V) and z (B, Hkv, K), float32 (float64 for float64 inputs).
+    """All that linear attention remembers: kv (B, Hkv, K, V) and z (B, Hkv, K), float32 (float64
+    for float64 inputs).
 
     B is N with `cu_seqlens`. z is None when not normalised.
     """
@@ -30,7 +32,7 @@ class LinearAttentionState(NamedTuple):
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of states, denominators and sums: float32, or float64 for float64 inputs."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.promote_types(dtype, torch.float32)
 
 
 def chunked_linear_attention(
@@ -52,12 +54,14 @@ def chunked_linear_attention(
 
     Accumulates in float32, or float64 for float64 inputs. Differentiable any number of times.
     """
-    with _no_autocast(q.device.type):
+    with without_autocast(q.device.type):
         phi_q, phi_k, v_sum, log_decay = _map_and_mask(q, k, v, log_decay, feature_map, key_mask)
         Hkv, V = v.shape[2:]
         C = max(1, min(chunk_size, q.shape[1]))
         chunks = _Padded(q.shape[1], C) if cu_seqlens is None else _Packed(cu_seqlens, C)
-        Q = chunks.split(phi_q).unflatten(3, (Hkv, -1)).permute(0, 1, 3, 4, 2, 5)  # (B, n, Hkv, G, C, K)
+        Q = (
+            chunks.split(phi_q).unflatten(3, (Hkv, -1)).permute(0, 1, 3, 4, 2, 5)
+        )  # (B, n, Hkv, G, C, K)
         K = chunks.split(phi_k).transpose(2, 3)  # (B, n, Hkv, C, K)
         X = chunks.split(v_sum).transpose(2, 3)  # (B, n, Hkv, C, V)
         writes, reads, total = K, Q, None
@@ -77,7 +81,9 @@ def chunked_linear_attention(
         kv_before, final_kv = carry(kv, total, initial_kv)
         Y = reads.flatten(3, 4) @ kv_before  # (B, n, Hkv, G * C, V)
         if normalize:
-            z_before, final_z = carry(z[..., None], total, None if initial_z is None else initial_z[..., None])
+            z_before, final_z = carry(
+                z[..., None], total, None if initial_z is None else initial_z[..., None]
+            )
             final_z = final_z[..., 0]
             den = reads.flatten(3, 4) @ z_before
         else:
@@ -93,7 +99,9 @@ def chunked_linear_attention(
 
         Y = chunks.join(Y.unflatten(3, (-1, C)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4))
         if normalize:
-            den = chunks.join(den.unflatten(3, (-1, C)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)) + eps
+            den = (
+                chunks.join(den.unflatten(3, (-1, C)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)) + eps
+            )
             if key_mask is not None:
                 den = torch.where(key_mask.bool()[..., None, None], den, 1)
             Y = Y / den
@@ -103,7 +111,9 @@ def chunked_linear_attention(
 
 
 def _map_and_mask(q, k, v, log_decay, feature_map, key_mask):
-    """phi(q), phi(k), v and log_decay in the accumulation dtype; nothing of a masked token is left in them."""
+    """phi(q), phi(k), v and log_decay in the accumulation dtype; nothing of a masked token is left
+    in them.
+    """
     acc = accumulation_dtype(q.dtype)
     phi = POINTWISE[feature_map or "identity"]
     q, k, v = q.to(acc), k.to(acc), v.to(acc)
@@ -129,15 +139,10 @@ def _sums_between(g: Tensor) -> Tensor:
     return torch.where(causal, summands.cumsum(-2), -torch.inf)
 
 
-def _no_autocast(device_type: str) -> AbstractContextManager:
-    """Autocast would take the sums to half precision."""
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
-
-
 class _Padded:
-    """(B, T, ...) <-> (B, n, C, ...): each row of the batch is one sequence, padded to whole chunks."""
+    """(B, T, ...) <-> (B, n, C, ...): each row of the batch is one sequence, padded to whole
+    chunks.
+    """
 
     def __init__(self, T: int, C: int):
         self.T, self.C, self.n = T, C, -(-T // C)
@@ -149,15 +154,21 @@ class _Padded:
     def join(self, x: Tensor) -> Tensor:
         return x.flatten(1, 2)[:, : self.T]
 
-    def running(self, added: Tensor, log_decay: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    def running(
+        self, added: Tensor, log_decay: Tensor | None, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return _running_state(added, log_decay, initial)
 
-    def total(self, added: Tensor, log_decay: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    def total(
+        self, added: Tensor, log_decay: Tensor | None, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return _total_state(added, initial)
 
 
 def _running_state(added, log_decay, initial):
-    """The state before each chunk and after the last: added (B, n, H, ...), log_decay (B, n, H), initial (B, H, ...)."""
+    """The state before each chunk and after the last: added (B, n, H, ...), log_decay (B, n, H),
+    initial (B, H, ...).
+    """
     state = torch.zeros_like(added[:, :1].sum(1)) if initial is None else initial.clone()
     before = []
     for i in range(added.shape[1]):
@@ -199,7 +210,9 @@ class _Packed:
         return self._each(_running_state, added, log_decay, initial)
 
     def total(self, added, log_decay, initial):
-        return self._each(lambda added, _, initial: _total_state(added, initial), added, log_decay, initial)
+        return self._each(
+            lambda added, _, initial: _total_state(added, initial), added, log_decay, initial
+        )
 
     def _each(self, carry, added, log_decay, initial):
         before, final = [], []
@@ -228,9 +241,11 @@ def chunked_step_(
     eps: float = 1e-6,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """One token of the recurrence, `state` updated in place; arguments as in `linear_attention_step_`."""
+    """One token of the recurrence, `state` updated in place; arguments as in
+    `linear_attention_step_`.
+    """
     kv, z = state
-    with _no_autocast(q.device.type):
+    with without_autocast(q.device.type):
         # A step is a sequence of one token.
         if log_decay is not None:
             log_decay = log_decay[:, None]

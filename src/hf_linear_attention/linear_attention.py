@@ -1,7 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The public functions: argument checks and the choice of a backend.
 
-Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
+Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
+sequences.
 """
 
 import os
@@ -11,10 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .chunked import LinearAttentionState, accumulation_dtype, chunked_linear_attention, chunked_step_
+from .chunked import (
+    LinearAttentionState,
+    accumulation_dtype,
+    chunked_linear_attention,
+    chunked_step_,
+)
 from .feature_maps import POINTWISE
 
-# A copy of this file travels with every checkpoint; the kernels and the reference stay in the installed package.
+# A copy of this file travels with every checkpoint; the kernels and the reference stay in the
+# installed package.
 OPS_INTERFACE_VERSION = 1
 WHY_NO_COMPILED_OPS: str | None = None
 try:
@@ -22,8 +29,8 @@ try:
 
     if _ops.INTERFACE_VERSION != OPS_INTERFACE_VERSION:
         raise ImportError(
-            f"the installed hf-linear-attention has version {_ops.INTERFACE_VERSION} of the kernels' interface, "
-            f"and this code needs version {OPS_INTERFACE_VERSION}"
+            "the kernels of the installed hf-linear-attention have interface version "
+            f"{_ops.INTERFACE_VERSION}, and this code needs {OPS_INTERFACE_VERSION}"
         )
 except ImportError as error:
     WHY_NO_COMPILED_OPS = str(error)
@@ -55,44 +62,51 @@ def linear_attention(
     is_causal: bool = True,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, LinearAttentionState]:
-    """Linear attention over whole sequences. With phi the feature map and g the log decay, per head:
+    """Linear attention over whole sequences: for each head, with phi the feature map,
 
-        S_t = exp(g_t) S_{t-1} + phi(k_t) v_t^T
-        z_t = exp(g_t) z_{t-1} + phi(k_t)
+        S_t = exp(log_decay_t) S_{t-1} + phi(k_t) v_t^T
+        z_t = exp(log_decay_t) z_{t-1} + phi(k_t)
         y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t + eps)          (the division only with `normalize`)
 
     Args:
-        q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype: float32, bfloat16, float16 or float64.
-            Hkv divides Hq; query head h reads key-value head h // (Hq // Hkv). Any strides.
-        log_decay: (B, T, Hkv), at most 0; -inf forgets everything. Only with `is_causal`. On CUDA its sign is not
-            checked, because looking would wait for the device.
+        q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype: float32, bfloat16,
+            float16 or float64. Hkv divides Hq; query head h reads key-value head h // (Hq // Hkv).
+            Any strides.
+        log_decay: (B, T, Hkv), at most 0; -inf forgets everything. Only with `is_causal`. On CUDA
+            its sign is not checked, because looking would wait for the device.
         feature_map: name of a pointwise phi, or None where q and k are mapped already.
-        key_mask: (B, T), bool or 0/1, false for padding: such a token is neither written nor forgotten, its output
-            and all its gradients are 0, and whatever its inputs hold (NaN, too) reaches nothing.
-        cu_seqlens: (N + 1,) int32 or int64, bounds of N sequences packed in one row (B = 1): 0, ..., T. No state
-            crosses a bound.
-        initial_state: state to continue from, (kv, z) of shapes (B, Hkv, K, V) and (B, Hkv, K), N rows with
-            `cu_seqlens`; float32, or float64 for float64 inputs; z is None without `normalize`.
+        key_mask: (B, T), bool or 0/1, false for padding: such a token is neither written nor
+            forgotten, its output and all its gradients are 0, and whatever its inputs hold (NaN,
+            too) reaches nothing.
+        cu_seqlens: (N + 1,) int32 or int64, bounds of N sequences packed in one row (B = 1): 0,
+            ..., T. No state crosses a bound.
+        initial_state: state to continue from, (kv, z) of shapes (B, Hkv, K, V) and (B, Hkv, K), N
+            rows with `cu_seqlens`; float32, or float64 for float64 inputs; z is None without
+            `normalize`.
         return_state: also return the state after the last token.
         is_causal: False reads, at every token, the sum over the whole sequence.
-        backend: "cuda", "cpu", "chunked" or "reference"; None takes the first of `BACKENDS` that runs on q's device,
-            or the one that the environment variable HF_LINEAR_ATTENTION_BACKEND named when this was imported.
+        backend: "cuda", "cpu", "chunked" or "reference"; None takes the first of `BACKENDS` that
+            runs on q's device, or the one that the environment variable HF_LINEAR_ATTENTION_BACKEND
+            named when this was imported.
 
     Returns:
-        y (B, T, Hq, V) of q's dtype, or (y, LinearAttentionState) with `return_state`. Sums, states and denominators
-        are kept in float32, or float64 for float64 inputs.
+        y (B, T, Hq, V) of q's dtype, or (y, LinearAttentionState) with `return_state`. Sums, states
+        and denominators are kept in float32, or float64 for float64 inputs.
 
     Raises:
         ValueError: an argument is wrong; it says which, what was expected and what came.
         RuntimeError: the backend asked for can't run here; it says why.
 
-    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236; decay as in RetNet, arXiv 2307.08621.
+    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236; decay as in RetNet,
+    arXiv 2307.08621.
     """
     chosen = choose_backend(backend, q.device.type)
     _check_tensors(q, k, v, 4)
     rows = q.shape[0]
     if cu_seqlens is not None:
-        _check_cu_seqlens(cu_seqlens, q, readable=chosen.reads_cu_seqlens or _is_readable(cu_seqlens))
+        _check_cu_seqlens(
+            cu_seqlens, q, readable=chosen.reads_cu_seqlens or _is_readable(cu_seqlens)
+        )
         rows = cu_seqlens.shape[0] - 1
         cu_seqlens = cu_seqlens.to(torch.int32)
     if initial_state is not None:
@@ -100,7 +114,9 @@ def linear_attention(
     key_mask = _check_key_mask(key_mask, q)
     log_decay = _check_log_decay(log_decay, k, key_mask)
     if log_decay is not None and not is_causal:
-        raise ValueError("log_decay must be None with is_causal=False, where no token comes before another")
+        raise ValueError(
+            "log_decay must be None with is_causal=False, where no token comes before another"
+        )
     _check_options(feature_map, eps)
     y, state = chosen.run(
         q,
@@ -131,12 +147,13 @@ def linear_attention_step_(
     key_mask: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """One token of `linear_attention` for every row; `state` is updated in place. Not differentiable.
+    """One token of `linear_attention` for every row; `state` is updated in place. Not
+    differentiable.
 
     Args:
         q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V).
-        state: contiguous kv (B, Hkv, K, V) and z (B, Hkv, K), float32, or float64 for float64 inputs; z is None
-            without `normalize`.
+        state: contiguous kv (B, Hkv, K, V) and z (B, Hkv, K), float32, or float64 for float64
+            inputs; z is None without `normalize`.
         log_decay, key_mask: (B, Hkv) and (B,).
         The others: as in `linear_attention`.
 
@@ -144,7 +161,8 @@ def linear_attention_step_(
         y (B, Hq, V) of q's dtype.
 
     Raises:
-        ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be needed.
+        ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be
+            needed.
     """
     if torch.is_grad_enabled() and _needs_grad(q, k, v, log_decay, *state):
         raise RuntimeError(
@@ -156,7 +174,9 @@ def linear_attention_step_(
 
 
 class Backend(NamedTuple):
-    """One implementation. `run` and `step_` take checked arguments, except that a compiled step checks its own."""
+    """One implementation. `run` and `step_` take checked arguments, except that a compiled step
+    checks its own.
+    """
 
     name: str
     device_types: tuple[str, ...]  # empty: any
@@ -168,12 +188,16 @@ class Backend(NamedTuple):
     def why_not(self, device_type: str) -> str | None:
         """Why this backend can't run on tensors of `device_type`; None where it can."""
         if self.device_types and device_type not in self.device_types:
-            return f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device_type}"
+            return (
+                f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device_type}"
+            )
         return self.why_missing()
 
 
 def choose_backend(name: str | None, device_type: str) -> Backend:
-    """The first backend for tensors of `device_type`, or the one that `name` or FORCED_BACKEND asks for."""
+    """The first backend for tensors of `device_type`, or the one that `name` or FORCED_BACKEND asks
+    for.
+    """
     wanted = name or FORCED_BACKEND
     if wanted is None:
         for backend in BACKENDS:  # chunked always runs, so reference is never reached
@@ -186,7 +210,9 @@ def choose_backend(name: str | None, device_type: str) -> Backend:
                 raise RuntimeError(f"backend {wanted!r} can't run: {reason}")
             return backend
     origin = "backend" if name else "HF_LINEAR_ATTENTION_BACKEND"
-    raise ValueError(f"{origin} must be one of {', '.join(repr(b.name) for b in BACKENDS)}, got {wanted!r}")
+    raise ValueError(
+        f"{origin} must be one of {', '.join(repr(b.name) for b in BACKENDS)}, got {wanted!r}"
+    )
 
 
 def backend_report() -> dict[str, str | None]:
@@ -195,32 +221,58 @@ def backend_report() -> dict[str, str | None]:
 
 
 def _run_compiled(
-    q, k, v, log_decay, *, feature_map, key_mask, cu_seqlens, initial_state, normalize, eps, is_causal
+    q,
+    k,
+    v,
+    log_decay,
+    *,
+    feature_map,
+    key_mask,
+    cu_seqlens,
+    initial_state,
+    normalize,
+    eps,
+    is_causal,
 ) -> tuple[Tensor, LinearAttentionState]:
     kv, z = (None, None) if initial_state is None else initial_state
     index = FEATURE_MAP_INDEX[feature_map]
-    y, _, kv, z = _ops.forward(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, index, normalize, eps, is_causal)
+    y, _, kv, z = _ops.forward(
+        q, k, v, log_decay, key_mask, cu_seqlens, kv, z, index, normalize, eps, is_causal
+    )
     return y, LinearAttentionState(kv, z if normalize else None)
 
 
 def _step_compiled_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask) -> Tensor:
-    # This runs once per layer and token: what the kernel refuses is explained only after it has refused.
+    # This runs once per layer and token: what the kernel refuses is explained only after it has
+    # refused.
     kv, z = state
     try:
         if log_decay is not None and log_decay.dtype is not kv.dtype:
             log_decay = log_decay.to(kv.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = _check_key_mask(key_mask, q)
-        return _ops.step_(q, k, v, log_decay, key_mask, kv, z, FEATURE_MAP_INDEX[feature_map], normalize, eps)
+        return _ops.step_(
+            q, k, v, log_decay, key_mask, kv, z, FEATURE_MAP_INDEX[feature_map], normalize, eps
+        )
     except (RuntimeError, KeyError):
         _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
         raise
 
 
 def _step_chunked_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask) -> Tensor:
-    log_decay, key_mask = _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
+    log_decay, key_mask = _check_step(
+        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
+    )
     return chunked_step_(
-        q, k, v, state, log_decay, feature_map=feature_map, normalize=normalize, eps=eps, key_mask=key_mask
+        q,
+        k,
+        v,
+        state,
+        log_decay,
+        feature_map=feature_map,
+        normalize=normalize,
+        eps=eps,
+        key_mask=key_mask,
     )
 
 
@@ -230,7 +282,9 @@ def _run_reference(*args, **kwargs) -> tuple[Tensor, LinearAttentionState]:
 
 
 def _step_reference_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask) -> Tensor:
-    log_decay, key_mask = _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
+    log_decay, key_mask = _check_step(
+        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
+    )
     y, after = reference_linear_attention(
         q[:, None],
         k[:, None],
@@ -273,7 +327,9 @@ def _needs_grad(*tensors: Tensor | None) -> bool:
 
 def _is_readable(tensor: Tensor) -> bool:
     """Whether looking at values costs no synchronisation and breaks no compilation."""
-    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return (
+        tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
@@ -281,7 +337,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
     layout = "(B, T, H, D)" if dims == 4 else "(B, H, D)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != dims:
-            raise ValueError(f"{name} must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}"
+            )
         if x.dtype not in DTYPES:
             raise ValueError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
         if x.dtype != q.dtype:
@@ -294,7 +352,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
                 f"got shape {tuple(x.shape)}"
             )
         if x.shape[-2] < 1 or x.shape[-1] < 1:
-            raise ValueError(f"{name} must have at least one head and one feature, got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must have at least one head and one feature, got shape {tuple(x.shape)}"
+            )
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"k must have q's {q.shape[-1]} features, got {k.shape[-1]}")
     if v.shape[-2] != k.shape[-2]:
@@ -308,11 +368,15 @@ def _check_log_decay(log_decay: Tensor | None, k: Tensor, key_mask: Tensor | Non
     if log_decay is None:
         return None
     if log_decay.shape != k.shape[:-1]:
-        raise ValueError(f"log_decay must have shape {tuple(k.shape[:-1])}, got {tuple(log_decay.shape)}")
+        raise ValueError(
+            f"log_decay must have shape {tuple(k.shape[:-1])}, got {tuple(log_decay.shape)}"
+        )
     if log_decay.device != k.device:
         raise ValueError(f"log_decay must be on q's device {k.device}, got {log_decay.device}")
     if log_decay.dtype not in DTYPES:
-        raise ValueError(f"log_decay must be float32, bfloat16, float16 or float64, got {log_decay.dtype}")
+        raise ValueError(
+            f"log_decay must be float32, bfloat16, float16 or float64, got {log_decay.dtype}"
+        )
     if _is_readable(log_decay):
         positive = log_decay.detach() > 0
         if key_mask is not None:
@@ -327,7 +391,9 @@ def _check_key_mask(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
     if key_mask is None:
         return None
     if key_mask.shape != q.shape[:-2]:
-        raise ValueError(f"key_mask must have shape {tuple(q.shape[:-2])}, got {tuple(key_mask.shape)}")
+        raise ValueError(
+            f"key_mask must have shape {tuple(q.shape[:-2])}, got {tuple(key_mask.shape)}"
+        )
     if key_mask.device != q.device:
         raise ValueError(f"key_mask must be on q's device {q.device}, got {key_mask.device}")
     if key_mask.dtype == torch.bool:
@@ -341,7 +407,9 @@ def _check_key_mask(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
 
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool) -> None:
     if q.shape[0] != 1:
-        raise ValueError(f"cu_seqlens must come with a batch of one packed row, got q of shape {tuple(q.shape)}")
+        raise ValueError(
+            f"cu_seqlens must come with a batch of one packed row, got q of shape {tuple(q.shape)}"
+        )
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"cu_seqlens must have shape (N + 1,), got {tuple(cu_seqlens.shape)}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -351,7 +419,9 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool) -> None:
     if readable:
         bounds = cu_seqlens.tolist()
         if bounds[0] != 0 or bounds[-1] != q.shape[1] or bounds != sorted(bounds):
-            raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[1]} without falling, got {bounds}")
+            raise ValueError(
+                f"cu_seqlens must rise from 0 to T = {q.shape[1]} without falling, got {bounds}"
+            )
 
 
 def _check_state(
@@ -361,7 +431,9 @@ def _check_state(
     if normalize and z is None:
         raise ValueError(f"{name}.z must be a tensor with normalize=True, got None")
     if not normalize and z is not None:
-        raise ValueError(f"{name}.z must be None with normalize=False, got a tensor of shape {tuple(z.shape)}")
+        raise ValueError(
+            f"{name}.z must be None with normalize=False, got a tensor of shape {tuple(z.shape)}"
+        )
     dtype = accumulation_dtype(k.dtype)
     shape = (rows, k.shape[-2], k.shape[-1], v.shape[-1])
     for part, x, expected in (("kv", kv, shape), ("z", z, shape[:-1])):
@@ -388,7 +460,9 @@ def _check_options(feature_map: str | None, eps: float) -> None:
 def _check_step(
     q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Everything about one token's arguments; returns log_decay and key_mask in the dtypes that backends take."""
+    """Everything about one token's arguments; returns log_decay and key_mask in the dtypes that
+    backends take.
+    """
     _check_tensors(q, k, v, 3)
     _check_state(state, "state", k, v, q.shape[0], normalize)
     for name, x in zip(("kv", "z"), state, strict=True):

@@ -1,7 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Linear attention as a plain loop over time: slow, obvious, and what every other backend is tested against.
+"""Linear attention as a plain loop over time: the yardstick of every other backend's tests.
 
-Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
+Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
+sequences.
 """
 
 import torch
@@ -25,7 +26,7 @@ def reference_linear_attention(
     eps: float = 1e-6,
     is_causal: bool = True,
 ) -> tuple[Tensor, LinearAttentionState]:
-    """The recurrence, one token at a time; arguments as in `linear_attention`, which has checked them.
+    """The recurrence, token by token; arguments as in `linear_attention`, which has checked them.
 
     Computes in float32, or float64 for float64 inputs. Differentiable any number of times.
     """
@@ -67,7 +68,9 @@ def reference_linear_attention(
                 outputs.append(q.new_zeros(q.shape[2], V))
                 continue
             S_t, s_t = seen[t - start] if is_causal else (S, s)
-            phi_q = phi(q[b, t].to(dtype)).view(Hkv, group, K)  # query head h reads key-value head h // group
+            phi_q = phi(q[b, t].to(dtype)).view(
+                Hkv, group, K
+            )  # query head h reads key-value head h // group
             y = (phi_q[..., None] * S_t[:, None]).sum(2)
             if normalize:
                 y = y / ((phi_q * s_t[:, None]).sum(2, keepdim=True) + eps)

@@ -1,0 +1,148 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Log decays by name: modules from hidden states to g (B, T, Hkv), at most 0, or None.
+
+Shapes: B batch, T time, Hkv key-value heads. h = 0 ... Hkv - 1 counts heads, l layers (L of them).
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers import initialization as init
+
+
+class NoDecay(nn.Module):
+    """Nothing is forgotten. Katharopoulos et al., arXiv 2006.16236."""
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+
+    def reset_parameters(self) -> None:
+        """There are none."""
+
+    def forward(self, hidden_states: Tensor) -> None:
+        return None
+
+
+class FixedDecay(nn.Module):
+    """One constant per head, expanded without a copy; not saved, because the config gives it."""
+
+    log_decay: Tensor
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        self.values = self.per_head(config.num_key_value_heads, layer_idx, config.num_hidden_layers)
+        self.register_buffer(
+            "log_decay", torch.tensor(self.values, dtype=torch.float32), persistent=False
+        )
+
+    @staticmethod
+    def per_head(num_heads: int, layer_idx: int, num_layers: int) -> list[float]:
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Writes the constants; the model's `_init_weights` calls it."""
+        init.copy_(self.log_decay, torch.tensor(self.values, dtype=torch.float32, device="cpu"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        device = (
+            self.log_decay.device
+        )  # a cast of the model, to bfloat16, say, must not round the constants
+        self.log_decay = torch.tensor(self.values, dtype=torch.float32, device=device)
+        return self
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.log_decay.expand(*hidden_states.shape[:2], -1)
+
+
+class RetNet(FixedDecay):
+    """log(1 - 2^(-5-h)). Sun et al., "Retentive Network", arXiv 2307.08621."""
+
+    @staticmethod
+    def per_head(num_heads: int, layer_idx: int, num_layers: int) -> list[float]:
+        return [math.log1p(-(2.0 ** (-5 - h))) for h in range(num_heads)]
+
+
+class Lightning(FixedDecay):
+    """-2^(-8 (h+1) / Hkv) (1 - l / (L - 1 + 1e-5) + 1e-5). MiniMax-01, arXiv 2501.08313."""
+
+    @staticmethod
+    def per_head(num_heads: int, layer_idx: int, num_layers: int) -> list[float]:
+        by_layer = 1 - layer_idx / (num_layers - 1 + 1e-5) + 1e-5
+        return [-(2.0 ** (-8 * (h + 1) / num_heads)) * by_layer for h in range(num_heads)]
+
+
+class PerHead(nn.Module):
+    """-softplus(theta_h), learned; at first RetNet's values."""
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        self.theta = nn.Parameter(torch.empty(config.num_key_value_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Writes theta; the model's `_init_weights` calls it."""
+        rates = -torch.tensor(RetNet.per_head(self.theta.numel(), 0, 1), device="cpu")
+        init.copy_(self.theta, _inverse_softplus(rates))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        log_decay = -nn.functional.softplus(_at_least_float32(self.theta))
+        return log_decay.expand(*hidden_states.shape[:2], -1)
+
+
+class PerToken(nn.Module):
+    """-exp(A_h) softplus(w_h.x_t + b_h), learned: each token says how much is forgotten.
+
+    Initialised as there: exp(A) uniform in [1, 16], softplus(b) log-uniform in [0.001, 0.1].
+    Dao and Gu, "Transformers are SSMs" (Mamba-2), arXiv 2405.21060.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        self.dt_proj = nn.Linear(config.hidden_size, config.num_key_value_heads, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(config.num_key_value_heads))
+        self.A_log = nn.Parameter(torch.empty(config.num_key_value_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws A_log and dt_bias; the model's `_init_weights` calls it. dt_proj is any Linear."""
+        H = self.A_log.numel()
+        dt = torch.exp(torch.empty(H, device="cpu").uniform_(math.log(0.001), math.log(0.1)))
+        init.copy_(self.dt_bias, _inverse_softplus(dt))
+        init.copy_(self.A_log, torch.empty(H, device="cpu").uniform_(1, 16).log())
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = _at_least_float32(self.dt_proj(hidden_states))
+        return -_at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
+
+
+DECAYS: dict[str, type[nn.Module]] = {
+    "none": NoDecay,
+    "retnet": RetNet,
+    "lightning": Lightning,
+    "per_head": PerHead,
+    "per_token": PerToken,
+}
+
+
+def check_decay(name: str) -> None:
+    """Raises a ValueError that lists the choices where a config's decay is wrong."""
+    if name not in DECAYS:
+        raise ValueError(f"decay must be one of {', '.join(map(repr, DECAYS))}, got {name!r}")
+
+
+def build_decay(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
+    """The module of config.decay for one layer."""
+    check_decay(config.decay)
+    return DECAYS[config.decay](config, layer_idx)
+
+
+def _inverse_softplus(y: Tensor) -> Tensor:
+    return y + torch.log(-torch.expm1(-y))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
