@@ -1,0 +1,504 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The ops as torch sees them: schemas, argument checks, allocation of results, calls of the
+// kernels.
+//
+// The checks here guard memory: whatever is passed to torch.ops.hf_linear_attention raises or gives
+// an answer, and never reads out of bounds. q, k, v, dy and log_decay may have any strides; all
+// else has to be contiguous, which _ops.py sees to.
+//
+// B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
+
+#include <iterator>
+
+#include "kernels.h"
+#include "torch/shim.h"
+
+namespace hfla {
+namespace {
+
+// ---- dtypes ----
+
+struct DTypeName {
+  int32_t (*code)();
+  const char* name;
+};
+
+constexpr DTypeName kDTypeNames[] = {
+    {aoti_torch_dtype_float32, "float32"}, {aoti_torch_dtype_float64, "float64"},
+    {aoti_torch_dtype_float16, "float16"}, {aoti_torch_dtype_bfloat16, "bfloat16"},
+    {aoti_torch_dtype_int32, "int32"},     {aoti_torch_dtype_int64, "int64"},
+    {aoti_torch_dtype_bool, "bool"},
+};
+
+const char* dtype_name(int32_t code) {
+  for (const DTypeName& dtype : kDTypeNames) {
+    if (dtype.code() == code) return dtype.name;
+  }
+  return "another dtype";
+}
+
+DType dtype_of(const char* name, const Tensor& tensor) {
+  const int32_t code = tensor.dtype();
+  if (code == aoti_torch_dtype_float32()) return DType::f32;
+  if (code == aoti_torch_dtype_bfloat16()) return DType::bf16;
+  if (code == aoti_torch_dtype_float16()) return DType::f16;
+  if (code == aoti_torch_dtype_float64()) return DType::f64;
+  fail(name, " must be float32, bfloat16, float16 or float64, got ", dtype_name(code));
+}
+
+// States, den and log decays.
+int32_t accumulation_dtype(DType dtype) {
+  return dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+}
+
+// ---- checks ----
+
+// A shape, written as in Python.
+struct Shape {
+  const int64_t* sizes;
+  int64_t dim;
+};
+
+Shape shape_of(const Tensor& tensor) { return {tensor.sizes(), tensor.dim()}; }
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  out << '(';
+  for (int64_t d = 0; d < shape.dim; ++d) out << (d ? ", " : "") << shape.sizes[d];
+  return out << (shape.dim == 1 ? ",)" : ")");
+}
+
+void check_on_cpu(const char* name, const Tensor& tensor) {
+  check(tensor.device_type() == aoti_torch_device_type_cpu(), name, " must be on the CPU, as q is");
+}
+
+void check_tensor(const char* name, const Tensor& tensor, int32_t dtype,
+                  std::initializer_list<int64_t> sizes) {
+  check_on_cpu(name, tensor);
+  check(tensor.dtype() == dtype, name, " must be ", dtype_name(dtype), " here, got ",
+        dtype_name(tensor.dtype()));
+  const Shape expected{sizes.begin(), static_cast<int64_t>(sizes.size())};
+  const Shape got = shape_of(tensor);
+  bool equal = got.dim == expected.dim;
+  for (int64_t d = 0; equal && d < got.dim; ++d) equal = got.sizes[d] == expected.sizes[d];
+  check(equal, name, " must have shape ", expected, ", got ", got);
+}
+
+void check_contiguous_tensor(const char* name, const Tensor& tensor, int32_t dtype,
+                             std::initializer_list<int64_t> sizes) {
+  check_tensor(name, tensor, dtype, sizes);
+  check(tensor.is_contiguous(), name, " must be contiguous");
+}
+
+// What q, k and v say about the sizes of everything else; `dim` is 4, or 3 where there is no time.
+struct Dimensions {
+  int64_t B, T, Hq, Hkv, K, V;
+  DType dtype;
+};
+
+Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, int64_t dim) {
+  const char* shape = dim == 4 ? "(batch, time, heads, dim)" : "(batch, heads, dim)";
+  check(q.dim() == dim, "q must have shape ", shape, ", got ", shape_of(q));
+  check(k.dim() == dim, "k must have shape ", shape, ", got ", shape_of(k));
+  check(v.dim() == dim, "v must have shape ", shape, ", got ", shape_of(v));
+
+  const int64_t B = q.size(0), T = dim == 4 ? q.size(1) : 1;
+  const int64_t Hq = q.size(dim - 2), Hkv = k.size(dim - 2);
+  const int64_t K = q.size(dim - 1), V = v.size(dim - 1);
+  check(K >= 1, "q must have a last dimension of 1 or more, got ", shape_of(q));
+  check(V >= 1, "v must have a last dimension of 1 or more, got ", shape_of(v));
+  check(Hkv >= 1, "k must have 1 head or more, got ", shape_of(k));
+  check(Hq >= 1 && Hq % Hkv == 0, "q must have a multiple of k's ", Hkv, " heads, got ", Hq);
+
+  const DType dtype = dtype_of("q", q);
+  check_on_cpu("q", q);
+  if (dim == 4) {
+    check_tensor("k", k, q.dtype(), {B, T, Hkv, K});
+    check_tensor("v", v, q.dtype(), {B, T, Hkv, V});
+  } else {
+    check_tensor("k", k, q.dtype(), {B, Hkv, K});
+    check_tensor("v", v, q.dtype(), {B, Hkv, V});
+  }
+  return {B, T, Hq, Hkv, K, V, dtype};
+}
+
+FeatureMap check_feature_map(int64_t index) {
+  constexpr int64_t count = static_cast<int64_t>(FeatureMap::count);
+  check(index >= 0 && index < count, "feature_map must be an index from 0 to ", count - 1, ", got ",
+        index);
+  return static_cast<FeatureMap>(index);
+}
+
+// The kernels index with these, so the contents are checked as well.
+void check_cu_seqlens(const Tensor& cu_seqlens, int64_t B, int64_t T) {
+  check(B == 1, "cu_seqlens packs sequences along time and needs a batch of 1, got ", B);
+  check(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1,
+        "cu_seqlens must have shape (number of sequences + 1,), got ", shape_of(cu_seqlens));
+  const int64_t N = cu_seqlens.size(0) - 1;
+  check_contiguous_tensor("cu_seqlens", cu_seqlens, aoti_torch_dtype_int32(), {N + 1});
+
+  const auto* starts = static_cast<const int32_t*>(cu_seqlens.data());
+  check(starts[0] == 0, "cu_seqlens must start at 0, got ", starts[0]);
+  for (int64_t n = 0; n < N; ++n) {
+    check(starts[n] <= starts[n + 1], "cu_seqlens must never decrease, got ", starts[n], " before ",
+          starts[n + 1]);
+  }
+  check(starts[N] == T, "cu_seqlens must end at q's length ", T, ", got ", starts[N]);
+}
+
+// ---- from tensors to what kernels read ----
+
+View view(void* data, const Tensor& tensor) {
+  const int64_t* stride = tensor.strides();
+  switch (tensor.dim()) {
+    case 4:  // (B, T, H, D)
+      return {data, stride[0], stride[1], stride[2], stride[3]};
+    case 3:  // (B, T, H)
+      return {data, stride[0], stride[1], stride[2], 0};
+    default:
+      fail("view() takes tensors with a time dimension");
+  }
+}
+
+// One token: (B, H, D) or (B, H).
+View token_view(void* data, const Tensor& tensor) {
+  const int64_t* stride = tensor.strides();
+  return {data, stride[0], 0, stride[1], tensor.dim() == 3 ? stride[2] : 0};
+}
+
+// View has one pointer type for what kernels read and what they write.
+void* input_data(const Tensor& tensor) { return const_cast<void*>(tensor.data()); }
+
+View input(const Tensor& tensor) { return tensor ? view(input_data(tensor), tensor) : View(); }
+
+View token_input(const Tensor& tensor) {
+  return tensor ? token_view(input_data(tensor), tensor) : View();
+}
+
+View output(Tensor& tensor) { return view(tensor.mutable_data(), tensor); }
+
+template <class Element = void>
+const Element* data_or_null(const Tensor& tensor) {
+  return tensor ? static_cast<const Element*>(tensor.data()) : nullptr;
+}
+
+// ---- forward and backward ----
+
+// Shared by forward and backward, in the order of both schemas.
+struct Inputs {
+  Tensor q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z;
+};
+
+struct Options {
+  int64_t feature_map;
+  bool normalize;
+  double eps;
+  bool is_causal;
+};
+
+// Braces evaluate from left to right.
+Inputs take_inputs(Arguments& arguments) {
+  return {arguments.tensor(),          arguments.tensor(),          arguments.tensor(),
+          arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
+          arguments.optional_tensor(), arguments.optional_tensor()};
+}
+
+Options take_options(Arguments& arguments) {
+  return {arguments.integer(), arguments.boolean(), arguments.number(), arguments.boolean()};
+}
+
+void check_initial_state(const Inputs& in, const Problem& p) {
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const int64_t rows = p.num_sequences;
+  if (in.initial_kv) {
+    check_contiguous_tensor("initial_kv", in.initial_kv, acc, {rows, p.Hkv, p.K, p.V});
+  }
+  if (in.initial_z) {
+    check_contiguous_tensor("initial_z", in.initial_z, acc, {rows, p.Hkv, p.K});
+  }
+  const bool expects_z = in.initial_kv && p.normalize;
+  check(bool(in.initial_z) == expects_z, "initial_z must be ",
+        expects_z ? "given with initial_kv" : "None without initial_kv or without normalize");
+}
+
+Problem make_problem(const Inputs& in, const Options& options) {
+  const Dimensions d = check_qkv(in.q, in.k, in.v, 4);
+  Problem p{};
+  p.B = d.B, p.T = d.T, p.Hq = d.Hq, p.Hkv = d.Hkv, p.K = d.K, p.V = d.V;
+  p.dtype = d.dtype;
+  p.feature_map = check_feature_map(options.feature_map);
+  p.normalize = options.normalize;
+  p.is_causal = options.is_causal;
+  p.eps = options.eps;
+
+  if (in.log_decay) {
+    check(p.is_causal, "log_decay must be None when is_causal is False");
+    check_tensor("log_decay", in.log_decay, accumulation_dtype(p.dtype), {p.B, p.T, p.Hkv});
+  }
+  if (in.key_mask) {
+    check_contiguous_tensor("key_mask", in.key_mask, aoti_torch_dtype_bool(), {p.B, p.T});
+  }
+  if (in.cu_seqlens) check_cu_seqlens(in.cu_seqlens, p.B, p.T);
+  p.num_sequences = in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : p.B;
+  check_initial_state(in, p);
+
+  p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
+  p.log_decay = input(in.log_decay);
+  p.key_mask = data_or_null<bool>(in.key_mask);
+  p.cu_seqlens = data_or_null<int32_t>(in.cu_seqlens);
+  p.initial_kv = data_or_null(in.initial_kv);
+  p.initial_z = data_or_null(in.initial_z);
+  return p;
+}
+
+// ---- calling kernels ----
+
+void parallel_for(int64_t n, void (*body)(void*, int64_t, int64_t), void* context) {
+  struct Loop {
+    void (*body)(void*, int64_t, int64_t);
+    void* context;
+  } loop{body, context};
+  const auto run = [](int64_t begin, int64_t end, void* loop) {
+    static_cast<Loop*>(loop)->body(static_cast<Loop*>(loop)->context, begin, end);
+  };
+  HFLA_TORCH_CALL(torch_parallel_for(0, n, /*grain_size=*/1, run, &loop));
+}
+
+Threads torch_threads() {
+  uint32_t count = 1;
+  HFLA_TORCH_CALL(torch_get_num_threads(&count));
+  return {count, parallel_for};
+}
+
+const CpuKernels& kernels() {
+  const char* why_not = nullptr;
+  const CpuKernels* chosen = cpu_kernels(&why_not);
+  if (!chosen) fail(why_not);
+  return *chosen;
+}
+
+void check_status(Status status) {
+  switch (status) {
+    case Status::ok:
+      return;
+    case Status::positive_log_decay:
+      fail("log_decay must be <= 0, got a positive value");
+    case Status::out_of_memory:
+      fail("out of memory for temporary results");
+  }
+}
+
+// ---- the ops ----
+
+// A result that does not exist.
+Tensor none(int32_t dtype) { return Tensor::empty(dtype, {0}); }
+
+void forward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Inputs in = take_inputs(arguments);
+  const Options options = take_options(arguments);
+  const Problem p = make_problem(in, options);
+
+  const int32_t acc = accumulation_dtype(p.dtype);
+  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hq, p.V});
+  Tensor den = p.normalize ? Tensor::empty(acc, {p.B, p.T, p.Hq}) : none(acc);
+  Tensor kv = Tensor::empty(acc, {p.num_sequences, p.Hkv, p.K, p.V});
+  Tensor z = p.normalize ? Tensor::empty(acc, {p.num_sequences, p.Hkv, p.K}) : none(acc);
+
+  ForwardResult result{};
+  result.y = output(y);
+  result.kv = kv.mutable_data();
+  if (p.normalize) {
+    result.den = den.mutable_data();
+    result.z = z.mutable_data();
+  }
+  check_status(kernels().forward(p, result, torch_threads()));
+  give_back(stack, y, den, kv, z);
+}
+
+// The results of forward, as backward reads them.
+ForwardResult check_forward_result(const Problem& p, int32_t dtype, const Tensor& y,
+                                   const Tensor& den, const Tensor& kv, const Tensor& z) {
+  const int32_t acc = accumulation_dtype(p.dtype);
+  check_contiguous_tensor("y", y, dtype, {p.B, p.T, p.Hq, p.V});
+  check_contiguous_tensor("kv", kv, acc, {p.num_sequences, p.Hkv, p.K, p.V});
+  ForwardResult result{};
+  result.y = input(y);
+  result.kv = input_data(kv);
+  if (p.normalize) {
+    check_contiguous_tensor("den", den, acc, {p.B, p.T, p.Hq});
+    check_contiguous_tensor("z", z, acc, {p.num_sequences, p.Hkv, p.K});
+    result.den = input_data(den);
+    result.z = input_data(z);
+  }
+  return result;
+}
+
+void backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dy = arguments.optional_tensor();
+  const Tensor dkv = arguments.optional_tensor();
+  const Tensor dz = arguments.optional_tensor();
+  const Inputs in = take_inputs(arguments);
+  const Tensor y = arguments.tensor();
+  const Tensor den = arguments.tensor();
+  const Tensor kv = arguments.tensor();
+  const Tensor z = arguments.tensor();
+  const Options options = take_options(arguments);
+  const Problem p = make_problem(in, options);
+
+  const int32_t dtype = in.q.dtype();
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const int64_t rows = p.num_sequences;
+  if (dy) check_tensor("dy", dy, dtype, {p.B, p.T, p.Hq, p.V});
+  if (dkv) check_contiguous_tensor("dkv", dkv, acc, {rows, p.Hkv, p.K, p.V});
+  if (dz) {
+    check(p.normalize, "dz must be None without normalize");
+    check_contiguous_tensor("dz", dz, acc, {rows, p.Hkv, p.K});
+  }
+  BackwardInput upstream{};
+  upstream.dy = input(dy);
+  upstream.dkv = data_or_null(dkv);
+  upstream.dz = data_or_null(dz);
+  upstream.forward = check_forward_result(p, dtype, y, den, kv, z);
+
+  Tensor dq = Tensor::empty(dtype, {p.B, p.T, p.Hq, p.K});
+  Tensor dk = Tensor::empty(dtype, {p.B, p.T, p.Hkv, p.K});
+  Tensor dv = Tensor::empty(dtype, {p.B, p.T, p.Hkv, p.V});
+  Tensor dlog_decay = in.log_decay ? Tensor::empty(acc, {p.B, p.T, p.Hkv}) : none(acc);
+  Tensor dinitial_kv = in.initial_kv ? Tensor::empty(acc, {rows, p.Hkv, p.K, p.V}) : none(acc);
+  Tensor dinitial_z = in.initial_z ? Tensor::empty(acc, {rows, p.Hkv, p.K}) : none(acc);
+
+  BackwardResult result{};
+  result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
+  if (in.log_decay) result.dlog_decay = output(dlog_decay);
+  if (in.initial_kv) result.dinitial_kv = dinitial_kv.mutable_data();
+  if (in.initial_z) result.dinitial_z = dinitial_z.mutable_data();
+  check_status(kernels().backward(p, upstream, result, torch_threads()));
+  give_back(stack, dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z);
+}
+
+void step(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor q = arguments.tensor();
+  const Tensor k = arguments.tensor();
+  const Tensor v = arguments.tensor();
+  const Tensor log_decay = arguments.optional_tensor();
+  const Tensor key_mask = arguments.optional_tensor();
+  Tensor kv = arguments.tensor();
+  Tensor z = arguments.optional_tensor();
+  const int64_t feature_map = arguments.integer();
+  const bool normalize = arguments.boolean();
+  const double eps = arguments.number();
+
+  const Dimensions d = check_qkv(q, k, v, 3);
+  const int32_t acc = accumulation_dtype(d.dtype);
+  if (log_decay) check_tensor("log_decay", log_decay, acc, {d.B, d.Hkv});
+  if (key_mask) check_contiguous_tensor("key_mask", key_mask, aoti_torch_dtype_bool(), {d.B});
+  check_contiguous_tensor("kv", kv, acc, {d.B, d.Hkv, d.K, d.V});
+  check(bool(z) == normalize, "z must be ",
+        normalize ? "given with normalize" : "None without normalize");
+  if (z) check_contiguous_tensor("z", z, acc, {d.B, d.Hkv, d.K});
+  Tensor y = Tensor::empty(q.dtype(), {d.B, d.Hq, d.V});
+
+  StepProblem p{};
+  p.B = d.B, p.Hq = d.Hq, p.Hkv = d.Hkv, p.K = d.K, p.V = d.V;
+  p.dtype = d.dtype;
+  p.feature_map = check_feature_map(feature_map);
+  p.normalize = normalize;
+  p.eps = eps;
+  p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
+  p.log_decay = token_input(log_decay);
+  p.key_mask = data_or_null<bool>(key_mask);
+  p.kv = kv.mutable_data();
+  p.z = z ? z.mutable_data() : nullptr;
+  p.y = token_view(y.mutable_data(), y);
+  check_status(kernels().step(p, torch_threads()));
+  give_back(stack, y);
+}
+
+// ---- registration ----
+
+struct Op {
+  const char* name;
+  const char* schema;
+  void (*cpu)(StableIValue* stack, uint64_t num_arguments, uint64_t num_results);
+};
+
+// What torch calls: `op`, with its name in front of what it raises.
+template <void (*op)(StableIValue*), const char* name>
+void boxed(StableIValue* stack, uint64_t, uint64_t) {
+  try {
+    op(stack);
+  } catch (const std::runtime_error& error) {
+    fail("hf_linear_attention::", name, ": ", error.what());
+  }
+}
+
+constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_";
+
+constexpr Op kOps[] = {
+    {kForward,
+     "forward(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
+     "int feature_map, bool normalize, float eps, bool is_causal) "
+     "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
+     boxed<forward, kForward>},
+    {kBackward,
+     "backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
+     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
+     "Tensor y, Tensor den, Tensor kv, Tensor z, "
+     "int feature_map, bool normalize, float eps, bool is_causal) "
+     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
+     "Tensor dinitial_kv, Tensor dinitial_z)",
+     boxed<backward, kBackward>},
+    {kStep,
+     "step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps) -> Tensor y",
+     boxed<step, kStep>},
+};
+
+// The libraries live as long as the process: torch keeps pointers to the kernels.
+void register_ops() {
+  TorchLibraryHandle definitions, cpu;
+  HFLA_TORCH_CALL(
+      aoti_torch_library_init_def("hf_linear_attention", __FILE__, __LINE__, &definitions));
+  HFLA_TORCH_CALL(
+      aoti_torch_library_init_impl("hf_linear_attention", "CPU", __FILE__, __LINE__, &cpu));
+  for (const Op& op : kOps) {
+    HFLA_TORCH_CALL(aoti_torch_library_def(definitions, op.schema));
+    HFLA_TORCH_CALL(torch_library_impl(cpu, op.name, op.cpu, kTorchBuildVersion));
+  }
+}
+
+// Runs when the library is loaded, where an exception would end the process.
+std::string registration_error() {
+  try {
+    register_ops();
+    return "";
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+}
+
+const std::string kRegistrationError = registration_error();
+
+}  // namespace
+}  // namespace hfla
+
+// ---- for _ops.py, through ctypes ----
+
+// Null, or why the ops could not be registered.
+extern "C" const char* hfla_registration_error() {
+  return hfla::kRegistrationError.empty() ? nullptr : hfla::kRegistrationError.c_str();
+}
+
+// The name of the active instruction set; or null, and then *why_not says why.
+extern "C" const char* hfla_cpu_instruction_set(const char** why_not) {
+  const hfla::CpuKernels* kernels = hfla::cpu_kernels(why_not);
+  return kernels ? kernels->instruction_set : nullptr;
+}
+
+// The kernels of this build are for the CPU.
+extern "C" bool hfla_has_cuda() { return false; }

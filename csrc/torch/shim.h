@@ -1,0 +1,196 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The part of libtorch's stable C ABI (torch >= 2.10) that the bindings use, declared by hand under
+// libtorch's own names, so that building needs no torch; then the few classes that make it
+// pleasant. tests/test_build.py compiles this file beside torch's headers, where a wrong prototype
+// is an error.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+extern "C" {
+
+// 0 is success.
+using AOTITorchError = int32_t;
+
+// An at::Tensor on libtorch's heap.
+struct AtenTensorOpaque;
+using AtenTensorHandle = AtenTensorOpaque*;
+
+// One argument or result of an op: a number, or a tensor handle that the receiver owns, or, for an
+// optional argument, null or a pointer to a StableIValue on the heap, which the receiver deletes.
+using StableIValue = uint64_t;
+
+class TorchLibraryOpaque;
+using TorchLibraryHandle = TorchLibraryOpaque*;
+
+int32_t aoti_torch_device_type_cpu();
+int32_t aoti_torch_dtype_bool();
+int32_t aoti_torch_dtype_int32();
+int32_t aoti_torch_dtype_int64();
+int32_t aoti_torch_dtype_float16();
+int32_t aoti_torch_dtype_bfloat16();
+int32_t aoti_torch_dtype_float32();
+int32_t aoti_torch_dtype_float64();
+
+AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
+AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
+AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** borrowed_sizes);
+AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** borrowed_strides);
+AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype);
+AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t* device_type);
+AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* is_contiguous);
+AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides,
+                                        int32_t dtype, int32_t device_type, int32_t device_index,
+                                        AtenTensorHandle* new_tensor);
+AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
+AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
+
+AOTITorchError torch_get_num_threads(uint32_t* num_threads);
+AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
+                                  void (*body)(int64_t begin, int64_t end, void* context),
+                                  void* context);
+
+AOTITorchError aoti_torch_library_init_def(const char* op_namespace, const char* file,
+                                           uint32_t line, TorchLibraryHandle* new_library);
+AOTITorchError aoti_torch_library_init_impl(const char* op_namespace, const char* dispatch_key,
+                                            const char* file, uint32_t line,
+                                            TorchLibraryHandle* new_library);
+AOTITorchError aoti_torch_library_def(TorchLibraryHandle library, const char* schema);
+AOTITorchError torch_library_impl(TorchLibraryHandle library, const char* op,
+                                  void (*kernel)(StableIValue* stack, uint64_t num_arguments,
+                                                 uint64_t num_results),
+                                  uint64_t build_version);
+
+}  // extern "C"
+
+namespace hfla {
+
+// The torch whose conventions for StableIValues this file follows: 2.10.
+constexpr uint64_t kTorchBuildVersion = (2ull << 56) | (10ull << 48);
+
+// A StableIValue holds a bool or a double in its lowest bytes.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "only little-endian machines");
+
+// Becomes a RuntimeError in Python.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+template <class... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (__builtin_expect(!condition, 0)) fail(parts...);
+}
+
+// libtorch prints the reason of its own failures to stderr.
+#define HFLA_TORCH_CALL(call) ::hfla::check((call) == 0, #call " failed")
+
+// Owns a tensor handle, or nothing: an optional argument that was None.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Tensor() {
+    if (handle_) aoti_torch_delete_tensor_object(handle_);
+  }
+
+  // A contiguous one on the CPU, not initialised.
+  static Tensor empty(int32_t dtype, std::initializer_list<int64_t> sizes) {
+    constexpr int64_t kMaxDim = 4;
+    const int64_t dim = static_cast<int64_t>(sizes.size());
+    check(dim <= kMaxDim, "Tensor::empty makes tensors of up to 4 dimensions");
+    int64_t strides[kMaxDim];
+    int64_t stride = 1;
+    for (int64_t d = dim - 1; d >= 0; --d) {
+      strides[d] = stride;
+      stride *= sizes.begin()[d];
+    }
+    AtenTensorHandle handle;
+    HFLA_TORCH_CALL(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype,
+                                             aoti_torch_device_type_cpu(), 0, &handle));
+    return Tensor(handle);
+  }
+
+  explicit operator bool() const { return handle_ != nullptr; }
+
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
+  int64_t dim() const { return get<int64_t>(aoti_torch_get_dim); }
+  const int64_t* sizes() const { return get<int64_t*>(aoti_torch_get_sizes); }
+  const int64_t* strides() const { return get<int64_t*>(aoti_torch_get_strides); }
+  int64_t size(int64_t d) const { return sizes()[d]; }
+  int32_t dtype() const { return get<int32_t>(aoti_torch_get_dtype); }
+  int32_t device_type() const { return get<int32_t>(aoti_torch_get_device_type); }
+  const void* data() const { return get<const void*>(torch_get_const_data_ptr); }
+  void* mutable_data() { return get<void*>(torch_get_mutable_data_ptr); }
+  bool is_contiguous() const { return get<bool>(aoti_torch_is_contiguous); }
+
+ private:
+  template <class Value>
+  Value get(AOTITorchError (*getter)(AtenTensorHandle, Value*)) const {
+    Value value;
+    check(getter(handle_, &value) == 0, "libtorch could not read a tensor");
+    return value;
+  }
+
+  AtenTensorHandle handle_ = nullptr;
+};
+
+// Takes the arguments of a call off the stack in the order of its schema. Every argument has to be
+// taken before anything can throw: what is left on the stack is never freed.
+class Arguments {
+ public:
+  explicit Arguments(const StableIValue* stack) : next_(stack) {}
+
+  Tensor tensor() { return to_tensor(*next_++); }
+
+  Tensor optional_tensor() {
+    auto* boxed = reinterpret_cast<StableIValue*>(*next_++);
+    if (!boxed) return Tensor();
+    Tensor tensor = to_tensor(*boxed);
+    delete boxed;
+    return tensor;
+  }
+
+  int64_t integer() { return static_cast<int64_t>(*next_++); }
+  bool boolean() { return read<bool>(); }
+  double number() { return read<double>(); }
+
+ private:
+  static Tensor to_tensor(StableIValue value) {
+    return Tensor(reinterpret_cast<AtenTensorHandle>(value));
+  }
+
+  template <class Value>
+  Value read() {
+    Value value;
+    std::memcpy(&value, next_++, sizeof(value));
+    return value;
+  }
+
+  const StableIValue* next_;
+};
+
+// Puts the results of a call on the stack, which owns them from then on.
+template <class... Tensors>
+void give_back(StableIValue* stack, Tensors&&... tensors) {
+  ((*stack++ = reinterpret_cast<StableIValue>(tensors.release())), ...);
+}
+
+}  // namespace hfla
