@@ -1,0 +1,239 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The compiled ops: loads the native library and gives its ops fakes and gradients.
+
+The only file that registers anything with torch. Importing it raises ImportError, with the reason, where the
+library was not built or can't be loaded.
+
+Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
+Sums, states, denominators and log decays are in the accumulation dtype: float32, or float64 for float64 inputs.
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+INTERFACE_VERSION = 1  # of this module; code saved with a checkpoint asks for the one that it was written for
+FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")  # the ops take the index
+LIBRARY_PATH = Path(__file__).with_name("_C.so")
+
+
+def _load_library() -> ctypes.CDLL:
+    """Loads the ops into torch, and the library's own few functions for Python."""
+    if not LIBRARY_PATH.exists():
+        raise ImportError(
+            f"the native library was not built ({LIBRARY_PATH} is missing). Installing with "
+            "HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 shows why; it needs Linux and a C++ compiler"
+        )
+    try:
+        torch.ops.load_library(str(LIBRARY_PATH))
+        library = ctypes.CDLL(str(LIBRARY_PATH))
+    except OSError as error:
+        reason = error.__cause__ or error
+        raise ImportError(
+            f"the native library, which needs torch >= 2.10, can't be loaded with torch {torch.__version__}: {reason}"
+        ) from error
+    library.hfla_registration_error.restype = ctypes.c_char_p
+    library.hfla_cpu_instruction_set.restype = ctypes.c_char_p
+    library.hfla_cpu_instruction_sets_built.restype = ctypes.c_char_p
+    library.hfla_has_cuda.restype = ctypes.c_bool
+    reason = library.hfla_registration_error()
+    if reason is not None:
+        raise ImportError(f"torch refused the ops of {LIBRARY_PATH}: {reason.decode()}")
+    return library
+
+
+_library = _load_library()
+_forward = torch.ops.hf_linear_attention.forward.default
+_backward = torch.ops.hf_linear_attention.backward.default
+_step_ = torch.ops.hf_linear_attention.step_.default
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+
+
+def cpu_instruction_set() -> str:
+    """The instruction set that the CPU kernels use here, such as "avx2".
+
+    Raises:
+        RuntimeError: HF_LINEAR_ATTENTION_CPU_ISA names one that was not built or that this CPU lacks.
+    """
+    why_not = ctypes.c_char_p()
+    name = _library.hfla_cpu_instruction_set(ctypes.byref(why_not))
+    if name is None:
+        assert why_not.value is not None
+        raise RuntimeError(why_not.value.decode())
+    return name.decode()
+
+
+def cpu_instruction_sets_built() -> list[str]:
+    """All that this build could use, best first."""
+    return _library.hfla_cpu_instruction_sets_built().decode().split(", ")
+
+
+def has_cuda() -> bool:
+    """Whether this build has CUDA kernels."""
+    return _library.hfla_has_cuda()
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_kv: Tensor | None,
+    initial_z: Tensor | None,
+    feature_map: int,
+    normalize: bool,
+    eps: float,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Linear attention over whole sequences, differentiable once.
+
+    Args:
+        q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype, with any strides.
+        log_decay: (B, T, Hkv) in the accumulation dtype, at most 0.
+        key_mask: (B, T) bool.
+        cu_seqlens: (N + 1,) int32.
+        initial_kv, initial_z: (B or N, Hkv, K, V), (B or N, Hkv, K) in the accumulation dtype.
+        feature_map: index in FEATURE_MAPS.
+
+    Returns:
+        y (B, T, Hq, V), den (B, T, Hq), kv and z (as initial_kv and initial_z). Without `normalize`, den and z have
+        shape (0,).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    return _forward(
+        q,
+        k,
+        v,
+        log_decay,
+        _contiguous(key_mask),
+        _contiguous(cu_seqlens),
+        _contiguous(initial_kv),
+        _contiguous(initial_z),
+        feature_map,
+        normalize,
+        eps,
+        is_causal,
+    )
+
+
+def step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    kv: Tensor,
+    z: Tensor | None,
+    feature_map: int,
+    normalize: bool,
+    eps: float,
+) -> Tensor:
+    """One token for every row; kv and z are updated in place. Has no gradient, and does not look for the need of one.
+
+    Args:
+        q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V), of one dtype, with any strides.
+        log_decay: (B, Hkv) in the accumulation dtype, at most 0.
+        key_mask: (B,) bool.
+        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, contiguous; z is None without `normalize`.
+        feature_map: index in FEATURE_MAPS.
+
+    Returns:
+        y (B, Hq, V).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    return _step_(q, k, v, log_decay, _contiguous(key_mask), kv, z, feature_map, normalize, eps)
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+# ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
+
+
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@torch.library.register_fake("hf_linear_attention::forward", lib=_registrations)
+def _fake_forward(
+    q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, feature_map, normalize, eps, is_causal
+):
+    B, T, Hq, K = q.shape
+    Hkv, V = v.shape[2:]
+    rows = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    acc = _accumulation_dtype(q.dtype)
+    y = q.new_empty(B, T, Hq, V)
+    den = q.new_empty((B, T, Hq) if normalize else (0,), dtype=acc)
+    kv = q.new_empty(rows, Hkv, K, V, dtype=acc)
+    z = q.new_empty((rows, Hkv, K) if normalize else (0,), dtype=acc)
+    return y, den, kv, z
+
+
+@torch.library.register_fake("hf_linear_attention::backward", lib=_registrations)
+def _fake_backward(dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others):
+    acc = _accumulation_dtype(q.dtype)
+
+    def gradient_of(x: Tensor | None) -> Tensor:
+        return q.new_empty(0, dtype=acc) if x is None else x.new_empty(x.shape)
+
+    return tuple(map(gradient_of, (q, k, v, log_decay, initial_kv, initial_z)))
+
+
+@torch.library.register_fake("hf_linear_attention::step_", lib=_registrations)
+def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps):
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+# ---- gradients ----
+
+
+def _keep_for_backward(ctx, inputs, output) -> None:
+    *tensors, feature_map, normalize, eps, is_causal = inputs
+    _, den, _, _ = output
+    ctx.options = feature_map, normalize, eps, is_causal
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(den)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy, dden, dkv, dz):
+    no_gradient = None
+    if dy is None and dkv is None and dz is None:
+        return (no_gradient,) * 12
+    gradients = _backward(dy, _contiguous(dkv), _contiguous(dz), *ctx.saved_tensors, *ctx.options)
+    dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = (
+        gradient if needed else no_gradient
+        for gradient, needed in zip(gradients, _differentiable(ctx.needs_input_grad), strict=True)
+    )
+    # key_mask and cu_seqlens come before the initial state, and the four options after it.
+    return (
+        *(dq, dk, dv, dlog_decay, no_gradient, no_gradient, dinitial_kv, dinitial_z),
+        *(no_gradient,) * len(ctx.options),
+    )
+
+
+def _differentiable(per_input):
+    """Of something about every input of forward: what is about q, k, v, log_decay, initial_kv and initial_z."""
+    return *per_input[:4], *per_input[6:8]
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "the compiled linear attention can be differentiated once only; "
+        'for second derivatives pass backend="chunked" to linear_attention'
+    )
+
+
+torch.library.register_autograd(
+    "hf_linear_attention::forward", _differentiate, setup_context=_keep_for_backward, lib=_registrations
+)
+torch.library.register_autograd("hf_linear_attention::backward", _refuse_second_derivative, lib=_registrations)
