@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 REQUIRE_NATIVE = os.environ.get("HF_LINEAR_ATTENTION_REQUIRE_NATIVE") == "1"
 
-COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", f"-I{CSRC}"]
+COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", f"-I{CSRC}", f"-ffile-prefix-map={ROOT}/="]
 # Neither changes a result: nobody reads errno or floating-point exceptions after the kernels.
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math"]
 LINK_FLAGS = ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exports.map'}"]
@@ -57,7 +57,7 @@ def run(command: list) -> None:
     try:
         subprocess.run(words, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise CompileError(f"{words[0]} failed: {error}") from error
+        raise CompileError(f"{words[0]} failed, as it says above") from error
 
 
 def find_compiler() -> list[str]:
@@ -70,6 +70,8 @@ def find_compiler() -> list[str]:
 
 
 def understands(compiler: list[str], flags: list[str]) -> bool:
+    if not flags:
+        return True
     check = [*compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull]
     return subprocess.run(check, capture_output=True).returncode == 0
 
@@ -80,10 +82,9 @@ def compilations(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     result = [Compilation(CSRC / "torch" / "bindings.cpp", "bindings")]
     for source in sorted((CSRC / "cpu").glob("*.cpp")):
         if source.stem.endswith("_isa"):
-            result += [
-                Compilation(source, f"{source.stem}_{name}", [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *flags])
-                for name, flags in instruction_sets.items()
-            ]
+            for name, isa_flags in instruction_sets.items():
+                flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
+                result.append(Compilation(source, f"{source.stem}_{name}", flags))
         else:
             result.append(Compilation(source, source.stem, built))
     return result
@@ -91,6 +92,14 @@ def compilations(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
 
 def is_newer(target: Path, sources: list[Path]) -> bool:
     return target.exists() and target.stat().st_mtime > max(s.stat().st_mtime for s in sources)
+
+
+def libtorch_stub(compiler: list[str], directory: Path) -> Path:
+    """An empty library of libtorch's name: what is linked to it finds the real one when loaded."""
+    stub = directory / "libtorch_cpu.so"
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", "-x", "c++"]
+    run([*compiler, *flags, os.devnull, "-o", stub])
+    return stub
 
 
 class BuildNativeLibrary(build_ext):
@@ -109,32 +118,28 @@ class BuildNativeLibrary(build_ext):
         library.parent.mkdir(parents=True, exist_ok=True)
 
         linked = self.compile(compiler, objects)
-        run([
-            *compiler, *LINK_FLAGS, *linked,
-            "-Wl,--no-as-needed", self.libtorch_stub(compiler, objects), "-Wl,--as-needed",
-            *shlex.split(os.environ.get("LDFLAGS", "")), "-o", library,
-        ])  # fmt: skip
+        libtorch = ["-Wl,--no-as-needed", libtorch_stub(compiler, objects), "-Wl,--as-needed"]
+        user_flags = shlex.split(os.environ.get("LDFLAGS", ""))
+        run([*compiler, *LINK_FLAGS, *linked, *libtorch, *user_flags, "-o", library])
 
     def compile(self, compiler: list[str], objects: Path) -> list[Path]:
         """Compiles in parallel what is not up to date, and returns all object files."""
         flags = [*COMPILE_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
-        known = {name: f for name, f in INSTRUCTION_SETS.items() if understands(compiler, f)}
-        shared = [ROOT / "setup.py", *CSRC.rglob("*.h")]
+        instruction_sets = {
+            name: isa_flags
+            for name, isa_flags in INSTRUCTION_SETS.items()
+            if understands(compiler, isa_flags)
+        }
+        used_by_all = [ROOT / "setup.py", *CSRC.rglob("*.h")]
 
         def compile_one(item: Compilation) -> Path:
             target = objects / f"{item.name}.o"
-            if self.force or not is_newer(target, [item.source, *shared]):
+            if self.force or not is_newer(target, [item.source, *used_by_all]):
                 run([*compiler, *flags, *item.flags, "-c", item.source, "-o", target])
             return target
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return list(pool.map(compile_one, compilations(known)))
-
-    def libtorch_stub(self, compiler: list[str], objects: Path) -> Path:
-        """An empty library under libtorch's name: linking to it makes the loader look in libtorch."""
-        stub = objects / "libtorch_cpu.so"
-        run([*compiler, "-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", "-x", "c++", os.devnull, "-o", stub])
-        return stub
+            return list(pool.map(compile_one, compilations(instruction_sets)))
 
     def copy_extensions_to_source(self) -> None:
         """For --inplace: a library of an earlier build must not outlive a build that failed."""

@@ -1,11 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The compiled ops: loads the native library and gives its ops fakes and gradients.
 
-The only file that registers anything with torch. Importing it raises ImportError, with the reason, where the
-library was not built or can't be loaded.
+The only file that registers anything with torch. Importing it raises ImportError, with the reason,
+where the library was not built or can't be loaded.
 
-Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
-Sums, states, denominators and log decays are in the accumulation dtype: float32, or float64 for float64 inputs.
+Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
+sequences. Sums, states, denominators and log decays are in the accumulation dtype: float32, or
+float64 for float64 inputs.
 """
 
 import ctypes
@@ -14,7 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE_VERSION = 1  # of this module; code saved with a checkpoint asks for the one that it was written for
+INTERFACE_VERSION = (
+    1  # of this module; code saved with a checkpoint asks for the one that it was written for
+)
 FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")  # the ops take the index
 LIBRARY_PATH = Path(__file__).with_name("_C.so")
 
@@ -32,7 +35,8 @@ def _load_library() -> ctypes.CDLL:
     except OSError as error:
         reason = error.__cause__ or error
         raise ImportError(
-            f"the native library, which needs torch >= 2.10, can't be loaded with torch {torch.__version__}: {reason}"
+            "the native library, which needs torch >= 2.10, can't be loaded with "
+            f"torch {torch.__version__}: {reason}"
         ) from error
     library.hfla_registration_error.restype = ctypes.c_char_p
     library.hfla_cpu_instruction_set.restype = ctypes.c_char_p
@@ -55,7 +59,7 @@ def cpu_instruction_set() -> str:
     """The instruction set that the CPU kernels use here, such as "avx2".
 
     Raises:
-        RuntimeError: HF_LINEAR_ATTENTION_CPU_ISA names one that was not built or that this CPU lacks.
+        RuntimeError: HF_LINEAR_ATTENTION_CPU_ISA names one that was not built or can't run here.
     """
     why_not = ctypes.c_char_p()
     name = _library.hfla_cpu_instruction_set(ctypes.byref(why_not))
@@ -100,8 +104,8 @@ def forward(
         feature_map: index in FEATURE_MAPS.
 
     Returns:
-        y (B, T, Hq, V), den (B, T, Hq), kv and z (as initial_kv and initial_z). Without `normalize`, den and z have
-        shape (0,).
+        y (B, T, Hq, V), den (B, T, Hq), kv and z (as initial_kv and initial_z). Without
+        `normalize`, den and z have shape (0,).
 
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
@@ -134,13 +138,14 @@ def step_(
     normalize: bool,
     eps: float,
 ) -> Tensor:
-    """One token for every row; kv and z are updated in place. Has no gradient, and does not look for the need of one.
+    """One token for every row; kv and z are updated in place. It has no gradient.
 
     Args:
         q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V), of one dtype, with any strides.
         log_decay: (B, Hkv) in the accumulation dtype, at most 0.
         key_mask: (B,) bool.
-        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, contiguous; z is None without `normalize`.
+        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, contiguous; z is None without
+            `normalize`.
         feature_map: index in FEATURE_MAPS.
 
     Returns:
@@ -149,7 +154,10 @@ def step_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
-    return _step_(q, k, v, log_decay, _contiguous(key_mask), kv, z, feature_map, normalize, eps)
+    y = _step_(q, k, v, log_decay, _contiguous(key_mask), kv, z, feature_map, normalize, eps)
+    # Lets autograd notice when a backward pass still needs the state as it was.
+    torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
+    return y
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
@@ -165,7 +173,18 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @torch.library.register_fake("hf_linear_attention::forward", lib=_registrations)
 def _fake_forward(
-    q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, feature_map, normalize, eps, is_causal
+    q,
+    k,
+    v,
+    log_decay,
+    key_mask,
+    cu_seqlens,
+    initial_kv,
+    initial_z,
+    feature_map,
+    normalize,
+    eps,
+    is_causal,
 ):
     B, T, Hq, K = q.shape
     Hkv, V = v.shape[2:]
@@ -179,10 +198,12 @@ def _fake_forward(
 
 
 @torch.library.register_fake("hf_linear_attention::backward", lib=_registrations)
-def _fake_backward(dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others):
+def _fake_backward(
+    dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others
+):
     acc = _accumulation_dtype(q.dtype)
 
-    def gradient_of(x: Tensor | None) -> Tensor:
+    def gradient_of(x):
         return q.new_empty(0, dtype=acc) if x is None else x.new_empty(x.shape)
 
     return tuple(map(gradient_of, (q, k, v, log_decay, initial_kv, initial_z)))
@@ -196,7 +217,7 @@ def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps
 # ---- gradients ----
 
 
-def _keep_for_backward(ctx, inputs, output) -> None:
+def _keep_for_backward(ctx, inputs, output):
     *tensors, feature_map, normalize, eps, is_causal = inputs
     _, den, _, _ = output
     ctx.options = feature_map, normalize, eps, is_causal
@@ -206,24 +227,17 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, dy, dden, dkv, dz):
-    no_gradient = None
     if dy is None and dkv is None and dz is None:
-        return (no_gradient,) * 12
-    gradients = _backward(dy, _contiguous(dkv), _contiguous(dz), *ctx.saved_tensors, *ctx.options)
-    dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = (
-        gradient if needed else no_gradient
-        for gradient, needed in zip(gradients, _differentiable(ctx.needs_input_grad), strict=True)
+        return (None,) * len(ctx.needs_input_grad)
+    dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = _backward(
+        dy, _contiguous(dkv), _contiguous(dz), *ctx.saved_tensors, *ctx.options
     )
-    # key_mask and cu_seqlens come before the initial state, and the four options after it.
-    return (
-        *(dq, dk, dv, dlog_decay, no_gradient, no_gradient, dinitial_kv, dinitial_z),
-        *(no_gradient,) * len(ctx.options),
+    no_options = (None,) * len(ctx.options)
+    gradients = (dq, dk, dv, dlog_decay, None, None, dinitial_kv, dinitial_z, *no_options)
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
     )
-
-
-def _differentiable(per_input):
-    """Of something about every input of forward: what is about q, k, v, log_decay, initial_kv and initial_z."""
-    return *per_input[:4], *per_input[6:8]
 
 
 def _refuse_second_derivative(ctx, *gradients):
@@ -234,6 +248,11 @@ def _refuse_second_derivative(ctx, *gradients):
 
 
 torch.library.register_autograd(
-    "hf_linear_attention::forward", _differentiate, setup_context=_keep_for_backward, lib=_registrations
+    "hf_linear_attention::forward",
+    _differentiate,
+    setup_context=_keep_for_backward,
+    lib=_registrations,
 )
-torch.library.register_autograd("hf_linear_attention::backward", _refuse_second_derivative, lib=_registrations)
+torch.library.register_autograd(
+    "hf_linear_attention::backward", _refuse_second_derivative, lib=_registrations
+)

@@ -1,0 +1,79 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""`python -m hf_linear_attention`: what would run here, and why not what would not."""
+
+import os
+import platform
+from importlib import metadata
+
+import torch
+
+from .linear_attention import FORCED_BACKEND, WHY_NO_COMPILED_OPS, backend_report, choose_backend
+
+ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
+
+
+def main() -> None:
+    print_table(
+        {
+            "hf-linear-attention": installed_version("hf-linear-attention"),
+            "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+            "torch": torch.__version__,
+            "transformers": installed_version("transformers"),
+            **native_library(),
+            "threads": str(torch.get_num_threads()),
+        }
+    )
+    print("\nbackends, in order of preference")
+    for name, reason in backend_report().items():
+        print(f"  {name:<10} {'available' if reason is None else 'not here: ' + reason}")
+    print("\nused when none is named")
+    for device_type in ("cpu", "cuda"):
+        print(f"  {device_type + ' tensors':<13} {default_backend(device_type)}")
+    print("\nenvironment")
+    settings = {name: v for name, v in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    for name, value in sorted(settings.items()):
+        print(f"  {name}={value}")
+    if not settings:
+        print(f"  no {ENVIRONMENT_PREFIX}... variable is set")
+
+
+def print_table(rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def installed_version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def native_library() -> dict[str, str]:
+    """Where the compiled kernels are and which of their instruction sets is active."""
+    if WHY_NO_COMPILED_OPS is not None:
+        return {"native library": f"none: {WHY_NO_COMPILED_OPS}"}
+    from . import _ops
+
+    try:
+        active = _ops.cpu_instruction_set()
+    except RuntimeError as error:
+        active = f"none: {error}"
+    return {
+        "native library": str(_ops.LIBRARY_PATH),
+        "instruction set": f"{active} (built: {', '.join(_ops.cpu_instruction_sets_built())})",
+    }
+
+
+def default_backend(device_type: str) -> str:
+    """What tensors on `device_type` get."""
+    try:
+        name = choose_backend(None, device_type).name
+    except (RuntimeError, ValueError) as error:
+        return f"none: {error}"
+    return name if FORCED_BACKEND is None else f"{name} (forced)"
+
+
+if __name__ == "__main__":
+    main()
