@@ -1,0 +1,36 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Linear attention for Transformers. Importing this makes the Auto classes know the models."""
+
+from transformers import AutoConfig
+
+from .cache_linear_attention import LinearAttentionCache
+from .configuration_linear_attention import LinearAttentionConfig
+from .linear_attention import (
+    LinearAttentionState,
+    linear_attention,
+    linear_attention_step_,
+)
+from .modeling_linear_attention import (
+    LinearAttentionForCausalLM,
+    LinearAttentionForQuestionAnswering,
+    LinearAttentionForSequenceClassification,
+    LinearAttentionForTokenClassification,
+    LinearAttentionModel,
+    LinearAttentionPreTrainedModel,
+)
+
+AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
+
+__all__ = [
+    "LinearAttentionCache",
+    "LinearAttentionConfig",
+    "LinearAttentionForCausalLM",
+    "LinearAttentionForQuestionAnswering",
+    "LinearAttentionForSequenceClassification",
+    "LinearAttentionForTokenClassification",
+    "LinearAttentionModel",
+    "LinearAttentionPreTrainedModel",
+    "LinearAttentionState",
+    "linear_attention",
+    "linear_attention_step_",
+]

@@ -1,0 +1,746 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Linear-attention language models, from a layer to the heads.
+
+Shapes: B batch, T time, C hidden size, Hq query heads, Hkv key-value heads, D head dim,
+N sequences packed into a batch.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .cache_linear_attention import LinearAttentionCache, RecurrentLayer, cache_for_model
+from .chunked import accumulation_dtype
+from .configuration_linear_attention import LinearAttentionConfig
+from .decays import DECAYS, build_decay
+from .feature_maps import FeatureMap, build_feature_map
+from .linear_attention import linear_attention, linear_attention_step_
+
+
+def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
+    """sin and cos of each position at dim / 2 wavelengths, (..., dim) float32, for any position.
+
+    Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, section 3.5; sines come first.
+    """
+    pair = torch.arange(0, dim, 2, device=position_ids.device, dtype=torch.float32)
+    angles = position_ids[..., None].float() * torch.exp(pair * (-math.log(10000.0) / dim))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class ShortConvolution(nn.Module):
+    """Causal depthwise convolution over the last `kernel_size` real tokens, then SiLU."""
+
+    def __init__(self, channels: int, kernel_size: int):
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size))  # as in nn.Conv1d
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, T, channels) -> y of that shape, and the state after x.
+
+        The state is the last kernel_size - 1 real tokens, (B, kernel_size - 1, channels), zeros
+        where there were fewer. Before the convolution all tokens are laid out so that each real
+        one comes right after its predecessors; `place` (B, T) is where token t went.
+        """
+        B, T, channels = x.shape
+        past = self.kernel_size - 1
+        if state is None:
+            state = x.new_zeros(B, past, channels)
+        if cu_seqlens is not None:  # each sequence after zeros of its own
+            place = torch.arange(T, device=x.device)
+            place = (place + past * (1 + sequence_of_each_token(cu_seqlens, T)))[None]
+            tokens = x.new_zeros(B, T + past * (len(cu_seqlens) - 1), channels)
+            tokens = tokens.index_copy(1, place[0], x)
+        else:
+            tokens = torch.cat([state, x], dim=1)
+            place = None
+            if T == 1:
+                y = (tokens * self.weight[:, 0].t().to(x.dtype)).sum(1, keepdim=True)
+                new_state = tokens[:, 1:]
+                if key_mask is not None:
+                    new_state = torch.where(key_mask[..., None], new_state, state)
+                return F.silu(y), new_state
+            if key_mask is not None:  # padding goes to the front, before the state
+                order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
+                place = order.argsort(dim=1)[:, past:]
+                tokens = tokens.gather(1, order[..., None].expand(-1, -1, channels))
+        y = F.conv1d(tokens.transpose(1, 2), self.weight, groups=channels).transpose(1, 2)
+        if place is not None:
+            # y starts at the last token of the first window; padding before that reads anything
+            place = (place - past).clamp(min=0)
+            y = y.gather(1, place[..., None].expand(-1, -1, channels))
+        return F.silu(y), tokens[:, tokens.shape[1] - past :]
+
+
+class LinearAttention(nn.Module):
+    """Linear attention, with Llama's projections around it."""
+
+    def __init__(self, config: LinearAttentionConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+        self.has_conv = config.conv_kernel_size > 0
+        if self.has_conv:
+            self.q_conv1d = ShortConvolution(q_size, config.conv_kernel_size)
+            self.k_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
+            self.v_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
+        self.decay = build_decay(config, layer_idx)
+        self.feature_map = build_feature_map(config)  # None: a pointwise one, inside the kernel
+        self.is_gated = config.normalizer == "gated_rms_norm"
+        if self.is_gated:
+            self.g_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
+            self.gate_act = ACT2FN[config.gate_act]
+            self.o_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.options = {  # of the op
+            "feature_map": config.feature_map if self.feature_map is None else None,
+            "normalize": config.normalizer == "z",
+            "eps": config.attention_eps,
+        }
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        is_causal: bool = True,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none.
+
+        key_mask (B, T) is False for padding; cu_seqlens (N + 1,) are the bounds of packed
+        sequences in all B T tokens.
+        """
+        B, T, _ = hidden_states.shape
+        if cu_seqlens is not None:  # one long row, as the op wants it
+            hidden_states = hidden_states.reshape(1, B * T, -1)
+            if position_embeddings is not None:
+                position_embeddings = tuple(
+                    x.expand(B, -1, -1).reshape(1, B * T, -1) for x in position_embeddings
+                )
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+
+        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        if self.has_conv:
+            q = self._convolve("q", q, cache, key_mask, cu_seqlens)
+            k = self._convolve("k", k, cache, key_mask, cu_seqlens)
+            v = self._convolve("v", v, cache, key_mask, cu_seqlens)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        if position_embeddings is not None:
+            q, k = apply_rotary_pos_emb(q, k, *position_embeddings, unsqueeze_dim=2)
+        if self.feature_map is not None:
+            q, k = self.feature_map(q, k)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in float32
+        log_decay = self.decay(hidden_states)
+
+        y = self._attend(q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal)
+        if self.is_gated:
+            gate = self.gate_act(self.g_proj(hidden_states))
+            y = self.o_norm(y) * gate.view(y.shape)
+        return self.o_proj(y.reshape(B, T, -1)), None
+
+    def _convolve(
+        self,
+        name: str,
+        x: Tensor,
+        cache: RecurrentLayer | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        conv1d = getattr(self, f"{name}_conv1d")
+        state = None if cache is None else cache.conv_state(name)
+        y, state = conv1d(x, state, key_mask, cu_seqlens)
+        if cache is not None:
+            cache.write(f"{name}_conv", state)
+        return y
+
+    def _attend(self, q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal) -> Tensor:
+        if cache is None:
+            return linear_attention(
+                q,
+                k,
+                v,
+                log_decay,
+                key_mask=key_mask,
+                cu_seqlens=cu_seqlens,
+                is_causal=is_causal,
+                **self.options,
+            )
+        T = q.shape[1]
+        state = cache.state
+        if T == 1 and not torch.is_grad_enabled():  # a token is generated: update in place
+            q, k, v = q[:, 0], k[:, 0], v[:, 0]
+            if log_decay is not None:
+                log_decay = log_decay[:, 0]
+            if key_mask is not None:
+                key_mask = key_mask[:, 0]
+            if state is None:
+                dtype = accumulation_dtype(v.dtype)
+                state = cache.start(k, v, dtype, self.options["normalize"])
+            y = linear_attention_step_(
+                q, k, v, state, log_decay, key_mask=key_mask, **self.options
+            )[:, None]
+        else:
+            y, state = linear_attention(
+                q,
+                k,
+                v,
+                log_decay,
+                key_mask=key_mask,
+                initial_state=state,
+                return_state=True,
+                **self.options,
+            )
+            cache.write("kv", state.kv)
+            if state.z is not None:
+                cache.write("z", state.z)
+        cache.num_tokens += T
+        return y
+
+
+class SoftmaxAttention(nn.Module):
+    """Softmax attention over all tokens or a sliding window, through Transformers' interface."""
+
+    def __init__(self, config: LinearAttentionConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5
+        self.is_causal = config.is_causal
+        is_sliding = config.layer_types[layer_idx] == "sliding_attention"
+        self.sliding_window = config.sliding_window if is_sliding else None
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor | None]:
+        """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, T) where eager."""
+        B, T, _ = hidden_states.shape
+        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        q, k, v = (x.view(B, T, -1, self.head_dim).transpose(1, 2) for x in (q, k, v))
+        if position_embeddings is not None:
+            q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        y, weights = attention(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+        return self.o_proj(y.reshape(B, T, -1)), weights
+
+
+ATTENTIONS = {
+    "linear_attention": LinearAttention,
+    "full_attention": SoftmaxAttention,
+    "sliding_attention": SoftmaxAttention,
+}
+
+
+class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: LinearAttentionConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn = ATTENTIONS[config.layer_types[layer_idx]](config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self, hidden_states: Tensor, past_key_values: Cache | None = None, **kwargs
+    ) -> Tensor:
+        attended, _ = self.self_attn(
+            self.input_layernorm(hidden_states), past_key_values=past_key_values, **kwargs
+        )
+        hidden_states = hidden_states + attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class LinearAttentionPreTrainedModel(PreTrainedModel):
+    config: LinearAttentionConfig
+    config_class = LinearAttentionConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["LinearAttentionDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _is_stateful = True  # its cache can't be rolled back, so assisted generation refuses it
+    _can_record_outputs = {
+        "hidden_states": LinearAttentionDecoderLayer,
+        "attentions": SoftmaxAttention,
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, ShortConvolution):
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))  # as nn.Conv1d does it
+        elif isinstance(module, (FeatureMap, *DECAYS.values())):
+            module.reset_parameters()
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in Transformers. The directory also holds this code, for every Auto class."""
+        self.config.auto_map = {
+            auto_class.__name__: f"{model_class.__module__.split('.')[-1]}.{model_class.__name__}"
+            for auto_class, model_class in AUTO_CLASSES.items()
+        }
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class LinearAttentionModel(LinearAttentionPreTrainedModel):
+    """Embeddings, positions, layers and a last norm."""
+
+    def __init__(self, config: LinearAttentionConfig):
+        super().__init__(config)
+        config.validate_architecture()  # it may have been changed since it was made
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        if config.position_embedding_type == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        elif config.position_embedding_type == "rotary":
+            self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.layers = nn.ModuleList(
+            LinearAttentionDecoderLayer(config, layer_idx)
+            for layer_idx in range(config.num_hidden_layers)
+        )
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """input_ids (B, T) or inputs_embeds (B, T, C) -> last_hidden_state (B, T, C).
+
+        Args:
+            attention_mask: (B, T) or (B, past + T), 0 for padding, anywhere; or (B, 1, T, past + T)
+                as long as it only hides padding and the future; or a dict of one per layer type.
+            position_ids: (B, T); by default they count real tokens.
+            past_key_values: a LinearAttentionCache or an empty DynamicCache.
+            cu_seq_lens_q, seq_idx: bounds (N + 1,) or numbers (B, T) of sequences packed into the
+                batch. `position_ids` that restart, without mask and cache, say the same.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        B, T, C = inputs_embeds.shape
+
+        cu_seqlens = find_packed_sequences(
+            B, T, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
+        )
+        may_cache = cu_seqlens is None and self.config.is_causal
+        if past_key_values is not None:
+            if not may_cache:
+                why = "is_causal=False" if cu_seqlens is None else "packed sequences"
+                raise ValueError(f"past_key_values must be None with {why}")
+            past_key_values = cache_for_model(past_key_values, self.config)
+        elif use_cache and may_cache:
+            past_key_values = LinearAttentionCache(self.config)
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+
+        padding = find_padding(attention_mask, B, T, past, self.config.is_causal)
+        key_mask = None if padding is None else padding[:, -T:] != 0
+        if key_mask is not None and can_look_at(key_mask, T) and key_mask.all():
+            key_mask = None  # all is simpler without
+        if key_mask is not None:
+            if cu_seqlens is not None:
+                raise ValueError("attention_mask must hide nothing where sequences are packed")
+            inputs_embeds = inputs_embeds.masked_fill(~key_mask[..., None], 0)  # NaN, too
+        if position_ids is None:
+            position_ids = count_positions(padding, cu_seqlens, B, T, past, inputs_embeds.device)
+
+        hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
+        masks = softmax_masks(
+            self.config, hidden_states, attention_mask, key_mask, past_key_values, cu_seqlens
+        )
+        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+            hidden_states = layer(
+                hidden_states,
+                attention_mask=masks.get(layer_type),
+                key_mask=key_mask,
+                cu_seqlens=cu_seqlens,
+                position_ids=position_ids,
+                position_embeddings=position_embeddings,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def _embed_positions(
+        self, inputs_embeds: Tensor, position_ids: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The first layer's input, and (cos, sin) (B, T, D) for the layers to rotate q and k."""
+        kind = self.config.position_embedding_type
+        if kind == "sinusoidal":
+            C = inputs_embeds.shape[-1]
+            positions = sinusoidal_positions(position_ids, C).to(inputs_embeds.dtype)
+            return inputs_embeds * math.sqrt(C) + positions, None
+        if kind == "learned":
+            limit = self.config.max_position_embeddings
+            if not torch.compiler.is_compiling() and (position_ids >= limit).any():
+                raise ValueError(
+                    f"position_ids must be less than max_position_embeddings={limit} with learned "
+                    f"positions, got {position_ids.max().item()}"
+                )
+            return inputs_embeds + self.embed_positions(position_ids), None
+        if kind == "rotary":
+            return inputs_embeds, self.rotary_emb(inputs_embeds, position_ids)
+        return inputs_embeds, None
+
+
+class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin):
+    """The language model: next-token logits, loss, and `generate()`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config: LinearAttentionConfig):
+        if not config.is_causal:
+            raise ValueError(
+                "a causal language model needs a config with is_causal=True, got is_causal=False; "
+                "LinearAttentionModel and the other heads take it"
+            )
+        super().__init__(config)
+        self.model = LinearAttentionModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """As `LinearAttentionModel.forward`, then logits (B, T, vocab_size).
+
+        Args:
+            labels: (B, T), -100 where there is none; token t is compared with logits t - 1.
+            logits_to_keep: compute logits only for so many last tokens (0: for all), or for the
+                positions in a tensor: (n,), (B, n), or bool (B, T).
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        """Gives `generate()` this model's cache where it would make a DynamicCache."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic", "offloaded"):
+            raise ValueError(
+                f'cache_implementation must be None, "dynamic" or "offloaded" here, got {kind!r}'
+            )
+        if model_kwargs.get("past_key_values") is not None:
+            model_kwargs["past_key_values"] = cache_for_model(
+                model_kwargs["past_key_values"], self.config
+            )
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        elif generation_config.use_cache is not False:
+            cache = LinearAttentionCache(self.config, offloading=kind == "offloaded")
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+            model_kwargs["past_key_values"] = cache
+
+
+class LinearAttentionForSequenceClassification(
+    GenericForSequenceClassification, LinearAttentionPreTrainedModel
+):
+    """One label for a sequence, from its last real token."""
+
+
+class LinearAttentionForTokenClassification(
+    GenericForTokenClassification, LinearAttentionPreTrainedModel
+):
+    """One label for each token."""
+
+
+class LinearAttentionForQuestionAnswering(
+    GenericForQuestionAnswering, LinearAttentionPreTrainedModel
+):
+    """The first and the last token of an answer within the sequence."""
+
+
+def can_look_at(tensor: Tensor, T: int) -> bool:
+    """Whether values may be read: not in a compiled graph, nor for one token where a GPU waits."""
+    return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
+
+
+def find_padding(
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    B: int,
+    T: int,
+    past: int,
+    is_causal: bool,
+) -> Tensor | None:
+    """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
+    if isinstance(attention_mask, dict):  # one per layer type, as generate() may make them
+        attention_mask = attention_mask.get("linear_attention")
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() == 4:
+        return find_padding_in_4d(attention_mask, T, is_causal)
+    if attention_mask.dim() != 2 or not T <= attention_mask.shape[1] <= past + T:
+        raise ValueError(
+            f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
+            f"{past} tokens in the cache, or 4 dimensions, got {tuple(attention_mask.shape)}"
+        )
+    return attention_mask
+
+
+def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tensor:
+    """The mask of real tokens (B, T) in one of (B, 1, T, past + T), bool or added to the scores.
+
+    Raises:
+        ValueError: it says more than that. Linear attention can only leave out whole tokens.
+    """
+    if attention_mask.dtype != torch.bool:
+        attention_mask = attention_mask == 0
+    seen = attention_mask[..., -T:]
+    key_mask = seen.diagonal(dim1=2, dim2=3)[:, 0]  # a real token sees itself
+    expected = key_mask[:, None, None, :].expand(seen.shape)
+    if is_causal:
+        expected = expected.tril()
+    if not torch.equal(seen & key_mask[:, None, :, None], expected & key_mask[:, None, :, None]):
+        raise ValueError(
+            "attention_mask with 4 dimensions must hide only padding"
+            f"{' and the future' if is_causal else ''} from linear-attention layers"
+        )
+    return key_mask
+
+
+def find_packed_sequences(
+    B: int,
+    T: int,
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    position_ids: Tensor | None,
+    cu_seq_lens_q: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Tensor | None:
+    """Bounds (N + 1,) int32 of the sequences packed into B T tokens; None where rows hold one each.
+
+    Transformers' collators say it in three ways: with the bounds, with each token's sequence, or
+    with positions that restart.
+    """
+    if cu_seq_lens_q is not None:
+        if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
+            raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
+        return cu_seq_lens_q.to(torch.int32)
+    if seq_idx is not None:
+        is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
+    elif position_ids is not None and attention_mask is None and T > 1:
+        is_next = position_ids[:, 1:] == position_ids[:, :-1] + 1
+    else:
+        return None
+    if is_next.all():
+        return None
+    starts = F.pad(~is_next, (1, 0), value=True).expand(B, T).flatten().nonzero().squeeze(1)
+    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+
+
+def sequence_of_each_token(cu_seqlens: Tensor, T: int) -> Tensor:
+    """The number (T,) of the packed sequence that each token belongs to."""
+    tokens = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
+
+
+def count_positions(
+    padding: Tensor | None,
+    cu_seqlens: Tensor | None,
+    B: int,
+    T: int,
+    past: int,
+    device: torch.device,
+) -> Tensor:
+    """Positions (B, T) or (1, T), counting real tokens from the start of their sequence."""
+    if cu_seqlens is not None:
+        starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
+        return (torch.arange(B * T, device=device) - starts).view(B, T)
+    if padding is None:
+        return torch.arange(past, past + T, device=device)[None]
+    before = past + T - padding.shape[1]  # tokens that the mask does not cover are real
+    return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, -T:]
+
+
+def softmax_masks(
+    config: LinearAttentionConfig,
+    hidden_states: Tensor,
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    key_mask: Tensor | None,
+    past_key_values: Cache | None,
+    cu_seqlens: Tensor | None,
+) -> dict[str, Tensor | None]:
+    """For each type of softmax layer the mask that its attention function takes."""
+    if isinstance(attention_mask, dict):
+        return attention_mask
+    B, T, _ = hidden_states.shape
+    past = past_key_values.get_seq_length() if past_key_values is not None else 0
+    if attention_mask is not None and attention_mask.dim() == 2:
+        attention_mask = F.pad(attention_mask, (past + T - attention_mask.shape[1], 0), value=1)
+    only_within = None
+    if cu_seqlens is not None:
+        sequence = sequence_of_each_token(cu_seqlens, B * T).view(B, T)
+        attention_mask = None
+
+        def only_within(b, head, q, k):
+            return sequence[b, q] == sequence[b, k]
+
+    makers = {
+        "full_attention": create_causal_mask,
+        "sliding_attention": create_sliding_window_causal_mask,
+    }
+    return {
+        layer_type: make(
+            config=config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=only_within,
+        )
+        for layer_type, make in makers.items()
+        if layer_type in config.layer_types
+    }
+
+
+def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
+    if isinstance(logits_to_keep, int):
+        return hidden_states[:, -logits_to_keep:]
+    if logits_to_keep.dim() == 1:
+        return hidden_states[:, logits_to_keep]
+    if logits_to_keep.dtype == torch.bool:
+        return hidden_states[logits_to_keep]
+    return hidden_states.take_along_dim(logits_to_keep[..., None], dim=1)
+
+
+AUTO_CLASSES = {
+    AutoModel: LinearAttentionModel,
+    AutoModelForCausalLM: LinearAttentionForCausalLM,
+    AutoModelForSequenceClassification: LinearAttentionForSequenceClassification,
+    AutoModelForTokenClassification: LinearAttentionForTokenClassification,
+    AutoModelForQuestionAnswering: LinearAttentionForQuestionAnswering,
+}
+for _auto_class, _model_class in AUTO_CLASSES.items():
+    # from_pretrained finds these classes, and save_pretrained saves their code
+    _auto_class.register(LinearAttentionConfig, _model_class, exist_ok=True)
+    _model_class.register_for_auto_class(_auto_class)
+LinearAttentionConfig.register_for_auto_class()
+# Trainer shifts the labels for label smoothing only where this table has the class's name
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LinearAttentionConfig.model_type] = "LinearAttentionForCausalLM"
+
+__all__ = ["LinearAttentionPreTrainedModel", *(model.__name__ for model in AUTO_CLASSES.values())]
