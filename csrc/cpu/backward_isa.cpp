@@ -1,0 +1,450 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Backward: three more scans with the roles exchanged, in O(T) memory.
+//
+// Let dn_t = dy_t / den_t and v'_t = [v_t, 1], dn'_t = [dn_t, -⟨dn_t, y_t⟩]: the normaliser is one
+// more value column, of ones, and a division's gradient one more entry. Then
+//
+//     W_t = e^{g_t} W_{t-1} + v'_t φ(k_t)ᵀ         dφ(q)_t = W_tᵀ dn'_t    forwards
+//     U_t = e^{g_{t+1}} U_{t+1} + dn'_t φ(q_t)ᵀ    dφ(k)_t = U_tᵀ v'_t     backwards
+//     R_t = e^{g_{t+1}} R_{t+1} + φ(q_t) dn_tᵀ     dv_t    = R_tᵀ φ(k_t)   backwards
+//
+// W = [S, z]ᵀ starts from the initial state. U = [R, dz]ᵀ is the gradient of the state; it starts
+// from the gradient of the final one, and what it ends with, decayed by the first token, is the
+// gradient of the initial one. It is kept in both layouts so that all scans run along vectors.
+//
+// The decay's gradient is e^{g_t} ⟨[S, z]_{t-1}, U_t⟩, which the recurrences above turn into
+//
+//     dg_t = dg_{t+1} + ⟨φ(q_t), dφ(q)_t⟩ - ⟨φ(k_t), dφ(k)_t⟩,    dg_T = ⟨[S, z]_T, U_T⟩,
+//
+// summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly, and the sum
+// starts afresh.
+//
+// Tasks are as in forward; dq is one task, dk and dv are another.
+
+#include "cpu/stage.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+template <class Acc>
+struct BackwardScratch {
+  int64_t k_stride, v_stride;
+  Acc *q, *k, *out_k;   // (rows, k_stride)
+  Acc *v, *dn, *out_v;  // (rows, v_stride), with a column for the normaliser
+  Acc* decay;           // (1 + rows,)
+  Acc* by_value;        // W or U: (V + 1, K)
+  Acc* by_key;          // R: (K, V)
+
+  BackwardScratch(Carver& carver, const Problem& p, const SegmentShape& shape)
+      : k_stride(shape.stride<Acc>(p.K)), v_stride(shape.stride<Acc>(p.V + 1)) {
+    q = carver.take<Acc>(shape.rows * k_stride);
+    k = carver.take<Acc>(shape.rows * k_stride);
+    out_k = carver.take<Acc>(shape.rows * k_stride);
+    v = carver.take<Acc>(shape.rows * v_stride);
+    dn = carver.take<Acc>(shape.rows * v_stride);
+    out_v = carver.take<Acc>(shape.rows * v_stride);
+    decay = carver.take<Acc>(1 + shape.rows);
+    by_value = carver.take<Acc>((p.V + 1) * k_stride);
+    by_key = carver.take<Acc>(p.K * v_stride);
+  }
+};
+
+// ⟨φ(q), dφ(q)⟩ or ⟨φ(k), dφ(k)⟩ of every token and key-value head, a term per part of the columns.
+struct Dots {
+  double* data;  // (parts, Hkv, B T)
+  int64_t heads, tokens;
+
+  double& at(int64_t part, int64_t head, int64_t token) const {
+    return data[(part * heads + head) * tokens + token];
+  }
+};
+
+// The log decay at which e^g is zero.
+template <class Acc>
+bool forgets_all(Acc log_decay) {
+  return log_decay <= Exp<Acc>::kZeroBelow;
+}
+
+template <class Scalar>
+class Backward {
+  using Acc = AccOf<Scalar>;
+  using Scratch = BackwardScratch<Acc>;
+
+  struct Shared {
+    PieceStates<Acc> forwards, backwards;
+    Dots q_dots, k_dots;
+
+    Shared(Carver& carver, const Problem& p, const Plan& plan, bool with_decay_gradient)
+        : forwards(carver, p, plan), backwards(carver, p, plan) {
+      const int64_t count = with_decay_gradient ? plan.parts * p.Hkv * p.B * p.T : 0;
+      q_dots = {carver.take<double>(count), p.Hkv, p.B * p.T};
+      k_dots = {carver.take<double>(count), p.Hkv, p.B * p.T};
+    }
+  };
+
+ public:
+  Backward(const Problem& p, const BackwardInput& input, const BackwardResult& result,
+           const Threads& threads)
+      : p_(p),
+        input_(input),
+        result_(result),
+        threads_(threads),
+        key_vectors_(ceil_div(p.K, kLanes<Acc>)),
+        value_vectors_(ceil_div(p.V, kLanes<Acc>)),
+        value_rows_(p.V + (p.normalize ? 1 : 0)),
+        plan_(make_plan(p, threads, max(key_vectors_, value_vectors_))),
+        shape_(p) {}
+
+  Status run() {
+    Carver measured(nullptr);
+    Shared(measured, p_, plan_, wants_decay_gradient());
+    const Buffer buffer(measured.used());
+    Workers<Scratch> workers(threads_, plan_, p_, shape_);
+    if (!buffer.data() || workers.out_of_memory()) return Status::out_of_memory;
+    Carver carver(buffer.data());
+    const Shared shared(carver, p_, plan_, wants_decay_gradient());
+
+    const int64_t tasks = plan_.num_pieces(p_) * p_.Hkv * plan_.parts;
+    const int64_t heads = p_.num_sequences * p_.Hkv;
+    if (plan_.pieces > 1) {
+      workers.run(2 * tasks,
+                  [&](Scratch& s, int64_t i) { sum_piece(s, shared, i >= tasks, at(i % tasks)); });
+      workers.run(heads, [&](Scratch&, int64_t i) { combine(shared, i / p_.Hkv, i % p_.Hkv); });
+    }
+    // The longer tasks first.
+    workers.run(2 * tasks, [&](Scratch& s, int64_t i) {
+      if (i < tasks) {
+        differentiate_keys_and_values(s, shared, at(i));
+      } else {
+        differentiate_queries(s, shared, at(i - tasks));
+      }
+    });
+    if (wants_decay_gradient()) {
+      workers.run(
+          heads, [&](Scratch&, int64_t i) { differentiate_decay(shared, i / p_.Hkv, i % p_.Hkv); });
+    }
+    return Status::ok;
+  }
+
+ private:
+  // A piece of a sequence, a head, and a part of the columns.
+  struct Task {
+    int64_t piece_index;
+    Piece piece;
+    int64_t head, part;
+    Columns keys, values;
+  };
+
+  Task at(int64_t i) const {
+    const int64_t part = i % plan_.parts, head = i / plan_.parts % p_.Hkv;
+    const int64_t piece = i / plan_.parts / p_.Hkv;
+    return {piece, plan_.piece(p_, piece),         head,
+            part,  plan_.part(part, key_vectors_), plan_.part(part, value_vectors_)};
+  }
+
+  bool wants_decay_gradient() const { return result_.dlog_decay.data; }
+
+  State<const Acc> initial_state(int64_t sequence, int64_t head) const {
+    return state_of<const Acc>(p_, p_.initial_kv, p_.initial_z, sequence, head);
+  }
+  State<const Acc> final_gradient(int64_t sequence, int64_t head) const {
+    return state_of<const Acc>(p_, input_.dkv, input_.dz, sequence, head);
+  }
+
+  // ---- states ----
+
+  void load_by_value(Scratch& s, Columns keys, State<const Acc> from) const {
+    clear_state(s.by_value, value_rows_, keys);
+    import_state<Acc>(s.by_value, value_rows_, 0, p_.V, keys, {from.kv, 1, p_.V, p_.K});
+    if (!p_.normalize) return;
+    import_state<Acc>(s.by_value, value_rows_, p_.V, value_rows_, keys, {from.z, 0, 1, p_.K});
+  }
+
+  void store_by_value(Scratch& s, Columns keys, Acc scale, State<Acc> to) const {
+    export_state<Acc>(s.by_value, value_rows_, 0, p_.V, keys, scale, {to.kv, 1, p_.V, p_.K});
+    if (!p_.normalize) return;
+    export_state<Acc>(s.by_value, value_rows_, p_.V, value_rows_, keys, scale, {to.z, 0, 1, p_.K});
+  }
+
+  void load_by_key(Scratch& s, Columns values, State<const Acc> from) const {
+    clear_state(s.by_key, p_.K, values);
+    import_state<Acc>(s.by_key, p_.K, 0, p_.K, values, {from.kv, p_.V, 1, p_.V});
+  }
+
+  // What a piece's own tokens add to the state, or to its gradient, where time is divided.
+  void sum_piece(Scratch& s, const Shared& shared, bool backwards, const Task& task) const {
+    load_by_value(s, task.keys, {nullptr, nullptr});
+    Acc decay = 1;
+    Task own = task;
+    if (backwards) {
+      own.values = {0, 0};
+      sweep_backwards(Role::write, s, shared, own, &decay);
+    } else {
+      sweep_forwards(Role::write, s, shared, own, &decay);
+    }
+    const PieceStates<Acc>& pieces = backwards ? shared.backwards : shared.forwards;
+    store_by_value(s, task.keys, backwards ? s.decay[0] : 1,
+                   pieces.at(p_, task.piece_index, task.head));
+    if (task.part == 0) pieces.decay(p_, task.piece_index, task.head) = decay;
+  }
+
+  void combine(const Shared& shared, int64_t sequence, int64_t head) const {
+    const int64_t first = sequence * plan_.pieces, last = first + plan_.pieces - 1;
+    shared.forwards.combine(p_, first, 1, plan_.pieces, head, initial_state(sequence, head));
+    shared.backwards.combine(p_, last, -1, plan_.pieces, head, final_gradient(sequence, head));
+  }
+
+  State<const Acc> incoming(const PieceStates<Acc>& pieces, const Task& task,
+                            State<const Acc> of_sequence) const {
+    if (plan_.pieces == 1) return of_sequence;
+    const State<Acc> state = pieces.at(p_, task.piece_index, task.head);
+    return {state.kv, state.z};
+  }
+
+  // ---- gradients ----
+
+  void differentiate_queries(Scratch& s, const Shared& shared, const Task& task) const {
+    load_by_value(s, task.keys,
+                  incoming(shared.forwards, task, initial_state(task.piece.sequence, task.head)));
+    if (p_.is_causal) {
+      sweep_forwards(Role::write_and_read, s, shared, task);
+    } else {
+      if (plan_.pieces == 1) sweep_forwards(Role::write, s, shared, task);
+      sweep_forwards(Role::read, s, shared, task);
+    }
+  }
+
+  void differentiate_keys_and_values(Scratch& s, const Shared& shared, const Task& task) const {
+    const State<const Acc> from =
+        incoming(shared.backwards, task, final_gradient(task.piece.sequence, task.head));
+    load_by_value(s, task.keys, from);
+    load_by_key(s, task.values, from);
+    if (p_.is_causal) {
+      sweep_backwards(Role::write_and_read, s, shared, task);
+    } else {
+      if (plan_.pieces == 1) sweep_backwards(Role::write, s, shared, task);
+      sweep_backwards(Role::read, s, shared, task);
+    }
+    if (!task.piece.first) return;
+    const State<Acc> to =
+        state_of<Acc>(p_, result_.dinitial_kv, result_.dinitial_z, task.piece.sequence, task.head);
+    store_by_value(s, task.keys, s.decay[0], {nullptr, to.z});
+    export_state<Acc>(s.by_key, p_.K, 0, p_.K, task.values, s.decay[0], {to.kv, p_.V, 1, p_.V});
+  }
+
+  // dq. Multiplies the decays into *total_decay if there is one.
+  void sweep_forwards(Role role, Scratch& s, const Shared& shared, const Task& task,
+                      Acc* total_decay = nullptr) const {
+    const int64_t begin = task.keys.begin * kLanes<Acc>;
+    const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
+    for (int64_t offset = 0; offset < task.piece.length(); offset += shape_.tokens) {
+      const Visit visit = visit_segment(p_, task.piece, task.head, false, offset, shape_.tokens);
+      if (writes(role)) {
+        stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, begin, end, s.k,
+                           s.k_stride);
+        stage_values(s, visit);
+      }
+      if (reads(role)) {
+        stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, begin, end, s.q,
+                           s.k_stride);
+        stage_output_gradients(s, visit);
+      }
+      const Acc* decay = stage_decays(s.decay, visit, total_decay);
+      scan<Acc>(role,
+                {visit.padded_rows(), value_rows_, s.dn, s.v, s.v_stride, s.k, s.out_k, s.k_stride,
+                 s.k_stride, decay},
+                task.keys, s.by_value);
+      if (!reads(role)) continue;
+      store_feature_gradients(visit, p_.q, result_.dq, Rows::per_query, begin, end, s.q, s.out_k,
+                              s.k_stride, shared.q_dots, task.part);
+    }
+  }
+
+  // dk and dv. s.decay[0] is the decay of the token that was visited last, which the state has not
+  // undergone yet.
+  void sweep_backwards(Role role, Scratch& s, const Shared& shared, const Task& task,
+                       Acc* total_decay = nullptr) const {
+    const bool all_keys = task.values.count() > 0;
+    const int64_t begin = task.keys.begin * kLanes<Acc>;
+    const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
+    const int64_t staged_begin = all_keys ? 0 : begin, staged_end = all_keys ? p_.K : end;
+    s.decay[0] = 1;
+    for (int64_t offset = 0; offset < task.piece.length(); offset += shape_.tokens) {
+      const Visit visit = visit_segment(p_, task.piece, task.head, true, offset, shape_.tokens);
+      if (writes(role)) {
+        stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, staged_begin, staged_end,
+                           s.q, s.k_stride);
+        stage_output_gradients(s, visit);
+      }
+      if (reads(role)) {
+        stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, staged_begin, staged_end,
+                           s.k, s.k_stride);
+        stage_values(s, visit);
+      }
+      const Acc* decay = stage_decays(s.decay + 1, visit, total_decay) ? s.decay : nullptr;
+      scan<Acc>(role,
+                {visit.padded_rows(), value_rows_, s.v, s.dn, s.v_stride, s.q, s.out_k, s.k_stride,
+                 s.k_stride, decay},
+                task.keys, s.by_value);
+      scan<Acc>(role,
+                {visit.padded_rows(), p_.K, s.k, s.q, s.k_stride, s.dn, s.out_v, s.v_stride,
+                 s.v_stride, decay},
+                task.values, s.by_key);
+      if (decay) s.decay[0] = s.decay[visit.padded_rows()];
+      if (!reads(role)) continue;
+      store_feature_gradients(visit, p_.k, result_.dk, Rows::per_token, begin, end, s.k, s.out_k,
+                              s.k_stride, shared.k_dots, task.part);
+      store_value_gradients(s, visit, task.values);
+    }
+  }
+
+  // ---- rows in ----
+
+  // Null if there are none.
+  const Acc* stage_decays(Acc* decay, const Visit& visit, Acc* total_decay) const {
+    if (!p_.log_decay.data) return nullptr;
+    stage_decay(visit, decay);
+    if (total_decay) {
+      for (int64_t row = 0; row < visit.rows(); ++row) *total_decay *= decay[row];
+    }
+    return decay;
+  }
+
+  // [v, 1]
+  void stage_values(Scratch& s, const Visit& visit) const {
+    stage_rows<Scalar>(visit, p_.v, Rows::per_token, FeatureMap::identity, 0, p_.V, s.v,
+                       s.v_stride);
+    for_each_row<const Scalar>(
+        visit, p_.v, Rows::per_token,
+        [&](int64_t row, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
+        [&](int64_t row) { s.v[row * s.v_stride + p_.V] = 0; });
+  }
+
+  // [dn, -⟨dn, y⟩]
+  void stage_output_gradients(Scratch& s, const Visit& visit) const {
+    const Acc* const den = static_cast<const Acc*>(input_.forward.den);
+    for_each_row<const Scalar>(
+        visit, input_.dy, Rows::per_query,
+        [&](int64_t row, const Scalar* dy) {
+          Acc* const dn = s.dn + row * s.v_stride;
+          if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn, Identity{});
+          const int64_t i = row / visit.group, g = row % visit.group;
+          const int64_t token = visit.batch * p_.T + visit.time(i);
+          const Acc scale = 1 / den[token * p_.Hq + visit.head * visit.group + g];
+          const Scalar* const y =
+              row_at<const Scalar>(input_.forward.y, visit, Rows::per_query, i, g);
+          Vec<Acc> dot{};
+          for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
+            const Vec<Acc> x = load_vector(dy, input_.dy.dim, c, count) * scale;
+            dot += x * load_vector(y, input_.forward.y.dim, c, count);
+            store(dn + c, first_lanes<Acc>(count, x));
+          });
+          dn[p_.V] = -sum<Acc>(dot);
+        },
+        [&](int64_t row) { zero_row(s.dn + row * s.v_stride, 0, p_.V + 1); });
+  }
+
+  // ---- rows out ----
+
+  // dx = dφ(x) φ'(x), and ⟨φ(x), dφ(x)⟩ for the decay.
+  void store_feature_gradients(const Visit& visit, const View& x, const View& dx, Rows rows,
+                               int64_t begin, int64_t end, const Acc* mapped, const Acc* gradients,
+                               int64_t stride, const Dots& dots, int64_t part) const {
+    with_feature_map(p_.feature_map, [&](auto map) {
+      unstage_rows<Scalar>(visit, dx, rows, begin, end, [&](int64_t row, int64_t i, Scalar* to) {
+        const int64_t g = row % visit.group;
+        const Scalar* const from = row_at<const Scalar>(x, visit, rows, i, g);
+        Vec<Acc> dot{};
+        for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
+          const Vec<Acc> f = load(mapped + row * stride + c);
+          const Vec<Acc> df = load(gradients + row * stride + c);
+          dot += f * df;
+          const Vec<Acc> derivative = map.derivative(load_vector(from, x.dim, c, count), f);
+          store_vector(to, dx.dim, c, count, df * derivative);
+        });
+        if (!wants_decay_gradient()) return;
+        double& sum_of_group = dots.at(part, visit.head, visit.batch * p_.T + visit.time(i));
+        const bool first_of_group = rows == Rows::per_token || g == 0;
+        sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
+      });
+    });
+  }
+
+  void store_value_gradients(const Scratch& s, const Visit& visit, Columns values) const {
+    const int64_t begin = values.begin * kLanes<Acc>;
+    const int64_t end = min(values.end * kLanes<Acc>, p_.V);
+    unstage_rows<Scalar>(visit, result_.dv, Rows::per_token, begin, end,
+                         [&](int64_t row, int64_t, Scalar* to) {
+                           const Acc* from = s.out_v + row * s.v_stride;
+                           for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
+                             store_vector(to, result_.dv.dim, c, count, load(from + c));
+                           });
+                         });
+  }
+
+  // ---- decay ----
+
+  // ⟨[S, z]_T, U_T⟩
+  double dot_of_final_state(int64_t sequence, int64_t head) const {
+    const State<const Acc> gradient = final_gradient(sequence, head);
+    const State<const Acc> state =
+        state_of<const Acc>(p_, input_.forward.kv, input_.forward.z, sequence, head);
+    double dot = 0;
+    for (int64_t e = 0; gradient.kv && e < p_.K * p_.V; ++e) {
+      dot += static_cast<double>(state.kv[e]) * gradient.kv[e];
+    }
+    for (int64_t c = 0; gradient.z && c < p_.K; ++c) {
+      dot += static_cast<double>(state.z[c]) * gradient.z[c];
+    }
+    return dot;
+  }
+
+  void differentiate_decay(const Shared& shared, int64_t sequence, int64_t head) const {
+    const Piece piece = Plan{}.piece(p_, sequence);
+    double gradient = dot_of_final_state(sequence, head);
+    for (int64_t offset = 0; offset < piece.length(); ++offset) {
+      const Visit visit = visit_segment(p_, piece, head, true, offset, 1);
+      Acc& to = *row_at<Acc>(result_.dlog_decay, visit, Rows::per_token, 0, 0);
+      to = 0;
+      if (visit.masked(0)) continue;
+      if (forgets_all(*row_at<const Acc>(p_.log_decay, visit, Rows::per_token, 0, 0))) {
+        gradient = 0;
+        continue;
+      }
+      const int64_t token = visit.batch * p_.T + visit.time(0);
+      for (int64_t part = 0; part < plan_.parts; ++part) {
+        gradient += shared.q_dots.at(part, head, token) - shared.k_dots.at(part, head, token);
+      }
+      to = static_cast<Acc>(gradient);
+    }
+  }
+
+  const Problem& p_;
+  const BackwardInput& input_;
+  const BackwardResult& result_;
+  const Threads& threads_;
+  const int64_t key_vectors_, value_vectors_;
+  const int64_t value_rows_;  // of W and U
+  const Plan plan_;
+  const SegmentShape shape_;
+};
+
+}  // namespace
+
+Status backward(const Problem& problem, const BackwardInput& input, const BackwardResult& result,
+                const Threads& threads) {
+  switch (problem.dtype) {
+    case DType::f32:
+      return Backward<float>(problem, input, result, threads).run();
+    case DType::bf16:
+      return Backward<BFloat16>(problem, input, result, threads).run();
+    case DType::f16:
+      return Backward<Float16>(problem, input, result, threads).run();
+    case DType::f64:
+      return Backward<double>(problem, input, result, threads).run();
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace hfla::HFLA_ISA

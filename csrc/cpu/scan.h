@@ -1,0 +1,204 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The inner loop of forward and backward: a recurrence over tokens, whose state stays in the
+// first-level cache.
+//
+//     state = decay_i state + write_i values_iᵀ        state: (rows, columns)
+//     out_i = stateᵀ read_i
+//
+// Causal linear attention is this with write = φ(k), values = v, read = φ(q); its gradients are the
+// same recurrence with the roles exchanged. On a CPU it beats the chunked form with its matrix
+// products: it does the fewest operations, needs no masking within a chunk, and keeps nothing but
+// the state. What makes it fast is that a few tokens are folded into a row of the state while it is
+// in registers, so that it is loaded and stored once for all of them.
+//
+// The columns of a state are cut into blocks of a few vectors. A block is stored on its own, all
+// its rows together, padded with zero columns to whole vectors.
+#pragma once
+
+#include "cpu/vec.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// What a sweep over the tokens does with the state.
+enum class Role { write, read, write_and_read };
+constexpr bool writes(Role role) { return role != Role::read; }
+constexpr bool reads(Role role) { return role != Role::write; }
+
+// The widest block, in vectors: with two tokens' values and outputs it has to fit the registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t kMaxBlock = 4;
+#else
+constexpr int64_t kMaxBlock = 2;
+#endif
+
+// Narrow blocks take more tokens at a time, to have as many independent sums under way.
+constexpr int tokens_per_pass(int64_t block) { return block == kMaxBlock ? 2 : 4; }
+constexpr int64_t kTokenMultiple = 4;  // the number of tokens of a scan is padded to this
+
+template <class Acc>
+struct Scan {
+  int64_t count;  // of tokens, a multiple of kTokenMultiple
+  int64_t rows;
+  const Acc *read, *write;  // (count, rows), token stride `weight_stride`
+  int64_t weight_stride;
+  const Acc* values;  // (count, columns), token stride `column_stride`
+  Acc* out;           // (count, columns), token stride `out_stride`
+  int64_t value_stride, out_stride;
+  const Acc* decay;  // (count,); null: no decay
+};
+
+// A range of columns, counted in vectors.
+struct Columns {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+
+template <Role role, bool decays, int tokens, int block, class Acc>
+HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state) {
+  constexpr int64_t W = kLanes<Acc>;
+  Vec<Acc> value[tokens][block], out[tokens][block], decay[tokens];
+  HFLA_UNROLL
+  for (int t = 0; t < tokens; ++t) {
+    if constexpr (decays) decay[t] = broadcast(scan.decay[first + t]);
+    HFLA_UNROLL
+    for (int c = 0; c < block; ++c) {
+      if constexpr (writes(role)) {
+        value[t][c] = load(scan.values + (first + t) * scan.value_stride + column + c * W);
+      }
+      out[t][c] = Vec<Acc>{};
+    }
+  }
+  const Acc* const write = scan.write + first * scan.weight_stride;
+  const Acc* const read = scan.read + first * scan.weight_stride;
+  const int64_t stride = scan.weight_stride;
+  for (int64_t r = 0; r < scan.rows; ++r, state += block * W) {
+    Vec<Acc> row[block];
+    HFLA_UNROLL
+    for (int c = 0; c < block; ++c) row[c] = load(state + c * W);
+    HFLA_UNROLL
+    for (int t = 0; t < tokens; ++t) {
+      HFLA_UNROLL
+      for (int c = 0; c < block; ++c) {
+        if constexpr (decays) row[c] *= decay[t];
+        if constexpr (writes(role)) row[c] += write[t * stride + r] * value[t][c];
+        if constexpr (reads(role)) out[t][c] += read[t * stride + r] * row[c];
+      }
+    }
+    if constexpr (writes(role)) {
+      HFLA_UNROLL
+      for (int c = 0; c < block; ++c) store(state + c * W, row[c]);
+    }
+  }
+  if constexpr (reads(role)) {
+    HFLA_UNROLL
+    for (int t = 0; t < tokens; ++t) {
+      HFLA_UNROLL
+      for (int c = 0; c < block; ++c) {
+        store(scan.out + (first + t) * scan.out_stride + column + c * W, out[t][c]);
+      }
+    }
+  }
+}
+
+template <Role role, bool decays, int block, class Acc>
+void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
+  constexpr int tokens = tokens_per_pass(block);
+  for (int64_t first = 0; first < scan.count; first += tokens) {
+    fold<role, decays, tokens, block>(scan, first, column, state);
+  }
+}
+
+template <int block, class Acc>
+void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
+  switch (role) {
+    case Role::write_and_read:
+      return scan.decay ? scan_block<Role::write_and_read, true, block>(scan, column, state)
+                        : scan_block<Role::write_and_read, false, block>(scan, column, state);
+    case Role::write:
+      return scan.decay ? scan_block<Role::write, true, block>(scan, column, state)
+                        : scan_block<Role::write, false, block>(scan, column, state);
+    case Role::read:
+      return scan_block<Role::read, false, block>(scan, column, state);
+  }
+}
+
+// The number of vectors in the next block, when `left` are left.
+HFLA_INLINE int64_t block_width(int64_t left) {
+  for (int64_t width = kMaxBlock; width > 1; width /= 2) {
+    if (width <= left) return width;
+  }
+  return 1;
+}
+
+template <class Acc>
+void scan(Role role, const Scan<Acc>& scan, Columns columns, Acc* state) {
+  int64_t width;
+  for (int64_t c = columns.begin; c < columns.end; c += width) {
+    width = block_width(columns.end - c);
+    const int64_t column = c * kLanes<Acc>;
+    if (width == 1) {
+      scan_block<1>(role, scan, column, state);
+    } else if (width == 2) {
+      scan_block<2>(role, scan, column, state);
+    } else {
+      scan_block<kMaxBlock>(role, scan, column, state);
+    }
+    state += scan.rows * width * kLanes<Acc>;
+  }
+}
+
+// ---- the state in a tensor's layout ----
+
+// Rows and columns of a matrix in memory; `columns` is how many there really are.
+template <class Acc>
+struct Matrix {
+  Acc* data;  // null: zeros to read, nowhere to write
+  int64_t row_stride, column_stride, columns;
+};
+
+// Calls visit(row, column, element of the state) for all columns of the matrix in the blocks.
+template <class Acc, class Visit>
+HFLA_INLINE void for_each_element(Acc* state, int64_t rows, int64_t row_begin, int64_t row_end,
+                                  Columns columns, int64_t limit, Visit visit) {
+  int64_t width;
+  for (int64_t c = columns.begin; c < columns.end; c += width) {
+    width = block_width(columns.end - c);
+    const int64_t first = c * kLanes<Acc>, padded = width * kLanes<Acc>;
+    const int64_t count = min(padded, limit - first);
+    for (int64_t r = row_begin; r < row_end; ++r) {
+      for (int64_t i = 0; i < count; ++i) visit(r - row_begin, first + i, state[r * padded + i]);
+    }
+    state += rows * padded;
+  }
+}
+
+template <class Acc>
+void clear_state(Acc* state, int64_t rows, Columns columns) {
+  __builtin_memset(state, 0, sizeof(Acc) * rows * columns.count() * kLanes<Acc>);
+}
+
+// Rows [row_begin, row_end) of a state that has been cleared.
+template <class Acc>
+void import_state(Acc* state, int64_t rows, int64_t row_begin, int64_t row_end, Columns columns,
+                  Matrix<const Acc> from) {
+  if (!from.data) return;
+  for_each_element(state, rows, row_begin, row_end, columns, from.columns,
+                   [&](int64_t r, int64_t c, Acc& element) {
+                     element = from.data[r * from.row_stride + c * from.column_stride];
+                   });
+}
+
+template <class Acc>
+void export_state(Acc* state, int64_t rows, int64_t row_begin, int64_t row_end, Columns columns,
+                  Acc scale, Matrix<Acc> to) {
+  if (!to.data) return;
+  for_each_element(state, rows, row_begin, row_end, columns, to.columns,
+                   [&](int64_t r, int64_t c, Acc& element) {
+                     to.data[r * to.row_stride + c * to.column_stride] = scale * element;
+                   });
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,195 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Between tensors of any dtype and strides and the padded rows of Acc that a scan works on.
+//
+// A scan takes a segment of tokens at a time, staged as rows (count, stride): converted, mapped,
+// and with zeros in place of masked tokens, of columns beyond the last and of tokens beyond the
+// last, so that awkward sizes take the same path as good ones. What is masked is not even read.
+//
+// Grouped heads: a token has one row per query head of the group. Its k, v and decay take effect in
+// one of these rows, its `slot`, and in the others nothing is written and nothing forgotten. So a
+// group is a longer sequence, and the state is never repeated.
+#pragma once
+
+#include "cpu/feature_maps.h"
+#include "cpu/work.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// The tokens of a segment, in the order in which a scan visits them.
+struct Visit {
+  const Problem& problem;
+  int64_t batch, head;         // head: of k and v
+  int64_t first, step, count;  // times first, first + step, ...
+  int64_t group, slot;
+
+  int64_t time(int64_t i) const { return first + step * i; }
+  bool masked(int64_t i) const {
+    return problem.key_mask && !problem.key_mask[batch * problem.T + time(i)];
+  }
+  int64_t rows() const { return count * group; }
+  int64_t padded_rows() const { return round_up(rows(), kTokenMultiple); }
+};
+
+// The segment of `piece` that starts `offset` tokens after its beginning, or before its end.
+HFLA_INLINE Visit visit_segment(const Problem& p, const Piece& piece, int64_t head, bool reversed,
+                                int64_t offset, int64_t segment) {
+  const int64_t group = p.Hq / p.Hkv;
+  return {p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
+          reversed ? -1 : 1, min(segment, piece.length() - offset), group,
+          // A query sees its own token, and its gradient has to reach it before the token is left.
+          reversed ? group - 1 : 0};
+}
+
+// Whether a tensor has a row per query head, or one per token and key-value head.
+enum class Rows { per_query, per_token };
+
+template <class Scalar>
+HFLA_INLINE Scalar* row_at(const View& view, const Visit& visit, Rows rows, int64_t i, int64_t g) {
+  const int64_t head = rows == Rows::per_query ? visit.head * visit.group + g : visit.head;
+  return static_cast<Scalar*>(view.data) + visit.batch * view.batch + visit.time(i) * view.time +
+         head * view.head;
+}
+
+// Calls present(row, pointer into the view) for rows that the tensor has and that are not masked,
+// absent(row) for all others up to the padding.
+template <class Scalar, class Present, class Absent>
+HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, Present present,
+                              Absent absent) {
+  for (int64_t i = 0; i < visit.count; ++i) {
+    const bool masked = visit.masked(i);
+    for (int64_t g = 0; g < visit.group; ++g) {
+      const int64_t row = i * visit.group + g;
+      if (!masked && view.data && (rows == Rows::per_query || g == visit.slot)) {
+        present(row, row_at<Scalar>(view, visit, rows, i, g));
+      } else {
+        absent(row);
+      }
+    }
+  }
+  for (int64_t row = visit.rows(); row < visit.padded_rows(); ++row) absent(row);
+}
+
+// ---- rows in ----
+
+// to[c] = map(from[c]) for the columns c in [begin, end), a vector at a time, then zeros up to a
+// whole vector.
+template <class Scalar, class Map>
+HFLA_INLINE void load_row(const Scalar* from, int64_t stride, int64_t begin, int64_t end,
+                          AccOf<Scalar>* to, Map map) {
+  constexpr int64_t W = kLanes<AccOf<Scalar>>;
+  int64_t c = begin;
+  if (stride == 1) {
+    for (; c + W <= end; c += W) store(to + c, map(load(from + c)));
+  }
+  for (; c < end; c += W) {
+    const int64_t count = min(W, end - c);
+    const auto x = load_some(from + c * stride, stride, count);
+    store(to + c, first_lanes<AccOf<Scalar>>(count, map(x)));
+  }
+}
+
+template <class Acc>
+HFLA_INLINE void zero_row(Acc* to, int64_t begin, int64_t end) {
+  for (int64_t c = begin; c < end; c += kLanes<Acc>) store(to + c, Vec<Acc>{});
+}
+
+// The columns [begin, end) of a tensor's rows, mapped.
+template <class Scalar>
+void stage_rows(const Visit& visit, const View& view, Rows rows, FeatureMap feature_map,
+                int64_t begin, int64_t end, AccOf<Scalar>* to, int64_t stride) {
+  with_feature_map(feature_map, [&](auto map) {
+    for_each_row<const Scalar>(
+        visit, view, rows,
+        [&](int64_t row, const Scalar* from) {
+          load_row(from, view.dim, begin, end, to + row * stride, map);
+        },
+        [&](int64_t row) { zero_row(to + row * stride, begin, end); });
+  });
+}
+
+// e^log_decay for every row, 1 where nothing is forgotten. Returns false if a decay would grow.
+template <class Acc>
+bool stage_decay(const Visit& visit, Acc* decay) {
+  bool valid = true;
+  for_each_row<const Acc>(
+      visit, visit.problem.log_decay, Rows::per_token,
+      [&](int64_t row, const Acc* from) {
+        decay[row] = *from;
+        valid &= !(*from > 0);
+      },
+      [&](int64_t row) { decay[row] = 0; });
+  for (int64_t row = 0; row < visit.padded_rows(); row += kLanes<Acc>) {
+    store(decay + row, exp(load(decay + row)));
+  }
+  return valid;
+}
+
+// ---- rows out ----
+
+// Calls put(c, count) for the columns [begin, end), a vector at a time.
+template <class Acc, class Put>
+HFLA_INLINE void for_each_vector(int64_t begin, int64_t end, Put put) {
+  for (int64_t c = begin; c < end; c += kLanes<Acc>) put(c, min(kLanes<Acc>, end - c));
+}
+
+template <class Scalar>
+HFLA_INLINE Vec<AccOf<Scalar>> load_vector(const Scalar* from, int64_t stride, int64_t c,
+                                           int64_t count) {
+  if (stride == 1 && count == kLanes<AccOf<Scalar>>) return load(from + c);
+  return load_some(from + c * stride, stride, count);
+}
+
+template <class Scalar>
+HFLA_INLINE void store_vector(Scalar* to, int64_t stride, int64_t c, int64_t count,
+                              Vec<AccOf<Scalar>> x) {
+  if (stride == 1 && count == kLanes<AccOf<Scalar>>) return store(to + c, x);
+  store_some(to + c * stride, stride, count, x);
+}
+
+// Calls fill(row, i, to) for the rows that a tensor has; those of masked tokens are set to zero.
+template <class Scalar, class Fill>
+HFLA_INLINE void unstage_rows(const Visit& visit, const View& view, Rows rows, int64_t begin,
+                              int64_t end, Fill fill) {
+  using Acc = AccOf<Scalar>;
+  for (int64_t i = 0; i < visit.count; ++i) {
+    const bool masked = visit.masked(i);
+    for (int64_t g = 0; g < visit.group; ++g) {
+      if (rows == Rows::per_token && g != visit.slot) continue;
+      Scalar* const to = row_at<Scalar>(view, visit, rows, i, g);
+      if (masked) {
+        for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
+          store_vector(to, view.dim, c, count, Vec<Acc>{});
+        });
+      } else {
+        fill(i * visit.group + g, i, to);
+      }
+    }
+  }
+}
+
+// ---- the normaliser ----
+
+// z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,
+// which would need a vector of its own in the scan.
+template <class Acc>
+void scan_normalizer(Role role, const Visit& visit, const Acc* q, const Acc* k, int64_t stride,
+                     const Acc* decay, int64_t K, Acc* z, Acc* dots) {
+  for (int64_t row = 0; row < visit.rows(); ++row, q += stride, k += stride) {
+    const Vec<Acc> forget = broadcast(decay ? decay[row] : Acc(1));
+    Vec<Acc> dot{};
+    for (int64_t c = 0; c < K; c += kLanes<Acc>) {
+      Vec<Acc> column = load(z + c);
+      if (writes(role)) {
+        column = forget * column + load(k + c);
+        store(z + c, column);
+      }
+      if (reads(role)) dot += load(q + c) * column;
+    }
+    if (reads(role)) dots[row] = sum<Acc>(dot);
+  }
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA
