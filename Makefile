@@ -52,10 +52,14 @@ $(VENV)/installed: $(VENV)/created $(SOURCES)
 
 $(VENV)/created:
 	@[ -n '$(PYTHON)' ] || { \
-		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
+		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; \
+		exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-		echo 'This needs Python 3.10 or newer, and $(PYTHON) is not. Name another: make PYTHON=python3.12' >&2; exit 1; }
-	@echo 'Setting up $(VENV) with $(PYTHON); the first time this downloads PyTorch and takes a few minutes.'
-	@'$(PYTHON)' -m venv --clear '$(VENV)' || { \
-		echo '$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+		echo 'Python 3.10 or newer is needed. Name one: make PYTHON=/path/to/python3' >&2; \
+		exit 1; }
+	@echo 'Setting up $(VENV): this downloads PyTorch and takes a few minutes, the first time only.'
+	@[ -x '$(VENV)/bin/python' ] || '$(PYTHON)' -m venv '$(VENV)' || { \
+		rm -rf '$(VENV)'; \
+		echo 'No virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; \
+		exit 1; }
 	@touch $@

@@ -77,7 +77,8 @@ def hub_or_local_dataset(name: str, config_name: str | None, text_column: str) -
     for split in splits.values():
         if text_column not in split.column_names:
             raise InputError(
-                f"--text_column {text_column!r} is not a column of {name!r}; choose from {split.column_names}"
+                f"--text_column {text_column!r} is not a column of {name!r}, "
+                f"which has {split.column_names}"
             )
         if split.features[text_column].dtype not in ("string", "large_string"):
             raise InputError(f"--text_column {text_column!r} of {name!r} does not hold strings")
@@ -108,7 +109,7 @@ def hold_out(documents: Dataset, fraction: float, seed: int) -> tuple[Dataset, D
 
 
 def take_bytes(documents: Dataset, limit: int | None) -> Dataset:
-    """The first `limit` bytes (in UTF-8) of the documents, in order, the last one cut; None: all."""
+    """The first `limit` bytes of the documents' UTF-8, the last document cut; None: all."""
     if limit is None:
         return documents
     texts = []

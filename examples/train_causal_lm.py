@@ -11,10 +11,11 @@ Trains a tokenizer and a model, measures held-out bits per byte before and after
 `TrainingArguments` works; `--help` lists them all with their defaults.
 """
 
+import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import logging
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from text_blocks import (
@@ -49,6 +51,7 @@ from text_blocks import (
 )
 
 matplotlib.use("Agg")  # draws without a display
+logging.disable_progress_bar()  # of loading and saving; the Trainer's stays
 
 METRIC = Path(__file__).parent / "metrics" / "bits_per_byte.py"
 
@@ -64,33 +67,18 @@ class ModelArguments:
     intermediate_size: int = field(default=704, metadata={"help": "Width of each MLP."})
     num_hidden_layers: int = field(default=4, metadata={"help": "Number of decoder layers."})
     num_attention_heads: int = field(default=4, metadata={"help": "Number of attention heads."})
-    config_overrides: str | None = field(
-        default=None,
+    config_overrides: str = field(
+        default="{}",
         metadata={"help": 'Further config fields as JSON, for example \'{"decay": "per_token"}\'.'},
     )
 
-    def build_config(self, tokenizer: PreTrainedTokenizerFast) -> LinearAttentionConfig:
-        values = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name != "config_overrides"
-        }
+    def build_config(self) -> LinearAttentionConfig:
+        values = asdict(self)
         try:
-            overrides = json.loads(self.config_overrides or "{}")
-        except json.JSONDecodeError as error:
-            raise InputError(f"--config_overrides is not JSON: {error}") from error
-        if not isinstance(overrides, dict):
-            raise InputError(
-                f"--config_overrides must be a JSON object, got {self.config_overrides}"
-            )
-        special_tokens = {
-            name: getattr(tokenizer, name)
-            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        values.update(special_tokens, **overrides)
-        values["vocab_size"] = len(tokenizer)  # a short text may not yield all the tokens asked for
-        try:
+            values.update(json.loads(values.pop("config_overrides")))
             return LinearAttentionConfig(**values)
-        except ValueError as error:
-            raise InputError(f"the model's configuration: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise InputError(f"--config_overrides {self.config_overrides}: {error}") from error
 
 
 @dataclass
@@ -148,9 +136,15 @@ class DataArguments:
         return take_bytes(train, self.max_train_bytes), take_bytes(held_out, self.max_eval_bytes)
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help with defaults, below this file's docstring as it stands."""
+
+
 def parse_arguments(args: list[str]) -> tuple[ModelArguments, DataArguments, TrainingArguments]:
     parser = HfArgumentParser(
-        (ModelArguments, DataArguments, TrainingArguments), description=__doc__
+        (ModelArguments, DataArguments, TrainingArguments),
+        description=__doc__,
+        formatter_class=HelpFormatter,
     )
     # Defaults that suit a small model on a laptop's CPU; ratios below 1 are shares of all steps.
     parser.set_defaults(
@@ -170,6 +164,7 @@ def parse_arguments(args: list[str]) -> tuple[ModelArguments, DataArguments, Tra
         save_steps=0.2,
         save_total_limit=2,
         report_to="none",
+        dataloader_pin_memory=torch.accelerator.is_available(),
     )
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
@@ -270,6 +265,11 @@ def main(args: list[str]) -> None:
     output_dir = Path(training_args.output_dir)
     set_seed(training_args.seed)
     checkpoint = find_checkpoint(training_args)
+    if checkpoint:
+        training_args.eval_on_start = False  # the checkpoint's log has it
+        config = LinearAttentionConfig.from_pretrained(checkpoint)
+    else:
+        config = model_args.build_config()
 
     train_documents, held_out_documents = data_args.load(training_args.seed)
     tokenizer = load_or_train_tokenizer(
@@ -278,11 +278,8 @@ def main(args: list[str]) -> None:
     train_blocks = pack(train_documents, tokenizer, data_args.block_size)
     held_out_blocks = pack(held_out_documents, tokenizer, data_args.block_size)
 
-    if checkpoint:
-        training_args.eval_on_start = False  # the checkpoint's log has it
-        config = LinearAttentionConfig.from_pretrained(checkpoint)
-    else:
-        config = model_args.build_config(tokenizer)
+    config.vocab_size = len(tokenizer)  # a short text may not yield all the tokens asked for
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
     model = LinearAttentionForCausalLM(config)
     print(
         f"{model.num_parameters():,} parameters; {len(train_blocks):,} blocks of "

@@ -1,0 +1,249 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The example scripts, run as a user runs them, on a small model and a small text."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import evaluate
+import pytest
+import torch
+from datasets import Dataset
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+import text_blocks  # noqa: E402
+import train_causal_lm  # noqa: E402
+
+# A hub that refuses every connection: the examples must not need one.
+ENVIRONMENT = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+SMALL = (
+    "--hidden_size 32 --intermediate_size 64 --num_hidden_layers 2 --num_attention_heads 2 "
+    "--vocab_size 400 --block_size 64 --max_eval_bytes 4000 "
+    "--max_steps 60 --save_steps 10 --eval_steps 30 --logging_steps 10"
+).split()
+
+
+def command(script: str, *args: object) -> list[str]:
+    return [sys.executable, str(EXAMPLES / script), *map(str, args)]
+
+
+def run(script: str, *args: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(script, *args), env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+
+
+def read_metrics(folder: Path) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """100 kB of real text: some of the source of the standard library."""
+    source = "".join(Path(module.__file__).read_text() for module in (subprocess, json, pytest))
+    path = tmp_path_factory.mktemp("text") / "source.txt"
+    path.write_text(source[:100_000])
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory) -> Path:
+    """The folder of an uninterrupted training run."""
+    folder = tmp_path_factory.mktemp("trained")
+    result = run("train_causal_lm.py", *SMALL, "--text_file", text, "--output_dir", folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_training_lowers_the_held_out_loss_and_saves_everything(trained):
+    metrics = read_metrics(trained)
+    assert metrics["steps"] == 60
+    assert metrics["bits_per_byte_after"] < metrics["bits_per_byte_before"] - 0.1
+    assert (trained / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
+    saved = {path.name for path in trained.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "checkpoint-60"} <= saved
+    config = json.loads((trained / "config.json").read_text())
+    assert config["use_cache"]
+    assert "AutoModelForCausalLM" in config["auto_map"]
+    code_file = config["auto_map"]["AutoModelForCausalLM"].split(".")[0] + ".py"
+    assert code_file in saved
+
+
+def test_a_killed_run_resumes_to_the_loss_of_an_uninterrupted_one(text, trained, tmp_path):
+    args = [*SMALL, "--text_file", text, "--output_dir", tmp_path]
+    process = subprocess.Popen(
+        command("train_causal_lm.py", *args), env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    state_file = tmp_path / "checkpoint-20" / "trainer_state.json"
+    deadline = time.monotonic() + 60
+    while process.poll() is None and not state_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "metrics.json").exists()
+    (tmp_path / "checkpoint-59").mkdir()  # as if killed while saving: to be passed over
+
+    result = run("train_causal_lm.py", *args, "--resume_from_checkpoint", "last")
+    assert result.returncode == 0, result.stderr
+    resumed, whole = read_metrics(tmp_path), read_metrics(trained)
+    assert resumed["eval_loss"] == pytest.approx(whole["eval_loss"], abs=1e-5)
+    assert resumed["bits_per_byte_before"] == whole["bits_per_byte_before"]
+
+
+@pytest.mark.parametrize("folder", [".", "checkpoint-60"])
+def test_generate_streams_a_continuation_with_a_cache_of_constant_size(trained, folder):
+    result = run(
+        "generate.py", trained / folder, "--prompt", "def run(", "--max_new_tokens", 20, "--greedy"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("def run(")
+    last_line = result.stdout.splitlines()[-1]
+    assert "tokens/s" in last_line
+    sizes = [words.split(" bytes")[0] for words in last_line.split("cache: ")[1].split(", ")[-2:]]
+    assert sizes[0] == sizes[1]
+
+
+def test_generate_names_a_folder_without_a_model(tmp_path):
+    result = run("generate.py", tmp_path)
+    assert result.returncode == 2
+    assert f"no saved model in {tmp_path}" in result.stderr
+
+
+def test_bad_input_ends_in_one_line(tmp_path):
+    result = run("train_causal_lm.py", "--text_file", tmp_path / "absent.txt")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"error: --text_file: there is no file {tmp_path / 'absent.txt'}"
+    )
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--no_such_flag 1", "unknown arguments: --no_such_flag 1"),
+        ("--learning_rate fast", "--learning_rate"),
+        ("--dataset_name a --text_file b", "give --dataset_name or --text_file, not both"),
+        ("--block_size 1", "--block_size must be at least 2, got 1"),
+        ("--held_out_fraction 1", "--held_out_fraction must lie between 0 and 1, got 1.0"),
+    ],
+)
+def test_wrong_flags_are_named(args, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        train_causal_lm.parse_arguments(args.split())
+    assert message in capsys.readouterr().err
+
+
+def train_on(text: str | bytes, tmp_path: Path, *args: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    output = str(tmp_path / "out")
+    train_causal_lm.main([*SMALL, "--text_file", str(path), "--output_dir", output, *args])
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "message"),
+    [
+        ("", [], "text.txt is empty"),
+        (" \n", [], "text.txt is empty"),
+        (b"\xff\xfe\x00", [], "is not UTF-8"),
+        ("too little", [], "give more text or a smaller --block_size"),
+        ("word " * 5000, ["--config_overrides", "{decay"], "--config_overrides {decay: Expecting"),
+        ("word " * 5000, ["--config_overrides", "[1]"], "--config_overrides"),
+        ("word " * 5000, ["--config_overrides", '{"feature_map": "no"}'], "feature_map"),
+        ("word " * 5000, ["--resume_from_checkpoint", "last"], "no checkpoint in"),
+        ("word " * 5000, ["--resume_from_checkpoint", "x"], "x is not a complete checkpoint"),
+    ],
+)
+def test_unusable_input_is_explained(content, args, message, tmp_path):
+    with pytest.raises(text_blocks.InputError, match=message):
+        train_on(content, tmp_path, *args)
+
+
+def load(*args: str) -> tuple[Dataset, Dataset]:
+    _, data_args, training_args = train_causal_lm.parse_arguments([*args, "--use_cpu"])
+    return data_args.load(training_args.seed)
+
+
+def test_a_local_dataset_is_read_through_datasets(tmp_path):
+    path = tmp_path / "poems.jsonl"
+    path.write_text("".join(json.dumps({"poem": f"line {i}"}) + "\n" for i in range(40)))
+    train, held_out = load(
+        "--dataset", str(path), "--text_column", "poem", "--held_out_fraction", "0.1"
+    )
+    assert len(train) == 36
+    assert len(held_out) == 4
+    assert {row["text"] for row in [*train, *held_out]} == {f"line {i}" for i in range(40)}
+
+
+def test_a_datasets_own_validation_split_is_held_out(tmp_path):
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": split}) + "\n")
+    train, held_out = load("--dataset_name", str(tmp_path))
+    assert [train[0]["text"], held_out[0]["text"]] == ["train", "validation"]
+
+
+def test_a_missing_dataset_or_column_is_named(tmp_path):
+    missing = str(tmp_path / "missing")
+    with pytest.raises(text_blocks.InputError, match=f"'{missing}' cannot be loaded"):
+        load("--dataset_name", missing)
+    (tmp_path / "train.jsonl").write_text('{"poem": "line", "number": 1}\n')
+    with pytest.raises(text_blocks.InputError, match="'text' is not a column of .*'poem'"):
+        load("--dataset_name", str(tmp_path))
+    with pytest.raises(text_blocks.InputError, match="'number' of .* does not hold strings"):
+        load("--dataset_name", str(tmp_path), "--text_column", "number")
+
+
+def test_the_standard_library_is_split_by_file_and_always_alike():
+    (train, held_out), again = load("--max_train_bytes", "300000"), load()
+    assert sum(len(row["text"].encode()) for row in train) <= 300_000
+    assert held_out[:] == again[1][:]
+    assert not set(train["text"]) & set(held_out["text"])
+
+
+def test_a_single_text_loses_its_tail_to_the_held_out_part():
+    text = "".join(f"line {i}\n" for i in range(100))
+    train, held_out = text_blocks.hold_out(Dataset.from_dict({"text": [text]}), 0.1, seed=0)
+    assert train[0]["text"] + held_out[0]["text"] == text
+    assert held_out[0]["text"].startswith("line 9")
+
+
+def test_packing_keeps_every_token_and_the_tokenizer_every_byte():
+    documents = Dataset.from_dict(
+        {"text": ["def f(x):\n    return 'é'\n", "\ttabs  and spaces \n"]}
+    )
+    tokenizer = text_blocks.train_tokenizer(documents, 300)
+    blocks = text_blocks.pack(documents, tokenizer, 5)
+    packed = [token for row in blocks for token in row["input_ids"]]
+    whole = [
+        token
+        for row in documents
+        for token in [*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]
+    ]
+    assert packed == whole[: len(whole) // 5 * 5]
+    assert tokenizer.decode(whole) == "".join(row["text"] + "<|endoftext|>" for row in documents)
+    num_bytes = text_blocks.bytes_per_token(tokenizer)
+    assert sum(num_bytes[t] for t in whole) == sum(len(row["text"].encode()) for row in documents)
+
+
+def test_bits_per_byte_of_a_uniform_guess_is_eight():
+    metric = evaluate.load(str(train_causal_lm.METRIC))
+    result = metric.compute(predictions=[3 * math.log(256), math.log(256)], references=[3, 1])
+    assert result["bits_per_byte"] == pytest.approx(8)
+    with pytest.raises(ValueError, match="at least one byte"):
+        metric.compute(predictions=[1.0], references=[0])
+
+
+def test_the_log_likelihood_belongs_to_the_next_token():
+    labels = torch.tensor([[0, 2, 1]])
+    logits = torch.full((1, 3, 4), -50.0)
+    logits[0, 0, 2] = logits[0, 1, 1] = 50.0
+    nll = train_causal_lm.BitsPerByteOfBlocks.negative_log_likelihood(logits, labels)
+    torch.testing.assert_close(nll, torch.zeros(1, 2))
