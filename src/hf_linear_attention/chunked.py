@@ -7,6 +7,7 @@ Shapes: B batch, T time, Hq query heads, Hkv key-value heads, G = Hq / Hkv, K ke
 N packed sequences, n chunks of C tokens.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,6 +56,7 @@ def chunked_linear_attention(
     """
     Hkv, V = v.shape[2:]
     T = q.shape[1]
+    layout: _Padded | _Packed
     if cu_seqlens is not None:
         layout = _Packed(cu_seqlens, T, chunk_size)
     else:  # without causality the whole sequence may be one chunk: nobody meets anybody in it
@@ -67,7 +69,7 @@ def chunked_linear_attention(
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
         if initial_state is not None:
             kv, z = initial_state
-            initial = torch.cat([kv, z[..., None]], -1) if normalize else kv
+            initial = kv if z is None else torch.cat([kv, z[..., None]], -1)
 
         # X stands for V, or V + 1 with the column of ones.
         queries = layout.split(phi_q).unflatten(3, (Hkv, -1)).permute(0, 1, 3, 4, 2, 5)
@@ -89,9 +91,8 @@ def chunked_linear_attention(
         read, final = layout.carry(_running if is_causal else _total, added, over_chunk, initial)
         y = from_start.flatten(3, 4) @ read  # (B, n, Hkv, G * C, X)
         if is_causal:
-            scores = (queries.flatten(3, 4) @ keys.mT).unflatten(
-                3, (-1, layout.C)
-            )  # (B, n, Hkv, G, C, C)
+            scores = queries.flatten(3, 4) @ keys.mT
+            scores = scores.unflatten(3, (-1, layout.C))  # (B, n, Hkv, G, C, C)
             if log_decay is not None:
                 scores = scores * decay[:, :, :, None]
             y = y + scores.tril().flatten(3, 4) @ values
@@ -145,6 +146,11 @@ def _sums_between(g: Tensor) -> Tensor:
     return torch.where(causal, sums, -torch.inf)
 
 
+# (added (B, n, Hkv, K, X): what chunks add to the state, decay (B, n, Hkv) or None: what they leave
+# of the state before them, initial (B, Hkv, K, X) or None) -> what chunks read, and the last state.
+Carry = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
+
+
 class _Padded:
     """(B, T, ...) <-> (B, n, C, ...): each row of the batch is one sequence, in whole chunks."""
 
@@ -161,7 +167,9 @@ class _Padded:
     def join(self, x: Tensor) -> Tensor:
         return x.flatten(1, 2)[:, : self.T]
 
-    def carry(self, how, added, decay, initial) -> tuple[Tensor, Tensor]:
+    def carry(
+        self, how: Carry, added: Tensor, decay: Tensor | None, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return how(added, decay, initial)
 
 
@@ -184,7 +192,9 @@ class _Packed:
     def join(self, x: Tensor) -> Tensor:
         return x.flatten(1, 2).index_select(1, self.slots)
 
-    def carry(self, how, added, decay, initial) -> tuple[Tensor, Tensor]:
+    def carry(
+        self, how: Carry, added: Tensor, decay: Tensor | None, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         read, final = [added[:, :0]], [added[0, :0]]
         for row, (start, end) in enumerate(pairwise([0, *self.ends])):
             of_chunks = None if decay is None else decay[:, start:end]
@@ -193,10 +203,6 @@ class _Packed:
             read.append(one_read)
             final.append(one_final)
         return torch.cat(read, 1), torch.cat(final)
-
-
-# What chunks read, and the state after the last. added (B, n, Hkv, K, X) is what they add, decay
-# (B, n, Hkv) or None what they leave of the state before them, initial (B, Hkv, K, X) or None.
 
 
 def _running(added: Tensor, decay: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -213,8 +219,8 @@ def _running(added: Tensor, decay: Tensor | None, initial: Tensor | None) -> tup
     return torch.stack(read, 1) if read else added, state
 
 
-def _total(added: Tensor, decay: None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Not causal: every chunk reads the sum of all."""
+def _total(added: Tensor, decay: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Not causal, and so without decay: every chunk reads the sum of all."""
     state = added.sum(1) if initial is None else added.sum(1) + initial
     return state[:, None].expand_as(added), state
 
@@ -227,11 +233,13 @@ def chunked_step_(
     log_decay: Tensor | None = None,
     *,
     feature_map: str | None = None,
-    normalize: bool = True,
     eps: float = 1e-6,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """One token, `state` updated in place; arguments as in `linear_attention_step_`, checked."""
+    """One token, `state` updated in place, normalised where it has a z.
+
+    Arguments as in `linear_attention_step_`, which has checked them.
+    """
     kv, z = state
     with without_autocast(q.device.type):
         phi_q, phi_k, v, log_decay = _mapped(q, k, v, log_decay, feature_map, key_mask)
@@ -241,7 +249,7 @@ def chunked_step_(
         kv.addcmul_(phi_k[..., None], v[..., None, :])
         phi_q = phi_q.unflatten(1, (kv.shape[1], -1))  # (B, Hkv, G, K)
         y = phi_q @ kv
-        if normalize:
+        if z is not None:
             if log_decay is not None:
                 z.mul_(remember[..., None])
             z.add_(phi_k)

@@ -223,7 +223,10 @@ class Hedgehog(_LearnedPerHead):
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.project(q, self.q_weight), self.project(k, self.k_weight)
-        return tuple(torch.cat([x.softmax(-1), (-x).softmax(-1)], -1) for x in (q, k))
+        return self.phi(q), self.phi(k)
+
+    def phi(self, x: Tensor) -> Tensor:
+        return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)
 
 
 MODULES: dict[str, type[FeatureMap]] = {

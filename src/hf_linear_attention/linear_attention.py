@@ -7,7 +7,7 @@ sequences.
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,10 @@ except ImportError as error:
     WHY_NO_REFERENCE = str(error)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-FEATURE_MAP_INDEX = {None: 0, **{name: index for index, name in enumerate(POINTWISE)}}
+FEATURE_MAP_INDEX: dict[str | None, int] = {
+    None: 0,
+    **{name: index for index, name in enumerate(POINTWISE)},
+}
 FORCED_BACKEND = os.environ.get("HF_LINEAR_ATTENTION_BACKEND") or None  # read once, at import
 
 
@@ -174,14 +177,12 @@ def linear_attention_step_(
 
 
 class Backend(NamedTuple):
-    """One implementation. `run` and `step_` take checked arguments, except that a compiled step
-    checks its own.
-    """
+    """One implementation. `run` is given checked arguments; `step_` checks its own."""
 
     name: str
     device_types: tuple[str, ...]  # empty: any
-    why_missing: Callable[[], str | None]  # None: it is here
-    reads_cu_seqlens: bool  # on the host, so that their values may be checked on any device
+    why_missing: str | None  # None: it is here
+    reads_cu_seqlens: bool  # on the host, so their values may be checked on any device
     run: Callable[..., tuple[Tensor, LinearAttentionState]]
     step_: Callable[..., Tensor]
 
@@ -191,48 +192,54 @@ class Backend(NamedTuple):
             return (
                 f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device_type}"
             )
-        return self.why_missing()
+        return self.why_missing
 
 
 def choose_backend(name: str | None, device_type: str) -> Backend:
-    """The first backend for tensors of `device_type`, or the one that `name` or FORCED_BACKEND asks
-    for.
+    """The first backend for tensors of `device_type`, or the one named here or by FORCED_BACKEND.
+
+    Raises:
+        ValueError: there is no such backend. RuntimeError: it can't run here.
     """
-    wanted = name or FORCED_BACKEND
-    if wanted is None:
+    name = name or FORCED_BACKEND
+    if name is None:
         for backend in BACKENDS:  # chunked always runs, so reference is never reached
-            if backend.why_not(device_type) is None:
+            if backend.why_missing is None and (
+                not backend.device_types or device_type in backend.device_types
+            ):
                 return backend
     for backend in BACKENDS:
-        if backend.name == wanted:
+        if backend.name == name:
             reason = backend.why_not(device_type)
             if reason is not None:
-                raise RuntimeError(f"backend {wanted!r} can't run: {reason}")
+                raise RuntimeError(f"backend {name!r} can't run: {reason}")
             return backend
-    origin = "backend" if name else "HF_LINEAR_ATTENTION_BACKEND"
-    raise ValueError(
-        f"{origin} must be one of {', '.join(repr(b.name) for b in BACKENDS)}, got {wanted!r}"
-    )
+    choices = ", ".join(repr(backend.name) for backend in BACKENDS)
+    where = "HF_LINEAR_ATTENTION_BACKEND" if name == FORCED_BACKEND else "backend"
+    raise ValueError(f"{where} must be one of {choices}, got {name!r}")
 
 
 def backend_report() -> dict[str, str | None]:
     """Every backend in order of preference, with the reason why it can't run here, or None."""
-    return {backend.name: backend.why_missing() for backend in BACKENDS}
+    report = {backend.name: backend.why_missing for backend in BACKENDS}
+    if report["cuda"] is None and not torch.cuda.is_available():
+        report["cuda"] = "torch finds no CUDA device"
+    return report
 
 
 def _run_compiled(
-    q,
-    k,
-    v,
-    log_decay,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
     *,
-    feature_map,
-    key_mask,
-    cu_seqlens,
-    initial_state,
-    normalize,
-    eps,
-    is_causal,
+    feature_map: str | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_state: tuple[Tensor, Tensor | None] | None,
+    normalize: bool,
+    eps: float,
+    is_causal: bool,
 ) -> tuple[Tensor, LinearAttentionState]:
     kv, z = (None, None) if initial_state is None else initial_state
     index = FEATURE_MAP_INDEX[feature_map]
@@ -242,46 +249,68 @@ def _run_compiled(
     return y, LinearAttentionState(kv, z if normalize else None)
 
 
-def _step_compiled_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask) -> Tensor:
-    # This runs once per layer and token: what the kernel refuses is explained only after it has
-    # refused.
+def _step_compiled_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState,
+    log_decay: Tensor | None,
+    feature_map: str | None,
+    normalize: bool,
+    eps: float,
+    key_mask: Tensor | None,
+) -> Tensor:
+    # This runs once per layer and token: what the kernel refuses is explained only afterwards.
     kv, z = state
+    if not eps >= 0:  # the kernel takes any
+        _check_options(feature_map, eps)
     try:
         if log_decay is not None and log_decay.dtype is not kv.dtype:
             log_decay = log_decay.to(kv.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = _check_key_mask(key_mask, q)
-        return _ops.step_(
-            q, k, v, log_decay, key_mask, kv, z, FEATURE_MAP_INDEX[feature_map], normalize, eps
-        )
+        index = FEATURE_MAP_INDEX[feature_map]
+        return _ops.step_(q, k, v, log_decay, key_mask, kv, z, index, normalize, eps)
     except (RuntimeError, KeyError):
         _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
         raise
 
 
-def _step_chunked_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask) -> Tensor:
+def _step_chunked_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState,
+    log_decay: Tensor | None,
+    feature_map: str | None,
+    normalize: bool,
+    eps: float,
+    key_mask: Tensor | None,
+) -> Tensor:
     log_decay, key_mask = _check_step(
         q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
     )
     return chunked_step_(
-        q,
-        k,
-        v,
-        state,
-        log_decay,
-        feature_map=feature_map,
-        normalize=normalize,
-        eps=eps,
-        key_mask=key_mask,
+        q, k, v, state, log_decay, feature_map=feature_map, eps=eps, key_mask=key_mask
     )
 
 
-def _run_reference(*args, **kwargs) -> tuple[Tensor, LinearAttentionState]:
+def _run_reference(*args: Any, **kwargs: Any) -> tuple[Tensor, LinearAttentionState]:
     y, (kv, z) = reference_linear_attention(*args, **kwargs)
     return y, LinearAttentionState(kv, z)
 
 
-def _step_reference_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask) -> Tensor:
+def _step_reference_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState,
+    log_decay: Tensor | None,
+    feature_map: str | None,
+    normalize: bool,
+    eps: float,
+    key_mask: Tensor | None,
+) -> Tensor:
     log_decay, key_mask = _check_step(
         q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
     )
@@ -296,25 +325,22 @@ def _step_reference_(q, k, v, state, log_decay, feature_map, normalize, eps, key
         normalize=normalize,
         eps=eps,
     )
-    for old, new in zip(state, after, strict=True):
-        if old is not None:
-            old.copy_(new)
+    kv, z = state
+    kv.copy_(after[0])
+    if z is not None:
+        z.copy_(after[1])
     return y[:, 0]
 
 
-def _why_no_cuda() -> str | None:
-    if WHY_NO_COMPILED_OPS is not None:
-        return WHY_NO_COMPILED_OPS
-    if not _ops.has_cuda():
-        return "this build has no CUDA kernels"
-    return None if torch.cuda.is_available() else "torch finds no CUDA device"
-
+WHY_NO_CUDA = WHY_NO_COMPILED_OPS
+if WHY_NO_CUDA is None and not _ops.has_cuda():
+    WHY_NO_CUDA = "this build has no CUDA kernels"
 
 BACKENDS = (
-    Backend("cuda", ("cuda",), _why_no_cuda, False, _run_compiled, _step_compiled_),
-    Backend("cpu", ("cpu",), lambda: WHY_NO_COMPILED_OPS, False, _run_compiled, _step_compiled_),
-    Backend("chunked", (), lambda: None, True, chunked_linear_attention, _step_chunked_),
-    Backend("reference", (), lambda: WHY_NO_REFERENCE, True, _run_reference, _step_reference_),
+    Backend("cuda", ("cuda",), WHY_NO_CUDA, False, _run_compiled, _step_compiled_),
+    Backend("cpu", ("cpu",), WHY_NO_COMPILED_OPS, False, _run_compiled, _step_compiled_),
+    Backend("chunked", (), None, True, chunked_linear_attention, _step_chunked_),
+    Backend("reference", (), WHY_NO_REFERENCE, True, _run_reference, _step_reference_),
 )
 
 
@@ -458,7 +484,15 @@ def _check_options(feature_map: str | None, eps: float) -> None:
 
 
 def _check_step(
-    q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState,
+    log_decay: Tensor | None,
+    feature_map: str | None,
+    normalize: bool,
+    eps: float,
+    key_mask: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Everything about one token's arguments; returns log_decay and key_mask in the dtypes that
     backends take.

@@ -45,12 +45,9 @@ def reference_linear_attention(
     rows = len(sequences)
     (Hkv, K), V = k.shape[2:], v.shape[3]
     group = q.shape[2] // Hkv
-    if initial_state is None:
-        kv = q.new_zeros(rows, Hkv, K, V, dtype=dtype)
-        z = q.new_zeros(rows, Hkv, K, dtype=dtype)
-    else:
-        kv = initial_state[0].to(dtype)
-        z = initial_state[1].to(dtype) if normalize else q.new_zeros(rows, Hkv, K, dtype=dtype)
+    kv, z = (None, None) if initial_state is None else initial_state
+    kv = q.new_zeros(rows, Hkv, K, V, dtype=dtype) if kv is None else kv.to(dtype)
+    z = q.new_zeros(rows, Hkv, K, dtype=dtype) if z is None else z.to(dtype)
 
     outputs, final_kv, final_z = [], [], []
     for row, (b, start, end) in enumerate(sequences):
