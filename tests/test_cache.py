@@ -1,0 +1,236 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""LinearAttentionCache by itself: what it holds, and what may be done to it."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from hf_linear_attention import LinearAttentionCache
+from tiny import HYBRID, VARIANTS, assert_near, random_ids, tiny_config, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CACHED = ["paper", "gated", "hybrid"]
+
+
+@torch.no_grad()
+def read(model, ids, cache=None):
+    """The logits of ids after what the cache has read, and the cache."""
+    outputs = model(ids, past_key_values=cache, use_cache=True)
+    return outputs.logits, outputs.past_key_values
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "hybrid"])
+def test_its_size_does_not_depend_on_the_number_of_tokens(variant):
+    kwargs = {**VARIANTS[variant], "max_position_embeddings": 2000}
+    kwargs.pop("layer_types", None)
+    model = tiny_model(num_hidden_layers=1, **kwargs)
+    sizes = [read(model, random_ids(2, length))[1].nbytes for length in (1, 10, 1000)]
+    assert sizes[0] == sizes[1] == sizes[2] > 0
+
+
+def test_nbytes_counts_every_tensor():
+    model = tiny_model(**VARIANTS["hybrid"])
+    _, cache = read(model, random_ids(2, 9))
+    kv = 2 * 2 * 8 * 8 * 8  # B Hkv K V float64
+    z = 2 * 2 * 8 * 8
+    conv = 2 * 2 * (32 + 16 + 16) * 8  # B (kernel size - 1) channels float64
+    full, sliding = 2 * 2 * 2 * 9 * 8 * 8, 2 * 2 * 2 * 4 * 8 * 8
+    assert cache.nbytes == kv + z + conv + full + sliding
+
+
+def test_softmax_layers_keep_their_own_cache_layers():
+    cache = LinearAttentionCache(tiny_config(layer_types=HYBRID, sliding_window=5))
+    assert [type(layer) for layer in cache.layers[1:]] == [DynamicLayer, DynamicSlidingWindowLayer]
+    assert cache.is_linear == [True, False, False]
+    assert cache.is_sliding == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_states_are_float32_or_better(dtype):
+    model = tiny_model(dtype=dtype, initializer_range=0.05, **VARIANTS["hybrid"])
+    cache = None
+    for length in (5, 1):
+        _, cache = read(model, random_ids(1, length), cache)
+    tensors = cache.layers[0].tensors
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    assert tensors["kv"].dtype == tensors["z"].dtype == expected
+    assert tensors["q_conv"].dtype == cache.layers[1].keys.dtype == dtype
+
+
+def test_addresses_stay():
+    model = tiny_model(**VARIANTS["gated"])
+    _, cache = read(model, random_ids(2, 1))
+
+    def addresses():
+        return [tensor.data_ptr() for tensors in cache for tensor in tensors]
+
+    first = addresses()
+    read(model, random_ids(2, 7), cache)
+    read(model, random_ids(2, 1), cache)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    cache.reset()
+    read(model, random_ids(2, 3), cache)
+    assert addresses() == first
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_it_counts_tokens(variant):
+    model = tiny_model(**VARIANTS[variant])
+    cache = LinearAttentionCache(model.config)
+    assert cache.get_seq_length() == 0
+    assert not cache.has_previous_state(0)
+    for length, total in ((4, 4), (1, 5), (3, 8)):
+        read(model, random_ids(1, length), cache)
+        assert [cache.get_seq_length(layer) for layer in range(3)] == [total] * 3
+    assert cache.get_mask_sizes(2, 0) == (10, 0)
+    assert cache.has_previous_state(0)
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_after_reset_it_is_as_new(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(2, 8)
+    expected, cache = read(model, ids)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert_near(read(model, ids, cache)[0], expected)
+    cache.reset()
+    one_by_one = [read(model, ids[:, t : t + 1], cache)[0] for t in range(8)]
+    assert_near(torch.cat(one_by_one, 1), expected)
+    cache.reset()
+    assert_near(read(model, ids[:1], cache)[0], expected[:1])  # of another batch size
+
+
+@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("more", [1, 4])
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    ],
+    ids=["reorder", "repeat", "select"],
+)
+def test_its_rows_can_be_moved(variant, more, change, rows):
+    model = tiny_model(**VARIANTS[variant])
+    ids, new = random_ids(2, 8), random_ids(4, more, seed=1)[: len(rows)]
+    whole, _ = read(model, torch.cat([ids[rows], new], 1))
+    _, cache = read(model, ids)
+    change(cache)
+    assert_near(read(model, new, cache)[0], whole[:, 8:])
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_a_copy_goes_its_own_way(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids, more = random_ids(1, 6), random_ids(1, 3, seed=1)
+    whole, _ = read(model, torch.cat([ids, more], 1))
+    _, cache = read(model, ids)
+    twin = copy.deepcopy(cache)
+    for _ in range(2):
+        read(model, random_ids(1, 1, seed=2), cache)
+    assert twin.get_seq_length() == 6
+    assert_near(read(model, more, twin)[0], whole[:, 6:])
+
+
+def test_it_outlives_inference_mode():
+    model = tiny_model(**VARIANTS["gated"])
+    ids = random_ids(1, 7)
+    whole, _ = read(model, ids)
+    with torch.inference_mode():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+    last = [read(model, ids[:, t : t + 1], cache)[0] for t in (4, 5, 6)]
+    assert_near(torch.cat(last, 1), whole[:, 4:])
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_gradients_flow_through_it(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(2, 9)
+
+    def gradients(logits):
+        model.zero_grad()
+        (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    whole = gradients(model(ids).logits)
+    first = model(ids[:, :5], use_cache=True)
+    cache = first.past_key_values
+    parts = [model(ids[:, t : t + 1], past_key_values=cache).logits for t in (5, 6)]
+    parts.append(model(ids[:, 7:], past_key_values=cache).logits)
+    for name, gradient in gradients(torch.cat([first.logits, *parts], 1)).items():
+        assert_near(gradient, whole[name])
+
+
+def test_without_gradients_it_lets_the_graph_go():
+    model = tiny_model()
+    ids = random_ids(1, 6)
+    outputs = model(ids[:, :3], use_cache=True)
+    cache = outputs.past_key_values
+    read(model, ids[:, 3:4], cache)
+    assert not any(tensor.requires_grad for tensors in cache for tensor in tensors)
+    outputs.logits.sum().backward()  # whose values the step must have left alone
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_it_can_not_be_cropped_yet(variant):
+    model = tiny_model(**VARIANTS[variant])
+    _, cache = read(model, random_ids(1, 4))
+    assert not cache.is_croppable
+    with pytest.raises(RuntimeError, match="rolled back"):
+        cache.crop(-1)
+    with pytest.raises(RuntimeError, match="rolled back"):
+        cache.activate_past_recording()
+    assert [cache.get_seq_length(layer) for layer in range(3)] == [4] * 3
+
+
+def test_without_linear_layers_it_can_be_cropped():
+    model = tiny_model(layer_types=["full_attention"] * 3)
+    ids = random_ids(1, 6)
+    whole, cache = read(model, ids)
+    cache.crop(-2)
+    assert_near(read(model, ids[:, 4:], cache)[0], whole[:, 4:])
+
+
+@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("with_config", [False, True])
+def test_an_empty_dynamic_cache_gets_the_layers_it_needs(variant, with_config):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(2, 8)
+    whole, _ = read(model, ids)
+    cache = DynamicCache(config=model.config) if with_config else DynamicCache()
+    _, returned = read(model, ids[:, :5], cache)
+    assert returned is cache and cache.get_seq_length() == 5
+    assert_near(read(model, ids[:, 5:], cache)[0], whole[:, 5:])
+
+
+def test_a_foreign_cache_is_refused():
+    model = tiny_model()
+    filled = DynamicCache()
+    filled.update(torch.ones(1, 4, 2, 8), torch.ones(1, 4, 2, 8), 0)
+    other = LinearAttentionCache(tiny_config(num_hidden_layers=2))
+    static = StaticCache(config=tiny_config(layer_types=HYBRID, sliding_window=5), max_cache_len=9)
+    for cache in (filled, other, static):
+        with pytest.raises(ValueError, match="past_key_values must be a LinearAttentionCache"):
+            read(model, random_ids(1, 2), cache)
+
+
+def test_it_is_not_compiled_behind_the_users_back():
+    cache = LinearAttentionCache(tiny_config())
+    assert not cache.is_compileable
+
+
+def test_offloading_leaves_the_states_alone():
+    model = tiny_model()
+    cache = LinearAttentionCache(model.config, offloading=True)
+    ids = random_ids(1, 5)
+    whole, _ = read(model, ids)
+    read(model, ids[:, :3], cache)
+    cache.layers[0].offload()
+    cache.layers[0].prefetch()
+    assert_near(read(model, ids[:, 3:], cache)[0], whole[:, 3:])

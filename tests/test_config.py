@@ -1,0 +1,92 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The configuration: defaults, errors, and what a saved one holds."""
+
+import pytest
+from transformers import AutoConfig
+
+from hf_linear_attention import LinearAttentionConfig
+from tiny import VARIANTS, tiny_config
+
+
+def test_the_default_is_the_paper():
+    config = LinearAttentionConfig()
+    assert config.feature_map == "elu+1"
+    assert config.decay == "none"
+    assert config.normalizer == "z"
+    assert config.attention_eps == 1e-6
+    assert config.conv_kernel_size == 0
+    assert config.position_embedding_type == "sinusoidal"
+    assert set(config.layer_types) == {"linear_attention"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"feature_map": "elu"}, "feature_map .*'elu\\+1'.*'hedgehog'.*got 'elu'"),
+        ({"feature_map_kwargs": {"m": 3}}, "feature_map_kwargs .*got 'm'"),
+        ({"decay": "learned"}, "decay .*'retnet'.*got 'learned'"),
+        ({"normalizer": "rms"}, "normalizer .*'z', 'gated_rms_norm', got 'rms'"),
+        ({"gate_act": "tanh"}, "gate_act .*'sigmoid', 'silu', got 'tanh'"),
+        ({"hidden_act": "silly"}, "hidden_act .*'silu'.*got 'silly'"),
+        ({"position_embedding_type": "rope"}, "position_embedding_type .*'rotary'.*got 'rope'"),
+        ({"layer_types": ["softmax"] * 3}, "layer_types .*'full_attention'.*got .*'softmax'"),
+        ({"layer_types": ["full_attention"]}, "layer_types .*num_hidden_layers=3 .*got 1"),
+        ({"layer_types": ["sliding_attention"] * 3}, "sliding_window must be given"),
+        ({"sliding_window": 0}, "sliding_window=0"),
+        ({"num_attention_heads": 5}, "hidden_size=32 must be a multiple of num_attention_heads=5"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 .*num_key_value_heads=3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"head_dim": 7, "position_embedding_type": "rotary"}, "head_dim=7 must be even"),
+        ({"hidden_size": 33, "num_attention_heads": 3}, "hidden_size=33 must be even"),
+        ({"conv_kernel_size": 1}, "conv_kernel_size .*got 1"),
+        ({"conv_kernel_size": -4}, "conv_kernel_size .*got -4"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings=0"),
+        ({"attention_eps": -1e-6}, "attention_eps"),
+        ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
+        ({"is_causal": False, "decay": "retnet"}, "decay .*is_causal=False.*got 'retnet'"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_the_choices_listed(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**wrong)
+
+
+def test_a_value_of_the_wrong_type_names_its_field():
+    with pytest.raises(Exception, match="hidden_size"):
+        tiny_config(hidden_size="wide")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_saved_and_loaded_it_is_the_same(variant, tmp_path):
+    config = tiny_config(**VARIANTS[variant])
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is LinearAttentionConfig
+    assert {**loaded.to_dict(), "_name_or_path": ""} == config.to_dict()
+    for name in ("head_dim", "num_key_value_heads", "layer_types"):
+        assert getattr(loaded, name) == getattr(config, name)
+
+
+def test_derived_values_follow_what_they_are_derived_from(tmp_path):
+    config = tiny_config(num_attention_heads=8)
+    config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 64, 4, 2
+    config.save_pretrained(tmp_path)
+    for current in (config, AutoConfig.from_pretrained(tmp_path)):
+        assert current.head_dim == 16
+        assert current.num_key_value_heads == 4
+        assert current.layer_types == ["linear_attention"] * 2
+    shallow = AutoConfig.from_pretrained(tmp_path, num_hidden_layers=1)
+    assert shallow.layer_types == ["linear_attention"]
+
+
+def test_given_values_do_not_follow():
+    config = tiny_config(head_dim=4, num_key_value_heads=2)
+    config.hidden_size, config.num_attention_heads = 64, 8
+    assert (config.head_dim, config.num_key_value_heads) == (4, 2)
+    config = tiny_config()
+    config.head_dim = 6
+    config.hidden_size = 64
+    assert config.head_dim == 6
+    assert config.to_dict()["head_dim"] == 6

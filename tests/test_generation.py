@@ -1,0 +1,178 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""generate(): with the cache it gives the tokens that it gives without."""
+
+import pytest
+import torch
+from transformers import DynamicCache, set_seed
+
+from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from tiny import VARIANTS, random_ids, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SOME = ["paper", "gated", "hybrid", "softmax_first"]
+PAD = 0
+
+
+def generate(model, ids, **kwargs):
+    kwargs = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": PAD, **kwargs}
+    return model.generate(ids, **kwargs)
+
+
+def assert_same_with_and_without_cache(model, ids, **kwargs):
+    set_seed(0)
+    cached = generate(model, ids, **kwargs)
+    set_seed(0)
+    uncached = generate(model, ids, use_cache=False, **kwargs)
+    assert cached.tolist() == uncached.tolist()
+    return cached
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_greedy(variant, dtype):
+    model = tiny_model(dtype=dtype, **VARIANTS[variant])
+    assert_same_with_and_without_cache(model, random_ids(2, 7))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_wrong_state_would_change_the_tokens(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(4, 7)
+    cache = LinearAttentionCache(model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    right = generate(model, ids)
+    for layer in cache.layers:
+        if isinstance(layer, RecurrentLayer):
+            layer.tensors["kv"].mul_(0.5)
+    wrong = generate(model, right[:, :8], past_key_values=cache, max_new_tokens=15)
+    assert wrong.tolist() != right.tolist()
+
+
+@pytest.mark.parametrize("variant", SOME)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"do_sample": True},
+        {"do_sample": True, "top_k": 5, "num_return_sequences": 3},
+        {"num_beams": 4},
+        {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.3},
+        {"num_beams": 3, "do_sample": True},
+        {"repetition_penalty": 1.7},
+    ],
+    ids=["sample", "sequences", "beams", "beam_sequences", "beam_sample", "penalty"],
+)
+def test_every_way_to_choose_tokens(variant, how):
+    model = tiny_model(**VARIANTS[variant])
+    assert_same_with_and_without_cache(model, random_ids(2, 5), **how)
+
+
+@pytest.mark.parametrize("variant", SOME)
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_left_padded_rows_get_the_tokens_they_get_alone(variant, how):
+    model = tiny_model(**VARIANTS[variant])
+    ids, lengths = random_ids(3, 6), (6, 3, 1)
+    mask = torch.tensor([[0] * (6 - n) + [1] * n for n in lengths])
+    padded = ids.masked_fill(mask == 0, PAD)
+    batch = assert_same_with_and_without_cache(model, padded, attention_mask=mask, **how)
+    for row, n in enumerate(lengths):
+        alone = generate(model, ids[row : row + 1, 6 - n :], **how)
+        assert batch[row, 6 - n :].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("variant", SOME)
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_a_returned_cache_continues(variant, more):
+    model = tiny_model(**VARIANTS[variant])
+    first = generate(model, random_ids(1, 4), max_new_tokens=6, return_dict_in_generate=True)
+    cache = first.past_key_values
+    assert isinstance(cache, LinearAttentionCache)
+    assert cache.get_seq_length() == 9  # the last token was never read
+    ids = torch.cat([first.sequences, random_ids(1, more, seed=1)], 1)
+    assert generate(model, ids, past_key_values=cache).tolist() == generate(model, ids).tolist()
+
+
+@pytest.mark.parametrize("variant", SOME)
+def test_a_cache_of_left_padded_rows_continues(variant):
+    model = tiny_model(**VARIANTS[variant])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    ids = random_ids(2, 5) * mask
+    first = generate(
+        model, ids, attention_mask=mask, max_new_tokens=3, return_dict_in_generate=True
+    )
+    ids = torch.cat([first.sequences, random_ids(2, 2, seed=1)], 1)
+    mask = torch.cat([mask, torch.ones(2, 5, dtype=torch.long)], 1)
+    continued = generate(model, ids, attention_mask=mask, past_key_values=first.past_key_values)
+    assert continued.tolist() == generate(model, ids, attention_mask=mask).tolist()
+
+
+@pytest.mark.parametrize("variant", SOME)
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_prefill_in_chunks(variant, chunk):
+    model = tiny_model(**VARIANTS[variant])
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[0, :3] = 0
+    ids = random_ids(2, 11) * mask
+    chunked = generate(model, ids, attention_mask=mask, prefill_chunk_size=chunk)
+    assert chunked.tolist() == generate(model, ids, attention_mask=mask).tolist()
+
+
+@pytest.mark.parametrize("variant", SOME)
+def test_prompts_of_embeddings(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(2, 5)
+    from_ids = generate(model, ids)
+    from_embeddings = generate(model, None, inputs_embeds=model.get_input_embeddings()(ids))
+    assert from_embeddings.tolist() == from_ids[:, 5:].tolist()
+
+
+@pytest.mark.parametrize("variant", SOME)
+def test_a_dynamic_cache_passed_in_is_filled(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(1, 5)
+    cache = DynamicCache(config=model.config)
+    assert generate(model, ids, past_key_values=cache).tolist() == generate(model, ids).tolist()
+    assert cache.get_seq_length() == 20
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "offloaded"])
+def test_cache_implementation(kind):
+    model = tiny_model()
+    ids = random_ids(1, 5)
+    assert generate(model, ids, cache_implementation=kind).tolist() == generate(model, ids).tolist()
+
+
+@pytest.mark.parametrize("kind", ["static", "quantized"])
+def test_a_cache_that_could_not_hold_the_state_is_refused(kind):
+    with pytest.raises(ValueError, match=f"cache_implementation must be .*got '{kind}'"):
+        generate(tiny_model(), random_ids(1, 5), cache_implementation=kind)
+
+
+def test_assisted_generation_says_that_it_can_not_be():
+    model, ids = tiny_model(), random_ids(1, 5)
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        generate(model, ids, prompt_lookup_num_tokens=3)
+    cache = LinearAttentionCache(model.config)
+    with pytest.raises(RuntimeError, match="rolled back"):
+        cache.activate_past_recording()  # what generate() does first with an assistant's cache
+
+
+def test_all_scores_and_hidden_states_come_back():
+    outputs = generate(
+        tiny_model(),
+        random_ids(2, 5),
+        max_new_tokens=3,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+        output_hidden_states=True,
+    )
+    assert len(outputs.scores) == len(outputs.logits) == len(outputs.hidden_states) == 3
+    assert [layers[0].shape[1] for layers in outputs.hidden_states] == [5, 1, 1]
+
+
+def test_one_token_prompts_start_from_nothing():
+    model = tiny_model(**VARIANTS["gated"])
+    assert_same_with_and_without_cache(model, random_ids(3, 1))

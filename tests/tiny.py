@@ -1,0 +1,86 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Tiny models for the tests, with weights so large that a wrong state changes the tokens."""
+
+import torch
+
+from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+
+VOCAB_SIZE = 41
+HYBRID = ["linear_attention", "full_attention", "sliding_attention"]
+
+# Every axis of the config at least once; the rest of each is the default.
+VARIANTS = {
+    "paper": {},
+    "relu": {"feature_map": "relu", "num_key_value_heads": 2},
+    "relu2": {"feature_map": "relu2", "position_embedding_type": "none"},
+    "exp": {"feature_map": "exp", "num_key_value_heads": 1},
+    "softmax": {"feature_map": "softmax", "attention_bias": True, "mlp_bias": True},
+    "polynomial2": {"feature_map": "polynomial2"},
+    "taylor": {"feature_map": "taylor", "conv_kernel_size": 2},
+    "favor+": {"feature_map": "favor+", "feature_map_kwargs": {"num_features": 6}},
+    "dpfp": {"feature_map": "dpfp", "decay": "per_head"},
+    "t2r": {"feature_map": "t2r", "num_key_value_heads": 2},
+    "hedgehog": {"feature_map": "hedgehog", "conv_kernel_size": 4, "attention_bias": True},
+    "retnet": {
+        "feature_map": "identity",
+        "decay": "retnet",
+        "normalizer": "gated_rms_norm",
+        "gate_act": "silu",
+        "position_embedding_type": "rotary",
+    },
+    "lightning": {
+        "feature_map": "silu",
+        "decay": "lightning",
+        "normalizer": "gated_rms_norm",
+        "position_embedding_type": "none",
+        "head_dim": 6,
+    },
+    "gated": {
+        "feature_map": "silu",
+        "decay": "per_token",
+        "normalizer": "gated_rms_norm",
+        "conv_kernel_size": 4,
+        "num_key_value_heads": 2,
+        "position_embedding_type": "none",
+    },
+    "learned": {"position_embedding_type": "learned", "tie_word_embeddings": True},
+    "hybrid": {
+        "layer_types": HYBRID,
+        "sliding_window": 5,
+        "num_key_value_heads": 2,
+        "decay": "per_token",
+        "conv_kernel_size": 3,
+        "position_embedding_type": "rotary",
+    },
+    "softmax_first": {"layer_types": HYBRID[::-1], "sliding_window": 3},
+}
+
+
+def tiny_config(**kwargs) -> LinearAttentionConfig:
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.4,
+    }
+    return LinearAttentionConfig(**{**sizes, **kwargs})
+
+
+def tiny_model(
+    model_class=LinearAttentionForCausalLM, dtype=torch.float64, seed=0, **kwargs
+) -> LinearAttentionForCausalLM:
+    torch.manual_seed(seed)
+    return model_class(tiny_config(**kwargs)).to(dtype).eval()
+
+
+def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Token ids but 0, which the tests take for padding."""
+    return torch.randint(1, VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    """Equal but for rounding: Transformers' norms compute in float32, even in a float64 model."""
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
