@@ -21,8 +21,9 @@ sys.path.insert(0, str(EXAMPLES))
 import text_blocks  # noqa: E402
 import train_causal_lm  # noqa: E402
 
-# A hub that refuses every connection: the examples must not need one.
-ENVIRONMENT = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+# A hub that refuses every connection, since the examples must not need one, and one thread, since
+# several would only wait for each other on models so small.
+ENVIRONMENT = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
 SMALL = (
     "--hidden_size 32 --intermediate_size 64 --num_hidden_layers 2 --num_attention_heads 2 "
     "--vocab_size 400 --block_size 64 --max_eval_bytes 4000 "
