@@ -103,7 +103,9 @@ def libtorch_stub(compiler: list[str], directory: Path) -> Path:
 
 
 class BuildNativeLibrary(build_ext):
-    """`build_ext`, for a library that has nothing of Python or torch in it at build time."""
+    """For a library that has nothing of Python or torch in it."""
+
+    command_name = "build_ext"  # in messages
 
     def get_ext_filename(self, fullname: str) -> str:
         """No Python version in the name: any Python can load it."""
@@ -112,6 +114,18 @@ class BuildNativeLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
         library.unlink(missing_ok=True)  # of an earlier build; this one may fail
+        try:
+            self.build_library(library)
+        except CompileError as error:
+            if REQUIRE_NATIVE:
+                raise
+            self.warn(
+                f"installing without compiled kernels ({error}). Linear attention will run on "
+                "PyTorch alone, more slowly. "
+                "HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 makes this an error"
+            )
+
+    def build_library(self, library: Path) -> None:
         compiler = find_compiler()
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
@@ -153,8 +167,11 @@ class WheelForAnyPython(bdist_wheel):
 
     def run(self) -> None:
         self.run_command("build")  # first, since its outcome decides about the tag
+        self.skip_build = True
         build_lib = Path(self.get_finalized_command("build").build_lib)
-        self.root_is_pure = not any(build_lib.rglob("_C.so"))
+        if not any(build_lib.rglob("_C.so")):
+            self.distribution.ext_modules = []
+            self.root_is_pure = True
         super().run()
 
     def get_tag(self) -> tuple[str, str, str]:

@@ -1,0 +1,220 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The build: sdist, wheels with and without a compiler, and what is in the native library."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+COMPILER = shlex.split(os.environ.get("CXX", "c++"))
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which(COMPILER[0]) is None,
+    reason="without a C++ compiler on Linux there is no native library",
+)
+
+
+def run(*command, cwd=ROOT, **environment):
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+
+
+def build(kind, source, destination, **environment):
+    """Builds an "sdist" or a "wheel" of `source` as pip does, without fetching anything."""
+    destination.mkdir(exist_ok=True)
+    hook = f"from setuptools import build_meta; build_meta.build_{kind}({str(destination)!r})"
+    result = run(sys.executable, "-c", hook, cwd=source, **environment)
+    results = list(destination.iterdir())
+    return result, results[0] if results else None
+
+
+@pytest.fixture(scope="session")
+def unpacked_sdist(tmp_path_factory):
+    """The source tree as someone gets it who downloads the sdist."""
+    directory = tmp_path_factory.mktemp("sdist")
+    source = directory / "checkout"
+    untouched = shutil.ignore_patterns(
+        ".*", "build", "outputs", "*.so", "*.egg-info", "__pycache__"
+    )
+    shutil.copytree(ROOT, source, ignore=untouched)
+    result, sdist = build("sdist", source, directory / "dist")
+    assert sdist is not None, result.stdout
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    return directory / sdist.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="session")
+def native_wheel(unpacked_sdist, tmp_path_factory):
+    """The wheel with the native library, and the objects that it was linked from.
+
+    Not optimised, for the sake of time; and the inline functions that an optimiser might have
+    removed are still there for test_objects_of_an_instruction_set_have_no_weak_symbols.
+    """
+    result, wheel = build(
+        "wheel", unpacked_sdist, tmp_path_factory.mktemp("native"), CXXFLAGS="-O0"
+    )
+    assert wheel is not None, result.stdout
+    return wheel, sorted(unpacked_sdist.glob("build/temp*/*.o"))
+
+
+@pytest.fixture(scope="session")
+def pure_build(unpacked_sdist, tmp_path_factory):
+    """What a build without a compiler says, and its wheel."""
+    source = tmp_path_factory.mktemp("no_compiler") / "source"
+    shutil.copytree(unpacked_sdist, source, ignore=shutil.ignore_patterns("build"))
+    return build("wheel", source, source.parent / "dist", CXX="/nonexistent/c++")
+
+
+@needs_compiler
+def test_where_there_is_a_compiler_the_native_library_is_installed():
+    from hf_linear_attention import _ops
+
+    assert _ops.LIBRARY_PATH.exists()
+
+
+def test_sdist_has_the_sources_of_the_native_library(unpacked_sdist):
+    def sources(root):
+        return {path.relative_to(root) for path in (root / "csrc").rglob("*") if path.is_file()}
+
+    assert sources(unpacked_sdist) == sources(ROOT)
+
+
+@needs_compiler
+def test_wheel_with_the_native_library_is_for_any_python_on_this_platform(native_wheel):
+    wheel, _ = native_wheel
+    assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)
+    assert "hf_linear_attention/_C.so" in zipfile.ZipFile(wheel).namelist()
+    assert "Root-Is-Purelib: false" in wheel_metadata(wheel)
+
+
+@needs_compiler
+def test_wheel_with_the_native_library_runs_on_it(native_wheel, tmp_path):
+    wheel, _ = native_wheel
+    report = run_report_from(wheel, tmp_path)
+    assert re.search(r"^native library .*_C\.so$", report, re.MULTILINE), report
+    assert re.search(r"^  cpu +available$", report, re.MULTILINE), report
+
+
+def test_wheel_without_a_compiler_is_pure_python_with_one_warning(pure_build):
+    result, wheel = pure_build
+    assert wheel is not None, result.stdout
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert "Root-Is-Purelib: true" in wheel_metadata(wheel)
+    assert "hf_linear_attention/_C.so" not in zipfile.ZipFile(wheel).namelist()
+    warning = "installing without compiled kernels (no C++ compiler: /nonexistent/c++ not found)"
+    assert result.stdout.count(warning) == 1
+
+
+def test_wheel_without_a_compiler_runs_on_pytorch_and_says_why(pure_build, tmp_path):
+    report = run_report_from(pure_build[1], tmp_path)
+    assert re.search(r"^native library +none: .*was not built", report, re.MULTILINE), report
+    assert re.search(r"^  cpu tensors +chunked$", report, re.MULTILINE), report
+
+
+def test_a_required_native_library_that_cannot_be_built_is_an_error(unpacked_sdist, tmp_path):
+    result, wheel = build(
+        "wheel",
+        unpacked_sdist,
+        tmp_path,
+        CXX="/nonexistent/c++",
+        HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
+    )
+    assert wheel is None
+    assert result.returncode != 0
+    assert "no C++ compiler: /nonexistent/c++ not found" in result.stdout
+
+
+def wheel_metadata(wheel):
+    archive = zipfile.ZipFile(wheel)
+    return archive.read(next(n for n in archive.namelist() if n.endswith("/WHEEL"))).decode()
+
+
+def run_report_from(wheel, directory):
+    """`python -m hf_linear_attention` of this wheel."""
+    zipfile.ZipFile(wheel).extractall(directory)
+    result = run(
+        *(sys.executable, "-m", "hf_linear_attention"), cwd=directory, PYTHONPATH=str(directory)
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+# ---- the C++ sources ----
+
+
+def compile_with_torch(tmp_path, source, *flags):
+    """Checks C++ source, as torch 2.10 would see it, with this project's and torch's headers."""
+    file = tmp_path / "check.cpp"
+    file.write_text(source)
+    includes = [f"-I{CSRC}", f"-I{Path(torch.__file__).parent / 'include'}"]
+    return run(
+        *(*COMPILER, "-std=c++17", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000"),
+        *(*includes, *flags, file),
+    )
+
+
+TORCH_HEADER = "#include <torch/csrc/stable/c/shim.h>\n"
+
+
+@needs_compiler
+def test_shim_agrees_with_the_headers_of_torch(tmp_path):
+    result = compile_with_torch(tmp_path, '#include "torch/shim.h"\n' + TORCH_HEADER)
+    assert result.returncode == 0, result.stdout
+
+
+@needs_compiler
+def test_a_wrong_prototype_in_the_shim_would_be_noticed(tmp_path):
+    shim = (CSRC / "torch" / "shim.h").read_text()
+    wrong = shim.replace(
+        "aoti_torch_get_dim(AtenTensorHandle tensor, int64_t*",
+        "aoti_torch_get_dim(AtenTensorHandle tensor, int32_t*",
+    )
+    assert wrong != shim
+    assert "aoti_torch_get_dim" in compile_with_torch(tmp_path, wrong + TORCH_HEADER).stdout
+
+
+@needs_compiler
+def test_every_function_of_the_shim_is_declared_by_torch_2_10(tmp_path):
+    shim = (CSRC / "torch" / "shim.h").read_text()
+    declared = re.search(r'extern "C" \{(.*?)\}  // extern "C"', shim, re.DOTALL).group(1)
+    names = re.findall(r"\b((?:aoti_)?torch_\w+)\(", declared)
+    assert len(names) > 15
+    uses = "".join(f"auto* use_{name} = &{name};\n" for name in names)
+    result = compile_with_torch(tmp_path, TORCH_HEADER + uses)
+    assert result.returncode == 0, result.stdout
+
+
+@needs_compiler
+def test_objects_of_an_instruction_set_have_no_weak_symbols(native_wheel):
+    """The linker keeps one of several weak definitions: it could put AVX-512 code into "base"."""
+    objects = [path for path in native_wheel[1] if "_isa_" in path.name]
+    assert objects
+    symbols = run("nm", "--defined-only", *objects).stdout
+    weak = re.findall(r"^\w+ [WVu] (?!DW\.ref\.)(.*)$", symbols, re.MULTILINE)
+    assert weak == []
+
+
+@needs_compiler
+def test_library_exports_only_its_own_functions(native_wheel, tmp_path):
+    library = zipfile.ZipFile(native_wheel[0]).extract("hf_linear_attention/_C.so", tmp_path)
+    exported = run("nm", "--dynamic", "--defined-only", library).stdout.split("\n")
+    names = [line.split()[-1] for line in exported if line]
+    assert names
+    assert all(name.startswith("hfla_") for name in names), names
