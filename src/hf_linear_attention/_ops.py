@@ -219,10 +219,10 @@ def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps
 
 def _keep_for_backward(ctx, inputs, output):
     *tensors, feature_map, normalize, eps, is_causal = inputs
-    _, den, _, _ = output
+    _, den, _, z = output
     ctx.options = feature_map, normalize, eps, is_causal
     ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(den)
+    ctx.mark_non_differentiable(*((den,) if normalize else (den, z)))
     ctx.set_materialize_grads(False)
 
 

@@ -1,0 +1,511 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The compiled ops, called directly: what torch demands of an op, gradients, and refusals.
+
+B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_linear_attention.linear_attention import linear_attention
+from hf_linear_attention.reference import reference_linear_attention
+
+# Where there is no compiler there are no ops to test; test_build.py fails if there was one.
+_ops = pytest.importorskip("hf_linear_attention._ops", exc_type=ImportError)
+
+OP = torch.ops.hf_linear_attention
+TENSORS = ("q", "k", "v", "log_decay", "key_mask", "cu_seqlens", "initial_kv", "initial_z")
+DIFFERENTIABLE = ("q", "k", "v", "log_decay", "initial_kv", "initial_z")
+
+# Arguments of forward(), below, that between them reach every branch of the bindings.
+VARIANTS = {
+    "plain": {},
+    "one_head": dict(Hq=1, Hkv=1, K=1, V=1),
+    "decay": dict(log_decay=True),
+    "padding": dict(key_mask=True, log_decay=True),
+    "packed": dict(B=1, cu_seqlens=[0, 4, 4, 9], log_decay=True, initial_state=True),
+    "continued": dict(initial_state=True),
+    "not_normalised": dict(initial_state=True, log_decay=True, normalize=False),
+    "not_causal": dict(is_causal=False, key_mask=True, initial_state=True),
+    "everything": dict(
+        B=1, cu_seqlens=[0, 4, 9], log_decay=True, key_mask=True, initial_state=True
+    ),
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def arguments(
+    *,
+    B=2,
+    T=9,
+    Hq=4,
+    Hkv=2,
+    K=3,
+    V=5,
+    dtype=torch.float64,
+    log_decay=False,
+    key_mask=False,
+    cu_seqlens=None,
+    initial_state=False,
+    feature_map="elu+1",
+    normalize=True,
+    is_causal=True,
+):
+    """Arguments of the op `forward`, by name and in its order, with leaves that require grad."""
+    generator = torch.Generator().manual_seed(0)
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    rows = B if cu_seqlens is None else len(cu_seqlens) - 1
+
+    def normal(*shape, dtype=dtype):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    args = dict.fromkeys(TENSORS)
+    args["q"] = normal(B, Hq, T, K).transpose(1, 2)  # strided, as a model may pass it
+    args["k"] = normal(B, T, Hkv, K)
+    args["v"] = normal(B, T, Hkv, V)
+    if log_decay:
+        args["log_decay"] = -normal(B, T, Hkv, dtype=acc).abs()
+    if key_mask:
+        args["key_mask"] = torch.rand(B, T, generator=generator) > 0.3
+    if cu_seqlens is not None:
+        args["cu_seqlens"] = torch.tensor(cu_seqlens, dtype=torch.int32)
+    if initial_state:
+        args["initial_kv"] = normal(rows, Hkv, K, V, dtype=acc)
+        args["initial_z"] = normal(rows, Hkv, K, dtype=acc).abs() if normalize else None
+    for name in DIFFERENTIABLE:
+        if args[name] is not None:
+            args[name].requires_grad_()
+    index = _ops.FEATURE_MAPS.index(feature_map)
+    return args | dict(feature_map=index, normalize=normalize, eps=1e-6, is_causal=is_causal)
+
+
+def forward(**args):
+    """y, kv and z, without den, which has no gradient; z is None where there is none."""
+    y, _, kv, z = OP.forward(**args)
+    return (y, kv, z) if args["normalize"] else (y, kv)
+
+
+def backward_arguments(**args):
+    """Arguments of the op `backward`, by name and in its order, none of which requires grad."""
+    args = {name: x.detach() if torch.is_tensor(x) else x for name, x in args.items()}
+    y, den, kv, z = OP.forward(**args)
+    upstream = dict(
+        dy=torch.ones_like(y),
+        dkv=torch.ones_like(kv),
+        dz=torch.ones_like(z) if args["normalize"] else None,
+    )
+    tensors = {name: args.pop(name) for name in TENSORS}
+    return upstream | tensors | dict(y=y, den=den, kv=kv, z=z) | args
+
+
+def step_arguments(*, B=2, Hq=4, Hkv=2, K=3, V=5, dtype=torch.float32, normalize=True):
+    """Arguments of the op `step_`, by name and in its order."""
+    generator = torch.Generator().manual_seed(0)
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def normal(*shape, dtype=dtype):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return dict(
+        q=normal(B, Hq, K),
+        k=normal(B, Hkv, K),
+        v=normal(B, Hkv, V),
+        log_decay=-normal(B, Hkv, dtype=acc).abs(),
+        key_mask=torch.tensor([True] * (B - 1) + [False]),
+        kv=normal(B, Hkv, K, V, dtype=acc),
+        z=normal(B, Hkv, K, dtype=acc).abs() if normalize else None,
+        feature_map=_ops.FEATURE_MAPS.index("elu+1"),
+        normalize=normalize,
+        eps=1e-6,
+    )
+
+
+# ---- what torch demands of an op ----
+
+
+@every_variant
+def test_forward_passes_opcheck(variant):
+    torch.library.opcheck(OP.forward.default, tuple(arguments(**VARIANTS[variant]).values()))
+
+
+@every_variant
+def test_backward_passes_opcheck(variant):
+    args = backward_arguments(**arguments(**VARIANTS[variant]))
+    torch.library.opcheck(OP.backward.default, tuple(args.values()))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_step_passes_opcheck(normalize):
+    args = step_arguments(normalize=normalize)
+    torch.library.opcheck(OP.step_.default, tuple(args.values()))
+
+
+@every_variant
+def test_fakes_agree_with_results_for_reduced_precision(variant):
+    args = arguments(**VARIANTS[variant], dtype=torch.bfloat16)
+    meta = {name: x.to("meta") if torch.is_tensor(x) else x for name, x in args.items()}
+    for real, fake in zip(OP.forward(**args), OP.forward(**meta), strict=True):
+        assert (real.shape, real.dtype, real.stride()) == (fake.shape, fake.dtype, fake.stride())
+
+
+def test_forward_and_backward_compile_without_a_graph_break():
+    args = arguments(**VARIANTS["everything"])
+    leaves = [args[name] for name in DIFFERENTIABLE]
+
+    def loss(q, k, v, log_decay, initial_kv, initial_z):
+        given = args | dict(
+            zip(DIFFERENTIABLE, (q, k, v, log_decay, initial_kv, initial_z), strict=True)
+        )
+        y, _, kv, z = _ops.forward(**given)
+        return y.sin().sum() + kv.cos().sum() + z.sin().sum()
+
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    actual = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_step_compiles_and_updates_the_state(normalize):
+    def two_steps(**args):
+        return _ops.step_(**args) + _ops.step_(**args)
+
+    eager, compiled = (step_arguments(normalize=normalize) for _ in range(2))
+    y = torch.compile(two_steps, fullgraph=True)(**compiled)
+    torch.testing.assert_close(y, two_steps(**eager))
+    torch.testing.assert_close([compiled["kv"], compiled["z"]], [eager["kv"], eager["z"]])
+
+
+# ---- values and gradients ----
+
+TOLERANCE = {
+    torch.float64: dict(rtol=1e-10, atol=1e-10),
+    torch.float32: dict(rtol=1e-4, atol=1e-4),
+    torch.bfloat16: dict(rtol=4e-2, atol=4e-2),
+    torch.float16: dict(rtol=6e-3, atol=6e-3),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@every_variant
+def test_matches_the_float64_reference(variant, dtype):
+    options = dict(T=70, K=32, V=24, dtype=dtype) | VARIANTS[variant]
+    if "cu_seqlens" in options:
+        options["cu_seqlens"] = [0, 33, 33, 70]
+    args = arguments(**options)
+    exact = {
+        name: x.detach().double().requires_grad_()
+        if name in DIFFERENTIABLE and x is not None
+        else x
+        for name, x in args.items()
+    }
+    results = forward(**args)
+    expected = reference(**exact)
+    torch.testing.assert_close([x.double() for x in results], list(expected), **TOLERANCE[dtype])
+    torch.testing.assert_close(
+        [x.double() for x in gradients(results, args)],
+        gradients(expected, exact),
+        **TOLERANCE[dtype],
+    )
+
+
+def reference(*, initial_kv, initial_z, feature_map, **args):
+    state = None if initial_kv is None else (initial_kv, initial_z)
+    name = _ops.FEATURE_MAPS[feature_map]
+    y, (kv, z) = reference_linear_attention(feature_map=name, initial_state=state, **args)
+    return (y, kv) if z is None else (y, kv, z)
+
+
+def gradients(results, args):
+    """Of a fixed function of all results, by every differentiable argument."""
+    loss = sum(x.double().sin().mean() * (i + 1) for i, x in enumerate(results))
+    return torch.autograd.grad(loss, [args[n] for n in DIFFERENTIABLE if args[n] is not None])
+
+
+@every_variant
+def test_gradients(variant):
+    check_gradients(arguments(**VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("feature_map", _ops.FEATURE_MAPS)
+def test_gradients_through_feature_maps(feature_map):
+    # Not normalised, since a sum of signed features may come close to 0.
+    check_gradients(arguments(T=4, feature_map=feature_map, normalize=False))
+
+
+def check_gradients(args):
+    names = [name for name in DIFFERENTIABLE if args[name] is not None]
+
+    def by_position(*leaves):
+        return forward(**args | dict(zip(names, leaves, strict=True)))
+
+    assert torch.autograd.gradcheck(by_position, [args[name] for name in names])
+
+
+def test_gradients_reach_only_what_needs_them():
+    args = arguments(**VARIANTS["continued"])
+    args["k"] = args["k"].detach()
+    y, *_ = forward(**args)
+    y.sum().backward()
+    assert args["k"].grad is None
+    assert args["q"].grad is not None
+
+
+def test_den_has_no_gradient():
+    y, den, kv, z = OP.forward(**arguments())
+    assert [x.requires_grad for x in (y, den, kv, z)] == [True, False, True, True]
+
+
+def test_second_derivative_is_refused_by_the_kernel_and_given_by_chunked():
+    args = arguments()
+    y, *_ = forward(**args)
+    (dq,) = torch.autograd.grad(y.sin().sum(), args["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match='backend="chunked"'):
+        dq.sum().backward()
+
+    y = linear_attention(args["q"], args["k"], args["v"], feature_map="elu+1", backend="chunked")
+    (dq,) = torch.autograd.grad(y.sin().sum(), args["q"], create_graph=True)
+    dq.sum().backward()
+
+
+def test_step_is_one_token_of_forward():
+    args = step_arguments()
+    unpacked = {n: args[n][:, None] for n in ("q", "k", "v", "log_decay", "key_mask")}
+    y, kv, z = forward(
+        **unpacked,
+        **dict(cu_seqlens=None, initial_kv=args["kv"], initial_z=args["z"], is_causal=True),
+        **{n: args[n] for n in ("feature_map", "normalize", "eps")},
+    )
+    torch.testing.assert_close(_ops.step_(**args), y[:, 0])
+    torch.testing.assert_close([args["kv"], args["z"]], [kv, z])
+
+
+def test_autograd_notices_that_a_step_changed_what_it_needs():
+    args = step_arguments()
+    weight = torch.ones_like(args["kv"], requires_grad=True)
+    loss = (weight * args["kv"]).sum()
+    _ops.step_(**args)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# ---- refusals: an error, never a crash ----
+
+WRONG_FORWARD_ARGUMENTS = {
+    "q_dims": ("q", lambda x: x[0], "q must have shape"),
+    "q_dtype": (
+        "q",
+        lambda x: x.int(),
+        "q must be float32, bfloat16, float16 or float64, got int32",
+    ),
+    "q_features": ("q", lambda x: x[..., :0], "q must have a last dimension of 1 or more"),
+    "q_heads": ("q", lambda x: x[:, :, :3], "q must have a multiple of k's 2 heads, got 3"),
+    "q_no_heads": ("q", lambda x: x[:, :, :0], "q must have a multiple of k's 2 heads, got 0"),
+    "k_no_heads": ("k", lambda x: x[:, :, :0], "k must have 1 head or more"),
+    "k_dims": ("k", lambda x: x[0], "k must have shape"),
+    "k_dtype": ("k", lambda x: x.double(), "k must be float32 here, got float64"),
+    "k_time": ("k", lambda x: x[:, 1:], r"k must have shape \(1, 9, 2, 3\), got \(1, 8, 2, 3\)"),
+    "k_features": ("k", lambda x: x[..., :2], "k must have shape"),
+    "v_heads": ("v", lambda x: x[:, :, :1], r"v must have shape \(1, 9, 2, 5\)"),
+    "v_batch": ("v", lambda x: x[:0], "v must have shape"),
+    "log_decay_shape": ("log_decay", lambda x: x[..., :1], "log_decay must have shape"),
+    "log_decay_dtype": ("log_decay", lambda x: x.double(), "log_decay must be float32"),
+    "log_decay_sign": ("log_decay", lambda x: -x, "log_decay must be <= 0"),
+    "key_mask_shape": (
+        "key_mask",
+        lambda x: x[0],
+        r"key_mask must have shape \(1, 9\), got \(9,\)",
+    ),
+    "key_mask_dtype": ("key_mask", lambda x: x.int(), "key_mask must be bool here, got int32"),
+    "key_mask_layout": (
+        "key_mask",
+        lambda x: torch.stack([x, x], -1)[..., 0],
+        "key_mask must be contiguous",
+    ),
+    "cu_seqlens_dims": ("cu_seqlens", lambda x: x[None], "cu_seqlens must have shape"),
+    "cu_seqlens_empty": ("cu_seqlens", lambda x: x[:0], "cu_seqlens must have shape"),
+    "cu_seqlens_dtype": ("cu_seqlens", lambda x: x.long(), "cu_seqlens must be int32"),
+    "cu_seqlens_start": ("cu_seqlens", lambda x: x + 1, "cu_seqlens must start at 0, got 1"),
+    "cu_seqlens_end": (
+        "cu_seqlens",
+        lambda x: x * 2,
+        "cu_seqlens must end at q's length 9, got 18",
+    ),
+    "cu_seqlens_order": (
+        "cu_seqlens",
+        lambda x: torch.tensor([0, 10, 9], dtype=torch.int32),
+        "cu_seqlens must never decrease, got 10 before 9",
+    ),
+    "initial_kv_shape": ("initial_kv", lambda x: x[:1], "initial_kv must have shape"),
+    "initial_kv_dtype": ("initial_kv", lambda x: x.double(), "initial_kv must be float32"),
+    "initial_kv_layout": ("initial_kv", lambda x: x.mT.contiguous().mT, "must be contiguous"),
+    "initial_z_missing": ("initial_z", lambda x: None, "initial_z must be given"),
+    "initial_kv_missing": ("initial_kv", lambda x: None, "initial_z must be None"),
+    "initial_z_shape": ("initial_z", lambda x: x[..., None], "initial_z must have shape"),
+    "feature_map": ("feature_map", lambda x: 6, "feature_map must be an index from 0 to 5, got 6"),
+    "negative_feature_map": ("feature_map", lambda x: -1, "feature_map must be an index"),
+    "normalize": ("normalize", lambda x: False, "initial_z must be None"),
+    "is_causal": ("is_causal", lambda x: False, "log_decay must be None when is_causal is False"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FORWARD_ARGUMENTS)
+@torch.no_grad()
+def test_forward_refuses(name):
+    argument, spoil, message = WRONG_FORWARD_ARGUMENTS[name]
+    args = arguments(**VARIANTS["everything"], dtype=torch.float32)
+    args[argument] = spoil(args[argument])
+    with pytest.raises(RuntimeError, match="hf_linear_attention::forward: .*" + message):
+        OP.forward(**args)
+
+
+@torch.no_grad()
+def test_forward_refuses_packing_in_more_than_one_row():
+    args = arguments(B=2)
+    args["cu_seqlens"] = torch.tensor([0, 9], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="cu_seqlens packs sequences along time"):
+        OP.forward(**args)
+
+
+WRONG_BACKWARD_ARGUMENTS = {
+    "dy_shape": ("dy", lambda x: x[:, 1:], "dy must have shape"),
+    "dy_dtype": ("dy", lambda x: x.double(), "dy must be float32"),
+    "dkv_shape": ("dkv", lambda x: x[:1], "dkv must have shape"),
+    "dkv_layout": ("dkv", lambda x: x.mT.contiguous().mT, "dkv must be contiguous"),
+    "dz_shape": ("dz", lambda x: x[:1], "dz must have shape"),
+    "y_shape": ("y", lambda x: x[:, 1:], "y must have shape"),
+    "y_layout": ("y", lambda x: x.mT.contiguous().mT, "y must be contiguous"),
+    "den_shape": ("den", lambda x: x[:, 1:], "den must have shape"),
+    "kv_shape": ("kv", lambda x: x[:1], "kv must have shape"),
+    "z_shape": ("z", lambda x: x[:1], "z must have shape"),
+    "q_heads": ("q", lambda x: x[:, :, :3], "q must have a multiple"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BACKWARD_ARGUMENTS)
+def test_backward_refuses(name):
+    argument, spoil, message = WRONG_BACKWARD_ARGUMENTS[name]
+    args = backward_arguments(**arguments(**VARIANTS["everything"], dtype=torch.float32))
+    args[argument] = spoil(args[argument])
+    with pytest.raises(RuntimeError, match="hf_linear_attention::backward: .*" + message):
+        OP.backward(**args)
+
+
+def test_backward_refuses_dz_without_a_normaliser():
+    args = backward_arguments(**arguments(normalize=False))
+    args["dz"] = args["kv"].sum(-1)
+    with pytest.raises(RuntimeError, match="dz must be None without normalize"):
+        OP.backward(**args)
+
+
+WRONG_STEP_ARGUMENTS = {
+    "q_dims": ("q", lambda x: x[0], r"q must have shape \(batch, heads, dim\), got \(4, 3\)"),
+    "k_shape": ("k", lambda x: x[..., 1:], "k must have shape"),
+    "v_dtype": ("v", lambda x: x.half(), "v must be float32 here, got float16"),
+    "log_decay_shape": ("log_decay", lambda x: x[:1], "log_decay must have shape"),
+    "log_decay_sign": ("log_decay", lambda x: -x, "log_decay must be <= 0"),
+    "key_mask_shape": ("key_mask", lambda x: x[:1], "key_mask must have shape"),
+    "kv_shape": ("kv", lambda x: x[:1], "kv must have shape"),
+    "kv_dtype": ("kv", lambda x: x.bfloat16(), "kv must be float32 here, got bfloat16"),
+    "kv_layout": ("kv", lambda x: x.mT.contiguous().mT, "kv must be contiguous"),
+    "z_missing": ("z", lambda x: None, "z must be given with normalize"),
+    "z_layout": ("z", lambda x: x.mT.contiguous().mT, "z must be contiguous"),
+    "normalize": ("normalize", lambda x: False, "z must be None without normalize"),
+    "feature_map": ("feature_map", lambda x: 6, "feature_map must be an index"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_STEP_ARGUMENTS)
+def test_step_refuses(name):
+    argument, spoil, message = WRONG_STEP_ARGUMENTS[name]
+    args = step_arguments()
+    args[argument] = spoil(args[argument])
+    with pytest.raises(RuntimeError, match="hf_linear_attention::step_: .*" + message):
+        OP.step_(**args)
+
+
+@pytest.mark.parametrize("sizes", [dict(B=0), dict(T=0), dict(B=1, T=0, cu_seqlens=[0])])
+def test_nothing_to_do_is_done(sizes):
+    args = arguments(**sizes, log_decay=True, initial_state=True)
+    y, kv, z = forward(**args)
+    assert y.numel() == 0
+    torch.testing.assert_close((kv, z), (args["initial_kv"], args["initial_z"]))
+    torch.autograd.backward((y, kv, z), (y, torch.ones_like(kv), torch.ones_like(z)))
+    torch.testing.assert_close(args["initial_kv"].grad, torch.ones_like(kv))
+
+
+# ---- instruction sets ----
+
+
+def test_the_forced_instruction_set_is_active():
+    forced = os.environ.get("HF_LINEAR_ATTENTION_CPU_ISA")
+    active = _ops.cpu_instruction_set()
+    assert active == (forced or active)
+    assert active in _ops.cpu_instruction_sets_built()
+
+
+@pytest.mark.parametrize("name", _ops.cpu_instruction_sets_built())
+def test_every_instruction_set_matches_the_reference(name):
+    these = (
+        "matches_the_float64_reference and (everything or not_causal or not_normalised)"
+        " or step_is_one_token or forced_instruction_set"
+    )
+    result = run_python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", these),
+        HF_LINEAR_ATTENTION_CPU_ISA=name,
+    )
+    refused = "this CPU can't run it" in result.stdout
+    assert result.returncode == 0 or refused, result.stdout
+
+
+def test_an_unknown_instruction_set_is_refused_when_it_is_used():
+    program = (
+        "import torch; from hf_linear_attention import linear_attention;"
+        "x = torch.ones(1, 2, 1, 4); print('imported');"
+        "linear_attention(x, x, x, backend='cpu')"
+    )
+    result = run_python("-c", program, HF_LINEAR_ATTENTION_CPU_ISA="mmx")
+    assert result.stdout.startswith("imported")
+    assert "RuntimeError" in result.stdout
+    assert "HF_LINEAR_ATTENTION_CPU_ISA=mmx, but this build has" in result.stdout
+
+
+def run_python(*command, **environment):
+    return subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+
+
+# ---- loading ----
+
+
+def test_loading_again_changes_nothing():
+    args = arguments()
+    before = forward(**args)
+    importlib.reload(_ops)
+    after = forward(**args)
+    torch.testing.assert_close(after, before)
+    after[0].sum().backward()
+    assert args["q"].grad is not None
+
+
+def test_a_forked_process_can_use_the_ops():
+    program = (
+        "import os, torch; from hf_linear_attention import linear_attention;"
+        "x = torch.ones(1, 2, 1, 4);"
+        "before = linear_attention(x, x, x, backend='cpu');"
+        "child = os.fork();"
+        "after = linear_attention(x, x, x, backend='cpu');"
+        "child or os._exit(0 if after.equal(before) else 1);"
+        "print(os.waitpid(child, 0)[1])"
+    )
+    assert run_python("-W", "ignore", "-c", program).stdout == "0\n"
