@@ -1,0 +1,393 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What the benchmarks share: interleaved timing, peak memory, the machine's limits, results.
+
+Contenders take turns: a round runs each once, so that whatever else the machine does meets all of
+them alike. A figure is the median over the rounds, with the fastest and the slowest; a ratio is one
+of medians in one run.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+
+import hf_linear_attention
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+COPY_BYTES = 2**28  # far larger than any cache
+SAMPLE_SECONDS = 0.02  # shorter runs are repeated until one sample takes this long
+MIN_ROUNDS, MAX_ROUNDS = 3, 40
+
+
+# ---- time and memory ----
+
+
+class Timing(NamedTuple):
+    """Seconds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+def interleave(samples: Mapping[str, Callable[[], float]], budget: float) -> dict[str, Timing]:
+    """Lets each contender take one sample (a call that returns seconds) per round.
+
+    There are as many rounds as fit into `budget` seconds, within MIN_ROUNDS and MAX_ROUNDS. A round
+    before them warms up and is not counted, unless it alone took the budget.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in samples}
+    start = time.perf_counter()
+    warm_up = {name: sample() for name, sample in samples.items()}
+    took = time.perf_counter() - start
+    rounds = int(min(max(budget / took, MIN_ROUNDS), MAX_ROUNDS))
+    if took > budget:
+        rounds -= 1
+        for name, second in warm_up.items():
+            seconds[name].append(second)
+    gc.collect()
+    for _ in range(rounds):
+        for name, sample in samples.items():
+            seconds[name].append(sample())
+    return {
+        name: Timing(statistics.median(all_), min(all_), max(all_), len(all_))
+        for name, all_ in seconds.items()
+    }
+
+
+def sample_of(run: Callable[[], object]) -> Callable[[], float]:
+    """A sample of `run`, which the first call has decided how often to repeat."""
+    repeats = 0
+
+    def sample() -> float:
+        nonlocal repeats
+        if repeats == 0:
+            run()
+            repeats = 1 + int(SAMPLE_SECONDS / _seconds(run, 1))
+        return _seconds(run, repeats)
+
+    return sample
+
+
+def _seconds(run: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def peak_memory(prepare: Callable[..., Callable[[], object]], *args: Any) -> float | None:
+    """MiB that `prepare(*args)()` needs beyond what `prepare` itself left in memory.
+
+    In a process of its own, so that nothing is left over from others; `prepare` is a function of
+    some module. None where Linux's /proc is missing.
+    """
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_memory_here, (torch.get_num_threads(), prepare, args))
+
+
+def _peak_memory_here(threads: int, prepare: Callable, args: tuple) -> float:
+    torch.set_num_threads(threads)
+    run = prepare(*args)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # so that freed memory counts when it is used again
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
+    before = _memory_kib("VmRSS")
+    run()
+    return (_memory_kib("VmHWM") - before) / 1024
+
+
+def _memory_kib(name: str) -> int:
+    match = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1])
+
+
+# ---- numerics ----
+
+
+def check_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> float:
+    """The relative error, in the Euclidean norm. Ends the program where it is too large."""
+    actual, expected = actual.double(), expected.double()
+    error = ((actual - expected).norm() / expected.norm()).item()
+    if not error <= tolerance:  # NaN, too
+        sys.exit(f"{name} is wrong: relative error {error:.1e}, allowed {tolerance:.0e}")
+    return error
+
+
+# ---- the machine ----
+
+
+@dataclass
+class Limits:
+    """What this machine reaches at best, measured here and now, with torch's number of threads."""
+
+    flops: float | None  # float32 multiply-adds in registers, each counted as two, per second
+    copy: float  # bytes per second, each counted where it is read and where it is written
+    read: float  # bytes per second
+
+
+def measure_limits() -> Limits:
+    source, copy = torch.zeros(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
+    best = {
+        "copy": min(_seconds(lambda: copy.copy_(source), 1) for _ in range(9)),
+        "read": min(_seconds(source.sum, 1) for _ in range(9)),
+    }
+    return Limits(_measure_flops(), 2 * COPY_BYTES / best["copy"], COPY_BYTES / best["read"])
+
+
+def _measure_flops() -> float | None:
+    with tempfile.TemporaryDirectory() as directory:
+        program = f"{directory}/peak"
+        flags = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-pthread"]
+        try:
+            compiler = os.environ.get("CXX", "c++")
+            subprocess.run([compiler, *flags, HERE / "peak.cpp", "-o", program], check=True)
+            output = subprocess.check_output([program, str(torch.get_num_threads())])
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"No share of the peak is given, because peak.cpp could not run: {error}")
+            return None
+    return float(output) * 1e9
+
+
+def describe_machine() -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return {
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": hf_linear_attention.backend_report()["cpu"] or _instruction_set(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _instruction_set() -> str:
+    from hf_linear_attention import _ops
+
+    return _ops.cpu_instruction_set()
+
+
+def _commit() -> str | None:
+    try:
+        command = ["git", "-C", HERE, "describe", "--always", "--dirty", "--exclude", "*"]
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+# ---- results ----
+
+
+class Work(NamedTuple):
+    """The least that a computation must do: flops, and bytes read or written once."""
+
+    flops: float | None
+    bytes: float | None
+    bandwidth: str = "copy"  # which of the machine's, "copy" or "read"
+
+
+@dataclass
+class Row:
+    panel: str  # of the plot: rows with different x, such as all forward passes in float32
+    case: str
+    x: int
+    contender: str
+    milliseconds: float
+    low: float
+    high: float
+    rounds: int
+    ratio: float  # to the report's baseline in the same case
+    share_of_peak: float | None = None
+    share_of_bandwidth: float | None = None
+    peak_mib: float | None = None
+
+
+@dataclass
+class Report:
+    """Collects rows, prints each case as it comes, and writes the JSON and the plot."""
+
+    bench: str
+    x_label: str
+    baseline: str  # contender that ratios refer to
+    notes: list[str] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)  # relative, before timing
+    rows: list[Row] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.date = datetime.now(timezone.utc)
+        self.machine = describe_machine()
+        if self.machine["load_before"] > 0.5:
+            print(f"The machine is busy (load {self.machine['load_before']:.1f}): expect noise.")
+        self.limits = measure_limits()
+        print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
+        print(
+            f"peak {_scaled(self.limits.flops)} GFLOP/s, copy {_scaled(self.limits.copy)} GB/s, "
+            f"read {_scaled(self.limits.read)} GB/s"
+        )
+
+    def add(
+        self,
+        panel: str,
+        case: str,
+        x: int,
+        timings: Mapping[str, Timing],
+        work: Mapping[str, Work],
+        peak_mib: Mapping[str, float | None] | None = None,
+    ) -> None:
+        """One case: every contender's time, `work` by contender, and memory where it was asked for.
+        Ratios refer to the baseline, or to the first contender where it did not take part.
+        """
+        reference = timings.get(self.baseline) or next(iter(timings.values()))
+        rows = []
+        for name, timing in timings.items():
+            row = Row(
+                panel,
+                case,
+                x,
+                name,
+                timing.median * 1e3,
+                timing.low * 1e3,
+                timing.high * 1e3,
+                timing.rounds,
+                timing.median / reference.median,
+                peak_mib=(peak_mib or {}).get(name),
+            )
+            least = work.get(name, Work(None, None))
+            if least.flops and self.limits.flops:
+                row.share_of_peak = least.flops / timing.median / self.limits.flops
+            if least.bytes:
+                bandwidth = getattr(self.limits, least.bandwidth)
+                row.share_of_bandwidth = least.bytes / timing.median / bandwidth
+            rows.append(row)
+        self.rows += rows
+        _print_table(rows)
+
+    def save(self, suffix: str = "") -> None:
+        """Writes results/<date>-<machine>-<bench><suffix>.json and .png."""
+        RESULTS.mkdir(exist_ok=True)
+        cpu = re.sub(r"[^a-z0-9]+", "-", self.machine["cpu"].lower()).strip("-")
+        machine = f"{cpu}-{self.machine['threads']}-threads"
+        path = RESULTS / f"{self.date:%Y-%m-%d}-{machine}-{self.bench}{suffix}.json"
+        document = {
+            "bench": self.bench,
+            "date": self.date.isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "machine": self.machine,
+            "limits": asdict(self.limits),
+            "baseline": self.baseline,
+            "notes": self.notes,
+            "relative_errors": self.errors,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        self._plot(path.with_suffix(".png"))
+        for note in self.notes:
+            print(f"- {note}")
+        print(f"wrote {path} and .png")
+
+    def _plot(self, path: Path) -> None:
+        """Time against x, a panel for each group of cases, on logarithmic axes."""
+        import matplotlib
+
+        matplotlib.use("Agg")  # draws without a display
+        from matplotlib import pyplot
+
+        panels = list(dict.fromkeys(row.panel for row in self.rows))
+        contenders = list(dict.fromkeys(row.contender for row in self.rows))
+        columns = min(len(panels), 3)
+        lines = -(-len(panels) // columns)
+        figure, axes = pyplot.subplots(
+            lines,
+            columns,
+            figsize=(4.5 * columns, 3.6 * lines),
+            squeeze=False,
+            layout="constrained",
+        )
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            for index, contender in enumerate(contenders):
+                points = [
+                    (row.x, row.milliseconds)
+                    for row in self.rows
+                    if (row.panel, row.contender) == (panel, contender)
+                ]
+                if points:
+                    is_ours = contender == self.baseline
+                    axis.plot(
+                        *zip(*sorted(points), strict=True),
+                        marker="o",
+                        markersize=4,
+                        linewidth=2.5 if is_ours else 1.2,
+                        color="black" if is_ours else f"C{index % 10}",
+                        label=contender,
+                    )
+            axis.set(xscale="log", yscale="log", title=panel, xlabel=self.x_label, ylabel="ms")
+            axis.set_xscale("log", base=2)
+            axis.grid(True, which="major", alpha=0.3)
+        for axis in axes.flat[len(panels) :]:
+            axis.remove()
+        handles = {}
+        for axis in axes.flat[: len(panels)]:
+            handles |= {
+                label: h for h, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            }
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
+
+
+def _scaled(rate: float | None) -> str:
+    return "unknown" if rate is None else f"{rate / 1e9:.1f}"
+
+
+def _print_table(rows: list[Row]) -> None:
+    print(f"\n{rows[0].panel}: {rows[0].case}")
+    print(f"{'':34} {'ms':>9} {'min - max':>19} {'ratio':>7} {'peak':>5} {'band':>5} {'MiB':>7}")
+    for row in rows:
+        print(
+            f"{row.contender:34} {row.milliseconds:9.2f} {row.low:8.2f} - {row.high:8.2f} "
+            f"{row.ratio:6.2f}x {_percent(row.share_of_peak)} {_percent(row.share_of_bandwidth)} "
+            f"{'' if row.peak_mib is None else f'{row.peak_mib:.0f}':>7}",
+            flush=True,
+        )
+
+
+def _percent(share: float | None) -> str:
+    return f"{'' if share is None else f'{share:.0%}':>5}"
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The flags that all benchmarks have."""
+    flags = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("--full", action="store_true", help="everything, not only the short set")
+    flags.add_argument("--threads", type=int, default=torch.get_num_threads())
+    flags.add_argument("--budget", type=float, help="seconds for the rounds of one case")
+    return flags
