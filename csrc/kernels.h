@@ -26,33 +26,35 @@ struct View {
 // Everything that forward and backward read alike. q, k, v share `dtype`; the rest is acc.
 struct Problem {
   int64_t B, T, Hq, Hkv, K, V;
-  int64_t num_sequences;      // rows of a state: N with cu_seqlens, else B
-  const int32_t* cu_seqlens;  // (N + 1,) checked by the caller, B == 1; null: each batch row is one sequence
+  int64_t num_sequences;  // rows of a state: N with cu_seqlens, else B
+  const int32_t*
+      cu_seqlens;  // (N + 1,) checked by the caller, B == 1; null: each batch row is one sequence
   DType dtype;
   FeatureMap feature_map;
   bool normalize, is_causal;
   double eps;
-  View q, k, v;                                // (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V)
-  View log_decay;                              // (B, T, Hkv) acc, optional, never without is_causal
-  const bool* key_mask;                        // (B, T) contiguous, optional
-  const void *initial_kv, *initial_z;          // (rows, Hkv, K, V), (rows, Hkv, K) contiguous, optional
+  View q, k, v;                        // (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V)
+  View log_decay;                      // (B, T, Hkv) acc, optional, never without is_causal
+  const bool* key_mask;                // (B, T) contiguous, optional
+  const void *initial_kv, *initial_z;  // (rows, Hkv, K, V), (rows, Hkv, K) contiguous, optional
 };
 
 struct ForwardResult {
-  View y;            // (B, T, Hq, V) of dtype
-  void* den;         // (B, T, Hq) acc, contiguous; null when not normalised
-  void *kv, *z;      // final state, contiguous, shaped as initial_kv and initial_z; z null when not normalised
+  View y;        // (B, T, Hq, V) of dtype
+  void* den;     // (B, T, Hq) acc, contiguous; null when not normalised
+  void *kv, *z;  // final state, contiguous, shaped as initial_kv and initial_z; z null when not
+                 // normalised
 };
 
 struct BackwardInput {
-  View dy;              // (B, T, Hq, V) of dtype, optional
-  const void *dkv, *dz; // gradients of the final state, contiguous, optional
+  View dy;               // (B, T, Hq, V) of dtype, optional
+  const void *dkv, *dz;  // gradients of the final state, contiguous, optional
   ForwardResult forward;
 };
 
 struct BackwardResult {
-  View dq, dk, dv;               // shaped as q, k, v, of dtype
-  View dlog_decay;               // (B, T, Hkv) acc; null when there is no log_decay
+  View dq, dk, dv;                 // shaped as q, k, v, of dtype
+  View dlog_decay;                 // (B, T, Hkv) acc; null when there is no log_decay
   void *dinitial_kv, *dinitial_z;  // null when there is no initial state
 };
 
@@ -63,11 +65,12 @@ struct StepProblem {
   FeatureMap feature_map;
   bool normalize;
   double eps;
-  View q, k, v;           // (B, Hq, K), (B, Hkv, K), (B, Hkv, V)
-  View log_decay;         // (B, Hkv) acc, optional
-  const bool* key_mask;   // (B,) contiguous, optional
-  void *kv, *z;           // (B, Hkv, K, V), (B, Hkv, K) acc, contiguous, updated in place; z null when not normalised
-  View y;                 // (B, Hq, V) of dtype
+  View q, k, v;          // (B, Hq, K), (B, Hkv, K), (B, Hkv, V)
+  View log_decay;        // (B, Hkv) acc, optional
+  const bool* key_mask;  // (B,) contiguous, optional
+  void *kv, *z;  // (B, Hkv, K, V), (B, Hkv, K) acc, contiguous, updated in place; z null when not
+                 // normalised
+  View y;        // (B, Hq, V) of dtype
 };
 
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
@@ -76,7 +79,8 @@ enum class Status : int32_t { ok, positive_log_decay, out_of_memory };
 // The caller's threads. body(context, begin, end) runs over disjoint ranges that cover [0, n).
 struct Threads {
   int64_t count;
-  void (*parallel_for)(int64_t n, void (*body)(void* context, int64_t begin, int64_t end), void* context);
+  void (*parallel_for)(int64_t n, void (*body)(void* context, int64_t begin, int64_t end),
+                       void* context);
 };
 
 // One table per instruction set, all compiled from the same sources.
@@ -87,7 +91,8 @@ struct CpuKernels {
   Status (*step)(const StepProblem&, const Threads&);
 };
 
-// Chosen once, by CPUID; HF_LINEAR_ATTENTION_CPU_ISA forces one. Null, with a reason, when the forced one can't run here.
+// Chosen once, by CPUID; HF_LINEAR_ATTENTION_CPU_ISA forces one. Null, with a reason, when the
+// forced one can't run here.
 const CpuKernels* cpu_kernels(const char** why_not);
 
 }  // namespace hfla

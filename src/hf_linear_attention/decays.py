@@ -13,26 +13,30 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 
-class NoDecay(nn.Module):
-    """Nothing is forgotten. Katharopoulos et al., arXiv 2006.16236."""
+class Decay(nn.Module):
+    """Hidden states (B, T, hidden) -> log decay (B, T, Hkv), or None where nothing is forgotten."""
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
 
     def reset_parameters(self) -> None:
-        """There are none."""
+        """Writes all parameters and buffers; the model's `_init_weights` calls it."""
+
+
+class NoDecay(Decay):
+    """Nothing is forgotten. Katharopoulos et al., arXiv 2006.16236."""
 
     def forward(self, hidden_states: Tensor) -> None:
         return None
 
 
-class FixedDecay(nn.Module):
+class FixedDecay(Decay):
     """One constant per head, expanded without a copy; not saved, because the config gives it."""
 
     log_decay: Tensor
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__()
+        super().__init__(config, layer_idx)
         self.values = self.per_head(config.num_key_value_heads, layer_idx, config.num_hidden_layers)
         self.register_buffer(
             "log_decay", torch.tensor(self.values, dtype=torch.float32), persistent=False
@@ -48,9 +52,8 @@ class FixedDecay(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         super()._apply(fn, recurse)
-        device = (
-            self.log_decay.device
-        )  # a cast of the model, to bfloat16, say, must not round the constants
+        # A cast of the model, to bfloat16, say, must not round the constants.
+        device = self.log_decay.device
         self.log_decay = torch.tensor(self.values, dtype=torch.float32, device=device)
         return self
 
@@ -75,11 +78,11 @@ class Lightning(FixedDecay):
         return [-(2.0 ** (-8 * (h + 1) / num_heads)) * by_layer for h in range(num_heads)]
 
 
-class PerHead(nn.Module):
+class PerHead(Decay):
     """-softplus(theta_h), learned; at first RetNet's values."""
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__()
+        super().__init__(config, layer_idx)
         self.theta = nn.Parameter(torch.empty(config.num_key_value_heads))
         self.reset_parameters()
 
@@ -93,7 +96,7 @@ class PerHead(nn.Module):
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
-class PerToken(nn.Module):
+class PerToken(Decay):
     """-exp(A_h) softplus(w_h.x_t + b_h), learned: each token says how much is forgotten.
 
     Initialised as there: exp(A) uniform in [1, 16], softplus(b) log-uniform in [0.001, 0.1].
@@ -101,7 +104,7 @@ class PerToken(nn.Module):
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__()
+        super().__init__(config, layer_idx)
         self.dt_proj = nn.Linear(config.hidden_size, config.num_key_value_heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(config.num_key_value_heads))
         self.A_log = nn.Parameter(torch.empty(config.num_key_value_heads))
@@ -119,7 +122,7 @@ class PerToken(nn.Module):
         return -_at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
 
 
-DECAYS: dict[str, type[nn.Module]] = {
+DECAYS: dict[str, type[Decay]] = {
     "none": NoDecay,
     "retnet": RetNet,
     "lightning": Lightning,
@@ -134,7 +137,7 @@ def check_decay(name: str) -> None:
         raise ValueError(f"decay must be one of {', '.join(map(repr, DECAYS))}, got {name!r}")
 
 
-def build_decay(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
+def build_decay(config: PreTrainedConfig, layer_idx: int) -> Decay:
     """The module of config.decay for one layer."""
     check_decay(config.decay)
     return DECAYS[config.decay](config, layer_idx)

@@ -7,6 +7,7 @@ N sequences packed into a batch.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache_linear_attention import LinearAttentionCache, RecurrentLayer, cache_for_model
 from .chunked import accumulation_dtype
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import DECAYS, build_decay
+from .decays import Decay, build_decay
 from .feature_maps import FeatureMap, build_feature_map
 from .linear_attention import linear_attention, linear_attention_step_
 
@@ -85,6 +86,8 @@ class ShortConvolution(nn.Module):
         """
         B, T, channels = x.shape
         past = self.kernel_size - 1
+        if T == 0:
+            return x, state
         if state is None:
             state = x.new_zeros(B, past, channels)
         if cu_seqlens is not None:  # each sequence after zeros of its own
@@ -139,7 +142,7 @@ class LinearAttention(nn.Module):
             self.g_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
             self.gate_act = ACT2FN[config.gate_act]
             self.o_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self.options = {  # of the op
+        self.options: dict[str, Any] = {  # of the op
             "feature_map": config.feature_map if self.feature_map is None else None,
             "normalize": config.normalizer == "z",
             "eps": config.attention_eps,
@@ -148,7 +151,7 @@ class LinearAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: tuple[Tensor, ...] | None = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         past_key_values: Cache | None = None,
@@ -162,10 +165,10 @@ class LinearAttention(nn.Module):
         """
         B, T, _ = hidden_states.shape
         if cu_seqlens is not None:  # one long row, as the op wants it
-            hidden_states = hidden_states.reshape(1, B * T, -1)
+            hidden_states = hidden_states.flatten(0, 1)[None]
             if position_embeddings is not None:
                 position_embeddings = tuple(
-                    x.expand(B, -1, -1).reshape(1, B * T, -1) for x in position_embeddings
+                    x.expand(B, -1, -1).flatten(0, 1)[None] for x in position_embeddings
                 )
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
 
@@ -186,7 +189,7 @@ class LinearAttention(nn.Module):
         if self.is_gated:
             gate = self.gate_act(self.g_proj(hidden_states))
             y = self.o_norm(y) * gate.view(y.shape)
-        return self.o_proj(y.reshape(B, T, -1)), None
+        return self.o_proj(y.flatten(2)).view(B, T, self.o_proj.out_features), None
 
     def _convolve(
         self,
@@ -203,7 +206,7 @@ class LinearAttention(nn.Module):
             cache.write(f"{name}_conv", state)
         return y
 
-    def _attend(self, q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal) -> Tensor:
+    def _attend(self, q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal):
         if cache is None:
             return linear_attention(
                 q,
@@ -271,15 +274,14 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: tuple[Tensor, ...] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, T) where eager."""
-        B, T, _ = hidden_states.shape
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        q, k, v = (x.view(B, T, -1, self.head_dim).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if position_embeddings is not None:
             q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
         if past_key_values is not None:
@@ -298,7 +300,7 @@ class SoftmaxAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        return self.o_proj(y.reshape(B, T, -1)), weights
+        return self.o_proj(y.flatten(2)), weights
 
 
 ATTENTIONS = {
@@ -350,7 +352,7 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, ShortConvolution):
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))  # as nn.Conv1d does it
-        elif isinstance(module, (FeatureMap, *DECAYS.values())):
+        elif isinstance(module, (FeatureMap, Decay)):
             module.reset_parameters()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
