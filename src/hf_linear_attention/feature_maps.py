@@ -71,7 +71,7 @@ def _products(x: Tensor) -> Tensor:
     """x_i x_j for i <= j, times sqrt(2) for i < j: (..., D) -> (..., D (D + 1) / 2)."""
     D = x.shape[-1]
     i, j = torch.triu_indices(D, D, device=x.device)
-    return x[..., i] * x[..., j] * torch.where(i == j, 1.0, math.sqrt(2)).to(x.dtype)
+    return x[..., i] * x[..., j] * torch.where(i == j, x.new_ones(()), math.sqrt(2))
 
 
 class Polynomial2(FeatureMap):

@@ -325,10 +325,9 @@ def _step_reference_(
         normalize=normalize,
         eps=eps,
     )
-    kv, z = state
-    kv.copy_(after[0])
-    if z is not None:
-        z.copy_(after[1])
+    for old, new in zip(state, after, strict=True):
+        if old is not None and new is not None:
+            old.copy_(new)
     return y[:, 0]
 
 

@@ -1,0 +1,150 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Log decays: their formulas, their domain, and that no cast or load changes what is fixed."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import MiniMaxConfig
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, linear_attention
+from hf_linear_attention.decays import DECAYS, build_decay, check_decay
+
+B, T, H, HIDDEN, LAYERS = 2, 5, 4, 16, 3
+FIXED = ["retnet", "lightning"]
+LEARNED = ["per_head", "per_token"]
+
+
+def build(name, layer_idx=1, num_layers=LAYERS):
+    config = SimpleNamespace(
+        decay=name, num_key_value_heads=H, hidden_size=HIDDEN, num_hidden_layers=num_layers
+    )
+    return build_decay(config, layer_idx)
+
+
+def hidden_states(dtype=torch.float32):
+    return torch.randn(B, T, HIDDEN, dtype=dtype)
+
+
+def test_none_is_none():
+    assert build("none")(hidden_states()) is None
+
+
+def test_retnet():
+    expected = [math.log(1 - 2 ** (-5 - h)) for h in range(H)]
+    torch.testing.assert_close(build("retnet")(hidden_states())[1, 2], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_lightning_has_the_slopes_of_minimax(num_layers):
+    config = MiniMaxConfig(
+        hidden_size=HIDDEN,
+        num_hidden_layers=num_layers,
+        num_attention_heads=H,
+        num_key_value_heads=H,
+        layer_types=["linear_attention"] * num_layers,
+    )
+    for layer in range(num_layers):
+        slopes = MiniMaxLightningAttention(config, layer).slope_rate.flatten()
+        log_decay = build("lightning", layer, num_layers)(hidden_states())
+        torch.testing.assert_close(log_decay[0, 0], -slopes)
+
+
+def test_per_head_starts_as_retnet_and_learns():
+    module = build("per_head")
+    torch.testing.assert_close(module(hidden_states()), build("retnet")(hidden_states()))
+    (gradient,) = torch.autograd.grad(module(hidden_states()).sum(), module.parameters())
+    assert (gradient < 0).all()
+
+
+def test_per_token_is_mamba2_s():
+    module = build("per_token")
+    x = hidden_states()
+    dt = (x @ module.dt_proj.weight.T + module.dt_bias).exp().log1p()
+    torch.testing.assert_close(module(x), -module.A_log.exp() * dt)
+    torch.manual_seed(0)
+    A, dt = [], []
+    for _ in range(200):
+        module.reset_parameters()
+        A.append(module.A_log.exp())
+        dt.append(torch.nn.functional.softplus(module.dt_bias))
+    A, dt = torch.cat(A), torch.cat(dt)
+    assert 1 <= A.min() < 1.5 and 15.5 < A.max() <= 16 + 1e-4
+    assert 0.001 - 1e-6 <= dt.min() < 0.0012 and 0.08 < dt.max() <= 0.1 + 1e-4
+    for gradient in torch.autograd.grad(module(x).sum(), list(module.parameters())):
+        assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", [*FIXED, *LEARNED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_shape_dtype_and_sign(name, dtype):
+    module = build(name).to(dtype)
+    log_decay = module(hidden_states(dtype) * 1e3)
+    assert log_decay.shape == (B, T, H)
+    assert log_decay.dtype in (torch.float32, torch.float64)
+    assert (log_decay <= 0).all() and not log_decay.isnan().any()
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_decays_are_not_rounded_by_a_cast_nor_saved_nor_copied(name):
+    module = build(name)
+    before = module(hidden_states())
+    after = module.to(torch.bfloat16)(hidden_states(torch.bfloat16))
+    assert torch.equal(before, after)
+    assert after.stride()[:2] == (0, 0)
+    assert module.state_dict() == {}
+
+
+@pytest.mark.parametrize("name", [*FIXED, *LEARNED])
+def test_a_module_built_on_meta_is_whole_after_reset_parameters(name):
+    torch.manual_seed(5)
+    direct = build(name)
+    with torch.device("meta"):
+        on_meta = build(name)
+    on_meta = on_meta.to_empty(device="cpu")
+    torch.manual_seed(5)
+    for module in reversed(list(on_meta.modules())):  # dt_proj first, as in the constructor
+        module.reset_parameters()
+    x = hidden_states()
+    assert torch.equal(on_meta(x), direct(x))
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_saving_and_loading_a_model_keeps_the_decay(name, tmp_path):
+    config = LinearAttentionConfig(
+        vocab_size=11,
+        hidden_size=HIDDEN,
+        intermediate_size=16,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        decay=name,
+    )
+    model = LinearAttentionForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    loaded = LinearAttentionForCausalLM.from_pretrained(tmp_path)
+    x = hidden_states()
+    for layer, again in zip(model.model.layers, loaded.model.layers, strict=True):
+        log_decay = layer.self_attn.decay(x)
+        torch.testing.assert_close(again.self_attn.decay(x), log_decay, rtol=0, atol=0)
+    tokens = torch.arange(11)[None]
+    assert torch.equal(model(tokens).logits, loaded(tokens).logits)
+
+
+@pytest.mark.parametrize("name", [*FIXED, *LEARNED])
+def test_attention_with_the_decay_is_the_masked_parallel_form(name):
+    """(Q K^T * D) V with D_tj = exp(g_{j+1} + ... + g_t): equation 5 of arXiv 2307.08621."""
+    q, k, v = torch.randn(3, B, T, H, 6, dtype=torch.float64)
+    log_decay = build(name).double()(hidden_states(torch.float64)).double()
+    y = linear_attention(q, k, v, log_decay, normalize=False)
+    total = log_decay.cumsum(1)
+    D = (total[:, :, None] - total[:, None]).exp().permute(0, 3, 1, 2).tril()
+    scores = torch.einsum("bthd,bjhd->bhtj", q, k) * D
+    torch.testing.assert_close(y, torch.einsum("bhtj,bjhd->bthd", scores, v))
+
+
+def test_an_unknown_decay_lists_the_choices():
+    with pytest.raises(ValueError, match="'none', 'retnet', 'lightning', .*, got 'mamba'"):
+        check_decay("mamba")
