@@ -86,10 +86,10 @@ class ShortConvolution(nn.Module):
         """
         B, T, channels = x.shape
         past = self.kernel_size - 1
-        if T == 0:
-            return x, state
         if state is None:
             state = x.new_zeros(B, past, channels)
+        if T == 0:
+            return x, state
         if cu_seqlens is not None:  # each sequence after zeros of its own
             place = torch.arange(T, device=x.device)
             place = (place + past * (1 + sequence_of_each_token(cu_seqlens, T)))[None]
@@ -163,7 +163,7 @@ class LinearAttention(nn.Module):
         key_mask (B, T) is False for padding; cu_seqlens (N + 1,) are the bounds of packed
         sequences in all B T tokens.
         """
-        B, T, _ = hidden_states.shape
+        B, T, C = hidden_states.shape
         if cu_seqlens is not None:  # one long row, as the op wants it
             hidden_states = hidden_states.flatten(0, 1)[None]
             if position_embeddings is not None:
@@ -189,7 +189,7 @@ class LinearAttention(nn.Module):
         if self.is_gated:
             gate = self.gate_act(self.g_proj(hidden_states))
             y = self.o_norm(y) * gate.view(y.shape)
-        return self.o_proj(y.flatten(2)).view(B, T, self.o_proj.out_features), None
+        return self.o_proj(y.flatten(2)).view(B, T, C), None
 
     def _convolve(
         self,
