@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -359,6 +360,26 @@ def test_log_decay_of_the_inputs_half_dtype_is_accepted(backend):
     assert torch.equal(y, linear_attention(**inputs, backend=backend))
 
 
+@every_backend
+@pytest.mark.parametrize("lengths", [None, "one token each but for the first"])
+def test_what_is_kept_for_the_backward_pass_grows_linearly_with_time(lengths, backend):
+    def kept(T):
+        case = Case(B=1, T=T, decay="mild", lengths=lengths and (T // 2, *[1] * (T // 2)))
+        inputs = make_inputs(case)
+        storages = {}
+
+        def pack(x):
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        require_grad(inputs)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            linear_attention(**inputs, backend=backend)
+        return sum(storages.values())
+
+    assert kept(1024) < 4.5 * kept(256)
+
+
 def test_autocast_leaves_the_sums_alone():
     inputs = make_inputs(Case(T=200, decay="mild", initial=True), torch.float32)
     y, state = linear_attention(**inputs, return_state=True, backend="chunked")
@@ -467,6 +488,25 @@ def test_compiles_as_one_graph_forward_and_backward(case, backend):
     assert_all_close(actual, expected_of(case, torch.float64), torch.float64)
 
 
+def test_compiles_packed_sequences():
+    case = Case(B=1, T=150, lengths=(0, 1, 64, 0, 65, 20, 0), initial=True)
+    torch.compiler.reset()
+    function = functools.partial(linear_attention, backend="cpu", return_state=True)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    actual = run_with_gradients(compiled, make_inputs(case))
+    assert_all_close(actual, expected_of(case, torch.float64), torch.float64)
+
+
+@pytest.mark.parametrize("name", ["log_decay", "cu_seqlens"])
+def test_what_compiled_code_does_not_look_at_the_kernel_refuses(name):
+    torch.compiler.reset()
+    compiled = torch.compile(linear_attention, fullgraph=True, backend="aot_eager")
+    inputs = make_inputs(Case(B=1, T=6, decay="mild"))
+    wrong = {"log_decay": -inputs["log_decay"], "cu_seqlens": torch.tensor([0, 7])}
+    with pytest.raises(RuntimeError, match=name):
+        compiled(**inputs | {name: wrong[name]}, backend="cpu")
+
+
 @every_backend
 def test_a_compiled_step_updates_the_state(backend):
     torch.compiler.reset()
@@ -488,6 +528,21 @@ def test_the_compiled_kernel_is_chosen_on_a_cpu():
     assert choose_backend(None, "meta").name == "chunked"
     assert list(backend_report()) == ["cuda", "cpu", "chunked", "reference"]
     assert backend_report()["cpu"] is None
+
+
+def test_code_saved_for_another_interface_of_the_kernels_runs_chunked(tmp_path, monkeypatch):
+    flat = tmp_path / "saved_with_a_checkpoint"
+    flat.mkdir()
+    for name in ("linear_attention", "chunked", "feature_maps"):
+        source = importlib.import_module(f"hf_linear_attention.{name}").__file__
+        (flat / f"{name}.py").write_text(Path(source).read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(importlib.import_module("hf_linear_attention._ops"), "INTERFACE_VERSION", 2)
+    saved = importlib.import_module("saved_with_a_checkpoint.linear_attention")
+    assert "interface version 2, and this code needs 1" in saved.backend_report()["cpu"]
+    assert saved.choose_backend(None, "cpu").name == "chunked"
+    inputs = make_inputs(Case())
+    torch.testing.assert_close(saved.linear_attention(**inputs), linear_attention(**inputs))
 
 
 @pytest.mark.parametrize("backend", [None, *BACKENDS, "reference"])

@@ -177,11 +177,14 @@ class _Packed:
     """(1, T, ...) <-> (1, n, C, ...): sequences end to end, each one in whole chunks of its own."""
 
     def __init__(self, cu_seqlens: Tensor, T: int, C: int):
+        N = max(cu_seqlens.shape[0] - 1, 1)
+        C = min(C, max(16, T // N))  # no longer than sequences are on average: less padding
         lengths = cu_seqlens.diff().long()
         chunks = (lengths + C - 1) // C
         ends = chunks.cumsum(0)
         first_slots = (ends - chunks) * C - cu_seqlens[:-1]
-        self.slots = torch.arange(T, device=lengths.device) + first_slots.repeat_interleave(lengths)
+        shifts = first_slots.repeat_interleave(lengths, output_size=T)
+        self.slots = torch.arange(T, device=lengths.device) + shifts
         self.C, self.ends = C, ends.tolist()
 
     def split(self, x: Tensor) -> Tensor:
