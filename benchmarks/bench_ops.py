@@ -210,7 +210,7 @@ def main() -> None:
         for shape in SHAPES:
             if flags.full or dtype_name == "float32" or shape == (1, 8, 4096, 64):
                 run_case(report, shape, dtype_name, flags)
-    report.save("" if flags.full else "-short")
+    report.save(flags.full)
 
 
 if __name__ == "__main__":

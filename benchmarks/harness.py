@@ -29,7 +29,7 @@ import torch
 import transformers
 from torch import Tensor
 
-import hf_linear_attention
+from hf_linear_attention.linear_attention import backend_report
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -180,7 +180,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
-        "kernels": hf_linear_attention.backend_report()["cpu"] or _instruction_set(),
+        "kernels": backend_report()["cpu"] or _instruction_set(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -260,11 +260,12 @@ class Report:
         timings: Mapping[str, Timing],
         work: Mapping[str, Work],
         peak_mib: Mapping[str, float | None] | None = None,
+        reference: Timing | None = None,
     ) -> None:
         """One case: every contender's time, `work` by contender, and memory where it was asked for.
-        Ratios refer to the baseline, or to the first contender where it did not take part.
+        Ratios refer to the baseline, or to another timing from the same rounds.
         """
-        reference = timings.get(self.baseline) or next(iter(timings.values()))
+        reference = reference or timings[self.baseline]
         rows = []
         for name, timing in timings.items():
             row = Row(
@@ -289,14 +290,16 @@ class Report:
         self.rows += rows
         _print_table(rows)
 
-    def save(self, suffix: str = "") -> None:
-        """Writes results/<date>-<machine>-<bench><suffix>.json and .png."""
+    def save(self, is_full: bool) -> None:
+        """Writes results/<date>-<machine>-<bench>.json and .png, <bench>-short for a short set."""
         RESULTS.mkdir(exist_ok=True)
         cpu = re.sub(r"[^a-z0-9]+", "-", self.machine["cpu"].lower()).strip("-")
         machine = f"{cpu}-{self.machine['threads']}-threads"
-        path = RESULTS / f"{self.date:%Y-%m-%d}-{machine}-{self.bench}{suffix}.json"
+        name = self.bench if is_full else f"{self.bench}-short"
+        path = RESULTS / f"{self.date:%Y-%m-%d}-{machine}-{name}.json"
         document = {
             "bench": self.bench,
+            "is_full": is_full,
             "date": self.date.isoformat(timespec="seconds"),
             "commit": _commit(),
             "machine": self.machine,

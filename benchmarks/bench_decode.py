@@ -1,0 +1,268 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Generation: time per token after contexts of different lengths, and the time to read a prompt.
+
+    python benchmarks/bench_decode.py           # float32 up to 4096 tokens, and bfloat16
+    python benchmarks/bench_decode.py --full    # up to 16384 tokens, ours to 100,000; 8 and 32 rows
+
+Contenders, all of 12 layers x 768 and with random weights:
+- ours, and the same model where attention returns v: the floor that the rest of the model sets;
+- Transformers' Llama (SDPA), with the cache that generate() makes and with StaticCache;
+- Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA).
+
+"generate()" is the time between two tokens inside generate(), "forward" that of model(...) alone.
+A long context is not read, but made up: after eight real tokens, keys and values in softmax caches
+are filled up with random numbers, and our cache is told a number of tokens, because its size and
+the work on it never change. Mamba2's cache counts nothing, and it generates from eight tokens.
+
+Shares of the bandwidth count the weights, and what the cache holds, read once.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, StoppingCriteria
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    StaticCache,
+    StaticLayer,
+)
+
+from harness import Report, Work, check_close, interleave, parser
+from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from models import identity_attention, make_model, random_tokens, weight_bytes
+
+STEPS = 8  # tokens per sample
+REAL_TOKENS = 8
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+IDENTITY = "ours, attention = v"
+STATIC = "Llama, StaticCache"
+
+
+class StepClock(StoppingCriteria):
+    """Stops nothing: notes when generate() has each token."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs) -> Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+@dataclass
+class Decoder:
+    """A model whose cache has read, or pretends to have read, `context` tokens in each row."""
+
+    model: PreTrainedModel
+    rows: int
+    context: int
+    is_static: bool = False
+
+    def __post_init__(self):
+        self.is_mamba = self.model.config.model_type == "mamba2"
+        self.cache = self._new_cache()
+        self.tokens = random_tokens(self.rows, self.context + 1)
+        self.forward(self.tokens[:, :REAL_TOKENS])
+        for layer in self.cache.layers:
+            shape = (self.rows, 12, self.context - REAL_TOKENS, 64)
+            if isinstance(layer, StaticLayer):
+                layer.keys[:, :, REAL_TOKENS : self.context].normal_()
+                layer.values[:, :, REAL_TOKENS : self.context].normal_()
+            elif isinstance(layer, DynamicLayer):
+                layer.keys = torch.cat([layer.keys, layer.keys.new_empty(shape).normal_()], 2)
+                layer.values = torch.cat([layer.values, layer.values.new_empty(shape).normal_()], 2)
+        self.rewind()
+
+    def _new_cache(self) -> Cache:
+        config = self.model.config
+        if self.is_static:
+            return StaticCache(config=config, max_cache_len=self.context + STEPS + 1)
+        if config.model_type == "linear_attention":
+            return LinearAttentionCache(config)
+        return DynamicCache(config=config)
+
+    def rewind(self) -> None:
+        """Back to `context` tokens. What a recurrent state holds is all the same to its cost."""
+        for layer in self.cache.layers:
+            if isinstance(layer, RecurrentLayer):
+                layer.num_tokens = self.context
+            elif isinstance(layer, StaticLayer):
+                layer.cumulative_length.fill_(self.context)
+            elif isinstance(layer, DynamicLayer):
+                layer.keys = layer.keys[:, :, : self.context]
+                layer.values = layer.values[:, :, : self.context]
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor) -> Tensor:
+        name = "cache_params" if self.is_mamba else "past_key_values"
+        return self.model(tokens, use_cache=True, logits_to_keep=1, **{name: self.cache}).logits
+
+    def sample_forward(self) -> float:
+        """Seconds per token, without generate() around it."""
+        token = self.tokens[:, -1:]
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            self.forward(token)
+        seconds = time.perf_counter() - start
+        self.rewind()
+        return seconds / STEPS
+
+    def sample_generate(self) -> float:
+        """Seconds from one token of generate() to the next."""
+        clock = StepClock()
+        # Mamba2's generate() does not continue from a cache
+        cache = {} if self.is_mamba else {"past_key_values": self.cache}
+        tokens = self.tokens[:, :REAL_TOKENS] if self.is_mamba else self.tokens
+        self.model.generate(
+            tokens,
+            max_new_tokens=STEPS + 1,
+            do_sample=False,
+            stopping_criteria=[clock],
+            attention_mask=torch.ones_like(tokens),
+            **cache,
+        )
+        assert len(clock.times) == STEPS + 1
+        self.rewind()
+        return (clock.times[-1] - clock.times[0]) / STEPS
+
+    def least_work(self) -> Work:
+        cache = 0
+        for layer in self.cache.layers:
+            if isinstance(layer, RecurrentLayer):
+                cache += 2 * sum(x.nbytes for x in layer.tensors.values())  # and written
+            elif isinstance(layer, (DynamicLayer, StaticLayer)):
+                cache += layer.keys.nbytes + layer.values.nbytes
+        weights = weight_bytes(self.model)
+        flops = 2 * weights / self.model.dtype.itemsize * self.rows
+        return Work(flops, weights + cache, bandwidth="read")
+
+
+def verify(model: PreTrainedModel, is_static: bool = False) -> float:
+    """Tokens one by one give the logits of all at once."""
+    context = 32
+    decoder = Decoder(model, rows=2, context=context, is_static=is_static)
+    decoder.cache = decoder._new_cache()
+    tokens = random_tokens(2, context + 4)
+    decoder.forward(tokens[:, :context])
+    for token in tokens[:, context:].split(1, dim=1):
+        actual = decoder.forward(token)
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False, logits_to_keep=1).logits
+    return check_close(model.config.model_type, actual, expected, TOLERANCE[model.dtype])
+
+
+def with_identity(sample: Callable[[], float]) -> Callable[[], float]:
+    def identity_sample() -> float:
+        with identity_attention():
+            return sample()
+
+    return identity_sample
+
+
+def time_per_token(
+    report: Report,
+    models: dict[str, PreTrainedModel],
+    suffix: str,
+    rows: int,
+    context: int,
+    budget: float,
+) -> None:
+    """`suffix` ends the panels' names."""
+    decoders = {name: Decoder(model, rows, context) for name, model in models.items()}
+    if "Llama" in models:
+        decoders[STATIC] = Decoder(models["Llama"], rows, context, is_static=True)
+    decoders[IDENTITY] = decoders["ours"]
+    work = {name: decoder.least_work() for name, decoder in decoders.items()}
+    for what, sample in {
+        "generate()": Decoder.sample_generate,
+        "forward": Decoder.sample_forward,
+    }.items():
+        samples = {name: sample.__get__(decoder) for name, decoder in decoders.items()}
+        samples[IDENTITY] = with_identity(samples[IDENTITY])
+        timings = interleave(samples, budget)
+        case = f"{rows} x {context} tokens"
+        report.add(f"{what}, {suffix}", case, context, timings, work)
+
+
+def time_flatness(report: Report, model: PreTrainedModel, contexts: list[int], budget: float):
+    """One model at all contexts in turn; ratios are to the shortest."""
+    decoders = {context: Decoder(model, 1, context) for context in contexts}
+    samples = {str(context): decoder.sample_generate for context, decoder in decoders.items()}
+    timings = interleave(samples, budget)
+    for context, decoder in decoders.items():
+        report.add(
+            "generate(), ours by context",
+            f"1 x {context} tokens",
+            context,
+            {"ours": timings[str(context)]},
+            {"ours": decoder.least_work()},
+            reference=timings[str(contexts[0])],
+        )
+
+
+def time_prompt(report: Report, models: dict[str, PreTrainedModel], T: int, budget: float) -> None:
+    tokens = random_tokens(1, T)
+
+    def sample_of_prompt(model: PreTrainedModel) -> Callable[[], float]:
+        @torch.no_grad()
+        def sample() -> float:
+            start = time.perf_counter()
+            model(tokens, use_cache=True, logits_to_keep=1)
+            return time.perf_counter() - start
+
+        return sample
+
+    timings = interleave({name: sample_of_prompt(m) for name, m in models.items()}, budget)
+    work = {
+        name: Work(2 * T * weight_bytes(model) / model.dtype.itemsize, None)
+        for name, model in models.items()
+    }
+    report.add("prompt, float32", f"1 x {T} tokens", T, timings, work)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    flags = parser(__doc__).parse_args()
+    torch.set_num_threads(flags.threads)
+    report = Report("decode", "tokens of context", baseline="ours")
+    report.notes.append(
+        "softmax caches are filled with random numbers, and ours is told how long its context is: "
+        "the time per token depends on sizes only"
+    )
+    budget = flags.budget or (10 if flags.full else 4)
+
+    models = {name: make_model(name) for name in ("ours", "Llama", "GPT-2", "Mamba2")}
+    for name, model in models.items():
+        report.errors[name] = verify(model)
+    report.errors[STATIC] = verify(models["Llama"], is_static=True)
+
+    for context in [128, 1024, 4096, 16384] if flags.full else [128, 4096]:
+        time_per_token(report, models, "1 row, float32", 1, context, budget)
+    contexts = [128, 1024, 4096, 16384, 100_000] if flags.full else [128, 16384]
+    time_flatness(report, models["ours"], contexts, 2 * budget)
+    if flags.full:
+        # beside ours and Llama, memory would run out
+        several = {name: models[name] for name in ("ours", "Llama")}
+        for rows, context in [(8, 1024), (8, 4096), (32, 128), (32, 1024)]:
+            time_per_token(report, several, f"{rows} rows, float32", rows, context, budget)
+
+    halves = {name: make_model(name, torch.bfloat16) for name in ("ours", "Llama")}
+    for name, model in halves.items():
+        report.errors[f"{name}, bfloat16"] = verify(model)
+    halves["ours, float32"] = models["ours"]
+    for context in [128, 4096] if flags.full else [128]:
+        time_per_token(report, halves, "1 row, bfloat16", 1, context, budget)
+
+    for T in [1024, 4096, 16384] if flags.full else [1024]:
+        time_prompt(report, models, T, budget)
+    report.save(flags.full)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""A training step of the whole model: loss, gradients, AdamW. Time and peak memory.
+
+    python benchmarks/bench_training.py              # 2 layers, T = 1024
+    python benchmarks/bench_training.py --full       # 12 layers, T = 1024, 4096; 6 at 16384
+    python benchmarks/bench_training.py --full --no-compile
+
+Contenders: ours, and Transformers' Llama with SDPA, each also under torch.compile. One row of T
+tokens in float32. Peak memory is that of one step, beyond weights and optimizer states, which are
+the same for both.
+
+Shares of the peak count 6 flops per weight and token, and nothing for attention.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness import Report, Work, check_close, interleave, parser, peak_memory, sample_of
+from hf_linear_attention.modeling_linear_attention import LinearAttention
+from models import make_model, random_tokens, weight_bytes
+
+FULL = {1024: 12, 4096: 12, 16384: 6}  # tokens: layers; 12 at 16384 take more memory than 24 GB
+SHORT = {1024: 2}
+TOLERANCE = 1e-4
+
+
+def prepare(name: str, T: int, layers: int) -> Callable[[], object]:
+    """One training step of "ours", "Llama", or either "compiled", ready to run."""
+    model = make_model(name.removesuffix(", compiled"), layers=layers).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = random_tokens(1, T)
+    run = torch.compile(model) if name.endswith("compiled") else model
+
+    def step() -> None:
+        run(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # makes the optimizer's states, and compiles
+    return step
+
+
+def loss_and_gradients(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return loss.detach(), torch.cat([g.flatten() for g in gradients])
+
+
+def verify() -> float:
+    """The error of our loss and gradients against float64 and the plain loop."""
+    tokens = random_tokens(2, 100)
+    actual = loss_and_gradients(make_model("ours", layers=2), tokens)
+    exact = make_model("ours", layers=2).double()
+    for module in exact.modules():
+        if isinstance(module, LinearAttention):
+            module.options["backend"] = "reference"
+    expected = loss_and_gradients(exact, tokens)
+    return max(
+        check_close(label, a, e, TOLERANCE)
+        for label, a, e in zip(("loss", "gradients"), actual, expected, strict=True)
+    )
+
+
+def main() -> None:
+    assert __doc__ is not None
+    flags = parser(__doc__)
+    flags.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    flags = flags.parse_args()
+    torch.set_num_threads(flags.threads)
+    report = Report("training", "T", baseline="ours")
+    report.errors["ours"] = verify()
+    names = ["ours", "Llama"]
+    if flags.full and not flags.no_compile:
+        names += ["ours, compiled", "Llama, compiled"]
+    for T, layers in (FULL if flags.full else SHORT).items():
+        peak_mib = {name: peak_memory(prepare, name, T, layers) for name in names}
+        steps = {name: prepare(name, T, layers) for name in names}
+        timings = interleave(
+            {name: sample_of(step) for name, step in steps.items()}, flags.budget or 30
+        )
+        flops = 6 * T * weight_bytes(make_model("ours", layers=layers)) / 4
+        work = {name: Work(flops, None) for name in names}
+        report.add("training step", f"1 x {T} tokens, {layers} layers", T, timings, work, peak_mib)
+    report.save(flags.full)
+
+
+if __name__ == "__main__":
+    main()
