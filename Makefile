@@ -45,7 +45,7 @@ clean:
 # copied to build/lib before is removed, lest it install modules that are no longer there.
 $(VENV)/installed: $(VENV)/created $(SOURCES)
 	rm -rf build/lib*
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(VENV)/bin/python -m pip install --disable-pip-version-check \
 		--constraint constraints.txt '.[train,test,dev]'
 	@$(VENV)/bin/python -m hf_linear_attention
 	@touch $@
