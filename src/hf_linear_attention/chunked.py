@@ -8,7 +8,6 @@ N packed sequences, n chunks of C tokens.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -181,16 +180,15 @@ class _Packed:
         C = min(C, max(16, T // N))  # no longer than sequences are on average: less padding
         lengths = cu_seqlens.diff().long()
         chunks = (lengths + C - 1) // C
-        ends = chunks.cumsum(0)
-        first_slots = (ends - chunks) * C - cu_seqlens[:-1]
+        first_slots = (chunks.cumsum(0) - chunks) * C - cu_seqlens[:-1]
         shifts = first_slots.repeat_interleave(lengths, output_size=T)
         self.slots = torch.arange(T, device=lengths.device) + shifts
-        self.C, self.ends = C, ends.tolist()
+        self.C, self.chunks = C, chunks.tolist()
 
     def split(self, x: Tensor) -> Tensor:
-        n = self.ends[-1] if self.ends else 0
-        chunks = x.new_zeros(1, n * self.C, *x.shape[2:]).index_copy(1, self.slots, x)
-        return chunks.unflatten(1, (n, self.C))
+        n = sum(self.chunks)
+        padded = x.new_zeros(1, n * self.C, *x.shape[2:]).index_copy(1, self.slots, x)
+        return padded.unflatten(1, (n, self.C))
 
     def join(self, x: Tensor) -> Tensor:
         return x.flatten(1, 2).index_select(1, self.slots)
@@ -198,13 +196,18 @@ class _Packed:
     def carry(
         self, how: Carry, added: Tensor, decay: Tensor | None, initial: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        read, final = [added[:, :0]], [added[0, :0]]
-        for row, (start, end) in enumerate(pairwise([0, *self.ends])):
-            of_chunks = None if decay is None else decay[:, start:end]
-            of_row = None if initial is None else initial[row : row + 1]
-            one_read, one_final = how(added[:, start:end], of_chunks, of_row)
-            read.append(one_read)
-            final.append(one_final)
+        no = [None] * len(self.chunks)
+        pieces = zip(  # split: N slices would cost N zeroed gradients
+            added.split(self.chunks, 1),
+            no if decay is None else decay.split(self.chunks, 1),
+            no if initial is None else initial.split(1),
+            strict=True,
+        )
+        read, final = [added[:, :0]], [added[0, :0]]  # of N = 0
+        for piece in pieces:
+            before, after = how(*piece)
+            read.append(before)
+            final.append(after)
         return torch.cat(read, 1), torch.cat(final)
 
 
