@@ -150,8 +150,7 @@ def linear_attention_step_(
     key_mask: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """One token of `linear_attention` for every row; `state` is updated in place. Not
-    differentiable.
+    """One token of `linear_attention` for every row, without gradient; `state` changes in place.
 
     Args:
         q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V).
