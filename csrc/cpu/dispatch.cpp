@@ -4,8 +4,6 @@
 // once per instruction set and says with HFLA_WITH_... which ones the compiler knew.
 
 #include <cstdlib>
-#include <cstring>
-#include <iterator>
 #include <string>
 
 #include "kernels.h"

@@ -9,8 +9,6 @@
 //
 // B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
 
-#include <iterator>
-
 #include "kernels.h"
 #include "torch/shim.h"
 
@@ -31,11 +29,16 @@ constexpr DTypeName kDTypeNames[] = {
     {aoti_torch_dtype_bool, "bool"},
 };
 
-const char* dtype_name(int32_t code) {
+// A dtype in a message; its name is looked up only when the message is written.
+struct PrintedDType {
+  int32_t code;
+};
+
+std::ostream& operator<<(std::ostream& out, PrintedDType printed) {
   for (const DTypeName& dtype : kDTypeNames) {
-    if (dtype.code() == code) return dtype.name;
+    if (dtype.code() == printed.code) return out << dtype.name;
   }
-  return "another dtype";
+  return out << "another dtype";
 }
 
 DType dtype_of(const char* name, const Tensor& tensor) {
@@ -44,7 +47,7 @@ DType dtype_of(const char* name, const Tensor& tensor) {
   if (code == aoti_torch_dtype_bfloat16()) return DType::bf16;
   if (code == aoti_torch_dtype_float16()) return DType::f16;
   if (code == aoti_torch_dtype_float64()) return DType::f64;
-  fail(name, " must be float32, bfloat16, float16 or float64, got ", dtype_name(code));
+  fail(name, " must be float32, bfloat16, float16 or float64, got ", PrintedDType{code});
 }
 
 // States, den and log decays.
@@ -75,8 +78,8 @@ void check_on_cpu(const char* name, const Tensor& tensor) {
 void check_tensor(const char* name, const Tensor& tensor, int32_t dtype,
                   std::initializer_list<int64_t> sizes) {
   check_on_cpu(name, tensor);
-  check(tensor.dtype() == dtype, name, " must be ", dtype_name(dtype), " here, got ",
-        dtype_name(tensor.dtype()));
+  check(tensor.dtype() == dtype, name, " must be ", PrintedDType{dtype}, " here, got ",
+        PrintedDType{tensor.dtype()});
   const Shape expected{sizes.begin(), static_cast<int64_t>(sizes.size())};
   const Shape got = shape_of(tensor);
   bool equal = got.dim == expected.dim;
