@@ -251,9 +251,10 @@ class Backward {
         stage_output_gradients(s, visit);
       }
       const Acc* decay = stage_decays(s.decay, visit, total_decay);
+      const NextSegment<Scalar> next = next_segment(visit, begin, end);
       scan<Acc>(role,
                 {visit.padded_rows(), value_rows_, s.dn, s.v, s.v_stride, s.k, s.out_k, s.k_stride,
-                 s.k_stride, decay},
+                 s.k_stride, decay, next.get()},
                 task.keys, s.by_value);
       if (!reads(role)) continue;
       store_feature_gradients(visit, p_.q, result_.dq, Rows::per_query, begin, end, s.q, s.out_k,
@@ -283,13 +284,14 @@ class Backward {
         stage_values(s, visit);
       }
       const Acc* decay = stage_decays(s.decay + 1, visit, total_decay) ? s.decay : nullptr;
+      const NextSegment<Scalar> next = next_segment(visit, staged_begin, staged_end);
       scan<Acc>(role,
                 {visit.padded_rows(), value_rows_, s.v, s.dn, s.v_stride, s.q, s.out_k, s.k_stride,
-                 s.k_stride, decay},
+                 s.k_stride, decay, next.get()},
                 task.keys, s.by_value);
       scan<Acc>(role,
                 {visit.padded_rows(), p_.K, s.k, s.q, s.k_stride, s.dn, s.out_v, s.v_stride,
-                 s.v_stride, decay},
+                 s.v_stride, decay, nullptr},
                 task.values, s.by_key);
       if (decay) s.decay[0] = s.decay[visit.padded_rows()];
       if (!reads(role)) continue;
@@ -300,6 +302,16 @@ class Backward {
   }
 
   // ---- rows in ----
+
+  NextSegment<Scalar> next_segment(const Visit& visit, int64_t begin, int64_t end) const {
+    NextSegment<Scalar> next(visit);
+    next.add(visit, p_.q, Rows::per_query, begin, end);
+    next.add(visit, p_.k, Rows::per_token, begin, end);
+    next.add(visit, p_.v, Rows::per_token, 0, p_.V);
+    next.add(visit, input_.dy, Rows::per_query, 0, p_.V);
+    if (p_.normalize) next.add(visit, input_.forward.y, Rows::per_query, 0, p_.V);
+    return next;
+  }
 
   // Null if there are none.
   const Acc* stage_decays(Acc* decay, const Visit& visit, Acc* total_decay) const {
@@ -328,8 +340,8 @@ class Backward {
         visit, input_.dy, Rows::per_query,
         [&](int64_t row, const Scalar* dy) {
           Acc* const dn = s.dn + row * s.v_stride;
-          if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn, Identity{});
           const int64_t i = row / visit.group, g = row % visit.group;
+          if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn, Identity{});
           const int64_t token = visit.batch * p_.T + visit.time(i);
           const Acc scale = 1 / den[token * p_.Hq + visit.head * visit.group + g];
           const Scalar* const y =

@@ -23,11 +23,12 @@ struct Identity {
 struct EluPlusOne {
   template <class V>
   HFLA_INLINE V operator()(V x) const {
-    return select(x > 0, x + 1, exp(select(x > 0, V{}, x)));
+    using Acc = ElementOf<V>;
+    return exp(at_most(Acc(0), x)) + at_least(Acc(0), x);  // for x > 0 that is exactly 1 + x
   }
   template <class V>
   HFLA_INLINE V derivative(V, V f) const {
-    return select(f > 1, V{} + 1, f);  // exp is its own derivative, and at most 1 where it applies
+    return at_most(ElementOf<V>(1), f);  // exp where that applies, and 1 elsewhere
   }
 };
 

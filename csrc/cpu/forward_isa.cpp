@@ -144,9 +144,16 @@ class Forward {
       if (p_.normalize) {
         scan_normalizer(role, visit, s.q, s.k, s.k_stride, decay, p_.K, s.z, s.den);
       }
+      NextSegment<Scalar> next(visit);
+      if (reads(role)) next.add(visit, p_.q, Rows::per_query, 0, p_.K);
+      if (writes(role)) {
+        next.add(visit, p_.k, Rows::per_token, 0, p_.K);
+        next.add(visit, p_.v, Rows::per_token, columns.begin * kLanes<Acc>,
+                 min(columns.end * kLanes<Acc>, p_.V));
+      }
       scan<Acc>(role,
                 {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, s.v, s.out, s.v_stride,
-                 s.v_stride, decay},
+                 s.v_stride, decay, next.get()},
                 columns, s.state);
       if (reads(role)) store_outputs(s, visit, columns, first_part);
     }

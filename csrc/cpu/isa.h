@@ -28,6 +28,8 @@ Status step(const StepProblem&, const Threads&);
 
 namespace {
 
+constexpr int64_t kCacheLine = 64;  // bytes; where lines are longer, a fine alignment all the same
+
 HFLA_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 HFLA_INLINE int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 HFLA_INLINE int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }

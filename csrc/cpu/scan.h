@@ -26,8 +26,9 @@ enum class Role { write, read, write_and_read };
 constexpr bool writes(Role role) { return role != Role::read; }
 constexpr bool reads(Role role) { return role != Role::write; }
 
-// The widest block, in vectors: with two tokens' values and outputs it has to fit the registers.
-#if defined(__AVX512F__) || defined(__aarch64__)
+// The widest block, in vectors. Wider ones would fit the registers of AVX-512, but the block would
+// then push the staged rows out of the first-level cache.
+#if defined(__aarch64__)
 constexpr int64_t kMaxBlock = 4;
 #else
 constexpr int64_t kMaxBlock = 2;
@@ -36,6 +37,36 @@ constexpr int64_t kMaxBlock = 2;
 // Narrow blocks take more tokens at a time, to have as many independent sums under way.
 constexpr int tokens_per_pass(int64_t block) { return block == kMaxBlock ? 2 : 4; }
 constexpr int64_t kTokenMultiple = 4;  // the number of tokens of a scan is padded to this
+
+// Rows of tensors that will be needed soon. A scan asks for them as it goes, which hides the
+// latency of memory behind its arithmetic: with heads inside of time, as in (B, T, H, D), rows are
+// too far apart for the processor to foresee.
+struct Prefetch {
+  struct Source {
+    const char* rows;
+    int64_t token_stride, head_stride, row_size;  // bytes
+    int64_t heads;
+  };
+  Source sources[5];
+  int64_t count;   // of sources
+  int64_t tokens;  // that each has
+  int64_t group;   // rows of the scan per token
+
+  HFLA_INLINE void for_row(int64_t row) const {
+    const int64_t token = group == 1 ? row : row / group;
+    if (token >= tokens || token * group != row) return;
+    for (int64_t s = 0; s < count; ++s) {
+      const Source& source = sources[s];
+      for (int64_t head = 0; head < source.heads; ++head) {
+        const char* const from =
+            source.rows + token * source.token_stride + head * source.head_stride;
+        for (int64_t c = 0; c < source.row_size; c += kCacheLine) {
+          __builtin_prefetch(from + c, 0, 2);
+        }
+      }
+    }
+  }
+};
 
 template <class Acc>
 struct Scan {
@@ -46,7 +77,8 @@ struct Scan {
   const Acc* values;  // (count, columns), token stride `column_stride`
   Acc* out;           // (count, columns), token stride `out_stride`
   int64_t value_stride, out_stride;
-  const Acc* decay;  // (count,); null: no decay
+  const Acc* decay;          // (count,); null: no decay
+  const Prefetch* prefetch;  // null: nothing
 };
 
 // A range of columns, counted in vectors.
@@ -106,6 +138,9 @@ template <Role role, bool decays, int block, class Acc>
 void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
   constexpr int tokens = tokens_per_pass(block);
   for (int64_t first = 0; first < scan.count; first += tokens) {
+    if (scan.prefetch) {
+      for (int t = 0; t < tokens; ++t) scan.prefetch->for_row(first + t);
+    }
     fold<role, decays, tokens, block>(scan, first, column, state);
   }
 }
@@ -133,7 +168,7 @@ HFLA_INLINE int64_t block_width(int64_t left) {
 }
 
 template <class Acc>
-void scan(Role role, const Scan<Acc>& scan, Columns columns, Acc* state) {
+void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
   int64_t width;
   for (int64_t c = columns.begin; c < columns.end; c += width) {
     width = block_width(columns.end - c);
@@ -146,6 +181,7 @@ void scan(Role role, const Scan<Acc>& scan, Columns columns, Acc* state) {
       scan_block<kMaxBlock>(role, scan, column, state);
     }
     state += scan.rows * width * kLanes<Acc>;
+    scan.prefetch = nullptr;
   }
 }
 

@@ -23,11 +23,14 @@ struct Visit {
   int64_t batch, head;         // head: of k and v
   int64_t first, step, count;  // times first, first + step, ...
   int64_t group, slot;
+  int64_t next_count;  // of the segment after this one
 
   int64_t time(int64_t i) const { return first + step * i; }
-  bool masked(int64_t i) const {
-    return problem.key_mask && !problem.key_mask[batch * problem.T + time(i)];
+  // The key mask from the first of these tokens on; null: none is masked.
+  const bool* keep() const {
+    return problem.key_mask ? problem.key_mask + batch * problem.T + first : nullptr;
   }
+  bool masked(int64_t i) const { return keep() && !keep()[step * i]; }
   int64_t rows() const { return count * group; }
   int64_t padded_rows() const { return round_up(rows(), kTokenMultiple); }
 };
@@ -39,7 +42,7 @@ HFLA_INLINE Visit visit_segment(const Problem& p, const Piece& piece, int64_t he
   return {p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
           reversed ? -1 : 1, min(segment, piece.length() - offset), group,
           // A query sees its own token, and its gradient has to reach it before the token is left.
-          reversed ? group - 1 : 0};
+          reversed ? group - 1 : 0, max(0, min(segment, piece.length() - offset - segment))};
 }
 
 // Whether a tensor has a row per query head, or one per token and key-value head.
@@ -57,19 +60,49 @@ HFLA_INLINE Scalar* row_at(const View& view, const Visit& visit, Rows rows, int6
 template <class Scalar, class Present, class Absent>
 HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, Present present,
                               Absent absent) {
-  for (int64_t i = 0; i < visit.count; ++i) {
-    const bool masked = visit.masked(i);
-    for (int64_t g = 0; g < visit.group; ++g) {
-      const int64_t row = i * visit.group + g;
-      if (!masked && view.data && (rows == Rows::per_query || g == visit.slot)) {
-        present(row, row_at<Scalar>(view, visit, rows, i, g));
+  const int64_t count = view.data ? visit.count : 0, group = visit.group;
+  const int64_t begin = rows == Rows::per_query ? 0 : visit.slot;
+  const int64_t end = rows == Rows::per_query ? group : visit.slot + 1;
+  const int64_t head_stride = rows == Rows::per_query ? view.head : 0;
+  const int64_t token_stride = visit.step * view.time;
+  const bool* const keep = visit.keep();
+  Scalar* const first = count ? row_at<Scalar>(view, visit, rows, 0, 0) : nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool masked = keep && !keep[visit.step * i];
+    for (int64_t g = 0; g < group; ++g) {
+      if (!masked && g >= begin && g < end) {
+        present(i * group + g, first + i * token_stride + g * head_stride);
       } else {
-        absent(row);
+        absent(i * group + g);
       }
     }
   }
-  for (int64_t row = visit.rows(); row < visit.padded_rows(); ++row) absent(row);
+  for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
 }
+
+// What the next segment will read, for the scan of this one to ask for.
+template <class Scalar>
+class NextSegment {
+ public:
+  explicit NextSegment(const Visit& visit) : prefetch_{} {
+    prefetch_.group = visit.group;
+    prefetch_.tokens = visit.next_count;
+  }
+
+  void add(const Visit& visit, const View& view, Rows rows, int64_t begin, int64_t end) {
+    if (!view.data || view.dim != 1 || !visit.next_count) return;
+    constexpr int64_t size = sizeof(Scalar);
+    const Scalar* const next = row_at<const Scalar>(view, visit, rows, visit.count, 0) + begin;
+    prefetch_.sources[prefetch_.count++] = {
+        reinterpret_cast<const char*>(next), visit.step * view.time * size, view.head * size,
+        (end - begin) * size, rows == Rows::per_query ? visit.group : 1};
+  }
+
+  const Prefetch* get() const { return &prefetch_; }
+
+ private:
+  Prefetch prefetch_;
+};
 
 // ---- rows in ----
 

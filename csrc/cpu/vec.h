@@ -28,9 +28,13 @@ constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
 template <class T, int64_t lanes>
 struct VectorOf {
   typedef T type __attribute__((vector_size(lanes * sizeof(T))));
+  typedef T unaligned __attribute__((vector_size(lanes * sizeof(T)), aligned(alignof(T))));
 };
 template <class T>
 using Vec = typename VectorOf<T, kLanes<T>>::type;
+
+template <class V>
+using ElementOf = decltype(V{}[0] + 0);
 
 // What a tensor holds. The two halves are only ever converted, so bits are enough.
 struct BFloat16 {
@@ -92,6 +96,33 @@ HFLA_INLINE Acc sum(Vec<Acc> x) {
   return sum_lanes<Acc, kLanes<Acc>>(x);
 }
 
+// The larger and the smaller of x and a bound; a NaN stays one.
+#if defined(__AVX512F__)
+// GCC makes a comparison and a blend of the generic form. (Masks of all ones: the unmasked
+// intrinsics warn of an uninitialised variable of their own.)
+HFLA_INLINE Vec<float> at_least(float bound, Vec<float> x) {
+  return (Vec<float>)_mm512_maskz_max_ps(-1, (__m512)broadcast(bound), (__m512)x);
+}
+HFLA_INLINE Vec<float> at_most(float bound, Vec<float> x) {
+  return (Vec<float>)_mm512_maskz_min_ps(-1, (__m512)broadcast(bound), (__m512)x);
+}
+HFLA_INLINE Vec<double> at_least(double bound, Vec<double> x) {
+  return (Vec<double>)_mm512_maskz_max_pd(-1, (__m512d)broadcast(bound), (__m512d)x);
+}
+HFLA_INLINE Vec<double> at_most(double bound, Vec<double> x) {
+  return (Vec<double>)_mm512_maskz_min_pd(-1, (__m512d)broadcast(bound), (__m512d)x);
+}
+#else
+template <class Acc, class V>
+HFLA_INLINE V at_least(Acc bound, V x) {
+  return select(x < bound, broadcast(bound), x);
+}
+template <class Acc, class V>
+HFLA_INLINE V at_most(Acc bound, V x) {
+  return select(x > bound, broadcast(bound), x);
+}
+#endif
+
 // x in the first `count` lanes, zero in the others: also where x is NaN.
 template <class Acc>
 HFLA_INLINE Vec<Acc> first_lanes(int64_t count, Vec<Acc> x) {
@@ -105,21 +136,31 @@ HFLA_INLINE Vec<Acc> first_lanes(int64_t count, Vec<Acc> x) {
 // Sixteen-bit patterns, as many as there are lanes of float.
 using HalfBits = typename VectorOf<uint16_t, kLanes<float>>::type;
 
-template <class V, class T>
-HFLA_INLINE V load_bytes(const T* from) {
-  V x;
-  __builtin_memcpy(&x, from, sizeof x);
-  return x;
+// Through a vector type, not memcpy: a memcpy might change anything, for all that the compiler
+// knows.
+template <class T, int64_t lanes = kLanes<T>>
+HFLA_INLINE typename VectorOf<T, lanes>::type load_lanes(const T* from) {
+  return *reinterpret_cast<const typename VectorOf<T, lanes>::unaligned*>(from);
+}
+template <class T, int64_t lanes = kLanes<T>>
+HFLA_INLINE void store_lanes(T* to, typename VectorOf<T, lanes>::type x) {
+  *reinterpret_cast<typename VectorOf<T, lanes>::unaligned*>(to) = x;
 }
 
-HFLA_INLINE Vec<float> load(const float* from) { return load_bytes<Vec<float>>(from); }
-HFLA_INLINE Vec<double> load(const double* from) { return load_bytes<Vec<double>>(from); }
-HFLA_INLINE void store(float* to, Vec<float> x) { __builtin_memcpy(to, &x, sizeof x); }
-HFLA_INLINE void store(double* to, Vec<double> x) { __builtin_memcpy(to, &x, sizeof x); }
+HFLA_INLINE Vec<float> load(const float* from) { return load_lanes(from); }
+HFLA_INLINE Vec<double> load(const double* from) { return load_lanes(from); }
+HFLA_INLINE void store(float* to, Vec<float> x) { store_lanes(to, x); }
+HFLA_INLINE void store(double* to, Vec<double> x) { store_lanes(to, x); }
+
+HFLA_INLINE HalfBits load_bits(const uint16_t* from) {
+  return load_lanes<uint16_t, kLanes<float>>(from);
+}
+HFLA_INLINE void store_bits(uint16_t* to, HalfBits bits) {
+  store_lanes<uint16_t, kLanes<float>>(to, bits);
+}
 
 HFLA_INLINE Vec<float> load(const BFloat16* from) {
-  const HalfBits bits = load_bytes<HalfBits>(from);
-  return (Vec<float>)(__builtin_convertvector(bits, UIntVec<float>) << 16);
+  return (Vec<float>)(__builtin_convertvector(load_bits(&from->bits), UIntVec<float>) << 16);
 }
 
 // To nearest, ties to even; a NaN stays one.
@@ -127,17 +168,16 @@ HFLA_INLINE void store(BFloat16* to, Vec<float> x) {
   const UIntVec<float> bits = (UIntVec<float>)x;
   const UIntVec<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const UIntVec<float> nan = (bits >> 16) | 0x40;
-  const HalfBits half = __builtin_convertvector(select(x == x, rounded, nan), HalfBits);
-  __builtin_memcpy(to, &half, sizeof half);
+  store_bits(&to->bits, __builtin_convertvector(select(x == x, rounded, nan), HalfBits));
 }
 
 HFLA_INLINE Vec<float> load(const Float16* from) {
 #if defined(__AVX512F__)
-  return (Vec<float>)_mm512_maskz_cvtph_ps(-1, load_bytes<__m256i>(from));
+  return (Vec<float>)_mm512_maskz_cvtph_ps(-1, (__m256i)load_bits(&from->bits));
 #elif defined(__F16C__)
-  return (Vec<float>)_mm256_cvtph_ps(load_bytes<__m128i>(from));
+  return (Vec<float>)_mm256_cvtph_ps((__m128i)load_bits(&from->bits));
 #else
-  const UIntVec<float> bits = __builtin_convertvector(load_bytes<HalfBits>(from), UIntVec<float>);
+  const UIntVec<float> bits = __builtin_convertvector(load_bits(&from->bits), UIntVec<float>);
   const UIntVec<float> magnitude = (bits & 0x7fff) << 13;
   // The exponent's bias differs by 112; multiplying also makes subnormals normal.
   const Vec<float> scaled = (Vec<float>)magnitude * 0x1p112f;
@@ -165,7 +205,7 @@ HFLA_INLINE void store(Float16* to, Vec<float> x) {
   result = select(magnitude > 0x7f800000, UIntVec<float>{} + 0x7e00, result);
   const HalfBits half = __builtin_convertvector(result | ((bits & 0x80000000) >> 16), HalfBits);
 #endif
-  __builtin_memcpy(to, &half, sizeof half);
+  store_bits(&to->bits, (HalfBits)half);
 }
 
 // A vector's worth of elements, `stride` apart and `count` of them; the other lanes are zero.
@@ -241,10 +281,9 @@ HFLA_INLINE Vec<Acc> scale_by_power(Vec<Acc> x, Vec<Acc> n, Vec<Acc> rounded_n) 
 // Within 2 ulp; exp(-inf) = 0, exp(inf) = inf, and NaN stays NaN.
 template <class V>
 HFLA_INLINE V exp(V x) {
-  using Acc = __typeof__(x[0] + 0);
+  using Acc = ElementOf<V>;
   using C = Exp<Acc>;
-  x = select(x < C::kZeroBelow, broadcast<Acc>(C::kZeroBelow), x);
-  x = select(x > C::kInfAbove, broadcast<Acc>(C::kInfAbove), x);
+  x = at_most(C::kInfAbove, at_least(C::kZeroBelow, x));
   const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
   const V n = rounded_n - C::kRound;
   const V r = x - n * C::kLn2High - n * C::kLn2Low;

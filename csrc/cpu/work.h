@@ -21,7 +21,8 @@ namespace {
 class Buffer {
  public:
   explicit Buffer(int64_t bytes)
-      : data_(aligned_alloc(64, static_cast<size_t>(round_up(max(bytes, 1), 64)))) {}
+      : data_(aligned_alloc(kCacheLine, static_cast<size_t>(round_up(max(bytes, 1), kCacheLine)))) {
+  }
   ~Buffer() { free(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -38,7 +39,7 @@ class Carver {
   template <class T>
   T* take(int64_t count) {
     T* array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    used_ += round_up(count * static_cast<int64_t>(sizeof(T)), kCacheLine);
     return array;
   }
   int64_t used() const { return used_; }
@@ -114,13 +115,15 @@ HFLA_INLINE Plan make_plan(const Problem& p, const Threads& threads, int64_t max
 
 // How much of a sequence is staged at once: enough to spread the cost of a pass over the segment,
 // and little enough that the rows stay in the first-level cache beside a block of the state.
+constexpr int64_t kSegmentRows = 32;
+
 struct SegmentShape {
   int64_t tokens;  // at most, in a segment
   int64_t rows;    // of its staged arrays
 
   explicit SegmentShape(const Problem& p) {
     const int64_t group = p.Hq / p.Hkv;
-    tokens = max(1, (max(p.K, p.V) <= 64 ? 16 : 48) / group);
+    tokens = max(1, kSegmentRows / group);
     rows = round_up(tokens * group, 16);
   }
 
@@ -128,7 +131,7 @@ struct SegmentShape {
   // lines of the cache.
   template <class Acc>
   int64_t stride(int64_t columns) const {
-    return round_up(columns, kLanes<Acc>) + 64 / static_cast<int64_t>(sizeof(Acc));
+    return round_up(columns, kLanes<Acc>) + kCacheLine / static_cast<int64_t>(sizeof(Acc));
   }
 };
 
