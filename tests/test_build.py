@@ -128,6 +128,22 @@ def test_wheel_without_a_compiler_runs_on_pytorch_and_says_why(pure_build, tmp_p
     assert re.search(r"^  cpu tensors +chunked$", report, re.MULTILINE), report
 
 
+@needs_compiler
+def test_a_library_that_torch_is_too_old_for_is_left_out_with_the_reason(pure_build, tmp_path):
+    _, wheel = pure_build
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    source = tmp_path / "future.cpp"
+    source.write_text('extern "C" void torch_of_2099(); void use() { torch_of_2099(); }')
+    library = tmp_path / "hf_linear_attention" / "_C.so"
+    built = run(*COMPILER, "-shared", "-fPIC", source, "-o", library)
+    assert built.returncode == 0, built.stdout
+
+    report = run_report_in(tmp_path)
+    assert f"can't be loaded with torch {torch.__version__}" in report
+    assert "undefined symbol: torch_of_2099" in report
+    assert re.search(r"^  cpu tensors +chunked$", report, re.MULTILINE), report
+
+
 def test_a_required_native_library_that_cannot_be_built_is_an_error(unpacked_sdist, tmp_path):
     result, wheel = build(
         "wheel",
@@ -149,9 +165,13 @@ def wheel_metadata(wheel):
 def run_report_from(wheel, directory):
     """`python -m hf_linear_attention` of this wheel."""
     zipfile.ZipFile(wheel).extractall(directory)
-    result = run(
-        *(sys.executable, "-m", "hf_linear_attention"), cwd=directory, PYTHONPATH=str(directory)
-    )
+    return run_report_in(directory)
+
+
+def run_report_in(directory):
+    """`python -m hf_linear_attention` of the package in this directory."""
+    command = (sys.executable, "-m", "hf_linear_attention")
+    result = run(*command, cwd=directory, PYTHONPATH=str(directory))
     assert result.returncode == 0, result.stdout
     return result.stdout
 

@@ -6,6 +6,7 @@ B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N 
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 
@@ -153,20 +154,21 @@ def test_fakes_agree_with_results_for_reduced_precision(variant):
         assert (real.shape, real.dtype, real.stride()) == (fake.shape, fake.dtype, fake.stride())
 
 
-def test_forward_and_backward_compile_without_a_graph_break():
-    args = arguments(**VARIANTS["everything"])
-    leaves = [args[name] for name in DIFFERENTIABLE]
-
-    def loss(q, k, v, log_decay, initial_kv, initial_z):
-        given = args | dict(
-            zip(DIFFERENTIABLE, (q, k, v, log_decay, initial_kv, initial_z), strict=True)
-        )
-        y, _, kv, z = _ops.forward(**given)
+def test_forward_and_backward_compile_without_a_graph_break_for_any_length():
+    def loss(**args):
+        y, _, kv, z = _ops.forward(**args)
         return y.sin().sum() + kv.cos().sum() + z.sin().sum()
 
-    expected = torch.autograd.grad(loss(*leaves), leaves)
-    actual = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
-    torch.testing.assert_close(actual, expected)
+    def results(loss, args):
+        leaves = [args[name] for name in DIFFERENTIABLE]
+        value = loss(**args)
+        return value, *torch.autograd.grad(value, leaves)
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    for bounds in ([0, 4, 9], [0, 0, 6, 13]):
+        packed = dict(T=bounds[-1], cu_seqlens=bounds)
+        args = arguments(**VARIANTS["everything"] | packed)
+        torch.testing.assert_close(results(compiled, args), results(loss, args))
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -224,6 +226,24 @@ def gradients(results, args):
     """Of a fixed function of all results, by every differentiable argument."""
     loss = sum(x.double().sin().mean() * (i + 1) for i, x in enumerate(results))
     return torch.autograd.grad(loss, [args[n] for n in DIFFERENTIABLE if args[n] is not None])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("B, H", [(2, 3), (1, 1)])
+def test_threads_do_not_change_the_result(B, H, is_causal):
+    # Long enough to be split among threads, by head or, with one head only, by time.
+    sizes = dict(B=B, T=2000, Hq=H, Hkv=H, K=48, V=64, dtype=torch.float32)
+    args = arguments(**sizes, log_decay=is_causal, initial_state=True, is_causal=is_causal)
+    before = torch.get_num_threads()
+    results = {}
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            outputs = forward(**args)
+            results[count] = outputs, gradients(outputs, args)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(results[3], results[1], **TOLERANCE[torch.float32])
 
 
 @every_variant
@@ -496,6 +516,17 @@ def test_loading_again_changes_nothing():
     torch.testing.assert_close(after, before)
     after[0].sum().backward()
     assert args["q"].grad is not None
+
+
+def test_a_second_copy_of_the_library_is_refused_with_the_reason(tmp_path):
+    copy = tmp_path / "copy.so"
+    shutil.copy(_ops.LIBRARY_PATH, copy)
+    program = (
+        f"import torch; torch.ops.load_library({str(copy)!r});"
+        "from hf_linear_attention.linear_attention import WHY_NO_COMPILED_OPS as reason;"
+        "print(reason)"
+    )
+    assert "torch refused the ops of" in run_python("-c", program).stdout
 
 
 def test_a_forked_process_can_use_the_ops():

@@ -91,7 +91,7 @@ void check(bool condition, const Parts&... parts) {
   if (__builtin_expect(!condition, 0)) fail(parts...);
 }
 
-// libtorch prints the reason of its own failures to stderr.
+// The ABI tells only whether a call worked.
 #define HFLA_TORCH_CALL(call) ::hfla::check((call) == 0, #call " failed")
 
 // Owns a tensor handle, or nothing: an optional argument that was None.

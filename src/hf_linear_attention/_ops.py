@@ -44,7 +44,9 @@ def _load_library() -> ctypes.CDLL:
     library.hfla_has_cuda.restype = ctypes.c_bool
     reason = library.hfla_registration_error()
     if reason is not None:
-        raise ImportError(f"torch refused the ops of {LIBRARY_PATH}: {reason.decode()}")
+        raise ImportError(
+            f"torch refused the ops of {LIBRARY_PATH} (is another copy loaded?): {reason.decode()}"
+        )
     return library
 
 
