@@ -14,11 +14,12 @@ IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell \
 	find csrc src \( -name __pycache__ -o -name '*.egg-info' \) -prune -o ! -name '*.so' -print)
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test bench check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
 	@echo "make clean   remove what was built; .venv and outputs stay"
@@ -30,6 +31,11 @@ demo: $(VENV)/installed
 
 test: check
 	$(IN_VENV) python -m pytest
+
+bench: $(VENV)/installed
+	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)
+	$(IN_VENV) python benchmarks/bench_decode.py $(BENCH_FLAGS)
+	$(IN_VENV) python benchmarks/bench_training.py $(BENCH_FLAGS)
 
 check: $(VENV)/installed
 	$(IN_VENV) scripts/check.sh
