@@ -166,7 +166,7 @@ def test_what_padding_holds_reaches_nothing(variant):
         assert_near(gradient, expected[name])
 
 
-@pytest.mark.parametrize("shape", [(2, 7), (2, 9), (16,), (2, 8, 1)])
+@pytest.mark.parametrize("shape", [(2, 7), (2, 9), (1, 8), (16,), (2, 8, 1)])
 def test_a_mask_of_another_shape_is_refused(shape):
     with pytest.raises(ValueError, match="attention_mask must have shape"):
         logits_of(tiny_model(), random_ids(2, 8), attention_mask=torch.ones(shape))
@@ -199,6 +199,16 @@ def test_a_mask_of_four_dimensions_that_hides_more_is_refused():
     mask[..., 5, 2] = False
     with pytest.raises(ValueError, match="4 dimensions must hide only padding and the future"):
         logits_of(tiny_model(), random_ids(1, 8), attention_mask=mask)
+
+
+def test_a_dict_of_masks_must_be_complete():
+    mask = torch.ones(2, 8)
+    with pytest.raises(ValueError, match="has no {'full_attention'}"):
+        logits_of(
+            tiny_model(layer_types=["linear_attention", "full_attention", "linear_attention"]),
+            random_ids(2, 8),
+            attention_mask={"linear_attention": mask},
+        )
 
 
 # Packing

@@ -69,14 +69,18 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         """The inputs that the convolution of "q", "k" or "v" still sees, or None."""
         return self._read(f"{name}_conv") if self.num_tokens > 0 else None
 
+    def write_state(self, state: LinearAttentionState) -> None:
+        self.write("kv", state.kv)
+        if state.z is not None:
+            self.write("z", state.z)
+
     def start(
         self, k: Tensor, v: Tensor, dtype: torch.dtype, normalize: bool
     ) -> LinearAttentionState:
         """An all-zero state in place, for a first token k (B, Hkv, K), v (B, Hkv, V)."""
-        self.write("kv", k.new_zeros(*k.shape, v.shape[-1], dtype=dtype))
-        if normalize:
-            self.write("z", k.new_zeros(k.shape, dtype=dtype))
-        return LinearAttentionState(self._read("kv"), self._read("z"))
+        kv = k.new_zeros(*k.shape, v.shape[-1], dtype=dtype)
+        self.write_state(LinearAttentionState(kv, kv[..., 0] if normalize else None))
+        return LinearAttentionState(self.tensors["kv"], self.tensors.get("z"))
 
     def write(self, name: str, new: Tensor) -> None:
         """Keeps `new`, in the memory of the tensor that it replaces where there is one."""

@@ -130,7 +130,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"hidden_size={self.hidden_size} must be a multiple of "
                 f"num_attention_heads={self.num_attention_heads} where head_dim is not given"
             )
-        self._follow(derived)
+        self._derive(derived)
         super().__post_init__(**kwargs)
         self.validate_architecture()
 
@@ -138,14 +138,16 @@ class LinearAttentionConfig(PreTrainedConfig):
         """Sets a field; those that were derived from it follow, so they can't contradict it."""
         super().__setattr__(name, value)
         derived = self.__dict__.get("_derived", [])
-        self._follow([other for other in derived if other != name])
+        if name in derived:  # given from now on
+            self._derive([other for other in derived if other != name])
+        elif name in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
+            self._derive(derived)
 
-    def _follow(self, derived: list[str]):
-        """Derives the fields named from the others, now and whenever those change."""
-        self.__dict__["_derived"] = []
-        for name in derived:
-            setattr(self, name, DERIVED[name](self))
-        self.__dict__["_derived"] = derived
+    def _derive(self, names: list[str]):
+        """Sets the named fields from the others."""
+        for name in names:
+            super().__setattr__(name, DERIVED[name](self))
+        self.__dict__["_derived"] = names
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved: all but the derived fields."""

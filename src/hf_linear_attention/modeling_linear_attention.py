@@ -42,7 +42,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 from transformers.utils import can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache_linear_attention import LinearAttentionCache, RecurrentLayer, cache_for_model
@@ -81,39 +81,50 @@ class ShortConvolution(nn.Module):
         """x (B, T, channels) -> y of that shape, and the state after x.
 
         The state is the last kernel_size - 1 real tokens, (B, kernel_size - 1, channels), zeros
-        where there were fewer. Before the convolution all tokens are laid out so that each real
-        one comes right after its predecessors; `place` (B, T) is where token t went.
+        where there were fewer. key_mask (B, T) is False for padding; cu_seqlens bounds the
+        sequences packed into one row.
+        """
+        if state is None:
+            state = x.new_zeros(x.shape[0], self.kernel_size - 1, x.shape[2])
+        if x.shape[1] == 0:
+            return x, state
+        if x.shape[1] == 1 and cu_seqlens is None:
+            return self._step(x, state, key_mask)
+        tokens, place = self._in_order(x, state, key_mask, cu_seqlens)
+        y = F.conv1d(tokens.transpose(1, 2), self.weight, groups=x.shape[2]).transpose(1, 2)
+        if place is not None:
+            y = y.gather(1, place[..., None].expand(x.shape))
+        return F.silu(y), tokens[:, tokens.shape[1] - state.shape[1] :]
+
+    def _step(self, x: Tensor, state: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward` for one token."""
+        tokens = torch.cat([state, x], dim=1)
+        y = (tokens * self.weight[:, 0].t().to(x.dtype)).sum(1, keepdim=True)
+        new_state = tokens[:, 1:]
+        if key_mask is not None:
+            new_state = torch.where(key_mask[..., None], new_state, state)
+        return F.silu(y), new_state
+
+    def _in_order(
+        self, x: Tensor, state: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """All tokens, each real one right after its predecessors, and what undoes that: where
+        each token of x (B, T) is in the convolution of them, which is shorter by the state.
         """
         B, T, channels = x.shape
-        past = self.kernel_size - 1
-        if state is None:
-            state = x.new_zeros(B, past, channels)
-        if T == 0:
-            return x, state
-        if cu_seqlens is not None:  # each sequence after zeros of its own
-            place = torch.arange(T, device=x.device)
-            place = (place + past * (1 + sequence_of_each_token(cu_seqlens, T)))[None]
+        past = state.shape[1]
+        if cu_seqlens is not None:  # zeros before every sequence
+            place = torch.arange(T, device=x.device) + past * sequence_of_each_token(cu_seqlens, T)
             tokens = x.new_zeros(B, T + past * (len(cu_seqlens) - 1), channels)
-            tokens = tokens.index_copy(1, place[0], x)
-        else:
-            tokens = torch.cat([state, x], dim=1)
-            place = None
-            if T == 1:
-                y = (tokens * self.weight[:, 0].t().to(x.dtype)).sum(1, keepdim=True)
-                new_state = tokens[:, 1:]
-                if key_mask is not None:
-                    new_state = torch.where(key_mask[..., None], new_state, state)
-                return F.silu(y), new_state
-            if key_mask is not None:  # padding goes to the front, before the state
-                order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
-                place = order.argsort(dim=1)[:, past:]
-                tokens = tokens.gather(1, order[..., None].expand(-1, -1, channels))
-        y = F.conv1d(tokens.transpose(1, 2), self.weight, groups=channels).transpose(1, 2)
-        if place is not None:
-            # y starts at the last token of the first window; padding before that reads anything
-            place = (place - past).clamp(min=0)
-            y = y.gather(1, place[..., None].expand(-1, -1, channels))
-        return F.silu(y), tokens[:, tokens.shape[1] - past :]
+            return tokens.index_copy(1, place + past, x), place[None]
+        tokens = torch.cat([state, x], dim=1)
+        if key_mask is None:
+            return tokens, None
+        # Padding goes to the front. The state follows it, so no real token's window sees padding.
+        order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
+        place = order.argsort(dim=1)[:, past:] - past
+        tokens = tokens.gather(1, order[..., None].expand(-1, -1, channels))
+        return tokens, place.clamp(min=0)  # where padding looks does not matter
 
 
 class LinearAttention(nn.Module):
@@ -206,29 +217,27 @@ class LinearAttention(nn.Module):
             cache.write(f"{name}_conv", state)
         return y
 
-    def _attend(self, q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal):
-        if cache is None:
-            return linear_attention(
-                q,
-                k,
-                v,
-                log_decay,
-                key_mask=key_mask,
-                cu_seqlens=cu_seqlens,
-                is_causal=is_causal,
-                **self.options,
-            )
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        cache: RecurrentLayer | None,
+        is_causal: bool,
+    ) -> Tensor:
+        """The op, from the cached state and to it."""
         T = q.shape[1]
-        state = cache.state
-        if T == 1 and not torch.is_grad_enabled():  # a token is generated: update in place
+        state = None if cache is None else cache.state
+        if cache is not None and T == 1 and not torch.is_grad_enabled():
+            # a token is generated: the state changes in place
             q, k, v = q[:, 0], k[:, 0], v[:, 0]
-            if log_decay is not None:
-                log_decay = log_decay[:, 0]
-            if key_mask is not None:
-                key_mask = key_mask[:, 0]
+            log_decay = None if log_decay is None else log_decay[:, 0]
+            key_mask = None if key_mask is None else key_mask[:, 0]
             if state is None:
-                dtype = accumulation_dtype(v.dtype)
-                state = cache.start(k, v, dtype, self.options["normalize"])
+                state = cache.start(k, v, accumulation_dtype(v.dtype), self.options["normalize"])
             y = linear_attention_step_(
                 q, k, v, state, log_decay, key_mask=key_mask, **self.options
             )[:, None]
@@ -239,14 +248,16 @@ class LinearAttention(nn.Module):
                 v,
                 log_decay,
                 key_mask=key_mask,
+                cu_seqlens=cu_seqlens,
                 initial_state=state,
                 return_state=True,
+                is_causal=is_causal,
                 **self.options,
             )
-            cache.write("kv", state.kv)
-            if state.z is not None:
-                cache.write("z", state.z)
-        cache.num_tokens += T
+            if cache is not None:
+                cache.write_state(state)
+        if cache is not None:
+            cache.num_tokens += T
         return y
 
 
@@ -328,6 +339,164 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         )
         hidden_states = hidden_states + attended
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def can_look_at(tensor: Tensor, T: int) -> bool:
+    """Whether values may be read: not in a compiled graph, nor for one token where a GPU waits."""
+    return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
+
+
+def find_padding(
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    B: int,
+    T: int,
+    past: int,
+    is_causal: bool,
+) -> Tensor | None:
+    """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
+    if isinstance(attention_mask, dict):  # one per layer type, as generate() may make them
+        attention_mask = attention_mask.get("linear_attention")
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() == 4:
+        return find_padding_in_4d(attention_mask, T, is_causal)
+    shape = tuple(attention_mask.shape)
+    if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= past + T:
+        raise ValueError(
+            f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
+            f"{past} tokens in the cache, or 4 dimensions, got {shape}"
+        )
+    return attention_mask
+
+
+def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tensor:
+    """The mask of real tokens (B, T) in one of (B, 1, T, past + T), bool or added to the scores.
+
+    Raises:
+        ValueError: it says more than that. Linear attention can only leave out whole tokens.
+    """
+    if attention_mask.dtype != torch.bool:
+        attention_mask = attention_mask == 0
+    seen = attention_mask[..., -T:]
+    key_mask = seen.diagonal(dim1=2, dim2=3)[:, 0]  # a real token sees itself
+    expected = key_mask[:, None, None, :].expand(seen.shape)
+    if is_causal:
+        expected = expected.tril()
+    if not torch.equal(seen & key_mask[:, None, :, None], expected & key_mask[:, None, :, None]):
+        raise ValueError(
+            "attention_mask with 4 dimensions must hide only padding"
+            f"{' and the future' if is_causal else ''} from linear-attention layers"
+        )
+    return key_mask
+
+
+def find_packed_sequences(
+    B: int,
+    T: int,
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    position_ids: Tensor | None,
+    cu_seq_lens_q: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Tensor | None:
+    """Bounds (N + 1,) int32 of the sequences packed into B T tokens; None where rows hold one each.
+
+    Transformers' collators say it in three ways: with the bounds, with each token's sequence, or
+    with positions that restart.
+    """
+    if cu_seq_lens_q is not None:
+        if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
+            raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
+        return cu_seq_lens_q.to(torch.int32)
+    if seq_idx is not None:
+        is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
+    elif position_ids is not None and attention_mask is None and T > 1:
+        is_next = position_ids[:, 1:] == position_ids[:, :-1] + 1
+    else:
+        return None
+    if is_next.all():
+        return None
+    starts = F.pad(~is_next, (1, 0), value=True).expand(B, T).flatten().nonzero().squeeze(1)
+    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+
+
+def sequence_of_each_token(cu_seqlens: Tensor, T: int) -> Tensor:
+    """The number (T,) of the packed sequence that each token belongs to."""
+    tokens = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
+
+
+def count_positions(
+    padding: Tensor | None,
+    cu_seqlens: Tensor | None,
+    B: int,
+    T: int,
+    past: int,
+    device: torch.device,
+) -> Tensor:
+    """Positions (B, T) or (1, T), counting real tokens from the start of their sequence."""
+    if cu_seqlens is not None:
+        starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
+        return (torch.arange(B * T, device=device) - starts).view(B, T)
+    if padding is None:
+        return torch.arange(past, past + T, device=device)[None]
+    before = past + T - padding.shape[1]  # tokens that the mask does not cover are real
+    return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, -T:]
+
+
+def softmax_masks(
+    config: LinearAttentionConfig,
+    hidden_states: Tensor,
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    key_mask: Tensor | None,
+    past_key_values: Cache | None,
+    cu_seqlens: Tensor | None,
+) -> dict[str, Tensor | None]:
+    """For each type of softmax layer the mask that its attention function takes."""
+    if isinstance(attention_mask, dict):
+        missing = set(config.layer_types) - set(attention_mask)
+        if missing:
+            raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
+        return attention_mask
+    B, T, _ = hidden_states.shape
+    past = past_key_values.get_seq_length() if past_key_values is not None else 0
+    if attention_mask is not None and attention_mask.dim() == 2:
+        attention_mask = F.pad(attention_mask, (past + T - attention_mask.shape[1], 0), value=1)
+    only_within = None
+    if cu_seqlens is not None:
+        if B > 1 and is_flash_attention_requested(config):
+            raise ValueError("flash attention takes packed sequences in one row only, B = 1")
+        sequence = sequence_of_each_token(cu_seqlens, B * T).view(B, T)
+        attention_mask = None
+
+        def only_within(b, head, q, k):
+            return sequence[b, q] == sequence[b, k]
+
+    makers = {
+        "full_attention": create_causal_mask,
+        "sliding_attention": create_sliding_window_causal_mask,
+    }
+    return {
+        layer_type: make(
+            config=config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=only_within,
+        )
+        for layer_type, make in makers.items()
+        if layer_type in config.layer_types
+    }
+
+
+def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
+    if isinstance(logits_to_keep, int):
+        return hidden_states[:, -logits_to_keep:]
+    if logits_to_keep.dim() == 1:
+        return hidden_states[:, logits_to_keep]
+    if logits_to_keep.dtype == torch.bool:
+        return hidden_states[logits_to_keep]
+    return hidden_states.take_along_dim(logits_to_keep[..., None], dim=1)
 
 
 class LinearAttentionPreTrainedModel(PreTrainedModel):
@@ -441,6 +610,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         masks = softmax_masks(
             self.config, hidden_states, attention_mask, key_mask, past_key_values, cu_seqlens
         )
+        if cu_seqlens is not None:  # flash attention recognises sequences by their positions
+            position_ids = count_positions(None, cu_seqlens, B, T, 0, hidden_states.device)
         for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
@@ -576,158 +747,6 @@ class LinearAttentionForQuestionAnswering(
     GenericForQuestionAnswering, LinearAttentionPreTrainedModel
 ):
     """The first and the last token of an answer within the sequence."""
-
-
-def can_look_at(tensor: Tensor, T: int) -> bool:
-    """Whether values may be read: not in a compiled graph, nor for one token where a GPU waits."""
-    return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
-
-
-def find_padding(
-    attention_mask: Tensor | dict[str, Tensor | None] | None,
-    B: int,
-    T: int,
-    past: int,
-    is_causal: bool,
-) -> Tensor | None:
-    """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
-    if isinstance(attention_mask, dict):  # one per layer type, as generate() may make them
-        attention_mask = attention_mask.get("linear_attention")
-    if attention_mask is None:
-        return None
-    if attention_mask.dim() == 4:
-        return find_padding_in_4d(attention_mask, T, is_causal)
-    if attention_mask.dim() != 2 or not T <= attention_mask.shape[1] <= past + T:
-        raise ValueError(
-            f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
-            f"{past} tokens in the cache, or 4 dimensions, got {tuple(attention_mask.shape)}"
-        )
-    return attention_mask
-
-
-def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tensor:
-    """The mask of real tokens (B, T) in one of (B, 1, T, past + T), bool or added to the scores.
-
-    Raises:
-        ValueError: it says more than that. Linear attention can only leave out whole tokens.
-    """
-    if attention_mask.dtype != torch.bool:
-        attention_mask = attention_mask == 0
-    seen = attention_mask[..., -T:]
-    key_mask = seen.diagonal(dim1=2, dim2=3)[:, 0]  # a real token sees itself
-    expected = key_mask[:, None, None, :].expand(seen.shape)
-    if is_causal:
-        expected = expected.tril()
-    if not torch.equal(seen & key_mask[:, None, :, None], expected & key_mask[:, None, :, None]):
-        raise ValueError(
-            "attention_mask with 4 dimensions must hide only padding"
-            f"{' and the future' if is_causal else ''} from linear-attention layers"
-        )
-    return key_mask
-
-
-def find_packed_sequences(
-    B: int,
-    T: int,
-    attention_mask: Tensor | dict[str, Tensor | None] | None,
-    position_ids: Tensor | None,
-    cu_seq_lens_q: Tensor | None,
-    seq_idx: Tensor | None,
-) -> Tensor | None:
-    """Bounds (N + 1,) int32 of the sequences packed into B T tokens; None where rows hold one each.
-
-    Transformers' collators say it in three ways: with the bounds, with each token's sequence, or
-    with positions that restart.
-    """
-    if cu_seq_lens_q is not None:
-        if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
-            raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
-        return cu_seq_lens_q.to(torch.int32)
-    if seq_idx is not None:
-        is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
-    elif position_ids is not None and attention_mask is None and T > 1:
-        is_next = position_ids[:, 1:] == position_ids[:, :-1] + 1
-    else:
-        return None
-    if is_next.all():
-        return None
-    starts = F.pad(~is_next, (1, 0), value=True).expand(B, T).flatten().nonzero().squeeze(1)
-    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
-
-
-def sequence_of_each_token(cu_seqlens: Tensor, T: int) -> Tensor:
-    """The number (T,) of the packed sequence that each token belongs to."""
-    tokens = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
-
-
-def count_positions(
-    padding: Tensor | None,
-    cu_seqlens: Tensor | None,
-    B: int,
-    T: int,
-    past: int,
-    device: torch.device,
-) -> Tensor:
-    """Positions (B, T) or (1, T), counting real tokens from the start of their sequence."""
-    if cu_seqlens is not None:
-        starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
-        return (torch.arange(B * T, device=device) - starts).view(B, T)
-    if padding is None:
-        return torch.arange(past, past + T, device=device)[None]
-    before = past + T - padding.shape[1]  # tokens that the mask does not cover are real
-    return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, -T:]
-
-
-def softmax_masks(
-    config: LinearAttentionConfig,
-    hidden_states: Tensor,
-    attention_mask: Tensor | dict[str, Tensor | None] | None,
-    key_mask: Tensor | None,
-    past_key_values: Cache | None,
-    cu_seqlens: Tensor | None,
-) -> dict[str, Tensor | None]:
-    """For each type of softmax layer the mask that its attention function takes."""
-    if isinstance(attention_mask, dict):
-        return attention_mask
-    B, T, _ = hidden_states.shape
-    past = past_key_values.get_seq_length() if past_key_values is not None else 0
-    if attention_mask is not None and attention_mask.dim() == 2:
-        attention_mask = F.pad(attention_mask, (past + T - attention_mask.shape[1], 0), value=1)
-    only_within = None
-    if cu_seqlens is not None:
-        sequence = sequence_of_each_token(cu_seqlens, B * T).view(B, T)
-        attention_mask = None
-
-        def only_within(b, head, q, k):
-            return sequence[b, q] == sequence[b, k]
-
-    makers = {
-        "full_attention": create_causal_mask,
-        "sliding_attention": create_sliding_window_causal_mask,
-    }
-    return {
-        layer_type: make(
-            config=config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            and_mask_function=only_within,
-        )
-        for layer_type, make in makers.items()
-        if layer_type in config.layer_types
-    }
-
-
-def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
-    if isinstance(logits_to_keep, int):
-        return hidden_states[:, -logits_to_keep:]
-    if logits_to_keep.dim() == 1:
-        return hidden_states[:, logits_to_keep]
-    if logits_to_keep.dtype == torch.bool:
-        return hidden_states[logits_to_keep]
-    return hidden_states.take_along_dim(logits_to_keep[..., None], dim=1)
 
 
 AUTO_CLASSES = {
