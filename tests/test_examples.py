@@ -18,6 +18,7 @@ from datasets import Dataset
 EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import generate  # noqa: E402
 import text_blocks  # noqa: E402
 import train_causal_lm  # noqa: E402
 
@@ -111,10 +112,11 @@ def test_generate_streams_a_continuation_with_a_cache_of_constant_size(trained, 
     assert sizes[0] == sizes[1]
 
 
-def test_generate_names_a_folder_without_a_model(tmp_path):
-    result = run("generate.py", tmp_path)
-    assert result.returncode == 2
-    assert f"no saved model in {tmp_path}" in result.stderr
+def test_generate_names_a_folder_without_a_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        generate.main()
+    assert f"there is no saved model in {tmp_path}" in capsys.readouterr().err
 
 
 def test_bad_input_ends_in_one_line(tmp_path):
