@@ -273,6 +273,7 @@ def build_feature_map(config: PreTrainedConfig) -> FeatureMap | None:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """A context for sums that autocast must not take to half precision."""
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    # Meta tensors have no autocast; asking whether there is one breaks torch.compile in torch 2.10.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
