@@ -251,10 +251,11 @@ class Backward {
         stage_output_gradients(s, visit);
       }
       const Acc* decay = stage_decays(s.decay, visit, total_decay);
-      const NextSegment<Scalar> next = next_segment(visit, begin, end);
+      Upcoming<Scalar> upcoming = next_rows(visit, begin, end);
+      if (reads(role)) upcoming.writes(result_.dq, Rows::per_query, begin, end);
       scan<Acc>(role,
                 {visit.padded_rows(), value_rows_, s.dn, s.v, s.v_stride, s.k, s.out_k, s.k_stride,
-                 s.k_stride, decay, next.get()},
+                 s.k_stride, decay, upcoming.get()},
                 task.keys, s.by_value);
       if (!reads(role)) continue;
       store_feature_gradients(visit, p_.q, result_.dq, Rows::per_query, begin, end, s.q, s.out_k,
@@ -269,6 +270,8 @@ class Backward {
     const bool all_keys = task.values.count() > 0;
     const int64_t begin = task.keys.begin * kLanes<Acc>;
     const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
+    const int64_t values_begin = task.values.begin * kLanes<Acc>;
+    const int64_t values_end = min(task.values.end * kLanes<Acc>, p_.V);
     const int64_t staged_begin = all_keys ? 0 : begin, staged_end = all_keys ? p_.K : end;
     s.decay[0] = 1;
     for (int64_t offset = 0; offset < task.piece.length(); offset += shape_.tokens) {
@@ -284,10 +287,14 @@ class Backward {
         stage_values(s, visit);
       }
       const Acc* decay = stage_decays(s.decay + 1, visit, total_decay) ? s.decay : nullptr;
-      const NextSegment<Scalar> next = next_segment(visit, staged_begin, staged_end);
+      Upcoming<Scalar> upcoming = next_rows(visit, staged_begin, staged_end);
+      if (reads(role)) {
+        upcoming.writes(result_.dk, Rows::per_token, begin, end);
+        upcoming.writes(result_.dv, Rows::per_token, values_begin, values_end);
+      }
       scan<Acc>(role,
                 {visit.padded_rows(), value_rows_, s.v, s.dn, s.v_stride, s.q, s.out_k, s.k_stride,
-                 s.k_stride, decay, next.get()},
+                 s.k_stride, decay, upcoming.get()},
                 task.keys, s.by_value);
       scan<Acc>(role,
                 {visit.padded_rows(), p_.K, s.k, s.q, s.k_stride, s.dn, s.out_v, s.v_stride,
@@ -303,14 +310,15 @@ class Backward {
 
   // ---- rows in ----
 
-  NextSegment<Scalar> next_segment(const Visit& visit, int64_t begin, int64_t end) const {
-    NextSegment<Scalar> next(visit);
-    next.add(visit, p_.q, Rows::per_query, begin, end);
-    next.add(visit, p_.k, Rows::per_token, begin, end);
-    next.add(visit, p_.v, Rows::per_token, 0, p_.V);
-    next.add(visit, input_.dy, Rows::per_query, 0, p_.V);
-    if (p_.normalize) next.add(visit, input_.forward.y, Rows::per_query, 0, p_.V);
-    return next;
+  // All that either sweep reads: whatever its role does not need is asked for in vain.
+  Upcoming<Scalar> next_rows(const Visit& visit, int64_t begin, int64_t end) const {
+    Upcoming<Scalar> upcoming(visit);
+    upcoming.next_reads(p_.q, Rows::per_query, begin, end);
+    upcoming.next_reads(p_.k, Rows::per_token, begin, end);
+    upcoming.next_reads(p_.v, Rows::per_token, 0, p_.V);
+    upcoming.next_reads(input_.dy, Rows::per_query, 0, p_.V);
+    if (p_.normalize) upcoming.next_reads(input_.forward.y, Rows::per_query, 0, p_.V);
+    return upcoming;
   }
 
   // Null if there are none.

@@ -144,19 +144,28 @@ class Forward {
       if (p_.normalize) {
         scan_normalizer(role, visit, s.q, s.k, s.k_stride, decay, p_.K, s.z, s.den);
       }
-      NextSegment<Scalar> next(visit);
-      if (reads(role)) next.add(visit, p_.q, Rows::per_query, 0, p_.K);
-      if (writes(role)) {
-        next.add(visit, p_.k, Rows::per_token, 0, p_.K);
-        next.add(visit, p_.v, Rows::per_token, columns.begin * kLanes<Acc>,
-                 min(columns.end * kLanes<Acc>, p_.V));
-      }
+      const Upcoming<Scalar> upcoming = upcoming_rows(role, visit, columns);
       scan<Acc>(role,
                 {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, s.v, s.out, s.v_stride,
-                 s.v_stride, decay, next.get()},
+                 s.v_stride, decay, upcoming.get()},
                 columns, s.state);
       if (reads(role)) store_outputs(s, visit, columns, first_part);
     }
+  }
+
+  Upcoming<Scalar> upcoming_rows(Role role, const Visit& visit, Columns columns) const {
+    const int64_t begin = columns.begin * kLanes<Acc>;
+    const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
+    Upcoming<Scalar> upcoming(visit);
+    if (reads(role)) {
+      upcoming.next_reads(p_.q, Rows::per_query, 0, p_.K);
+      upcoming.writes(result_.y, Rows::per_query, begin, end);
+    }
+    if (writes(role)) {
+      upcoming.next_reads(p_.k, Rows::per_token, 0, p_.K);
+      upcoming.next_reads(p_.v, Rows::per_token, begin, end);
+    }
+    return upcoming;
   }
 
   void stage(Role role, Scratch& s, const Visit& visit, Columns columns) {

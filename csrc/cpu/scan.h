@@ -45,18 +45,18 @@ struct Prefetch {
   struct Source {
     const char* rows;
     int64_t token_stride, head_stride, row_size;  // bytes
-    int64_t heads;
+    int64_t tokens, heads;
   };
-  Source sources[5];
-  int64_t count;   // of sources
-  int64_t tokens;  // that each has
-  int64_t group;   // rows of the scan per token
+  Source sources[8];
+  int64_t count;  // of sources
+  int64_t group;  // rows of the scan per token
 
   HFLA_INLINE void for_row(int64_t row) const {
     const int64_t token = group == 1 ? row : row / group;
-    if (token >= tokens || token * group != row) return;
+    if (token * group != row) return;
     for (int64_t s = 0; s < count; ++s) {
       const Source& source = sources[s];
+      if (token >= source.tokens) continue;
       for (int64_t head = 0; head < source.heads; ++head) {
         const char* const from =
             source.rows + token * source.token_stride + head * source.head_stride;

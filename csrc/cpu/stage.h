@@ -80,27 +80,38 @@ HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, P
   for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
 }
 
-// What the next segment will read, for the scan of this one to ask for.
+// What a scan asks memory for: the rows that the next segment will read, and those that this one
+// will write when the scan is over.
 template <class Scalar>
-class NextSegment {
+class Upcoming {
  public:
-  explicit NextSegment(const Visit& visit) : prefetch_{} {
+  explicit Upcoming(const Visit& visit) : visit_(visit), prefetch_{} {
     prefetch_.group = visit.group;
-    prefetch_.tokens = visit.next_count;
   }
 
-  void add(const Visit& visit, const View& view, Rows rows, int64_t begin, int64_t end) {
-    if (!view.data || view.dim != 1 || !visit.next_count) return;
-    constexpr int64_t size = sizeof(Scalar);
-    const Scalar* const next = row_at<const Scalar>(view, visit, rows, visit.count, 0) + begin;
-    prefetch_.sources[prefetch_.count++] = {
-        reinterpret_cast<const char*>(next), visit.step * view.time * size, view.head * size,
-        (end - begin) * size, rows == Rows::per_query ? visit.group : 1};
+  void next_reads(const View& view, Rows rows, int64_t begin, int64_t end) {
+    add(view, rows, visit_.count, visit_.next_count, begin, end);
+  }
+  void writes(const View& view, Rows rows, int64_t begin, int64_t end) {
+    add(view, rows, 0, visit_.count, begin, end);
   }
 
   const Prefetch* get() const { return &prefetch_; }
 
  private:
+  void add(const View& view, Rows rows, int64_t first, int64_t tokens, int64_t begin, int64_t end) {
+    if (!view.data || view.dim != 1 || tokens == 0) return;
+    constexpr int64_t size = sizeof(Scalar);
+    const Scalar* const from = row_at<const Scalar>(view, visit_, rows, first, 0) + begin;
+    prefetch_.sources[prefetch_.count++] = {reinterpret_cast<const char*>(from),
+                                            visit_.step * view.time * size,
+                                            view.head * size,
+                                            (end - begin) * size,
+                                            tokens,
+                                            rows == Rows::per_query ? visit_.group : 1};
+  }
+
+  const Visit& visit_;
   Prefetch prefetch_;
 };
 
