@@ -4,6 +4,7 @@
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
@@ -595,7 +596,21 @@ def test_trainer_shifts_the_labels_with_and_without_smoothing(smoothing, tmp_pat
     assert not torch.equal(model.lm_head.weight, before)
 
 
-def test_importing_registers_the_config():
-    from transformers import AutoConfig
+def test_it_compiles_into_one_graph():
+    layer_types = ["linear_attention", "full_attention"]
+    model = tiny_model(num_hidden_layers=2, **{**VARIANTS["gated"], "layer_types": layer_types})
+    ids = random_ids(2, 9)
+    expected = gradients_of(model, model(ids, labels=ids, use_cache=False).loss)
+    logits = logits_of(model, ids)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    actual = gradients_of(model, compiled(ids, labels=ids, use_cache=False).loss)
+    for name, gradient in actual.items():
+        assert_near(gradient, expected[name])
+    with torch.no_grad():
+        cache = model(ids[:, :7], use_cache=True).past_key_values
+        steps = [compiled(ids[:, t : t + 1], past_key_values=cache).logits for t in (7, 8)]
+    assert_near(torch.cat(steps, 1), logits[:, 7:])
 
+
+def test_importing_registers_the_config():
     assert type(AutoConfig.for_model("linear_attention")) is LinearAttentionConfig

@@ -23,8 +23,8 @@ from .chunked import LinearAttentionState
 
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 CANNOT_ROLL_BACK = (
-    "a linear-attention state can't be rolled back to fewer tokens yet: assisted generation and "
-    "crop() need use_cache=False or a cache that reads the shorter prompt again"
+    "a linear-attention state can't be rolled back yet, so neither crop() nor assisted generation "
+    "works with this cache: reset() it and read the shorter prompt again"
 )
 
 
@@ -95,10 +95,11 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
     def _read(self, name: str) -> Tensor | None:
         """The tensor of that name, which may be changed in place in the current grad mode."""
         tensor = self.tensors.get(name)
-        if tensor is not None and (
-            (tensor.requires_grad and not torch.is_grad_enabled())
-            or (tensor.is_inference() and not torch.is_inference_mode_enabled())
-        ):
+        if tensor is None or torch.compiler.is_compiling():
+            return tensor
+        has_graph = tensor.requires_grad and not torch.is_grad_enabled()
+        is_frozen = tensor.is_inference() and not torch.is_inference_mode_enabled()
+        if has_graph or is_frozen:
             tensor = self.tensors[name] = tensor.clone()
         return tensor
 
