@@ -144,12 +144,17 @@ class BuildNativeLibrary(build_ext):
             for name, isa_flags in INSTRUCTION_SETS.items()
             if understands(compiler, isa_flags)
         }
-        used_by_all = [ROOT / "setup.py", *CSRC.rglob("*.h")]
+        headers = list(CSRC.rglob("*.h"))
 
         def compile_one(item: Compilation) -> Path:
             target = objects / f"{item.name}.o"
-            if self.force or not is_newer(target, [item.source, *used_by_all]):
-                run([*compiler, *flags, *item.flags, "-c", item.source, "-o", target])
+            command = [*compiler, *flags, *item.flags, "-c", str(item.source), "-o", str(target)]
+            made_by = target.with_suffix(".command")  # exists beside a complete object only
+            same_command = made_by.exists() and made_by.read_text() == shlex.join(command)
+            if self.force or not same_command or not is_newer(target, [item.source, *headers]):
+                made_by.unlink(missing_ok=True)
+                run(command)
+                made_by.write_text(shlex.join(command))
             return target
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
