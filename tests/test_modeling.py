@@ -71,6 +71,18 @@ def test_nothing_to_read(variant, shape):
     assert logits_of(model, random_ids(*shape)).shape == (*shape, VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("variant", ["paper", "gated"])
+def test_nothing_new_to_read_leaves_the_cache_alone(variant):
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(2, 6)
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        model(ids[:, :0], attention_mask=torch.ones(2, 4), past_key_values=cache)
+        assert cache.get_seq_length() == 4
+        rest = model(ids[:, 4:], past_key_values=cache).logits
+    assert_near(rest, logits_of(model, ids)[:, 4:])
+
+
 # Padding
 
 MASKS = {

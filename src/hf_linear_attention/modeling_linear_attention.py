@@ -440,14 +440,13 @@ def count_positions(
     if padding is None:
         return torch.arange(past, past + T, device=device)[None]
     before = past + T - padding.shape[1]  # tokens that the mask does not cover are real
-    return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, -T:]
+    return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, padding.shape[1] - T :]
 
 
 def softmax_masks(
     config: LinearAttentionConfig,
     hidden_states: Tensor,
     attention_mask: Tensor | dict[str, Tensor | None] | None,
-    key_mask: Tensor | None,
     past_key_values: Cache | None,
     cu_seqlens: Tensor | None,
 ) -> dict[str, Tensor | None]:
@@ -580,7 +579,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        B, T, C = inputs_embeds.shape
+        B, T, _ = inputs_embeds.shape
 
         cu_seqlens = find_packed_sequences(
             B, T, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
@@ -596,7 +595,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
 
         padding = find_padding(attention_mask, B, T, past, self.config.is_causal)
-        key_mask = None if padding is None else padding[:, -T:] != 0
+        key_mask = None
+        if padding is not None:
+            key_mask = padding[:, padding.shape[1] - T :].to(inputs_embeds.device) != 0
         if key_mask is not None and can_look_at(key_mask, T) and key_mask.all():
             key_mask = None  # all is simpler without
         if key_mask is not None:
@@ -608,7 +609,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
 
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         masks = softmax_masks(
-            self.config, hidden_states, attention_mask, key_mask, past_key_values, cu_seqlens
+            self.config, hidden_states, attention_mask, past_key_values, cu_seqlens
         )
         if cu_seqlens is not None:  # flash attention recognises sequences by their positions
             position_ids = count_positions(None, cu_seqlens, B, T, 0, hidden_states.device)
