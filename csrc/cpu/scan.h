@@ -38,9 +38,9 @@ constexpr int64_t kMaxBlock = 2;
 constexpr int tokens_per_pass(int64_t block) { return block == kMaxBlock ? 2 : 4; }
 constexpr int64_t kTokenMultiple = 4;  // the number of tokens of a scan is padded to this
 
-// Rows of tensors that will be needed soon. A scan asks for them as it goes, which hides the
-// latency of memory behind its arithmetic: with heads inside of time, as in (B, T, H, D), rows are
-// too far apart for the processor to foresee.
+// Rows of tensors that will be read or written soon. A scan asks for them as it goes, which hides
+// the latency of memory behind its arithmetic: with heads inside of time, as in (B, T, H, D), rows
+// are too far apart for the processor to foresee.
 struct Prefetch {
   struct Source {
     const char* rows;
@@ -61,20 +61,21 @@ struct Prefetch {
         const char* const from =
             source.rows + token * source.token_stride + head * source.head_stride;
         for (int64_t c = 0; c < source.row_size; c += kCacheLine) {
-          __builtin_prefetch(from + c, 0, 2);
+          __builtin_prefetch(from + c, 0, 2);  // no further than the second-level cache
         }
       }
     }
   }
 };
 
+// The operands of the recurrence.
 template <class Acc>
 struct Scan {
   int64_t count;  // of tokens, a multiple of kTokenMultiple
   int64_t rows;
   const Acc *read, *write;  // (count, rows), token stride `weight_stride`
   int64_t weight_stride;
-  const Acc* values;  // (count, columns), token stride `column_stride`
+  const Acc* values;  // (count, columns), token stride `value_stride`
   Acc* out;           // (count, columns), token stride `out_stride`
   int64_t value_stride, out_stride;
   const Acc* decay;          // (count,); null: no decay
@@ -87,6 +88,7 @@ struct Columns {
   int64_t count() const { return end - begin; }
 };
 
+// Tokens [first, first + tokens) and the block of columns that begins at `column`.
 template <Role role, bool decays, int tokens, int block, class Acc>
 HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state) {
   constexpr int64_t W = kLanes<Acc>;

@@ -93,9 +93,8 @@ struct Plan {
   }
 };
 
-constexpr int64_t kSerialWork =
-    65536;                          // floats; with less, waking a thread takes longer than the work
-constexpr int64_t kMinPiece = 128;  // tokens
+constexpr int64_t kSerialWork = 65536;  // floats; with less, waking threads takes longer than that
+constexpr int64_t kMinPiece = 128;      // tokens
 
 HFLA_INLINE Plan make_plan(const Problem& p, const Threads& threads, int64_t max_parts) {
   Plan plan;
