@@ -32,7 +32,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from harness import Report, Work, check_close, interleave, parser
+from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_linear_attention import RecurrentLayer
 from models import identity_attention, make_model, random_tokens, weight_bytes
@@ -185,7 +185,7 @@ def time_per_token(
     }.items():
         samples = {name: sample.__get__(decoder) for name, decoder in decoders.items()}
         samples[IDENTITY] = with_identity(samples[IDENTITY])
-        timings = interleave(samples, budget)
+        timings = report.time(samples, budget)
         case = f"{rows} x {context} tokens"
         report.add(f"{what}, {suffix}", case, context, timings, work)
 
@@ -194,7 +194,7 @@ def time_flatness(report: Report, model: PreTrainedModel, contexts: list[int], b
     """One model at all contexts in turn; ratios are to the shortest."""
     decoders = {context: Decoder(model, 1, context) for context in contexts}
     samples = {str(context): decoder.sample_generate for context, decoder in decoders.items()}
-    timings = interleave(samples, budget)
+    timings = report.time(samples, budget)
     for context, decoder in decoders.items():
         report.add(
             "generate(), ours by context",
@@ -218,7 +218,7 @@ def time_prompt(report: Report, models: dict[str, PreTrainedModel], T: int, budg
 
         return sample
 
-    timings = interleave({name: sample_of_prompt(m) for name, m in models.items()}, budget)
+    timings = report.time({name: sample_of_prompt(m) for name, m in models.items()}, budget)
     work = {
         name: Work(2 * T * weight_bytes(model) / model.dtype.itemsize, None)
         for name, model in models.items()
@@ -229,13 +229,12 @@ def time_prompt(report: Report, models: dict[str, PreTrainedModel], T: int, budg
 def main() -> None:
     assert __doc__ is not None
     flags = parser(__doc__).parse_args()
-    torch.set_num_threads(flags.threads)
-    report = Report("decode", "tokens of context", baseline="ours")
+    report = Report("decode", "tokens of context", "ours", flags)
     report.notes.append(
         "softmax caches are filled with random numbers, and ours is told how long its context is: "
         "the time per token depends on sizes only"
     )
-    budget = flags.budget or (10 if flags.full else 4)
+    budget = 10 if flags.full else 4
 
     models = {name: make_model(name) for name in ("ours", "Llama", "GPT-2", "Mamba2")}
     for name, model in models.items():
@@ -245,7 +244,7 @@ def main() -> None:
     for context in [128, 1024, 4096, 16384] if flags.full else [128, 4096]:
         time_per_token(report, models, "1 row, float32", 1, context, budget)
     contexts = [128, 1024, 4096, 16384, 100_000] if flags.full else [128, 16384]
-    time_flatness(report, models["ours"], contexts, 2 * budget)
+    time_flatness(report, models["ours"], contexts, budget)
     if flags.full:
         # beside ours and Llama, memory would run out
         several = {name: models[name] for name in ("ours", "Llama")}
@@ -261,7 +260,7 @@ def main() -> None:
 
     for T in [1024, 4096, 16384] if flags.full else [1024]:
         time_prompt(report, models, T, budget)
-    report.save(flags.full)
+    report.save()
 
 
 if __name__ == "__main__":

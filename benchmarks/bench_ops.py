@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness import Report, Work, check_close, interleave, parser, peak_memory, sample_of
+from harness import Report, Work, check_close, parser, peak_memory, sample_of
 from hf_linear_attention import linear_attention
 from hf_linear_attention.chunked import chunked_linear_attention
 from hf_linear_attention.reference import reference_linear_attention
@@ -171,20 +171,20 @@ def least_work(name: str, shape: Shape, dtype: torch.dtype, what: str) -> Work:
     return Work(flops, tensors * B * H * T * D * dtype.itemsize)
 
 
-def run_case(report: Report, shape: Shape, dtype_name: str, flags) -> None:
+def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
     dtype = DTYPES[dtype_name]
     T = shape[2]
     names = [
         name
         for name, contender in CONTENDERS.items()
         if (dtype == torch.float32 or not contender.only_float32)
-        and (flags.full or contender.is_linear or T <= 4096)
+        and (report.flags.full or contender.is_linear or T <= 4096)
     ]
     for name in names:
         report.errors[f"{name}, {shape}, {dtype_name}"] = verify(name, shape, dtype)
     for what in PASSES:
         samples = {name: sample_of(prepare(name, shape, dtype, what)) for name in names}
-        timings = interleave(samples, flags.budget or (6 if flags.full else 2.5))
+        timings = report.time(samples, 6 if report.flags.full else 2.5)
         memory = {}
         if what != "forward" and T <= LONGEST_MEMORY:
             memory = {name: peak_memory(prepare, name, shape, dtype, what) for name in names}
@@ -201,16 +201,15 @@ def run_case(report: Report, shape: Shape, dtype_name: str, flags) -> None:
 def main() -> None:
     assert __doc__ is not None
     flags = parser(__doc__).parse_args()
-    torch.set_num_threads(flags.threads)
-    report = Report("ops", "T", baseline="ours")
+    report = Report("ops", "T", "ours", flags)
     if WHY_NO_FAST_TRANSFORMERS:
         report.notes.append(f"without fast-transformers: {WHY_NO_FAST_TRANSFORMERS}")
     verify_oracle()
     for dtype_name in DTYPES:
         for shape in SHAPES:
             if flags.full or dtype_name == "float32" or shape == (1, 8, 4096, 64):
-                run_case(report, shape, dtype_name, flags)
-    report.save(flags.full)
+                run_case(report, shape, dtype_name)
+    report.save()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness import Report, Work, check_close, interleave, parser, peak_memory, sample_of
+from harness import Report, Work, check_close, parser, peak_memory, sample_of
 from hf_linear_attention.modeling_linear_attention import LinearAttention
 from models import make_model, random_tokens, weight_bytes
 
@@ -69,8 +69,7 @@ def main() -> None:
     flags = parser(__doc__)
     flags.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     flags = flags.parse_args()
-    torch.set_num_threads(flags.threads)
-    report = Report("training", "T", baseline="ours")
+    report = Report("training", "T", "ours", flags)
     report.errors["ours"] = verify()
     names = ["ours", "Llama"]
     if flags.full and not flags.no_compile:
@@ -78,13 +77,11 @@ def main() -> None:
     for T, layers in (FULL if flags.full else SHORT).items():
         peak_mib = {name: peak_memory(prepare, name, T, layers) for name in names}
         steps = {name: prepare(name, T, layers) for name in names}
-        timings = interleave(
-            {name: sample_of(step) for name, step in steps.items()}, flags.budget or 30
-        )
+        timings = report.time({name: sample_of(step) for name, step in steps.items()}, 30)
         flops = 6 * T * weight_bytes(make_model("ours", layers=layers)) / 4
         work = {name: Work(flops, None) for name in names}
         report.add("training step", f"1 x {T} tokens, {layers} layers", T, timings, work, peak_mib)
-    report.save(flags.full)
+    report.save()
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from hf_linear_attention.linear_attention import backend_report
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 COPY_BYTES = 2**28  # far larger than any cache
+QUIET = 0.05  # share of the processors' time that other processes may take
 SAMPLE_SECONDS = 0.02  # shorter runs are repeated until one sample takes this long
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 
@@ -48,41 +49,83 @@ class Timing(NamedTuple):
     low: float
     high: float
     rounds: int
+    disturbance: float  # the largest share of the processors' time that others took in a round
 
 
-def interleave(samples: Mapping[str, Callable[[], float]], budget: float) -> dict[str, Timing]:
+def interleave(
+    samples: Mapping[str, Callable[[], float]], budget: float, patience: float = 0
+) -> dict[str, Timing]:
     """Lets each contender take one sample (a call that returns seconds) per round.
 
-    There are as many rounds as fit into `budget` seconds, within MIN_ROUNDS and MAX_ROUNDS. A round
-    before them warms up and is not counted, unless it alone took the budget.
+    There are as many rounds as fit into `budget` seconds, within MIN_ROUNDS and MAX_ROUNDS, after
+    one that warms up. `patience` is how many seconds may be spent beyond that on waiting for other
+    processes to leave the machine alone, and on repeating rounds that they disturbed.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in samples}
     start = time.perf_counter()
-    warm_up = {name: sample() for name, sample in samples.items()}
+    for sample in samples.values():
+        sample()
     took = time.perf_counter() - start
-    rounds = int(min(max(budget / took, MIN_ROUNDS), MAX_ROUNDS))
-    if took > budget:
-        rounds -= 1
-        for name, second in warm_up.items():
-            seconds[name].append(second)
+    num_rounds = int(min(max(budget / took, MIN_ROUNDS), MAX_ROUNDS))
+    out_of_patience = start + (1 + num_rounds) * took + patience
     gc.collect()
-    for _ in range(rounds):
-        for name, sample in samples.items():
-            seconds[name].append(sample())
-    return {
-        name: Timing(statistics.median(all_), min(all_), max(all_), len(all_))
-        for name, all_ in seconds.items()
-    }
+    rounds: list[dict[str, float]] = []
+    disturbances: list[float] = []
+    while len(rounds) < num_rounds:
+        wait_until_quiet(out_of_patience - time.perf_counter() if patience else 0)
+        others = OtherProcesses()
+        seconds = {name: sample() for name, sample in samples.items()}
+        share = others.share()
+        if share < QUIET or not patience or time.perf_counter() > out_of_patience:
+            rounds.append(seconds)
+            disturbances.append(share)
+    result = {}
+    for name in samples:
+        seconds = [a_round[name] for a_round in rounds]
+        result[name] = Timing(
+            statistics.median(seconds), min(seconds), max(seconds), num_rounds, max(disturbances)
+        )
+    return result
+
+
+class OtherProcesses:
+    """How much of the machine's processor time others take from now on (0 without /proc)."""
+
+    def __init__(self):
+        self.start = self._times()
+
+    def share(self) -> float:
+        (busy, total, own), (busy_0, total_0, own_0) = self._times(), self.start
+        return max(busy - busy_0 - (own - own_0), 0) / max(total - total_0, 1e-9)
+
+    @staticmethod
+    def _times() -> tuple[float, float, float]:
+        """Seconds: of all processes, of all processors, of this process."""
+        stat = Path("/proc/stat")
+        if not stat.exists():
+            return 0, 0, 0
+        ticks = [int(word) for word in stat.read_text().split("\n")[0].split()[1:9]]
+        idle = ticks[3] + ticks[4]
+        second = os.sysconf("SC_CLK_TCK")
+        return (sum(ticks) - idle) / second, sum(ticks) / second, time.process_time()
+
+
+def wait_until_quiet(patience: float) -> None:
+    """Returns when other processes leave the machine alone, or after `patience` seconds."""
+    end = time.perf_counter() + patience
+    while time.perf_counter() < end:
+        others = OtherProcesses()
+        time.sleep(0.5)
+        if others.share() < QUIET:
+            return
 
 
 def sample_of(run: Callable[[], object]) -> Callable[[], float]:
-    """A sample of `run`, which the first call has decided how often to repeat."""
+    """A sample of `run`, repeated as often as the first call has found to be needed."""
     repeats = 0
 
     def sample() -> float:
         nonlocal repeats
         if repeats == 0:
-            run()
             repeats = 1 + int(SAMPLE_SECONDS / _seconds(run, 1))
         return _seconds(run, repeats)
 
@@ -184,7 +227,6 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "load_before": os.getloadavg()[0],
     }
 
 
@@ -224,6 +266,7 @@ class Row:
     high: float
     rounds: int
     ratio: float  # to the report's baseline in the same case
+    disturbance: float
     share_of_peak: float | None = None
     share_of_bandwidth: float | None = None
     peak_mib: float | None = None
@@ -236,21 +279,26 @@ class Report:
     bench: str
     x_label: str
     baseline: str  # contender that ratios refer to
+    flags: argparse.Namespace  # of `parser`
     notes: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)  # relative, before timing
     rows: list[Row] = field(default_factory=list)
 
     def __post_init__(self):
+        torch.set_num_threads(self.flags.threads)
+        wait_until_quiet(self.flags.patience)
         self.date = datetime.now(timezone.utc)
         self.machine = describe_machine()
-        if self.machine["load_before"] > 0.5:
-            print(f"The machine is busy (load {self.machine['load_before']:.1f}): expect noise.")
         self.limits = measure_limits()
         print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         print(
             f"peak {_scaled(self.limits.flops)} GFLOP/s, copy {_scaled(self.limits.copy)} GB/s, "
             f"read {_scaled(self.limits.read)} GB/s"
         )
+
+    def time(self, samples: Mapping[str, Callable[[], float]], budget: float) -> dict[str, Timing]:
+        """`interleave`, by the flags."""
+        return interleave(samples, self.flags.budget or budget, self.flags.patience)
 
     def add(
         self,
@@ -278,6 +326,7 @@ class Report:
                 timing.high * 1e3,
                 timing.rounds,
                 timing.median / reference.median,
+                timing.disturbance,
                 peak_mib=(peak_mib or {}).get(name),
             )
             least = work.get(name, Work(None, None))
@@ -290,16 +339,16 @@ class Report:
         self.rows += rows
         _print_table(rows)
 
-    def save(self, is_full: bool) -> None:
+    def save(self) -> None:
         """Writes results/<date>-<machine>-<bench>.json and .png, <bench>-short for a short set."""
         RESULTS.mkdir(exist_ok=True)
         cpu = re.sub(r"[^a-z0-9]+", "-", self.machine["cpu"].lower()).strip("-")
         machine = f"{cpu}-{self.machine['threads']}-threads"
-        name = self.bench if is_full else f"{self.bench}-short"
+        name = self.bench if self.flags.full else f"{self.bench}-short"
         path = RESULTS / f"{self.date:%Y-%m-%d}-{machine}-{name}.json"
         document = {
             "bench": self.bench,
-            "is_full": is_full,
+            "is_full": self.flags.full,
             "date": self.date.isoformat(timespec="seconds"),
             "commit": _commit(),
             "machine": self.machine,
@@ -371,6 +420,8 @@ def _scaled(rate: float | None) -> str:
 
 def _print_table(rows: list[Row]) -> None:
     print(f"\n{rows[0].panel}: {rows[0].case}")
+    if rows[0].disturbance > QUIET:
+        print(f"(disturbed: other processes took {rows[0].disturbance:.0%} of the machine)")
     print(f"{'':34} {'ms':>9} {'min - max':>19} {'ratio':>7} {'peak':>5} {'band':>5} {'MiB':>7}")
     for row in rows:
         print(
@@ -393,4 +444,10 @@ def parser(description: str) -> argparse.ArgumentParser:
     flags.add_argument("--full", action="store_true", help="everything, not only the short set")
     flags.add_argument("--threads", type=int, default=torch.get_num_threads())
     flags.add_argument("--budget", type=float, help="seconds for the rounds of one case")
+    flags.add_argument(
+        "--patience",
+        type=float,
+        default=0,
+        help="seconds to wait, for each case, for other processes to leave the machine alone",
+    )
     return flags
