@@ -401,6 +401,9 @@ class Report:
                     )
             axis.set(xscale="log", yscale="log", title=panel, xlabel=self.x_label, ylabel="ms")
             axis.set_xscale("log", base=2)
+            low, high = axis.get_ylim()
+            if high < 3 * low:  # noise must not look like a trend
+                axis.set_ylim(low / 3, high * 3)
             axis.grid(True, which="major", alpha=0.3)
         for axis in axes.flat[len(panels) :]:
             axis.remove()
