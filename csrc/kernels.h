@@ -95,4 +95,22 @@ struct CpuKernels {
 // forced one can't run here.
 const CpuKernels* cpu_kernels(const char** why_not);
 
+// What CUDA kernels are chosen by.
+struct CudaDevice {
+  int64_t multiprocessors;
+  int64_t shared_bytes;      // that a block may have
+  int64_t piece_length = 0;  // tokens, at least, that a block walks through; 0: chosen
+};
+
+// For one dtype; a table each for f32, bf16 and f16, in the order of DType. Pointers are the
+// device's. All calls are asynchronous, and return cudaSuccess or another cudaError_t.
+struct CudaKernels {
+  // With no workspace, nothing is launched, and *workspace_bytes says how much is needed.
+  int (*forward)(const Problem&, const ForwardResult&, const CudaDevice&, void* workspace,
+                 int64_t* workspace_bytes, void* stream);
+  int (*backward)(const Problem&, const BackwardInput&, const BackwardResult&, const CudaDevice&,
+                  void* workspace, int64_t* workspace_bytes, void* stream);
+  int (*step)(const StepProblem&, void* stream);
+};
+
 }  // namespace hfla

@@ -1,0 +1,662 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The recurrence that forward and backward are made of,
+//
+//     state = e^{g_i} state + write_i values_iᵀ        state: (R, N)
+//     out_i = stateᵀ read_i
+//
+// by which forward is read = φ(q), write = φ(k), values = [v, 1], and the gradients are the same
+// with the roles exchanged (launch.cuh). It is done a chunk of C tokens at a time, as products of
+// matrices. With c_i = g_1 + ... + g_i within the chunk, and `state` what comes into it,
+//
+//     out_i = e^{c_i} stateᵀ read_i + Σ_{j≤i} e^{c_i - c_j} ⟨read_i, write_j⟩ values_j
+//     state = e^{c_C} state + Σ_j e^{c_C - c_j} write_j values_jᵀ
+//
+// Backwards in time a token's own decay comes after it, not before: the same with c_C - c_i in
+// place of c_i, and j ≥ i.
+//
+// A block walks through a piece of a sequence with the state in the accumulators of its warps:
+//
+//     warp w:  rows 16 w ... of the chunk:  inter = read state          (from shared memory)
+//                                           scores = read writeᵀ        (masked, decayed)
+//                                           out = inter + scores values (scores stay in registers)
+//              rows of the state:           state += writeᵀ values
+//
+// Nothing but inputs, outputs and one state per piece passes through device memory. A block has
+// `Shape::kColumns` columns of values; more columns are other blocks. More rows than Shape::R are
+// other walks of the same block, which add up their outs in `partial`.
+//
+// Where sequences and heads are too few to fill the GPU, or attention is not causal, sequences are
+// cut into several pieces, with three launches: walks that only write, from zero; a scan over the
+// pieces (scan_kernel); and the walks proper, each from its own state.
+//
+// Masked tokens, and those past the end of a piece, read, write and are all zeros and decay by
+// nothing.
+//
+// R rows and N columns of the state, C tokens of a chunk; other letters as in kernels.h.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/numbers.h"
+
+namespace hfla::cuda {
+
+// ---- pieces ----
+
+// How sequences are cut. Piece i of sequence n has an index that every block can find on its own,
+// so that the host need not know cu_seqlens: with at most floor(length / L) + 1 pieces each,
+// sequences that begin at s have their first at floor(s / L) + n, and never overlap. Some indices
+// stay unused.
+struct Pieces {
+  const int32_t* cu_seqlens;  // null: all sequences have length T
+  int64_t T, num_sequences;
+  int64_t length;  // of a piece, a multiple of the chunk
+
+  BOTH int64_t per_sequence() const {  // without cu_seqlens
+    return T <= length ? 1 : (T + length - 1) / length;
+  }
+  BOTH int64_t count() const {
+    return cu_seqlens ? T / length + num_sequences : num_sequences * per_sequence();
+  }
+  // Whether every sequence is one piece.
+  BOTH bool whole() const { return T <= length; }
+
+  DEV int64_t sequence_begin(int64_t n) const { return cu_seqlens ? cu_seqlens[n] : 0; }
+  DEV int64_t sequence_end(int64_t n) const { return cu_seqlens ? cu_seqlens[n + 1] : T; }
+  DEV int64_t first_piece(int64_t n) const {
+    return cu_seqlens ? cu_seqlens[n] / length + n : n * per_sequence();
+  }
+  DEV int64_t num_pieces(int64_t n) const {
+    const int64_t tokens = sequence_end(n) - sequence_begin(n);
+    return tokens <= length ? 1 : (tokens + length - 1) / length;
+  }
+};
+
+struct Piece {
+  int64_t sequence, batch, begin, end;
+  bool exists;
+};
+
+DEV Piece find_piece(const Pieces& pieces, int64_t index) {
+  int64_t n = 0;
+  if (!pieces.cu_seqlens) {
+    n = index / pieces.per_sequence();
+  } else {
+    // The last sequence whose first piece is not after this one.
+    int64_t end = pieces.num_sequences;
+    while (end - n > 1) {
+      const int64_t middle = (n + end) / 2;
+      (pieces.first_piece(middle) <= index ? n : end) = middle;
+    }
+  }
+  const int64_t i = index - pieces.first_piece(n);
+  const int64_t begin = pieces.sequence_begin(n) + i * pieces.length;
+  const int64_t end = pieces.sequence_end(n);
+  return {n, pieces.cu_seqlens ? 0 : n, begin,
+          begin + pieces.length < end ? begin + pieces.length : end, i < pieces.num_pieces(n)};
+}
+
+// ---- operands ----
+
+// What stands at the end of a row, after the columns of the tensor.
+enum class Extra { none, one, normalizer_gradient };
+
+// Rows of read, write, values or out: φ(x) / den of a tensor x, and perhaps one more column.
+struct Rows {
+  View x;  // null: zeros
+  int64_t columns;
+  FeatureMap map = FeatureMap::identity;
+  bool per_query = false;  // a row per query head
+  Extra extra = Extra::none;
+  const float* den = nullptr;       // (B, T, Hq); null: 1
+  const float* den_grad = nullptr;  // (B, T, Hq): the extra column
+
+  BOTH int64_t width() const { return columns + (extra == Extra::none ? 0 : 1); }
+};
+
+// One state per row: kv (rows, Hkv, K, V) and z (rows, Hkv, K).
+struct States {
+  float *kv = nullptr, *z = nullptr;  // null: zeros to read, nowhere to write
+  bool per_piece = false;             // rows are pieces, else sequences
+};
+
+struct Walk {
+  Pieces pieces;
+  int64_t T, Hq, Hkv, K, V;
+  Rows read, write, values;
+  View log_decay;
+  const bool* key_mask;
+  bool causal, reversed;
+  bool reads, writes;
+  // Element (r, n) of the state is kv[r][n], or kv[n][r] if transposed; z is the last column, or
+  // row.
+  bool transposed;
+  States from, to;      // `from` comes into a piece; `to` is what it ends with
+  float* piece_decays;  // (pieces, Hkv): the product of a piece's decays; or null
+  float* partial;       // (blocks, piece length, Shape::N) where R > Shape::R
+
+  // out, or its product with the feature map's derivative at `of`.
+  View out;
+  bool divide;  // by the last column plus eps, which is stored in den
+  float eps;
+  float* den;          // (B, T, Hq)
+  Rows of;             // the tensor whose gradient out is
+  float* dots;         // (column blocks, B, T, heads): ⟨φ(x), dφ(x)⟩; or null
+  int64_t num_tokens;  // B T
+
+  BOTH bool reads_per_query() const { return reads && read.per_query; }
+  BOTH int64_t num_heads() const { return reads_per_query() ? Hq : Hkv; }
+  BOTH int64_t group() const { return Hq / Hkv; }
+};
+
+// The sizes of a block's tiles.
+template <int C_, int R_, int columns>
+struct Shape {
+  static constexpr int C = C_, R = R_;
+  static constexpr int kColumns = columns, N = columns + 8;  // and the normaliser's, in a tile of 8
+  static constexpr int kWarps = C / 16, kThreads = 32 * kWarps;
+  static constexpr int kStrips = (R / 16 + kWarps - 1) / kWarps;  // of the state, per warp
+};
+
+// A matrix in shared memory. The end of a row is padded so that neighbouring rows begin in
+// different banks.
+template <class Element, int rows, int columns>
+struct Tile {
+  static constexpr int kStride = columns + 16 / int(sizeof(Element));
+  static constexpr int kBytes = rows * kStride * int(sizeof(Element));
+  Element* data;
+  DEV float get(int r, int c) const { return to_float(data[r * kStride + c]); }
+  DEV void set(int r, int c, float x) { data[r * kStride + c] = from_float<Element>(x); }
+};
+
+template <class Operands, class S>
+struct WalkShared {
+  using Element = typename Operands::Element;
+  Tile<Element, S::C, S::R> read, write;
+  Tile<Element, S::C, S::N> values;
+  Tile<Element, S::R, S::N> state;
+  float* decays;  // (C + 1,): c_i of DecaySums
+  int* resets;    // (C + 1,)
+  bool* present;  // (C,)
+
+  static constexpr int kBytes = 2 * decltype(read)::kBytes + decltype(values)::kBytes +
+                                decltype(state)::kBytes + 8 * (S::C + 1) + S::C;
+  DEV explicit WalkShared(char* base) {
+    const auto take = [&](auto*& pointer, int bytes) {
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base);
+      base += bytes;
+    };
+    take(read.data, read.kBytes);
+    take(write.data, write.kBytes);
+    take(values.data, values.kBytes);
+    take(state.data, state.kBytes);
+    take(decays, 4 * (S::C + 1));
+    take(resets, 4 * (S::C + 1));
+    take(present, S::C);
+  }
+};
+
+// Sums of log decays within a chunk, where position i + 1 is after token i. A decay to zero is
+// counted instead of summed: differences of sums then stay finite, and as precise as they were.
+struct DecaySums {
+  const float* sums;  // null: no decay
+  const int* resets;
+
+  DEV float between(int from, int to) const {  // e^{g_{from+1} + ... + g_to}
+    if (!sums) return 1;
+    return resets[from] == resets[to] ? expf(sums[to] - sums[from]) : 0;
+  }
+};
+
+// The element of a state at row r and column n of the walk, or null beyond its end.
+DEV float* state_element(const Walk& p, const States& states, int64_t row, int64_t head, int64_t r,
+                         int64_t n) {
+  const int64_t k = p.transposed ? n : r, v = p.transposed ? r : n;
+  const int64_t at = row * p.Hkv + head;
+  if (k >= p.K || v > p.V) return nullptr;
+  if (v == p.V) return states.z ? states.z + at * p.K + k : nullptr;
+  return states.kv ? states.kv + (at * p.K + k) * p.V + v : nullptr;
+}
+
+// ---- the walk ----
+
+template <class Scalar, class S>
+class Walker {
+  using Operands = typename OperandsOf<Scalar>::Type;
+  static constexpr int kDepth = Operands::kDepth;
+  static constexpr int C = S::C, R = S::R, N = S::N;
+  static constexpr int kTilesN = N / 8, kTilesC = C / 8;
+
+ public:
+  static constexpr int kSharedBytes = WalkShared<Operands, S>::kBytes;
+
+  DEV explicit Walker(const Walk& p)
+      : p_(p),
+        shared_(shared_memory()),
+        decay_{p.log_decay.data ? shared_.decays : nullptr, shared_.resets},
+        warp_(thread_index() / 32),
+        g_(lane().g),
+        t_(lane().t) {
+    const int64_t column_blocks = (p.values.columns + S::kColumns - 1) / S::kColumns;
+    column_block_ = block_index() % column_blocks;
+    head_ = block_index() / column_blocks % p.num_heads();
+    piece_index_ = block_index() / column_blocks / p.num_heads();
+    kv_head_ = p.reads_per_query() ? head_ / p.group() : head_;
+    piece_ = find_piece(p.pieces, piece_index_);
+  }
+
+  DEV void run() {
+    if (!piece_.exists) return;
+    const int64_t rows = p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width();
+    for (row_begin_ = 0; row_begin_ < rows; row_begin_ += R) {
+      rows_left_ = rows - row_begin_;
+      load_state();
+      float total_decay = 1;
+      const int64_t length = piece_.end - piece_.begin;
+      for (int64_t offset = 0; offset < length; offset += C) {
+        // Backwards in time, the chunk that is not full is the first one still.
+        const int64_t aligned = p_.reversed ? (length - 1) / C * C - offset : offset;
+        chunk_ = piece_.begin + aligned;
+        visit_chunk();
+        total_decay *= decay_.between(0, C);
+      }
+      store_state();
+      if (p_.piece_decays && thread_index() == 0) {
+        p_.piece_decays[piece_index_ * p_.Hkv + kv_head_] = total_decay;
+      }
+    }
+  }
+
+ private:
+  // ---- the state, of which a warp has the strips of 16 rows warp, warp + kWarps, ... ----
+
+  DEV bool strip_exists(int strip) const { return strip < R / 16 && strip * 16 < rows_left_; }
+  DEV int strip_of(int s) const { return warp_ + s * S::kWarps; }
+
+  // The tile's last 8 columns are the normaliser and nothing.
+  DEV bool has_normalizer() const { return p_.values.extra == Extra::one; }
+  DEV int num_tiles_n() const { return has_normalizer() ? kTilesN : kTilesN - 1; }
+
+  // Column c of the tile in the matrix of values, or its width if there is none.
+  DEV int64_t global_column(int c) const {
+    const int64_t n = column_block_ * S::kColumns + c;
+    if (c < S::kColumns) return n < p_.values.columns ? n : p_.values.width();
+    return c == S::kColumns && has_normalizer() ? p_.values.columns : p_.values.width();
+  }
+
+  template <class Visit>
+  DEV void for_each_state_element(Visit visit) {
+    UNROLL
+    for (int s = 0; s < S::kStrips; ++s) {
+      if (!strip_exists(strip_of(s))) continue;
+      UNROLL
+      for (int n = 0; n < kTilesN; ++n) {
+        UNROLL
+        for (int i = 0; i < 4; ++i) {
+          visit(strip_of(s) * 16 + g_ + 8 * (i / 2), 8 * n + 2 * t_ + i % 2, state_[s][n][i]);
+        }
+      }
+    }
+  }
+
+  DEV float* element_of(const States& states, int r, int c) const {
+    const int64_t n = global_column(c);
+    if (r >= rows_left_ || n == p_.values.width()) return nullptr;
+    const int64_t row = states.per_piece ? piece_index_ : piece_.sequence;
+    return state_element(p_, states, row, kv_head_, row_begin_ + r, n);
+  }
+
+  DEV void load_state() {
+    for_each_state_element([&](int r, int c, float& x) {
+      const float* const from = element_of(p_.from, r, c);
+      x = from ? *from : 0;
+    });
+  }
+
+  DEV void store_state() {
+    if (p_.reads_per_query() && head_ % p_.group() != 0) return;  // all of a group have the same
+    for_each_state_element([&](int r, int c, float& x) {
+      // All blocks have the normaliser's column; the first stores it.
+      if (c == S::kColumns && column_block_ != 0) return;
+      float* const to = element_of(p_.to, r, c);
+      if (to) *to = x;
+    });
+  }
+
+  // ---- a chunk ----
+
+  DEV void visit_chunk() {
+    sync_block();  // all have done with the last one
+    load_presence();
+    sync_block();
+    load_decays();
+    if (p_.reads) {
+      load_rows(shared_.read, p_.read, head_, row_begin_, rows_left_);
+      for_each_state_element([&](int r, int c, float& x) { shared_.state.set(r, c, x); });
+    }
+    const int64_t writers = p_.write.per_query ? p_.group() : 1;
+    for (int64_t i = 0; i < writers; ++i) {
+      const int64_t head = p_.write.per_query ? kv_head_ * p_.group() + i : kv_head_;
+      const int64_t values_head = p_.values.per_query ? head : kv_head_;
+      if (i > 0) sync_block();
+      if (p_.writes || p_.causal) {
+        load_rows(shared_.write, p_.write, head, row_begin_, rows_left_);
+        load_values(values_head);
+      }
+      sync_block();
+      if (p_.reads && i == 0) read_state();
+      if (p_.reads && p_.causal) read_chunk();
+      if (p_.writes) write_chunk(i == 0);
+    }
+    if (p_.reads) store_out();
+  }
+
+  DEV void load_presence() {
+    for (int i = thread_index(); i < C; i += S::kThreads) {
+      const int64_t t = chunk_ + i;
+      shared_.present[i] = t < piece_.end && (!p_.key_mask || p_.key_mask[piece_.batch * p_.T + t]);
+    }
+  }
+
+  // By the first warp, every lane C / 32 tokens.
+  DEV void load_decays() {
+    if (!decay_.sums || warp_ != 0) return;
+    constexpr int kEach = C / 32;
+    const int lane = thread_index();
+    float sum = 0, sums[kEach];
+    int count = 0, counts[kEach];
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const int token = lane * kEach + i;
+      float g = 0;
+      if (shared_.present[token]) {
+        g = static_cast<const float*>(
+            p_.log_decay.data)[piece_.batch * p_.log_decay.batch +
+                               (chunk_ + token) * p_.log_decay.time + kv_head_ * p_.log_decay.head];
+      }
+      const bool reset = g <= kForgetsAll;
+      sums[i] = sum += reset ? 0 : g;
+      counts[i] = count += reset ? 1 : 0;
+    }
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const float more = shuffle_up(sum, lanes);
+      const int more_resets = shuffle_up(count, lanes);
+      if (lane >= lanes) sum += more, count += more_resets;
+    }
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      shared_.decays[lane * kEach + i + 1] = sum - sums[kEach - 1] + sums[i];
+      shared_.resets[lane * kEach + i + 1] = count - counts[kEach - 1] + counts[i];
+    }
+    if (lane == 0) shared_.decays[0] = 0, shared_.resets[0] = 0;
+  }
+
+  DEV float row_element(const Rows& rows, int64_t head, int token, int64_t c) const {
+    if (!shared_.present[token] || c >= rows.width() || !rows.x.data) return 0;
+    const int64_t t = chunk_ + token;
+    const int64_t at = (piece_.batch * p_.T + t) * p_.Hq + head;
+    if (c == rows.columns) return rows.extra == Extra::one ? 1 : rows.den_grad[at];
+    const Scalar* const x = static_cast<const Scalar*>(rows.x.data);
+    const float value = to_float(
+        x[piece_.batch * rows.x.batch + t * rows.x.time + head * rows.x.head + c * rows.x.dim]);
+    return rows.den ? value / rows.den[at] : apply(rows.map, value);
+  }
+
+  // Columns from `begin` on, as many as the products of this walk use.
+  template <class T>
+  DEV void load_rows(T& tile, const Rows& rows, int64_t head, int64_t begin, int64_t left) {
+    const int columns = left < R ? (int(left) + 15) / 16 * 16 : R;
+    for (int i = thread_index(); i < C * columns; i += S::kThreads) {
+      tile.set(i / columns, i % columns, row_element(rows, head, i / columns, begin + i % columns));
+    }
+  }
+
+  DEV void load_values(int64_t head) {
+    for (int i = thread_index(); i < C * N; i += S::kThreads) {
+      const int token = i / N, c = i % N;
+      shared_.values.set(token, c, row_element(p_.values, head, token, global_column(c)));
+    }
+  }
+
+  // Weights. Position i + 1 is after token i; backwards in time all of it is mirrored.
+  DEV float read_weight(int i) const {
+    return p_.reversed ? decay_.between(i + 1, C) : decay_.between(0, i + 1);
+  }
+  DEV float write_weight(int j) const {
+    return p_.reversed ? decay_.between(0, j + 1) : decay_.between(j + 1, C);
+  }
+  DEV float score_weight(int i, int j) const {
+    if (p_.reversed ? j < i : j > i) return 0;
+    return p_.reversed ? decay_.between(i + 1, j + 1) : decay_.between(j + 1, i + 1);
+  }
+
+  // out = read state, decayed. A warp has the rows 16 warp ... of the chunk.
+  DEV void read_state() {
+    const int first = 16 * warp_;
+    UNROLL
+    for (int n = 0; n < kTilesN; ++n) {
+      UNROLL
+      for (int i = 0; i < 4; ++i) out_[n][i] = 0;
+    }
+    UNROLL
+    for (int r = 0; r < R; r += kDepth) {
+      if (r >= rows_left_) break;
+      const auto a =
+          Operands::load_a([&](int i, int k) { return shared_.read.get(first + i, r + k); });
+      UNROLL
+      for (int n = 0; n < kTilesN; ++n) {
+        if (n >= num_tiles_n()) break;
+        Operands::multiply(out_[n], a, Operands::load_b([&](int k, int j) {
+                             return shared_.state.get(r + k, 8 * n + j);
+                           }));
+      }
+    }
+    if (!p_.causal || !decay_.sums) return;
+    const float weights[2] = {read_weight(first + g_), read_weight(first + g_ + 8)};
+    UNROLL
+    for (int n = 0; n < kTilesN; ++n) {
+      UNROLL
+      for (int i = 0; i < 4; ++i) out_[n][i] *= weights[i / 2];
+    }
+  }
+
+  // out += (read writeᵀ, masked and decayed) values.
+  DEV void read_chunk() {
+    const int first = 16 * warp_;
+    constexpr int kTilesAtOnce = kDepth / 8;  // make an operand
+    UNROLL
+    for (int token = 0; token < C; token += kDepth) {
+      // Tokens that come later than all of these rows.
+      if (p_.reversed ? token + kDepth <= first : token > first + 15) continue;
+      float scores[kTilesAtOnce][4] = {};
+      UNROLL
+      for (int r = 0; r < R; r += kDepth) {
+        if (r >= rows_left_) break;
+        const auto a =
+            Operands::load_a([&](int i, int k) { return shared_.read.get(first + i, r + k); });
+        UNROLL
+        for (int n = 0; n < kTilesAtOnce; ++n) {
+          Operands::multiply(scores[n], a, Operands::load_b([&](int k, int j) {
+                               return shared_.write.get(token + 8 * n + j, r + k);
+                             }));
+        }
+      }
+      UNROLL
+      for (int n = 0; n < kTilesAtOnce; ++n) {
+        UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const float weight =
+              score_weight(first + g_ + 8 * (i / 2), token + 8 * n + 2 * t_ + i % 2);
+          scores[n][i] = weight == 0 ? 0 : weight * scores[n][i];  // 0, even of inf
+        }
+      }
+      const auto a = Operands::from_accumulators(scores);
+      UNROLL
+      for (int n = 0; n < kTilesN; ++n) {
+        if (n >= num_tiles_n()) break;
+        Operands::multiply(out_[n], a, Operands::load_b([&](int k, int j) {
+                             return shared_.values.get(token + Operands::accumulator_column(k),
+                                                       8 * n + j);
+                           }));
+      }
+    }
+  }
+
+  // state = decay state + writeᵀ values, decayed.
+  DEV void write_chunk(bool first_writer) {
+    const float decay = first_writer ? decay_.between(0, C) : 1;
+    for_each_state_element([&](int, int, float& x) { x *= decay; });
+    UNROLL
+    for (int token = 0; token < C; token += kDepth) {
+      typename Operands::A a[S::kStrips];
+      UNROLL
+      for (int s = 0; s < S::kStrips; ++s) {
+        if (!strip_exists(strip_of(s))) continue;
+        a[s] = Operands::load_a([&](int i, int k) {
+          return write_weight(token + k) * shared_.write.get(token + k, strip_of(s) * 16 + i);
+        });
+      }
+      UNROLL
+      for (int n = 0; n < kTilesN; ++n) {
+        if (n >= num_tiles_n()) break;
+        const auto b = Operands::load_b(
+            [&](int k, int j) { return shared_.values.get(token + k, 8 * n + j); });
+        UNROLL
+        for (int s = 0; s < S::kStrips; ++s) {
+          if (strip_exists(strip_of(s))) Operands::multiply(state_[s][n], a[s], b);
+        }
+      }
+    }
+  }
+
+  // ---- out ----
+
+  DEV void store_out() {
+    const bool last = rows_left_ <= R;
+    UNROLL
+    for (int half = 0; half < 2; ++half) {  // rows g and g + 8 of the warp's strip
+      const int token = 16 * warp_ + g_ + 8 * half;
+      if (p_.partial) add_partial(token, half, last);
+      if (!last) continue;
+      // In the normaliser's tile the first lane of four has the column.
+      const float den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
+      float dot = 0;
+      const int64_t t = chunk_ + token;
+      if (t < piece_.end) {
+        const bool present = shared_.present[token];
+        UNROLL
+        for (int n = 0; n < kTilesN - 1; ++n) {
+          UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int64_t c = column_block_ * S::kColumns + 8 * n + 2 * t_ + i;
+            if (c >= p_.values.columns) continue;
+            const float x = out_[n][2 * half + i];
+            store(t, c, present ? (p_.divide ? x / den : gradient(t, c, x, dot)) : 0);
+          }
+        }
+        if (p_.divide && column_block_ == 0 && t_ == 0) {
+          p_.den[(piece_.batch * p_.T + t) * p_.Hq + head_] = den;
+        }
+      }
+      if (!p_.dots) continue;
+      dot += shuffle_xor(dot, 1);
+      dot += shuffle_xor(dot, 2);
+      if (t_ == 0 && t < piece_.end) {
+        const int64_t row = column_block_ * p_.num_tokens + piece_.batch * p_.T + t;
+        p_.dots[row * p_.num_heads() + head_] = dot;
+      }
+    }
+  }
+
+  // out = what earlier walks have come to, and this one.
+  DEV void add_partial(int token, int half, bool last) {
+    float* const row =
+        p_.partial + (block_index() * p_.pieces.length + chunk_ - piece_.begin + token) * N;
+    UNROLL
+    for (int n = 0; n < kTilesN; ++n) {
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        float& x = out_[n][2 * half + i];
+        float& sum = row[8 * n + 2 * t_ + i];
+        if (row_begin_ > 0) x += sum;
+        if (!last) sum = x;
+      }
+    }
+  }
+
+  DEV void store(int64_t t, int64_t c, float x) {
+    static_cast<Scalar*>(p_.out.data)[piece_.batch * p_.out.batch + t * p_.out.time +
+                                      head_ * p_.out.head + c * p_.out.dim] = from_float<Scalar>(x);
+  }
+
+  DEV float gradient(int64_t t, int64_t c, float x, float& dot) {
+    if (!p_.of.x.data) return x;
+    const View& of = p_.of.x;
+    const float argument = to_float(static_cast<const Scalar*>(
+        of.data)[piece_.batch * of.batch + t * of.time + head_ * of.head + c * of.dim]);
+    dot += x * apply(p_.of.map, argument);
+    return x * derivative(p_.of.map, argument);
+  }
+
+  const Walk& p_;
+  WalkShared<Operands, S> shared_;
+  const DecaySums decay_;
+  const int warp_, g_, t_;
+  int64_t column_block_, head_, kv_head_, piece_index_;
+  Piece piece_;
+  int64_t row_begin_ = 0, rows_left_ = 0;  // of this walk, and from there to the last
+  int64_t chunk_ = 0;                      // time of its first token
+  float state_[S::kStrips][kTilesN][4];
+  float out_[kTilesN][4];
+};
+
+template <class Scalar, class S>
+KERNEL LAUNCH_BOUNDS(S::kThreads) walk_kernel(const GRID_CONSTANT Walk p) {
+  Walker<Scalar, S>(p).run();
+}
+
+// ---- the scan over pieces ----
+
+// For every element of every sequence's states: from what the pieces add, in `pieces`, to what
+// comes into each of them (or to the total, if not causal), and to the last state.
+struct Scan {
+  Pieces pieces;
+  int64_t Hkv, K, V;
+  bool causal, reversed;
+  States initial, piece_states, final_state;
+  const float* piece_decays;  // (pieces, Hkv)
+};
+
+constexpr int kScanThreads = 128;
+
+KERNEL LAUNCH_BOUNDS(kScanThreads) scan_kernel(const GRID_CONSTANT Scan p) {
+  const int64_t elements = p.K * p.V + (p.piece_states.z ? p.K : 0);
+  const int64_t blocks = (elements + kScanThreads - 1) / kScanThreads;
+  const int64_t head = block_index() / blocks % p.Hkv, n = block_index() / blocks / p.Hkv;
+  const int64_t e = block_index() % blocks * kScanThreads + thread_index();
+  if (e >= elements) return;
+
+  const auto element = [&](const States& states, int64_t row) -> float* {
+    const int64_t at = row * p.Hkv + head;
+    if (e < p.K * p.V) return states.kv ? states.kv + at * p.K * p.V + e : nullptr;
+    return states.z ? states.z + at * p.K + e - p.K * p.V : nullptr;
+  };
+  const int64_t first = p.pieces.first_piece(n), count = p.pieces.num_pieces(n);
+  const float* const initial = element(p.initial, n);
+  float carry = initial ? *initial : 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t piece = first + (p.reversed ? count - 1 - i : i);
+    float* const slot = element(p.piece_states, piece);
+    const float added = *slot;
+    *slot = carry;
+    carry = p.piece_decays[piece * p.Hkv + head] * carry + added;
+  }
+  if (!p.causal) {
+    for (int64_t i = 0; i < count; ++i) *element(p.piece_states, first + i) = carry;
+  }
+  float* const to = element(p.final_state, n);
+  if (to) *to = carry;
+}
+
+}  // namespace hfla::cuda

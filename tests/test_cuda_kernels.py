@@ -1,0 +1,411 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The CUDA kernels without a GPU: their source, compiled for the CPU by csrc/cuda/emulator.h.
+
+B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
+"""
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+from ctypes import POINTER, Structure, byref, c_bool, c_double, c_int32, c_int64, c_uint, c_void_p
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import attention_cases
+from attention_cases import Case
+from hf_linear_attention.chunked import LinearAttentionState
+from hf_linear_attention.feature_maps import POINTWISE
+from hf_linear_attention.reference import reference_linear_attention
+
+ROOT = Path(__file__).resolve().parent.parent
+CXX = shlex.split(os.environ.get("CXX", "c++"))
+if not shutil.which(CXX[0]):
+    pytest.skip("there is no C++ compiler", allow_module_level=True)
+
+# In the order of the enumerations in csrc/kernels.h.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")
+
+# How the threads of a block are ordered: ascending, descending, two shuffles.
+SCHEDULES = (0, 1, 2, 3)
+
+# ---- csrc/kernels.h ----
+
+
+class View(Structure):
+    _fields_ = [("data", c_void_p)] + [(n, c_int64) for n in ("batch", "time", "head", "dim")]
+
+
+class Problem(Structure):
+    _fields_ = [
+        *((n, c_int64) for n in ("B", "T", "Hq", "Hkv", "K", "V", "num_sequences")),
+        ("cu_seqlens", c_void_p),
+        ("dtype", c_int32),
+        ("feature_map", c_int64),
+        ("normalize", c_bool),
+        ("is_causal", c_bool),
+        ("eps", c_double),
+        *((n, View) for n in ("q", "k", "v", "log_decay")),
+        *((n, c_void_p) for n in ("key_mask", "initial_kv", "initial_z")),
+    ]
+
+
+class ForwardResult(Structure):
+    _fields_ = [("y", View), ("den", c_void_p), ("kv", c_void_p), ("z", c_void_p)]
+
+
+class BackwardInput(Structure):
+    _fields_ = [("dy", View), ("dkv", c_void_p), ("dz", c_void_p), ("forward", ForwardResult)]
+
+
+class BackwardResult(Structure):
+    _fields_ = [
+        *((n, View) for n in ("dq", "dk", "dv", "dlog_decay")),
+        ("dinitial_kv", c_void_p),
+        ("dinitial_z", c_void_p),
+    ]
+
+
+class StepProblem(Structure):
+    _fields_ = [
+        *((n, c_int64) for n in ("B", "Hq", "Hkv", "K", "V")),
+        ("dtype", c_int32),
+        ("feature_map", c_int64),
+        ("normalize", c_bool),
+        ("eps", c_double),
+        *((n, View) for n in ("q", "k", "v", "log_decay")),
+        *((n, c_void_p) for n in ("key_mask", "kv", "z")),
+        ("y", View),
+    ]
+
+
+class Device(Structure):
+    _fields_ = [(n, c_int64) for n in ("multiprocessors", "shared_bytes", "piece_length")]
+
+
+STRUCTURES = (Problem, ForwardResult, BackwardInput, BackwardResult, StepProblem, Device)
+
+# One of an H100's size, that gives blocks long pieces; and one that makes them as short as can be.
+LARGE = Device(132, 227 << 10, 0)
+SHORT_PIECES = Device(132, 227 << 10, 1)
+LITTLE_MEMORY = Device(132, 99 << 10, 0)
+
+
+def view(x: Tensor | None) -> View:
+    if x is None:
+        return View()
+    if x.dim() < 3 or (x.dim() == 3 and x.dtype != torch.float32):
+        raise ValueError("give token_view() what has no time")
+    strides = (*x.stride(), 0) if x.dim() == 3 else x.stride()
+    return View(x.data_ptr(), *strides)
+
+
+def token_view(x: Tensor | None) -> View:
+    if x is None:
+        return View()
+    batch, head, dim = (*x.stride(), 0)[:3]
+    return View(x.data_ptr(), batch, 0, head, dim)
+
+
+def pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+# ---- the kernels as functions of tensors ----
+
+
+def build(directory: Path, *flags: str, sources: Path = ROOT / "csrc") -> ctypes.CDLL:
+    """The emulated kernels as a shared library."""
+    library = directory / "emulated.so"
+    command = [*CXX, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    source = ROOT / "tests" / "cuda" / "emulated.cpp"
+    subprocess.run([*command, *flags, f"-I{sources}", source, "-o", library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.emulator_error.restype = ctypes.c_char_p
+    loaded.size_of_problems.restype = c_int64
+    loaded.set_schedule.argtypes = [c_uint]
+    workspace = [POINTER(Device), c_void_p, POINTER(c_int64)]
+    loaded.forward.argtypes = [POINTER(Problem), POINTER(ForwardResult), *workspace]
+    loaded.backward.argtypes = [
+        POINTER(Problem),
+        POINTER(BackwardInput),
+        POINTER(BackwardResult),
+        *workspace,
+    ]
+    loaded.step.argtypes = [POINTER(StepProblem)]
+    assert loaded.size_of_problems() == sum(ctypes.sizeof(s) for s in STRUCTURES)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("emulated"))
+
+
+class EmulatorError(Exception):
+    """What the emulator found wrong with a kernel."""
+
+
+def call(library: ctypes.CDLL, function: str, *arguments: Structure, schedule: int = 0) -> None:
+    """Calls a launcher, with a workspace of NaN if it takes a device."""
+    library.set_schedule(schedule)
+    run = getattr(library, function)
+    if not isinstance(arguments[-1], Device):
+        failed = run(*map(byref, arguments))
+    else:
+        needed = c_int64(0)
+        run(*map(byref, arguments), None, byref(needed))
+        workspace = torch.full((needed.value + 1,), 0xFF, dtype=torch.uint8)
+        failed = run(*map(byref, arguments), workspace.data_ptr(), byref(needed))
+    if failed:
+        raise EmulatorError(library.emulator_error().decode())
+
+
+def make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, options) -> Problem:
+    B, T, Hq, K = q.shape
+    problem = Problem(B, T, Hq, k.shape[2], K, v.shape[3])
+    problem.num_sequences = B if cu_seqlens is None else len(cu_seqlens) - 1
+    problem.dtype = DTYPES.index(q.dtype)
+    problem.feature_map = FEATURE_MAPS.index(options["feature_map"] or "identity")
+    for name in ("normalize", "is_causal", "eps"):
+        setattr(problem, name, options[name])
+    problem.q, problem.k, problem.v, problem.log_decay = map(view, (q, k, v, log_decay))
+    problem.cu_seqlens, problem.key_mask = pointer(cu_seqlens), pointer(key_mask)
+    problem.initial_kv, problem.initial_z = pointer(kv), pointer(z)
+    return problem
+
+
+class Attention(torch.autograd.Function):
+    """Forward and backward; results of both start as NaN."""
+
+    @staticmethod
+    def forward(ctx, library, device, schedule, options, key_mask, cu_seqlens, *differentiable):
+        q, k, v, log_decay, kv, z = differentiable
+        problem = make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, options)
+        rows, (Hkv, K), V = problem.num_sequences, k.shape[2:], v.shape[3]
+        y = torch.empty(*q.shape[:3], V, dtype=q.dtype)
+        den = torch.empty(q.shape[:3])
+        final_kv, final_z = torch.empty(rows, Hkv, K, V), torch.empty(rows, Hkv, K)
+        if not problem.normalize:
+            den = final_z = None
+        result = ForwardResult(view(y), pointer(den), pointer(final_kv), pointer(final_z))
+        call(library, "forward", problem, result, device, schedule=schedule)
+        ctx.library, ctx.device, ctx.schedule, ctx.options = library, device, schedule, options
+        tensors = (*differentiable, key_mask, cu_seqlens, y, den, final_kv, final_z)
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return y, final_kv, final_z
+
+    @staticmethod
+    def backward(ctx, dy, dkv, dz):
+        *differentiable, key_mask, cu_seqlens, y, den, final_kv, final_z = ctx.saved_tensors
+        q, k, v, log_decay, kv, z = differentiable
+        problem = make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, ctx.options)
+        dkv, dz = (None if x is None else x.contiguous() for x in (dkv, dz))
+        forward = ForwardResult(view(y), pointer(den), pointer(final_kv), pointer(final_z))
+        upstream = BackwardInput(view(dy), pointer(dkv), pointer(dz), forward)
+        gradients = [
+            None if x is None else torch.empty(x.shape, dtype=x.dtype) for x in differentiable
+        ]
+        *views, dinitial_kv, dinitial_z = gradients
+        result = BackwardResult(*map(view, views), pointer(dinitial_kv), pointer(dinitial_z))
+        call(ctx.library, "backward", problem, upstream, result, ctx.device, schedule=ctx.schedule)
+        return (*[None] * 6, *gradients)
+
+
+def emulated(library: ctypes.CDLL, device: Device = LARGE, schedule: int = 0):
+    """linear_attention on the emulated kernels, returning (y, state)."""
+
+    def attend(
+        q, k, v, log_decay=None, *, key_mask=None, cu_seqlens=None, initial_state=None, **options
+    ):
+        kv, z = initial_state or (None, None)
+        y, kv, z = Attention.apply(
+            library, device, schedule, options, key_mask, cu_seqlens, q, k, v, log_decay, kv, z
+        )
+        return y, LinearAttentionState(kv, z)
+
+    return attend
+
+
+def check(library, case: Case, dtype=torch.float32, device=LARGE, schedule=0) -> None:
+    inputs = attention_cases.make_inputs(case, dtype)
+    wanted = attention_cases.expected(inputs)
+    got = attention_cases.run_with_gradients(emulated(library, device, schedule), inputs)
+    attention_cases.assert_all_close(got, wanted, dtype)
+
+
+# ---- forward and backward ----
+
+PACKED = dict(B=1, T=75, lengths=(0, 33, 1, 0, 41, 0))
+CASES = [
+    Case(),
+    *(Case(T=T, decay="mild", initial=True) for T in (0, 1, 31, 32, 33)),
+    Case(B=0),
+    *(Case(T=40, feature_map=name) for name in FEATURE_MAPS if name not in ("identity", "silu")),
+    *(Case(T=40, feature_map=name, normalize=False) for name in (None, "silu")),
+    Case(decay="resets", normalize=False, feature_map=None),
+    Case(decay="resets", initial=True),
+    *(Case(mask=mask, decay="mild", initial=True) for mask in ("left", "middle", "all")),
+    Case(Hq=6, decay="mild", mask="right", initial=True),
+    Case(Hq=4, Hkv=1, normalize=False),
+    Case(is_causal=False, initial=True, mask="middle", Hq=4),
+    Case(is_causal=False, normalize=False),
+    Case(**PACKED, decay="mild", initial=True, Hq=4),
+    Case(**PACKED, is_causal=False, initial=True),
+    Case(strided=True, decay="mild", T=40),
+    Case(K=1, V=1, T=40),
+    Case(K=32, V=32, T=40, B=1, decay="mild"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("device", [LARGE, SHORT_PIECES], ids=["long_pieces", "short_pieces"])
+def test_results_and_gradients_are_the_references(library, case, device):
+    check(library, case, device=device)
+
+
+# Narrow tiles, or wide ones; a tile and a bit; several tiles of columns and of rows.
+SIZES = [(32, 33), (33, 64), (65, 5), (5, 150), (150, 70)]
+
+
+@pytest.mark.parametrize("K,V", SIZES)
+@pytest.mark.parametrize("device", [LARGE, LITTLE_MEMORY], ids=["wide", "narrow"])
+def test_heads_of_any_size(library, K, V, device):
+    check(
+        library, Case(B=1, T=70, Hq=1, Hkv=1, K=K, V=V, decay="mild", initial=True), device=device
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(decay="mild", mask="left", Hq=4, initial=True),
+        Case(normalize=False, feature_map="silu", decay="resets"),
+        Case(is_causal=False, strided=True),
+    ],
+    ids=str,
+)
+def test_half_precision_is_as_good_as_its_inputs(library, case, dtype):
+    check(library, case, dtype, SHORT_PIECES)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[1:])
+def test_the_order_of_threads_does_not_matter(library, schedule):
+    check(library, Case(T=40, decay="mild", initial=True, Hq=4), torch.float32, LARGE, schedule)
+    check(library, Case(T=70, K=33, V=40, B=1, Hq=1, Hkv=1), torch.bfloat16, SHORT_PIECES, schedule)
+
+
+def test_masked_nan_reaches_nothing(library):
+    case = Case(mask="middle", decay="mild")
+    clean = attention_cases.make_inputs(case, torch.float32)
+    dirty = attention_cases.make_inputs(case, torch.float32)
+    for name in ("q", "k", "v", "log_decay"):
+        dirty[name][~dirty["key_mask"]] = torch.nan
+    attend = emulated(library)
+    wanted = attention_cases.run_with_gradients(attend, clean)
+    for name in ("q", "k", "v", "log_decay"):
+        dirty[name].requires_grad_()
+    y, state = attend(**dirty)
+    assert y.equal(wanted["y"]) and state.kv.equal(wanted["final kv"])
+    gradients = torch.autograd.grad(y.sum(), [dirty[n] for n in ("q", "k", "v", "log_decay")])
+    assert all(x[~dirty["key_mask"]].eq(0).all() and x.isfinite().all() for x in gradients)
+
+
+# ---- the step ----
+
+
+def run_step(library, inputs, t: int, state, schedule: int) -> Tensor:
+    """One token of linear_attention's inputs; the state is updated in place."""
+    token = {
+        n: None if x is None else x[:, t]
+        for n in ("q", "k", "v", "log_decay")
+        for x in [inputs.get(n)]
+    }
+    q, k, v = token["q"], token["k"], token["v"]
+    mask = inputs.get("key_mask")
+    mask = None if mask is None else mask[:, t].contiguous()
+    y = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype)
+    step = StepProblem(q.shape[0], q.shape[1], k.shape[1], q.shape[2], v.shape[2])
+    step.dtype = DTYPES.index(q.dtype)
+    step.feature_map = FEATURE_MAPS.index(inputs["feature_map"] or "identity")
+    step.normalize, step.eps = inputs["normalize"], inputs["eps"]
+    step.q, step.k, step.v, step.log_decay = map(token_view, token.values())
+    step.key_mask, step.kv, step.z = pointer(mask), pointer(state.kv), pointer(state.z)
+    step.y = token_view(y)
+    call(library, "step", step, schedule=schedule)
+    return y
+
+
+STEP_CASES = [
+    Case(T=3, initial=True),
+    *(Case(T=3, initial=True, feature_map=name) for name in FEATURE_MAPS[2:]),
+    Case(T=3, initial=True, decay="resets", mask="middle", strided=True),
+    Case(T=2, initial=True, Hq=10, K=16, V=16, decay="mild"),
+    Case(T=2, initial=True, normalize=False, K=150, V=260),
+    Case(T=2, initial=True, K=64, V=600, Hq=3, Hkv=1, B=1),
+    Case(T=2, initial=True, K=1, V=1),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", STEP_CASES, ids=str)
+def test_steps_are_the_reference_token_by_token(library, case, dtype, schedule):
+    inputs = attention_cases.make_inputs(case, dtype)
+    y, state = reference_linear_attention(**attention_cases.to_float64(inputs))
+    kv, z = inputs["initial_state"]
+    updated = LinearAttentionState(kv.clone(), None if z is None else z.clone())
+    outputs = [run_step(library, inputs, t, updated, schedule) for t in range(case.T)]
+    wanted = {"y": y, "kv": state.kv} | ({} if z is None else {"z": state.z})
+    got = {"y": torch.stack(outputs, 1), "kv": updated.kv} | ({} if z is None else {"z": updated.z})
+    attention_cases.assert_all_close(got, wanted, dtype)
+
+
+# ---- the emulator itself ----
+
+
+def test_feature_maps_are_in_the_order_of_the_kernels():
+    assert set(FEATURE_MAPS) == set(POINTWISE)
+
+
+def without(text: str, path: str, occurrence: int, directory: Path) -> Path:
+    """A copy of csrc in which one occurrence of `text` is gone from a file."""
+    sources = shutil.copytree(ROOT / "csrc", directory / "csrc")
+    parts = (sources / path).read_text().split(text)
+    assert len(parts) > occurrence + 1
+    kept = text.join(parts[: occurrence + 1]), text.join(parts[occurrence + 1 :])
+    (sources / path).write_text("".join(kept))
+    return sources
+
+
+@pytest.mark.parametrize("occurrence", range(4))
+def test_a_missing_barrier_is_found(tmp_path, occurrence):
+    sources = without("sync_block();", "cuda/walk.cuh", occurrence, tmp_path)
+    broken = build(tmp_path, sources=sources)
+    found = 0
+    for schedule in SCHEDULES:
+        try:
+            check(broken, Case(Hq=4, decay="mild", mask="middle", initial=True), schedule=schedule)
+        except (AssertionError, EmulatorError):
+            found += 1
+    assert found > 0
+
+
+def test_threads_that_part_at_a_barrier_are_found(tmp_path):
+    sources = shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    kernel = sources / "cuda" / "walk.cuh"
+    text = kernel.read_text()
+    line = "    sync_block();  // all have done with the last one\n"
+    assert line in text
+    kernel.write_text(text.replace(line, "    if (warp_ == 0) sync_block();\n"))
+    broken = build(tmp_path, sources=sources)
+    with pytest.raises(EmulatorError, match="part at a barrier"):
+        check(broken, Case())
