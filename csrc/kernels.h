@@ -102,8 +102,8 @@ struct CudaDevice {
   int64_t piece_length = 0;  // tokens, at least, that a block walks through; 0: chosen
 };
 
-// For one dtype; a table each for f32, bf16 and f16, in the order of DType. Pointers are the
-// device's. All calls are asynchronous, and return cudaSuccess or another cudaError_t.
+// For one dtype; float64 has none. Pointers are the device's. All calls are asynchronous, and
+// return cudaSuccess or another cudaError_t.
 struct CudaKernels {
   // With no workspace, nothing is launched, and *workspace_bytes says how much is needed.
   int (*forward)(const Problem&, const ForwardResult&, const CudaDevice&, void* workspace,
@@ -112,5 +112,7 @@ struct CudaKernels {
                   void* workspace, int64_t* workspace_bytes, void* stream);
   int (*step)(const StepProblem&, void* stream);
 };
+
+extern const CudaKernels cuda_kernels_f32, cuda_kernels_bf16, cuda_kernels_f16;
 
 }  // namespace hfla

@@ -18,6 +18,7 @@
 #define DEV __device__ __forceinline__
 #define BOTH __host__ __device__ __forceinline__  // for the host, too
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
 
 namespace hfla::cuda {
@@ -74,6 +75,7 @@ template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t shared_bytes,
            Stream stream, const Arguments&... arguments) {
   if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   constexpr int64_t kWithoutAsking = 48 << 10;
   if (shared_bytes > kWithoutAsking) {
     const cudaError_t error =

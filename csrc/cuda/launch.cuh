@@ -6,11 +6,11 @@
 // Let dn = dy / den and dn' = [dn, -⟨dn, y⟩]: the normaliser is one more value column, of ones, and
 // its gradient one more entry. Then, in the words of walk.cuh,
 //
-//                 read    write   values      state
-//     y   = num/den  φ(q)    φ(k)    [v, 1]      [S, z]
-//     dφ(q)       dn'     [v, 1]  φ(k)        [S, z]ᵀ
-//     dφ(k)       [v, 1]  dn'     φ(q)        its gradientᵀ    backwards in time
-//     dv          φ(k)    φ(q)    dn          its gradient     backwards in time
+//               read      write     values    state
+//     y den     φ(q)      φ(k)      [v, 1]    [S, z]
+//     dφ(q)     dn'       [v, 1]    φ(k)      [S, z]ᵀ
+//     dφ(k)     [v, 1]    dn'       φ(q)      its gradientᵀ    backwards in time
+//     dv        φ(k)      φ(q)      dn        its gradient     backwards in time
 //
 // Nothing here waits for the device or allocates: the caller provides a workspace, and all
 // decisions depend on shapes alone, so that a CUDA graph can record it.
@@ -68,26 +68,38 @@ class Launcher {
 // ---- walks ----
 
 // Two sizes of tiles: for narrow heads (and for devices with little shared memory), and for heads
-// up to 128 with the normaliser beside them.
+// up to 128 with the normaliser beside them. Operands of four bytes take twice the memory and, in
+// several parts, more registers.
 using Narrow = Shape<32, 48, 32>;
-using Wide = Shape<64, 144, 64>;
+template <class Scalar>
+struct WideOf {
+  using Type = Shape<64, 144, 32>;
+};
+template <>
+struct WideOf<BFloat16> {
+  using Type = Shape<128, 144, 64>;
+};
+template <class Scalar>
+using Wide = typename WideOf<Scalar>::Type;
 
-inline bool is_narrow(const Problem& p, const CudaDevice& device) {
-  return (p.K <= 32 && p.V <= 32) || device.shared_bytes < Walker<float, Wide>::kSharedBytes;
+template <class Scalar>
+bool is_narrow(const Problem& p, const CudaDevice& device) {
+  return (p.K <= Narrow::kColumns && p.V <= Narrow::kColumns) ||
+         device.shared_bytes < Walker<Scalar, Wide<Scalar>>::kSharedBytes;
 }
 
 // Pieces long enough to be worth the states between them, and short enough to give every
 // multiprocessor two blocks.
-inline Pieces make_pieces(const Problem& p, const CudaDevice& device) {
-  const int64_t chunk = is_narrow(p, device) ? Narrow::C : Wide::C;
+template <class S>
+Pieces make_pieces(const Problem& p, const CudaDevice& device) {
+  constexpr int64_t chunk = S::C;
   Pieces pieces{p.cu_seqlens, p.T, p.num_sequences, 0};
   if (device.piece_length > 0) {
     pieces.length = ceil_div(device.piece_length, chunk) * chunk;
     return pieces;
   }
   constexpr int64_t kMinChunks = 4;
-  const int64_t columns = is_narrow(p, device) ? Narrow::kColumns : Wide::kColumns;
-  const int64_t blocks = p.B * p.Hkv * ceil_div(p.V, columns);
+  const int64_t blocks = p.B * p.Hkv * ceil_div(p.V, S::kColumns);
   const int64_t wanted = ceil_div(2 * device.multiprocessors, blocks > 0 ? blocks : 1);
   const int64_t chunks = ceil_div(ceil_div(p.T, chunk), wanted);
   pieces.length = chunk * (chunks > kMinChunks ? chunks : kMinChunks);
@@ -169,7 +181,7 @@ inline States output_states(void* kv, void* z) {
 template <class Scalar, class S>
 void forward(Launcher& launcher, const Problem& p, const ForwardResult& result,
              const CudaDevice& device) {
-  Walk walk = make_walk(p, make_pieces(p, device));
+  Walk walk = make_walk(p, make_pieces<S>(p, device));
   walk.read = {p.q, p.K, p.feature_map, true};
   walk.write = {p.k, p.K, p.feature_map};
   walk.values = {p.v, p.V};
@@ -187,7 +199,7 @@ void forward(Launcher& launcher, const Problem& p, const ForwardResult& result,
 template <class Scalar, class S>
 void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
               const BackwardResult& result, const CudaDevice& device) {
-  const Pieces pieces = make_pieces(p, device);
+  const Pieces pieces = make_pieces<S>(p, device);
   const float* const den = p.normalize ? static_cast<const float*>(input.forward.den) : nullptr;
   const int64_t tokens = p.B * p.T, key_blocks = ceil_div(p.K, S::kColumns);
 
@@ -255,15 +267,16 @@ void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
 template <class Scalar>
 void forward(Launcher& launcher, const Problem& p, const ForwardResult& result,
              const CudaDevice& device) {
-  if (is_narrow(p, device)) return forward<Scalar, Narrow>(launcher, p, result, device);
-  return forward<Scalar, Wide>(launcher, p, result, device);
+  if (is_narrow<Scalar>(p, device)) return forward<Scalar, Narrow>(launcher, p, result, device);
+  return forward<Scalar, Wide<Scalar>>(launcher, p, result, device);
 }
 
 template <class Scalar>
 void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
               const BackwardResult& result, const CudaDevice& device) {
-  if (is_narrow(p, device)) return backward<Scalar, Narrow>(launcher, p, input, result, device);
-  return backward<Scalar, Wide>(launcher, p, input, result, device);
+  if (is_narrow<Scalar>(p, device))
+    return backward<Scalar, Narrow>(launcher, p, input, result, device);
+  return backward<Scalar, Wide<Scalar>>(launcher, p, input, result, device);
 }
 
 }  // namespace hfla::cuda

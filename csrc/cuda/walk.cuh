@@ -159,6 +159,12 @@ struct Shape {
   static constexpr int kStrips = (R / 16 + kWarps - 1) / kWarps;  // of the state, per warp
 };
 
+// Neighbours that are loaded or stored at once.
+template <class T, int count>
+struct alignas(16) Run {
+  T x[count];
+};
+
 // A matrix in shared memory. The end of a row is padded so that neighbouring rows begin in
 // different banks.
 template <class Element, int rows, int columns>
@@ -168,6 +174,31 @@ struct Tile {
   Element* data;
   DEV float get(int r, int c) const { return to_float(data[r * kStride + c]); }
   DEV void set(int r, int c, float x) { data[r * kStride + c] = from_float<Element>(x); }
+  template <int count>  // neighbours, from a multiple of count on, which is 4 or more
+  DEV void set_run(int r, int c, const float (&x)[count]) {
+    Run<Element, count> run;
+    UNROLL
+    for (int i = 0; i < count; ++i) run.x[i] = from_float<Element>(x[i]);
+    *reinterpret_cast<Run<Element, count>*>(data + r * kStride + c) = run;
+  }
+};
+
+// Sums of log decays within a chunk, where position i + 1 is after token i. A decay to zero is
+// counted instead of summed: differences of sums then stay finite. Sums may be large where their
+// differences are not, so each is the sum of two floats.
+struct DecaySum {
+  float high, low;
+  int resets;
+};
+
+struct DecaySums {
+  const DecaySum* sums;  // (C + 1,); null: no decay
+
+  DEV float between(int from, int to) const {  // e^{g_{from+1} + ... + g_to}
+    if (!sums) return 1;
+    const DecaySum a = sums[from], b = sums[to];
+    return a.resets == b.resets ? expf((b.high - a.high) + (b.low - a.low)) : 0;
+  }
 };
 
 template <class Operands, class S>
@@ -176,12 +207,11 @@ struct WalkShared {
   Tile<Element, S::C, S::R> read, write;
   Tile<Element, S::C, S::N> values;
   Tile<Element, S::R, S::N> state;
-  float* decays;  // (C + 1,): c_i of DecaySums
-  int* resets;    // (C + 1,)
-  bool* present;  // (C,)
+  DecaySum* decays;  // (C + 1,)
+  bool* present;     // (C,)
 
   static constexpr int kBytes = 2 * decltype(read)::kBytes + decltype(values)::kBytes +
-                                decltype(state)::kBytes + 8 * (S::C + 1) + S::C;
+                                decltype(state)::kBytes + int(sizeof(DecaySum)) * (S::C + 1) + S::C;
   DEV explicit WalkShared(char* base) {
     const auto take = [&](auto*& pointer, int bytes) {
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base);
@@ -191,21 +221,8 @@ struct WalkShared {
     take(write.data, write.kBytes);
     take(values.data, values.kBytes);
     take(state.data, state.kBytes);
-    take(decays, 4 * (S::C + 1));
-    take(resets, 4 * (S::C + 1));
+    take(decays, int(sizeof(DecaySum)) * (S::C + 1));
     take(present, S::C);
-  }
-};
-
-// Sums of log decays within a chunk, where position i + 1 is after token i. A decay to zero is
-// counted instead of summed: differences of sums then stay finite, and as precise as they were.
-struct DecaySums {
-  const float* sums;  // null: no decay
-  const int* resets;
-
-  DEV float between(int from, int to) const {  // e^{g_{from+1} + ... + g_to}
-    if (!sums) return 1;
-    return resets[from] == resets[to] ? expf(sums[to] - sums[from]) : 0;
   }
 };
 
@@ -226,7 +243,7 @@ class Walker {
   using Operands = typename OperandsOf<Scalar>::Type;
   static constexpr int kDepth = Operands::kDepth;
   static constexpr int C = S::C, R = S::R, N = S::N;
-  static constexpr int kTilesN = N / 8, kTilesC = C / 8;
+  static constexpr int kTilesN = N / 8;
 
  public:
   static constexpr int kSharedBytes = WalkShared<Operands, S>::kBytes;
@@ -234,7 +251,7 @@ class Walker {
   DEV explicit Walker(const Walk& p)
       : p_(p),
         shared_(shared_memory()),
-        decay_{p.log_decay.data ? shared_.decays : nullptr, shared_.resets},
+        decay_{p.log_decay.data ? shared_.decays : nullptr},
         warp_(thread_index() / 32),
         g_(lane().g),
         t_(lane().t) {
@@ -364,8 +381,8 @@ class Walker {
     if (!decay_.sums || warp_ != 0) return;
     constexpr int kEach = C / 32;
     const int lane = thread_index();
-    float sum = 0, sums[kEach];
-    int count = 0, counts[kEach];
+    double own[kEach], sum = 0;
+    int own_resets[kEach], resets = 0;
     UNROLL
     for (int i = 0; i < kEach; ++i) {
       const int token = lane * kEach + i;
@@ -376,46 +393,82 @@ class Walker {
                                (chunk_ + token) * p_.log_decay.time + kv_head_ * p_.log_decay.head];
       }
       const bool reset = g <= kForgetsAll;
-      sums[i] = sum += reset ? 0 : g;
-      counts[i] = count += reset ? 1 : 0;
+      own[i] = sum += reset ? 0 : g;
+      own_resets[i] = resets += reset;
     }
+    // Now those of the lanes before this one.
+    const double all = sum;
+    const int all_resets = resets;
     for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const float more = shuffle_up(sum, lanes);
-      const int more_resets = shuffle_up(count, lanes);
-      if (lane >= lanes) sum += more, count += more_resets;
+      const double more = shuffle_up(sum, lanes);
+      const int more_resets = shuffle_up(resets, lanes);
+      if (lane >= lanes) sum += more, resets += more_resets;
     }
+    sum -= all, resets -= all_resets;
     UNROLL
     for (int i = 0; i < kEach; ++i) {
-      shared_.decays[lane * kEach + i + 1] = sum - sums[kEach - 1] + sums[i];
-      shared_.resets[lane * kEach + i + 1] = count - counts[kEach - 1] + counts[i];
+      const double total = sum + own[i];
+      const float high = float(total);
+      shared_.decays[lane * kEach + i + 1] = {high, float(total - high), resets + own_resets[i]};
     }
-    if (lane == 0) shared_.decays[0] = 0, shared_.resets[0] = 0;
+    if (lane == 0) shared_.decays[0] = {0, 0, 0};
   }
 
-  DEV float row_element(const Rows& rows, int64_t head, int token, int64_t c) const {
-    if (!shared_.present[token] || c >= rows.width() || !rows.x.data) return 0;
+  static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one load
+
+  // Columns [c, c + kRun) of a row, and zeros where it has none.
+  DEV void load_run(float (&to)[kRun], const Rows& rows, int64_t head, int token, int64_t c) const {
+    UNROLL
+    for (int i = 0; i < kRun; ++i) to[i] = 0;
+    if (!shared_.present[token] || !rows.x.data || c >= rows.width()) return;
     const int64_t t = chunk_ + token;
     const int64_t at = (piece_.batch * p_.T + t) * p_.Hq + head;
-    if (c == rows.columns) return rows.extra == Extra::one ? 1 : rows.den_grad[at];
-    const Scalar* const x = static_cast<const Scalar*>(rows.x.data);
-    const float value = to_float(
-        x[piece_.batch * rows.x.batch + t * rows.x.time + head * rows.x.head + c * rows.x.dim]);
-    return rows.den ? value / rows.den[at] : apply(rows.map, value);
+    const Scalar* const x = static_cast<const Scalar*>(rows.x.data) + piece_.batch * rows.x.batch +
+                            t * rows.x.time + head * rows.x.head + c * rows.x.dim;
+    const float den = rows.den ? rows.den[at] : 1;
+    const auto convert = [&](Scalar x) {
+      return rows.den ? to_float(x) / den : apply(rows.map, to_float(x));
+    };
+    if (rows.x.dim == 1 && c + kRun <= rows.columns && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
+      const auto run = *reinterpret_cast<const Run<Scalar, kRun>*>(x);
+      UNROLL
+      for (int i = 0; i < kRun; ++i) to[i] = convert(run.x[i]);
+      return;
+    }
+    UNROLL
+    for (int i = 0; i < kRun; ++i) {
+      if (c + i < rows.columns) to[i] = convert(x[i * rows.x.dim]);
+      if (c + i != rows.columns || rows.extra == Extra::none) continue;
+      to[i] = rows.extra == Extra::one ? 1 : rows.den_grad[at];
+    }
   }
 
   // Columns from `begin` on, as many as the products of this walk use.
   template <class T>
   DEV void load_rows(T& tile, const Rows& rows, int64_t head, int64_t begin, int64_t left) {
-    const int columns = left < R ? (int(left) + 15) / 16 * 16 : R;
-    for (int i = thread_index(); i < C * columns; i += S::kThreads) {
-      tile.set(i / columns, i % columns, row_element(rows, head, i / columns, begin + i % columns));
+    const int runs = (left < R ? (int(left) + 15) / 16 * 16 : R) / kRun;
+    for (int i = thread_index(); i < C * runs; i += S::kThreads) {
+      const int token = i / runs, c = i % runs * kRun;
+      float run[kRun];
+      load_run(run, rows, head, token, begin + c);
+      tile.set_run(token, c, run);
     }
   }
 
+  // This block's columns, and the normaliser's behind them.
   DEV void load_values(int64_t head) {
-    for (int i = thread_index(); i < C * N; i += S::kThreads) {
-      const int token = i / N, c = i % N;
-      shared_.values.set(token, c, row_element(p_.values, head, token, global_column(c)));
+    constexpr int kRuns = N / kRun;
+    for (int i = thread_index(); i < C * kRuns; i += S::kThreads) {
+      const int token = i / kRuns, c = i % kRuns * kRun;
+      float run[kRun] = {};
+      if (c < S::kColumns) {
+        Rows columns = p_.values;
+        columns.extra = Extra::none;
+        load_run(run, columns, head, token, column_block_ * S::kColumns + c);
+      } else if (c == S::kColumns && has_normalizer()) {
+        run[0] = shared_.present[token] ? 1 : 0;
+      }
+      shared_.values.set_run(token, c, run);
     }
   }
 
@@ -439,7 +492,7 @@ class Walker {
       UNROLL
       for (int i = 0; i < 4; ++i) out_[n][i] = 0;
     }
-    UNROLL
+    NO_UNROLL
     for (int r = 0; r < R; r += kDepth) {
       if (r >= rows_left_) break;
       const auto a =
@@ -465,12 +518,12 @@ class Walker {
   DEV void read_chunk() {
     const int first = 16 * warp_;
     constexpr int kTilesAtOnce = kDepth / 8;  // make an operand
-    UNROLL
+    NO_UNROLL
     for (int token = 0; token < C; token += kDepth) {
       // Tokens that come later than all of these rows.
       if (p_.reversed ? token + kDepth <= first : token > first + 15) continue;
       float scores[kTilesAtOnce][4] = {};
-      UNROLL
+      NO_UNROLL
       for (int r = 0; r < R; r += kDepth) {
         if (r >= rows_left_) break;
         const auto a =
@@ -507,7 +560,7 @@ class Walker {
   DEV void write_chunk(bool first_writer) {
     const float decay = first_writer ? decay_.between(0, C) : 1;
     for_each_state_element([&](int, int, float& x) { x *= decay; });
-    UNROLL
+    NO_UNROLL
     for (int token = 0; token < C; token += kDepth) {
       typename Operands::A a[S::kStrips];
       UNROLL

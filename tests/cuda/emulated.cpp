@@ -29,6 +29,12 @@ int64_t size_of_problems() {
 
 void set_schedule(unsigned schedule) { hfla::cuda::emulator::machine().schedule = schedule; }
 
+// Leaves out a barrier, in one warp or (-1) all.
+void set_missing_barrier(int line, int warp) {
+  hfla::cuda::emulator::machine().missing_barrier = line;
+  hfla::cuda::emulator::machine().missing_in_warp = warp;
+}
+
 // The error of the last call that failed.
 const char* emulator_error() {
   static std::string error;

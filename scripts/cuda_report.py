@@ -1,0 +1,97 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Compiles the CUDA kernels and prints what each takes of a multiprocessor, on no GPU.
+
+    python scripts/cuda_report.py                 # every architecture
+    python scripts/cuda_report.py sm_90a          # some
+
+Ends with an error if a kernel doesn't compile or spills registers.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+# The last is PTX, which a driver compiles for what comes after: it has no numbers here.
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+
+
+class Kernel(NamedTuple):
+    """What ptxas says of one kernel."""
+
+    name: str
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+
+def find_nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=f"{home}/bin" if home else None)
+
+
+def compile_one(nvcc: str, source: Path, architecture: str, directory: Path) -> str:
+    """Compiles for one architecture and returns what the compiler printed."""
+    virtual = architecture.replace("sm_", "compute_")
+    target = directory / f"{source.stem}.{architecture}.o"
+    command = [nvcc, "-std=c++17", "-O3", f"-I{CSRC}", "-Xptxas=-v", "-c", source, "-o", target]
+    command.append(f"-gencode=arch={virtual},code={architecture}")
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{source.name} does not compile for {architecture}:\n{result.stderr}")
+    return result.stderr
+
+
+def demangle(names: list[str]) -> list[str]:
+    if not names or not shutil.which("c++filt"):
+        return names
+    text = subprocess.run(["c++filt", *names], capture_output=True, text=True, check=True).stdout
+    without_parameters = (re.sub(r"\(hfla.*", "", line) for line in text.splitlines())
+    return [re.sub(r"^void |hfla::(cuda::)?", "", line) for line in without_parameters]
+
+
+def parse(text: str) -> list[Kernel]:
+    """Kernels in what `nvcc -Xptxas=-v` prints."""
+    pattern = re.compile(
+        r"Function properties for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads\s+ptxas info\s*: Used (\d+) registers"
+    )
+    rows = pattern.findall(text)
+    names = demangle([row[0] for row in rows])
+    return [
+        Kernel(name, int(registers), int(stack), int(stores), int(loads))
+        for name, (_, stack, stores, loads, registers) in zip(names, rows, strict=True)
+    ]
+
+
+def main() -> None:
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise SystemExit("nvcc is neither on PATH nor in CUDA_HOME")
+    architectures = sys.argv[1:] or ARCHITECTURES
+    jobs = [(s, a) for a in architectures for s in sorted((CSRC / "cuda").glob("*.cu"))]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+        outputs = pool.map(lambda job: compile_one(nvcc, *job, Path(name)), jobs)
+        reports = {job: parse(text) for job, text in zip(jobs, outputs, strict=True)}
+
+    print(f"{'arch':<9} {'registers':>9} {'stack':>6} {'spilled':>8}  kernel")
+    spilled = False
+    for (_, architecture), kernels in reports.items():
+        for kernel in kernels:
+            spills = kernel.spill_stores + kernel.spill_loads
+            spilled |= spills > 0
+            numbers = f"{kernel.registers:>9} {kernel.stack:>6} {spills:>8}"
+            print(f"{architecture:<9} {numbers}  {kernel.name}")
+    if spilled:
+        raise SystemExit("a kernel spills registers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The report on compiled CUDA kernels: what it reads of the compiler, and what it says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "scripts" / "cuda_report.py"
+sys.path.insert(0, str(SCRIPT.parent))
+from cuda_report import Kernel, find_nvcc, parse  # noqa: E402
+
+PRINTED = """
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'tidy' for 'sm_90a'
+ptxas info    : Function properties for tidy
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 0 barriers
+ptxas info    : Compile time = 29.488 ms
+ptxas info    : Compiling entry function 'greedy' for 'sm_90a'
+ptxas info    : Function properties for greedy
+    232 bytes stack frame, 284 bytes spill stores, 4812 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 232 bytes cumulative stack size
+"""
+
+
+def test_the_compilers_numbers_are_read():
+    assert parse(PRINTED) == [Kernel("tidy", 40, 0, 0, 0), Kernel("greedy", 255, 232, 284, 4812)]
+
+
+def test_a_missing_compiler_is_an_error(tmp_path):
+    environment = {**os.environ, "CUDA_HOME": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, SCRIPT], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode != 0
+    assert "nvcc is neither on PATH nor in CUDA_HOME" in result.stderr
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+def test_all_kernels_compile_without_spills():
+    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
