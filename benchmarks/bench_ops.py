@@ -179,7 +179,7 @@ def least_work(name: str, shape: Shape, dtype: torch.dtype, what: str) -> Work:
 
 def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
     dtype = DTYPES[dtype_name]
-    T = shape[2]
+    B, H, T, D = shape
     names = [
         name
         for name, contender in CONTENDERS.items()
@@ -198,8 +198,8 @@ def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
         if what != "forward" and T <= LONGEST_MEMORY:
             memory = {name: peak_memory(prepare, name, shape, dtype, what) for name in names}
         report.add(
-            f"{what}, {dtype_name}",
-            f"B, H, T, D = {shape}",
+            f"{what}, {dtype_name}, B, H, D = {B, H, D}",
+            f"T = {T}",
             T,
             timings,
             work,

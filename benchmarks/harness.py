@@ -377,6 +377,8 @@ class Report:
         from matplotlib import pyplot
 
         panels = list(dict.fromkeys(row.panel for row in self.rows))
+        curves = [p for p in panels if len({row.x for row in self.rows if row.panel == p}) > 1]
+        panels = curves or panels  # one point is worth a line of the table only
         contenders = list(dict.fromkeys(row.contender for row in self.rows))
         columns = min(len(panels), 3)
         lines = -(-len(panels) // columns)
