@@ -51,6 +51,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 EPS = 1e-6
 LONGEST_CHECK = 1024  # tokens that are compared with float64
 LONGEST_MEMORY = 4096  # tokens, for peak memory
+IN_FLOAT32 = "ours, float32"  # beside the others in half precision
 PASSES = ("forward", "forward + backward")
 
 
@@ -79,14 +80,19 @@ class Contender(NamedTuple):
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
     heads_first: bool = False  # (B, H, T, D); otherwise (B, T, H, D)
     is_linear: bool = True
-    only_float32: bool = False
+    dtypes: tuple[torch.dtype, ...] = tuple(DTYPES.values())
 
 
 CONTENDERS = {
     "ours": Contender(ours),
     "ours in PyTorch": Contender(partial(ours, backend="chunked")),
     **{
-        f"chunked PyTorch, {size}": Contender(partial(chunked, chunk_size=size), heads_first=True)
+        # its denominators overflow in float16
+        f"chunked PyTorch, {size}": Contender(
+            partial(chunked, chunk_size=size),
+            heads_first=True,
+            dtypes=(torch.float32, torch.bfloat16),
+        )
         for size in (64, 128, 256)
     },
     "SDPA (softmax)": Contender(
@@ -94,7 +100,7 @@ CONTENDERS = {
     ),
 }
 if WHY_NO_FAST_TRANSFORMERS is None:
-    CONTENDERS["fast-transformers"] = Contender(fast_transformers, only_float32=True)
+    CONTENDERS["fast-transformers"] = Contender(fast_transformers, dtypes=(torch.float32,))
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, heads_first: bool) -> list[Tensor]:
@@ -173,27 +179,30 @@ def least_work(name: str, shape: Shape, dtype: torch.dtype, what: str) -> Work:
 
 def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
     dtype = DTYPES[dtype_name]
-    T = shape[2]
+    B, H, T, D = shape
     names = [
         name
         for name, contender in CONTENDERS.items()
-        if (dtype == torch.float32 or not contender.only_float32)
-        and (report.flags.full or contender.is_linear or T <= 4096)
+        if dtype in contender.dtypes and (report.flags.full or contender.is_linear or T <= 4096)
     ]
     for name in names:
         report.errors[f"{name}, {shape}, {dtype_name}"] = verify(name, shape, dtype)
     for what in PASSES:
         samples = {name: sample_of(prepare(name, shape, dtype, what)) for name in names}
+        work = {name: least_work(name, shape, dtype, what) for name in names}
+        if dtype != torch.float32:
+            samples[IN_FLOAT32] = sample_of(prepare("ours", shape, torch.float32, what))
+            work[IN_FLOAT32] = least_work("ours", shape, torch.float32, what)
         timings = report.time(samples, 6 if report.flags.full else 2.5)
         memory = {}
         if what != "forward" and T <= LONGEST_MEMORY:
             memory = {name: peak_memory(prepare, name, shape, dtype, what) for name in names}
         report.add(
-            f"{what}, {dtype_name}",
-            f"B, H, T, D = {shape}",
+            f"{what}, {dtype_name}, B, H, D = {B, H, D}",
+            f"T = {T}",
             T,
             timings,
-            {name: least_work(name, shape, dtype, what) for name in names},
+            work,
             memory,
         )
 

@@ -288,6 +288,7 @@ class Report:
         torch.set_num_threads(self.flags.threads)
         wait_until_quiet(self.flags.patience)
         self.date = datetime.now(timezone.utc)
+        self.commit = _commit()
         self.machine = describe_machine()
         self.limits = measure_limits()
         print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
@@ -338,8 +339,9 @@ class Report:
             rows.append(row)
         self.rows += rows
         _print_table(rows)
+        self.save(is_complete=False)  # so that an interruption does not lose it
 
-    def save(self) -> None:
+    def save(self, is_complete: bool = True) -> None:
         """Writes results/<date>-<machine>-<bench>.json and .png, <bench>-short for a short set."""
         RESULTS.mkdir(exist_ok=True)
         cpu = re.sub(r"[^a-z0-9]+", "-", self.machine["cpu"].lower()).strip("-")
@@ -349,8 +351,9 @@ class Report:
         document = {
             "bench": self.bench,
             "is_full": self.flags.full,
+            "is_complete": is_complete,
             "date": self.date.isoformat(timespec="seconds"),
-            "commit": _commit(),
+            "commit": self.commit,
             "machine": self.machine,
             "limits": asdict(self.limits),
             "baseline": self.baseline,
@@ -359,6 +362,8 @@ class Report:
             "rows": [asdict(row) for row in self.rows],
         }
         path.write_text(json.dumps(document, indent=1) + "\n")
+        if not is_complete:
+            return
         self._plot(path.with_suffix(".png"))
         for note in self.notes:
             print(f"- {note}")
@@ -372,6 +377,8 @@ class Report:
         from matplotlib import pyplot
 
         panels = list(dict.fromkeys(row.panel for row in self.rows))
+        curves = [p for p in panels if len({row.x for row in self.rows if row.panel == p}) > 1]
+        panels = curves or panels  # one point is worth a line of the table only
         contenders = list(dict.fromkeys(row.contender for row in self.rows))
         columns = min(len(panels), 3)
         lines = -(-len(panels) // columns)

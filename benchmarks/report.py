@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS
+from harness import QUIET, RESULTS
 
 README = RESULTS.parents[1] / "README.md"
 BEGIN = "<!-- benchmarks: begin, written by benchmarks/report.py -->"
@@ -22,7 +22,7 @@ TITLES = {
     "decode": "Generation",
     "training": "Training step",
 }
-PANELS = {  # those that the README shows; the files have all
+PANELS = {  # how those begin that the README shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
     "decode": (
         "generate(), 1 row, float32",
@@ -38,6 +38,7 @@ PANELS = {  # those that the README shows; the files have all
 def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
     """By benchmark: the file and what it holds."""
     found = [(path, json.loads(path.read_text())) for path in RESULTS.glob("*.json")]
+    found = [item for item in found if item[1]["is_complete"]]
     found.sort(key=lambda item: (item[1]["is_full"], item[1]["date"]))
     newest = {document["bench"]: (path, document) for path, document in found}
     return {bench: newest[bench] for bench in TITLES if bench in newest}
@@ -46,12 +47,18 @@ def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
 def section(path: Path, document: dict[str, Any]) -> str:
     bench, machine = document["bench"], document["machine"]
     plot = path.with_suffix(".png").relative_to(README.parent)
-    headline = [row for row in document["rows"] if row["panel"] in PANELS[bench]]
+    headline = [row for row in document["rows"] if row["panel"].startswith(PANELS[bench])]
+    disturbance = max(row["disturbance"] for row in headline)
     lines = [
         f"**{TITLES[bench]}**: median ms, and in brackets how many times as long as "
-        f"{document['baseline']}. {machine['cpu']}, {machine['threads']} threads, kernels for "
+        f"{document['baseline']}. {machine['cpu']}, threads: {machine['threads']}, kernels for "
         f"{machine['kernels']}, PyTorch {machine['torch']}, Transformers "
-        f"{machine['transformers']}, commit {document['commit']}, {document['date'][:10]}.",
+        f"{machine['transformers']}, commit {document['commit']}, {document['date'][:10]}."
+        + (
+            f" Other processes took up to {disturbance:.0%} of the machine."
+            if disturbance > QUIET
+            else ""
+        ),
         "",
         *table(headline, document["baseline"]),
         "",

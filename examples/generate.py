@@ -54,7 +54,7 @@ def main() -> None:
     args = parse_arguments()
     set_seed(args.seed)
     model = AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer, device=args.device)
 
     sampling = {}

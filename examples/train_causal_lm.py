@@ -61,15 +61,21 @@ class ModelArguments:
     """The model's shape. Any other field of LinearAttentionConfig goes into --config_overrides."""
 
     vocab_size: int = field(
-        default=4096, metadata={"help": "Size of the tokenizer that is trained."}
+        default=1024, metadata={"help": "Size of the tokenizer that is trained."}
     )
-    hidden_size: int = field(default=256, metadata={"help": "Width of the residual stream."})
-    intermediate_size: int = field(default=704, metadata={"help": "Width of each MLP."})
+    hidden_size: int = field(default=128, metadata={"help": "Width of the residual stream."})
+    intermediate_size: int = field(default=336, metadata={"help": "Width of each MLP."})
     num_hidden_layers: int = field(default=4, metadata={"help": "Number of decoder layers."})
-    num_attention_heads: int = field(default=4, metadata={"help": "Number of attention heads."})
+    num_attention_heads: int = field(default=2, metadata={"help": "Number of attention heads."})
+    decay: str = field(
+        default="per_token",
+        metadata={"help": 'How attention forgets; "none": as in Transformers are RNNs.'},
+    )
     config_overrides: str = field(
         default="{}",
-        metadata={"help": 'Further config fields as JSON, for example \'{"decay": "per_token"}\'.'},
+        metadata={
+            "help": "Further config fields as JSON, for example '{\"conv_kernel_size\": 4}'."
+        },
     )
 
     def build_config(self) -> LinearAttentionConfig:
@@ -97,7 +103,7 @@ class DataArguments:
     text_file: list[str] | None = field(
         default=None, metadata={"help": "One or more UTF-8 text files."}
     )
-    block_size: int = field(default=512, metadata={"help": "Tokens in a training sequence."})
+    block_size: int = field(default=256, metadata={"help": "Tokens in a training sequence."})
     held_out_fraction: float = field(
         default=0.05, metadata={"help": "Share of the documents that is only tested on."}
     )
@@ -105,7 +111,7 @@ class DataArguments:
         default=None, metadata={"help": "Train on at most so much text (default: all)."}
     )
     max_eval_bytes: int | None = field(
-        default=200_000, metadata={"help": "Test on at most so much text."}
+        default=100_000, metadata={"help": "Test on at most so much text."}
     )
 
     def __post_init__(self):
@@ -150,9 +156,9 @@ def parse_arguments(args: list[str]) -> tuple[ModelArguments, DataArguments, Tra
     parser.set_defaults(
         output_dir="outputs/causal_lm",
         num_train_epochs=1,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=4,
         per_device_eval_batch_size=8,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         weight_decay=0.1,
         adam_beta2=0.95,
         lr_scheduler_type="cosine",

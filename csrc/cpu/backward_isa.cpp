@@ -337,7 +337,7 @@ class Backward {
                        s.v_stride);
     for_each_row<const Scalar>(
         visit, p_.v, Rows::per_token,
-        [&](int64_t row, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
+        [&](int64_t row, int64_t, int64_t, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
         [&](int64_t row) { s.v[row * s.v_stride + p_.V] = 0; });
   }
 
@@ -346,16 +346,15 @@ class Backward {
     const Acc* const den = static_cast<const Acc*>(input_.forward.den);
     for_each_row<const Scalar>(
         visit, input_.dy, Rows::per_query,
-        [&](int64_t row, const Scalar* dy) {
+        [&](int64_t row, int64_t i, int64_t g, const Scalar* dy) {
           Acc* const dn = s.dn + row * s.v_stride;
-          const int64_t i = row / visit.group, g = row % visit.group;
           if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn, Identity{});
           const int64_t token = visit.batch * p_.T + visit.time(i);
           const Acc scale = 1 / den[token * p_.Hq + visit.head * visit.group + g];
           const Scalar* const y =
               row_at<const Scalar>(input_.forward.y, visit, Rows::per_query, i, g);
           Vec<Acc> dot{};
-          for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
+          for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
             const Vec<Acc> x = load_vector(dy, input_.dy.dim, c, count) * scale;
             dot += x * load_vector(y, input_.forward.y.dim, c, count);
             store(dn + c, first_lanes<Acc>(count, x));
@@ -372,22 +371,22 @@ class Backward {
                                int64_t begin, int64_t end, const Acc* mapped, const Acc* gradients,
                                int64_t stride, const Dots& dots, int64_t part) const {
     with_feature_map(p_.feature_map, [&](auto map) {
-      unstage_rows<Scalar>(visit, dx, rows, begin, end, [&](int64_t row, int64_t i, Scalar* to) {
-        const int64_t g = row % visit.group;
-        const Scalar* const from = row_at<const Scalar>(x, visit, rows, i, g);
-        Vec<Acc> dot{};
-        for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
-          const Vec<Acc> f = load(mapped + row * stride + c);
-          const Vec<Acc> df = load(gradients + row * stride + c);
-          dot += f * df;
-          const Vec<Acc> derivative = map.derivative(load_vector(from, x.dim, c, count), f);
-          store_vector(to, dx.dim, c, count, df * derivative);
-        });
-        if (!wants_decay_gradient()) return;
-        double& sum_of_group = dots.at(part, visit.head, visit.batch * p_.T + visit.time(i));
-        const bool first_of_group = rows == Rows::per_token || g == 0;
-        sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
-      });
+      unstage_rows<Scalar>(
+          visit, dx, rows, begin, end, [&](int64_t row, int64_t i, int64_t g, Scalar* to) {
+            const Scalar* const from = row_at<const Scalar>(x, visit, rows, i, g);
+            Vec<Acc> dot{};
+            for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+              const Vec<Acc> f = load(mapped + row * stride + c);
+              const Vec<Acc> df = load(gradients + row * stride + c);
+              dot += f * df;
+              const Vec<Acc> derivative = map.derivative(load_vector(from, x.dim, c, count), f);
+              store_vector(to, dx.dim, c, count, df * derivative);
+            });
+            if (!wants_decay_gradient()) return;
+            double& sum_of_group = dots.at(part, visit.head, visit.batch * p_.T + visit.time(i));
+            const bool first_of_group = rows == Rows::per_token || g == 0;
+            sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
+          });
     });
   }
 
@@ -395,11 +394,12 @@ class Backward {
     const int64_t begin = values.begin * kLanes<Acc>;
     const int64_t end = min(values.end * kLanes<Acc>, p_.V);
     unstage_rows<Scalar>(visit, result_.dv, Rows::per_token, begin, end,
-                         [&](int64_t row, int64_t, Scalar* to) {
+                         [&](int64_t row, int64_t, int64_t, Scalar* to) {
                            const Acc* from = s.out_v + row * s.v_stride;
-                           for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
-                             store_vector(to, result_.dv.dim, c, count, load(from + c));
-                           });
+                           for_each_vector<Acc>(
+                               begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+                                 store_vector(to, result_.dv.dim, c, count, load(from + c));
+                               });
                          });
   }
 

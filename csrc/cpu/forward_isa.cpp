@@ -186,20 +186,23 @@ class Forward {
     const Acc eps = static_cast<Acc>(p_.eps);
     if (p_.normalize && first_part) {
       Acc* const den = static_cast<Acc*>(result_.den);
-      for (int64_t row = 0; row < visit.rows(); ++row) {
-        const int64_t t = visit.time(row / visit.group), g = row % visit.group;
-        den[(visit.batch * p_.T + t) * p_.Hq + visit.head * visit.group + g] = s.den[row] + eps;
+      for (int64_t i = 0; i < visit.count; ++i) {
+        Acc* const to = den + (visit.batch * p_.T + visit.time(i)) * p_.Hq;
+        for (int64_t g = 0; g < visit.group; ++g) {
+          to[visit.head * visit.group + g] = s.den[i * visit.group + g] + eps;
+        }
       }
     }
     const int64_t begin = columns.begin * kLanes<Acc>;
     const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
     unstage_rows<Scalar>(visit, result_.y, Rows::per_query, begin, end,
-                         [&](int64_t row, int64_t, Scalar* to) {
+                         [&](int64_t row, int64_t, int64_t, Scalar* to) {
                            const Acc scale = p_.normalize ? 1 / (s.den[row] + eps) : 1;
                            const Acc* from = s.out + row * s.v_stride;
-                           for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
-                             store_vector(to, result_.y.dim, c, count, load(from + c) * scale);
-                           });
+                           for_each_vector<Acc>(
+                               begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+                                 store_vector(to, result_.y.dim, c, count, load(from + c) * scale);
+                               });
                          });
   }
 

@@ -16,6 +16,7 @@
 #endif
 
 #define HFLA_INLINE inline __attribute__((always_inline))
+#define HFLA_INLINE_LAMBDA __attribute__((always_inline))
 #define HFLA_UNROLL _Pragma("GCC unroll 16")
 
 namespace hfla::HFLA_ISA {

@@ -24,6 +24,7 @@ struct Visit {
   int64_t first, step, count;  // times first, first + step, ...
   int64_t group, slot;
   int64_t next_count;  // of the segment after this one
+  bool plain;          // no token is masked or has several rows
 
   int64_t time(int64_t i) const { return first + step * i; }
   // The key mask from the first of these tokens on; null: none is masked.
@@ -39,10 +40,14 @@ struct Visit {
 HFLA_INLINE Visit visit_segment(const Problem& p, const Piece& piece, int64_t head, bool reversed,
                                 int64_t offset, int64_t segment) {
   const int64_t group = p.Hq / p.Hkv;
-  return {p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
-          reversed ? -1 : 1, min(segment, piece.length() - offset), group,
-          // A query sees its own token, and its gradient has to reach it before the token is left.
-          reversed ? group - 1 : 0, max(0, min(segment, piece.length() - offset - segment))};
+  Visit visit{p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
+              reversed ? -1 : 1, min(segment, piece.length() - offset), group,
+              // A query sees its own token, and its gradient has to reach it before the token is
+              // left.
+              reversed ? group - 1 : 0, max(0, min(segment, piece.length() - offset - segment)),
+              group == 1};
+  for (int64_t i = 0; p.key_mask && i < visit.count; ++i) visit.plain &= !visit.masked(i);
+  return visit;
 }
 
 // Whether a tensor has a row per query head, or one per token and key-value head.
@@ -55,8 +60,8 @@ HFLA_INLINE Scalar* row_at(const View& view, const Visit& visit, Rows rows, int6
          head * view.head;
 }
 
-// Calls present(row, pointer into the view) for rows that the tensor has and that are not masked,
-// absent(row) for all others up to the padding.
+// Calls present(row, token, g, pointer into the view) for rows that the tensor has and that are not
+// masked, absent(row) for all others up to the padding. g: which of the token's rows it is.
 template <class Scalar, class Present, class Absent>
 HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, Present present,
                               Absent absent) {
@@ -65,13 +70,13 @@ HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, P
   const int64_t end = rows == Rows::per_query ? group : visit.slot + 1;
   const int64_t head_stride = rows == Rows::per_query ? view.head : 0;
   const int64_t token_stride = visit.step * view.time;
-  const bool* const keep = visit.keep();
+  const bool* const keep = visit.plain ? nullptr : visit.keep();
   Scalar* const first = count ? row_at<Scalar>(view, visit, rows, 0, 0) : nullptr;
   for (int64_t i = 0; i < count; ++i) {
     const bool masked = keep && !keep[visit.step * i];
     for (int64_t g = 0; g < group; ++g) {
       if (!masked && g >= begin && g < end) {
-        present(i * group + g, first + i * token_stride + g * head_stride);
+        present(i * group + g, i, g, first + i * token_stride + g * head_stride);
       } else {
         absent(i * group + g);
       }
@@ -143,13 +148,23 @@ HFLA_INLINE void zero_row(Acc* to, int64_t begin, int64_t end) {
 template <class Scalar>
 void stage_rows(const Visit& visit, const View& view, Rows rows, FeatureMap feature_map,
                 int64_t begin, int64_t end, AccOf<Scalar>* to, int64_t stride) {
+  constexpr int64_t W = kLanes<AccOf<Scalar>>;
+  const auto absent = [&](int64_t row) { zero_row(to + row * stride, begin, end); };
   with_feature_map(feature_map, [&](auto map) {
+    if (visit.plain && view.dim == 1 && (end - begin) % W == 0) {  // nothing to decide in the loop
+      const Scalar* from = row_at<const Scalar>(view, visit, rows, 0, 0);
+      for (int64_t row = 0; row < visit.count; ++row, from += visit.step * view.time) {
+        for (int64_t c = begin; c < end; c += W) store(to + row * stride + c, map(load(from + c)));
+      }
+      for (int64_t row = visit.count; row < visit.padded_rows(); ++row) absent(row);
+      return;
+    }
     for_each_row<const Scalar>(
         visit, view, rows,
-        [&](int64_t row, const Scalar* from) {
+        [&](int64_t row, int64_t, int64_t, const Scalar* from) {
           load_row(from, view.dim, begin, end, to + row * stride, map);
         },
-        [&](int64_t row) { zero_row(to + row * stride, begin, end); });
+        absent);
   });
 }
 
@@ -159,7 +174,7 @@ bool stage_decay(const Visit& visit, Acc* decay) {
   bool valid = true;
   for_each_row<const Acc>(
       visit, visit.problem.log_decay, Rows::per_token,
-      [&](int64_t row, const Acc* from) {
+      [&](int64_t row, int64_t, int64_t, const Acc* from) {
         decay[row] = *from;
         valid &= !(*from > 0);
       },
@@ -172,10 +187,13 @@ bool stage_decay(const Visit& visit, Acc* decay) {
 
 // ---- rows out ----
 
-// Calls put(c, count) for the columns [begin, end), a vector at a time.
+// Calls put(c, count) for the columns [begin, end), a vector at a time. Inlined, it does not have
+// to ask for the count but at the end.
 template <class Acc, class Put>
 HFLA_INLINE void for_each_vector(int64_t begin, int64_t end, Put put) {
-  for (int64_t c = begin; c < end; c += kLanes<Acc>) put(c, min(kLanes<Acc>, end - c));
+  int64_t c = begin;
+  for (; c + kLanes<Acc> <= end; c += kLanes<Acc>) put(c, kLanes<Acc>);
+  if (c < end) put(c, end - c);
 }
 
 template <class Scalar>
@@ -192,22 +210,23 @@ HFLA_INLINE void store_vector(Scalar* to, int64_t stride, int64_t c, int64_t cou
   store_some(to + c * stride, stride, count, x);
 }
 
-// Calls fill(row, i, to) for the rows that a tensor has; those of masked tokens are set to zero.
+// Calls fill(row, token, g, to) for the rows that a tensor has; those of masked tokens are set to
+// zero.
 template <class Scalar, class Fill>
 HFLA_INLINE void unstage_rows(const Visit& visit, const View& view, Rows rows, int64_t begin,
                               int64_t end, Fill fill) {
   using Acc = AccOf<Scalar>;
   for (int64_t i = 0; i < visit.count; ++i) {
-    const bool masked = visit.masked(i);
+    const bool masked = !visit.plain && visit.masked(i);
     for (int64_t g = 0; g < visit.group; ++g) {
       if (rows == Rows::per_token && g != visit.slot) continue;
       Scalar* const to = row_at<Scalar>(view, visit, rows, i, g);
       if (masked) {
-        for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) {
+        for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
           store_vector(to, view.dim, c, count, Vec<Acc>{});
         });
       } else {
-        fill(i * visit.group + g, i, to);
+        fill(i * visit.group + g, i, g, to);
       }
     }
   }
