@@ -1,20 +1,26 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Builds the native library, hf_linear_attention/_C.so, with the C++ compiler and nothing else.
+"""Builds the native library, hf_linear_attention/_C.so, with the C++ compiler, and nvcc if found.
 
 Torch is not needed: the library uses libtorch's stable C ABI as csrc/torch/shim.h declares it, and
 finds libtorch when it is loaded. So one library serves every Python and every torch from 2.10 on.
 
-Where it can't be built, the package is installed without it, with a warning, and runs on PyTorch.
-Environment: CXX, CXXFLAGS, LDFLAGS as usual; HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 turns the warning
-into an error. Metadata is in setup.cfg.
+Where it can't be built, the package is installed without it, with a warning, and runs on PyTorch;
+where only the CUDA kernels can't, without these. Environment: CXX, CXXFLAGS, LDFLAGS as usual;
+HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 turns a warning into an error (that about CUDA, where CUDA is
+asked for). HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES names what to compile the CUDA kernels for:
+"sm_90a" or "sm_80,compute_80", say, "all", "native" (the GPUs that are here; the default of a build
+in place, which is for development), or "none". nvcc is looked for in CUDA_HOME, in CUDA_PATH, on
+PATH and among pip's packages. Metadata is in setup.cfg.
 """
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +46,10 @@ if platform.machine() in ("x86_64", "AMD64"):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
     INSTRUCTION_SETS |= {"avx2": avx2, "avx512": avx2 + avx512}
 
+# Machine code for some devices, and PTX that drivers compile for all that come after.
+CUDA_ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+CUDA_SETTING = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
+
 
 @dataclass
 class Compilation:
@@ -48,6 +58,20 @@ class Compilation:
     source: Path
     name: str
     flags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Cuda:
+    """What the CUDA kernels are compiled with and for, and linked to."""
+
+    nvcc: Path
+    architectures: list[str]
+    include: Path
+    runtime: Path  # libcudart_static.a
+
+    def nvcc_flags(self) -> list[str]:
+        flags = ["-std=c++17", "-O3", "-Xcompiler=-fPIC", f"-I{CSRC}"]
+        return flags + [gencode(name) for name in self.architectures]
 
 
 def run(command: list) -> None:
@@ -69,6 +93,71 @@ def find_compiler() -> list[str]:
     return compiler
 
 
+def cuda_architectures(in_place: bool) -> list[str]:
+    """What to compile the CUDA kernels for; nothing where there shall be none."""
+    setting = os.environ.get(CUDA_SETTING, "") or ("native" if in_place else "all")
+    if setting == "none":
+        return []
+    if setting == "all":
+        return list(CUDA_ARCHITECTURES)
+    names = local_architectures() if setting == "native" else re.split(r"[,;\s]+", setting)
+    for name in names:
+        if not re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", name):
+            raise CompileError(
+                f'{CUDA_SETTING} must be "all", "native", "none" or names such as '
+                f'"sm_90a,compute_80", got {setting!r}'
+            )
+    return names
+
+
+def local_architectures() -> list[str]:
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    printed = subprocess.run(command, capture_output=True, text=True).stdout
+    return sorted(
+        {"sm_" + line.replace(".", "") for line in re.findall(r"^\d+\.\d$", printed, re.M)}
+    )
+
+
+def find_cuda(architectures: list[str]) -> Cuda:
+    """Raises CompileError where there is no CUDA toolkit."""
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    on_path = shutil.which("nvcc")
+    if on_path:
+        homes.append(nvcc_home(on_path))
+    # nvidia-cuda-nvcc and what it needs; an isolated build has another sys.path.
+    for packages in dict.fromkeys([*sys.path, sysconfig.get_path("purelib")]):
+        homes += sorted(Path(packages).glob("nvidia/cu[0-9]*"), reverse=True)
+    for home in homes:
+        nvcc, include = home / "bin" / "nvcc", home / "include"
+        libraries = sorted(home.glob("lib*/libcudart_static.a"))
+        libraries += home.glob("targets/*/lib/libcudart_static.a")
+        if nvcc.exists() and (include / "cuda_runtime.h").exists() and libraries:
+            known = [name for name in architectures if compiles_for(nvcc, name)]
+            return Cuda(nvcc, known, include, libraries[0])
+    looked = ", ".join(map(str, homes)) or "CUDA_HOME, CUDA_PATH, PATH or pip's packages"
+    raise CompileError(
+        f"no bin/nvcc with include/cuda_runtime.h and libcudart_static.a in {looked}"
+    )
+
+
+def nvcc_home(nvcc: str) -> Path:
+    """The directory of its toolkit, which it knows itself: it may be a script far away from it."""
+    printed = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True)
+    top = re.search(r"^#\$ TOP=(.*)$", printed.stderr.decode(), re.M)
+    return Path(top[1]).resolve() if top else Path(nvcc).resolve().parent.parent
+
+
+def compiles_for(nvcc: Path, architecture: str) -> bool:
+    command = [nvcc, "--dryrun", gencode(architecture), "-x", "cu", "-c", os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def gencode(architecture: str) -> str:
+    return f"-gencode=arch={architecture.replace('sm_', 'compute_')},code={architecture}"
+
+
 def understands(compiler: list[str], flags: list[str]) -> bool:
     if not flags:
         return True
@@ -76,10 +165,9 @@ def understands(compiler: list[str], flags: list[str]) -> bool:
     return subprocess.run(check, capture_output=True).returncode == 0
 
 
-def compilations(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
-    """Everything to compile. CUDA sources will come in here, from csrc/cuda through nvcc."""
+def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     built = [f"-DHFLA_WITH_{name.upper()}" for name in instruction_sets]
-    result = [Compilation(CSRC / "torch" / "bindings.cpp", "bindings")]
+    result = []
     for source in sorted((CSRC / "cpu").glob("*.cpp")):
         if source.stem.endswith("_isa"):
             for name, isa_flags in instruction_sets.items():
@@ -88,6 +176,19 @@ def compilations(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
         else:
             result.append(Compilation(source, source.stem, built))
     return result
+
+
+def bindings(cuda: Cuda | None) -> list[Compilation]:
+    """What depends on whether there are CUDA kernels."""
+    source = CSRC / "torch" / "bindings.cpp"
+    if cuda is None:
+        return [Compilation(source, "bindings")]
+    built = f'-DHFLA_WITH_CUDA="{", ".join(cuda.architectures)}"'
+    return [
+        Compilation(source, "bindings_cuda", [built]),
+        Compilation(CSRC / "torch" / "cuda_context.cpp", "cuda_context"),
+        Compilation(CSRC / "cuda" / "runtime.cpp", "cuda_runtime", [f"-I{cuda.include}"]),
+    ]
 
 
 def is_newer(target: Path, sources: list[Path]) -> bool:
@@ -131,34 +232,67 @@ class BuildNativeLibrary(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(parents=True, exist_ok=True)
 
-        linked = self.compile(compiler, objects)
+        cpu_objects = self.compile_cpu(compiler, objects)
+        cuda, cuda_objects = self.compile_cuda(compiler, objects)
+        torch_objects = self.compile_all(compiler, bindings(cuda), objects)
+
+        linked = [*torch_objects, *cpu_objects, *cuda_objects]
+        if cuda:
+            linked += [cuda.runtime, "-Wl,--exclude-libs,ALL", "-ldl", "-lrt", "-lpthread"]
         libtorch = ["-Wl,--no-as-needed", libtorch_stub(compiler, objects), "-Wl,--as-needed"]
         user_flags = shlex.split(os.environ.get("LDFLAGS", ""))
         run([*compiler, *LINK_FLAGS, *linked, *libtorch, *user_flags, "-o", library])
 
-    def compile(self, compiler: list[str], objects: Path) -> list[Path]:
-        """Compiles in parallel what is not up to date, and returns all object files."""
-        flags = [*COMPILE_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+    def compile_cpu(self, compiler: list[str], objects: Path) -> list[Path]:
         instruction_sets = {
             name: isa_flags
             for name, isa_flags in INSTRUCTION_SETS.items()
             if understands(compiler, isa_flags)
         }
-        headers = list(CSRC.rglob("*.h"))
+        return self.compile_all(compiler, cpu_kernels(instruction_sets), objects)
+
+    def compile_cuda(self, compiler: list[str], objects: Path) -> tuple[Cuda | None, list[Path]]:
+        """Neither, with a warning, where it can't be done."""
+        try:
+            architectures = cuda_architectures(self.inplace)
+            if not architectures:
+                return None, []
+            cuda = find_cuda(architectures)
+            sources = sorted((CSRC / "cuda").glob("*.cu"))
+            items = [Compilation(source, f"cuda_{source.stem}") for source in sources]
+            command = [str(cuda.nvcc), f"-ccbin={compiler[0]}", *cuda.nvcc_flags()]
+            return cuda, self.compile_items(command, items, objects)
+        except CompileError as error:
+            if REQUIRE_NATIVE and os.environ.get(CUDA_SETTING):
+                raise
+            self.warn(f"installing without CUDA kernels ({error})")
+            return None, []
+
+    def compile_all(
+        self, compiler: list[str], items: list[Compilation], objects: Path
+    ) -> list[Path]:
+        flags = [*COMPILE_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+        return self.compile_items([*compiler, *flags], items, objects)
+
+    def compile_items(
+        self, compiler: list[str], items: list[Compilation], objects: Path
+    ) -> list[Path]:
+        """Compiles in parallel what is not up to date, and returns all object files."""
 
         def compile_one(item: Compilation) -> Path:
             target = objects / f"{item.name}.o"
-            command = [*compiler, *flags, *item.flags, "-c", str(item.source), "-o", str(target)]
+            sources = [item.source, CSRC / "kernels.h", *item.source.parent.glob("*.*h")]
+            command = [*compiler, *item.flags, "-c", str(item.source), "-o", str(target)]
             made_by = target.with_suffix(".command")  # exists beside a complete object only
             same_command = made_by.exists() and made_by.read_text() == shlex.join(command)
-            if self.force or not same_command or not is_newer(target, [item.source, *headers]):
+            if self.force or not same_command or not is_newer(target, sources):
                 made_by.unlink(missing_ok=True)
                 run(command)
                 made_by.write_text(shlex.join(command))
             return target
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return list(pool.map(compile_one, compilations(instruction_sets)))
+            return list(pool.map(compile_one, items))
 
     def copy_extensions_to_source(self) -> None:
         """For --inplace: a library of an earlier build must not outlive a build that failed."""

@@ -115,4 +115,8 @@ struct CudaKernels {
 
 extern const CudaKernels cuda_kernels_f32, cuda_kernels_bf16, cuda_kernels_f16;
 
+// csrc/cuda/runtime.cpp: a device as it is, and a cudaError_t in words.
+int cuda_device(int32_t index, CudaDevice* device);
+const char* cuda_error_text(int error);
+
 }  // namespace hfla

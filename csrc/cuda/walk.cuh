@@ -62,10 +62,15 @@ struct Pieces {
   // Whether every sequence is one piece.
   BOTH bool whole() const { return T <= length; }
 
-  DEV int64_t sequence_begin(int64_t n) const { return cu_seqlens ? cu_seqlens[n] : 0; }
-  DEV int64_t sequence_end(int64_t n) const { return cu_seqlens ? cu_seqlens[n + 1] : T; }
+  // Nobody has checked cu_seqlens: wrong ones give a wrong answer, within the tensors.
+  DEV int64_t bound(int64_t n) const {
+    const int64_t at = cu_seqlens[n];
+    return at < 0 ? 0 : at > T ? T : at;
+  }
+  DEV int64_t sequence_begin(int64_t n) const { return cu_seqlens ? bound(n) : 0; }
+  DEV int64_t sequence_end(int64_t n) const { return cu_seqlens ? bound(n + 1) : T; }
   DEV int64_t first_piece(int64_t n) const {
-    return cu_seqlens ? cu_seqlens[n] / length + n : n * per_sequence();
+    return cu_seqlens ? bound(n) / length + n : n * per_sequence();
   }
   DEV int64_t num_pieces(int64_t n) const {
     const int64_t tokens = sequence_end(n) - sequence_begin(n);

@@ -10,10 +10,18 @@
 // B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
 
 #include "kernels.h"
+#include "torch/cuda_context.h"
 #include "torch/shim.h"
 
 namespace hfla {
 namespace {
+
+// setup.py defines it, as "sm_90a, compute_80", where it found nvcc.
+#ifdef HFLA_WITH_CUDA
+constexpr const char* kCudaBuilt = HFLA_WITH_CUDA;
+#else
+constexpr const char* kCudaBuilt = "";
+#endif
 
 // ---- dtypes ----
 
@@ -26,7 +34,7 @@ constexpr DTypeName kDTypeNames[] = {
     {aoti_torch_dtype_float32, "float32"}, {aoti_torch_dtype_float64, "float64"},
     {aoti_torch_dtype_float16, "float16"}, {aoti_torch_dtype_bfloat16, "bfloat16"},
     {aoti_torch_dtype_int32, "int32"},     {aoti_torch_dtype_int64, "int64"},
-    {aoti_torch_dtype_bool, "bool"},
+    {aoti_torch_dtype_bool, "bool"},       {aoti_torch_dtype_uint8, "uint8"},
 };
 
 // A dtype in a message; its name is looked up only when the message is written.
@@ -71,13 +79,11 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << (shape.dim == 1 ? ",)" : ")");
 }
 
-void check_on_cpu(const char* name, const Tensor& tensor) {
-  check(tensor.device_type() == aoti_torch_device_type_cpu(), name, " must be on the CPU, as q is");
-}
-
-void check_tensor(const char* name, const Tensor& tensor, int32_t dtype,
+void check_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
                   std::initializer_list<int64_t> sizes) {
-  check_on_cpu(name, tensor);
+  const Device its = tensor.device();
+  check(its.type == device.type && its.index == device.index, name, " must be on ", device,
+        ", as q is, got ", its);
   check(tensor.dtype() == dtype, name, " must be ", PrintedDType{dtype}, " here, got ",
         PrintedDType{tensor.dtype()});
   const Shape expected{sizes.begin(), static_cast<int64_t>(sizes.size())};
@@ -87,16 +93,17 @@ void check_tensor(const char* name, const Tensor& tensor, int32_t dtype,
   check(equal, name, " must have shape ", expected, ", got ", got);
 }
 
-void check_contiguous_tensor(const char* name, const Tensor& tensor, int32_t dtype,
+void check_contiguous_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
                              std::initializer_list<int64_t> sizes) {
-  check_tensor(name, tensor, dtype, sizes);
+  check_tensor(name, tensor, device, dtype, sizes);
   check(tensor.is_contiguous(), name, " must be contiguous");
 }
 
-// What q, k and v say about the sizes of everything else; `dim` is 4, or 3 where there is no time.
+// What q, k and v say about everything else; `dim` is 4, or 3 where there is no time.
 struct Dimensions {
   int64_t B, T, Hq, Hkv, K, V;
   DType dtype;
+  Device device;
 };
 
 Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, int64_t dim) {
@@ -114,15 +121,17 @@ Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, int64_t 
   check(Hq >= 1 && Hq % Hkv == 0, "q must have a multiple of k's ", Hkv, " heads, got ", Hq);
 
   const DType dtype = dtype_of("q", q);
-  check_on_cpu("q", q);
+  const Device device = q.device();
+  check(!is_cuda(device) || dtype != DType::f64,
+        "q must be float32, bfloat16 or float16 on CUDA, got float64");
   if (dim == 4) {
-    check_tensor("k", k, q.dtype(), {B, T, Hkv, K});
-    check_tensor("v", v, q.dtype(), {B, T, Hkv, V});
+    check_tensor("k", k, device, q.dtype(), {B, T, Hkv, K});
+    check_tensor("v", v, device, q.dtype(), {B, T, Hkv, V});
   } else {
-    check_tensor("k", k, q.dtype(), {B, Hkv, K});
-    check_tensor("v", v, q.dtype(), {B, Hkv, V});
+    check_tensor("k", k, device, q.dtype(), {B, Hkv, K});
+    check_tensor("v", v, device, q.dtype(), {B, Hkv, V});
   }
-  return {B, T, Hq, Hkv, K, V, dtype};
+  return {B, T, Hq, Hkv, K, V, dtype, device};
 }
 
 FeatureMap check_feature_map(int64_t index) {
@@ -132,13 +141,15 @@ FeatureMap check_feature_map(int64_t index) {
   return static_cast<FeatureMap>(index);
 }
 
-// The kernels index with these, so the contents are checked as well.
-void check_cu_seqlens(const Tensor& cu_seqlens, int64_t B, int64_t T) {
+// The CPU kernels index with these, so the contents are checked as well. To look at those of a
+// device would be to wait for it; its kernels stay within [0, T] whatever they are.
+void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B, int64_t T) {
   check(B == 1, "cu_seqlens packs sequences along time and needs a batch of 1, got ", B);
   check(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1,
         "cu_seqlens must have shape (number of sequences + 1,), got ", shape_of(cu_seqlens));
   const int64_t N = cu_seqlens.size(0) - 1;
-  check_contiguous_tensor("cu_seqlens", cu_seqlens, aoti_torch_dtype_int32(), {N + 1});
+  check_contiguous_tensor("cu_seqlens", cu_seqlens, device, aoti_torch_dtype_int32(), {N + 1});
+  if (is_cuda(device)) return;
 
   const auto* starts = static_cast<const int32_t*>(cu_seqlens.data());
   check(starts[0] == 0, "cu_seqlens must start at 0, got ", starts[0]);
@@ -210,14 +221,14 @@ Options take_options(Arguments& arguments) {
   return {arguments.integer(), arguments.boolean(), arguments.number(), arguments.boolean()};
 }
 
-void check_initial_state(const Inputs& in, const Problem& p) {
+void check_initial_state(const Inputs& in, Device device, const Problem& p) {
   const int32_t acc = accumulation_dtype(p.dtype);
   const int64_t rows = p.num_sequences;
   if (in.initial_kv) {
-    check_contiguous_tensor("initial_kv", in.initial_kv, acc, {rows, p.Hkv, p.K, p.V});
+    check_contiguous_tensor("initial_kv", in.initial_kv, device, acc, {rows, p.Hkv, p.K, p.V});
   }
   if (in.initial_z) {
-    check_contiguous_tensor("initial_z", in.initial_z, acc, {rows, p.Hkv, p.K});
+    check_contiguous_tensor("initial_z", in.initial_z, device, acc, {rows, p.Hkv, p.K});
   }
   const bool expects_z = in.initial_kv && p.normalize;
   check(bool(in.initial_z) == expects_z, "initial_z must be ",
@@ -236,14 +247,15 @@ Problem make_problem(const Inputs& in, const Options& options) {
 
   if (in.log_decay) {
     check(p.is_causal, "log_decay must be None when is_causal is False");
-    check_tensor("log_decay", in.log_decay, accumulation_dtype(p.dtype), {p.B, p.T, p.Hkv});
+    check_tensor("log_decay", in.log_decay, d.device, accumulation_dtype(p.dtype),
+                 {p.B, p.T, p.Hkv});
   }
   if (in.key_mask) {
-    check_contiguous_tensor("key_mask", in.key_mask, aoti_torch_dtype_bool(), {p.B, p.T});
+    check_contiguous_tensor("key_mask", in.key_mask, d.device, aoti_torch_dtype_bool(), {p.B, p.T});
   }
-  if (in.cu_seqlens) check_cu_seqlens(in.cu_seqlens, p.B, p.T);
+  if (in.cu_seqlens) check_cu_seqlens(in.cu_seqlens, d.device, p.B, p.T);
   p.num_sequences = in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : p.B;
-  check_initial_state(in, p);
+  check_initial_state(in, d.device, p);
 
   p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
   p.log_decay = input(in.log_decay);
@@ -273,7 +285,7 @@ Threads torch_threads() {
   return {count, parallel_for};
 }
 
-const CpuKernels& kernels() {
+const CpuKernels& cpu() {
   const char* why_not = nullptr;
   const CpuKernels* chosen = cpu_kernels(&why_not);
   if (!chosen) fail(why_not);
@@ -291,10 +303,70 @@ void check_status(Status status) {
   }
 }
 
+#ifdef HFLA_WITH_CUDA
+
+void check_cuda(int error) {
+  if (error)
+    fail("CUDA says: ", cuda_error_text(error), " (kernels of this build: ", kCudaBuilt, ")");
+}
+
+const CudaKernels& cuda(DType dtype) {
+  if (dtype == DType::f32) return cuda_kernels_f32;
+  return dtype == DType::bf16 ? cuda_kernels_bf16 : cuda_kernels_f16;
+}
+
+// Runs call(device, workspace, workspace_bytes, stream), first to ask how large a workspace has to
+// be. torch keeps the memory for others on this stream as soon as the tensor is gone.
+template <class Call>
+void run_on_cuda(Device device, Call call) {
+  const CudaContext context(device.index);
+  CudaDevice properties;
+  check_cuda(cuda_device(device.index, &properties));
+  int64_t bytes = 0;
+  check_cuda(call(properties, nullptr, &bytes, context.stream()));
+  Tensor workspace = Tensor::empty(aoti_torch_dtype_uint8(), {bytes + 1}, device);
+  check_cuda(call(properties, workspace.mutable_data(), &bytes, context.stream()));
+}
+
+#endif
+
+void run_forward([[maybe_unused]] Device device, const Problem& p, const ForwardResult& result) {
+#ifdef HFLA_WITH_CUDA
+  if (is_cuda(device)) {
+    return run_on_cuda(device, [&](const CudaDevice& properties, auto... workspace_and_stream) {
+      return cuda(p.dtype).forward(p, result, properties, workspace_and_stream...);
+    });
+  }
+#endif
+  check_status(cpu().forward(p, result, torch_threads()));
+}
+
+void run_backward([[maybe_unused]] Device device, const Problem& p, const BackwardInput& input,
+                  const BackwardResult& result) {
+#ifdef HFLA_WITH_CUDA
+  if (is_cuda(device)) {
+    return run_on_cuda(device, [&](const CudaDevice& properties, auto... workspace_and_stream) {
+      return cuda(p.dtype).backward(p, input, result, properties, workspace_and_stream...);
+    });
+  }
+#endif
+  check_status(cpu().backward(p, input, result, torch_threads()));
+}
+
+void run_step([[maybe_unused]] Device device, const StepProblem& p) {
+#ifdef HFLA_WITH_CUDA
+  if (is_cuda(device)) {
+    const CudaContext context(device.index);
+    return check_cuda(cuda(p.dtype).step(p, context.stream()));
+  }
+#endif
+  check_status(cpu().step(p, torch_threads()));
+}
+
 // ---- the ops ----
 
 // A result that does not exist.
-Tensor none(int32_t dtype) { return Tensor::empty(dtype, {0}); }
+Tensor none(int32_t dtype, Device device) { return Tensor::empty(dtype, {0}, device); }
 
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
@@ -303,10 +375,15 @@ void forward(StableIValue* stack) {
   const Problem p = make_problem(in, options);
 
   const int32_t acc = accumulation_dtype(p.dtype);
-  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hq, p.V});
-  Tensor den = p.normalize ? Tensor::empty(acc, {p.B, p.T, p.Hq}) : none(acc);
-  Tensor kv = Tensor::empty(acc, {p.num_sequences, p.Hkv, p.K, p.V});
-  Tensor z = p.normalize ? Tensor::empty(acc, {p.num_sequences, p.Hkv, p.K}) : none(acc);
+  const Device device = in.q.device();
+  const int64_t rows = p.num_sequences;
+  const auto empty_if = [&](bool exists, std::initializer_list<int64_t> sizes) {
+    return exists ? Tensor::empty(acc, sizes, device) : none(acc, device);
+  };
+  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hq, p.V}, device);
+  Tensor den = empty_if(p.normalize, {p.B, p.T, p.Hq});
+  Tensor kv = empty_if(true, {rows, p.Hkv, p.K, p.V});
+  Tensor z = empty_if(p.normalize, {rows, p.Hkv, p.K});
 
   ForwardResult result{};
   result.y = output(y);
@@ -315,22 +392,22 @@ void forward(StableIValue* stack) {
     result.den = den.mutable_data();
     result.z = z.mutable_data();
   }
-  check_status(kernels().forward(p, result, torch_threads()));
+  run_forward(device, p, result);
   give_back(stack, y, den, kv, z);
 }
 
 // The results of forward, as backward reads them.
-ForwardResult check_forward_result(const Problem& p, int32_t dtype, const Tensor& y,
+ForwardResult check_forward_result(const Problem& p, Device device, int32_t dtype, const Tensor& y,
                                    const Tensor& den, const Tensor& kv, const Tensor& z) {
   const int32_t acc = accumulation_dtype(p.dtype);
-  check_contiguous_tensor("y", y, dtype, {p.B, p.T, p.Hq, p.V});
-  check_contiguous_tensor("kv", kv, acc, {p.num_sequences, p.Hkv, p.K, p.V});
+  check_contiguous_tensor("y", y, device, dtype, {p.B, p.T, p.Hq, p.V});
+  check_contiguous_tensor("kv", kv, device, acc, {p.num_sequences, p.Hkv, p.K, p.V});
   ForwardResult result{};
   result.y = input(y);
   result.kv = input_data(kv);
   if (p.normalize) {
-    check_contiguous_tensor("den", den, acc, {p.B, p.T, p.Hq});
-    check_contiguous_tensor("z", z, acc, {p.num_sequences, p.Hkv, p.K});
+    check_contiguous_tensor("den", den, device, acc, {p.B, p.T, p.Hq});
+    check_contiguous_tensor("z", z, device, acc, {p.num_sequences, p.Hkv, p.K});
     result.den = input_data(den);
     result.z = input_data(z);
   }
@@ -352,32 +429,37 @@ void backward(StableIValue* stack) {
 
   const int32_t dtype = in.q.dtype();
   const int32_t acc = accumulation_dtype(p.dtype);
+  const Device device = in.q.device();
   const int64_t rows = p.num_sequences;
-  if (dy) check_tensor("dy", dy, dtype, {p.B, p.T, p.Hq, p.V});
-  if (dkv) check_contiguous_tensor("dkv", dkv, acc, {rows, p.Hkv, p.K, p.V});
+  if (dy) check_tensor("dy", dy, device, dtype, {p.B, p.T, p.Hq, p.V});
+  if (dkv) check_contiguous_tensor("dkv", dkv, device, acc, {rows, p.Hkv, p.K, p.V});
   if (dz) {
     check(p.normalize, "dz must be None without normalize");
-    check_contiguous_tensor("dz", dz, acc, {rows, p.Hkv, p.K});
+    check_contiguous_tensor("dz", dz, device, acc, {rows, p.Hkv, p.K});
   }
   BackwardInput upstream{};
   upstream.dy = input(dy);
   upstream.dkv = data_or_null(dkv);
   upstream.dz = data_or_null(dz);
-  upstream.forward = check_forward_result(p, dtype, y, den, kv, z);
+  upstream.forward = check_forward_result(p, device, dtype, y, den, kv, z);
 
-  Tensor dq = Tensor::empty(dtype, {p.B, p.T, p.Hq, p.K});
-  Tensor dk = Tensor::empty(dtype, {p.B, p.T, p.Hkv, p.K});
-  Tensor dv = Tensor::empty(dtype, {p.B, p.T, p.Hkv, p.V});
-  Tensor dlog_decay = in.log_decay ? Tensor::empty(acc, {p.B, p.T, p.Hkv}) : none(acc);
-  Tensor dinitial_kv = in.initial_kv ? Tensor::empty(acc, {rows, p.Hkv, p.K, p.V}) : none(acc);
-  Tensor dinitial_z = in.initial_z ? Tensor::empty(acc, {rows, p.Hkv, p.K}) : none(acc);
+  const auto empty_like = [&](const Tensor& input, int32_t its_dtype,
+                              std::initializer_list<int64_t> sizes) {
+    return input ? Tensor::empty(its_dtype, sizes, device) : none(its_dtype, device);
+  };
+  Tensor dq = empty_like(in.q, dtype, {p.B, p.T, p.Hq, p.K});
+  Tensor dk = empty_like(in.k, dtype, {p.B, p.T, p.Hkv, p.K});
+  Tensor dv = empty_like(in.v, dtype, {p.B, p.T, p.Hkv, p.V});
+  Tensor dlog_decay = empty_like(in.log_decay, acc, {p.B, p.T, p.Hkv});
+  Tensor dinitial_kv = empty_like(in.initial_kv, acc, {rows, p.Hkv, p.K, p.V});
+  Tensor dinitial_z = empty_like(in.initial_z, acc, {rows, p.Hkv, p.K});
 
   BackwardResult result{};
   result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
   if (in.log_decay) result.dlog_decay = output(dlog_decay);
   if (in.initial_kv) result.dinitial_kv = dinitial_kv.mutable_data();
   if (in.initial_z) result.dinitial_z = dinitial_z.mutable_data();
-  check_status(kernels().backward(p, upstream, result, torch_threads()));
+  run_backward(device, p, upstream, result);
   give_back(stack, dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z);
 }
 
@@ -396,13 +478,15 @@ void step(StableIValue* stack) {
 
   const Dimensions d = check_qkv(q, k, v, 3);
   const int32_t acc = accumulation_dtype(d.dtype);
-  if (log_decay) check_tensor("log_decay", log_decay, acc, {d.B, d.Hkv});
-  if (key_mask) check_contiguous_tensor("key_mask", key_mask, aoti_torch_dtype_bool(), {d.B});
-  check_contiguous_tensor("kv", kv, acc, {d.B, d.Hkv, d.K, d.V});
+  if (log_decay) check_tensor("log_decay", log_decay, d.device, acc, {d.B, d.Hkv});
+  if (key_mask) {
+    check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {d.B});
+  }
+  check_contiguous_tensor("kv", kv, d.device, acc, {d.B, d.Hkv, d.K, d.V});
   check(bool(z) == normalize, "z must be ",
         normalize ? "given with normalize" : "None without normalize");
-  if (z) check_contiguous_tensor("z", z, acc, {d.B, d.Hkv, d.K});
-  Tensor y = Tensor::empty(q.dtype(), {d.B, d.Hq, d.V});
+  if (z) check_contiguous_tensor("z", z, d.device, acc, {d.B, d.Hkv, d.K});
+  Tensor y = Tensor::empty(q.dtype(), {d.B, d.Hq, d.V}, d.device);
 
   StepProblem p{};
   p.B = d.B, p.Hq = d.Hq, p.Hkv = d.Hkv, p.K = d.K, p.V = d.V;
@@ -416,7 +500,7 @@ void step(StableIValue* stack) {
   p.kv = kv.mutable_data();
   p.z = z ? z.mutable_data() : nullptr;
   p.y = token_view(y.mutable_data(), y);
-  check_status(kernels().step(p, torch_threads()));
+  run_step(d.device, p);
   give_back(stack, y);
 }
 
@@ -425,7 +509,8 @@ void step(StableIValue* stack) {
 struct Op {
   const char* name;
   const char* schema;
-  void (*cpu)(StableIValue* stack, uint64_t num_arguments, uint64_t num_results);
+  // For every device; it looks where q is.
+  void (*kernel)(StableIValue* stack, uint64_t num_arguments, uint64_t num_results);
 };
 
 // What torch calls: `op`, with its name in front of what it raises.
@@ -462,16 +547,27 @@ constexpr Op kOps[] = {
      boxed<step, kStep>},
 };
 
+constexpr const char* kDispatchKeys[] = {
+    "CPU",
+#ifdef HFLA_WITH_CUDA
+    "CUDA",
+#endif
+};
+
 // The libraries live as long as the process: torch keeps pointers to the kernels.
 void register_ops() {
-  TorchLibraryHandle definitions, cpu;
+  TorchLibraryHandle definitions;
   HFLA_TORCH_CALL(
       aoti_torch_library_init_def("hf_linear_attention", __FILE__, __LINE__, &definitions));
-  HFLA_TORCH_CALL(
-      aoti_torch_library_init_impl("hf_linear_attention", "CPU", __FILE__, __LINE__, &cpu));
-  for (const Op& op : kOps) {
-    HFLA_TORCH_CALL(aoti_torch_library_def(definitions, op.schema));
-    HFLA_TORCH_CALL(torch_library_impl(cpu, op.name, op.cpu, kTorchBuildVersion));
+  for (const Op& op : kOps) HFLA_TORCH_CALL(aoti_torch_library_def(definitions, op.schema));
+
+  for (const char* dispatch_key : kDispatchKeys) {
+    TorchLibraryHandle kernels;
+    HFLA_TORCH_CALL(aoti_torch_library_init_impl("hf_linear_attention", dispatch_key, __FILE__,
+                                                 __LINE__, &kernels));
+    for (const Op& op : kOps) {
+      HFLA_TORCH_CALL(torch_library_impl(kernels, op.name, op.kernel, kTorchBuildVersion));
+    }
   }
 }
 
@@ -503,5 +599,5 @@ extern "C" const char* hfla_cpu_instruction_set(const char** why_not) {
   return kernels ? kernels->instruction_set : nullptr;
 }
 
-// The kernels of this build are for the CPU.
-extern "C" bool hfla_has_cuda() { return false; }
+// What the CUDA kernels were compiled for, such as "sm_90a, compute_80"; empty without any.
+extern "C" const char* hfla_cuda_architectures() { return hfla::kCudaBuilt; }

@@ -23,6 +23,10 @@ using AOTITorchError = int32_t;
 struct AtenTensorOpaque;
 using AtenTensorHandle = AtenTensorOpaque*;
 
+// Makes a device the current one until it is deleted.
+struct DeviceGuardOpaque;
+using DeviceGuardHandle = DeviceGuardOpaque*;
+
 // One argument or result of an op: a number, or a tensor handle that the receiver owns, or, for an
 // optional argument, null or a pointer to a StableIValue on the heap, which the receiver deletes.
 using StableIValue = uint64_t;
@@ -31,7 +35,9 @@ class TorchLibraryOpaque;
 using TorchLibraryHandle = TorchLibraryOpaque*;
 
 int32_t aoti_torch_device_type_cpu();
+int32_t aoti_torch_device_type_cuda();
 int32_t aoti_torch_dtype_bool();
+int32_t aoti_torch_dtype_uint8();
 int32_t aoti_torch_dtype_int32();
 int32_t aoti_torch_dtype_int64();
 int32_t aoti_torch_dtype_float16();
@@ -45,12 +51,16 @@ AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** borrowed_
 AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** borrowed_strides);
 AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype);
 AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t* device_type);
+AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* device_index);
 AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* is_contiguous);
 AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides,
                                         int32_t dtype, int32_t device_type, int32_t device_index,
                                         AtenTensorHandle* new_tensor);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
+
+AOTITorchError aoti_torch_create_device_guard(int32_t device_index, DeviceGuardHandle* new_guard);
+AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
 
 AOTITorchError torch_get_num_threads(uint32_t* num_threads);
 AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
@@ -94,6 +104,17 @@ void check(bool condition, const Parts&... parts) {
 // The ABI tells only whether a call worked.
 #define HFLA_TORCH_CALL(call) ::hfla::check((call) == 0, #call " failed")
 
+struct Device {
+  int32_t type, index;
+};
+
+inline bool is_cuda(Device device) { return device.type == aoti_torch_device_type_cuda(); }
+
+inline std::ostream& operator<<(std::ostream& out, Device device) {
+  if (device.type == aoti_torch_device_type_cpu()) return out << "the CPU";
+  return is_cuda(device) ? out << "cuda:" << device.index : out << "another kind of device";
+}
+
 // Owns a tensor handle, or nothing: an optional argument that was None.
 class Tensor {
  public:
@@ -110,8 +131,8 @@ class Tensor {
     if (handle_) aoti_torch_delete_tensor_object(handle_);
   }
 
-  // A contiguous one on the CPU, not initialised.
-  static Tensor empty(int32_t dtype, std::initializer_list<int64_t> sizes) {
+  // A contiguous one, not initialised.
+  static Tensor empty(int32_t dtype, std::initializer_list<int64_t> sizes, Device device) {
     constexpr int64_t kMaxDim = 4;
     const int64_t dim = static_cast<int64_t>(sizes.size());
     check(dim <= kMaxDim, "Tensor::empty makes tensors of up to 4 dimensions");
@@ -122,8 +143,8 @@ class Tensor {
       stride *= sizes.begin()[d];
     }
     AtenTensorHandle handle;
-    HFLA_TORCH_CALL(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype,
-                                             aoti_torch_device_type_cpu(), 0, &handle));
+    HFLA_TORCH_CALL(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device.type,
+                                             device.index, &handle));
     return Tensor(handle);
   }
 
@@ -136,7 +157,9 @@ class Tensor {
   const int64_t* strides() const { return get<int64_t*>(aoti_torch_get_strides); }
   int64_t size(int64_t d) const { return sizes()[d]; }
   int32_t dtype() const { return get<int32_t>(aoti_torch_get_dtype); }
-  int32_t device_type() const { return get<int32_t>(aoti_torch_get_device_type); }
+  Device device() const {
+    return {get<int32_t>(aoti_torch_get_device_type), get<int32_t>(aoti_torch_get_device_index)};
+  }
   const void* data() const { return get<const void*>(torch_get_const_data_ptr); }
   void* mutable_data() { return get<void*>(torch_get_mutable_data_ptr); }
   bool is_contiguous() const { return get<bool>(aoti_torch_is_contiguous); }

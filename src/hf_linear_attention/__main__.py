@@ -51,7 +51,9 @@ def installed_version(distribution: str) -> str:
 
 
 def native_library() -> dict[str, str]:
-    """Where the compiled kernels are and which of their instruction sets is active."""
+    """Where the compiled kernels are, which of their instruction sets is active, and what their
+    CUDA kernels are for.
+    """
     if WHY_NO_COMPILED_OPS is not None:
         return {"native library": f"none: {WHY_NO_COMPILED_OPS}"}
     from . import _ops
@@ -63,6 +65,7 @@ def native_library() -> dict[str, str]:
     return {
         "native library": str(_ops.LIBRARY_PATH),
         "instruction set": f"{active} (built: {', '.join(_ops.cpu_instruction_sets_built())})",
+        "CUDA kernels": ", ".join(_ops.cuda_architectures()) or "none",
     }
 
 

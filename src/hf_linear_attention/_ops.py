@@ -41,7 +41,7 @@ def _load_library() -> ctypes.CDLL:
     library.hfla_registration_error.restype = ctypes.c_char_p
     library.hfla_cpu_instruction_set.restype = ctypes.c_char_p
     library.hfla_cpu_instruction_sets_built.restype = ctypes.c_char_p
-    library.hfla_has_cuda.restype = ctypes.c_bool
+    library.hfla_cuda_architectures.restype = ctypes.c_char_p
     reason = library.hfla_registration_error()
     if reason is not None:
         raise ImportError(
@@ -76,9 +76,38 @@ def cpu_instruction_sets_built() -> list[str]:
     return _library.hfla_cpu_instruction_sets_built().decode().split(", ")
 
 
+def cuda_architectures() -> list[str]:
+    """What the CUDA kernels were compiled for, such as ["sm_90a", "compute_80"]; "compute" is PTX,
+    which the driver compiles for newer devices. Empty where this build has none.
+    """
+    names = _library.hfla_cuda_architectures().decode()
+    return names.split(", ") if names else []
+
+
 def has_cuda() -> bool:
     """Whether this build has CUDA kernels."""
-    return _library.hfla_has_cuda()
+    return bool(cuda_architectures())
+
+
+def why_no_kernels_for(capability: tuple[int, int]) -> str | None:
+    """Why this build's CUDA kernels can't run on a device of this compute capability."""
+    major, minor = capability
+    for name in cuda_architectures():
+        kind, number = name.rstrip("af").split("_")
+        built = int(number[:-1]), int(number[-1])
+        exactly = name.endswith("a")
+        if (
+            capability == built
+            or not exactly
+            and (
+                capability > built if kind == "compute" else major == built[0] and minor > built[1]
+            )
+        ):
+            return None
+    return (
+        f"this build's CUDA kernels are for {', '.join(cuda_architectures())}, and the device has "
+        f"compute capability {major}.{minor}"
+    )
 
 
 def forward(

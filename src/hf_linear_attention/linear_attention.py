@@ -5,6 +5,7 @@ Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value
 sequences.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ try:
 except ImportError as error:
     WHY_NO_REFERENCE = str(error)
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the kernels
+DTYPES = (*CUDA_DTYPES, torch.float64)
 FEATURE_MAP_INDEX: dict[str | None, int] = {
     None: 0,
     **{name: index for index, name in enumerate(POINTWISE)},
@@ -82,7 +84,7 @@ def linear_attention(
             forgotten, its output and all its gradients are 0, and whatever its inputs hold (NaN,
             too) reaches nothing.
         cu_seqlens: (N + 1,) int32 or int64, bounds of N sequences packed in one row (B = 1): 0,
-            ..., T. No state crosses a bound.
+            ..., T. No state crosses a bound. On CUDA its values are not checked, either.
         initial_state: state to continue from, (kv, z) of shapes (B, Hkv, K, V) and (B, Hkv, K), N
             rows with `cu_seqlens`; float32, or float64 for float64 inputs; z is None without
             `normalize`.
@@ -103,7 +105,7 @@ def linear_attention(
     Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236; decay as in RetNet,
     arXiv 2307.08621.
     """
-    chosen = choose_backend(backend, q.device.type)
+    chosen = choose_backend(backend, q.device.type, q.dtype)
     _check_tensors(q, k, v, 4)
     rows = q.shape[0]
     if cu_seqlens is not None:
@@ -171,7 +173,7 @@ def linear_attention_step_(
             "linear_attention_step_ updates its state in place and has no gradient: "
             "call it under torch.no_grad(), or use linear_attention"
         )
-    step_ = choose_backend(backend, q.device.type).step_
+    step_ = choose_backend(backend, q.device.type, q.dtype).step_
     return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
 
 
@@ -180,22 +182,30 @@ class Backend(NamedTuple):
 
     name: str
     device_types: tuple[str, ...]  # empty: any
+    dtypes: tuple[torch.dtype, ...]  # empty: all
     why_missing: str | None  # None: it is here
     reads_cu_seqlens: bool  # on the host, so their values may be checked on any device
     run: Callable[..., tuple[Tensor, LinearAttentionState]]
     step_: Callable[..., Tensor]
+    why_not_here: Callable[[], str | None] = lambda: None  # asked about tensors of device_types
 
-    def why_not(self, device_type: str) -> str | None:
-        """Why this backend can't run on tensors of `device_type`; None where it can."""
+    def why_not(self, device_type: str, dtype: torch.dtype) -> str | None:
+        """Why this backend can't run on tensors like these; None where it can."""
         if self.device_types and device_type not in self.device_types:
             return (
                 f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device_type}"
             )
-        return self.why_missing
+        if self.why_missing is not None:
+            return self.why_missing
+        if self.dtypes and dtype not in self.dtypes:
+            return f"it has no {str(dtype).removeprefix('torch.')}"
+        return self.why_not_here()
 
 
-def choose_backend(name: str | None, device_type: str) -> Backend:
-    """The first backend for tensors of `device_type`, or the one named here or by FORCED_BACKEND.
+def choose_backend(
+    name: str | None, device_type: str, dtype: torch.dtype = torch.float32
+) -> Backend:
+    """The first backend for tensors like these, or the one named here or by FORCED_BACKEND.
 
     Raises:
         ValueError: there is no such backend. RuntimeError: it can't run here.
@@ -203,13 +213,16 @@ def choose_backend(name: str | None, device_type: str) -> Backend:
     name = name or FORCED_BACKEND
     if name is None:
         for backend in BACKENDS:  # chunked always runs, so reference is never reached
-            if backend.why_missing is None and (
-                not backend.device_types or device_type in backend.device_types
+            if (
+                backend.why_missing is None
+                and (not backend.device_types or device_type in backend.device_types)
+                and (not backend.dtypes or dtype in backend.dtypes)
+                and backend.why_not_here() is None
             ):
                 return backend
     for backend in BACKENDS:
         if backend.name == name:
-            reason = backend.why_not(device_type)
+            reason = backend.why_not(device_type, dtype)
             if reason is not None:
                 raise RuntimeError(f"backend {name!r} can't run: {reason}")
             return backend
@@ -221,9 +234,17 @@ def choose_backend(name: str | None, device_type: str) -> Backend:
 def backend_report() -> dict[str, str | None]:
     """Every backend in order of preference, with the reason why it can't run here, or None."""
     report = {backend.name: backend.why_missing for backend in BACKENDS}
-    if report["cuda"] is None and not torch.cuda.is_available():
-        report["cuda"] = "torch finds no CUDA device"
+    if report["cuda"] is None:
+        report["cuda"] = _why_not_this_gpu()
     return report
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _why_not_this_gpu() -> str | None:
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    return _ops.why_no_kernels_for(torch.cuda.get_device_capability())
 
 
 def _run_compiled(
@@ -335,10 +356,13 @@ if WHY_NO_CUDA is None and not _ops.has_cuda():
     WHY_NO_CUDA = "this build has no CUDA kernels"
 
 BACKENDS = (
-    Backend("cuda", ("cuda",), WHY_NO_CUDA, False, _run_compiled, _step_compiled_),
-    Backend("cpu", ("cpu",), WHY_NO_COMPILED_OPS, False, _run_compiled, _step_compiled_),
-    Backend("chunked", (), None, True, chunked_linear_attention, _step_chunked_),
-    Backend("reference", (), WHY_NO_REFERENCE, True, _run_reference, _step_reference_),
+    Backend(
+        *("cuda", ("cuda",), CUDA_DTYPES, WHY_NO_CUDA, False, _run_compiled, _step_compiled_),
+        why_not_here=_why_not_this_gpu,
+    ),
+    Backend("cpu", ("cpu",), (), WHY_NO_COMPILED_OPS, False, _run_compiled, _step_compiled_),
+    Backend("chunked", (), (), None, True, chunked_linear_attention, _step_chunked_),
+    Backend("reference", (), (), WHY_NO_REFERENCE, True, _run_reference, _step_reference_),
 )
 
 
