@@ -159,6 +159,78 @@ def test_a_required_native_library_that_cannot_be_built_is_an_error(unpacked_sdi
     assert "no C++ compiler: /nonexistent/c++ not found" in result.stdout
 
 
+# ---- CUDA ----
+
+
+def build_with_cuda(source, destination, architectures, **environment):
+    """As native_wheel, whose objects for the CPU are there already."""
+    environment |= {CUDA: architectures, "CXXFLAGS": "-O0"}
+    return build("wheel", source, destination, **environment)
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+def test_wheel_with_cuda_kernels_says_so_and_runs_where_torch_has_no_cuda(
+    native_wheel, unpacked_sdist, tmp_path
+):
+    result, wheel = build_with_cuda(unpacked_sdist, tmp_path / "dist", "compute_80")
+    assert wheel is not None, result.stdout
+    report = run_report_from(wheel, tmp_path / "installed")
+    assert re.search(r"^CUDA kernels +compute_80$", report, re.MULTILINE), report
+    assert re.search(r"^  cpu +available$", report, re.MULTILINE), report
+    if not torch.cuda.is_available():
+        assert re.search(r"^  cuda +not here: torch finds no CUDA", report, re.MULTILINE), report
+
+
+BROKEN_CUDA = {
+    "no_toolkit": ("sm_90a", "no bin/nvcc with include/cuda_runtime.h and libcudart_static.a"),
+    "failing_nvcc": ("sm_90a", "nvcc failed, as it says above"),
+    "no_architecture": ("H100", 'must be "all", "native", "none" or names such as "sm_90a'),
+}
+
+
+@pytest.fixture
+def broken_cuda(tmp_path):
+    """What makes CUDA_HOME the only toolkit, and its nvcc one that fails except for --dryrun."""
+    home = tmp_path / "cuda"
+    for name in ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart_static.a"):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text('#!/bin/sh\n[ "$1" = --dryrun ]\n')
+    (home / "bin" / "nvcc").chmod(0o755)
+    path = os.pathsep.join(
+        directory
+        for directory in os.environ["PATH"].split(os.pathsep)
+        if not (Path(directory) / "nvcc").exists() or (Path(directory) / COMPILER[0]).exists()
+    )
+    return {"CUDA_HOME": str(home), "PATH": path}
+
+
+@needs_compiler
+@pytest.mark.parametrize("trouble", BROKEN_CUDA)
+def test_wheel_whose_cuda_kernels_cannot_be_built_is_for_the_cpu_with_one_warning(
+    trouble, native_wheel, unpacked_sdist, broken_cuda, tmp_path
+):
+    architectures, reason = BROKEN_CUDA[trouble]
+    if trouble == "no_toolkit":
+        broken_cuda["CUDA_HOME"] = str(tmp_path)
+        if shutil.which("nvcc", path=broken_cuda["PATH"]):
+            pytest.skip("nvcc is beside the C++ compiler")
+    result, wheel = build_with_cuda(unpacked_sdist, tmp_path / "dist", architectures, **broken_cuda)
+    assert wheel is not None, result.stdout
+    assert result.stdout.count("installing without CUDA kernels (") == 1
+    assert reason in result.stdout
+    report = run_report_from(wheel, tmp_path / "installed")
+    assert re.search(r"^CUDA kernels +none$", report, re.MULTILINE), report
+
+    required, wheel = build_with_cuda(
+        *(unpacked_sdist, tmp_path / "required", architectures),
+        **broken_cuda,
+        HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
+    )
+    assert wheel is None
+    assert reason in required.stdout
+
+
 def wheel_metadata(wheel):
     archive = zipfile.ZipFile(wheel)
     return archive.read(next(n for n in archive.namelist() if n.endswith("/WHEEL"))).decode()

@@ -240,8 +240,12 @@ def backend_report() -> dict[str, str | None]:
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def _why_not_this_gpu() -> str | None:
+    return _ask_about_this_gpu()
+
+
+@functools.cache  # inside, since torch.compile looks through it
+def _ask_about_this_gpu() -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     return _ops.why_no_kernels_for(torch.cuda.get_device_capability())

@@ -1,0 +1,34 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What csrc/torch/bindings.cpp is linked to in place of a GPU: the emulated kernels, a device, and
+// where to launch. It is compiled with HFLA_WITH_CUDA and with torch's CPU under the name of CUDA,
+// so that ops called on CPU tensors take the way of CUDA tensors.
+
+#include "cuda/table.cuh"
+#include "torch/cuda_context.h"
+
+namespace hfla {
+
+const CudaKernels cuda_kernels_f32 = cuda::kTable<float>;
+const CudaKernels cuda_kernels_bf16 = cuda::kTable<cuda::BFloat16>;
+const CudaKernels cuda_kernels_f16 = cuda::kTable<cuda::Float16>;
+
+int cuda_device(int32_t, CudaDevice* device) {
+  *device = {132, 227 << 10};
+  return 0;
+}
+
+const char* cuda_error_text(int) { return cuda::emulator::machine().error.c_str(); }
+
+CudaContext::CudaContext(int32_t) : guard_(nullptr), stream_(nullptr) {}
+CudaContext::~CudaContext() {}
+
+const CpuKernels* cpu_kernels(const char** why_not) {
+  *why_not = "the emulated device should have been used";
+  return nullptr;
+}
+
+}  // namespace hfla
+
+// bindings.cpp's other exports come with it; these are those of csrc/cpu/dispatch.cpp.
+extern "C" const char* hfla_cpu_instruction_sets_built() { return "none"; }

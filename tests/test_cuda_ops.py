@@ -1,0 +1,82 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The ops on their way to CUDA kernels, without a GPU: on CPU tensors, with kernels emulated."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_linear_attention
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+CXX = shlex.split(os.environ.get("CXX", "c++"))
+if not shutil.which(CXX[0]):
+    pytest.skip("there is no C++ compiler", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """For processes in which the package's library calls emulated CUDA kernels."""
+    directory = tmp_path_factory.mktemp("emulated")
+    package = directory / "hf_linear_attention"
+    untouched = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(Path(hf_linear_attention.__file__).parent, package, ignore=untouched)
+    torch_libraries = Path(torch.__file__).parent / "lib"
+    flags = [
+        *("-std=c++17", "-O2", "-shared", "-fPIC", f"-I{CSRC}"),
+        '-DHFLA_WITH_CUDA="emulated"',
+        "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
+    ]
+    sources = [CSRC / "torch" / "bindings.cpp", ROOT / "tests" / "cuda" / "emulated_ops.cpp"]
+    linked = [f"-L{torch_libraries}", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"]
+    command = [*CXX, *flags, *sources, *linked, "-o", package / "_C.so"]
+    subprocess.run(command, check=True)
+    return os.environ | {"PYTHONPATH": str(directory)}
+
+
+def test_ops_pass_their_tests_on_emulated_kernels(environment):
+    """Those in float32, and not about what only the CPU checks."""
+    chosen = (
+        "(matches_the_float64_reference and dtype1) or fakes_agree or step_is_one_token or "
+        "step_passes_opcheck or "
+        "(refuses and not sign and not cu_seqlens and not packing and not dz)"
+    )
+    tests = [ROOT / "tests" / "test_ops.py", "-k", chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
+
+
+# Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
+NOTHING_AND_FLOAT64 = """
+import torch
+from hf_linear_attention import _ops
+for B, T, bounds in ((0, 3, None), (2, 0, None), (1, 0, [0])):
+    q, k, v = (torch.ones(B, T, H, D, requires_grad=True) for H, D in ((4, 3), (2, 3), (2, 5)))
+    cu_seqlens = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
+    y, _, kv, z = _ops.forward(q, k, v, *[None] * 2, cu_seqlens, *[None] * 2, 1, True, 1e-6, True)
+    dq = torch.autograd.grad(y.sum() + kv.sum() + z.sum(), q)[0]
+    print(list(y.shape), list(kv.shape), kv.sum().item(), list(dq.shape))
+try:
+    _ops.forward(q.double(), k.double(), v.double(), *[None] * 5, 1, True, 1e-6, True)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_nothing_to_do_is_done_and_float64_refused(environment):
+    command = [sys.executable, "-c", NOTHING_AND_FLOAT64]
+    assert subprocess.check_output(command, env=environment, text=True).splitlines() == [
+        "[0, 3, 4, 5] [0, 2, 3, 5] 0.0 [0, 3, 4, 3]",
+        "[2, 0, 4, 5] [2, 2, 3, 5] 0.0 [2, 0, 4, 3]",
+        "[1, 0, 4, 5] [0, 2, 3, 5] 0.0 [1, 0, 4, 3]",
+        "hf_linear_attention::forward: q must be float32, bfloat16 or float16 on CUDA, got float64",
+    ]
