@@ -113,6 +113,7 @@ def test_the_directory_holds_all_its_code(saved):
         "decays.py",
         "feature_maps.py",
         "linear_attention.py",
+        "loss_linear_attention.py",
         "modeling_linear_attention.py",
     }
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]

@@ -51,6 +51,7 @@ from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, build_decay
 from .feature_maps import FeatureMap, build_feature_map
 from .linear_attention import linear_attention, linear_attention_step_
+from .loss_linear_attention import causal_lm_loss
 
 
 def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
@@ -668,6 +669,7 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
         self.model = LinearAttentionModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss_function = causal_lm_loss
         self.post_init()
 
     @can_return_tuple
