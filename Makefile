@@ -14,6 +14,9 @@ IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell \
 	find csrc src \( -name __pycache__ -o -name '*.egg-info' \) -prune -o ! -name '*.so' -print)
 
+# CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
+export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
+
 .PHONY: help demo test bench check format clean
 .DELETE_ON_ERROR:
 
