@@ -72,7 +72,7 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
 }
 
 void check_on_cpu(const char* name, const Tensor& tensor) {
-  check(tensor.device_type() == aoti_torch_device_type_cpu(), name, " must be on the CPU, as q is");
+  check(tensor.device_type() == aoti_torch_device_type_cpu(), name, " must be on the CPU");
 }
 
 void check_tensor(const char* name, const Tensor& tensor, int32_t dtype,
@@ -420,6 +420,39 @@ void step(StableIValue* stack) {
   give_back(stack, y);
 }
 
+void linear(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  const Tensor weight = arguments.tensor();
+  const Tensor bias = arguments.optional_tensor();
+
+  LinearProblem p{};
+  p.dtype = dtype_of("x", x);
+  const int64_t dim = x.dim();
+  check(dim >= 1 && dim <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
+        " dimensions, got ", shape_of(x));
+  check_on_cpu("x", x);
+  check(x.is_contiguous(), "x must be contiguous");
+  p.in = x.size(dim - 1);
+  check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
+  p.out = weight.size(0);
+  check_contiguous_tensor("weight", weight, x.dtype(), {p.out, p.in});
+  if (bias) check_contiguous_tensor("bias", bias, x.dtype(), {p.out});
+
+  int64_t sizes[Tensor::kMaxDim];
+  p.rows = 1;
+  for (int64_t d = 0; d < dim - 1; ++d) p.rows *= sizes[d] = x.size(d);
+  sizes[dim - 1] = p.out;
+  Tensor y = Tensor::empty(x.dtype(), sizes, dim);
+
+  p.x = x.data();
+  p.weight = weight.data();
+  p.bias = data_or_null(bias);
+  p.y = y.mutable_data();
+  check_status(kernels().linear(p, torch_threads()));
+  give_back(stack, y);
+}
+
 // ---- registration ----
 
 struct Op {
@@ -438,7 +471,8 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_";
+constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_",
+               kLinear[] = "linear";
 
 constexpr Op kOps[] = {
     {kForward,
@@ -460,6 +494,7 @@ constexpr Op kOps[] = {
      "step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
      "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps) -> Tensor y",
      boxed<step, kStep>},
+    {kLinear, "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", boxed<linear, kLinear>},
 };
 
 // The libraries live as long as the process: torch keeps pointers to the kernels.

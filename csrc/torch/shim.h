@@ -97,6 +97,8 @@ void check(bool condition, const Parts&... parts) {
 // Owns a tensor handle, or nothing: an optional argument that was None.
 class Tensor {
  public:
+  static constexpr int64_t kMaxDim = 8;
+
   Tensor() = default;
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
   Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
@@ -112,17 +114,18 @@ class Tensor {
 
   // A contiguous one on the CPU, not initialised.
   static Tensor empty(int32_t dtype, std::initializer_list<int64_t> sizes) {
-    constexpr int64_t kMaxDim = 4;
-    const int64_t dim = static_cast<int64_t>(sizes.size());
-    check(dim <= kMaxDim, "Tensor::empty makes tensors of up to 4 dimensions");
+    return empty(dtype, sizes.begin(), static_cast<int64_t>(sizes.size()));
+  }
+  static Tensor empty(int32_t dtype, const int64_t* sizes, int64_t dim) {
+    check(dim <= kMaxDim, "Tensor::empty makes tensors of up to ", kMaxDim, " dimensions");
     int64_t strides[kMaxDim];
     int64_t stride = 1;
     for (int64_t d = dim - 1; d >= 0; --d) {
       strides[d] = stride;
-      stride *= sizes.begin()[d];
+      stride *= sizes[d];
     }
     AtenTensorHandle handle;
-    HFLA_TORCH_CALL(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype,
+    HFLA_TORCH_CALL(aoti_torch_empty_strided(dim, sizes, strides, dtype,
                                              aoti_torch_device_type_cpu(), 0, &handle));
     return Tensor(handle);
   }
