@@ -73,6 +73,16 @@ struct StepProblem {
   View y;        // (B, Hq, V) of dtype
 };
 
+// y = x weightᵀ + bias; everything is contiguous and of one dtype.
+struct LinearProblem {
+  int64_t rows, in, out;
+  DType dtype;
+  const void* x;       // (rows, in)
+  const void* weight;  // (out, in)
+  const void* bias;    // (out,), optional
+  void* y;             // (rows, out)
+};
+
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
 enum class Status : int32_t { ok, positive_log_decay, out_of_memory };
 
@@ -89,6 +99,7 @@ struct CpuKernels {
   Status (*forward)(const Problem&, const ForwardResult&, const Threads&);
   Status (*backward)(const Problem&, const BackwardInput&, const BackwardResult&, const Threads&);
   Status (*step)(const StepProblem&, const Threads&);
+  Status (*linear)(const LinearProblem&, const Threads&);
 };
 
 // Chosen once, by CPUID; HF_LINEAR_ATTENTION_CPU_ISA forces one. Null, with a reason, when the

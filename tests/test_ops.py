@@ -124,6 +124,20 @@ def step_arguments(*, B=2, Hq=4, Hkv=2, K=3, V=5, dtype=torch.float32, normalize
     )
 
 
+def linear_arguments(*, shape=(3,), inputs=20, outputs=7, dtype=torch.float32, bias=True):
+    """Arguments of the op `linear`, by name and in its order."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return dict(
+        x=normal(*shape, inputs),
+        weight=normal(outputs, inputs),
+        bias=normal(outputs) if bias else None,
+    )
+
+
 # ---- what torch demands of an op ----
 
 
@@ -142,6 +156,13 @@ def test_backward_passes_opcheck(variant):
 def test_step_passes_opcheck(normalize):
     args = step_arguments(normalize=normalize)
     torch.library.opcheck(OP.step_.default, tuple(args.values()))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1)])
+def test_linear_passes_opcheck(shape, bias):
+    args = linear_arguments(shape=shape, bias=bias)
+    torch.library.opcheck(OP.linear.default, tuple(args.values()))
 
 
 @every_variant
@@ -311,6 +332,89 @@ def test_autograd_notices_that_a_step_changed_what_it_needs():
         loss.backward()
 
 
+# Of sums of a few hundred products, relative to the largest.
+LINEAR_TOLERANCE = {
+    torch.float64: 1e-13,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2**-8,
+    torch.float16: 2**-11,
+}
+
+
+@pytest.mark.parametrize("dtype", LINEAR_TOLERANCE)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 21])
+def test_linear_matches_float64(rows, dtype):
+    for inputs, outputs in [(1, 1), (3, 7), (20, 64), (129, 50), (768, 100), (257, 301)]:
+        sizes = dict(shape=(rows,), inputs=inputs, outputs=outputs, dtype=dtype)
+        for bias in (True, False):
+            args = linear_arguments(**sizes, bias=bias)
+            y = OP.linear(**args)
+            expected = torch.nn.functional.linear(
+                *(None if x is None else x.double() for x in args.values())
+            )
+            assert y.dtype == dtype
+            error = (y.double() - expected).abs().max() / expected.abs().max()
+            assert error <= LINEAR_TOLERANCE[dtype], (inputs, outputs, bias)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0,), (2, 0, 3)])
+def test_linear_takes_any_shape(shape):
+    args = linear_arguments(shape=shape)
+    torch.testing.assert_close(OP.linear(**args), torch.nn.functional.linear(*args.values()))
+
+
+@pytest.mark.parametrize("inputs, outputs", [(0, 7), (20, 0)])
+def test_linear_of_nothing(inputs, outputs):
+    args = linear_arguments(inputs=inputs, outputs=outputs)
+    torch.testing.assert_close(OP.linear(**args), torch.nn.functional.linear(*args.values()))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_linear_treats_inf_and_nan_as_torch_does(rows):
+    args = linear_arguments(shape=(rows,), inputs=37)
+    args["x"][0, 36] = torch.inf
+    args["weight"][0, 36] = 0  # 0 * inf
+    args["weight"][1, 3] = torch.nan
+    args["weight"][2, 5] = -torch.inf
+    args["bias"][3] = torch.nan
+    y, expected = OP.linear(**args), torch.nn.functional.linear(*args.values())
+    torch.testing.assert_close(y, expected, equal_nan=True)
+    assert y[0, 0].isnan()
+    assert y[-1, 4:].isfinite().all() == (rows > 1)
+
+
+@pytest.mark.parametrize("dtype", LINEAR_TOLERANCE)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_linear_is_the_same_to_the_bit_with_any_number_of_threads(rows, dtype):
+    args = linear_arguments(shape=(rows,), inputs=300, outputs=1001, dtype=dtype)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 3, 2, 2):
+            torch.set_num_threads(count)
+            results.append(OP.linear(**args))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+def test_linear_reads_a_strided_x():
+    args = linear_arguments(shape=(4,), inputs=6)
+    args["x"] = args["x"].t().contiguous().t()
+    torch.testing.assert_close(_ops.linear(**args), torch.nn.functional.linear(*args.values()))
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_linear_has_no_gradient_and_says_so(name):
+    args = linear_arguments()
+    args[name].requires_grad_()
+    with pytest.raises(RuntimeError, match=r"the compiled linear has no gradient.*F?\.linear"):
+        _ops.linear(**args)
+    with torch.no_grad():
+        _ops.linear(**args)
+
+
 # ---- refusals: an error, never a crash ----
 
 WRONG_FORWARD_ARGUMENTS = {
@@ -446,6 +550,29 @@ def test_step_refuses(name):
         OP.step_(**args)
 
 
+WRONG_LINEAR_ARGUMENTS = {
+    "x_dims": ("x", lambda x: x[0, 0], r"x must have 1 to 8 dimensions, got \(\)"),
+    "x_dtype": ("x", lambda x: x.int(), "x must be float32, bfloat16, float16 or float64"),
+    "x_layout": ("x", lambda x: x.t().contiguous().t(), "x must be contiguous"),
+    "x_size": ("x", lambda x: x[0, 1:], r"weight must have shape \(7, 19\), got \(7, 20\)"),
+    "weight_dims": ("weight", lambda x: x[0], r"weight must have shape \(out, in\), got \(20,\)"),
+    "weight_dtype": ("weight", lambda x: x.half(), "weight must be float32 here, got float16"),
+    "weight_layout": ("weight", lambda x: x.t().contiguous().t(), "weight must be contiguous"),
+    "bias_shape": ("bias", lambda x: x[1:], r"bias must have shape \(7,\), got \(6,\)"),
+    "bias_dtype": ("bias", lambda x: x.double(), "bias must be float32 here, got float64"),
+    "bias_layout": ("bias", lambda x: torch.stack([x, x], 1)[:, 0], "bias must be contiguous"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LINEAR_ARGUMENTS)
+def test_linear_refuses(name):
+    argument, spoil, message = WRONG_LINEAR_ARGUMENTS[name]
+    args = linear_arguments()
+    args[argument] = spoil(args[argument])
+    with pytest.raises(RuntimeError, match="hf_linear_attention::linear: .*" + message):
+        OP.linear(**args)
+
+
 @pytest.mark.parametrize("sizes", [dict(B=0), dict(T=0), dict(B=1, T=0, cu_seqlens=[0])])
 def test_nothing_to_do_is_done(sizes):
     args = arguments(**sizes, log_decay=True, initial_state=True)
@@ -470,7 +597,7 @@ def test_the_forced_instruction_set_is_active():
 def test_every_instruction_set_matches_the_reference(name):
     these = (
         "matches_the_float64_reference and (everything or not_causal or not_normalised)"
-        " or step_is_one_token or forced_instruction_set"
+        " or step_is_one_token or linear_matches or linear_treats or forced_instruction_set"
     )
     result = run_python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", these),

@@ -112,6 +112,7 @@ def test_the_directory_holds_all_its_code(saved):
         "configuration_linear_attention.py",
         "decays.py",
         "feature_maps.py",
+        "linear.py",
         "linear_attention.py",
         "loss_linear_attention.py",
         "modeling_linear_attention.py",

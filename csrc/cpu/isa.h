@@ -26,13 +26,14 @@ extern const CpuKernels kernels;  // table_isa.cpp
 Status forward(const Problem&, const ForwardResult&, const Threads&);
 Status backward(const Problem&, const BackwardInput&, const BackwardResult&, const Threads&);
 Status step(const StepProblem&, const Threads&);
+Status linear(const LinearProblem&, const Threads&);
 
 namespace {
 
 constexpr int64_t kCacheLine = 64;  // bytes; where lines are longer, a fine alignment all the same
 
-HFLA_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-HFLA_INLINE int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
+HFLA_INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+HFLA_INLINE constexpr int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 HFLA_INLINE int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 HFLA_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return ceil_div(n, multiple) * multiple;

@@ -9,6 +9,6 @@
 
 namespace hfla::HFLA_ISA {
 
-const CpuKernels kernels = {HFLA_EXPANDED_STRING(HFLA_ISA), forward, backward, step};
+const CpuKernels kernels = {HFLA_EXPANDED_STRING(HFLA_ISA), forward, backward, step, linear};
 
 }  // namespace hfla::HFLA_ISA

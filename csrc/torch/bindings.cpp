@@ -83,7 +83,7 @@ void check_tensor(const char* name, const Tensor& tensor, Device device, int32_t
                   std::initializer_list<int64_t> sizes) {
   const Device its = tensor.device();
   check(its.type == device.type && its.index == device.index, name, " must be on ", device,
-        ", as q is, got ", its);
+        " here, got ", its);
   check(tensor.dtype() == dtype, name, " must be ", PrintedDType{dtype}, " here, got ",
         PrintedDType{tensor.dtype()});
   const Shape expected{sizes.begin(), static_cast<int64_t>(sizes.size())};
@@ -504,13 +504,46 @@ void step(StableIValue* stack) {
   give_back(stack, y);
 }
 
+void linear(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  const Tensor weight = arguments.tensor();
+  const Tensor bias = arguments.optional_tensor();
+
+  const Device device = x.device();
+  LinearProblem p{};
+  p.dtype = dtype_of("x", x);
+  const int64_t dim = x.dim();
+  check(dim >= 1 && dim <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
+        " dimensions, got ", shape_of(x));
+  check(x.is_contiguous(), "x must be contiguous");
+  p.in = x.size(dim - 1);
+  check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
+  p.out = weight.size(0);
+  check_contiguous_tensor("weight", weight, device, x.dtype(), {p.out, p.in});
+  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
+
+  int64_t sizes[Tensor::kMaxDim];
+  p.rows = 1;
+  for (int64_t d = 0; d < dim - 1; ++d) p.rows *= sizes[d] = x.size(d);
+  sizes[dim - 1] = p.out;
+  Tensor y = Tensor::empty(x.dtype(), sizes, dim, device);
+
+  p.x = x.data();
+  p.weight = weight.data();
+  p.bias = data_or_null(bias);
+  p.y = y.mutable_data();
+  check_status(cpu().linear(p, torch_threads()));
+  give_back(stack, y);
+}
+
 // ---- registration ----
 
 struct Op {
   const char* name;
   const char* schema;
-  // For every device; it looks where q is.
   void (*kernel)(StableIValue* stack, uint64_t num_arguments, uint64_t num_results);
+  bool on_cuda;  // too, with the same kernel, which looks where the tensors are
 };
 
 // What torch calls: `op`, with its name in front of what it raises.
@@ -523,7 +556,8 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_";
+constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_",
+               kLinear[] = "linear";
 
 constexpr Op kOps[] = {
     {kForward,
@@ -531,7 +565,7 @@ constexpr Op kOps[] = {
      "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
      "int feature_map, bool normalize, float eps, bool is_causal) "
      "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
-     boxed<forward, kForward>},
+     boxed<forward, kForward>, true},
     {kBackward,
      "backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
      "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
@@ -540,34 +574,34 @@ constexpr Op kOps[] = {
      "int feature_map, bool normalize, float eps, bool is_causal) "
      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
      "Tensor dinitial_kv, Tensor dinitial_z)",
-     boxed<backward, kBackward>},
+     boxed<backward, kBackward>, true},
     {kStep,
      "step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
      "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps) -> Tensor y",
-     boxed<step, kStep>},
-};
-
-constexpr const char* kDispatchKeys[] = {
-    "CPU",
-#ifdef HFLA_WITH_CUDA
-    "CUDA",
-#endif
+     boxed<step, kStep>, true},
+    {kLinear, "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", boxed<linear, kLinear>,
+     false},
 };
 
 // The libraries live as long as the process: torch keeps pointers to the kernels.
+TorchLibraryHandle implementations_for(const char* dispatch_key) {
+  TorchLibraryHandle library;
+  HFLA_TORCH_CALL(aoti_torch_library_init_impl("hf_linear_attention", dispatch_key, __FILE__,
+                                               __LINE__, &library));
+  return library;
+}
+
 void register_ops() {
   TorchLibraryHandle definitions;
   HFLA_TORCH_CALL(
       aoti_torch_library_init_def("hf_linear_attention", __FILE__, __LINE__, &definitions));
-  for (const Op& op : kOps) HFLA_TORCH_CALL(aoti_torch_library_def(definitions, op.schema));
-
-  for (const char* dispatch_key : kDispatchKeys) {
-    TorchLibraryHandle kernels;
-    HFLA_TORCH_CALL(aoti_torch_library_init_impl("hf_linear_attention", dispatch_key, __FILE__,
-                                                 __LINE__, &kernels));
-    for (const Op& op : kOps) {
-      HFLA_TORCH_CALL(torch_library_impl(kernels, op.name, op.kernel, kTorchBuildVersion));
-    }
+  const TorchLibraryHandle cpu = implementations_for("CPU");
+  const TorchLibraryHandle cuda = *kCudaBuilt ? implementations_for("CUDA") : nullptr;
+  for (const Op& op : kOps) {
+    HFLA_TORCH_CALL(aoti_torch_library_def(definitions, op.schema));
+    HFLA_TORCH_CALL(torch_library_impl(cpu, op.name, op.kernel, kTorchBuildVersion));
+    if (!cuda || !op.on_cuda) continue;
+    HFLA_TORCH_CALL(torch_library_impl(cuda, op.name, op.kernel, kTorchBuildVersion));
   }
 }
 

@@ -118,6 +118,8 @@ inline std::ostream& operator<<(std::ostream& out, Device device) {
 // Owns a tensor handle, or nothing: an optional argument that was None.
 class Tensor {
  public:
+  static constexpr int64_t kMaxDim = 8;
+
   Tensor() = default;
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
   Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
@@ -133,18 +135,19 @@ class Tensor {
 
   // A contiguous one, not initialised.
   static Tensor empty(int32_t dtype, std::initializer_list<int64_t> sizes, Device device) {
-    constexpr int64_t kMaxDim = 4;
-    const int64_t dim = static_cast<int64_t>(sizes.size());
-    check(dim <= kMaxDim, "Tensor::empty makes tensors of up to 4 dimensions");
+    return empty(dtype, sizes.begin(), static_cast<int64_t>(sizes.size()), device);
+  }
+  static Tensor empty(int32_t dtype, const int64_t* sizes, int64_t dim, Device device) {
+    check(dim <= kMaxDim, "Tensor::empty makes tensors of up to ", kMaxDim, " dimensions");
     int64_t strides[kMaxDim];
     int64_t stride = 1;
     for (int64_t d = dim - 1; d >= 0; --d) {
       strides[d] = stride;
-      stride *= sizes.begin()[d];
+      stride *= sizes[d];
     }
     AtenTensorHandle handle;
-    HFLA_TORCH_CALL(aoti_torch_empty_strided(dim, sizes.begin(), strides, dtype, device.type,
-                                             device.index, &handle));
+    HFLA_TORCH_CALL(
+        aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, &handle));
     return Tensor(handle);
   }
 

@@ -54,6 +54,7 @@ _library = _load_library()
 _forward = torch.ops.hf_linear_attention.forward.default
 _backward = torch.ops.hf_linear_attention.backward.default
 _step_ = torch.ops.hf_linear_attention.step_.default
+_linear = torch.ops.hf_linear_attention.linear.default
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 
 
@@ -191,6 +192,29 @@ def step_(
     return y
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear` for few rows, on the CPU. It has no gradient.
+
+    Args:
+        x, weight, bias: (..., in), (out, in), (out,), of one dtype: float32, bfloat16, float16 or
+            float64. weight and bias are contiguous.
+
+    Returns:
+        y (..., out). Sums are in the accumulation dtype, and rounded once.
+
+    Raises:
+        RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
+    """
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        raise RuntimeError(
+            "the compiled linear has no gradient: call it under torch.no_grad(), or use "
+            "torch.nn.functional.linear"
+        )
+    return _linear(x.contiguous(), weight, bias)
+
+
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
@@ -243,6 +267,11 @@ def _fake_backward(
 @torch.library.register_fake("hf_linear_attention::step_", lib=_registrations)
 def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+@torch.library.register_fake("hf_linear_attention::linear", lib=_registrations)
+def _fake_linear(x, weight, bias):
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 # ---- gradients ----

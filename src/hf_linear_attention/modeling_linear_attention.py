@@ -35,7 +35,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
@@ -50,6 +49,7 @@ from .chunked import accumulation_dtype
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, build_decay
 from .feature_maps import FeatureMap, build_feature_map
+from .linear import Linear
 from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
 
@@ -138,10 +138,10 @@ class LinearAttention(nn.Module):
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         bias = config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+        self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=bias)
         self.has_conv = config.conv_kernel_size > 0
         if self.has_conv:
             self.q_conv1d = ShortConvolution(q_size, config.conv_kernel_size)
@@ -151,7 +151,7 @@ class LinearAttention(nn.Module):
         self.feature_map = build_feature_map(config)  # None: a pointwise one, inside the kernel
         self.is_gated = config.normalizer == "gated_rms_norm"
         if self.is_gated:
-            self.g_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
+            self.g_proj = Linear(config.hidden_size, q_size, bias=bias)
             self.gate_act = ACT2FN[config.gate_act]
             self.o_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.options: dict[str, Any] = {  # of the op
@@ -278,10 +278,10 @@ class SoftmaxAttention(nn.Module):
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         bias = config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+        self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=bias)
 
     def forward(
         self,
@@ -322,13 +322,28 @@ ATTENTIONS = {
 }
 
 
+class LinearAttentionMLP(nn.Module):
+    """Llama's: a gate, a product, and back."""
+
+    def __init__(self, config: LinearAttentionConfig):
+        super().__init__()
+        C, size, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(C, size, bias=bias)
+        self.up_proj = Linear(C, size, bias=bias)
+        self.down_proj = Linear(size, C, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
 class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: LinearAttentionConfig, layer_idx: int):
         super().__init__()
         self.self_attn = ATTENTIONS[config.layer_types[layer_idx]](config, layer_idx)
-        self.mlp = LlamaMLP(config)
+        self.mlp = LinearAttentionMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -668,7 +683,7 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
         super().__init__(config)
         self.model = LinearAttentionModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_function = causal_lm_loss
         self.post_init()
 
