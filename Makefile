@@ -17,12 +17,13 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo test bench check format clean
+.PHONY: help demo test bench gpu-check check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
+	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
 	@echo "make clean   remove what was built; .venv and outputs stay"
@@ -42,6 +43,10 @@ bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_decode.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_training.py $(BENCH_FLAGS)
+
+# Fetches nothing: it takes the Python of $(VENV), or else PYTHON, with the torch that it has.
+gpu-check:
+	$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) scripts/gpu_check.py $(GPU_CHECK_FLAGS)
 
 check: $(VENV)/installed
 	$(IN_VENV) scripts/check.sh

@@ -48,9 +48,11 @@ class Case:
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
 
 
-def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+def make_inputs(
+    case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 1
+) -> dict[str, Any]:
     """The keyword arguments of linear_attention for a case, the same numbers for every dtype."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         if not case.strided:
@@ -61,7 +63,7 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any
         return big[:, :, 1:-1, 1:-1:2].transpose(1, 2)
 
     def cast(x: Tensor, to: torch.dtype) -> Tensor:
-        return torch.empty_strided(x.shape, x.stride(), dtype=to).copy_(x)
+        return torch.empty_strided(x.shape, x.stride(), dtype=to, device=device).copy_(x)
 
     B, T, Hq, Hkv, K, V = case.B, case.T, case.Hq, case.Hkv, case.K, case.V
     acc = accumulation_dtype(dtype)
@@ -92,9 +94,9 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any
                 key_mask[b] = torch.rand(T, generator=generator) < 0.6
             else:
                 key_mask[b] = b > 0
-        inputs["key_mask"] = key_mask
+        inputs["key_mask"] = key_mask.to(device)
     if case.lengths is not None:
-        inputs["cu_seqlens"] = torch.tensor((0, *case.lengths)).cumsum(0).int()
+        inputs["cu_seqlens"] = torch.tensor((0, *case.lengths)).cumsum(0).int().to(device)
     if case.initial:
         rows = B if case.lengths is None else len(case.lengths)
         kv = torch.randn(rows, Hkv, K, V, generator=generator, dtype=torch.float64)
@@ -106,12 +108,14 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any
 
 
 def to_float64(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same inputs for the reference, bit for bit."""
+    """The same inputs for the reference, bit for bit, on the CPU."""
 
     def convert(x: Any) -> Any:
         if isinstance(x, tuple):
             return LinearAttentionState(*map(convert, x))
-        return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+        if not isinstance(x, Tensor):
+            return x
+        return x.detach().cpu().double() if x.is_floating_point() else x.cpu()
 
     return {name: convert(x) for name, x in inputs.items()}
 
@@ -137,11 +141,12 @@ def run_with_gradients(function, inputs: dict[str, Any]) -> dict[str, Tensor]:
     loss = torch.zeros((), dtype=torch.float64)
     for x in results.values():
         weights = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape).cos()
-        loss = loss + (x.double() * weights).sum()
-    loss = loss + sum(0 * torch.nan_to_num(x, neginf=0).sum().double() for x in leaves.values())
+        loss = loss + (x.double().cpu() * weights).sum()
+    for x in leaves.values():
+        loss = loss + 0 * torch.nan_to_num(x, neginf=0).sum().double().cpu()
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     results |= {f"d {name}": x for name, x in zip(leaves, gradients, strict=True)}
-    return {name: x.detach() for name, x in results.items()}
+    return {name: x.detach().cpu() for name, x in results.items()}
 
 
 def expected(inputs: dict[str, Any]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
+from cuda_cases import CASES, DTYPES, FEATURE_MAPS, HALF_CASES, SIZES, STEP_CASES, assert_all_close
 from hf_linear_attention.chunked import LinearAttentionState
 from hf_linear_attention.feature_maps import POINTWISE
 from hf_linear_attention.reference import reference_linear_attention
@@ -26,10 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CXX = shlex.split(os.environ.get("CXX", "c++"))
 if not shutil.which(CXX[0]):
     pytest.skip("there is no C++ compiler", allow_module_level=True)
-
-# In the order of the enumerations in csrc/kernels.h.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")
 
 # How the threads of a block are ordered: ascending, descending, two shuffles.
 SCHEDULES = (0, 1, 2, 3)
@@ -237,47 +234,16 @@ def check(library, case: Case, dtype=torch.float32, device=LARGE, schedule=0) ->
     inputs = attention_cases.make_inputs(case, dtype)
     wanted = attention_cases.expected(inputs)
     got = attention_cases.run_with_gradients(emulated(library, device, schedule), inputs)
-    if dtype != torch.float32:
-        # Tensor cores take φ(k) rounded to the inputs' precision. What that does to a sum over all
-        # tokens is measured by the largest of the sums, as with gradients.
-        got, wanted = (
-            {n.replace("final", "d final"): x for n, x in r.items()} for r in (got, wanted)
-        )
-    attention_cases.assert_all_close(got, wanted, dtype)
+    assert_all_close(got, wanted, dtype)
 
 
 # ---- forward and backward ----
-
-PACKED = dict(B=1, T=75, lengths=(0, 33, 1, 0, 41, 0))
-CASES = [
-    Case(),
-    *(Case(T=T, decay="mild", initial=True) for T in (0, 1, 31, 32, 33)),
-    Case(B=0),
-    *(Case(T=40, feature_map=name) for name in FEATURE_MAPS if name not in ("identity", "silu")),
-    *(Case(T=40, feature_map=name, normalize=False) for name in (None, "silu")),
-    Case(decay="resets", normalize=False, feature_map=None),
-    Case(decay="resets", initial=True),
-    *(Case(mask=mask, decay="mild", initial=True) for mask in ("left", "middle", "all")),
-    Case(Hq=6, decay="mild", mask="right", initial=True),
-    Case(Hq=4, Hkv=1, normalize=False),
-    Case(is_causal=False, initial=True, mask="middle", Hq=4),
-    Case(is_causal=False, normalize=False),
-    Case(**PACKED, decay="mild", initial=True, Hq=4),
-    Case(**PACKED, is_causal=False, initial=True),
-    Case(strided=True, decay="mild", T=40),
-    Case(K=1, V=1, T=40),
-    Case(K=32, V=32, T=40, B=1, decay="mild"),
-]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("device", [LARGE, SHORT_PIECES], ids=["long_pieces", "short_pieces"])
 def test_results_and_gradients_are_the_references(library, case, device):
     check(library, case, device=device)
-
-
-# Narrow tiles, or wide ones; a tile and a bit; several tiles of columns and of rows.
-SIZES = [(32, 33), (33, 64), (65, 5), (5, 150), (150, 70)]
 
 
 @pytest.mark.parametrize("K,V", SIZES)
@@ -289,16 +255,7 @@ def test_heads_of_any_size(library, K, V, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(),
-        Case(decay="mild", mask="left", Hq=4, initial=True),
-        Case(normalize=False, feature_map="silu", decay="resets"),
-        Case(is_causal=False, strided=True),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", HALF_CASES, ids=str)
 def test_half_precision_is_as_good_as_its_inputs(library, case, dtype):
     check(library, case, dtype, SHORT_PIECES)
 
@@ -323,6 +280,15 @@ def test_masked_nan_reaches_nothing(library):
     assert y.equal(wanted["y"]) and state.kv.equal(wanted["final kv"])
     gradients = torch.autograd.grad(y.sum(), [dirty[n] for n in ("q", "k", "v", "log_decay")])
     assert all(x[~dirty["key_mask"]].eq(0).all() and x.isfinite().all() for x in gradients)
+
+
+def test_wrong_cu_seqlens_stay_within_the_tensors(library):
+    """Nobody checks them on CUDA; that this ends, without an error of the emulator, is the test."""
+    inputs = attention_cases.make_inputs(Case(B=1, T=75, lengths=(40, 35)), torch.float32)
+    for bounds in ([0, 200, 75], [-9, 40, 75], [70, 40, 9], [75, 75, 2**31 - 1]):
+        inputs["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+        for device in (LARGE, SHORT_PIECES):
+            attention_cases.run_with_gradients(emulated(library, device), inputs)
 
 
 # ---- the step ----
@@ -359,17 +325,6 @@ def check_steps(library, case: Case, dtype=torch.float32, schedule=0) -> None:
     wanted = {"y": y, "kv": state.kv} | ({} if z is None else {"z": state.z})
     got = {"y": torch.stack(outputs, 1), "kv": updated.kv} | ({} if z is None else {"z": updated.z})
     attention_cases.assert_all_close(got, wanted, dtype)
-
-
-STEP_CASES = [
-    Case(T=3, initial=True),
-    *(Case(T=3, initial=True, feature_map=name) for name in FEATURE_MAPS[2:]),
-    Case(T=3, initial=True, decay="resets", mask="middle", strided=True),
-    Case(T=2, initial=True, Hq=10, K=16, V=16, decay="mild"),
-    Case(T=2, initial=True, normalize=False, K=150, V=260),
-    Case(T=2, initial=True, K=64, V=600, Hq=3, Hkv=1, B=1),
-    Case(T=2, initial=True, K=1, V=1),
-]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
