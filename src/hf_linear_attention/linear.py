@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""nn.Linear, faster on the CPU: for few rows, as when tokens are generated, and for many on AMD's."""
+"""nn.Linear, faster on the CPU: for few rows, as in generation, and on AMD's for many, too."""
 
 import math
 from collections.abc import Callable
