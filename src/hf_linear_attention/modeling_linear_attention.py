@@ -739,6 +739,37 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             attentions=outputs.attentions,
         )
 
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,  # generate() looks whether it is here
+        position_ids: Tensor | None = None,
+        **kwargs,
+    ) -> dict[str, Any]:
+        """As in Transformers, which would read again what a cache has read when drafts begin."""
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if next_sequence_length is None and past > 0:
+            T = input_ids.shape[1]
+            if attention_mask is not None:
+                is_whole = attention_mask.shape[-1] == T
+            else:  # a mask of ones was left out; a piece of a prompt has later positions
+                is_whole = position_ids is not None and T == position_ids.shape[-1]
+                is_whole = is_whole and bool((position_ids[..., 0] == 0).all())
+            if is_whole:
+                next_sequence_length = T - past
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            **kwargs,
+        )
+
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         """Gives `generate()` this model's cache where it would make a DynamicCache."""
         kind = generation_config.cache_implementation
