@@ -6,9 +6,10 @@ import copy
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache_linear_attention import SlidingWindowLayer
 from tiny import HYBRID, VARIANTS, assert_near, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,7 +45,7 @@ def test_nbytes_counts_every_tensor():
 
 def test_softmax_layers_keep_their_own_cache_layers():
     cache = LinearAttentionCache(tiny_config(layer_types=HYBRID, sliding_window=5))
-    assert [type(layer) for layer in cache.layers[1:]] == [DynamicLayer, DynamicSlidingWindowLayer]
+    assert [type(layer) for layer in cache.layers[1:]] == [DynamicLayer, SlidingWindowLayer]
     assert cache.is_linear == [True, False, False]
     assert cache.is_sliding == [False, False, True]
 
@@ -175,18 +176,6 @@ def test_without_gradients_it_lets_the_graph_go():
     read(model, ids[:, 3:4], cache)
     assert not any(tensor.requires_grad for tensors in cache for tensor in tensors)
     outputs.logits.sum().backward()  # whose values the step must have left alone
-
-
-@pytest.mark.parametrize("variant", CACHED)
-def test_it_can_not_be_cropped_yet(variant):
-    model = tiny_model(**VARIANTS[variant])
-    _, cache = read(model, random_ids(1, 4))
-    assert not cache.is_croppable
-    with pytest.raises(RuntimeError, match="rolled back"):
-        cache.crop(-1)
-    with pytest.raises(RuntimeError, match="rolled back"):
-        cache.activate_past_recording()
-    assert [cache.get_seq_length(layer) for layer in range(3)] == [4] * 3
 
 
 def test_without_linear_layers_it_can_be_cropped():

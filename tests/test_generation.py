@@ -150,15 +150,6 @@ def test_a_cache_that_could_not_hold_the_state_is_refused(kind):
         generate(tiny_model(), random_ids(1, 5), cache_implementation=kind)
 
 
-def test_assisted_generation_says_that_it_can_not_be():
-    model, ids = tiny_model(), random_ids(1, 5)
-    with pytest.raises(ValueError, match="assisted generation is not supported"):
-        generate(model, ids, prompt_lookup_num_tokens=3)
-    cache = LinearAttentionCache(model.config)
-    with pytest.raises(RuntimeError, match="rolled back"):
-        cache.activate_past_recording()  # what generate() does first with an assistant's cache
-
-
 def test_all_scores_and_hidden_states_come_back():
     outputs = generate(
         tiny_model(),

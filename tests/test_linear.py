@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hf_linear_attention import _ops
+from hf_linear_attention import _ops, linear
 from hf_linear_attention.linear import MAX_ROWS, Linear
 from tiny import tiny_model
 
@@ -166,3 +166,85 @@ def test_every_product_of_a_models_token_runs_compiled(compiled_calls):
     with torch.enable_grad():
         model(torch.tensor([[1]]))
     assert not compiled_calls
+
+
+# ---- many rows, by oneDNN ----
+
+
+def onednn_arguments(shape, bias):
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(*shape, 24), (10, 24), *([(10,)] if bias else [])]
+    tensors = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+    return tensors if bias else [*tensors, None]
+
+
+@pytest.fixture
+def onednn_calls(monkeypatch):
+    """The shapes of x that oneDNN has been given, which is for all of them the faster one."""
+    shapes = []
+    product = _ops.onednn_linear
+
+    def counted(x, weight, bias):
+        shapes.append(tuple(x.shape))
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(_ops, "onednn_linear", counted)
+    monkeypatch.setattr(linear, "MIN_ONEDNN_WORK", 0)
+    return shapes
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(100,), (3, 7), (1, 1)])
+def test_onednn_gives_the_values_and_gradients_of_torch(shape, bias):
+    arguments = onednn_arguments(shape, bias)
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in arguments]
+    leaves, exact_leaves = ([x for x in some if x is not None] for some in (arguments, exact))
+
+    def results(product, arguments, leaves):
+        y = product(*arguments)
+        gradients = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.cos().sum() for g in gradients), leaves)
+        return [y, *gradients, *second]
+
+    actual = results(_ops.onednn_linear, arguments, leaves)
+    expected = results(nn.functional.linear, exact, exact_leaves)
+    torch.testing.assert_close([x.double() for x in actual], expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_onednn_passes_opcheck(bias):
+    op = torch.ops.hf_linear_attention.onednn_linear.default
+    torch.library.opcheck(op, tuple(onednn_arguments((3, 7), bias)))
+
+
+def test_onednn_takes_any_strides_and_computes_only_what_is_needed():
+    x, weight, bias = onednn_arguments((6, 4), True)
+    x = x.detach().transpose(0, 1)
+    y = _ops.onednn_linear(x, weight, bias)
+    torch.testing.assert_close(y, nn.functional.linear(x, weight, bias))
+    (gradient,) = torch.autograd.grad(y.sum(), bias)
+    assert gradient.tolist() == [24] * 10
+
+
+def test_training_runs_on_onednn_where_that_is_faster(onednn_calls):
+    layer, twin = layer_and_twin()
+    x = torch.randn(2, 50, 24)
+    for model in (layer, twin):
+        model(x).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
+    torch.testing.assert_close(layer.bias.grad, twin.bias.grad)
+    layer.double()(x.double())  # which oneDNN does not have
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.float()(x)
+    assert onednn_calls == [(2, 50, 24)]
+    with pytest.raises(RuntimeError):
+        layer(x[..., 1:])
+
+
+def test_training_on_onednn_compiles_into_one_graph(onednn_calls):
+    layer, twin = layer_and_twin()
+    x = torch.randn(100, 24)
+    torch.compile(layer, fullgraph=True)(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
+    assert onednn_calls  # while it was traced

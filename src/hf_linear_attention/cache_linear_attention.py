@@ -4,10 +4,12 @@
 Shapes: B batch, Hkv key-value heads, K key dim, V value dim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.cache_utils import (
     Cache,
@@ -20,12 +22,116 @@ from transformers.cache_utils import (
 )
 
 from .chunked import LinearAttentionState
+from .linear_attention import linear_attention
 
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
-CANNOT_ROLL_BACK = (
-    "a linear-attention state can't be rolled back yet, so neither crop() nor assisted generation "
-    "works with this cache: reset() it and read the shorter prompt again"
-)
+
+# How many of the last tokens crop() can remove while a cache records. Drafts are shorter than the
+# first number; with it a long prompt is not kept whole. The second, smaller one holds for tokens
+# that an earlier crop() left: an assistant with another tokenizer comes back to a few of them.
+RECORDED_TOKENS = 1024
+RECORDED_TOKENS_AFTER_CROP = 16
+
+
+class Recording:
+    """The state before the last few tokens, and what they add to it: enough to take them back.
+
+    `before` holds the tensors of a RecurrentLayer as they were then, nothing before the first
+    token; nobody changes them in place. `inputs` holds, by name and for each forward since, "k"
+    (B, T, Hkv, K), "v" (B, T, Hkv, V), "log_decay" (B, T, Hkv) or None, "key_mask" (B, T) or None,
+    and what short convolutions read, "q_conv", "k_conv" and "v_conv" (B, T, channels).
+    """
+
+    def __init__(self, before: dict[str, Tensor], conv_kernel_size: int):
+        self.before = before
+        self.conv_kernel_size = conv_kernel_size
+        self.inputs: dict[str, list[Tensor | None]] = {}
+        self.options: dict[str, Any] = {}  # of the op
+        self.num_tokens = 0
+
+    def append(self, **inputs: Tensor | None) -> None:
+        for name, x in inputs.items():
+            self.inputs.setdefault(name, []).append(x)
+
+    def remove_last(self, n: int) -> None:
+        self._slice(0, self.num_tokens - n)
+
+    def fold_all_but(self, n: int) -> None:
+        """Moves `before` on, so that the last n tokens can be removed. Not done for each token."""
+        if self.num_tokens > 2 * n:
+            self.before = self.state_after(self.num_tokens - n)
+            self._slice(self.num_tokens - n, self.num_tokens)
+
+    def state_after(self, n: int) -> dict[str, Tensor]:
+        """The layer's tensors after the first n of these tokens."""
+        if n == 0:
+            return self.before
+        inputs = {name: None if x is None else x[:, :n] for name, x in self._joined().items()}
+        k, v, log_decay, key_mask = map(inputs.pop, ("k", "v", "log_decay", "key_mask"))
+        initial = None
+        if self.before:
+            initial = LinearAttentionState(self.before["kv"], self.before.get("z"))
+        _, (kv, z) = linear_attention(  # nobody reads, so any q will do
+            k,
+            k,
+            v,
+            log_decay,
+            key_mask=key_mask,
+            initial_state=initial,
+            return_state=True,
+            **self.options,
+        )
+        after = {"kv": kv} if z is None else {"kv": kv, "z": z}
+        for name, x in inputs.items():
+            past = self.before.get(name)
+            if past is None:
+                past = x.new_zeros(x.shape[0], self.conv_kernel_size - 1, x.shape[2])
+            tokens, _ = padding_first(torch.cat([past, x], dim=1), key_mask)
+            after[name] = tokens[:, n:].clone(memory_format=torch.contiguous_format)
+        return after
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.before = {name: function(x) for name, x in self.before.items()}
+        for pieces in self.inputs.values():
+            pieces[:] = [None if x is None else function(x) for x in pieces]
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.before.values()
+        for pieces in self.inputs.values():
+            yield from (x for x in pieces if x is not None)
+
+    def _joined(self) -> dict[str, Tensor | None]:
+        """The inputs of all forwards in one."""
+        joined: dict[str, Tensor | None] = {}
+        for name, pieces in self.inputs.items():
+            if all(x is None for x in pieces):
+                joined[name] = None
+                continue
+            if name == "key_mask":  # where there is none, all tokens are real
+                masks = zip(pieces, self.inputs["k"], strict=True)
+                pieces = [
+                    k.new_ones(k.shape[:2], dtype=torch.bool) if x is None else x for x, k in masks
+                ]
+            joined[name] = torch.cat(pieces, dim=1)
+        return joined
+
+    def _slice(self, start: int, stop: int) -> None:
+        self.inputs = {  # copies: the rest is not to be kept in memory
+            name: [None if x is None else x[:, start:stop].clone()]
+            for name, x in self._joined().items()
+        }
+        self.num_tokens = stop - start
+
+
+def padding_first(tokens: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """`tokens` (B, past + T, C) with those that key_mask (B, T) hides moved to the front, so that
+    every window over real ones is one over neighbours; and the order (B, past + T), if it changed.
+    """
+    if key_mask is None:
+        return tokens, None
+    past = tokens.shape[1] - key_mask.shape[1]
+    order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
+    return tokens.gather(1, order[..., None].expand(tokens.shape)), order
 
 
 # Transformers asks each base for something: CacheLayerMixin counts tokens, which generate() needs;
@@ -38,17 +144,19 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
     (B, kernel_size - 1, channels), in the model's dtype.
 
     Only this class changes them, in place: their addresses stay until the batch size changes, or
-    until autograd needs their old values.
+    until autograd or crop() needs their old values.
     """
 
     is_compileable = False  # generate() would compile every model on CUDA by itself
-    is_croppable = False
+    is_croppable = True
     supports_early_init = False
 
-    def __init__(self, **kwargs):
+    def __init__(self, conv_kernel_size: int = 0, **kwargs):
         self.keys = self.values = None  # of softmax layers; whoever iterates over a cache asks
+        self.conv_kernel_size = conv_kernel_size
         self.tensors: dict[str, Tensor] = {}
         self.num_tokens = 0
+        self.recording: Recording | None = None
 
     @property
     def is_initialized(self) -> bool:
@@ -69,17 +177,27 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         """The inputs that the convolution of "q", "k" or "v" still sees, or None."""
         return self._read(f"{name}_conv") if self.num_tokens > 0 else None
 
+    def may_change(self, name: str) -> bool:
+        """Whether the tensor of that name may change in place, because crop() won't need it."""
+        return self.recording is None or self.tensors.get(name) is not self.recording.before.get(
+            name
+        )
+
     def write_state(self, state: LinearAttentionState) -> None:
-        self.write("kv", state.kv)
-        if state.z is not None:
-            self.write("z", state.z)
+        """Keeps a state that nobody else holds."""
+        for name, new in (("kv", state.kv), ("z", state.z)):
+            if new is not None and self.recording is not None:
+                self.tensors[name] = new  # saves a copy where the old one may have to stay
+            elif new is not None:
+                self.write(name, new)
 
     def start(
         self, k: Tensor, v: Tensor, dtype: torch.dtype, normalize: bool
     ) -> LinearAttentionState:
         """An all-zero state in place, for a first token k (B, Hkv, K), v (B, Hkv, V)."""
         kv = k.new_zeros(*k.shape, v.shape[-1], dtype=dtype)
-        self.write_state(LinearAttentionState(kv, kv[..., 0] if normalize else None))
+        z = k.new_zeros(k.shape, dtype=dtype) if normalize else None
+        self.write_state(LinearAttentionState(kv, z))
         return LinearAttentionState(self.tensors["kv"], self.tensors.get("z"))
 
     def write(self, name: str, new: Tensor) -> None:
@@ -87,10 +205,36 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         old = self._read(name)
         if new.requires_grad:  # the graph holds the old values
             self.tensors[name] = new.contiguous()
-        elif old is None or old.shape != new.shape or old.requires_grad:
+        elif (
+            old is None or old.shape != new.shape or old.requires_grad or not self.may_change(name)
+        ):
             self.tensors[name] = new.clone(memory_format=torch.contiguous_format)
         else:
             old.copy_(new)
+
+    def write_conv(self, name: str, state: Tensor, x: Tensor) -> None:
+        """Keeps the state of the convolution of "q", "k" or "v" after it has read x."""
+        self.write(f"{name}_conv", state)
+        if self.recording is not None:
+            self.recording.append(**{f"{name}_conv": x})
+
+    def count(
+        self,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        key_mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> None:
+        """Counts the tokens k (B, T, Hkv, K), ... that the state now holds: the last thing that a
+        forward does here.
+        """
+        self.num_tokens += k.shape[1]
+        if self.recording is not None:
+            self.recording.append(k=k, v=v, log_decay=log_decay, key_mask=key_mask)
+            self.recording.num_tokens += k.shape[1]
+            self.recording.options = options
+            self.recording.fold_all_but(RECORDED_TOKENS)
 
     def _read(self, name: str) -> Tensor | None:
         """The tensor of that name, which may be changed in place in the current grad mode."""
@@ -114,27 +258,65 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
 
     def reset(self) -> None:
         self.num_tokens = 0
+        if self.recording is not None:
+            self.recording = Recording({}, self.conv_kernel_size)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select_rows(beam_idx)
+        self._map_rows(lambda x: x[beam_idx.to(x.device)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._select_rows(indices)
+        self._map_rows(lambda x: x[indices.to(x.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        for name, tensor in self.tensors.items():
-            self.write(name, tensor.repeat_interleave(repeats, dim=0))
+        self._map_rows(lambda x: x.repeat_interleave(repeats, dim=0))
 
-    def _select_rows(self, indices: Tensor) -> None:
+    def _map_rows(self, function: Callable[[Tensor], Tensor]) -> None:
         for name, tensor in self.tensors.items():
-            self.write(name, tensor[indices.to(tensor.device)])
+            self.write(name, function(tensor))
+        if self.recording is not None:
+            self.recording.map_rows(function)
+
+    @property
+    def record_past(self) -> bool:
+        """Whether the last tokens can be removed. generate() may set it to False when it ends."""
+        return self.recording is not None
+
+    @record_past.setter
+    def record_past(self, value: bool) -> None:
+        if not value:
+            self.recording = None
+        elif self.recording is None:
+            before = dict(self.tensors) if self.num_tokens > 0 else {}
+            self.recording = Recording(before, self.conv_kernel_size)
 
     def activate_past_recording(self) -> None:
-        raise RuntimeError(CANNOT_ROLL_BACK)
+        self.record_past = True
+
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raises an error if crop() would."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                "tokens_to_remove must be 0, or negative to remove so many tokens, got "
+                f"{tokens_to_remove}"
+            )
+        recorded = 0 if self.recording is None else self.recording.num_tokens
+        if -tokens_to_remove > recorded and self.num_tokens > 0:
+            raise RuntimeError(
+                f"crop({tokens_to_remove}) can't be: of the {self.num_tokens} tokens read, "
+                f"{recorded} can be removed. Call activate_past_recording() before reading those "
+                f"that may have to go, the last {RECORDED_TOKENS} at most"
+            )
 
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove != 0:
-            raise RuntimeError(CANNOT_ROLL_BACK)
+        """Removes the last -tokens_to_remove tokens, read while recording."""
+        self.check_crop(tokens_to_remove)
+        if self.recording is None or self.num_tokens == 0:
+            return
+        if tokens_to_remove < 0:
+            self.recording.remove_last(-tokens_to_remove)
+            self.tensors = dict(self.recording.state_after(self.recording.num_tokens))
+            self.num_tokens += tokens_to_remove
+        self.recording.fold_all_but(RECORDED_TOKENS_AFTER_CROP)
 
     def offload(self) -> None:
         """Stays on its device: it never grows."""
@@ -156,6 +338,41 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         raise TypeError(IS_NOT_STOCK)
 
 
+class SlidingWindowLayer(DynamicSlidingWindowLayer):
+    """Transformers' layer for sliding-window attention, which can be cropped as often as the others
+    while it records.
+    """
+
+    keys: Tensor
+    values: Tensor
+    cumulative_length: int
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        # what the mask covers: transformers 5.17 returns all that was recorded
+        visible = self.sliding_window - 1 + key_states.shape[-2]
+        return keys[:, :, -visible:], values[:, :, -visible:]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if not self.is_initialized:
+            return
+        if not self.record_past:
+            super().crop(tokens_to_remove)
+            return
+        stop = self.keys.shape[-2] + tokens_to_remove
+        length = self.cumulative_length + tokens_to_remove
+        if stop < min(length, self.sliding_window - 1):
+            raise RuntimeError(
+                f"crop({tokens_to_remove}) can't be: of the {self.cumulative_length} tokens read, "
+                f"only {self.keys.shape[-2]} are kept, for a window of {self.sliding_window}"
+            )
+        start = max(stop - (self.sliding_window - 1) - RECORDED_TOKENS_AFTER_CROP, 0)
+        self.keys, self.values = self.keys[:, :, start:stop], self.values[:, :, start:stop]
+        self.cumulative_length = length
+
+
 class LinearAttentionCache(Cache):
     """One layer per layer of the model: fixed-size states for linear attention, and Transformers'
     own growing and sliding layers for softmax attention.
@@ -174,7 +391,9 @@ class LinearAttentionCache(Cache):
         offload_only_non_sliding: bool = True,
     ):
         layers = [
-            layer_class(sliding_window=config.sliding_window)
+            layer_class(
+                sliding_window=config.sliding_window, conv_kernel_size=config.conv_kernel_size
+            )
             for layer_class in layer_classes(config)
         ]
         super().__init__(
@@ -187,7 +406,11 @@ class LinearAttentionCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors in the cache."""
-        return sum(tensor.nbytes for tensors in self for tensor in tensors if tensor is not None)
+        tensors = {id(x): x for layer in self for x in layer if x is not None}
+        for layer in self.layers:
+            if isinstance(layer, RecurrentLayer) and layer.recording is not None:
+                tensors |= {id(x): x for x in layer.recording.tensors()}
+        return sum(x.nbytes for x in tensors.values())
 
     def __iter__(self) -> Iterator[tuple[Tensor | None, ...]]:
         """The tensors of each layer; None where there is nothing yet."""
@@ -207,22 +430,30 @@ class LinearAttentionCache(Cache):
             layer.reset()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens; only where every layer can."""
-        if tokens_to_remove != 0 and not self.is_croppable:
-            raise RuntimeError(CANNOT_ROLL_BACK)
+        """Removes the last -tokens_to_remove tokens. Linear-attention and sliding-window layers can
+        do this for tokens read after `activate_past_recording()`.
+        """
+        for layer in self.layers:  # all layers or none
+            if isinstance(layer, RecurrentLayer):
+                layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
 
 
 LAYER_CLASSES = {
     "linear_attention": RecurrentLayer,
     "full_attention": DynamicLayer,
-    "sliding_attention": DynamicSlidingWindowLayer,
+    "sliding_attention": SlidingWindowLayer,
 }
+
+
+def active_layer_types(config: PreTrainedConfig) -> list[str]:
+    """The types of the layers that run: to draft, generate() may lower `num_hidden_layers`."""
+    return config.layer_types[: config.num_hidden_layers]
 
 
 def layer_classes(config: PreTrainedConfig) -> list[type[CacheLayerMixin]]:
     """The class of cache layer that each layer of the model writes to."""
-    return [LAYER_CLASSES[layer_type] for layer_type in config.layer_types]
+    return [LAYER_CLASSES[layer_type] for layer_type in active_layer_types(config)]
 
 
 def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
@@ -238,8 +469,11 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
             "past_key_values must be a LinearAttentionCache made for this model, or a DynamicCache "
             f"that has read nothing, got {cache}"
         )
+    is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
     cache.layers = LinearAttentionCache(config).layers
     cache.layer_class_to_replicate = None
+    if is_recording:
+        cache.activate_past_recording()
     return cache
 
 

@@ -1,5 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""nn.Linear, and where it runs faster: on the CPU for few rows, as when tokens are generated."""
+"""nn.Linear, faster on the CPU: for few rows, as in generation, and on AMD's for many, too."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,29 +22,53 @@ except ImportError:
 MAX_ROWS = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch.float64: 8}
 
 
+def mkl_leaves_avx512_aside() -> bool:
+    """Whether torch multiplies float32 matrices at half of what this processor can do: by MKL, on
+    one of AMD's that has AVX-512.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    return (
+        torch.backends.mkl.is_available()
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and cpuinfo.exists()
+        and "AuthenticAMD" in cpuinfo.read_text()
+    )
+
+
+# From so many multiplications on, oneDNN's product is the faster one.
+MIN_ONEDNN_WORK = 2**21 if mkl_leaves_avx512_aside() else math.inf
+
+
 class Linear(nn.Linear):
     """nn.Linear: the same parameters, the same answers but for rounding.
 
-    Nobody knows the compiled product but this package, so it takes plain tensors only, where no
-    gradient, autocast or exported program is wanted; all else goes the usual way.
+    Nobody knows the other products but this package, so they take plain tensors only, where no
+    autocast or exported program is wanted; all else goes the usual way.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
-        if may_run_compiled(input, weight, bias):
-            return _ops.linear(input, weight, bias)
-        return F.linear(input, weight, bias)
+        product = fastest_product(input, self.weight, self.bias)
+        return product(input, self.weight, self.bias)
 
 
-def may_run_compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the compiled product takes x (..., in), weight (out, in), bias (out,), and pays."""
+def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
+    """What computes x (..., in), weight (out, in), bias (out,) -> (..., out)."""
+    if not (IS_COMPILED and are_plain(x, weight, bias)):
+        return F.linear
+    if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
+        return _ops.linear
+    if x.dtype == torch.float32 and x.numel() * weight.shape[0] >= MIN_ONEDNN_WORK:
+        return _ops.onednn_linear
+    return F.linear
+
+
+def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether other products than torch's take these."""
     return (
-        IS_COMPILED
-        and not torch.is_grad_enabled()
-        and type(x) is Tensor
+        type(x) is Tensor
         and type(weight) is nn.Parameter
         and x.is_cpu
-        and x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[-1]
         and weight.dtype is x.dtype
         and weight.is_contiguous()
         and (bias is None or (type(bias) is nn.Parameter and bias.dtype is x.dtype))

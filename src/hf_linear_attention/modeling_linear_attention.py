@@ -44,7 +44,13 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .cache_linear_attention import LinearAttentionCache, RecurrentLayer, cache_for_model
+from .cache_linear_attention import (
+    LinearAttentionCache,
+    RecurrentLayer,
+    active_layer_types,
+    cache_for_model,
+    padding_first,
+)
 from .chunked import accumulation_dtype
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, build_decay
@@ -118,13 +124,11 @@ class ShortConvolution(nn.Module):
             place = torch.arange(T, device=x.device) + past * sequence_of_each_token(cu_seqlens, T)
             tokens = x.new_zeros(B, T + past * (len(cu_seqlens) - 1), channels)
             return tokens.index_copy(1, place + past, x), place[None]
-        tokens = torch.cat([state, x], dim=1)
-        if key_mask is None:
-            return tokens, None
         # Padding goes to the front. The state follows it, so no real token's window sees padding.
-        order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
+        tokens, order = padding_first(torch.cat([state, x], dim=1), key_mask)
+        if order is None:
+            return tokens, None
         place = order.argsort(dim=1)[:, past:] - past
-        tokens = tokens.gather(1, order[..., None].expand(-1, -1, channels))
         return tokens, place.clamp(min=0)  # where padding looks does not matter
 
 
@@ -215,7 +219,7 @@ class LinearAttention(nn.Module):
         state = None if cache is None else cache.conv_state(name)
         y, state = conv1d(x, state, key_mask, cu_seqlens)
         if cache is not None:
-            cache.write(f"{name}_conv", state)
+            cache.write_conv(name, state, x)
         return y
 
     def _attend(
@@ -230,17 +234,21 @@ class LinearAttention(nn.Module):
         is_causal: bool,
     ) -> Tensor:
         """The op, from the cached state and to it."""
-        T = q.shape[1]
         state = None if cache is None else cache.state
-        if cache is not None and T == 1 and not torch.is_grad_enabled():
+        is_step = q.shape[1] == 1 and not torch.is_grad_enabled()
+        if cache is not None and is_step and cache.may_change("kv"):
             # a token is generated: the state changes in place
-            q, k, v = q[:, 0], k[:, 0], v[:, 0]
-            log_decay = None if log_decay is None else log_decay[:, 0]
-            key_mask = None if key_mask is None else key_mask[:, 0]
+            k1, v1 = k[:, 0], v[:, 0]
             if state is None:
-                state = cache.start(k, v, accumulation_dtype(v.dtype), self.options["normalize"])
+                state = cache.start(k1, v1, accumulation_dtype(v.dtype), self.options["normalize"])
             y = linear_attention_step_(
-                q, k, v, state, log_decay, key_mask=key_mask, **self.options
+                q[:, 0],
+                k1,
+                v1,
+                state,
+                None if log_decay is None else log_decay[:, 0],
+                key_mask=None if key_mask is None else key_mask[:, 0],
+                **self.options,
             )[:, None]
         else:
             y, state = linear_attention(
@@ -258,7 +266,7 @@ class LinearAttention(nn.Module):
             if cache is not None:
                 cache.write_state(state)
         if cache is not None:
-            cache.num_tokens += T
+            cache.count(k, v, log_decay, key_mask, self.options)
         return y
 
 
@@ -467,8 +475,9 @@ def softmax_masks(
     cu_seqlens: Tensor | None,
 ) -> dict[str, Tensor | None]:
     """For each type of softmax layer the mask that its attention function takes."""
+    layer_types = active_layer_types(config)
     if isinstance(attention_mask, dict):
-        missing = set(config.layer_types) - set(attention_mask)
+        missing = set(layer_types) - set(attention_mask)
         if missing:
             raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
         return attention_mask
@@ -499,7 +508,7 @@ def softmax_masks(
             and_mask_function=only_within,
         )
         for layer_type, make in makers.items()
-        if layer_type in config.layer_types
+        if layer_type in layer_types
     }
 
 
@@ -525,7 +534,6 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _is_stateful = True  # its cache can't be rolled back, so assisted generation refuses it
     _can_record_outputs = {
         "hidden_states": LinearAttentionDecoderLayer,
         "attentions": SoftmaxAttention,
@@ -629,7 +637,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         if cu_seqlens is not None:  # flash attention recognises sequences by their positions
             position_ids = count_positions(None, cu_seqlens, B, T, 0, hidden_states.device)
-        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+        layer_types = active_layer_types(self.config)
+        for layer, layer_type in zip(self.layers[: len(layer_types)], layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks.get(layer_type),
@@ -728,6 +737,37 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+        )
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,  # generate() looks whether it is here
+        position_ids: Tensor | None = None,
+        **kwargs,
+    ) -> dict[str, Any]:
+        """As in Transformers, which would read again what a cache has read when drafts begin."""
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if next_sequence_length is None and past > 0:
+            T = input_ids.shape[1]
+            if attention_mask is not None:
+                is_whole = attention_mask.shape[-1] == T
+            else:  # a mask of ones was left out; a piece of a prompt has later positions
+                is_whole = position_ids is not None and T == position_ids.shape[-1]
+                is_whole = is_whole and bool((position_ids[..., 0] == 0).all())
+            if is_whole:
+                next_sequence_length = T - past
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            **kwargs,
         )
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
