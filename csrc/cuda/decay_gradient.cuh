@@ -20,7 +20,7 @@ struct NormalizerGradient {
 };
 
 template <class Scalar>
-KERNEL LAUNCH_BOUNDS(kRowThreads)
+KERNEL LAUNCH_BOUNDS(kRowThreads, 8)
     normalizer_gradient_kernel(const GRID_CONSTANT NormalizerGradient p) {
   const int64_t row = block_index() * (kRowThreads / 32) + thread_index() / 32;
   if (row >= p.B * p.T * p.Hq) return;
@@ -61,7 +61,7 @@ DEV double dot_of_states(const float* a, const float* b, int64_t count) {
   return dot;
 }
 
-KERNEL LAUNCH_BOUNDS(32) decay_gradient_kernel(const GRID_CONSTANT DecayGradient p) {
+KERNEL LAUNCH_BOUNDS(32, 16) decay_gradient_kernel(const GRID_CONSTANT DecayGradient p) {
   const int64_t head = block_index() % p.Hkv, n = block_index() / p.Hkv;
   const int64_t begin = p.pieces.sequence_begin(n), end = p.pieces.sequence_end(n);
   const int64_t batch = p.pieces.cu_seqlens ? 0 : n, group = p.Hq / p.Hkv;

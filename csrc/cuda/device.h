@@ -19,7 +19,7 @@
 #define BOTH __host__ __device__ __forceinline__  // for the host, too
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
-#define LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
+#define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 
 namespace hfla::cuda {
 
@@ -49,6 +49,53 @@ DEV T shuffle_xor(T value, int lanes) {
 
 DEV float bits_to_float(uint32_t bits) { return __uint_as_float(bits); }
 DEV uint32_t float_to_bits(float x) { return __float_as_uint(x); }
+
+DEV float fast_exp(float x) { return __expf(x); }  // to about 2^-20 of it
+
+DEV uint16_t to_bf16(float x) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+DEV uint32_t to_bf16_pair(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
+// Loads of 8 x 8 matrices of two-byte elements from shared memory: lane l gives the address of row
+// l % 8 of matrix l / 8, of 16 aligned bytes, and gets of each matrix two neighbours, (l / 4,
+// 2 (l % 4)) and the next, in the matrix or in its transpose.
+template <bool transposed>
+DEV void load_matrices(uint32_t (&x)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+template <bool transposed>
+DEV void load_matrices(uint32_t (&x)[2], const void* row) {  // lanes from 16 on give none
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
+                 : "=r"(x[0]), "=r"(x[1])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n"
+                 : "=r"(x[0]), "=r"(x[1])
+                 : "r"(address)
+                 : "memory");
+  }
+}
 
 // c += a b for 16 x 16 by 16 x 8 bf16, two to a register; the layout is PTX's.
 DEV void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

@@ -20,6 +20,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -35,7 +36,7 @@
 #define BOTH inline
 #define UNROLL
 #define NO_UNROLL
-#define LAUNCH_BOUNDS(threads)
+#define LAUNCH_BOUNDS(threads, blocks)
 
 namespace hfla::cuda {
 namespace emulator {
@@ -245,6 +246,37 @@ inline uint32_t float_to_bits(float x) {
   return bits;
 }
 
+inline float fast_exp(float x) { return std::exp(x); }
+
+// Rounded to the nearest, ties to even.
+inline uint16_t to_bf16(float x) {
+  if (x != x) return 0x7fff;
+  const uint32_t bits = float_to_bits(x);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline uint32_t to_bf16_pair(float low, float high) {
+  return to_bf16(low) | uint32_t(to_bf16(high)) << 16;
+}
+
+template <bool transposed, int count>
+void load_matrices(uint32_t (&x)[count], const void* row, int line = __builtin_LINE()) {
+  const int lane = thread_index() % emulator::kWarp;
+  emulator::Exchange mine{};
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) emulator::machine().error = "a row not aligned";
+  std::memcpy(mine.a, row, sizeof mine.a);
+  const emulator::Exchange* all = emulator::exchange(mine, line);
+  const auto element = [&](int matrix, int r, int c) {
+    uint16_t bits;
+    std::memcpy(&bits, reinterpret_cast<const char*>(all[8 * matrix + r].a) + 2 * c, 2);
+    return uint32_t(bits);
+  };
+  for (int m = 0; m < count; ++m) {
+    const int g = lane / 4, t = lane % 4;
+    x[m] = transposed ? element(m, 2 * t, g) | element(m, 2 * t + 1, g) << 16
+                      : element(m, g, 2 * t) | element(m, g, 2 * t + 1) << 16;
+  }
+}
+
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                      int line = __builtin_LINE()) {
   const int lane = thread_index() % emulator::kWarp;
@@ -286,7 +318,8 @@ int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t s
   m.body = [&] { kernel(arguments...); };
   for (m.block = 0; m.block < blocks && m.error.empty(); ++m.block) {
     m.shared.assign(size_t(shared_bytes + emulator::kGuardBytes), emulator::kPoison);
-    m.error = emulator::run_block(threads);
+    const std::string error = emulator::run_block(threads);
+    if (m.error.empty()) m.error = error;
     for (int64_t i = shared_bytes; i < int64_t(m.shared.size()) && m.error.empty(); ++i) {
       if (m.shared[i] != emulator::kPoison) m.error = "a write beyond the end of shared memory";
     }

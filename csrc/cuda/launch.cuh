@@ -68,8 +68,9 @@ class Launcher {
 // ---- walks ----
 
 // Two sizes of tiles: for narrow heads (and for devices with little shared memory), and for heads
-// up to 128 with the normaliser beside them. Operands of four bytes take twice the memory and, in
-// several parts, more registers.
+// up to 128 with the normaliser beside them, of which two blocks fit into a multiprocessor, so that
+// one computes while the other loads. Operands of four bytes take twice the memory and, in several
+// parts, more registers.
 using Narrow = Shape<32, 48, 32>;
 template <class Scalar>
 struct WideOf {
@@ -77,7 +78,7 @@ struct WideOf {
 };
 template <>
 struct WideOf<BFloat16> {
-  using Type = Shape<128, 144, 64>;
+  using Type = Shape<64, 144, 64>;
 };
 template <class Scalar>
 using Wide = typename WideOf<Scalar>::Type;

@@ -37,46 +37,63 @@ DEV Scalar from_float(float x) {
 }
 template <>
 DEV BFloat16 from_float<BFloat16>(float x) {
-  const uint32_t bits = float_to_bits(x);
-  if (x != x) return {uint16_t(bits >> 16 | 0x40)};  // rounding could make an infinity of a NaN
-  return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+  return {to_bf16(x)};
 }
 
 // ---- feature maps ----
 
+// Float32's own, or what is enough for half precision.
+template <class Scalar>
+DEV float exponential(float x) {
+  return sizeof(Scalar) == 2 ? fast_exp(x) : expf(x);
+}
+
 // As csrc/cpu/feature_maps.h has them. Comparisons are written so that a NaN goes through.
-DEV float apply(FeatureMap map, float x) {
+template <class Scalar, int count>
+DEV void apply(FeatureMap map, float (&x)[count]) {
+  const auto each = [&](auto f) {
+    UNROLL
+    for (int i = 0; i < count; ++i) x[i] = f(x[i]);
+  };
   switch (map) {
     case FeatureMap::elu_plus_one:
-      return x > 0 ? x + 1 : expf(x);
+      return each([](float x) { return x > 0 ? x + 1 : exponential<Scalar>(x); });
     case FeatureMap::relu:
-      return x <= 0 ? 0 : x;
+      return each([](float x) { return x <= 0 ? 0 : x; });
     case FeatureMap::relu2:
-      return x <= 0 ? 0 : x * x;
+      return each([](float x) { return x <= 0 ? 0 : x * x; });
     case FeatureMap::silu:
-      return x / (1 + expf(-x));
+      return each([](float x) { return x / (1 + exponential<Scalar>(-x)); });
     case FeatureMap::exp:
-      return expf(x);
+      return each([](float x) { return exponential<Scalar>(x); });
     default:
-      return x;
+      return;
   }
 }
 
+template <class Scalar>
+DEV float apply(FeatureMap map, float x) {
+  float one[1] = {x};
+  apply<Scalar>(map, one);
+  return one[0];
+}
+
+template <class Scalar>
 DEV float derivative(FeatureMap map, float x) {
   switch (map) {
     case FeatureMap::elu_plus_one:
-      return x > 0 ? 1 : expf(x);
+      return x > 0 ? 1 : exponential<Scalar>(x);
     case FeatureMap::relu:
       return x <= 0 ? 0 : 1;
     case FeatureMap::relu2:
       return x <= 0 ? 0 : 2 * x;
     case FeatureMap::silu: {
-      const float e = expf(-x), sigmoid = 1 / (1 + e);
+      const float e = exponential<Scalar>(-x), sigmoid = 1 / (1 + e);
       const float rest = e > 1 ? 1 - sigmoid : e * sigmoid;  // 1 - sigmoid, without inf * 0
       return sigmoid * (1 + x * rest);
     }
     case FeatureMap::exp:
-      return expf(x);
+      return exponential<Scalar>(x);
     default:
       return 1;
   }
@@ -90,11 +107,12 @@ constexpr float kForgetsAll = -104;
 // A warp multiplies a (16, kDepth) by b (kDepth, 8) into c (16, 8). Lane 4 g + t holds
 //     c[0], c[1]: row g,     columns 2 t, 2 t + 1
 //     c[2], c[3]: row g + 8, likewise
-// and parts of a and b that the loaders below fetch through at(row, column).
+// and parts of a and b that the loaders below fetch from a tile in shared memory (walk.cuh), or
+// from its transpose: column i of a_transposed is row i of the tile, times weight(i) where
+// `weighted`.
 //
 // Each kind also makes an operand a of accumulators, for a product of products without a way
-// through shared memory. It may permute the depth: row k of b then has to be the one that belongs
-// to accumulator_column(k).
+// through shared memory. It may permute the depth, as load_b_for_accumulators then does with b.
 
 struct Lane {
   int g, t;
@@ -112,26 +130,48 @@ struct Bf16Operands {
     uint32_t x[2];
   };
 
-  DEV static uint32_t pack(float low, float high) {
-    return from_float<BFloat16>(low).bits | uint32_t(from_float<BFloat16>(high).bits) << 16;
+  template <class Tile>
+  DEV static A load_a(const Tile& tile, int row, int k) {
+    const int lane = thread_index() % 32;
+    A a;
+    load_matrices<false>(a.x, tile.at(row + lane % 16, k + lane / 16 * 8));
+    return a;
   }
-  template <class At>
-  DEV static A load_a(At at) {
-    const auto [g, t] = lane();
-    return {{pack(at(g, 2 * t), at(g, 2 * t + 1)), pack(at(g + 8, 2 * t), at(g + 8, 2 * t + 1)),
-             pack(at(g, 2 * t + 8), at(g, 2 * t + 9)),
-             pack(at(g + 8, 2 * t + 8), at(g + 8, 2 * t + 9))}};
+  template <class Tile, class Weight>
+  DEV static A load_a_transposed(const Tile& tile, int row, int k, bool weighted, Weight weight) {
+    const int lane = thread_index() % 32;
+    A a;
+    load_matrices<true>(a.x, tile.at(k + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
+    if (!weighted) return a;
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int column = 2 * (lane % 4) + i / 2 * 8;
+      a.x[i] = to_bf16_pair(weight(column) * bits_to_float(a.x[i] << 16),
+                            weight(column + 1) * bits_to_float(a.x[i] & 0xffff0000u));
+    }
+    return a;
   }
-  template <class At>
-  DEV static B load_b(At at) {
-    const auto [g, t] = lane();
-    return {{pack(at(2 * t, g), at(2 * t + 1, g)), pack(at(2 * t + 8, g), at(2 * t + 9, g))}};
+  template <class Tile>
+  DEV static B load_b(const Tile& tile, int k, int column) {
+    B b;
+    load_matrices<true>(b.x, tile.at(k + thread_index() % 16, column));
+    return b;
+  }
+  template <class Tile>
+  DEV static B load_b_transposed(const Tile& tile, int k, int column) {
+    const int lane = thread_index() % 16;
+    B b;
+    load_matrices<false>(b.x, tile.at(column + lane % 8, k + lane / 8 * 8));
+    return b;
   }
   DEV static A from_accumulators(const float (*c)[4]) {  // kDepth / 8 of them
-    return {{pack(c[0][0], c[0][1]), pack(c[0][2], c[0][3]), pack(c[1][0], c[1][1]),
-             pack(c[1][2], c[1][3])}};
+    return {{to_bf16_pair(c[0][0], c[0][1]), to_bf16_pair(c[0][2], c[0][3]),
+             to_bf16_pair(c[1][0], c[1][1]), to_bf16_pair(c[1][2], c[1][3])}};
   }
-  DEV static int accumulator_column(int k) { return k; }
+  template <class Tile>
+  DEV static B load_b_for_accumulators(const Tile& tile, int k, int column) {
+    return load_b(tile, k, column);
+  }
   DEV static void multiply(float (&c)[4], const A& a, const B& b) { mma_bf16(c, a.x, b.x); }
 };
 
@@ -163,18 +203,37 @@ struct Tf32Operands {
       }
     }
   }
-  template <class At>
-  DEV static A load_a(At at) {
+  template <class Tile>
+  DEV static A load_a(const Tile& tile, int row, int k) {
     const auto [g, t] = lane();
     A a;
-    split<4>({at(g, t), at(g + 8, t), at(g, t + 4), at(g + 8, t + 4)}, a.x);
+    split<4>({tile.get(row + g, k + t), tile.get(row + g + 8, k + t), tile.get(row + g, k + t + 4),
+              tile.get(row + g + 8, k + t + 4)},
+             a.x);
     return a;
   }
-  template <class At>
-  DEV static B load_b(At at) {
+  template <class Tile, class Weight>
+  DEV static A load_a_transposed(const Tile& tile, int row, int k, bool weighted, Weight weight) {
+    const auto [g, t] = lane();
+    const float near = weighted ? weight(t) : 1, far = weighted ? weight(t + 4) : 1;
+    A a;
+    split<4>({near * tile.get(k + t, row + g), near * tile.get(k + t, row + g + 8),
+              far * tile.get(k + t + 4, row + g), far * tile.get(k + t + 4, row + g + 8)},
+             a.x);
+    return a;
+  }
+  template <class Tile>
+  DEV static B load_b(const Tile& tile, int k, int column) {
     const auto [g, t] = lane();
     B b;
-    split<2>({at(t, g), at(t + 4, g)}, b.x);
+    split<2>({tile.get(k + t, column + g), tile.get(k + t + 4, column + g)}, b.x);
+    return b;
+  }
+  template <class Tile>
+  DEV static B load_b_transposed(const Tile& tile, int k, int column) {
+    const auto [g, t] = lane();
+    B b;
+    split<2>({tile.get(column + g, k + t), tile.get(column + g, k + t + 4)}, b.x);
     return b;
   }
   DEV static A from_accumulators(const float (*c)[4]) {
@@ -182,7 +241,13 @@ struct Tf32Operands {
     split<4>({c[0][0], c[0][2], c[0][1], c[0][3]}, a.x);
     return a;
   }
-  DEV static int accumulator_column(int k) { return k < 4 ? 2 * k : 2 * (k - 4) + 1; }
+  template <class Tile>
+  DEV static B load_b_for_accumulators(const Tile& tile, int k, int column) {
+    const auto [g, t] = lane();
+    B b;
+    split<2>({tile.get(k + 2 * t, column + g), tile.get(k + 2 * t + 1, column + g)}, b.x);
+    return b;
+  }
   DEV static void multiply(float (&c)[4], const A& a, const B& b) {
     if constexpr (parts == 2) {
       mma_tf32(c, a.x[1], b.x[0]);

@@ -40,7 +40,7 @@ struct alignas(width * sizeof(float)) Floats {
 };
 
 template <class Scalar, int group, int width>
-KERNEL LAUNCH_BOUNDS(kStepThreads) step_kernel(const GRID_CONSTANT StepProblem p) {
+KERNEL LAUNCH_BOUNDS(kStepThreads, 4) step_kernel(const GRID_CONSTANT StepProblem p) {
   const StepShape shape(p.V, width);
   const int64_t b = block_index() / p.Hkv, head = block_index() % p.Hkv;
   const int64_t heads = p.Hq / p.Hkv;
@@ -70,7 +70,7 @@ KERNEL LAUNCH_BOUNDS(kStepThreads) step_kernel(const GRID_CONSTANT StepProblem p
   float* const z = p.normalize ? static_cast<float*>(p.z) + (b * p.Hkv + head) * p.K : nullptr;
 
   for (int64_t i = thread; i < p.K; i += kStepThreads) {
-    phi_k[i] = apply(p.feature_map, to_float(k[i * p.k.dim]));
+    phi_k[i] = apply<Scalar>(p.feature_map, to_float(k[i * p.k.dim]));
   }
   for (int64_t first = 0; first < heads; first += group) {
     const bool update = first == 0;
@@ -87,7 +87,7 @@ KERNEL LAUNCH_BOUNDS(kStepThreads) step_kernel(const GRID_CONSTANT StepProblem p
         float phi = 0;
         if (first + h < heads) {
           const int64_t offset = (head * heads + first + h) * p.q.head + i * p.q.dim;
-          phi = apply(p.feature_map, to_float(q[offset]));
+          phi = apply<Scalar>(p.feature_map, to_float(q[offset]));
         }
         phi_q[h * p.K + i] = phi;
         dot[h] += phi * normalizer;

@@ -161,30 +161,44 @@ struct Shape {
   static constexpr int C = C_, R = R_;
   static constexpr int kColumns = columns, N = columns + 8;  // and the normaliser's, in a tile of 8
   static constexpr int kWarps = C / 16, kThreads = 32 * kWarps;
-  static constexpr int kStrips = (R / 16 + kWarps - 1) / kWarps;  // of the state, per warp
+  static constexpr int kBlocks = kThreads < 256 ? 256 / kThreads : 1;  // 255 registers each
+  static constexpr int kStrips = (R / 16 + kWarps - 1) / kWarps;       // of the state, per warp
 };
 
 // Neighbours that are loaded or stored at once.
 template <class T, int count>
-struct alignas(16) Run {
+struct alignas(sizeof(T) * count < 16 ? sizeof(T) * count : 16) Run {
   T x[count];
 };
 
-// A matrix in shared memory. The end of a row is padded so that neighbouring rows begin in
-// different banks.
+template <class T, int count>  // an even one
+DEV Run<T, count> make_run(const float (&x)[count]) {
+  Run<T, count> run;
+  UNROLL
+  for (int i = 0; i < count; i += 2) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      const uint32_t pair = to_bf16_pair(x[i], x[i + 1]);
+      run.x[i].bits = uint16_t(pair), run.x[i + 1].bits = uint16_t(pair >> 16);
+    } else {
+      run.x[i] = from_float<T>(x[i]), run.x[i + 1] = from_float<T>(x[i + 1]);
+    }
+  }
+  return run;
+}
+// A matrix in shared memory. Rows are an odd number of 16 bytes long, so that eight neighbours'
+// runs are in different banks.
 template <class Element, int rows, int columns>
 struct Tile {
-  static constexpr int kStride = columns + 16 / int(sizeof(Element));
+  static constexpr int kUnit = 16 / int(sizeof(Element));
+  static constexpr int kStride = kUnit * ((columns + kUnit - 1) / kUnit | 1);
   static constexpr int kBytes = rows * kStride * int(sizeof(Element));
   Element* data;
   DEV float get(int r, int c) const { return to_float(data[r * kStride + c]); }
-  DEV void set(int r, int c, float x) { data[r * kStride + c] = from_float<Element>(x); }
-  template <int count>  // neighbours, from a multiple of count on, which is 4 or more
+  DEV const Element* at(int r, int c) const { return data + r * kStride + c; }
+  // Neighbours, from a multiple of count on.
+  template <int count>
   DEV void set_run(int r, int c, const float (&x)[count]) {
-    Run<Element, count> run;
-    UNROLL
-    for (int i = 0; i < count; ++i) run.x[i] = from_float<Element>(x[i]);
-    *reinterpret_cast<Run<Element, count>*>(data + r * kStride + c) = run;
+    *reinterpret_cast<Run<Element, count>*>(data + r * kStride + c) = make_run<Element>(x);
   }
 };
 
@@ -329,6 +343,22 @@ class Walker {
     return state_element(p_, states, row, kv_head_, row_begin_ + r, n);
   }
 
+  // In shared memory, for read_state.
+  DEV void show_state() {
+    UNROLL
+    for (int s = 0; s < S::kStrips; ++s) {
+      if (!strip_exists(strip_of(s))) continue;
+      UNROLL
+      for (int n = 0; n < kTilesN; ++n) {
+        UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float pair[2] = {state_[s][n][2 * half], state_[s][n][2 * half + 1]};
+          shared_.state.set_run(strip_of(s) * 16 + g_ + 8 * half, 8 * n + 2 * t_, pair);
+        }
+      }
+    }
+  }
+
   DEV void load_state() {
     for_each_state_element([&](int r, int c, float& x) {
       const float* const from = element_of(p_.from, r, c);
@@ -355,7 +385,7 @@ class Walker {
     load_decays();
     if (p_.reads) {
       load_rows(shared_.read, p_.read, head_, row_begin_, rows_left_);
-      for_each_state_element([&](int r, int c, float& x) { shared_.state.set(r, c, x); });
+      show_state();
     }
     const int64_t writers = p_.write.per_query ? p_.group() : 1;
     for (int64_t i = 0; i < writers; ++i) {
@@ -420,60 +450,122 @@ class Walker {
   }
 
   static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one load
+  static constexpr int kAhead = 4;                       // loads before the first of them is used
 
-  // Columns [c, c + kRun) of a row, and zeros where it has none.
-  DEV void load_run(float (&to)[kRun], const Rows& rows, int64_t head, int token, int64_t c) const {
+  // Rows of `rows`, whose columns from `begin` on are `columns` and perhaps one more, to a tile.
+  struct Source {
+    const Rows& rows;
+    const Scalar* x;  // of the chunk's first token, at `begin`
+    int64_t token0;   // the row of den and den_grad that it has
+    int columns;      // that the tensor has, from `begin` on
+    int extra;        // the extra column, or -1
+    bool wide;        // runs are contiguous and aligned
+  };
+
+  DEV Source make_source(const Rows& rows, int64_t head, int64_t begin, int most) const {
+    const View& v = rows.x;
+    const Scalar* const x = static_cast<const Scalar*>(v.data) + piece_.batch * v.batch +
+                            chunk_ * v.time + head * v.head + begin * v.dim;
+    const int64_t left = rows.columns - begin;
+    Source source{rows,
+                  x,
+                  (piece_.batch * p_.T + chunk_) * p_.Hq + head,
+                  int(left < 0      ? 0
+                      : left < most ? left
+                                    : most),
+                  -1,
+                  false};
+    if (rows.extra != Extra::none && left >= 0 && left < most) source.extra = int(left);
+    if (!v.data) source.columns = 0, source.extra = -1;
+    source.wide = v.dim == 1 && v.time % kRun == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    return source;
+  }
+
+  DEV bool has_whole_run(const Source& from, int token, int c) const {
+    return from.wide && c + kRun <= from.columns && shared_.present[token];
+  }
+
+  // Columns [c, c + kRun) of a row, and zeros where it has none; `whole` if it has them all.
+  DEV void convert_run(float (&to)[kRun], const Source& from, const Run<Scalar, kRun>& whole,
+                       bool is_whole, int token, int c) const {
     UNROLL
-    for (int i = 0; i < kRun; ++i) to[i] = 0;
-    if (!shared_.present[token] || !rows.x.data || c >= rows.width()) return;
-    const int64_t t = chunk_ + token;
-    const int64_t at = (piece_.batch * p_.T + t) * p_.Hq + head;
-    const Scalar* const x = static_cast<const Scalar*>(rows.x.data) + piece_.batch * rows.x.batch +
-                            t * rows.x.time + head * rows.x.head + c * rows.x.dim;
-    const float den = rows.den ? rows.den[at] : 1;
-    const auto convert = [&](Scalar x) {
-      return rows.den ? to_float(x) / den : apply(rows.map, to_float(x));
-    };
-    if (rows.x.dim == 1 && c + kRun <= rows.columns && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
-      const auto run = *reinterpret_cast<const Run<Scalar, kRun>*>(x);
+    for (int i = 0; i < kRun; ++i) to[i] = is_whole ? to_float(whole.x[i]) : 0;
+    if (!shared_.present[token]) return;
+    if (!is_whole) {
       UNROLL
-      for (int i = 0; i < kRun; ++i) to[i] = convert(run.x[i]);
-      return;
+      for (int i = 0; i < kRun; ++i) {
+        if (c + i < from.columns) {
+          to[i] = to_float(from.x[token * from.rows.x.time + (c + i) * from.rows.x.dim]);
+        }
+      }
     }
+    const int64_t at = from.token0 + token * p_.Hq;
+    if (from.rows.den) {
+      const float scale = 1 / from.rows.den[at];
+      UNROLL
+      for (int i = 0; i < kRun; ++i) to[i] *= scale;
+    } else {
+      apply<Scalar>(from.rows.map, to);
+    }
+    if (is_whole) return;
     UNROLL
     for (int i = 0; i < kRun; ++i) {
-      if (c + i < rows.columns) to[i] = convert(x[i * rows.x.dim]);
-      if (c + i != rows.columns || rows.extra == Extra::none) continue;
-      to[i] = rows.extra == Extra::one ? 1 : rows.den_grad[at];
+      if (c + i >= from.columns) to[i] = 0;
+      if (c + i == from.extra) {
+        to[i] = from.rows.extra == Extra::one ? 1 : from.rows.den_grad[at];
+      }
+    }
+  }
+
+  // The first `columns` of a tile, a multiple of kRun.
+  template <class T>
+  DEV void load_tile(T& tile, const Source& from, int columns) {
+    const int runs = columns / kRun;
+    const int tokens_on = S::kThreads / runs, runs_on = S::kThreads % runs;  // to the next load
+    int token = thread_index() / runs, run = thread_index() % runs;
+    while (token < C) {
+      Run<Scalar, kRun> whole[kAhead];
+      int tokens[kAhead], columns_at[kAhead];
+      bool is_whole[kAhead];
+      UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        tokens[a] = token, columns_at[a] = run * kRun;
+        is_whole[a] = token < C && has_whole_run(from, token, columns_at[a]);
+        if (is_whole[a]) {
+          whole[a] = *reinterpret_cast<const Run<Scalar, kRun>*>(from.x + token * from.rows.x.time +
+                                                                 columns_at[a]);
+        }
+        token += tokens_on, run += runs_on;
+        if (run >= runs) run -= runs, ++token;
+      }
+      UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        if (tokens[a] >= C) break;
+        float x[kRun];
+        convert_run(x, from, whole[a], is_whole[a], tokens[a], columns_at[a]);
+        tile.set_run(tokens[a], columns_at[a], x);
+      }
     }
   }
 
   // Columns from `begin` on, as many as the products of this walk use.
   template <class T>
   DEV void load_rows(T& tile, const Rows& rows, int64_t head, int64_t begin, int64_t left) {
-    const int runs = (left < R ? (int(left) + 15) / 16 * 16 : R) / kRun;
-    for (int i = thread_index(); i < C * runs; i += S::kThreads) {
-      const int token = i / runs, c = i % runs * kRun;
-      float run[kRun];
-      load_run(run, rows, head, token, begin + c);
-      tile.set_run(token, c, run);
-    }
+    const int columns = left < R ? (int(left) + 15) / 16 * 16 : R;
+    load_tile(tile, make_source(rows, head, begin, columns), columns);
   }
 
   // This block's columns, and the normaliser's behind them.
   DEV void load_values(int64_t head) {
-    constexpr int kRuns = N / kRun;
-    for (int i = thread_index(); i < C * kRuns; i += S::kThreads) {
-      const int token = i / kRuns, c = i % kRuns * kRun;
-      float run[kRun] = {};
-      if (c < S::kColumns) {
-        Rows columns = p_.values;
-        columns.extra = Extra::none;
-        load_run(run, columns, head, token, column_block_ * S::kColumns + c);
-      } else if (c == S::kColumns && has_normalizer()) {
-        run[0] = shared_.present[token] ? 1 : 0;
+    Source from = make_source(p_.values, head, column_block_ * S::kColumns, S::kColumns);
+    from.extra = -1;
+    load_tile(shared_.values, from, S::kColumns);
+    for (int token = thread_index(); token < C; token += S::kThreads) {
+      for (int c = 0; c < 8; c += kRun) {
+        float x[kRun] = {};
+        if (c == 0 && has_normalizer()) x[0] = shared_.present[token] ? 1 : 0;
+        shared_.values.set_run(token, S::kColumns + c, x);
       }
-      shared_.values.set_run(token, c, run);
     }
   }
 
@@ -500,14 +592,11 @@ class Walker {
     NO_UNROLL
     for (int r = 0; r < R; r += kDepth) {
       if (r >= rows_left_) break;
-      const auto a =
-          Operands::load_a([&](int i, int k) { return shared_.read.get(first + i, r + k); });
+      const auto a = Operands::load_a(shared_.read, first, r);
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
         if (n >= num_tiles_n()) break;
-        Operands::multiply(out_[n], a, Operands::load_b([&](int k, int j) {
-                             return shared_.state.get(r + k, 8 * n + j);
-                           }));
+        Operands::multiply(out_[n], a, Operands::load_b(shared_.state, r, 8 * n));
       }
     }
     if (!p_.causal || !decay_.sums) return;
@@ -531,13 +620,11 @@ class Walker {
       NO_UNROLL
       for (int r = 0; r < R; r += kDepth) {
         if (r >= rows_left_) break;
-        const auto a =
-            Operands::load_a([&](int i, int k) { return shared_.read.get(first + i, r + k); });
+        const auto a = Operands::load_a(shared_.read, first, r);
         UNROLL
         for (int n = 0; n < kTilesAtOnce; ++n) {
-          Operands::multiply(scores[n], a, Operands::load_b([&](int k, int j) {
-                               return shared_.write.get(token + 8 * n + j, r + k);
-                             }));
+          Operands::multiply(scores[n], a,
+                             Operands::load_b_transposed(shared_.write, r, token + 8 * n));
         }
       }
       UNROLL
@@ -553,10 +640,8 @@ class Walker {
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
         if (n >= num_tiles_n()) break;
-        Operands::multiply(out_[n], a, Operands::load_b([&](int k, int j) {
-                             return shared_.values.get(token + Operands::accumulator_column(k),
-                                                       8 * n + j);
-                           }));
+        Operands::multiply(out_[n], a,
+                           Operands::load_b_for_accumulators(shared_.values, token, 8 * n));
       }
     }
   }
@@ -571,15 +656,13 @@ class Walker {
       UNROLL
       for (int s = 0; s < S::kStrips; ++s) {
         if (!strip_exists(strip_of(s))) continue;
-        a[s] = Operands::load_a([&](int i, int k) {
-          return write_weight(token + k) * shared_.write.get(token + k, strip_of(s) * 16 + i);
-        });
+        a[s] = Operands::load_a_transposed(shared_.write, strip_of(s) * 16, token, decay_.sums,
+                                           [&](int k) { return write_weight(token + k); });
       }
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
         if (n >= num_tiles_n()) break;
-        const auto b = Operands::load_b(
-            [&](int k, int j) { return shared_.values.get(token + k, 8 * n + j); });
+        const auto b = Operands::load_b(shared_.values, token, 8 * n);
         UNROLL
         for (int s = 0; s < S::kStrips; ++s) {
           if (strip_exists(strip_of(s))) Operands::multiply(state_[s][n], a[s], b);
@@ -603,15 +686,12 @@ class Walker {
       const int64_t t = chunk_ + token;
       if (t < piece_.end) {
         const bool present = shared_.present[token];
+        const Outs outs = make_outs(t);
+        const float scale = p_.divide ? 1 / den : 1;
         UNROLL
         for (int n = 0; n < kTilesN - 1; ++n) {
-          UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const int64_t c = column_block_ * S::kColumns + 8 * n + 2 * t_ + i;
-            if (c >= p_.values.columns) continue;
-            const float x = out_[n][2 * half + i];
-            store(t, c, present ? (p_.divide ? x / den : gradient(t, c, x, dot)) : 0);
-          }
+          const float pair[2] = {out_[n][2 * half] * scale, out_[n][2 * half + 1] * scale};
+          store_pair(outs, 8 * n + 2 * t_, pair, present, dot);
         }
         if (p_.divide && column_block_ == 0 && t_ == 0) {
           p_.den[(piece_.batch * p_.T + t) * p_.Hq + head_] = den;
@@ -643,18 +723,58 @@ class Walker {
     }
   }
 
-  DEV void store(int64_t t, int64_t c, float x) {
-    static_cast<Scalar*>(p_.out.data)[piece_.batch * p_.out.batch + t * p_.out.time +
-                                      head_ * p_.out.head + c * p_.out.dim] = from_float<Scalar>(x);
+  // Where a token's out is, from this block's first column on, and the tensor that it is the
+  // gradient of.
+  struct Outs {
+    Scalar* out;
+    const Scalar* of;  // or null
+    int columns;
+    bool wide;  // pairs are contiguous and aligned
+  };
+
+  DEV Outs make_outs(int64_t t) const {
+    const int64_t begin = column_block_ * S::kColumns;
+    const auto row = [&](const View& v) {
+      return static_cast<Scalar*>(v.data) + piece_.batch * v.batch + t * v.time + head_ * v.head +
+             begin * v.dim;
+    };
+    const View& of = p_.of.x;
+    Outs outs{row(p_.out), of.data ? row(of) : nullptr, int(p_.values.columns - begin), false};
+    constexpr uintptr_t kPair = 2 * sizeof(Scalar);
+    outs.wide = p_.out.dim == 1 && reinterpret_cast<uintptr_t>(outs.out) % kPair == 0 &&
+                (!outs.of || (of.dim == 1 && reinterpret_cast<uintptr_t>(outs.of) % kPair == 0));
+    return outs;
   }
 
-  DEV float gradient(int64_t t, int64_t c, float x, float& dot) {
-    if (!p_.of.x.data) return x;
-    const View& of = p_.of.x;
-    const float argument = to_float(static_cast<const Scalar*>(
-        of.data)[piece_.batch * of.batch + t * of.time + head_ * of.head + c * of.dim]);
-    dot += x * apply(p_.of.map, argument);
-    return x * derivative(p_.of.map, argument);
+  // Columns c and c + 1 of out, if it has them.
+  DEV void store_pair(const Outs& outs, int c, const float (&x)[2], bool present, float& dot) {
+    if (outs.wide && c + 1 < outs.columns) {
+      float result[2] = {x[0], x[1]};
+      if (outs.of) {
+        const auto of = *reinterpret_cast<const Run<Scalar, 2>*>(outs.of + c);
+        UNROLL
+        for (int i = 0; i < 2; ++i) result[i] = gradient(to_float(of.x[i]), x[i], present, dot);
+      }
+      UNROLL
+      for (int i = 0; i < 2; ++i) result[i] = present ? result[i] : 0;
+      *reinterpret_cast<Run<Scalar, 2>*>(outs.out + c) = make_run<Scalar>(result);
+      return;
+    }
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (c + i >= outs.columns) continue;
+      float result = x[i];
+      if (outs.of) {
+        result = gradient(to_float(outs.of[(c + i) * p_.of.x.dim]), x[i], present, dot);
+      }
+      outs.out[(c + i) * p_.out.dim] = from_float<Scalar>(present ? result : 0);
+    }
+  }
+
+  // By the feature map's argument, of what is the gradient by its value.
+  DEV float gradient(float argument, float x, bool present, float& dot) const {
+    if (present) dot += x * apply<Scalar>(p_.of.map, argument);
+    return x * derivative<Scalar>(p_.of.map, argument);
   }
 
   const Walk& p_;
@@ -670,7 +790,7 @@ class Walker {
 };
 
 template <class Scalar, class S>
-KERNEL LAUNCH_BOUNDS(S::kThreads) walk_kernel(const GRID_CONSTANT Walk p) {
+KERNEL LAUNCH_BOUNDS(S::kThreads, S::kBlocks) walk_kernel(const GRID_CONSTANT Walk p) {
   Walker<Scalar, S>(p).run();
 }
 
@@ -688,7 +808,7 @@ struct Scan {
 
 constexpr int kScanThreads = 128;
 
-KERNEL LAUNCH_BOUNDS(kScanThreads) scan_kernel(const GRID_CONSTANT Scan p) {
+KERNEL LAUNCH_BOUNDS(kScanThreads, 8) scan_kernel(const GRID_CONSTANT Scan p) {
   const int64_t elements = p.K * p.V + (p.piece_states.z ? p.K : 0);
   const int64_t blocks = (elements + kScanThreads - 1) / kScanThreads;
   const int64_t head = block_index() / blocks % p.Hkv, n = block_index() / blocks / p.Hkv;
