@@ -33,6 +33,9 @@ DEV char* shared_memory() {
 
 DEV void sync_block() { __syncthreads(); }
 
+// Keeps the compiler from moving memory accesses to the other side.
+DEV void finish_before() { asm volatile("" ::: "memory"); }
+
 // All 32 lanes take part in what follows.
 template <class T>
 DEV T shuffle(T value, int lane) {

@@ -219,6 +219,8 @@ inline void sync_block(int line = __builtin_LINE()) {
   emulator::leave(emulator::State::at_block_barrier, line);
 }
 
+inline void finish_before() {}
+
 template <class T>
 T shuffle(T value, int lane, int line = __builtin_LINE()) {
   return static_cast<T>(emulator::exchange({{}, {}, double(value)}, line)[lane].value);

@@ -67,26 +67,33 @@ class Launcher {
 
 // ---- walks ----
 
-// Two sizes of tiles: for narrow heads (and for devices with little shared memory), and for heads
-// up to 128 with the normaliser beside them, of which two blocks fit into a multiprocessor, so that
-// one computes while the other loads. Operands of four bytes take twice the memory and, in several
-// parts, more registers.
-using Narrow = Shape<32, 48, 32>;
+// Sizes of tiles: for narrow heads (and for devices with little shared memory), and for heads up to
+// 128, without and with the normaliser's row. Of the wide one in bfloat16 two blocks fit into a
+// multiprocessor, so that one computes while the other loads; with one more strip of rows it would
+// not have the registers. Operands of four bytes take twice the memory.
 template <class Scalar>
-struct WideOf {
-  using Type = Shape<64, 144, 32>;
+struct Tiles {
+  using Narrow = Shape<32, 48, 32>;
+  using Wide = Shape<64, 144, 32>;
+  using Tall = Wide;
 };
 template <>
-struct WideOf<BFloat16> {
-  using Type = Shape<64, 144, 64>;
+struct Tiles<BFloat16> {
+  using Narrow = Shape<32, 48, 32>;
+  using Wide = Shape<64, 128, 64>;
+  using Tall = Shape<128, 144, 64>;
 };
 template <class Scalar>
-using Wide = typename WideOf<Scalar>::Type;
+struct NarrowTiles : Tiles<Scalar> {
+  using Wide = typename Tiles<Scalar>::Narrow;
+  using Tall = Wide;
+};
 
 template <class Scalar>
 bool is_narrow(const Problem& p, const CudaDevice& device) {
+  using Narrow = typename Tiles<Scalar>::Narrow;
   return (p.K <= Narrow::kColumns && p.V <= Narrow::kColumns) ||
-         device.shared_bytes < Walker<Scalar, Wide<Scalar>>::kSharedBytes;
+         device.shared_bytes < Walker<Scalar, typename Tiles<Scalar>::Tall>::kSharedBytes;
 }
 
 // Pieces long enough to be worth the states between them, and short enough to give every
@@ -179,9 +186,10 @@ inline States output_states(void* kv, void* z) {
 
 // ---- forward ----
 
-template <class Scalar, class S>
+template <class Scalar, class T>
 void forward(Launcher& launcher, const Problem& p, const ForwardResult& result,
              const CudaDevice& device) {
+  using S = typename T::Wide;
   Walk walk = make_walk(p, make_pieces<S>(p, device));
   walk.read = {p.q, p.K, p.feature_map, true};
   walk.write = {p.k, p.K, p.feature_map};
@@ -197,10 +205,12 @@ void forward(Launcher& launcher, const Problem& p, const ForwardResult& result,
 
 // ---- backward ----
 
-template <class Scalar, class S>
+template <class Scalar, class T>
 void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
               const BackwardResult& result, const CudaDevice& device) {
-  const Pieces pieces = make_pieces<S>(p, device);
+  using S = typename T::Wide;
+  using Tall = typename T::Tall;  // whose chunk is a multiple of the other's
+  const Pieces pieces = make_pieces<Tall>(p, device);
   const float* const den = p.normalize ? static_cast<const float*>(input.forward.den) : nullptr;
   const int64_t tokens = p.B * p.T, key_blocks = ceil_div(p.K, S::kColumns);
 
@@ -233,7 +243,7 @@ void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
   dq.out = result.dq;
   dq.of = queries;
   dq.dots = decays ? launcher.take(key_blocks * tokens * p.Hq) : nullptr;
-  run_walk<Scalar, S>(launcher, dq, initial, {});
+  run_walk<Scalar, Tall>(launcher, dq, initial, {});
 
   Walk dk = make_walk(p, pieces);
   dk.read = values, dk.write = dn_and_more, dk.values = queries;
@@ -241,7 +251,7 @@ void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
   dk.out = result.dk;
   dk.of = keys;
   dk.dots = decays ? launcher.take(key_blocks * tokens * p.Hkv) : nullptr;
-  run_walk<Scalar, S>(launcher, dk, final_gradient, output_states(nullptr, result.dinitial_z));
+  run_walk<Scalar, Tall>(launcher, dk, final_gradient, output_states(nullptr, result.dinitial_z));
 
   Walk dv = make_walk(p, pieces);
   dv.read = keys, dv.write = queries, dv.values = dn;
@@ -268,16 +278,17 @@ void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
 template <class Scalar>
 void forward(Launcher& launcher, const Problem& p, const ForwardResult& result,
              const CudaDevice& device) {
-  if (is_narrow<Scalar>(p, device)) return forward<Scalar, Narrow>(launcher, p, result, device);
-  return forward<Scalar, Wide<Scalar>>(launcher, p, result, device);
+  return is_narrow<Scalar>(p, device)
+             ? forward<Scalar, NarrowTiles<Scalar>>(launcher, p, result, device)
+             : forward<Scalar, Tiles<Scalar>>(launcher, p, result, device);
 }
 
 template <class Scalar>
 void backward(Launcher& launcher, const Problem& p, const BackwardInput& input,
               const BackwardResult& result, const CudaDevice& device) {
-  if (is_narrow<Scalar>(p, device))
-    return backward<Scalar, Narrow>(launcher, p, input, result, device);
-  return backward<Scalar, Wide<Scalar>>(launcher, p, input, result, device);
+  return is_narrow<Scalar>(p, device)
+             ? backward<Scalar, NarrowTiles<Scalar>>(launcher, p, input, result, device)
+             : backward<Scalar, Tiles<Scalar>>(launcher, p, input, result, device);
 }
 
 }  // namespace hfla::cuda

@@ -108,8 +108,9 @@ constexpr float kForgetsAll = -104;
 //     c[0], c[1]: row g,     columns 2 t, 2 t + 1
 //     c[2], c[3]: row g + 8, likewise
 // and parts of a and b that the loaders below fetch from a tile in shared memory (walk.cuh), or
-// from its transpose: column i of a_transposed is row i of the tile, times weight(i) where
-// `weighted`.
+// from its transpose. Column i of load_a_transposed is row i of the tile, times a weight if
+// `weighted`; the weights that a lane needs are those of columns column_of_a(0), column_of_a(1),
+// ...
 //
 // Each kind also makes an operand a of accumulators, for a product of products without a way
 // through shared memory. It may permute the depth, as load_b_for_accumulators then does with b.
@@ -137,17 +138,19 @@ struct Bf16Operands {
     load_matrices<false>(a.x, tile.at(row + lane % 16, k + lane / 16 * 8));
     return a;
   }
-  template <class Tile, class Weight>
-  DEV static A load_a_transposed(const Tile& tile, int row, int k, bool weighted, Weight weight) {
+  static constexpr int kColumnsOfA = 4;
+  DEV static int column_of_a(int i) { return 2 * (thread_index() % 4) + i % 2 + i / 2 * 8; }
+  template <class Tile>
+  DEV static A load_a_transposed(const Tile& tile, int row, int k, bool weighted,
+                                 const float (&weights)[kColumnsOfA]) {
     const int lane = thread_index() % 32;
     A a;
     load_matrices<true>(a.x, tile.at(k + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
     if (!weighted) return a;
     UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int column = 2 * (lane % 4) + i / 2 * 8;
-      a.x[i] = to_bf16_pair(weight(column) * bits_to_float(a.x[i] << 16),
-                            weight(column + 1) * bits_to_float(a.x[i] & 0xffff0000u));
+      const float low = bits_to_float(a.x[i] << 16), high = bits_to_float(a.x[i] & 0xffff0000u);
+      a.x[i] = to_bf16_pair(weights[i / 2 * 2] * low, weights[i / 2 * 2 + 1] * high);
     }
     return a;
   }
@@ -212,10 +215,13 @@ struct Tf32Operands {
              a.x);
     return a;
   }
-  template <class Tile, class Weight>
-  DEV static A load_a_transposed(const Tile& tile, int row, int k, bool weighted, Weight weight) {
+  static constexpr int kColumnsOfA = 2;
+  DEV static int column_of_a(int i) { return thread_index() % 4 + 4 * i; }
+  template <class Tile>
+  DEV static A load_a_transposed(const Tile& tile, int row, int k, bool weighted,
+                                 const float (&weights)[kColumnsOfA]) {
     const auto [g, t] = lane();
-    const float near = weighted ? weight(t) : 1, far = weighted ? weight(t + 4) : 1;
+    const float near = weighted ? weights[0] : 1, far = weighted ? weights[1] : 1;
     A a;
     split<4>({near * tile.get(k + t, row + g), near * tile.get(k + t, row + g + 8),
               far * tile.get(k + t + 4, row + g), far * tile.get(k + t + 4, row + g + 8)},

@@ -79,8 +79,7 @@ struct Pieces {
 };
 
 struct Piece {
-  int64_t sequence, batch, begin, end;
-  bool exists;
+  int64_t sequence, batch, begin, end;  // sequence -1: there is no such piece
 };
 
 DEV Piece find_piece(const Pieces& pieces, int64_t index) {
@@ -98,8 +97,8 @@ DEV Piece find_piece(const Pieces& pieces, int64_t index) {
   const int64_t i = index - pieces.first_piece(n);
   const int64_t begin = pieces.sequence_begin(n) + i * pieces.length;
   const int64_t end = pieces.sequence_end(n);
-  return {n, pieces.cu_seqlens ? 0 : n, begin,
-          begin + pieces.length < end ? begin + pieces.length : end, i < pieces.num_pieces(n)};
+  return {i < pieces.num_pieces(n) ? n : -1, pieces.cu_seqlens ? 0 : n, begin,
+          begin + pieces.length < end ? begin + pieces.length : end};
 }
 
 // ---- operands ----
@@ -220,26 +219,43 @@ struct DecaySums {
   }
 };
 
+// What a block does. It is kept in shared memory, so that no thread spends registers on it, nor on
+// what follows of it, while it does something else.
+struct Place {
+  int64_t column_block, head, kv_head, piece_index;
+  Piece piece;
+};
+
 template <class Operands, class S>
 struct WalkShared {
   using Element = typename Operands::Element;
   Tile<Element, S::C, S::R> read, write;
   Tile<Element, S::C, S::N> values;
   Tile<Element, S::R, S::N> state;
+  Place* place;
   DecaySum* decays;  // (C + 1,)
   bool* present;     // (C,)
 
-  static constexpr int kBytes = 2 * decltype(read)::kBytes + decltype(values)::kBytes +
-                                decltype(state)::kBytes + int(sizeof(DecaySum)) * (S::C + 1) + S::C;
+  Tile<float, S::R, S::N> staged;  // a state, in place of all tiles
+
+  static constexpr int kTileBytes =
+      2 * decltype(read)::kBytes + decltype(values)::kBytes + decltype(state)::kBytes;
+  static constexpr int kTailBytes = int(sizeof(Place)) + int(sizeof(DecaySum)) * (S::C + 1) + S::C;
+  static constexpr int kBytes =
+      (kTileBytes > decltype(staged)::kBytes ? kTileBytes : decltype(staged)::kBytes) + kTailBytes;
   DEV explicit WalkShared(char* base) {
     const auto take = [&](auto*& pointer, int bytes) {
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base);
       base += bytes;
     };
+    staged.data = reinterpret_cast<float*>(base);
+    char* const after = base + kBytes - kTailBytes;
     take(read.data, read.kBytes);
     take(write.data, write.kBytes);
     take(values.data, values.kBytes);
     take(state.data, state.kBytes);
+    base = after;
+    take(place, int(sizeof(Place)));
     take(decays, int(sizeof(DecaySum)) * (S::C + 1));
     take(present, S::C);
   }
@@ -270,41 +286,49 @@ class Walker {
   DEV explicit Walker(const Walk& p)
       : p_(p),
         shared_(shared_memory()),
+        place_(*shared_.place),
         decay_{p.log_decay.data ? shared_.decays : nullptr},
         warp_(thread_index() / 32),
         g_(lane().g),
         t_(lane().t) {
-    const int64_t column_blocks = (p.values.columns + S::kColumns - 1) / S::kColumns;
-    column_block_ = block_index() % column_blocks;
-    head_ = block_index() / column_blocks % p.num_heads();
-    piece_index_ = block_index() / column_blocks / p.num_heads();
-    kv_head_ = p.reads_per_query() ? head_ / p.group() : head_;
-    piece_ = find_piece(p.pieces, piece_index_);
+    if (thread_index() == 0) *shared_.place = find_place(p);
+    sync_block();
   }
 
   DEV void run() {
-    if (!piece_.exists) return;
+    if (place_.piece.sequence < 0) return;
     const int64_t rows = p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width();
     for (row_begin_ = 0; row_begin_ < rows; row_begin_ += R) {
       rows_left_ = rows - row_begin_;
       load_state();
       float total_decay = 1;
-      const int64_t length = piece_.end - piece_.begin;
+      const int64_t length = place_.piece.end - place_.piece.begin;
       for (int64_t offset = 0; offset < length; offset += C) {
         // Backwards in time, the chunk that is not full is the first one still.
         const int64_t aligned = p_.reversed ? (length - 1) / C * C - offset : offset;
-        chunk_ = piece_.begin + aligned;
+        chunk_ = place_.piece.begin + aligned;
         visit_chunk();
         total_decay *= decay_.between(0, C);
       }
       store_state();
       if (p_.piece_decays && thread_index() == 0) {
-        p_.piece_decays[piece_index_ * p_.Hkv + kv_head_] = total_decay;
+        p_.piece_decays[place_.piece_index * p_.Hkv + place_.kv_head] = total_decay;
       }
     }
   }
 
  private:
+  DEV static Place find_place(const Walk& p) {
+    const int64_t column_blocks = (p.values.columns + S::kColumns - 1) / S::kColumns;
+    Place place;
+    place.column_block = block_index() % column_blocks;
+    place.head = block_index() / column_blocks % p.num_heads();
+    place.piece_index = block_index() / column_blocks / p.num_heads();
+    place.kv_head = p.reads_per_query() ? place.head / p.group() : place.head;
+    place.piece = find_piece(p.pieces, place.piece_index);
+    return place;
+  }
+
   // ---- the state, of which a warp has the strips of 16 rows warp, warp + kWarps, ... ----
 
   DEV bool strip_exists(int strip) const { return strip < R / 16 && strip * 16 < rows_left_; }
@@ -316,7 +340,7 @@ class Walker {
 
   // Column c of the tile in the matrix of values, or its width if there is none.
   DEV int64_t global_column(int c) const {
-    const int64_t n = column_block_ * S::kColumns + c;
+    const int64_t n = place_.column_block * S::kColumns + c;
     if (c < S::kColumns) return n < p_.values.columns ? n : p_.values.width();
     return c == S::kColumns && has_normalizer() ? p_.values.columns : p_.values.width();
   }
@@ -339,8 +363,8 @@ class Walker {
   DEV float* element_of(const States& states, int r, int c) const {
     const int64_t n = global_column(c);
     if (r >= rows_left_ || n == p_.values.width()) return nullptr;
-    const int64_t row = states.per_piece ? piece_index_ : piece_.sequence;
-    return state_element(p_, states, row, kv_head_, row_begin_ + r, n);
+    const int64_t row = states.per_piece ? place_.piece_index : place_.piece.sequence;
+    return state_element(p_, states, row, place_.kv_head, row_begin_ + r, n);
   }
 
   // In shared memory, for read_state.
@@ -359,21 +383,39 @@ class Walker {
     }
   }
 
+  // Both through shared memory, where the tiles are otherwise: neighbouring threads then load and
+  // store neighbours.
   DEV void load_state() {
-    for_each_state_element([&](int r, int c, float& x) {
-      const float* const from = element_of(p_.from, r, c);
-      x = from ? *from : 0;
-    });
+    if (!p_.from.kv && !p_.from.z) {
+      for_each_state_element([](int, int, float& x) { x = 0; });
+      return;
+    }
+    sync_block();  // all have done with the tiles of the last walk
+    NO_UNROLL
+    for (int e = thread_index(); e < R * N; e += S::kThreads) {
+      const float* const from = element_of(p_.from, e / N, e % N);
+      shared_.staged.data[e / N * shared_.staged.kStride + e % N] = from ? *from : 0;
+    }
+    sync_block();
+    for_each_state_element([&](int r, int c, float& x) { x = shared_.staged.get(r, c); });
   }
 
   DEV void store_state() {
-    if (p_.reads_per_query() && head_ % p_.group() != 0) return;  // all of a group have the same
-    for_each_state_element([&](int r, int c, float& x) {
+    if (!p_.to.kv && !p_.to.z) return;
+    if (p_.reads_per_query() && place_.head % p_.group() != 0)
+      return;      // all of a group have the same
+    sync_block();  // all have done with the tiles of the last chunk
+    for_each_state_element(
+        [&](int r, int c, float& x) { shared_.staged.data[r * shared_.staged.kStride + c] = x; });
+    sync_block();
+    NO_UNROLL
+    for (int e = thread_index(); e < R * N; e += S::kThreads) {
+      const int c = e % N;
       // All blocks have the normaliser's column; the first stores it.
-      if (c == S::kColumns && column_block_ != 0) return;
-      float* const to = element_of(p_.to, r, c);
-      if (to) *to = x;
-    });
+      if (c == S::kColumns && place_.column_block != 0) continue;
+      float* const to = element_of(p_.to, e / N, c);
+      if (to) *to = shared_.staged.get(e / N, c);
+    }
   }
 
   // ---- a chunk ----
@@ -384,13 +426,13 @@ class Walker {
     sync_block();
     load_decays();
     if (p_.reads) {
-      load_rows(shared_.read, p_.read, head_, row_begin_, rows_left_);
+      load_rows(shared_.read, p_.read, place_.head, row_begin_, rows_left_);
       show_state();
     }
     const int64_t writers = p_.write.per_query ? p_.group() : 1;
     for (int64_t i = 0; i < writers; ++i) {
-      const int64_t head = p_.write.per_query ? kv_head_ * p_.group() + i : kv_head_;
-      const int64_t values_head = p_.values.per_query ? head : kv_head_;
+      const int64_t head = p_.write.per_query ? place_.kv_head * p_.group() + i : place_.kv_head;
+      const int64_t values_head = p_.values.per_query ? head : place_.kv_head;
       if (i > 0) sync_block();
       if (p_.writes || p_.causal) {
         load_rows(shared_.write, p_.write, head, row_begin_, rows_left_);
@@ -399,15 +441,16 @@ class Walker {
       sync_block();
       if (p_.reads && i == 0) read_state();
       if (p_.reads && p_.causal) read_chunk();
+      if (p_.reads && i == writers - 1) store_out();
       if (p_.writes) write_chunk(i == 0);
     }
-    if (p_.reads) store_out();
   }
 
   DEV void load_presence() {
     for (int i = thread_index(); i < C; i += S::kThreads) {
       const int64_t t = chunk_ + i;
-      shared_.present[i] = t < piece_.end && (!p_.key_mask || p_.key_mask[piece_.batch * p_.T + t]);
+      shared_.present[i] =
+          t < place_.piece.end && (!p_.key_mask || p_.key_mask[place_.piece.batch * p_.T + t]);
     }
   }
 
@@ -423,9 +466,9 @@ class Walker {
       const int token = lane * kEach + i;
       float g = 0;
       if (shared_.present[token]) {
-        g = static_cast<const float*>(
-            p_.log_decay.data)[piece_.batch * p_.log_decay.batch +
-                               (chunk_ + token) * p_.log_decay.time + kv_head_ * p_.log_decay.head];
+        g = static_cast<const float*>(p_.log_decay.data)[place_.piece.batch * p_.log_decay.batch +
+                                                         (chunk_ + token) * p_.log_decay.time +
+                                                         place_.kv_head * p_.log_decay.head];
       }
       const bool reset = g <= kForgetsAll;
       own[i] = sum += reset ? 0 : g;
@@ -450,7 +493,8 @@ class Walker {
   }
 
   static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one load
-  static constexpr int kAhead = 4;                       // loads before the first of them is used
+  static constexpr int kAhead =
+      S::kThreads >= 256 ? 1 : 2;  // loads before the first is used; more would spill
 
   // Rows of `rows`, whose columns from `begin` on are `columns` and perhaps one more, to a tile.
   struct Source {
@@ -464,12 +508,12 @@ class Walker {
 
   DEV Source make_source(const Rows& rows, int64_t head, int64_t begin, int most) const {
     const View& v = rows.x;
-    const Scalar* const x = static_cast<const Scalar*>(v.data) + piece_.batch * v.batch +
+    const Scalar* const x = static_cast<const Scalar*>(v.data) + place_.piece.batch * v.batch +
                             chunk_ * v.time + head * v.head + begin * v.dim;
     const int64_t left = rows.columns - begin;
     Source source{rows,
                   x,
-                  (piece_.batch * p_.T + chunk_) * p_.Hq + head,
+                  (place_.piece.batch * p_.T + chunk_) * p_.Hq + head,
                   int(left < 0      ? 0
                       : left < most ? left
                                     : most),
@@ -482,12 +526,13 @@ class Walker {
   }
 
   DEV bool has_whole_run(const Source& from, int token, int c) const {
-    return from.wide && c + kRun <= from.columns && shared_.present[token];
+    return token < C && from.wide && c + kRun <= from.columns && shared_.present[token];
   }
 
-  // Columns [c, c + kRun) of a row, and zeros where it has none; `whole` if it has them all.
+  // Columns [c, c + kRun) of a row, and zeros where it has none: `whole` where it has them all.
   DEV void convert_run(float (&to)[kRun], const Source& from, const Run<Scalar, kRun>& whole,
-                       bool is_whole, int token, int c) const {
+                       int token, int c) const {
+    const bool is_whole = has_whole_run(from, token, c);
     UNROLL
     for (int i = 0; i < kRun; ++i) to[i] = is_whole ? to_float(whole.x[i]) : 0;
     if (!shared_.present[token]) return;
@@ -522,28 +567,29 @@ class Walker {
   DEV void load_tile(T& tile, const Source& from, int columns) {
     const int runs = columns / kRun;
     const int tokens_on = S::kThreads / runs, runs_on = S::kThreads % runs;  // to the next load
-    int token = thread_index() / runs, run = thread_index() % runs;
-    while (token < C) {
+    struct Position {
+      int token, run;
+    };
+    const auto next = [&](Position& at) {
+      at.token += tokens_on, at.run += runs_on;
+      if (at.run >= runs) at.run -= runs, ++at.token;
+    };
+    Position loading{thread_index() / runs, thread_index() % runs}, converting = loading;
+    while (loading.token < C) {
       Run<Scalar, kRun> whole[kAhead];
-      int tokens[kAhead], columns_at[kAhead];
-      bool is_whole[kAhead];
       UNROLL
-      for (int a = 0; a < kAhead; ++a) {
-        tokens[a] = token, columns_at[a] = run * kRun;
-        is_whole[a] = token < C && has_whole_run(from, token, columns_at[a]);
-        if (is_whole[a]) {
-          whole[a] = *reinterpret_cast<const Run<Scalar, kRun>*>(from.x + token * from.rows.x.time +
-                                                                 columns_at[a]);
+      for (int a = 0; a < kAhead; ++a, next(loading)) {
+        if (has_whole_run(from, loading.token, loading.run * kRun)) {
+          whole[a] = *reinterpret_cast<const Run<Scalar, kRun>*>(
+              from.x + loading.token * from.rows.x.time + loading.run * kRun);
         }
-        token += tokens_on, run += runs_on;
-        if (run >= runs) run -= runs, ++token;
       }
       UNROLL
-      for (int a = 0; a < kAhead; ++a) {
-        if (tokens[a] >= C) break;
+      for (int a = 0; a < kAhead; ++a, next(converting)) {
+        if (converting.token >= C) break;
         float x[kRun];
-        convert_run(x, from, whole[a], is_whole[a], tokens[a], columns_at[a]);
-        tile.set_run(tokens[a], columns_at[a], x);
+        convert_run(x, from, whole[a], converting.token, converting.run * kRun);
+        tile.set_run(converting.token, converting.run * kRun, x);
       }
     }
   }
@@ -557,7 +603,7 @@ class Walker {
 
   // This block's columns, and the normaliser's behind them.
   DEV void load_values(int64_t head) {
-    Source from = make_source(p_.values, head, column_block_ * S::kColumns, S::kColumns);
+    Source from = make_source(p_.values, head, place_.column_block * S::kColumns, S::kColumns);
     from.extra = -1;
     load_tile(shared_.values, from, S::kColumns);
     for (int token = thread_index(); token < C; token += S::kThreads) {
@@ -652,12 +698,19 @@ class Walker {
     for_each_state_element([&](int, int, float& x) { x *= decay; });
     NO_UNROLL
     for (int token = 0; token < C; token += kDepth) {
+      float weights[Operands::kColumnsOfA] = {};
+      if (decay_.sums) {
+        UNROLL
+        for (int i = 0; i < Operands::kColumnsOfA; ++i) {
+          weights[i] = write_weight(token + Operands::column_of_a(i));
+        }
+      }
       typename Operands::A a[S::kStrips];
       UNROLL
       for (int s = 0; s < S::kStrips; ++s) {
         if (!strip_exists(strip_of(s))) continue;
         a[s] = Operands::load_a_transposed(shared_.write, strip_of(s) * 16, token, decay_.sums,
-                                           [&](int k) { return write_weight(token + k); });
+                                           weights);
       }
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
@@ -678,13 +731,14 @@ class Walker {
     UNROLL
     for (int half = 0; half < 2; ++half) {  // rows g and g + 8 of the warp's strip
       const int token = 16 * warp_ + g_ + 8 * half;
+      finish_before();  // one half's addresses are enough for the registers
       if (p_.partial) add_partial(token, half, last);
       if (!last) continue;
       // In the normaliser's tile the first lane of four has the column.
       const float den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
       float dot = 0;
       const int64_t t = chunk_ + token;
-      if (t < piece_.end) {
+      if (t < place_.piece.end) {
         const bool present = shared_.present[token];
         const Outs outs = make_outs(t);
         const float scale = p_.divide ? 1 / den : 1;
@@ -693,16 +747,16 @@ class Walker {
           const float pair[2] = {out_[n][2 * half] * scale, out_[n][2 * half + 1] * scale};
           store_pair(outs, 8 * n + 2 * t_, pair, present, dot);
         }
-        if (p_.divide && column_block_ == 0 && t_ == 0) {
-          p_.den[(piece_.batch * p_.T + t) * p_.Hq + head_] = den;
+        if (p_.divide && place_.column_block == 0 && t_ == 0) {
+          p_.den[(place_.piece.batch * p_.T + t) * p_.Hq + place_.head] = den;
         }
       }
       if (!p_.dots) continue;
       dot += shuffle_xor(dot, 1);
       dot += shuffle_xor(dot, 2);
-      if (t_ == 0 && t < piece_.end) {
-        const int64_t row = column_block_ * p_.num_tokens + piece_.batch * p_.T + t;
-        p_.dots[row * p_.num_heads() + head_] = dot;
+      if (t_ == 0 && t < place_.piece.end) {
+        const int64_t row = place_.column_block * p_.num_tokens + place_.piece.batch * p_.T + t;
+        p_.dots[row * p_.num_heads() + place_.head] = dot;
       }
     }
   }
@@ -710,7 +764,7 @@ class Walker {
   // out = what earlier walks have come to, and this one.
   DEV void add_partial(int token, int half, bool last) {
     float* const row =
-        p_.partial + (block_index() * p_.pieces.length + chunk_ - piece_.begin + token) * N;
+        p_.partial + (block_index() * p_.pieces.length + chunk_ - place_.piece.begin + token) * N;
     UNROLL
     for (int n = 0; n < kTilesN; ++n) {
       UNROLL
@@ -733,10 +787,10 @@ class Walker {
   };
 
   DEV Outs make_outs(int64_t t) const {
-    const int64_t begin = column_block_ * S::kColumns;
+    const int64_t begin = place_.column_block * S::kColumns;
     const auto row = [&](const View& v) {
-      return static_cast<Scalar*>(v.data) + piece_.batch * v.batch + t * v.time + head_ * v.head +
-             begin * v.dim;
+      return static_cast<Scalar*>(v.data) + place_.piece.batch * v.batch + t * v.time +
+             place_.head * v.head + begin * v.dim;
     };
     const View& of = p_.of.x;
     Outs outs{row(p_.out), of.data ? row(of) : nullptr, int(p_.values.columns - begin), false};
@@ -779,10 +833,9 @@ class Walker {
 
   const Walk& p_;
   WalkShared<Operands, S> shared_;
+  const Place& place_;
   const DecaySums decay_;
   const int warp_, g_, t_;
-  int64_t column_block_, head_, kv_head_, piece_index_;
-  Piece piece_;
   int64_t row_begin_ = 0, rows_left_ = 0;  // of this walk, and from there to the last
   int64_t chunk_ = 0;                      // time of its first token
   float state_[S::kStrips][kTilesN][4];
