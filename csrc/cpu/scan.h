@@ -26,8 +26,9 @@ enum class Role { write, read, write_and_read };
 constexpr bool writes(Role role) { return role != Role::read; }
 constexpr bool reads(Role role) { return role != Role::write; }
 
-// The widest block, in vectors, and how many tokens a pass folds into it: so many that the registers
-// are full, enough independent sums are under way, and weights and state are not loaded too often.
+// The widest block, in vectors, and how many tokens a pass folds into it: so many that the
+// registers are full, enough independent sums are under way, and weights and state are not loaded
+// too often.
 #if defined(__aarch64__) || defined(__AVX512F__)
 constexpr int64_t kMaxBlock = 4;
 #else
