@@ -1,11 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Generation: time per token after contexts of different lengths, and the time to read a prompt.
 
-    python benchmarks/bench_decode.py           # float32 up to 4096 tokens, and bfloat16
-    python benchmarks/bench_decode.py --full    # up to 16384 tokens, ours to 100,000; 8 and 32 rows
+    python benchmarks/bench_decode.py           # in two minutes
+    python benchmarks/bench_decode.py --full    # more contexts, 32 rows, longer prompts; in ten
 
 Contenders, all of 12 layers x 768 and with random weights:
 - ours, and the same model where attention returns v: the floor that the rest of the model sets;
+- ours where nn.Linear multiplies: how much of the gain is that of the compiled product;
 - Transformers' Llama (SDPA), with the cache that generate() makes and with StaticCache;
 - Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA).
 
@@ -19,6 +20,7 @@ Shares of the bandwidth count the weights, and what the cache holds, read once.
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +37,18 @@ from transformers.cache_utils import (
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_linear_attention import RecurrentLayer
-from models import identity_attention, make_model, random_tokens, weight_bytes
+from models import (
+    identity_attention,
+    make_model,
+    random_tokens,
+    torch_products,
+    weight_bytes,
+)
 
-STEPS = 8  # tokens per sample
 REAL_TOKENS = 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 IDENTITY = "ours, attention = v"
+NN_LINEAR = "ours, nn.Linear"
 STATIC = "Llama, StaticCache"
 
 
@@ -65,6 +73,8 @@ class Decoder:
     is_static: bool = False
 
     def __post_init__(self):
+        # per sample; few where softmax attention takes seconds for each
+        self.steps = 8 if self.rows * self.context <= 8192 else 3
         self.is_mamba = self.model.config.model_type == "mamba2"
         self.cache = self._new_cache()
         self.tokens = random_tokens(self.rows, self.context + 1)
@@ -82,7 +92,7 @@ class Decoder:
     def _new_cache(self) -> Cache:
         config = self.model.config
         if self.is_static:
-            return StaticCache(config=config, max_cache_len=self.context + STEPS + 1)
+            return StaticCache(config=config, max_cache_len=self.context + self.steps + 1)
         if config.model_type == "linear_attention":
             return LinearAttentionCache(config)
         return DynamicCache(config=config)
@@ -107,11 +117,11 @@ class Decoder:
         """Seconds per token, without generate() around it."""
         token = self.tokens[:, -1:]
         start = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(self.steps):
             self.forward(token)
         seconds = time.perf_counter() - start
         self.rewind()
-        return seconds / STEPS
+        return seconds / self.steps
 
     def sample_generate(self) -> float:
         """Seconds from one token of generate() to the next."""
@@ -121,15 +131,15 @@ class Decoder:
         tokens = self.tokens[:, :REAL_TOKENS] if self.is_mamba else self.tokens
         self.model.generate(
             tokens,
-            max_new_tokens=STEPS + 1,
+            max_new_tokens=self.steps + 1,
             do_sample=False,
             stopping_criteria=[clock],
             attention_mask=torch.ones_like(tokens),
             **cache,
         )
-        assert len(clock.times) == STEPS + 1
+        assert len(clock.times) == self.steps + 1
         self.rewind()
-        return (clock.times[-1] - clock.times[0]) / STEPS
+        return (clock.times[-1] - clock.times[0]) / self.steps
 
     def least_work(self) -> Work:
         cache = 0
@@ -157,12 +167,14 @@ def verify(model: PreTrainedModel, is_static: bool = False) -> float:
     return check_close(model.config.model_type, actual, expected, TOLERANCE[model.dtype])
 
 
-def with_identity(sample: Callable[[], float]) -> Callable[[], float]:
-    def identity_sample() -> float:
-        with identity_attention():
+def within(
+    context: Callable[[], AbstractContextManager], sample: Callable[[], float]
+) -> Callable[[], float]:
+    def sample_within() -> float:
+        with context():
             return sample()
 
-    return identity_sample
+    return sample_within
 
 
 def time_per_token(
@@ -172,19 +184,21 @@ def time_per_token(
     rows: int,
     context: int,
     budget: float,
+    also_forward: bool = False,
 ) -> None:
     """`suffix` ends the panels' names."""
     decoders = {name: Decoder(model, rows, context) for name, model in models.items()}
     if "Llama" in models:
         decoders[STATIC] = Decoder(models["Llama"], rows, context, is_static=True)
-    decoders[IDENTITY] = decoders["ours"]
+    decoders[IDENTITY] = decoders[NN_LINEAR] = decoders["ours"]
     work = {name: decoder.least_work() for name, decoder in decoders.items()}
-    for what, sample in {
-        "generate()": Decoder.sample_generate,
-        "forward": Decoder.sample_forward,
-    }.items():
+    ways = {"generate()": Decoder.sample_generate}
+    if also_forward:
+        ways["forward"] = Decoder.sample_forward
+    for what, sample in ways.items():
         samples = {name: sample.__get__(decoder) for name, decoder in decoders.items()}
-        samples[IDENTITY] = with_identity(samples[IDENTITY])
+        samples[IDENTITY] = within(identity_attention, samples[IDENTITY])
+        samples[NN_LINEAR] = within(torch_products, samples[NN_LINEAR])
         timings = report.time(samples, budget)
         case = f"{rows} x {context} tokens"
         report.add(f"{what}, {suffix}", case, context, timings, work)
@@ -234,32 +248,38 @@ def main() -> None:
         "softmax caches are filled with random numbers, and ours is told how long its context is: "
         "the time per token depends on sizes only"
     )
-    budget = 10 if flags.full else 4
+    budget = 8 if flags.full else 4
 
-    models = {name: make_model(name) for name in ("ours", "Llama", "GPT-2", "Mamba2")}
+    names = ("ours", "Llama", "GPT-2", "Mamba2") if flags.full else ("ours", "Llama")
+    models = {name: make_model(name) for name in names}
+    pair = {name: models[name] for name in ("ours", "Llama")}
     for name, model in models.items():
         report.errors[name] = verify(model)
     report.errors[STATIC] = verify(models["Llama"], is_static=True)
+    with torch_products():
+        report.errors[NN_LINEAR] = verify(models["ours"])
 
-    for context in [128, 1024, 4096, 16384] if flags.full else [128, 4096]:
-        time_per_token(report, models, "1 row, float32", 1, context, budget)
-    contexts = [128, 1024, 4096, 16384, 100_000] if flags.full else [128, 16384]
+    for context in [128, 1024, 4096, 16384] if flags.full else [128, 16384]:
+        also_forward = flags.full and context <= 1024
+        time_per_token(report, models, "1 row, float32", 1, context, budget, also_forward)
+    contexts = [128, 1024, 4096, 16384, 100_000] if flags.full else [128, 100_000]
     time_flatness(report, models["ours"], contexts, budget)
-    if flags.full:
-        # beside ours and Llama, memory would run out
-        several = {name: models[name] for name in ("ours", "Llama")}
-        for rows, context in [(8, 1024), (8, 4096), (32, 128), (32, 1024)]:
-            time_per_token(report, several, f"{rows} rows, float32", rows, context, budget)
+    for rows, context in (
+        [(8, 1024), (8, 4096), (32, 128), (32, 1024)] if flags.full else [(8, 1024)]
+    ):
+        time_per_token(report, pair, f"{rows} rows, float32", rows, context, budget)
 
-    halves = {name: make_model(name, torch.bfloat16) for name in ("ours", "Llama")}
+    halves = {name: make_model(name, torch.bfloat16) for name in pair}
     for name, model in halves.items():
         report.errors[f"{name}, bfloat16"] = verify(model)
     halves["ours, float32"] = models["ours"]
     for context in [128, 4096] if flags.full else [128]:
         time_per_token(report, halves, "1 row, bfloat16", 1, context, budget)
 
-    for T in [1024, 4096, 16384] if flags.full else [1024]:
-        time_prompt(report, models, T, budget)
+    if flags.full:
+        time_prompt(report, models, 1024, budget)
+    for T in [4096, 16384] if flags.full else [4096]:
+        time_prompt(report, pair, T, budget)
     report.save()
 
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_linear_attention import LinearAttentionConfig
+from hf_linear_attention import LinearAttentionConfig, linear
 from hf_linear_attention.modeling_linear_attention import LinearAttention
 
 logging.set_verbosity_error()  # that Mamba2 lacks its CUDA kernels is no news on a CPU
@@ -82,6 +82,13 @@ def weight_bytes(model: PreTrainedModel) -> int:
     ]
     head = model.get_output_embeddings().weight
     return sum(w.nbytes for w in model.parameters() if id(w) not in tables or w is head)
+
+
+@contextmanager
+def torch_products() -> Iterator[None]:
+    """Meanwhile, our linear layers multiply as torch.nn.Linear does."""
+    with mock.patch.object(linear, "IS_COMPILED", False):
+        yield
 
 
 @contextmanager

@@ -33,10 +33,11 @@ struct BackwardScratch {
   Acc *q, *k, *out_k;   // (rows, k_stride)
   Acc *v, *dn, *out_v;  // (rows, v_stride), with a column for the normaliser
   Acc* decay;           // (1 + rows,)
-  Acc* by_value;        // W or U: (V + 1, K)
-  Acc* by_key;          // R: (K, V)
+  Acc* last_decay;      // (heads,)
+  Acc* by_value;        // W or U: (heads, V + 1, K)
+  Acc* by_key;          // R: (heads, K, V)
 
-  BackwardScratch(Carver& carver, const Problem& p, const SegmentShape& shape)
+  BackwardScratch(Carver& carver, const Problem& p, const Plan& plan, const SegmentShape& shape)
       : k_stride(shape.stride<Acc>(p.K)), v_stride(shape.stride<Acc>(p.V + 1)) {
     q = carver.take<Acc>(shape.rows * k_stride);
     k = carver.take<Acc>(shape.rows * k_stride);
@@ -45,8 +46,9 @@ struct BackwardScratch {
     dn = carver.take<Acc>(shape.rows * v_stride);
     out_v = carver.take<Acc>(shape.rows * v_stride);
     decay = carver.take<Acc>(1 + shape.rows);
-    by_value = carver.take<Acc>((p.V + 1) * k_stride);
-    by_key = carver.take<Acc>(p.K * v_stride);
+    last_decay = carver.take<Acc>(plan.heads);
+    by_value = carver.take<Acc>(plan.heads * (p.V + 1) * k_stride);
+    by_key = carver.take<Acc>(plan.heads * p.K * v_stride);
   }
 };
 
@@ -105,7 +107,7 @@ class Backward {
     Carver carver(buffer.data());
     const Shared shared(carver, p_, plan_, wants_decay_gradient());
 
-    const int64_t tasks = plan_.num_pieces(p_) * p_.Hkv * plan_.parts;
+    const int64_t tasks = plan_.num_tasks(p_);
     const int64_t heads = p_.num_sequences * p_.Hkv;
     if (plan_.pieces > 1) {
       workers.run(2 * tasks,
@@ -128,19 +130,22 @@ class Backward {
   }
 
  private:
-  // A piece of a sequence, a head, and a part of the columns.
+  // A piece of a sequence, some heads, and a part of the columns.
   struct Task {
-    int64_t piece_index;
     Piece piece;
-    int64_t head, part;
+    int64_t piece_index, part;
+    Heads heads;
     Columns keys, values;
   };
 
   Task at(int64_t i) const {
-    const int64_t part = i % plan_.parts, head = i / plan_.parts % p_.Hkv;
-    const int64_t piece = i / plan_.parts / p_.Hkv;
-    return {piece, plan_.piece(p_, piece),         head,
-            part,  plan_.part(part, key_vectors_), plan_.part(part, value_vectors_)};
+    const Plan::Task task = plan_.task(p_, i);
+    return {plan_.piece(p_, task.piece),
+            task.piece,
+            task.part,
+            task.heads,
+            plan_.part(task.part, key_vectors_),
+            plan_.part(task.part, value_vectors_)};
   }
 
   bool wants_decay_gradient() const { return result_.dlog_decay.data; }
@@ -154,39 +159,56 @@ class Backward {
 
   // ---- states ----
 
-  void load_by_value(Scratch& s, Columns keys, State<const Acc> from) const {
-    clear_state(s.by_value, value_rows_, keys);
-    import_state<Acc>(s.by_value, value_rows_, 0, p_.V, keys, {from.kv, 1, p_.V, p_.K});
-    if (!p_.normalize) return;
-    import_state<Acc>(s.by_value, value_rows_, p_.V, value_rows_, keys, {from.z, 0, 1, p_.K});
+  Acc* by_value(const Scratch& s, const Task& task, int64_t head) const {
+    return s.by_value + (head - task.heads.begin) * (p_.V + 1) * s.k_stride;
+  }
+  Acc* by_key(const Scratch& s, const Task& task, int64_t head) const {
+    return s.by_key + (head - task.heads.begin) * p_.K * s.v_stride;
+  }
+  // The decay of the token that was visited last, which a state swept backwards has yet to undergo.
+  Acc& last_decay(const Scratch& s, const Task& task, int64_t head) const {
+    return s.last_decay[head - task.heads.begin];
   }
 
-  void store_by_value(Scratch& s, Columns keys, Acc scale, State<Acc> to) const {
-    export_state<Acc>(s.by_value, value_rows_, 0, p_.V, keys, scale, {to.kv, 1, p_.V, p_.K});
+  void load_by_value(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {
+    Acc* const state = by_value(s, task, head);
+    clear_state(state, value_rows_, task.keys);
+    import_state<Acc>(state, value_rows_, 0, p_.V, task.keys, {from.kv, 1, p_.V, p_.K});
     if (!p_.normalize) return;
-    export_state<Acc>(s.by_value, value_rows_, p_.V, value_rows_, keys, scale, {to.z, 0, 1, p_.K});
+    import_state<Acc>(state, value_rows_, p_.V, value_rows_, task.keys, {from.z, 0, 1, p_.K});
   }
 
-  void load_by_key(Scratch& s, Columns values, State<const Acc> from) const {
-    clear_state(s.by_key, p_.K, values);
-    import_state<Acc>(s.by_key, p_.K, 0, p_.K, values, {from.kv, p_.V, 1, p_.V});
+  void store_by_value(Scratch& s, const Task& task, int64_t head, Acc scale, State<Acc> to) const {
+    Acc* const state = by_value(s, task, head);
+    export_state<Acc>(state, value_rows_, 0, p_.V, task.keys, scale, {to.kv, 1, p_.V, p_.K});
+    if (!p_.normalize) return;
+    export_state<Acc>(state, value_rows_, p_.V, value_rows_, task.keys, scale, {to.z, 0, 1, p_.K});
+  }
+
+  void load_by_key(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {
+    Acc* const state = by_key(s, task, head);
+    clear_state(state, p_.K, task.values);
+    import_state<Acc>(state, p_.K, 0, p_.K, task.values, {from.kv, p_.V, 1, p_.V});
   }
 
   // What a piece's own tokens add to the state, or to its gradient, where time is divided.
-  void sum_piece(Scratch& s, const Shared& shared, bool backwards, const Task& task) const {
-    load_by_value(s, task.keys, {nullptr, nullptr});
-    Acc decay = 1;
-    Task own = task;
-    if (backwards) {
-      own.values = {0, 0};
-      sweep_backwards(Role::write, s, shared, own, &decay);
-    } else {
-      sweep_forwards(Role::write, s, shared, own, &decay);
-    }
+  void sum_piece(Scratch& s, const Shared& shared, bool backwards, Task task) const {
     const PieceStates<Acc>& pieces = backwards ? shared.backwards : shared.forwards;
-    store_by_value(s, task.keys, backwards ? s.decay[0] : 1,
-                   pieces.at(p_, task.piece_index, task.head));
-    if (task.part == 0) pieces.decay(p_, task.piece_index, task.head) = decay;
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_by_value(s, task, head, {nullptr, nullptr});
+      if (task.part == 0) pieces.decay(p_, task.piece_index, head) = 1;
+    }
+    Acc* const decays = task.part == 0 ? &pieces.decay(p_, task.piece_index, 0) : nullptr;
+    task.values = {0, 0};
+    if (backwards) {
+      sweep_backwards(Role::write, s, shared, task, decays);
+    } else {
+      sweep_forwards(Role::write, s, shared, task, decays);
+    }
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      store_by_value(s, task, head, backwards ? last_decay(s, task, head) : 1,
+                     pieces.at(p_, task.piece_index, head));
+    }
   }
 
   void combine(const Shared& shared, int64_t sequence, int64_t head) const {
@@ -195,18 +217,21 @@ class Backward {
     shared.backwards.combine(p_, last, -1, plan_.pieces, head, final_gradient(sequence, head));
   }
 
-  State<const Acc> incoming(const PieceStates<Acc>& pieces, const Task& task,
+  State<const Acc> incoming(const PieceStates<Acc>& pieces, const Task& task, int64_t head,
                             State<const Acc> of_sequence) const {
     if (plan_.pieces == 1) return of_sequence;
-    const State<Acc> state = pieces.at(p_, task.piece_index, task.head);
+    const State<Acc> state = pieces.at(p_, task.piece_index, head);
     return {state.kv, state.z};
   }
 
   // ---- gradients ----
 
   void differentiate_queries(Scratch& s, const Shared& shared, const Task& task) const {
-    load_by_value(s, task.keys,
-                  incoming(shared.forwards, task, initial_state(task.piece.sequence, task.head)));
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_by_value(
+          s, task, head,
+          incoming(shared.forwards, task, head, initial_state(task.piece.sequence, head)));
+    }
     if (p_.is_causal) {
       sweep_forwards(Role::write_and_read, s, shared, task);
     } else {
@@ -216,103 +241,115 @@ class Backward {
   }
 
   void differentiate_keys_and_values(Scratch& s, const Shared& shared, const Task& task) const {
-    const State<const Acc> from =
-        incoming(shared.backwards, task, final_gradient(task.piece.sequence, task.head));
-    load_by_value(s, task.keys, from);
-    load_by_key(s, task.values, from);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      const State<const Acc> from =
+          incoming(shared.backwards, task, head, final_gradient(task.piece.sequence, head));
+      load_by_value(s, task, head, from);
+      load_by_key(s, task, head, from);
+    }
     if (p_.is_causal) {
       sweep_backwards(Role::write_and_read, s, shared, task);
     } else {
       if (plan_.pieces == 1) sweep_backwards(Role::write, s, shared, task);
       sweep_backwards(Role::read, s, shared, task);
     }
-    if (!task.piece.first) return;
-    const State<Acc> to =
-        state_of<Acc>(p_, result_.dinitial_kv, result_.dinitial_z, task.piece.sequence, task.head);
-    store_by_value(s, task.keys, s.decay[0], {nullptr, to.z});
-    export_state<Acc>(s.by_key, p_.K, 0, p_.K, task.values, s.decay[0], {to.kv, p_.V, 1, p_.V});
-  }
-
-  // dq. Multiplies the decays into *total_decay if there is one.
-  void sweep_forwards(Role role, Scratch& s, const Shared& shared, const Task& task,
-                      Acc* total_decay = nullptr) const {
-    const int64_t begin = task.keys.begin * kLanes<Acc>;
-    const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
-    for (int64_t offset = 0; offset < task.piece.length(); offset += shape_.tokens) {
-      const Visit visit = visit_segment(p_, task.piece, task.head, false, offset, shape_.tokens);
-      if (writes(role)) {
-        stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, begin, end, s.k,
-                           s.k_stride);
-        stage_values(s, visit);
-      }
-      if (reads(role)) {
-        stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, begin, end, s.q,
-                           s.k_stride);
-        stage_output_gradients(s, visit);
-      }
-      const Acc* decay = stage_decays(s.decay, visit, total_decay);
-      Upcoming<Scalar> upcoming = next_rows(visit, begin, end);
-      if (reads(role)) upcoming.writes(result_.dq, Rows::per_query, begin, end);
-      scan<Acc>(role,
-                {visit.padded_rows(), value_rows_, s.dn, s.v, s.v_stride, s.k, s.out_k, s.k_stride,
-                 s.k_stride, decay, upcoming.get()},
-                task.keys, s.by_value);
-      if (!reads(role)) continue;
-      store_feature_gradients(visit, p_.q, result_.dq, Rows::per_query, begin, end, s.q, s.out_k,
-                              s.k_stride, shared.q_dots, task.part);
+    for (int64_t head = task.heads.begin; task.piece.first && head < task.heads.end; ++head) {
+      const State<Acc> to =
+          state_of<Acc>(p_, result_.dinitial_kv, result_.dinitial_z, task.piece.sequence, head);
+      const Acc decay = last_decay(s, task, head);
+      store_by_value(s, task, head, decay, {nullptr, to.z});
+      export_state<Acc>(by_key(s, task, head), p_.K, 0, p_.K, task.values, decay,
+                        {to.kv, p_.V, 1, p_.V});
     }
   }
 
-  // dk and dv. s.decay[0] is the decay of the token that was visited last, which the state has not
-  // undergone yet.
+  // dq. Multiplies the decays into total_decays[head] if there are any.
+  void sweep_forwards(Role role, Scratch& s, const Shared& shared, const Task& task,
+                      Acc* total_decays = nullptr) const {
+    const int64_t begin = task.keys.begin * kLanes<Acc>;
+    const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
+    for_each_visit(p_, task.piece, task.heads, false, shape_.tokens,
+                   [&](const Visit& visit, const Visit& next) {
+                     if (writes(role)) {
+                       stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, begin, end,
+                                          s.k, s.k_stride);
+                       stage_values(s, visit);
+                     }
+                     if (reads(role)) {
+                       stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, begin, end,
+                                          s.q, s.k_stride);
+                       stage_output_gradients(s, visit);
+                     }
+                     const Acc* decay = stage_decays(s.decay, visit, total_decays);
+                     Upcoming<Scalar> upcoming = next_rows(visit, next, begin, end);
+                     if (reads(role)) upcoming.writes(result_.dq, Rows::per_query, begin, end);
+                     scan<Acc>(role,
+                               {visit.padded_rows(), value_rows_, s.dn, s.v, s.v_stride, s.k,
+                                s.out_k, s.k_stride, s.k_stride, nullptr, decay, upcoming.get()},
+                               task.keys, by_value(s, task, visit.head));
+                     if (!reads(role)) return;
+                     store_feature_gradients(visit, p_.q, result_.dq, Rows::per_query, begin, end,
+                                             s.q, s.out_k, s.k_stride, shared.q_dots, task.part);
+                   });
+  }
+
+  // dk and dv.
   void sweep_backwards(Role role, Scratch& s, const Shared& shared, const Task& task,
-                       Acc* total_decay = nullptr) const {
+                       Acc* total_decays = nullptr) const {
     const bool all_keys = task.values.count() > 0;
     const int64_t begin = task.keys.begin * kLanes<Acc>;
     const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
     const int64_t values_begin = task.values.begin * kLanes<Acc>;
     const int64_t values_end = min(task.values.end * kLanes<Acc>, p_.V);
     const int64_t staged_begin = all_keys ? 0 : begin, staged_end = all_keys ? p_.K : end;
-    s.decay[0] = 1;
-    for (int64_t offset = 0; offset < task.piece.length(); offset += shape_.tokens) {
-      const Visit visit = visit_segment(p_, task.piece, task.head, true, offset, shape_.tokens);
-      if (writes(role)) {
-        stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, staged_begin, staged_end,
-                           s.q, s.k_stride);
-        stage_output_gradients(s, visit);
-      }
-      if (reads(role)) {
-        stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, staged_begin, staged_end,
-                           s.k, s.k_stride);
-        stage_values(s, visit);
-      }
-      const Acc* decay = stage_decays(s.decay + 1, visit, total_decay) ? s.decay : nullptr;
-      Upcoming<Scalar> upcoming = next_rows(visit, staged_begin, staged_end);
-      if (reads(role)) {
-        upcoming.writes(result_.dk, Rows::per_token, begin, end);
-        upcoming.writes(result_.dv, Rows::per_token, values_begin, values_end);
-      }
-      scan<Acc>(role,
-                {visit.padded_rows(), value_rows_, s.v, s.dn, s.v_stride, s.q, s.out_k, s.k_stride,
-                 s.k_stride, decay, upcoming.get()},
-                task.keys, s.by_value);
-      scan<Acc>(role,
-                {visit.padded_rows(), p_.K, s.k, s.q, s.k_stride, s.dn, s.out_v, s.v_stride,
-                 s.v_stride, decay, nullptr},
-                task.values, s.by_key);
-      if (decay) s.decay[0] = s.decay[visit.padded_rows()];
-      if (!reads(role)) continue;
-      store_feature_gradients(visit, p_.k, result_.dk, Rows::per_token, begin, end, s.k, s.out_k,
-                              s.k_stride, shared.k_dots, task.part);
-      store_value_gradients(s, visit, task.values);
-    }
+    for (int64_t i = 0; i < task.heads.count(); ++i) s.last_decay[i] = 1;
+    for_each_visit(
+        p_, task.piece, task.heads, true, shape_.tokens,
+        [&](const Visit& visit, const Visit& next) {
+          if (writes(role)) {
+            stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, staged_begin,
+                               staged_end, s.q, s.k_stride);
+            stage_output_gradients(s, visit);
+          }
+          if (reads(role)) {
+            stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, staged_begin,
+                               staged_end, s.k, s.k_stride);
+            stage_values(s, visit);
+          }
+          const Acc* decay = stage_decays(s.decay + 1, visit, total_decays) ? s.decay : nullptr;
+          s.decay[0] = last_decay(s, task, visit.head);
+          Upcoming<Scalar> upcoming = next_rows(visit, next, staged_begin, staged_end);
+          if (reads(role)) {
+            upcoming.writes(result_.dk, Rows::per_token, begin, end);
+            upcoming.writes(result_.dv, Rows::per_token, values_begin, values_end);
+          }
+          scan<Acc>(role,
+                    {visit.padded_rows(), value_rows_, s.v, s.dn, s.v_stride, s.q, s.out_k,
+                     s.k_stride, s.k_stride, nullptr, decay, upcoming.get()},
+                    task.keys, by_value(s, task, visit.head));
+          const bool dv_in_place =
+              reads(role) && in_place<Scalar>(visit, result_.dv, values_begin, values_end);
+          const RowArray<Acc> out_v =
+              dv_in_place ? rows_in_place<Acc, Scalar>(visit, result_.dv, Rows::per_token)
+                          : RowArray<Acc>{s.out_v, s.v_stride};
+          scan<Acc>(role,
+                    {visit.padded_rows(), p_.K, s.k, s.q, s.k_stride, s.dn, out_v.data, s.v_stride,
+                     out_v.stride, nullptr, decay, nullptr},
+                    task.values, by_key(s, task, visit.head));
+          if (decay) last_decay(s, task, visit.head) = s.decay[visit.padded_rows()];
+          if (!reads(role)) return;
+          store_feature_gradients(visit, p_.k, result_.dk, Rows::per_token, begin, end, s.k,
+                                  s.out_k, s.k_stride, shared.k_dots, task.part);
+          if (!dv_in_place) store_value_gradients(s, visit, values_begin, values_end);
+        });
   }
 
   // ---- rows in ----
 
   // All that either sweep reads: whatever its role does not need is asked for in vain.
-  Upcoming<Scalar> next_rows(const Visit& visit, int64_t begin, int64_t end) const {
-    Upcoming<Scalar> upcoming(visit);
+  Upcoming<Scalar> next_rows(const Visit& visit, const Visit& next, int64_t begin,
+                             int64_t end) const {
+    Upcoming<Scalar> upcoming(visit, next);
     upcoming.next_reads(p_.q, Rows::per_query, begin, end);
     upcoming.next_reads(p_.k, Rows::per_token, begin, end);
     upcoming.next_reads(p_.v, Rows::per_token, 0, p_.V);
@@ -322,11 +359,11 @@ class Backward {
   }
 
   // Null if there are none.
-  const Acc* stage_decays(Acc* decay, const Visit& visit, Acc* total_decay) const {
+  const Acc* stage_decays(Acc* decay, const Visit& visit, Acc* total_decays) const {
     if (!p_.log_decay.data) return nullptr;
     stage_decay(visit, decay);
-    if (total_decay) {
-      for (int64_t row = 0; row < visit.rows(); ++row) *total_decay *= decay[row];
+    for (int64_t row = 0; total_decays && row < visit.rows(); ++row) {
+      total_decays[visit.head] *= decay[row];
     }
     return decay;
   }
@@ -390,9 +427,8 @@ class Backward {
     });
   }
 
-  void store_value_gradients(const Scratch& s, const Visit& visit, Columns values) const {
-    const int64_t begin = values.begin * kLanes<Acc>;
-    const int64_t end = min(values.end * kLanes<Acc>, p_.V);
+  void store_value_gradients(const Scratch& s, const Visit& visit, int64_t begin,
+                             int64_t end) const {
     unstage_rows<Scalar>(visit, result_.dv, Rows::per_token, begin, end,
                          [&](int64_t row, int64_t, int64_t, Scalar* to) {
                            const Acc* from = s.out_v + row * s.v_stride;

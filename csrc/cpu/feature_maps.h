@@ -24,7 +24,8 @@ struct EluPlusOne {
   template <class V>
   HFLA_INLINE V operator()(V x) const {
     using Acc = ElementOf<V>;
-    return exp(at_most(Acc(0), x)) + at_least(Acc(0), x);  // for x > 0 that is exactly 1 + x
+    return bounded_exp(at_most(Acc(0), x)) +
+           at_least(Acc(0), x);  // for x > 0 that is exactly 1 + x
   }
   template <class V>
   HFLA_INLINE V derivative(V, V f) const {

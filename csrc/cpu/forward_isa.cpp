@@ -2,10 +2,11 @@
 //
 // Forward: y_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps), and the state after the last token.
 //
-// A task is one piece of a sequence, one key-value head and a range of value columns. It sweeps
-// over the piece a segment at a time: stage φ(q), φ(k), v and the decays, advance the normaliser,
-// scan each block of columns, divide. Not causal: one sweep that only writes the state, then one
-// that only reads it.
+// A task is one piece of a sequence, some key-value heads and a range of value columns. It sweeps
+// over the piece a segment at a time, of one head after the other: stage φ(q), φ(k) and the decays,
+// advance the normaliser, scan each block of columns, divide. v is read, and y written, where they
+// are if that is possible. Not causal: one sweep that only writes the state, then one that only
+// reads it.
 //
 // B batch, T time, Hq, Hkv heads, K key dim, V value dim.
 
@@ -17,21 +18,23 @@ namespace {
 template <class Acc>
 struct ForwardScratch {
   int64_t k_stride, v_stride;
-  Acc *q, *k;    // (rows, k_stride)
-  Acc *v, *out;  // (rows, v_stride)
-  Acc *decay, *den;
-  Acc *state, *z;
+  Acc *q, *k;          // (rows, k_stride)
+  Acc *v, *out;        // (rows, v_stride)
+  Acc *decay, *scale;  // (rows,)
+  Acc* den_terms;      // (rows, lanes)
+  Acc *state, *z;      // (heads, K v_stride), (heads, k_stride)
 
-  ForwardScratch(Carver& carver, const Problem& p, const SegmentShape& shape)
+  ForwardScratch(Carver& carver, const Problem& p, const Plan& plan, const SegmentShape& shape)
       : k_stride(shape.stride<Acc>(p.K)), v_stride(shape.stride<Acc>(p.V)) {
     q = carver.take<Acc>(shape.rows * k_stride);
     k = carver.take<Acc>(shape.rows * k_stride);
     v = carver.take<Acc>(shape.rows * v_stride);
     out = carver.take<Acc>(shape.rows * v_stride);
     decay = carver.take<Acc>(shape.rows);
-    den = carver.take<Acc>(shape.rows);
-    state = carver.take<Acc>(p.K * v_stride);
-    z = carver.take<Acc>(k_stride);
+    scale = carver.take<Acc>(shape.rows);
+    den_terms = carver.take<Acc>(shape.rows * kLanes<Acc>);
+    state = carver.take<Acc>(plan.heads * p.K * v_stride);
+    z = carver.take<Acc>(plan.heads * k_stride);
   }
 };
 
@@ -56,25 +59,16 @@ class Forward {
     Carver carver(piece_buffer.data());
     const PieceStates<Acc> pieces(carver, p_, plan_);
 
-    const auto run_pieces = [&](auto task) {
-      workers.run(plan_.num_pieces(p_) * p_.Hkv * plan_.parts, [&](Scratch& s, int64_t i) {
-        const int64_t part = i % plan_.parts, head = i / plan_.parts % p_.Hkv;
-        task(s, i / plan_.parts / p_.Hkv, head, part);
-      });
-    };
+    const int64_t tasks = plan_.num_tasks(p_);
     if (plan_.pieces > 1) {
-      run_pieces([&](Scratch& s, int64_t piece, int64_t head, int64_t part) {
-        sum_piece(s, pieces, piece, head, part);
-      });
+      workers.run(tasks, [&](Scratch& s, int64_t i) { sum_piece(s, pieces, plan_.task(p_, i)); });
       workers.run(p_.num_sequences * p_.Hkv, [&](Scratch&, int64_t i) {
         const int64_t sequence = i / p_.Hkv, head = i % p_.Hkv;
         pieces.combine(p_, sequence * plan_.pieces, 1, plan_.pieces, head,
                        initial_state(sequence, head));
       });
     }
-    run_pieces([&](Scratch& s, int64_t piece, int64_t head, int64_t part) {
-      attend(s, pieces, piece, head, part);
-    });
+    workers.run(tasks, [&](Scratch& s, int64_t i) { attend(s, pieces, plan_.task(p_, i)); });
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
   }
 
@@ -85,78 +79,97 @@ class Forward {
   }
 
   // What a piece's own tokens add to the state, where time is divided.
-  void sum_piece(Scratch& s, const PieceStates<Acc>& pieces, int64_t index, int64_t head,
-                 int64_t part) {
-    const Columns columns = plan_.part(part, value_vectors_);
-    load_state(s, columns, {nullptr, nullptr});
-    Acc decay = 1;
-    sweep(Role::write, s, plan_.piece(p_, index), head, columns, part == 0, &decay);
-    const State<Acc> sum = pieces.at(p_, index, head);
-    store_state(s, columns, {sum.kv, part == 0 ? sum.z : nullptr});
-    if (part == 0) pieces.decay(p_, index, head) = decay;
+  void sum_piece(Scratch& s, const PieceStates<Acc>& pieces, const Plan::Task& task) {
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_state(s, task, head, {nullptr, nullptr});
+      if (task.part == 0) pieces.decay(p_, task.piece, head) = 1;
+    }
+    sweep(Role::write, s, task, task.part == 0 ? &pieces.decay(p_, task.piece, 0) : nullptr);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      store_state(s, task, head, pieces.at(p_, task.piece, head));
+    }
   }
 
-  void attend(Scratch& s, const PieceStates<Acc>& pieces, int64_t index, int64_t head,
-              int64_t part) {
-    const Columns columns = plan_.part(part, value_vectors_);
-    const Piece piece = plan_.piece(p_, index);
-    if (plan_.pieces > 1) {
-      const State<Acc> incoming = pieces.at(p_, index, head);
-      load_state(s, columns, {incoming.kv, incoming.z});
-    } else {
-      load_state(s, columns, initial_state(piece.sequence, head));
+  void attend(Scratch& s, const PieceStates<Acc>& pieces, const Plan::Task& task) {
+    const Piece piece = plan_.piece(p_, task.piece);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      if (plan_.pieces > 1) {
+        const State<Acc> incoming = pieces.at(p_, task.piece, head);
+        load_state(s, task, head, {incoming.kv, incoming.z});
+      } else {
+        load_state(s, task, head, initial_state(piece.sequence, head));
+      }
     }
     if (p_.is_causal) {
-      sweep(Role::write_and_read, s, piece, head, columns, part == 0);
+      sweep(Role::write_and_read, s, task);
     } else {
-      if (plan_.pieces == 1) sweep(Role::write, s, piece, head, columns, part == 0);
-      sweep(Role::read, s, piece, head, columns, part == 0);
+      if (plan_.pieces == 1) sweep(Role::write, s, task);
+      sweep(Role::read, s, task);
     }
-    if (!piece.last) return;
-    const State<Acc> final_state =
-        state_of<Acc>(p_, result_.kv, p_.normalize ? result_.z : nullptr, piece.sequence, head);
-    store_state(s, columns, {final_state.kv, part == 0 ? final_state.z : nullptr});
-  }
-
-  void load_state(Scratch& s, Columns columns, State<const Acc> from) const {
-    clear_state(s.state, p_.K, columns);
-    import_state<Acc>(s.state, p_.K, 0, p_.K, columns, {from.kv, p_.V, 1, p_.V});
-    __builtin_memset(s.z, 0, sizeof(Acc) * s.k_stride);
-    if (from.z) __builtin_memcpy(s.z, from.z, sizeof(Acc) * p_.K);
-  }
-
-  void store_state(const Scratch& s, Columns columns, State<Acc> to) const {
-    export_state<Acc>(s.state, p_.K, 0, p_.K, columns, 1, {to.kv, p_.V, 1, p_.V});
-    if (to.z) __builtin_memcpy(to.z, s.z, sizeof(Acc) * p_.K);
-  }
-
-  // `first_part`: this task also stores what all parts compute. Multiplies the decays into
-  // *total_decay if there is one.
-  void sweep(Role role, Scratch& s, const Piece& piece, int64_t head, Columns columns,
-             bool first_part, Acc* total_decay = nullptr) {
-    for (int64_t offset = 0; offset < piece.length(); offset += shape_.tokens) {
-      const Visit visit = visit_segment(p_, piece, head, false, offset, shape_.tokens);
-      stage(role, s, visit, columns);
-      const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
-      if (decay && total_decay) {
-        for (int64_t row = 0; row < visit.rows(); ++row) *total_decay *= decay[row];
-      }
-      if (p_.normalize) {
-        scan_normalizer(role, visit, s.q, s.k, s.k_stride, decay, p_.K, s.z, s.den);
-      }
-      const Upcoming<Scalar> upcoming = upcoming_rows(role, visit, columns);
-      scan<Acc>(role,
-                {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, s.v, s.out, s.v_stride,
-                 s.v_stride, decay, upcoming.get()},
-                columns, s.state);
-      if (reads(role)) store_outputs(s, visit, columns, first_part);
+    for (int64_t head = task.heads.begin; piece.last && head < task.heads.end; ++head) {
+      store_state(
+          s, task, head,
+          state_of<Acc>(p_, result_.kv, p_.normalize ? result_.z : nullptr, piece.sequence, head));
     }
   }
 
-  Upcoming<Scalar> upcoming_rows(Role role, const Visit& visit, Columns columns) const {
+  Acc* kv_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.state + (head - task.heads.begin) * p_.K * s.v_stride;
+  }
+  Acc* z_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.z + (head - task.heads.begin) * s.k_stride;
+  }
+
+  void load_state(Scratch& s, const Plan::Task& task, int64_t head, State<const Acc> from) const {
+    const Columns columns = plan_.part(task.part, value_vectors_);
+    Acc *const kv = kv_of(s, task, head), *const z = z_of(s, task, head);
+    clear_state(kv, p_.K, columns);
+    import_state<Acc>(kv, p_.K, 0, p_.K, columns, {from.kv, p_.V, 1, p_.V});
+    __builtin_memset(z, 0, sizeof(Acc) * s.k_stride);
+    if (from.z) __builtin_memcpy(z, from.z, sizeof(Acc) * p_.K);
+  }
+
+  // All parts have computed z; the first one stores it.
+  void store_state(const Scratch& s, const Plan::Task& task, int64_t head, State<Acc> to) const {
+    export_state<Acc>(kv_of(s, task, head), p_.K, 0, p_.K, plan_.part(task.part, value_vectors_), 1,
+                      {to.kv, p_.V, 1, p_.V});
+    if (to.z && task.part == 0) __builtin_memcpy(to.z, z_of(s, task, head), sizeof(Acc) * p_.K);
+  }
+
+  // Multiplies the decays into total_decays[head] if there are any.
+  void sweep(Role role, Scratch& s, const Plan::Task& task, Acc* total_decays = nullptr) {
+    const Columns columns = plan_.part(task.part, value_vectors_);
     const int64_t begin = columns.begin * kLanes<Acc>;
     const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
-    Upcoming<Scalar> upcoming(visit);
+    for_each_visit(
+        p_, plan_.piece(p_, task.piece), task.heads, false, shape_.tokens,
+        [&](const Visit& visit, const Visit& next) {
+          const RowArray<const Acc> v = stage(role, s, visit, begin, end);
+          const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
+          for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
+            total_decays[visit.head] *= decay[row];
+          }
+          if (p_.normalize) {
+            scan_normalizer(role, visit.padded_rows(), s.q, s.k, s.k_stride, decay, p_.K,
+                            z_of(s, task, visit.head), s.den_terms, s.scale);
+            if (reads(role)) invert_denominators(s, visit, task.part == 0);
+          }
+          const bool y_in_place = reads(role) && in_place<Scalar>(visit, result_.y, begin, end);
+          const RowArray<Acc> out =
+              y_in_place ? rows_in_place<Acc, Scalar>(visit, result_.y, Rows::per_query)
+                         : RowArray<Acc>{s.out, s.v_stride};
+          const Upcoming<Scalar> upcoming = upcoming_rows(role, visit, next, begin, end);
+          scan<Acc>(role,
+                    {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v.data, out.data, v.stride,
+                     out.stride, p_.normalize ? s.scale : nullptr, decay, upcoming.get()},
+                    columns, kv_of(s, task, visit.head));
+          if (reads(role) && !y_in_place) store_outputs(s, visit, begin, end);
+        });
+  }
+
+  Upcoming<Scalar> upcoming_rows(Role role, const Visit& visit, const Visit& next, int64_t begin,
+                                 int64_t end) const {
+    Upcoming<Scalar> upcoming(visit, next);
     if (reads(role)) {
       upcoming.next_reads(p_.q, Rows::per_query, 0, p_.K);
       upcoming.writes(result_.y, Rows::per_query, begin, end);
@@ -168,40 +181,43 @@ class Forward {
     return upcoming;
   }
 
-  void stage(Role role, Scratch& s, const Visit& visit, Columns columns) {
+  // Returns where v is.
+  RowArray<const Acc> stage(Role role, Scratch& s, const Visit& visit, int64_t begin, int64_t end) {
     if (reads(role)) {
       stage_rows<Scalar>(visit, p_.q, Rows::per_query, p_.feature_map, 0, p_.K, s.q, s.k_stride);
     }
-    if (!writes(role)) return;
+    if (!writes(role)) return {};
     stage_rows<Scalar>(visit, p_.k, Rows::per_token, p_.feature_map, 0, p_.K, s.k, s.k_stride);
-    stage_rows<Scalar>(visit, p_.v, Rows::per_token, FeatureMap::identity,
-                       columns.begin * kLanes<Acc>, min(columns.end * kLanes<Acc>, p_.V), s.v,
-                       s.v_stride);
     if (p_.log_decay.data && !stage_decay(visit, s.decay)) {
       __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     }
+    if (in_place<Scalar>(visit, p_.v, begin, end)) {
+      return rows_in_place<const Acc, const Scalar>(visit, p_.v, Rows::per_token);
+    }
+    stage_rows<Scalar>(visit, p_.v, Rows::per_token, FeatureMap::identity, begin, end, s.v,
+                       s.v_stride);
+    return {s.v, s.v_stride};
   }
 
-  void store_outputs(Scratch& s, const Visit& visit, Columns columns, bool first_part) const {
-    const Acc eps = static_cast<Acc>(p_.eps);
-    if (p_.normalize && first_part) {
-      Acc* const den = static_cast<Acc*>(result_.den);
-      for (int64_t i = 0; i < visit.count; ++i) {
-        Acc* const to = den + (visit.batch * p_.T + visit.time(i)) * p_.Hq;
-        for (int64_t g = 0; g < visit.group; ++g) {
-          to[visit.head * visit.group + g] = s.den[i * visit.group + g] + eps;
-        }
-      }
+  // s.scale: from φ(q)ᵀ z to 1 / (φ(q)ᵀ z + eps).
+  void invert_denominators(Scratch& s, const Visit& visit, bool store_den) const {
+    Acc* const den = static_cast<Acc*>(result_.den);
+    for (int64_t row = 0; row < visit.padded_rows(); ++row)
+      s.scale[row] += static_cast<Acc>(p_.eps);
+    for (int64_t i = 0; store_den && i < visit.count; ++i) {
+      Acc* const to = den + (visit.batch * p_.T + visit.time(i)) * p_.Hq + visit.head * visit.group;
+      for (int64_t g = 0; g < visit.group; ++g) to[g] = s.scale[i * visit.group + g];
     }
-    const int64_t begin = columns.begin * kLanes<Acc>;
-    const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
+    for (int64_t row = 0; row < visit.padded_rows(); ++row) s.scale[row] = 1 / s.scale[row];
+  }
+
+  void store_outputs(const Scratch& s, const Visit& visit, int64_t begin, int64_t end) const {
     unstage_rows<Scalar>(visit, result_.y, Rows::per_query, begin, end,
                          [&](int64_t row, int64_t, int64_t, Scalar* to) {
-                           const Acc scale = p_.normalize ? 1 / (s.den[row] + eps) : 1;
                            const Acc* from = s.out + row * s.v_stride;
                            for_each_vector<Acc>(
                                begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-                                 store_vector(to, result_.y.dim, c, count, load(from + c) * scale);
+                                 store_vector(to, result_.y.dim, c, count, load(from + c));
                                });
                          });
   }

@@ -19,10 +19,10 @@ namespace {
 constexpr int64_t kPrefetchBytes = 8192;
 constexpr int64_t kTaskBytes = 65536;  // of W
 
-// Rows of x that are read together, at most, and the outputs that are then computed together: as
-// many sums as registers hold.
-constexpr int kMaxRows = kVectorBytes == 64 ? 8 : 4;
-constexpr int kOutputs = 3;
+// Rows of x that are read together, at most, and with more rows than that the outputs that are
+// computed together: as many sums as registers hold.
+constexpr int kMaxRows = 4;
+constexpr int kOutputs = kVectorBytes == 64 ? 6 : 3;
 
 // Sums that are under way at once, so that no multiply-add waits for the one before.
 constexpr int kChains = 8;
@@ -85,7 +85,7 @@ class Linear {
   // The outputs [begin, end) of all rows; sums (rows, task_outputs) is the worker's own memory.
   void compute(const Acc* x, int64_t begin, int64_t end, Acc* sums) const {
     int64_t output = begin;
-    if (p_.rows >= kMaxRows) {
+    if (p_.rows > kMaxRows) {
       for (; output + kOutputs <= end; output += kOutputs) {
         add_up_rows<kOutputs>(x, output, sums + output - begin);
       }

@@ -26,16 +26,18 @@ enum class Role { write, read, write_and_read };
 constexpr bool writes(Role role) { return role != Role::read; }
 constexpr bool reads(Role role) { return role != Role::write; }
 
-// The widest block, in vectors. Wider ones would fit the registers of AVX-512, but the block would
-// then push the staged rows out of the first-level cache.
-#if defined(__aarch64__)
+// The widest block, in vectors, and how many tokens a pass folds into it: so many that the
+// registers are full, enough independent sums are under way, and weights and state are not loaded
+// too often.
+#if defined(__aarch64__) || defined(__AVX512F__)
 constexpr int64_t kMaxBlock = 4;
 #else
 constexpr int64_t kMaxBlock = 2;
 #endif
 
-// Narrow blocks take more tokens at a time, to have as many independent sums under way.
-constexpr int tokens_per_pass(int64_t block) { return block == kMaxBlock ? 2 : 4; }
+constexpr int tokens_per_pass(int64_t block) {
+  return kVectorBytes < 64 && block == kMaxBlock ? 2 : 4;
+}
 constexpr int64_t kTokenMultiple = 4;  // the number of tokens of a scan is padded to this
 
 // Rows of tensors that will be read or written soon. A scan asks for them as it goes, which hides
@@ -78,6 +80,7 @@ struct Scan {
   const Acc* values;  // (count, columns), token stride `value_stride`
   Acc* out;           // (count, columns), token stride `out_stride`
   int64_t value_stride, out_stride;
+  const Acc* scale;          // (count,) of out; null: 1
   const Acc* decay;          // (count,); null: no decay
   const Prefetch* prefetch;  // null: nothing
 };
@@ -128,9 +131,10 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
   if constexpr (reads(role)) {
     HFLA_UNROLL
     for (int t = 0; t < tokens; ++t) {
+      const Acc scale = scan.scale ? scan.scale[first + t] : Acc(1);
       HFLA_UNROLL
       for (int c = 0; c < block; ++c) {
-        store(scan.out + (first + t) * scan.out_stride + column + c * W, out[t][c]);
+        store(scan.out + (first + t) * scan.out_stride + column + c * W, out[t][c] * scale);
       }
     }
   }

@@ -23,8 +23,7 @@ struct Visit {
   int64_t batch, head;         // head: of k and v
   int64_t first, step, count;  // times first, first + step, ...
   int64_t group, slot;
-  int64_t next_count;  // of the segment after this one
-  bool plain;          // no token is masked or has several rows
+  bool plain;  // no token is masked or has several rows
 
   int64_t time(int64_t i) const { return first + step * i; }
   // The key mask from the first of these tokens on; null: none is masked.
@@ -36,18 +35,30 @@ struct Visit {
   int64_t padded_rows() const { return round_up(rows(), kTokenMultiple); }
 };
 
-// The segment of `piece` that starts `offset` tokens after its beginning, or before its end.
+// The segment of `piece` that starts `offset` tokens after its beginning, or before its end; empty
+// beyond the last.
 HFLA_INLINE Visit visit_segment(const Problem& p, const Piece& piece, int64_t head, bool reversed,
                                 int64_t offset, int64_t segment) {
   const int64_t group = p.Hq / p.Hkv;
   Visit visit{p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
-              reversed ? -1 : 1, min(segment, piece.length() - offset), group,
+              reversed ? -1 : 1, max(0, min(segment, piece.length() - offset)), group,
               // A query sees its own token, and its gradient has to reach it before the token is
               // left.
-              reversed ? group - 1 : 0, max(0, min(segment, piece.length() - offset - segment)),
-              group == 1};
+              reversed ? group - 1 : 0, group == 1};
   for (int64_t i = 0; p.key_mask && i < visit.count; ++i) visit.plain &= !visit.masked(i);
   return visit;
+}
+
+// Calls body(visit, the one after it) for all segments of `piece` and all heads, which take turns.
+template <class Body>
+HFLA_INLINE void for_each_visit(const Problem& p, const Piece& piece, Heads heads, bool reversed,
+                                int64_t segment, Body body) {
+  const auto at = [&](int64_t turn) {
+    return visit_segment(p, piece, heads.begin + turn % heads.count(), reversed,
+                         turn / heads.count() * segment, segment);
+  };
+  const int64_t turns = ceil_div(piece.length(), segment) * heads.count();
+  for (int64_t turn = 0; turn < turns; ++turn) body(at(turn), at(turn + 1));
 }
 
 // Whether a tensor has a row per query head, or one per token and key-value head.
@@ -85,38 +96,38 @@ HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, P
   for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
 }
 
-// What a scan asks memory for: the rows that the next segment will read, and those that this one
-// will write when the scan is over.
+// What a scan asks memory for: the rows that the next visit will read, and those that this one will
+// write when the scan is over.
 template <class Scalar>
 class Upcoming {
  public:
-  explicit Upcoming(const Visit& visit) : visit_(visit), prefetch_{} {
+  Upcoming(const Visit& visit, const Visit& next) : visit_(visit), next_(next), prefetch_{} {
     prefetch_.group = visit.group;
   }
 
   void next_reads(const View& view, Rows rows, int64_t begin, int64_t end) {
-    add(view, rows, visit_.count, visit_.next_count, begin, end);
+    add(next_, view, rows, begin, end);
   }
   void writes(const View& view, Rows rows, int64_t begin, int64_t end) {
-    add(view, rows, 0, visit_.count, begin, end);
+    add(visit_, view, rows, begin, end);
   }
 
   const Prefetch* get() const { return &prefetch_; }
 
  private:
-  void add(const View& view, Rows rows, int64_t first, int64_t tokens, int64_t begin, int64_t end) {
-    if (!view.data || view.dim != 1 || tokens == 0) return;
+  void add(const Visit& visit, const View& view, Rows rows, int64_t begin, int64_t end) {
+    if (!view.data || view.dim != 1 || visit.count == 0) return;
     constexpr int64_t size = sizeof(Scalar);
-    const Scalar* const from = row_at<const Scalar>(view, visit_, rows, first, 0) + begin;
+    const Scalar* const from = row_at<const Scalar>(view, visit, rows, 0, 0) + begin;
     prefetch_.sources[prefetch_.count++] = {reinterpret_cast<const char*>(from),
-                                            visit_.step * view.time * size,
+                                            visit.step * view.time * size,
                                             view.head * size,
                                             (end - begin) * size,
-                                            tokens,
-                                            rows == Rows::per_query ? visit_.group : 1};
+                                            visit.count,
+                                            rows == Rows::per_query ? visit.group : 1};
   }
 
-  const Visit& visit_;
+  const Visit &visit_, &next_;
   Prefetch prefetch_;
 };
 
@@ -142,6 +153,25 @@ HFLA_INLINE void load_row(const Scalar* from, int64_t stride, int64_t begin, int
 template <class Acc>
 HFLA_INLINE void zero_row(Acc* to, int64_t begin, int64_t end) {
   for (int64_t c = begin; c < end; c += kLanes<Acc>) store(to + c, Vec<Acc>{});
+}
+
+// Rows of Acc in a tensor or staged: row i begins at data + i * stride.
+template <class Acc>
+struct RowArray {
+  Acc* data;
+  int64_t stride;
+};
+
+// Whether a scan can read or write the columns [begin, end) in the tensor itself.
+template <class Scalar>
+HFLA_INLINE bool in_place(const Visit& visit, const View& view, int64_t begin, int64_t end) {
+  return sizeof(Scalar) == sizeof(AccOf<Scalar>) && visit.plain && view.dim == 1 &&
+         (end - begin) % kLanes<Scalar> == 0 && visit.rows() == visit.padded_rows();
+}
+
+template <class Acc, class Scalar>
+HFLA_INLINE RowArray<Acc> rows_in_place(const Visit& visit, const View& view, Rows rows) {
+  return {reinterpret_cast<Acc*>(row_at<Scalar>(view, visit, rows, 0, 0)), visit.step * view.time};
 }
 
 // The columns [begin, end) of a tensor's rows, mapped.
@@ -237,21 +267,25 @@ HFLA_INLINE void unstage_rows(const Visit& visit, const View& view, Rows rows, i
 // z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,
 // which would need a vector of its own in the scan.
 template <class Acc>
-void scan_normalizer(Role role, const Visit& visit, const Acc* q, const Acc* k, int64_t stride,
-                     const Acc* decay, int64_t K, Acc* z, Acc* dots) {
-  for (int64_t row = 0; row < visit.rows(); ++row, q += stride, k += stride) {
-    const Vec<Acc> forget = broadcast(decay ? decay[row] : Acc(1));
-    Vec<Acc> dot{};
-    for (int64_t c = 0; c < K; c += kLanes<Acc>) {
-      Vec<Acc> column = load(z + c);
+void scan_normalizer(Role role, int64_t rows, const Acc* q, const Acc* k, int64_t stride,
+                     const Acc* decay, int64_t K, Acc* z, Acc* terms, Acc* dots) {
+  constexpr int64_t W = kLanes<Acc>;
+  __builtin_memset(terms, 0, sizeof(Acc) * rows * W);
+  for (int64_t c = 0; c < K; c += W) {
+    Vec<Acc> column = load(z + c);
+    for (int64_t row = 0; row < rows; ++row) {
       if (writes(role)) {
-        column = forget * column + load(k + c);
-        store(z + c, column);
+        if (decay) column *= decay[row];
+        column += load(k + row * stride + c);
       }
-      if (reads(role)) dot += load(q + c) * column;
+      if (reads(role)) {
+        store(terms + row * W, load(terms + row * W) + load(q + row * stride + c) * column);
+      }
     }
-    if (reads(role)) dots[row] = sum<Acc>(dot);
+    store(z + c, column);
   }
+  for (int64_t row = 0; reads(role) && row < rows; ++row)
+    dots[row] = sum<Acc>(load(terms + row * W));
 }
 
 }  // namespace

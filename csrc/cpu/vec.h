@@ -278,19 +278,25 @@ HFLA_INLINE Vec<Acc> scale_by_power(Vec<Acc> x, Vec<Acc> n, Vec<Acc> rounded_n) 
 #endif
 }
 
-// Within 2 ulp; exp(-inf) = 0, exp(inf) = inf, and NaN stays NaN.
+// As exp below, where x is not above kInfAbove.
 template <class V>
-HFLA_INLINE V exp(V x) {
+HFLA_INLINE V bounded_exp(V x) {
   using Acc = ElementOf<V>;
   using C = Exp<Acc>;
-  x = at_most(C::kInfAbove, at_least(C::kZeroBelow, x));
+  x = at_least(C::kZeroBelow, x);
   const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
   const V n = rounded_n - C::kRound;
   const V r = x - n * C::kLn2High - n * C::kLn2Low;
   V p = broadcast<Acc>(C::kPolynomial[0]);
   HFLA_UNROLL
   for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
-  return scale_by_power<Acc>(p * (r * r) + r + Acc(1), n, rounded_n);
+  return scale_by_power<Acc>((p * r + Acc(1)) * r + Acc(1), n, rounded_n);
+}
+
+// Within 2 ulp; exp(-inf) = 0, exp(inf) = inf, and NaN stays NaN.
+template <class V>
+HFLA_INLINE V exp(V x) {
+  return bounded_exp(at_most(Exp<ElementOf<V>>::kInfAbove, x));
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 // Sequences and key-value heads are independent, and tasks come from these first. Where that leaves
 // threads idle, the value columns of a state are divided into `parts`, which need not talk to each
 // other, although each stages the keys and queries. Where that still is not enough, time is divided
-// into `pieces`, and the states at their ends are computed first. All of it depends on the shapes
-// and the number of threads only, so results repeat to the bit.
+// into `pieces`, and the states at their ends are computed first. Where there is plenty, a task
+// takes several heads, a segment of tokens of one after the other: they are neighbours in memory,
+// as (B, T, H, D) has it. All of it depends on the shapes and the number of threads only, so
+// results repeat to the bit.
 #pragma once
 
 #include <stdlib.h>
@@ -69,8 +71,14 @@ HFLA_INLINE Sequence sequence_at(const Problem& p, int64_t sequence) {
   return {p.cu_seqlens[sequence], p.cu_seqlens[sequence + 1]};
 }
 
+struct Heads {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+
 struct Plan {
   int64_t workers = 1;
+  int64_t heads = 1;   // of a task
   int64_t parts = 1;   // of the columns
   int64_t pieces = 1;  // of each sequence
 
@@ -91,24 +99,46 @@ struct Plan {
   Columns part(int64_t index, int64_t vectors) const {
     return {vectors * index / parts, vectors * (index + 1) / parts};
   }
+
+  int64_t num_tasks(const Problem& p) const { return num_pieces(p) * (p.Hkv / heads) * parts; }
+
+  struct Task {
+    int64_t piece, part;  // indices
+    Heads heads;
+  };
+  Task task(const Problem& p, int64_t index) const {
+    const int64_t group = index / parts % (p.Hkv / heads);
+    return {index / parts / (p.Hkv / heads), index % parts, {group * heads, (group + 1) * heads}};
+  }
 };
 
 constexpr int64_t kSerialWork = 65536;  // floats; with less, waking threads takes longer than that
 constexpr int64_t kMinPiece = 128;      // tokens
+constexpr int64_t kMaxHeads = 8;        // of a task
+constexpr int64_t kMaxStateBytes = 256 * 1024;  // of a task's heads, which take turns in the cache
 
 HFLA_INLINE Plan make_plan(const Problem& p, const Threads& threads, int64_t max_parts) {
   Plan plan;
-  if (p.B * p.T * (p.Hq + p.Hkv) * (p.K + p.V) < kSerialWork || threads.count <= 1) return plan;
-  plan.workers = threads.count;
+  if (p.B * p.T * (p.Hq + p.Hkv) * (p.K + p.V) < kSerialWork) return plan;
+  plan.workers = max(1, threads.count);
   int64_t longest = 0;
   for (int64_t s = 0; s < p.num_sequences; ++s) {
     longest = max(longest, sequence_at(p, s).end - sequence_at(p, s).begin);
   }
   // By how much the largest task exceeds a thread's fair share, rounded.
   const int64_t total = p.B * p.T * p.Hkv;
-  const int64_t excess = (2 * longest * threads.count + total) / (2 * total);
+  const int64_t excess = (2 * longest * plan.workers + total) / (2 * total);
   plan.parts = max(1, min(excess, max_parts));
   plan.pieces = max(1, min(ceil_div(excess, plan.parts), longest / kMinPiece));
+  // As many heads as leave every worker its share.
+  const int64_t state_bytes = p.K * p.V * (p.dtype == DType::f64 ? 8 : 4);
+  const int64_t tasks = p.num_sequences * p.Hkv;
+  for (int64_t heads = 2; heads <= kMaxHeads && excess <= 1; heads *= 2) {
+    const bool fair =
+        ceil_div(tasks, heads * plan.workers) * heads <= ceil_div(tasks, plan.workers) &&
+        heads * longest * plan.workers <= total;
+    if (fair && p.Hkv % heads == 0 && heads * state_bytes <= kMaxStateBytes) plan.heads = heads;
+  }
   return plan;
 }
 
@@ -167,8 +197,9 @@ class Workers {
       : threads_(threads),
         count_(plan.workers),
         problem_(p),
+        plan_(plan),
         shape_(shape),
-        bytes_each_(bytes_needed(p, shape)),
+        bytes_each_(bytes_needed(p, plan, shape)),
         buffer_(count_ * bytes_each_) {}
 
   bool out_of_memory() const { return !buffer_.data(); }
@@ -178,21 +209,22 @@ class Workers {
   void run(int64_t count, Task task) {
     run_tasks(threads_, count_, count, [&](int64_t worker, int64_t i) {
       Carver carver(buffer_.data() + worker * bytes_each_);
-      Scratch scratch(carver, problem_, shape_);
+      Scratch scratch(carver, problem_, plan_, shape_);
       task(scratch, i);
     });
   }
 
  private:
-  static int64_t bytes_needed(const Problem& p, const SegmentShape& shape) {
+  static int64_t bytes_needed(const Problem& p, const Plan& plan, const SegmentShape& shape) {
     Carver carver(nullptr);
-    Scratch(carver, p, shape);
+    Scratch(carver, p, plan, shape);
     return carver.used();
   }
 
   const Threads& threads_;
   const int64_t count_;
   const Problem& problem_;
+  const Plan& plan_;
   const SegmentShape& shape_;
   const int64_t bytes_each_;
   const Buffer buffer_;

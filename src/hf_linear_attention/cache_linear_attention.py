@@ -4,10 +4,16 @@
 Shapes: B batch, Hkv key-value heads, K key dim, V value dim.
 """
 
-from collections.abc import Callable, Iterator
+import json
+import os
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
@@ -23,6 +29,17 @@ from transformers.cache_utils import (
 
 from .chunked import LinearAttentionState
 from .linear_attention import linear_attention
+
+FILE_FORMAT = "hf-linear-attention cache 1"
+NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache holds
+    "attention_dropout",
+    "bos_token_id",
+    "eos_token_id",
+    "initializer_range",
+    "max_position_embeddings",
+    "pad_token_id",
+    "use_cache",
+}
 
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 
@@ -156,6 +173,7 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.conv_kernel_size = conv_kernel_size
         self.tensors: dict[str, Tensor] = {}
         self.num_tokens = 0
+        self.dtype: torch.dtype | None = None  # of what the layer computes
         self.recording: Recording | None = None
 
     @property
@@ -230,6 +248,7 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         forward does here.
         """
         self.num_tokens += k.shape[1]
+        self.dtype = v.dtype
         if self.recording is not None:
             self.recording.append(k=k, v=v, log_decay=log_decay, key_mask=key_mask)
             self.recording.num_tokens += k.shape[1]
@@ -390,6 +409,7 @@ class LinearAttentionCache(Cache):
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
     ):
+        self.config = config
         layers = [
             layer_class(
                 sliding_window=config.sliding_window, conv_kernel_size=config.conv_kernel_size
@@ -437,6 +457,213 @@ class LinearAttentionCache(Cache):
             if isinstance(layer, RecurrentLayer):
                 layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the cache to a safetensors file, all of it or nothing.
+
+        What a recording cache could take back is not written.
+        """
+        tensors: dict[str, Tensor] = {}
+        layers = []
+        for index, layer in enumerate(self.layers):
+            named = _named_tensors(layer)
+            layers.append({"num_tokens": layer.get_seq_length(), "dtype": _dtype_name(layer)})
+            tensors |= {f"layers.{index}.{name}": x.contiguous() for name, x in named.items()}
+        metadata = {
+            "format": FILE_FORMAT,
+            "config": json.dumps(_fingerprint(self.config), sort_keys=True),
+            "layers": json.dumps(layers),
+        }
+        metadata["checksum"] = _checksum(tensors, metadata)
+        # of this process alone, and beside the file, so that it can take its place at once
+        unfinished = f"{os.fspath(path)}.{uuid.uuid4().hex}.unfinished"
+        try:
+            save_file(tensors, unfinished, metadata=metadata)
+            os.replace(unfinished, path)
+        finally:
+            if os.path.exists(unfinished):
+                os.remove(unfinished)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        config: PreTrainedConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> "LinearAttentionCache":
+        """A cache that `save` wrote, to continue from where that one was.
+
+        Args:
+            config: of the model that will use it.
+            device: of that model.
+            dtype: of that model; by default config.dtype, which from_pretrained sets. None is not
+                checked.
+
+        Raises:
+            FileNotFoundError: there is no file.
+            ValueError: it is no such file, or damaged, or from a model with another config or
+                dtype. (Whether the weights are others can't be seen.)
+        """
+        tensors, metadata = _read_file(path, device)
+        written, expected = json.loads(metadata["config"]), _fingerprint(config)
+        other = sorted(
+            name
+            for name in written.keys() | expected.keys()
+            if written.get(name) != expected.get(name)
+        )
+        if other:
+            ours = ", ".join(f"{name}={expected.get(name)!r}" for name in other)
+            theirs = ", ".join(f"{name}={written.get(name)!r}" for name in other)
+            raise ValueError(
+                f"{path} must be from a model with {ours}, as config has it, and is from one with "
+                f"{theirs}"
+            )
+        dtype = config.dtype if dtype is None else dtype
+        cache = cls(config)
+        for index, (layer, saved) in enumerate(
+            zip(cache.layers, json.loads(metadata["layers"]), strict=True)
+        ):
+            if saved["num_tokens"] == 0:
+                continue
+            if dtype is not None and saved["dtype"] != str(dtype).removeprefix("torch."):
+                raise ValueError(
+                    f"{path} must be from a model that computes in {dtype}, and is from one in "
+                    f"{saved['dtype']}; `dtype` says what the model computes in if config.dtype "
+                    "does not"
+                )
+            prefix = f"layers.{index}."
+            named = {
+                name.removeprefix(prefix): x
+                for name, x in tensors.items()
+                if name.startswith(prefix)
+            }
+            _fill(layer, named, saved["num_tokens"], getattr(torch, saved["dtype"]))
+        return cache
+
+    @classmethod
+    def join(
+        cls,
+        caches: Sequence["LinearAttentionCache"],
+        attention_masks: Sequence[Tensor] | None = None,
+    ) -> tuple["LinearAttentionCache", Tensor]:
+        """One cache with the rows of all, in order, for prompts of any lengths.
+
+        Args:
+            caches: of one model; each has read something.
+            attention_masks: for each cache the mask (rows, tokens read) that it was read with; by
+                default no token was padding.
+
+        Returns:
+            the cache, as if the shorter prompts had been padded on the left, and the mask
+            (rows, longest) that says so; with ones for new tokens appended, it must go with them.
+        """
+        if not caches:
+            raise ValueError("caches must hold at least one cache, got none")
+        config = caches[0].config
+        expected = _fingerprint(config)
+        lengths = [cache.get_seq_length() for cache in caches]
+        for cache, length in zip(caches, lengths, strict=True):
+            if _fingerprint(cache.config) != expected:
+                raise ValueError("caches must be of one model, got some with different configs")
+            if length == 0:
+                raise ValueError("caches must have read at least one token each, got an empty one")
+        T = max(lengths)
+        rows = [next(iter(_named_tensors(cache.layers[0]).values())) for cache in caches]
+        if attention_masks is None:
+            attention_masks = [
+                x.new_ones(x.shape[0], length, dtype=torch.long)
+                for x, length in zip(rows, lengths, strict=True)
+            ]
+        for mask, x, length in zip(attention_masks, rows, lengths, strict=True):
+            if mask.shape != (x.shape[0], length):
+                raise ValueError(
+                    f"attention_masks must have the shapes of what was read, {(x.shape[0], length)}"
+                    f" for one of them, got {tuple(mask.shape)}"
+                )
+        joined = cls(config)
+        for index, layer in enumerate(joined.layers):
+            parts = [_named_tensors(cache.layers[index]) for cache in caches]
+            dtypes = {_dtype_name(cache.layers[index]) for cache in caches}
+            if len(dtypes) > 1:
+                raise ValueError(f"caches must be of one dtype, got {sorted(dtypes)}")
+            named = {}
+            for name in parts[0]:
+                tensors = [part[name] for part in parts]
+                if not isinstance(layer, RecurrentLayer):  # (B, Hkv, T, D)
+                    longest = max(x.shape[2] for x in tensors)
+                    tensors = [F.pad(x, (0, 0, longest - x.shape[2], 0)) for x in tensors]
+                named[name] = torch.cat(tensors)
+            _fill(layer, named, T, getattr(torch, dtypes.pop()))
+        masks = [F.pad(mask, (T - mask.shape[1], 0)) for mask in attention_masks]
+        return joined, torch.cat(masks)
+
+
+def _fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
+    """What decides whether a model can use a cache, as it comes back from JSON."""
+    fields = [name for name in type(config).__annotations__ if name not in NOT_IN_THE_STATE]
+    return json.loads(json.dumps({name: getattr(config, name) for name in fields}))
+
+
+def _dtype_name(layer: CacheLayerMixin) -> str:
+    return str(layer.dtype).removeprefix("torch.") if layer.get_seq_length() > 0 else ""
+
+
+def _named_tensors(layer: CacheLayerMixin) -> dict[str, Tensor]:
+    """What a layer needs to go on, by name; for softmax layers (B, Hkv, tokens, D)."""
+    if layer.get_seq_length() == 0:
+        return {}
+    if isinstance(layer, RecurrentLayer):
+        return layer.tensors
+    keys, values = layer.keys, layer.values
+    if isinstance(layer, SlidingWindowLayer):  # while it records, it keeps more
+        first = max(keys.shape[2] - (layer.sliding_window - 1), 0)
+        keys, values = keys[:, :, first:], values[:, :, first:]
+    return {"keys": keys, "values": values}
+
+
+def _fill(
+    layer: CacheLayerMixin, named: dict[str, Tensor], num_tokens: int, dtype: torch.dtype
+) -> None:
+    """Makes of an empty layer one with these tensors, which it takes over."""
+    if isinstance(layer, RecurrentLayer):
+        layer.tensors, layer.num_tokens, layer.dtype = named, num_tokens, dtype
+        return
+    layer.lazy_initialization(named["keys"], named["values"])
+    layer.keys, layer.values = named["keys"], named["values"]
+    if isinstance(layer, SlidingWindowLayer):
+        layer.cumulative_length = num_tokens
+
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """Of everything in a file, in an order of its own."""
+    checksum = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        x = tensors[name].detach().cpu()
+        checksum = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), checksum)
+        checksum = zlib.crc32(x.flatten().view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def _read_file(
+    path: str | os.PathLike, device: torch.device | str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    if metadata.get("format") != FILE_FORMAT:
+        raise ValueError(
+            f"{path} must be a file that LinearAttentionCache.save wrote, of format "
+            f"{FILE_FORMAT!r}, got format {metadata.get('format')!r}"
+        )
+    checksum = metadata.pop("checksum", None)
+    if checksum != _checksum(tensors, metadata):
+        raise ValueError(f"{path} is damaged: its checksum does not fit what it holds")
+    # copies: memory of their own, which may change in place
+    return {name: x.clone().to(device) for name, x in tensors.items()}, metadata
 
 
 LAYER_CLASSES = {

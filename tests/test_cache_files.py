@@ -1,0 +1,277 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Caches as things that users own: kept in files, branched, and joined into batches."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from tiny import VARIANTS, assert_near, random_ids, tiny_config, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CACHED = ["paper", "gated", "learned", "hybrid", "softmax_first"]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+@torch.no_grad()
+def read(model, ids, cache=None, mask=None):
+    outputs = model(ids, past_key_values=cache, attention_mask=mask, use_cache=True)
+    return outputs.logits, outputs.past_key_values
+
+
+def tensors_of(cache):
+    for layer in cache.layers:
+        if isinstance(layer, RecurrentLayer):
+            yield from (layer.tensors[name] for name in sorted(layer.tensors))
+        else:
+            yield from (layer.keys, layer.values)
+
+
+@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 3, 20])
+def test_a_file_gives_back_every_bit(variant, dtype, length, tmp_path):
+    model = tiny_model(dtype=dtype, **VARIANTS[variant])
+    _, cache = read(model, random_ids(2, length))
+    cache.save(tmp_path / "cache.safetensors")
+    loaded = LinearAttentionCache.load(tmp_path / "cache.safetensors", model.config, dtype=dtype)
+    assert loaded.get_seq_length() == length
+    for x, y in zip(tensors_of(loaded), tensors_of(cache), strict=True):
+        assert x.dtype == y.dtype and torch.equal(x, y)
+    for more in (1, 4, 1, 1):
+        ids = random_ids(2, more, seed=1)
+        assert torch.equal(read(model, ids, loaded)[0], read(model, ids, cache)[0])
+    assert os.listdir(tmp_path) == ["cache.safetensors"]
+
+
+CONTINUE = """
+import sys, torch
+from hf_linear_attention import LinearAttentionCache, LinearAttentionForCausalLM
+torch.set_num_threads(1)
+model = LinearAttentionForCausalLM.from_pretrained("model").eval()
+cache = LinearAttentionCache.load("cache.safetensors", model.config, model.device)
+ids = torch.tensor([[int(x) for x in sys.argv[1].split(",")]])
+outputs = model.generate(
+    ids, past_key_values=cache, max_new_tokens=12, do_sample=False, pad_token_id=0,
+    return_dict_in_generate=True, output_logits=True,
+)
+torch.save((outputs.sequences, outputs.logits), "continued.pt")
+"""
+
+
+@pytest.mark.parametrize("variant", ["gated", "hybrid"])
+def test_another_process_generates_the_same_bits(variant, tmp_path):
+    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    ids = random_ids(1, 30)
+    _, cache = read(model, ids[:, :-1])
+    model.save_pretrained(tmp_path / "model")
+    cache.save(tmp_path / "cache.safetensors")
+    numbers = ",".join(str(x) for x in ids[0].tolist())
+    subprocess.run([sys.executable, "-c", CONTINUE, numbers], cwd=tmp_path, check=True, timeout=120)
+    here = model.generate(
+        ids,
+        past_key_values=cache,
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    sequences, logits = torch.load(tmp_path / "continued.pt")
+    assert torch.equal(sequences, here.sequences)
+    assert all(torch.equal(x, y) for x, y in zip(logits, here.logits, strict=True))
+
+
+def test_an_empty_cache_may_be_saved(tmp_path):
+    config = tiny_config(**VARIANTS["hybrid"])
+    LinearAttentionCache(config).save(tmp_path / "cache")
+    assert LinearAttentionCache.load(tmp_path / "cache", config).get_seq_length() == 0
+
+
+def test_a_recording_cache_is_saved_as_it_is_now(tmp_path):
+    model = tiny_model(**VARIANTS["hybrid"])
+    cache = LinearAttentionCache(model.config)
+    cache.activate_past_recording()
+    read(model, random_ids(1, 12), cache)
+    cache.crop(-2)
+    cache.save(tmp_path / "cache")
+    loaded = LinearAttentionCache.load(tmp_path / "cache", model.config)
+    assert not loaded.layers[0].record_past
+    ids = random_ids(1, 3, seed=1)
+    assert_near(read(model, ids, loaded)[0], read(model, ids, cache)[0])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A model, and a file with its cache."""
+    model = tiny_model(dtype=torch.float32, **VARIANTS["gated"])
+    read(model, random_ids(1, 5))[1].save(tmp_path / "cache")
+    return model, tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decay": "none"}, "model with decay='none', as config has it, .* decay='per_token'"),
+        ({"num_hidden_layers": 2, "layer_types": None}, "num_hidden_layers=2, as config has it"),
+        (
+            {"hidden_size": 64},
+            "hidden_size=64, as config has it, and is from one with .*hidden_size=32",
+        ),
+    ],
+    ids=["decay", "layers", "size"],
+)
+def test_a_cache_of_another_model_is_refused(saved, change, message):
+    _, path = saved
+    with pytest.raises(ValueError, match=message):
+        LinearAttentionCache.load(path, tiny_config(**{**VARIANTS["gated"], **change}))
+
+
+def test_a_cache_of_another_dtype_is_refused(saved):
+    model, path = saved
+    message = "computes in torch.bfloat16, and is from one in float32"
+    with pytest.raises(ValueError, match=message):
+        LinearAttentionCache.load(path, model.config, dtype=torch.bfloat16)
+    model.config.dtype = torch.bfloat16  # as from_pretrained sets it
+    with pytest.raises(ValueError, match=message):
+        LinearAttentionCache.load(path, model.config)
+    LinearAttentionCache.load(path, model.config, dtype=torch.float32)
+
+
+def test_what_a_state_does_not_depend_on_may_differ(saved):
+    _, path = saved
+    config = tiny_config(**VARIANTS["gated"], use_cache=False, eos_token_id=3)
+    assert LinearAttentionCache.load(path, config).get_seq_length() == 5
+
+
+def test_a_truncated_file_is_refused(saved):
+    model, path = saved
+    whole = path.read_bytes()
+    for size in (0, 5, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="is not a whole safetensors file"):
+            LinearAttentionCache.load(path, model.config)
+
+
+def test_a_damaged_file_is_refused(saved):
+    model, path = saved
+    whole = path.read_bytes()
+    for place in range(8, len(whole), 97):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged|not a whole|must be a file that"):
+            LinearAttentionCache.load(path, model.config)
+
+
+def test_other_files_are_refused(saved, tmp_path):
+    model, path = saved
+    save_file(load_file(path), tmp_path / "other")
+    with pytest.raises(ValueError, match=r"LinearAttentionCache.save wrote, .*got format None"):
+        LinearAttentionCache.load(tmp_path / "other", model.config)
+    with pytest.raises(FileNotFoundError):
+        LinearAttentionCache.load(tmp_path / "nothing", model.config)
+
+
+def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
+    model, path = saved
+    before = path.read_bytes()
+    _, cache = read(model, random_ids(1, 3))
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        cache.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_one_prefix_has_many_continuations(variant):
+    model = tiny_model(**VARIANTS[variant])
+    prefix, more = random_ids(1, 9), random_ids(3, 4, seed=1)
+    _, cache = read(model, prefix)
+    branches = copy.deepcopy(cache)
+    branches.batch_repeat_interleave(3)
+    whole, _ = read(model, torch.cat([prefix.expand(3, -1), more], 1))
+    assert_near(read(model, more, branches)[0], whole[:, 9:])
+    assert_near(read(model, more[:1], cache)[0], whole[:1, 9:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("lengths", [(9, 3, 6), (1, 12), (5, 5), (2, 3)])
+def test_joined_caches_go_on_as_each_alone(variant, lengths):
+    model = tiny_model(**VARIANTS[variant])
+    prompts = [random_ids(1, n, seed=n) for n in lengths]
+    more = random_ids(len(lengths), 6, seed=99)
+    caches = [read(model, ids)[1] for ids in prompts]
+    expected = [
+        read(model, torch.cat([ids, more[i : i + 1]], 1))[0][:, ids.shape[1] :]
+        for i, ids in enumerate(prompts)
+    ]
+    cache, mask = LinearAttentionCache.join(caches)
+    logits = []
+    for piece in more.split([1, 3, 1, 1], dim=1):
+        mask = torch.cat([mask, mask.new_ones(len(mask), piece.shape[1])], 1)
+        logits.append(read(model, piece, cache, mask)[0])
+    assert_near(torch.cat(logits, 1), torch.cat(expected))
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_joined_caches_generate(variant):
+    model = tiny_model(**VARIANTS[variant])
+    prompts = [random_ids(1, n, seed=n) for n in (8, 3)]
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    cache, mask = LinearAttentionCache.join([read(model, ids[:, :-1])[1] for ids in prompts])
+    mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[-prompt.shape[1] :] = prompt[0]
+    together = model.generate(ids, attention_mask=mask, past_key_values=cache, **how)
+    for row, prompt in zip(together, prompts, strict=True):
+        alone = model.generate(prompt, **how)[0]
+        assert row[-len(alone) :].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_padded_caches_are_joined_with_their_masks(variant):
+    model = tiny_model(**VARIANTS[variant])
+    first_mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    first, second, more = random_ids(2, 5), random_ids(1, 8, seed=1), random_ids(3, 2, seed=2)
+    ones = torch.ones(2, 2, dtype=torch.long)
+    expected = [
+        read(model, torch.cat([first, more[:2]], 1), None, torch.cat([first_mask, ones], 1))[0],
+        read(model, torch.cat([second, more[2:]], 1))[0],
+    ]
+    caches = [read(model, first, None, first_mask)[1], read(model, second)[1]]
+    masks = [first_mask, torch.ones(1, 8, dtype=torch.long)]
+    cache, mask = LinearAttentionCache.join(caches, masks)
+    mask = torch.cat([mask, mask.new_ones(3, 2)], 1)
+    logits, _ = read(model, more, cache, mask)
+    assert_near(logits, torch.cat([x[:, -2:] for x in expected]))
+
+
+def test_what_can_not_be_joined_says_why():
+    model = tiny_model(**VARIANTS["gated"])
+    other = tiny_model()
+    _, cache = read(model, random_ids(1, 3))
+    _, half = read(copy.deepcopy(model).float(), random_ids(1, 3))
+    for caches, message in (
+        ([], "at least one cache, got none"),
+        ([cache, read(other, random_ids(1, 3))[1]], "of one model"),
+        ([cache, LinearAttentionCache(model.config)], "got an empty one"),
+        ([cache, half], r"of one dtype, got \['float32', 'float64'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LinearAttentionCache.join(caches)
+    with pytest.raises(ValueError, match=r"attention_masks .* \(1, 3\) .* got \(1, 2\)"):
+        LinearAttentionCache.join([cache], [torch.ones(1, 2)])
