@@ -76,8 +76,8 @@ def linear_attention(
     Args:
         q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype: float32, bfloat16,
             float16 or float64. Hkv divides Hq; query head h reads key-value head h // (Hq // Hkv).
-            Any strides. On CUDA a NaN or an infinity in v can reach outputs a little before its token,
-            as tensor cores multiply it by the zeros that keep later tokens out.
+            Any strides. On CUDA a NaN or an infinity in v can reach outputs a little before its
+            token, as tensor cores multiply it by the zeros that keep later tokens out.
         log_decay: (B, T, Hkv), at most 0; -inf forgets everything. Only with `is_causal`. On CUDA
             its sign is not checked, because looking would wait for the device.
         feature_map: name of a pointwise phi, or None where q and k are mapped already.
