@@ -7,6 +7,8 @@ from transformers import AutoConfig
 from hf_linear_attention import LinearAttentionConfig
 from tiny import VARIANTS, tiny_config
 
+AAREN = {"decay": "aaren", "feature_map": "exp"}
+
 
 def test_the_default_is_the_paper():
     config = LinearAttentionConfig()
@@ -45,6 +47,11 @@ def test_the_default_is_the_paper():
         ({"max_position_embeddings": 0}, "max_position_embeddings=0"),
         ({"attention_eps": -1e-6}, "attention_eps"),
         ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
+        ({"value_act": "relu"}, "value_act .*None, 'silu', got 'relu'"),
+        ({"decay": "aaren"}, "feature_map must be 'exp' with decay=\"aaren\", got 'elu\\+1'"),
+        ({**AAREN, "normalizer": "gated_rms_norm"}, "normalizer must be 'z' with .*aaren"),
+        ({**AAREN, "num_key_value_heads": 2}, "num_key_value_heads must be .*=4 .*got 2"),
+        ({**AAREN, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*aaren'),
         ({"is_causal": False, "decay": "retnet"}, "decay .*is_causal=False.*got 'retnet'"),
     ],
 )

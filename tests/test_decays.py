@@ -10,7 +10,13 @@ from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, linear_attention
-from hf_linear_attention.decays import DECAYS, build_decay, check_decay
+from hf_linear_attention.decays import (
+    REGISTERED,
+    Decay,
+    build_decay,
+    check_decay,
+    register_decay,
+)
 
 B, T, H, HIDDEN, LAYERS = 2, 5, 4, 16, 3
 FIXED = ["retnet", "lightning"]
@@ -19,7 +25,11 @@ LEARNED = ["per_head", "per_token"]
 
 def build(name, layer_idx=1, num_layers=LAYERS):
     config = SimpleNamespace(
-        decay=name, num_key_value_heads=H, hidden_size=HIDDEN, num_hidden_layers=num_layers
+        decay=name,
+        num_key_value_heads=H,
+        head_dim=HIDDEN // H,
+        hidden_size=HIDDEN,
+        num_hidden_layers=num_layers,
     )
     return build_decay(config, layer_idx)
 
@@ -111,7 +121,7 @@ def test_a_module_built_on_meta_is_whole_after_reset_parameters(name):
     assert torch.equal(on_meta(x), direct(x))
 
 
-@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("name", [*FIXED, *LEARNED])
 def test_saving_and_loading_a_model_keeps_the_decay(name, tmp_path):
     config = LinearAttentionConfig(
         vocab_size=11,
@@ -143,6 +153,182 @@ def test_attention_with_the_decay_is_the_masked_parallel_form(name):
     D = (total[:, :, None] - total[:, None]).exp().permute(0, 3, 1, 2).tril()
     scores = torch.einsum("bthd,bjhd->bhtj", q, k) * D
     torch.testing.assert_close(y, torch.einsum("bhtj,bjhd->bthd", scores, v))
+
+
+# ---- Aaren ----
+
+
+def aaren_attention(module, k, v, pieces=None, **kwargs):
+    """The op with the decay, in pieces of so many tokens."""
+    state, past_max, outputs = None, None, []
+    for k_piece, v_piece in zip(*(x.split(pieces or T, 1) for x in (k, v)), strict=True):
+        phi_k, log_decay, running_max = module(k_piece, past_max=past_max, **kwargs)
+        y, state = linear_attention(
+            torch.ones_like(phi_k),
+            phi_k,
+            v_piece,
+            log_decay,
+            initial_state=state,
+            return_state=True,
+            eps=0.0,
+            **kwargs,
+        )
+        past_max = running_max[:, -1]
+        outputs.append(y)
+    return torch.cat(outputs, 1)
+
+
+def learned_query_softmax(module, k, v):
+    scores = torch.einsum("hd,bjhd->bhj", module.query, k) * k.shape[-1] ** -0.5
+    scores = scores[:, :, None].expand(-1, -1, k.shape[1], -1)
+    future = torch.ones(k.shape[1], k.shape[1], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    return torch.einsum("bhtj,bjhd->bthd", weights, v)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4], ids=["small", "large"])
+@pytest.mark.parametrize("pieces", [None, [1] * T, [2, 3], [4, 1]], ids=str)
+def test_aaren_is_softmax_attention_of_a_learned_query(scale, pieces):
+    module = build("aaren").double()
+    k, v = torch.randn(2, B, T, H, HIDDEN // H, dtype=torch.float64)
+    k = k * scale
+    torch.testing.assert_close(
+        aaren_attention(module, k, v, pieces), learned_query_softmax(module, k, v)
+    )
+
+
+def scores_of(module, *scores):
+    """Keys (1, T, H, D) with these scores for every head."""
+    query = module.query.detach()
+    unit = query / query.square().sum(-1, keepdim=True) * query.shape[-1] ** 0.5
+    return torch.tensor(scores)[None, :, None, None] * unit
+
+
+@pytest.mark.parametrize("scores", [(1e4, -1e4, 1e4, 9999.0), (-1e4, -9999.0, 0.0, 1e4)])
+def test_aaren_survives_scores_of_any_size_in_float32(scores):
+    module = build("aaren")
+    k = scores_of(module, *scores).requires_grad_()
+    v = torch.randn(1, 4, H, 3, requires_grad=True)
+    y = aaren_attention(module, k, v)
+    expected = learned_query_softmax(module, k, v)
+    torch.testing.assert_close(y, expected, rtol=0.01, atol=0.01)  # 1e4 has few digits left
+    gradients = torch.autograd.grad(y.square().sum(), [k, v, module.query])
+    assert all(x.isfinite().all() for x in gradients)
+    phi_k, log_decay, _ = module(k)
+    assert phi_k.max() <= 1 and log_decay.max() <= 0
+
+
+def test_the_gradient_is_that_of_softmax_though_the_maximum_has_none():
+    module = build("aaren").double()
+    k, v = torch.randn(2, B, T, H, HIDDEN // H, dtype=torch.float64).requires_grad_().unbind()
+    leaves = [k, v, module.query]
+    weights = torch.randn(B, T, H, HIDDEN // H, dtype=torch.float64)
+    actual, expected = (
+        torch.autograd.grad((attention(module, k, v) * weights).sum(), leaves)
+        for attention in (aaren_attention, learned_query_softmax)
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+def test_aaren_does_not_see_padding():
+    module = build("aaren").double()
+    k, v = torch.randn(2, 1, T, H, HIDDEN // H, dtype=torch.float64)
+    key_mask = torch.tensor([[False, True, False, True, True]])
+    k[:, ~key_mask[0]] = 1e6
+    k.requires_grad_()
+    y = aaren_attention(module, k, v, key_mask=key_mask)
+    real = key_mask[0]
+    expected = learned_query_softmax(module, k[:, real], v[:, real])
+    torch.testing.assert_close(y[:, real], expected)
+    for gradient in torch.autograd.grad(y.sum(), [k, module.query]):
+        assert gradient.isfinite().all()
+
+
+def test_aaren_begins_anew_in_every_packed_sequence():
+    module = build("aaren").double()
+    bounds = [0, 1, 1, 10, 16]
+    k, v = torch.randn(2, 1, 16, H, HIDDEN // H, dtype=torch.float64)
+    k[:, 3] *= 1e4  # beside which all of the next sequence would be 0
+    cu_seqlens = torch.tensor(bounds)
+    phi_k, log_decay, running_max = module(k, cu_seqlens=cu_seqlens)
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        alone = module(k[:, start:end])
+        packed = (x[:, start:end] for x in (phi_k, log_decay, running_max))
+        torch.testing.assert_close(tuple(packed), alone, rtol=0, atol=0)
+
+
+def test_aaren_keeps_the_digits_of_its_scores_under_autocast():
+    module = build("aaren")
+    k = torch.randn(B, T, H, HIDDEN // H)
+    expected = module(k)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(module(k), expected, rtol=0, atol=0)
+
+
+def test_aaren_s_maximum_is_part_of_the_cache_and_of_its_size():
+    config = LinearAttentionConfig.from_preset(
+        "aaren", vocab_size=11, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=H
+    )
+    model = LinearAttentionForCausalLM(config)
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+        size = cache.nbytes
+        layer = cache.layers[1]
+        address = layer.tensors["running_max"].data_ptr()
+        assert layer.tensors["kv"].shape == (1, H, 1, HIDDEN // H)
+        assert layer.running_max.shape == (1, H)
+        model(tokens[:, :1], past_key_values=cache)
+    assert cache.nbytes == size
+    assert layer.tensors["running_max"].data_ptr() == address
+
+
+# ---- decays of users ----
+
+
+class Halving(Decay):
+    """Forgets half at every token, by a parameter that only `reset_parameters` writes."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.rate = torch.nn.Parameter(torch.empty(config.num_key_value_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        torch.nn.init.constant_(self.rate, math.log(2))
+
+    def forward(self, hidden_states):
+        return (-self.rate.abs()).expand(*hidden_states.shape[:2], -1)
+
+
+def test_a_registered_decay_is_a_choice_like_any_other(tmp_path):
+    register_decay("halving", Halving)
+    config = LinearAttentionConfig(
+        vocab_size=11,
+        hidden_size=HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=H,
+        decay="halving",
+    )
+    model = LinearAttentionForCausalLM(config).eval()
+    tokens = torch.arange(11)[None]
+    logits = model(tokens).logits
+    logits.sum().backward()
+    assert model.model.layers[0].self_attn.decay.rate.grad.abs().sum() > 0
+    model.save_pretrained(tmp_path)
+    loaded = LinearAttentionForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, logits)
+    del REGISTERED["halving"]
+    with pytest.raises(ValueError, match=r"got 'halving' \(.*register_decay\('halving', "):
+        LinearAttentionForCausalLM.from_pretrained(tmp_path)
+
+
+def test_only_new_names_and_decays_are_registered():
+    with pytest.raises(ValueError, match="the package's own decays, got 'retnet'"):
+        register_decay("retnet", Halving)
+    with pytest.raises(ValueError, match="must be a subclass of Decay, got 3"):
+        register_decay("mine", 3)
+    assert REGISTERED == {}
 
 
 def test_an_unknown_decay_lists_the_choices():

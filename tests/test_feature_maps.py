@@ -11,9 +11,12 @@ from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalL
 from hf_linear_attention.feature_maps import (
     MODULES,
     POINTWISE,
+    REGISTERED,
     FavorPlus,
+    FeatureMap,
     build_feature_map,
     check_feature_map,
+    register_feature_map,
 )
 
 B, T, Hq, Hkv, D = 2, 5, 4, 2, 8
@@ -37,7 +40,8 @@ def queries_and_keys(dtype=torch.float64, heads=(Hq, Hkv), scale=1.0):
 def kernel(name, scale=1.0, **kwargs):
     """phi(q_t).phi(k_j) and q_t.k_j, head by head: (B, Hkv, T, T) both."""
     q, k = queries_and_keys(heads=(Hkv, Hkv), scale=scale)
-    phi_q, phi_k = build(name, **kwargs).double()(q, k)
+    module = build(name, **kwargs).double()
+    phi_q, phi_k = module.phi(q), module.phi(k)
     product = "bthd,bjhd->bhtj"
     return torch.einsum(product, phi_q, phi_k), torch.einsum(product, q, k)
 
@@ -140,7 +144,8 @@ def test_favor_estimates_the_softmax_kernel_without_bias_and_at_most_the_varianc
     m, draws = 2 * D, 10_000
     q, k = torch.randn(2, 1, 1, 1, D, dtype=torch.float64) * 0.7
     exact = ((q * k).sum() / math.sqrt(D)).exp()
-    phi_q, phi_k = FavorPlus(1, 1, D, num_features=m * draws).double()(q, k)
+    phi = FavorPlus(1, 1, D, num_features=m * draws).double().phi
+    phi_q, phi_k = phi(q), phi(k)
     both_signs = (phi_q * phi_k).view(2, draws, m) * draws  # blocks of D rows are independent
     estimates = both_signs.sum((0, 2))
     square = (q + k).square().sum() / math.sqrt(D)  # of the scaled sum
@@ -177,6 +182,71 @@ def test_favor_draws_the_same_matrix_from_the_same_seed_and_saves_it_unlearned()
     assert list(one.parameters()) == []
     other.reset_parameters()
     assert not torch.equal(one.projection, other.projection)
+
+
+def test_favor_divides_a_query_s_features_by_their_largest():
+    module = build("favor+").double()
+    q, k = queries_and_keys(scale=3.0)
+    phi_q, phi_k = module(q, k)
+    expected = module.phi(q)
+    torch.testing.assert_close(phi_q, expected / expected.amax(-1, keepdim=True))
+    torch.testing.assert_close(phi_k, module.phi(k))
+
+
+def test_favor_is_redrawn_in_training_alone():
+    module = build("favor+")
+    before = module.projection.clone()
+    module.eval()
+    with pytest.raises(RuntimeError, match="redrawn in training only"):
+        module.redraw()
+    assert torch.equal(module.projection, before)
+    module.train().redraw()
+    assert not torch.equal(module.projection, before)
+    block = module.projection[:D] @ module.projection[:D].T
+    torch.testing.assert_close(block, block.diag().diag(), rtol=0, atol=1e-5)
+
+
+def test_favor_neither_overflows_nor_vanishes_in_float16():
+    module = build("favor+", head_dim=64)
+    q, k = (torch.randn(B, T, H, 64, dtype=torch.float16) for H in (Hq, Hkv))
+    k[0, 0] = module.projection[0] * 64**0.25  # where a feature is e^(|w|^2 / 2)
+    k[0, 1] *= 3
+    phi_q, phi_k = module(q, k)
+    assert phi_q.dtype == phi_k.dtype == torch.float32
+    assert phi_k.half().isinf().any()
+    assert not phi_k.half()[0, 1].any()
+    expected = module.double()(q.double(), k.double())
+    torch.testing.assert_close((phi_q.double(), phi_k.double()), expected, rtol=1e-4, atol=1e-35)
+
+
+def test_a_model_in_float16_attends_to_favor_features_in_float32():
+    sizes = {"vocab_size": 11, "hidden_size": 16, "num_attention_heads": 2}
+    config = LinearAttentionConfig(
+        feature_map="favor+", initializer_range=0.5, num_hidden_layers=2, **sizes
+    )
+    model = LinearAttentionForCausalLM(config).eval()
+    tokens = torch.arange(11)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+        cache = model.half()(tokens[:, :8], use_cache=True).past_key_values
+        steps = [model(tokens[:, t : t + 1], past_key_values=cache).logits for t in (8, 9, 10)]
+        whole = model(tokens).logits
+    assert whole.dtype == torch.float16
+    torch.testing.assert_close(whole.float(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(torch.cat(steps, 1), whole[:, 8:], rtol=0.02, atol=0.02)
+
+
+def test_redrawing_a_model_redraws_every_layer_loaded_or_not(tmp_path):
+    sizes = {"vocab_size": 11, "hidden_size": 16, "num_attention_heads": 2}
+    config = LinearAttentionConfig(feature_map="favor+", num_hidden_layers=2, **sizes)
+    LinearAttentionForCausalLM(config).save_pretrained(tmp_path)
+    model = LinearAttentionForCausalLM.from_pretrained(tmp_path).train()
+    before = [layer.self_attn.feature_map.projection.clone() for layer in model.model.layers]
+    model.redraw_features()
+    for layer, old in zip(model.model.layers, before, strict=True):
+        assert not torch.equal(layer.self_attn.feature_map.projection, old)
+    with pytest.raises(RuntimeError, match="needs a model with .*'elu\\+1'"):
+        LinearAttentionForCausalLM(LinearAttentionConfig(**sizes)).redraw_features()
 
 
 def test_favor_keeps_the_digits_of_its_exponents_under_autocast():
@@ -255,11 +325,79 @@ def test_the_kernels_know_the_pointwise_maps_by_their_order():
     assert tuple(POINTWISE) == _ops.FEATURE_MAPS
 
 
+# ---- maps of users ----
+
+
+class Scaled(FeatureMap):
+    """A map with a parameter, which only `reset_parameters` writes, and an option."""
+
+    def __init__(self, num_heads, num_key_value_heads, head_dim, *, start="one"):
+        super().__init__(num_heads, num_key_value_heads, head_dim)
+        self.scale = torch.nn.Parameter(torch.empty(head_dim))
+        self.start = start
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        torch.nn.init.constant_(self.scale, {"one": 1.0, "two": 2.0}[self.start])
+
+    def phi(self, x):
+        return (x * self.scale).relu() ** 3
+
+
+@pytest.fixture
+def registered():
+    register_feature_map("scaled", Scaled)
+    yield
+    del REGISTERED["scaled"]
+
+
+def test_a_registered_map_is_a_choice_like_any_other(registered, tmp_path):
+    config = LinearAttentionConfig(
+        vocab_size=11,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        feature_map="scaled",
+        feature_map_kwargs={"start": "two"},
+    )
+    model = LinearAttentionForCausalLM(config).eval()
+    assert [layer.self_attn.feature_map.scale.mean() for layer in model.model.layers] == [2, 2]
+    tokens = torch.arange(11)[None]
+    logits = model(tokens).logits
+    logits.sum().backward()
+    assert model.model.layers[0].self_attn.feature_map.scale.grad.abs().sum() > 0
+    model.save_pretrained(tmp_path)
+    loaded = LinearAttentionForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, logits)
+    with pytest.raises(ValueError, match="of 'scaled' may hold 'start', got 'end'"):
+        check_feature_map("scaled", {"end": "two"})
+
+
+def test_a_map_that_only_says_phi_has_head_dim_features():
+    class Cube(FeatureMap):
+        def phi(self, x):
+            return x**3
+
+    module = Cube(Hq, Hkv, D)
+    q, k = queries_and_keys()
+    assert module.feature_dim == D
+    torch.testing.assert_close(module(q, k), (q**3, k**3))
+
+
+def test_only_new_names_and_feature_maps_are_registered():
+    with pytest.raises(ValueError, match="the package's own feature maps, got 'relu'"):
+        register_feature_map("relu", Scaled)
+    with pytest.raises(ValueError, match="must be a subclass of FeatureMap, got .*relu"):
+        register_feature_map("mine", torch.relu)
+    assert REGISTERED == {}
+
+
 # ---- bad values ----
 
 
 def test_an_unknown_map_lists_the_choices():
-    with pytest.raises(ValueError, match=r"'identity', 'elu\+1', .*'hedgehog', got 'elu'"):
+    message = r"'identity', 'elu\+1', .*'hedgehog', got 'elu' \(.*register_feature_map\('elu', "
+    with pytest.raises(ValueError, match=message):
         check_feature_map("elu")
 
 

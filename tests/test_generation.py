@@ -44,9 +44,10 @@ def test_a_wrong_state_would_change_the_tokens(variant):
     with torch.no_grad():
         model(ids, past_key_values=cache)
     right = generate(model, ids)
-    for layer in cache.layers:
-        if isinstance(layer, RecurrentLayer):
-            layer.tensors["kv"].mul_(0.5)
+    recurrent = [layer for layer in cache.layers if isinstance(layer, RecurrentLayer)]
+    states = [layer.tensors["kv"] for layer in recurrent] or [x.values for x in cache.layers]
+    for state in states:
+        state.mul_(0.5)
     wrong = generate(model, right[:, :8], past_key_values=cache, max_new_tokens=15)
     assert wrong.tolist() != right.tolist()
 

@@ -1,12 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The model and its heads: every way of giving it the same tokens gives the same numbers."""
 
+import sys
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -18,6 +22,7 @@ from transformers import (
 from hf_linear_attention import (
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
+    LinearAttentionForMaskedLM,
     LinearAttentionForQuestionAnswering,
     LinearAttentionForSequenceClassification,
     LinearAttentionForTokenClassification,
@@ -25,6 +30,9 @@ from hf_linear_attention import (
 )
 from hf_linear_attention.modeling_linear_attention import sinusoidal_positions
 from tiny import HYBRID, VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
+
+# the function of that name hides the module
+linear_attention_module = sys.modules["hf_linear_attention.linear_attention"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -349,6 +357,71 @@ def test_packed_equals_separate_in_both_directions(variant):
     packed = model(ids, **packing).last_hidden_state
     for i, j in zip(bounds[:-1], bounds[1:], strict=True):
         assert_near(packed[:, i:j], model(ids[:, i:j]).last_hidden_state)
+
+
+@pytest.mark.parametrize("variant", BIDIRECTIONAL)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_masked_language_model_is_exact_under_padding(variant, side, tmp_path):
+    model = tiny_model(
+        LinearAttentionForMaskedLM,
+        dtype=torch.float32,
+        is_causal=False,
+        tie_word_embeddings=True,
+        **BIDIRECTIONAL[variant],
+    )
+    ids, mask = random_ids(2, 8), torch.tensor(MASKS[side])
+    padded = logits_of(model, ids, attention_mask=mask)
+    for row in range(2):
+        real = mask[row].bool()
+        assert_near(padded[row, real], logits_of(model, ids[row, real][None])[0], 1e-3)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert type(loaded) is LinearAttentionForMaskedLM
+    assert torch.equal(logits_of(loaded, ids, attention_mask=mask), padded)
+
+
+def test_the_loss_of_a_masked_language_model_is_of_the_hidden_tokens_alone():
+    model = tiny_model(LinearAttentionForMaskedLM, is_causal=False)
+    ids = random_ids(2, 8)
+    hidden = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 0, 0, 0, 0]]).bool()
+    outputs = model(ids.masked_fill(hidden, 1), labels=ids.masked_fill(~hidden, -100))
+    expected = torch.nn.functional.cross_entropy(outputs.logits[hidden], ids[hidden])
+    assert_near(outputs.loss, expected)
+    outputs.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_masked_language_model_learns_what_comes_later():
+    torch.manual_seed(0)
+    ids = torch.randint(1, 8, (64, 1)).expand(64, 6)  # seven words, each six times
+    hidden = torch.tensor([True, True, True, True, True, False]).expand(ids.shape)
+    labels = ids.masked_fill(~hidden, -100)
+    model = tiny_model(
+        LinearAttentionForMaskedLM, torch.float32, initializer_range=0.1, is_causal=False
+    ).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(30):
+        loss = model(ids.masked_fill(hidden, 8), labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss < 0.2  # log 7 = 1.95 without the last token
+
+
+def test_the_cost_of_both_directions_is_linear(monkeypatch):
+    monkeypatch.setattr(linear_attention_module, "FORCED_BACKEND", "chunked")
+    model = tiny_model(LinearAttentionForMaskedLM, torch.float32, is_causal=False)
+    flops = []
+    for length in (500, 1000):
+        with FlopCounterMode(display=False) as counter:
+            logits_of(model, random_ids(1, length))
+        flops.append(counter.get_total_flops())
+    assert flops[1] < 2.01 * flops[0]
+
+
+def test_a_masked_language_model_is_not_causal():
+    with pytest.raises(ValueError, match="is_causal=False, got is_causal=True"):
+        LinearAttentionForMaskedLM(tiny_config())
 
 
 def test_a_language_model_is_causal():

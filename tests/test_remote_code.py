@@ -15,8 +15,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import hf_linear_attention
+from hf_linear_attention import FeatureMap, LinearAttentionForMaskedLM, register_feature_map
+from hf_linear_attention.feature_maps import REGISTERED
 from hf_linear_attention.linear_attention import choose_backend
-from tiny import VARIANTS, VOCAB_SIZE, tiny_model
+from tiny import PRESET_VARIANTS, VARIANTS, VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +58,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 found = {}
 for name in json.loads(sys.argv[2]):
     auto_class = getattr(transformers, name)
-    model = auto_class.from_pretrained(sys.argv[1], trust_remote_code=True)
+    options = {"is_causal": False, "decay": "none"} if name == "AutoModelForMaskedLM" else {}
+    model = auto_class.from_pretrained(sys.argv[1], trust_remote_code=True, **options)
     model(torch.tensor([[3, 1, 4]]))
     found[name] = type(model).__name__
     if name == "AutoModelForCausalLM":
@@ -66,14 +69,66 @@ print(json.dumps(found))
 """
 
 
+PRESET_TOKENS = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+found = {}
+for name in json.loads(sys.argv[2]):
+    model = AutoModelForCausalLM.from_pretrained(f"{sys.argv[1]}/{name}", trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules")
+    tokens = torch.tensor([json.loads(sys.argv[3])])
+    found[name] = model.generate(tokens, max_new_tokens=8, do_sample=False)[0].tolist()
+print(json.dumps(found))
+"""
+FILL_MASK = """
+import json, sys
+import torch
+from transformers import AutoModelForTokenClassification, pipeline
+torch.set_num_threads(1)
+pipe = pipeline("fill-mask", model=sys.argv[1], trust_remote_code=True)
+assert type(pipe.model).__module__.startswith("transformers_modules")
+answers = [answer["token"] for answer in pipe(sys.argv[2], top_k=5)]
+head = AutoModelForTokenClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert head(torch.tensor([[3, 1, 4]])).logits.shape == (1, 3, 2)
+print(json.dumps([answers, type(pipe.model).__name__]))
+"""
+OWN_MAP = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+except ValueError as error:
+    message = str(error)
+
+import hf_linear_attention
+
+class Cube(hf_linear_attention.FeatureMap):
+    def phi(self, x):
+        return x.relu() ** 3
+
+hf_linear_attention.register_feature_map("cube", Cube)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokens = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=8, do_sample=False)
+print(json.dumps([message, tokens[0].tolist()]))
+"""
+
+
+def word_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
+    """Of the words w0 ... w40."""
+    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", **special_tokens)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A directory with a model and a tokenizer, and the tokens that the model gives here."""
     folder = tmp_path_factory.mktemp("model")
-    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
+    tokenizer = word_tokenizer()
     model = tiny_model(dtype=torch.float32, pad_token_id=0, **VARIANTS["hybrid"])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -116,6 +171,7 @@ def test_the_directory_holds_all_its_code(saved):
         "linear_attention.py",
         "loss_linear_attention.py",
         "modeling_linear_attention.py",
+        "presets.py",
     }
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
     modeling = "modeling_linear_attention.LinearAttention"
@@ -123,6 +179,7 @@ def test_the_directory_holds_all_its_code(saved):
         "AutoConfig": "configuration_linear_attention.LinearAttentionConfig",
         "AutoModel": modeling + "Model",
         "AutoModelForCausalLM": modeling + "ForCausalLM",
+        "AutoModelForMaskedLM": modeling + "ForMaskedLM",
         "AutoModelForSequenceClassification": modeling + "ForSequenceClassification",
         "AutoModelForTokenClassification": modeling + "ForTokenClassification",
         "AutoModelForQuestionAnswering": modeling + "ForQuestionAnswering",
@@ -157,6 +214,8 @@ def test_it_serves_every_auto_class_and_can_be_saved_again(saved, tmp_path):
     folder, expected = saved
     names = json.loads((folder / "config.json").read_text())["auto_map"]
     names = {name: path.split(".")[1] for name, path in names.items() if name != "AutoConfig"}
+    assert "AutoModel" in names
+    names["AutoModel"] = names.pop("AutoModel")  # last: no head may depend on it
     again = tmp_path / "again"
     script = WITHOUT_PACKAGE + EVERY_AUTO_CLASS
     assert run(script, folder, json.dumps(list(names)), again, modules=tmp_path) == names
@@ -165,6 +224,46 @@ def test_it_serves_every_auto_class_and_can_be_saved_again(saved, tmp_path):
     prompt = torch.tensor([expected[:-NEW_TOKENS]])
     tokens = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
     assert tokens[0].tolist() == expected
+
+
+def test_every_preset_runs_without_the_package(tmp_path):
+    prompt, expected = [3, 14, 15, 9, 26], {}
+    for name, fields in PRESET_VARIANTS.items():
+        model = tiny_model(dtype=torch.float32, **fields)
+        model.save_pretrained(tmp_path / "models" / name)
+        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
+        expected[name] = tokens[0].tolist()
+    script = WITHOUT_PACKAGE + PRESET_TOKENS
+    arguments = (tmp_path / "models", json.dumps(list(expected)), json.dumps(prompt))
+    assert run(script, *arguments, modules=tmp_path) == expected
+
+
+@pytest.mark.parametrize("preamble", ["", WITHOUT_PACKAGE], ids=["with", "without"])
+def test_an_encoder_fills_masks_in_a_pipeline(preamble, tmp_path):
+    model = tiny_model(LinearAttentionForMaskedLM, dtype=torch.float32, is_causal=False)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer = word_tokenizer(mask_token="w40")
+    tokenizer.save_pretrained(tmp_path / "model")
+    sentence = "w3 w14 w40 w9 w26"
+    logits = model(**tokenizer(sentence, return_tensors="pt")).logits[0, 2]
+    expected = [logits.topk(5).indices.tolist(), "LinearAttentionForMaskedLM"]
+    assert run(preamble + FILL_MASK, tmp_path / "model", sentence, modules=tmp_path) == expected
+
+
+def test_a_user_s_feature_map_is_found_once_registered(tmp_path):
+    class Cube(FeatureMap):
+        def phi(self, x):
+            return x.relu() ** 3
+
+    register_feature_map("cube", Cube)
+    model = tiny_model(dtype=torch.float32, feature_map="cube")
+    model.save_pretrained(tmp_path / "model")
+    del REGISTERED["cube"]
+    expected = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=8, do_sample=False)
+    error, tokens = run(OWN_MAP, tmp_path / "model", modules=tmp_path)
+    assert "feature_map must be one of 'identity', " in error
+    assert "call hf_linear_attention.register_feature_map('cube', ...) first" in error
+    assert tokens == expected[0].tolist()
 
 
 def test_code_from_the_directory_lives_beside_the_package(saved, tmp_path):

@@ -4,37 +4,20 @@
 import torch
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from hf_linear_attention.presets import PRESETS, preset_fields
 
 VOCAB_SIZE = 41
 HYBRID = ["linear_attention", "full_attention", "sliding_attention"]
 
-# Every axis of the config at least once; the rest of each is the default.
-VARIANTS = {
+# Every axis of the config that no preset has, or not so; the rest of each is the default.
+AXES = {
     "paper": {},
     "relu": {"feature_map": "relu", "num_key_value_heads": 2},
     "relu2": {"feature_map": "relu2", "position_embedding_type": "none"},
     "exp": {"feature_map": "exp", "num_key_value_heads": 1},
     "softmax": {"feature_map": "softmax", "attention_bias": True, "mlp_bias": True},
-    "polynomial2": {"feature_map": "polynomial2"},
-    "taylor": {"feature_map": "taylor", "conv_kernel_size": 2},
-    "favor+": {"feature_map": "favor+", "feature_map_kwargs": {"num_features": 6}},
     "dpfp": {"feature_map": "dpfp", "decay": "per_head"},
-    "t2r": {"feature_map": "t2r", "num_key_value_heads": 2},
-    "hedgehog": {"feature_map": "hedgehog", "conv_kernel_size": 4, "attention_bias": True},
-    "retnet": {
-        "feature_map": "identity",
-        "decay": "retnet",
-        "normalizer": "gated_rms_norm",
-        "gate_act": "silu",
-        "position_embedding_type": "rotary",
-    },
-    "lightning": {
-        "feature_map": "silu",
-        "decay": "lightning",
-        "normalizer": "gated_rms_norm",
-        "position_embedding_type": "none",
-        "head_dim": 6,
-    },
+    "aaren": {"feature_map": "exp", "decay": "aaren", "conv_kernel_size": 3},
     "gated": {
         "feature_map": "silu",
         "decay": "per_token",
@@ -53,6 +36,30 @@ VARIANTS = {
         "position_embedding_type": "rotary",
     },
     "softmax_first": {"layer_types": HYBRID[::-1], "sliding_window": 3},
+}
+
+# What is changed of presets: sizes that show mistakes, and axes of the config.
+CHANGES = {
+    "performer": {"feature_map_kwargs": {"num_features": 6}},
+    "t2r": {"num_key_value_heads": 2},
+    "based": {"sliding_window": 5},
+    "hedgehog": {"conv_kernel_size": 4, "attention_bias": True},
+    "lightning": {"head_dim": 6},
+    "sliding": {"sliding_window": 4},
+    "hybrid": {"num_hidden_layers": 4, "num_key_value_heads": 2},
+}
+PRESET_VARIANTS = {
+    f"preset_{name}": {
+        **preset_fields(name, CHANGES.get(name, {}).get("num_hidden_layers", 3)),
+        **CHANGES.get(name, {}),
+    }
+    for name in PRESETS
+}
+# katharopoulos and dpfp are "paper" and, but for a decay, "dpfp"
+COVERED = ("preset_katharopoulos", "preset_dpfp")
+VARIANTS = {
+    **AXES,
+    **{name: fields for name, fields in PRESET_VARIANTS.items() if name not in COVERED},
 }
 
 

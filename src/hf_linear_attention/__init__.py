@@ -5,6 +5,8 @@ from transformers import AutoConfig
 
 from .cache_linear_attention import LinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
+from .decays import Decay, register_decay
+from .feature_maps import FeatureMap, register_feature_map
 from .linear_attention import (
     LinearAttentionState,
     linear_attention,
@@ -12,6 +14,7 @@ from .linear_attention import (
 )
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
+    LinearAttentionForMaskedLM,
     LinearAttentionForQuestionAnswering,
     LinearAttentionForSequenceClassification,
     LinearAttentionForTokenClassification,
@@ -22,9 +25,12 @@ from .modeling_linear_attention import (
 AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
 
 __all__ = [
+    "Decay",
+    "FeatureMap",
     "LinearAttentionCache",
     "LinearAttentionConfig",
     "LinearAttentionForCausalLM",
+    "LinearAttentionForMaskedLM",
     "LinearAttentionForQuestionAnswering",
     "LinearAttentionForSequenceClassification",
     "LinearAttentionForTokenClassification",
@@ -33,4 +39,6 @@ __all__ = [
     "LinearAttentionState",
     "linear_attention",
     "linear_attention_step_",
+    "register_decay",
+    "register_feature_map",
 ]

@@ -56,7 +56,8 @@ class Recording:
     `before` holds the tensors of a RecurrentLayer as they were then, nothing before the first
     token; nobody changes them in place. `inputs` holds, by name and for each forward since, "k"
     (B, T, Hkv, K), "v" (B, T, Hkv, V), "log_decay" (B, T, Hkv) or None, "key_mask" (B, T) or None,
-    and what short convolutions read, "q_conv", "k_conv" and "v_conv" (B, T, channels).
+    decay="aaren"'s "running_max" (B, T, Hkv), and what short convolutions read, "q_conv", "k_conv"
+    and "v_conv" (B, T, channels).
     """
 
     def __init__(self, before: dict[str, Tensor], conv_kernel_size: int):
@@ -85,6 +86,7 @@ class Recording:
             return self.before
         inputs = {name: None if x is None else x[:, :n] for name, x in self._joined().items()}
         k, v, log_decay, key_mask = map(inputs.pop, ("k", "v", "log_decay", "key_mask"))
+        running_max = inputs.pop("running_max", None)
         initial = None
         if self.before:
             initial = LinearAttentionState(self.before["kv"], self.before.get("z"))
@@ -99,6 +101,8 @@ class Recording:
             **self.options,
         )
         after = {"kv": kv} if z is None else {"kv": kv, "z": z}
+        if running_max is not None:
+            after["running_max"] = running_max[:, -1].clone()
         for name, x in inputs.items():
             past = self.before.get(name)
             if past is None:
@@ -156,8 +160,9 @@ def padding_first(tokens: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tens
 class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
     """What one linear-attention layer remembers, in `tensors`:
 
-    "kv" (B, Hkv, K, V) and "z" (B, Hkv, K), float32 (float64 in a float64 model), and, with a short
-    convolution, the last kernel_size - 1 real inputs of each, "q_conv", "k_conv" and "v_conv"
+    "kv" (B, Hkv, K, V) and "z" (B, Hkv, K), float32 (float64 in a float64 model); with
+    decay="aaren" the largest score, "running_max" (B, Hkv), of the same dtype; and with a short
+    convolution the last kernel_size - 1 real inputs of each, "q_conv", "k_conv" and "v_conv"
     (B, kernel_size - 1, channels), in the model's dtype.
 
     Only this class changes them, in place: their addresses stay until the batch size changes, or
@@ -194,6 +199,11 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
     def conv_state(self, name: str) -> Tensor | None:
         """The inputs that the convolution of "q", "k" or "v" still sees, or None."""
         return self._read(f"{name}_conv") if self.num_tokens > 0 else None
+
+    @property
+    def running_max(self) -> Tensor | None:
+        """The largest score (B, Hkv) before the next token, of decay="aaren"; or None."""
+        return self._read("running_max") if self.num_tokens > 0 else None
 
     def may_change(self, name: str) -> bool:
         """Whether the tensor of that name may change in place, because crop() won't need it."""
@@ -235,6 +245,13 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.write(f"{name}_conv", state)
         if self.recording is not None:
             self.recording.append(**{f"{name}_conv": x})
+
+    def write_running_max(self, running_max: Tensor) -> None:
+        """Keeps the largest score (B, T, Hkv) until each of T tokens."""
+        if running_max.shape[1] > 0:
+            self.write("running_max", running_max[:, -1])
+        if self.recording is not None:
+            self.recording.append(running_max=running_max)
 
     def count(
         self,

@@ -10,10 +10,12 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from .decays import check_decay
 from .feature_maps import check_feature_map
+from .presets import preset_fields
 
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
 NORMALIZERS = ("z", "gated_rms_norm")
 GATE_ACTIVATIONS = ("sigmoid", "silu")
+VALUE_ACTIVATIONS = (None, "silu")
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "none", "learned", "rotary")
 SIZES = (
     "vocab_size",
@@ -26,6 +28,11 @@ SIZES = (
     "max_position_embeddings",
     "sliding_window",
 )
+AAREN_NEEDS = {  # by the definition of that attention
+    "feature_map": "exp",
+    "normalizer": "z",
+    "value_act": None,
+}
 DERIVED = {  # fields that None leaves to the others
     "num_key_value_heads": lambda config: config.num_attention_heads,
     "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
@@ -38,7 +45,8 @@ class LinearAttentionConfig(PreTrainedConfig):
     """Everything that decides what a linear-attention model computes.
 
     The default is the attention of *Transformers are RNNs* (arXiv 2006.16236) in a pre-norm
-    decoder: feature map elu(x) + 1, division by z, eps 1e-6, sinusoidal positions.
+    decoder: feature map elu(x) + 1, division by z, eps 1e-6, sinusoidal positions. `from_preset`
+    gives other systems by name.
 
     Args:
         vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
@@ -51,9 +59,12 @@ class LinearAttentionConfig(PreTrainedConfig):
             have no limit.
         attention_dropout: on the softmax layers' attention weights; linear attention has none.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
-            runs before them (`feature_maps.py`).
+            runs before them (`feature_maps.py`), or one registered by `register_feature_map`.
         feature_map_kwargs: options of that module.
-        decay: how linear attention forgets, by name (`decays.py`).
+        value_act: activation of v, None or "silu".
+        decay: how linear attention forgets, by name (`decays.py`), or one registered by
+            `register_decay`. "aaren" is softmax attention of one learned query per head, and takes
+            feature_map="exp", normalizer="z" and as many key-value heads as heads.
         normalizer: "z" divides by phi(q) z + attention_eps; "gated_rms_norm" instead brings every
             head's output to unit mean square and multiplies it by a gate.
         gate_act: activation of that gate, "sigmoid" or "silu".
@@ -112,6 +123,7 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     feature_map: str = "elu+1"
     feature_map_kwargs: dict[str, Any] | None = None
+    value_act: str | None = None
     decay: str = "none"
     normalizer: str = "z"
     gate_act: str = "sigmoid"
@@ -121,6 +133,19 @@ class LinearAttentionConfig(PreTrainedConfig):
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     is_causal: bool = True
+
+    @classmethod
+    def from_preset(cls, preset: str, **overrides) -> "LinearAttentionConfig":
+        """The config of one of the field's systems, by its name in `presets.py`.
+
+        Args:
+            overrides: fields, which win over the preset's: sizes above all.
+
+        Raises:
+            ValueError: there is no such preset, or as the constructor.
+        """
+        num_hidden_layers = overrides.get("num_hidden_layers", cls.num_hidden_layers)
+        return cls(**{**preset_fields(preset, num_hidden_layers), **overrides})
 
     def __post_init__(self, **kwargs):
         self._check_sizes()
@@ -164,6 +189,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         choices = {
             "normalizer": NORMALIZERS,
             "gate_act": GATE_ACTIVATIONS,
+            "value_act": VALUE_ACTIVATIONS,
             "position_embedding_type": POSITION_EMBEDDING_TYPES,
             "hidden_act": ACT2FN,
         }
@@ -203,11 +229,31 @@ class LinearAttentionConfig(PreTrainedConfig):
                 'decay must be "none" with is_causal=False, where no token is older than another, '
                 f"got {self.decay!r}"
             )
+        if self.decay == "aaren":
+            self._check_aaren()
         if self.attention_eps < 0:
             raise ValueError(f"attention_eps={self.attention_eps} must be at least 0")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(
                 f"attention_dropout={self.attention_dropout} must be at least 0 and less than 1"
+            )
+
+    def _check_aaren(self):
+        """Raises a ValueError where a value is another than Aaren's definition has."""
+        for name, needed in AAREN_NEEDS.items():
+            if getattr(self, name) != needed:
+                raise ValueError(
+                    f'{name} must be {needed!r} with decay="aaren", got {getattr(self, name)!r}'
+                )
+        if self.num_key_value_heads != self.num_attention_heads:
+            raise ValueError(
+                f"num_key_value_heads must be num_attention_heads={self.num_attention_heads} with "
+                f'decay="aaren", whose heads have one query each, got {self.num_key_value_heads}'
+            )
+        if self.position_embedding_type == "rotary":
+            raise ValueError(
+                'position_embedding_type must not be "rotary" with decay="aaren", whose queries '
+                "have no position"
             )
 
     def _check_sizes(self):

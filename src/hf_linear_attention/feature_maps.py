@@ -37,18 +37,29 @@ class FeatureMap(nn.Module):
     """q (B, T, Hq, D), k (B, T, Hkv, D) -> phi(q) (B, T, Hq, F), phi(k) (B, T, Hkv, F).
 
     A map that learns nothing and treats q and k alike only defines `phi`. The options that a config
-    may set in `feature_map_kwargs` are the keyword-only arguments of `__init__`.
+    may set in `feature_map_kwargs` are the keyword-only arguments of `__init__`, whose others are
+    num_heads, num_key_value_heads and head_dim. feature_dim, F, is head_dim where not given.
     """
 
-    def __init__(self, num_heads: int, num_key_value_heads: int, head_dim: int, feature_dim: int):
+    float16_is_enough = True  # for the features; otherwise attention runs in float32
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        feature_dim: int | None = None,
+    ):
         super().__init__()
         self.num_heads = num_heads
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim
-        self.feature_dim = feature_dim
+        self.feature_dim = head_dim if feature_dim is None else feature_dim
 
     def reset_parameters(self) -> None:
-        """Writes all parameters and buffers; the model's `_init_weights` calls it."""
+        """Writes all parameters and buffers, by functions of `torch.nn.init` or
+        `transformers.initialization`; the model's `_init_weights` calls it.
+        """
 
     def phi(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -61,7 +72,7 @@ class Softmax(FeatureMap):
     """softmax(x) over the features; F = D. So Shen et al., arXiv 1812.01243, map their queries."""
 
     def __init__(self, num_heads: int, num_key_value_heads: int, head_dim: int):
-        super().__init__(num_heads, num_key_value_heads, head_dim, head_dim)
+        super().__init__(num_heads, num_key_value_heads, head_dim)
 
     def phi(self, x: Tensor) -> Tensor:
         return x.softmax(-1)
@@ -108,10 +119,14 @@ class FavorPlus(FeatureMap):
 
     phi(q).phi(k) estimates exp(q.k / sqrt(D)) without bias. W (m, D), shared by q, k and all heads,
     has orthogonal rows in blocks of D, as long as normal vectors are; it is not learned, and it is
-    saved with the model. Choromanski et al., "Rethinking Attention with Performers", arXiv
-    2009.14794.
+    saved with the model. Training may `redraw` it. Choromanski et al., "Rethinking Attention with
+    Performers", arXiv 2009.14794.
+
+    As there, a query's features are divided by their largest: that cancels where attention is
+    normalised, and without it the eps of the denominator would outweigh those of a long query.
     """
 
+    float16_is_enough = False  # e^(-|k|^2 / 2) leaves its range at |k| = 6 or so
     projection: Tensor
 
     def __init__(
@@ -128,20 +143,46 @@ class FavorPlus(FeatureMap):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws W, on the CPU, so that a seed gives the same W on every device."""
+        """Draws W; the model's `_init_weights` calls it."""
+        init.copy_(self.projection, self._draw())
+
+    @torch.no_grad()
+    def redraw(self) -> None:
+        """Draws W anew, loaded or not.
+
+        Raises:
+            RuntimeError: the map is in eval mode, in which nothing changes.
+        """
+        if not self.training:
+            raise RuntimeError("FAVOR+ features are redrawn in training only: call train() first")
+        self.projection.copy_(self._draw())
+
+    def _draw(self) -> Tensor:
+        """A random W, drawn on the CPU, so that a seed gives the same one on every device."""
         m, D = self.projection.shape
         normal = torch.randn(-(-m // D), D, D, device="cpu", dtype=torch.float32)
         directions = torch.linalg.qr(normal)[0].mT.flatten(0, 1)[:m]
         lengths = torch.randn(m, D, device="cpu", dtype=torch.float32).norm(dim=-1, keepdim=True)
-        init.copy_(self.projection, lengths * directions)
+        return lengths * directions
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        phi_q, phi_k = self._log_phi(q), self._log_phi(k)
+        phi_q = (phi_q - phi_q.amax(-1, keepdim=True)).exp()
+        return self._narrow(phi_q, q.dtype), self._narrow(phi_k.exp(), k.dtype)
 
     def phi(self, x: Tensor) -> Tensor:
+        return self._narrow(self._log_phi(x).exp(), x.dtype)
+
+    def _log_phi(self, x: Tensor) -> Tensor:
         with without_autocast(x.device.type):  # exponents need their digits
             y = x.to(torch.promote_types(x.dtype, torch.float32)) * self.head_dim**-0.25
             projected = y @ self.projection.to(y.dtype).mT
-            half_square = y.square().sum(-1, keepdim=True) / 2
-            features = torch.cat([projected - half_square, -projected - half_square], -1).exp()
-            return (features * self.feature_dim**-0.5).to(x.dtype)
+            constant = (y.square().sum(-1, keepdim=True) + math.log(self.feature_dim)) / 2
+            return torch.cat([projected - constant, -projected - constant], -1)
+
+    @staticmethod
+    def _narrow(features: Tensor, dtype: torch.dtype) -> Tensor:
+        return features if dtype == torch.float16 else features.to(dtype)
 
 
 class Dpfp(FeatureMap):
@@ -240,14 +281,35 @@ MODULES: dict[str, type[FeatureMap]] = {
 }
 
 
+REGISTERED: dict[str, type[FeatureMap]] = {}  # by users
+
+
+def register_feature_map(name: str, feature_map: type[FeatureMap]) -> None:
+    """Makes a subclass of `FeatureMap` a choice for a config's `feature_map`, by that name.
+
+    Saved models hold the name, not the class: whoever loads one registers it before.
+
+    Raises:
+        ValueError: the name belongs to the package, or feature_map is no subclass of FeatureMap.
+    """
+    if name in POINTWISE or name in MODULES:
+        raise ValueError(f"name must not be one of the package's own feature maps, got {name!r}")
+    if not (isinstance(feature_map, type) and issubclass(feature_map, FeatureMap)):
+        raise ValueError(f"feature_map must be a subclass of FeatureMap, got {feature_map!r}")
+    REGISTERED[name] = feature_map
+
+
 def check_feature_map(name: str, kwargs: Mapping[str, Any] | None = None) -> None:
     """Raises a ValueError that lists the choices where a config's values are wrong."""
-    if name not in POINTWISE and name not in MODULES:
-        choices = ", ".join(map(repr, (*POINTWISE, *MODULES)))
-        raise ValueError(f"feature_map must be one of {choices}, got {name!r}")
+    if name not in (*POINTWISE, *MODULES, *REGISTERED):
+        choices = ", ".join(map(repr, (*POINTWISE, *MODULES, *REGISTERED)))
+        raise ValueError(
+            f"feature_map must be one of {choices}, got {name!r} (if it is one of your own, call "
+            f"hf_linear_attention.register_feature_map({name!r}, ...) first)"
+        )
     options = []
-    if name in MODULES:
-        parameters = inspect.signature(MODULES[name]).parameters.values()
+    if name not in POINTWISE:
+        parameters = inspect.signature(_module_class(name)).parameters.values()
         options = [
             parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
         ]
@@ -255,7 +317,7 @@ def check_feature_map(name: str, kwargs: Mapping[str, Any] | None = None) -> Non
         if option not in options:
             choices = ", ".join(map(repr, options)) or "nothing"
             raise ValueError(f"feature_map_kwargs of {name!r} may hold {choices}, got {option!r}")
-        if not isinstance(value, int) or value < 1:
+        if name in MODULES and (not isinstance(value, int) or value < 1):
             raise ValueError(
                 f"feature_map_kwargs[{option!r}] must be an integer of at least 1, got {value!r}"
             )
@@ -267,8 +329,12 @@ def build_feature_map(config: PreTrainedConfig) -> FeatureMap | None:
     check_feature_map(config.feature_map, kwargs)
     if config.feature_map in POINTWISE:
         return None
-    module = MODULES[config.feature_map]
+    module = _module_class(config.feature_map)
     return module(config.num_attention_heads, config.num_key_value_heads, config.head_dim, **kwargs)
+
+
+def _module_class(name: str) -> type[FeatureMap]:
+    return MODULES[name] if name in MODULES else REGISTERED[name]
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

@@ -80,7 +80,7 @@ class CrossEntropy(torch.autograd.Function):
 
 def causal_lm_loss(
     logits: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     vocab_size: int,
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
@@ -98,6 +98,8 @@ def causal_lm_loss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )
     if shift_labels is None:
+        if labels is None:
+            raise ValueError("give either labels or shift_labels, got neither")
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     shift_labels = shift_labels.to(logits.device).flatten()
     losses, _ = CrossEntropy.apply(logits.view(-1, vocab_size), shift_labels, ignore_index)

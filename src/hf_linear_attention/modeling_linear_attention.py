@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -31,7 +32,11 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import (
@@ -54,7 +59,7 @@ from .cache_linear_attention import (
 from .chunked import accumulation_dtype
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, build_decay
-from .feature_maps import FeatureMap, build_feature_map
+from .feature_maps import FavorPlus, FeatureMap, build_feature_map
 from .linear import Linear
 from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
@@ -142,24 +147,29 @@ class LinearAttention(nn.Module):
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         bias = config.attention_bias
-        self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
+        self.has_q = config.decay != "aaren"  # whose query is the same for all tokens
+        if self.has_q:
+            self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
         self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
         self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=bias)
         self.has_conv = config.conv_kernel_size > 0
         if self.has_conv:
-            self.q_conv1d = ShortConvolution(q_size, config.conv_kernel_size)
+            if self.has_q:
+                self.q_conv1d = ShortConvolution(q_size, config.conv_kernel_size)
             self.k_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
             self.v_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
+        self.value_act = None if config.value_act is None else ACT2FN[config.value_act]
         self.decay = build_decay(config, layer_idx)
         self.feature_map = build_feature_map(config)  # None: a pointwise one, inside the kernel
+        self.float16_is_enough = self.feature_map is None or self.feature_map.float16_is_enough
         self.is_gated = config.normalizer == "gated_rms_norm"
         if self.is_gated:
             self.g_proj = Linear(config.hidden_size, q_size, bias=bias)
             self.gate_act = ACT2FN[config.gate_act]
             self.o_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.options: dict[str, Any] = {  # of the op
-            "feature_map": config.feature_map if self.feature_map is None else None,
+            "feature_map": config.feature_map if self.feature_map is None and self.has_q else None,
             "normalize": config.normalizer == "z",
             "eps": config.attention_eps,
         }
@@ -188,20 +198,31 @@ class LinearAttention(nn.Module):
                 )
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
 
-        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
         if self.has_conv:
-            q = self._convolve("q", q, cache, key_mask, cu_seqlens)
             k = self._convolve("k", k, cache, key_mask, cu_seqlens)
             v = self._convolve("v", v, cache, key_mask, cu_seqlens)
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
-        if position_embeddings is not None:
-            q, k = apply_rotary_pos_emb(q, k, *position_embeddings, unsqueeze_dim=2)
-        if self.feature_map is not None:
-            q, k = self.feature_map(q, k)
+        if self.value_act is not None:
+            v = self.value_act(v)
+        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
+        if self.has_q:
+            q = self.q_proj(hidden_states)
+            if self.has_conv:
+                q = self._convolve("q", q, cache, key_mask, cu_seqlens)
+            q = q.unflatten(-1, (-1, self.head_dim))
+            if position_embeddings is not None:
+                q, k = apply_rotary_pos_emb(q, k, *position_embeddings, unsqueeze_dim=2)
+            if self.feature_map is not None:
+                q, k = self.feature_map(q, k)
+            log_decay = self.decay(hidden_states)
+        else:
+            q, k, log_decay = self._score(k, cache, key_mask, cu_seqlens)
+        dtype = v.dtype
+        if dtype == torch.float16 and not self.float16_is_enough:
+            v = v.float()
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in float32
-        log_decay = self.decay(hidden_states)
 
-        y = self._attend(q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal)
+        y = self._attend(q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal).to(dtype)
         if self.is_gated:
             gate = self.gate_act(self.g_proj(hidden_states))
             y = self.o_norm(y) * gate.view(y.shape)
@@ -221,6 +242,20 @@ class LinearAttention(nn.Module):
         if cache is not None:
             cache.write_conv(name, state, x)
         return y
+
+    def _score(
+        self,
+        k: Tensor,
+        cache: RecurrentLayer | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """phi(q) and phi(k) (B, T, Hkv, 1) and the log decay (B, T, Hkv) of decay="aaren"."""
+        past_max = None if cache is None else cache.running_max
+        phi_k, log_decay, running_max = self.decay(k, key_mask, cu_seqlens, past_max)
+        if cache is not None:
+            cache.write_running_max(running_max)
+        return torch.ones_like(phi_k), phi_k, log_decay
 
     def _attend(
         self,
@@ -539,6 +574,12 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
         "attentions": SoftmaxAttention,
     }
 
+    def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        # The heads ask AutoModel for their base. Transformers may load a folder's config.py and its
+        # modeling.py from two copies, and then this config's class is not the one registered below.
+        AutoModel.register(type(config), LinearAttentionModel, exist_ok=True)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
@@ -546,6 +587,21 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))  # as nn.Conv1d does it
         elif isinstance(module, (FeatureMap, Decay)):
             module.reset_parameters()
+
+    def redraw_features(self):
+        """Draws the random features of feature_map="favor+" anew, in training and on request.
+
+        Raises:
+            RuntimeError: the model is in eval mode, or has none.
+        """
+        maps = [module for module in self.modules() if isinstance(module, FavorPlus)]
+        if not maps:
+            raise RuntimeError(
+                'redraw_features() needs a model with feature_map="favor+", got '
+                f"{self.config.feature_map!r}"
+            )
+        for feature_map in maps:
+            feature_map.redraw()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As in Transformers. The directory also holds this code, for every Auto class."""
@@ -789,6 +845,65 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             model_kwargs["past_key_values"] = cache
 
 
+class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
+    """A bidirectional encoder (is_causal=False) that fills in masked tokens."""
+
+    _tied_weights_keys = LinearAttentionForCausalLM._tied_weights_keys
+    _tp_plan = LinearAttentionForCausalLM._tp_plan
+    _pp_plan = LinearAttentionForCausalLM._pp_plan
+    _fsdp_plan = LinearAttentionForCausalLM._fsdp_plan
+
+    def __init__(self, config: LinearAttentionConfig):
+        if config.is_causal:
+            raise ValueError(
+                "a masked language model needs a config with is_causal=False, got is_causal=True"
+            )
+        super().__init__(config)
+        self.model = LinearAttentionModel(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss_function = causal_lm_loss
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """As `LinearAttentionModel.forward`, then logits (B, T, vocab_size).
+
+        Args:
+            labels: (B, T), the tokens that are hidden in input_ids, -100 elsewhere.
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:  # of the tokens themselves, not of those that follow
+            loss = self.loss_function(
+                logits=logits,
+                labels=None,
+                vocab_size=self.config.vocab_size,
+                shift_labels=labels,
+                **kwargs,
+            )
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
 class LinearAttentionForSequenceClassification(
     GenericForSequenceClassification, LinearAttentionPreTrainedModel
 ):
@@ -810,6 +925,7 @@ class LinearAttentionForQuestionAnswering(
 AUTO_CLASSES = {
     AutoModel: LinearAttentionModel,
     AutoModelForCausalLM: LinearAttentionForCausalLM,
+    AutoModelForMaskedLM: LinearAttentionForMaskedLM,
     AutoModelForSequenceClassification: LinearAttentionForSequenceClassification,
     AutoModelForTokenClassification: LinearAttentionForTokenClassification,
     AutoModelForQuestionAnswering: LinearAttentionForQuestionAnswering,

@@ -1,0 +1,242 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The presets: their recurrences against the sources' parallel forms, and that they train.
+
+That each generates, pads, packs, saves and loads is in the tests of all `VARIANTS`.
+"""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hf_linear_attention import (
+    LinearAttentionCache,
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+)
+from hf_linear_attention.presets import PRESETS
+from tiny import VOCAB_SIZE, random_ids, tiny_config
+
+B, T, C, H, LAYERS = 2, 9, 32, 4, 4
+D = C // H
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": C,
+    "intermediate_size": 40,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": H,
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def preset_model(name, **overrides):
+    torch.manual_seed(0)
+    return LinearAttentionForCausalLM(LinearAttentionConfig.from_preset(name, **SIZES, **overrides))
+
+
+# The table
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_fields_and_the_rest_the_defaults(name):
+    config = LinearAttentionConfig.from_preset(name, **SIZES)
+    default = tiny_config(**SIZES, initializer_range=0.02, max_position_embeddings=2048)
+    fields = PRESETS[name].fields
+    for field, value in default.to_dict().items():
+        assert config.to_dict()[field] == fields.get(field, value), field
+    pattern = PRESETS[name].layer_pattern
+    assert config.layer_types == [pattern[layer % len(pattern)] for layer in range(LAYERS)]
+    assert "arXiv" in PRESETS[name].source
+
+
+def test_the_first_preset_is_the_default():
+    config = LinearAttentionConfig.from_preset("katharopoulos")
+    assert config.to_dict() == LinearAttentionConfig().to_dict()
+
+
+def test_overrides_win():
+    config = LinearAttentionConfig.from_preset(
+        "retnet", gate_act="sigmoid", num_hidden_layers=2, layer_types=["full_attention"] * 2
+    )
+    assert (config.gate_act, config.decay) == ("sigmoid", "retnet")
+    assert config.layer_types == ["full_attention"] * 2
+
+
+def test_a_preset_is_not_changed_through_a_config():
+    config = LinearAttentionConfig.from_preset("hybrid", num_hidden_layers=4)
+    config.layer_types[0] = "full_attention"
+    again = LinearAttentionConfig.from_preset("hybrid", num_hidden_layers=4)
+    assert again.layer_types[0] == "linear_attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("mamba", {}, "preset must be one of 'katharopoulos', .*'hybrid', got 'mamba'"),
+        ("hybrid", {"num_hidden_layers": 3}, "at least 4 with preset 'hybrid', .* got 3"),
+        ("retnet", {"gate_act": "tanh"}, "gate_act must be one of"),
+    ],
+)
+def test_what_is_wrong_is_said(name, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        LinearAttentionConfig.from_preset(name, **overrides)
+
+
+# The parallel forms of the sources, from a layer's input to its output, written anew
+
+
+def rotated(x):
+    """x (B, T, H, D), whose features i and i + D / 2 are a complex number, turned by position."""
+    z = torch.complex(x[..., : D // 2], x[..., D // 2 :])
+    frequencies = 10000.0 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    angles = torch.arange(T, dtype=torch.float64)[:, None, None] * frequencies
+    z = z * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([z.real, z.imag], -1)
+
+
+def convolved(x, conv1d):
+    """silu of sums over the last tokens."""
+    size = conv1d.weight.shape[-1]
+    padded = F.pad(x, (0, 0, size - 1, 0))
+    return F.silu(sum(padded[:, i : i + T] * conv1d.weight[:, 0, i] for i in range(size)))
+
+
+def heads(x):
+    return x.unflatten(-1, (H, D))
+
+
+def powers(remembered):
+    """remembered (H,) -> (B, H, T, T): remembered^(t - j) for j <= t, else 0."""
+    gap = torch.arange(T)[:, None] - torch.arange(T)
+    mask = (remembered[:, None, None] ** gap.clamp(min=0)).tril()
+    return mask.expand(B, H, T, T)
+
+
+def products(remembered):
+    """remembered (B, T, H) -> (B, H, T, T): the product of those after j until t."""
+    mask = torch.zeros(B, H, T, T, dtype=torch.float64)
+    for t in range(T):
+        for j in range(t + 1):
+            mask[:, :, t, j] = remembered[:, j + 1 : t + 1].prod(1)
+    return mask
+
+
+def retention(q, k, v, mask):
+    """(Q K^T * mask) V: arXiv 2307.08621, equation 5."""
+    scores = torch.einsum("bthd,bjhd->bhtj", q, k) * mask
+    return torch.einsum("bhtj,bjhd->bthd", scores, v)
+
+
+def gated(layer, y, gate):
+    mean_square = y.square().mean(-1, keepdim=True)
+    y = y / (mean_square + 1e-6).sqrt() * heads(gate)
+    return layer.o_proj(y.flatten(2))
+
+
+def mamba2_remembers(layer, x):
+    decay = layer.decay
+    step = (1 + (decay.dt_proj(x) + decay.dt_bias).exp()).log()
+    return (-decay.A_log.exp() * step).exp()
+
+
+def retnet(layer, x):
+    gamma = torch.tensor([1 - 2.0 ** (-5 - h) for h in range(H)], dtype=torch.float64)
+    q, k, v = (heads(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    y = retention(rotated(q), rotated(k), v, powers(gamma))
+    return gated(layer, y, F.silu(layer.g_proj(x)))
+
+
+def lightning(layer, x):
+    slope = torch.tensor([2.0 ** (-8 * (h + 1) / H) for h in range(H)], dtype=torch.float64)
+    slope = slope * (1 - layer.layer_idx / (LAYERS - 1 + 1e-5) + 1e-5)
+    q, k, v = (heads(F.silu(proj(x))) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    return gated(layer, retention(q, k, v, powers((-slope).exp())), layer.g_proj(x).sigmoid())
+
+
+def gla(layer, x):
+    q, k, v = (heads(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    y = retention(q, k, v, products(mamba2_remembers(layer, x)))
+    return gated(layer, y, F.silu(layer.g_proj(x)))
+
+
+def mamba2(layer, x):
+    q = heads(convolved(layer.q_proj(x), layer.q_conv1d))
+    k = heads(convolved(layer.k_proj(x), layer.k_conv1d))
+    v = heads(convolved(layer.v_proj(x), layer.v_conv1d))
+    y = retention(q, k, v, products(mamba2_remembers(layer, x)))
+    return gated(layer, y, F.silu(layer.g_proj(x)))
+
+
+def normalized(layer, kernel, v):
+    weights = kernel.tril()
+    weights = weights / weights.sum(-1, keepdim=True)
+    return layer.o_proj(torch.einsum("bhtj,bjhd->bthd", weights, v).flatten(2))
+
+
+def polynomial(layer, x):
+    q, k, v = (heads(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    return normalized(layer, torch.einsum("bthd,bjhd->bhtj", q, k) ** 2, v)
+
+
+def katharopoulos(layer, x):
+    q, k, v = (heads(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    return normalized(layer, torch.einsum("bthd,bjhd->bhtj", F.elu(q) + 1, F.elu(k) + 1), v)
+
+
+def aaren(layer, x):
+    k, v = heads(layer.k_proj(x)), heads(layer.v_proj(x))
+    scores = torch.einsum("hd,bjhd->bhj", layer.decay.query, k) / math.sqrt(D)
+    return normalized(layer, scores.exp()[:, :, None].expand(B, H, T, T), v)
+
+
+PARALLEL = {
+    form.__name__: form
+    for form in (retnet, lightning, gla, mamba2, polynomial, katharopoulos, aaren)
+}
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize("layer_idx", [0, 2])
+@pytest.mark.parametrize("how", ["parallel", "recurrent"])
+def test_a_layer_is_the_source_s_parallel_form(name, layer_idx, how):
+    model = preset_model(name, initializer_range=0.3, attention_eps=0.0).double().eval()
+    layer = model.model.layers[layer_idx].self_attn
+    x = torch.randn(B, T, C, dtype=torch.float64)
+    positions = None
+    if name == "retnet":
+        positions = model.model.rotary_emb(x, torch.arange(T)[None])
+    with torch.no_grad():
+        expected = PARALLEL[name](layer, x)
+        if how == "parallel":
+            y, _ = layer(x, position_embeddings=positions)
+        else:
+            cache = LinearAttentionCache(model.config)
+            steps = []
+            for t in range(T):
+                turn = None if positions is None else [p[:, t : t + 1] for p in positions]
+                step, _ = layer(x[:, t : t + 1], position_embeddings=turn, past_key_values=cache)
+                steps.append(step)
+            y = torch.cat(steps, 1)
+    # norms and rotary positions compute in float32
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_it_learns_a_sentence_in_a_few_steps(name):
+    model = preset_model(name).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    ids = random_ids(4, 24)
+    losses = []
+    for _ in range(20):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] > 3.5
+    assert losses[-1] < 0.6 * losses[0]
