@@ -5,6 +5,7 @@ That each generates, pads, packs, saves and loads is in the tests of all `VARIAN
 """
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hf_linear_attention import (
 from hf_linear_attention.presets import PRESETS
 from tiny import VOCAB_SIZE, random_ids, tiny_config
 
+PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
 B, T, C, H, LAYERS = 2, 9, 32, 4, 4
 D = C // H
 SIZES = {
@@ -49,6 +51,15 @@ def test_a_preset_is_its_fields_and_the_rest_the_defaults(name):
     pattern = PRESETS[name].layer_pattern
     assert config.layer_types == [pattern[layer % len(pattern)] for layer in range(LAYERS)]
     assert "arXiv" in PRESETS[name].source
+
+
+def test_the_table_in_the_docs_is_this_one():
+    rows = ["| preset | fields | layers | source | what differs |", "|---|---|---|---|---|"]
+    for name, preset in PRESETS.items():
+        fields = ", ".join(f"`{field}={value!r}`" for field, value in preset.fields.items())
+        layers = ", ".join(kind.removesuffix("_attention") for kind in preset.layer_pattern)
+        rows.append(f"| `{name}` | {fields} | {layers} | {preset.source} | {preset.differs} |")
+    assert "\n".join(rows) in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_first_preset_is_the_default():
