@@ -234,6 +234,7 @@ def test_a_model_in_float16_attends_to_favor_features_in_float32():
     assert whole.dtype == torch.float16
     torch.testing.assert_close(whole.float(), expected, rtol=0.05, atol=0.05)
     torch.testing.assert_close(torch.cat(steps, 1), whole[:, 8:], rtol=0.02, atol=0.02)
+    assert {layer.dtype for layer in cache.layers} == {torch.float16}
 
 
 def test_redrawing_a_model_redraws_every_layer_loaded_or_not(tmp_path):

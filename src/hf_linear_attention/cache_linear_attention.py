@@ -178,7 +178,7 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.conv_kernel_size = conv_kernel_size
         self.tensors: dict[str, Tensor] = {}
         self.num_tokens = 0
-        self.dtype: torch.dtype | None = None  # of what the layer computes
+        self.dtype: torch.dtype | None = None  # of the model; the layer sets it
         self.recording: Recording | None = None
 
     @property
@@ -265,7 +265,6 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         forward does here.
         """
         self.num_tokens += k.shape[1]
-        self.dtype = v.dtype
         if self.recording is not None:
             self.recording.append(k=k, v=v, log_decay=log_decay, key_mask=key_mask)
             self.recording.num_tokens += k.shape[1]

@@ -218,11 +218,13 @@ class LinearAttention(nn.Module):
         else:
             q, k, log_decay = self._score(k, cache, key_mask, cu_seqlens)
         dtype = v.dtype
-        if dtype == torch.float16 and not self.float16_is_enough:
+        if dtype == torch.float16 and not self.float16_is_enough:  # for the features
             v = v.float()
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in float32
 
         y = self._attend(q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal).to(dtype)
+        if cache is not None:
+            cache.dtype = dtype
         if self.is_gated:
             gate = self.gate_act(self.g_proj(hidden_states))
             y = self.o_norm(y) * gate.view(y.shape)
