@@ -36,6 +36,7 @@ struct BackwardScratch {
   Acc* last_decay;      // (heads,)
   Acc* by_value;        // W or U: (heads, V + 1, K)
   Acc* by_key;          // R: (heads, K, V)
+  const char** prefetch;
 
   BackwardScratch(Carver& carver, const Problem& p, const Plan& plan, const SegmentShape& shape)
       : k_stride(shape.stride<Acc>(p.K)), v_stride(shape.stride<Acc>(p.V + 1)) {
@@ -49,6 +50,8 @@ struct BackwardScratch {
     last_decay = carver.take<Acc>(plan.heads);
     by_value = carver.take<Acc>(plan.heads * (p.V + 1) * k_stride);
     by_key = carver.take<Acc>(plan.heads * p.K * v_stride);
+    prefetch = carver.take<const char*>(shape.rows * (3 * Upcoming::pairs_per_row<Acc>(p.K) +
+                                                      4 * Upcoming::pairs_per_row<Acc>(p.V)));
   }
 };
 
@@ -281,8 +284,8 @@ class Backward {
                        stage_output_gradients(s, visit);
                      }
                      const Acc* decay = stage_decays(s.decay, visit, total_decays);
-                     Upcoming<Scalar> upcoming = next_rows(visit, next, begin, end);
-                     if (reads(role)) upcoming.writes(result_.dq, Rows::per_query, begin, end);
+                     Upcoming upcoming = next_rows(s, next, begin, end);
+                     if (reads(role)) upcoming.add<Scalar>(result_.dq, Rows::per_query, begin, end);
                      scan<Acc>(role,
                                {visit.padded_rows(), value_rows_, s.dn, s.v, s.v_stride, s.k,
                                 s.out_k, s.k_stride, s.k_stride, nullptr, decay, upcoming.get()},
@@ -318,10 +321,10 @@ class Backward {
           }
           const Acc* decay = stage_decays(s.decay + 1, visit, total_decays) ? s.decay : nullptr;
           s.decay[0] = last_decay(s, task, visit.head);
-          Upcoming<Scalar> upcoming = next_rows(visit, next, staged_begin, staged_end);
+          Upcoming upcoming = next_rows(s, next, staged_begin, staged_end);
           if (reads(role)) {
-            upcoming.writes(result_.dk, Rows::per_token, begin, end);
-            upcoming.writes(result_.dv, Rows::per_token, values_begin, values_end);
+            upcoming.add<Scalar>(result_.dk, Rows::per_token, begin, end);
+            upcoming.add<Scalar>(result_.dv, Rows::per_token, values_begin, values_end);
           }
           scan<Acc>(role,
                     {visit.padded_rows(), value_rows_, s.v, s.dn, s.v_stride, s.q, s.out_k,
@@ -333,8 +336,18 @@ class Backward {
               dv_in_place ? rows_in_place<Acc, Scalar>(visit, result_.dv, Rows::per_token)
                           : RowArray<Acc>{s.out_v, s.v_stride};
           scan<Acc>(role,
-                    {visit.padded_rows(), p_.K, s.k, s.q, s.k_stride, s.dn, out_v.data, s.v_stride,
-                     out_v.stride, nullptr, decay, nullptr},
+                    {visit.padded_rows(),
+                     p_.K,
+                     s.k,
+                     s.q,
+                     s.k_stride,
+                     s.dn,
+                     out_v.data,
+                     s.v_stride,
+                     out_v.stride,
+                     nullptr,
+                     decay,
+                     {}},
                     task.values, by_key(s, task, visit.head));
           if (decay) last_decay(s, task, visit.head) = s.decay[visit.padded_rows()];
           if (!reads(role)) return;
@@ -347,14 +360,13 @@ class Backward {
   // ---- rows in ----
 
   // All that either sweep reads: whatever its role does not need is asked for in vain.
-  Upcoming<Scalar> next_rows(const Visit& visit, const Visit& next, int64_t begin,
-                             int64_t end) const {
-    Upcoming<Scalar> upcoming(visit, next);
-    upcoming.next_reads(p_.q, Rows::per_query, begin, end);
-    upcoming.next_reads(p_.k, Rows::per_token, begin, end);
-    upcoming.next_reads(p_.v, Rows::per_token, 0, p_.V);
-    upcoming.next_reads(input_.dy, Rows::per_query, 0, p_.V);
-    if (p_.normalize) upcoming.next_reads(input_.forward.y, Rows::per_query, 0, p_.V);
+  Upcoming next_rows(Scratch& s, const Visit& next, int64_t begin, int64_t end) const {
+    Upcoming upcoming(next, s.prefetch);
+    upcoming.add<Scalar>(p_.q, Rows::per_query, begin, end);
+    upcoming.add<Scalar>(p_.k, Rows::per_token, begin, end);
+    upcoming.add<Scalar>(p_.v, Rows::per_token, 0, p_.V);
+    upcoming.add<Scalar>(input_.dy, Rows::per_query, 0, p_.V);
+    if (p_.normalize) upcoming.add<Scalar>(input_.forward.y, Rows::per_query, 0, p_.V);
     return upcoming;
   }
 

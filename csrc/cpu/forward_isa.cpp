@@ -23,6 +23,7 @@ struct ForwardScratch {
   Acc *decay, *scale;  // (rows,)
   Acc* den_terms;      // (rows, lanes)
   Acc *state, *z;      // (heads, K v_stride), (heads, k_stride)
+  const char** prefetch;
 
   ForwardScratch(Carver& carver, const Problem& p, const Plan& plan, const SegmentShape& shape)
       : k_stride(shape.stride<Acc>(p.K)), v_stride(shape.stride<Acc>(p.V)) {
@@ -35,6 +36,8 @@ struct ForwardScratch {
     den_terms = carver.take<Acc>(shape.rows * kLanes<Acc>);
     state = carver.take<Acc>(plan.heads * p.K * v_stride);
     z = carver.take<Acc>(plan.heads * k_stride);
+    prefetch = carver.take<const char*>(
+        shape.rows * 2 * (Upcoming::pairs_per_row<Acc>(p.K) + Upcoming::pairs_per_row<Acc>(p.V)));
   }
 };
 
@@ -141,44 +144,44 @@ class Forward {
     const Columns columns = plan_.part(task.part, value_vectors_);
     const int64_t begin = columns.begin * kLanes<Acc>;
     const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
-    for_each_visit(
-        p_, plan_.piece(p_, task.piece), task.heads, false, shape_.tokens,
-        [&](const Visit& visit, const Visit& next) {
-          const RowArray<const Acc> v = stage(role, s, visit, begin, end);
-          const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
-          for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
-            total_decays[visit.head] *= decay[row];
-          }
-          if (p_.normalize) {
-            scan_normalizer(role, visit.padded_rows(), s.q, s.k, s.k_stride, decay, p_.K,
-                            z_of(s, task, visit.head), s.den_terms, s.scale);
-            if (reads(role)) invert_denominators(s, visit, task.part == 0);
-          }
-          const bool y_in_place = reads(role) && in_place<Scalar>(visit, result_.y, begin, end);
-          const RowArray<Acc> out =
-              y_in_place ? rows_in_place<Acc, Scalar>(visit, result_.y, Rows::per_query)
-                         : RowArray<Acc>{s.out, s.v_stride};
-          const Upcoming<Scalar> upcoming = upcoming_rows(role, visit, next, begin, end);
-          scan<Acc>(role,
-                    {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v.data, out.data, v.stride,
-                     out.stride, p_.normalize ? s.scale : nullptr, decay, upcoming.get()},
-                    columns, kv_of(s, task, visit.head));
-          if (reads(role) && !y_in_place) store_outputs(s, visit, begin, end);
-        });
+    for_each_visit(p_, plan_.piece(p_, task.piece), task.heads, false, shape_.tokens,
+                   [&](const Visit& visit, const Visit& next) {
+                     const RowArray<const Acc> v = stage(role, s, visit, begin, end);
+                     const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
+                     for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
+                       total_decays[visit.head] *= decay[row];
+                     }
+                     if (p_.normalize) {
+                       scan_normalizer(role, visit.padded_rows(), s.q, s.k, s.k_stride, decay, p_.K,
+                                       z_of(s, task, visit.head), s.den_terms, s.scale);
+                       if (reads(role)) invert_denominators(s, visit, task.part == 0);
+                     }
+                     const bool y_in_place =
+                         reads(role) && in_place<Scalar>(visit, result_.y, begin, end);
+                     const RowArray<Acc> out =
+                         y_in_place ? rows_in_place<Acc, Scalar>(visit, result_.y, Rows::per_query)
+                                    : RowArray<Acc>{s.out, s.v_stride};
+                     scan<Acc>(role,
+                               {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v.data, out.data,
+                                v.stride, out.stride, p_.normalize ? s.scale : nullptr, decay,
+                                upcoming_rows(role, s, next, begin, end)},
+                               columns, kv_of(s, task, visit.head));
+                     if (reads(role) && !y_in_place) store_outputs(s, visit, begin, end);
+                   });
   }
 
-  Upcoming<Scalar> upcoming_rows(Role role, const Visit& visit, const Visit& next, int64_t begin,
-                                 int64_t end) const {
-    Upcoming<Scalar> upcoming(visit, next);
+  Prefetch upcoming_rows(Role role, Scratch& s, const Visit& next, int64_t begin,
+                         int64_t end) const {
+    Upcoming upcoming(next, s.prefetch);
     if (reads(role)) {
-      upcoming.next_reads(p_.q, Rows::per_query, 0, p_.K);
-      upcoming.writes(result_.y, Rows::per_query, begin, end);
+      upcoming.add<Scalar>(p_.q, Rows::per_query, 0, p_.K);
+      upcoming.add<Scalar>(result_.y, Rows::per_query, begin, end);
     }
     if (writes(role)) {
-      upcoming.next_reads(p_.k, Rows::per_token, 0, p_.K);
-      upcoming.next_reads(p_.v, Rows::per_token, begin, end);
+      upcoming.add<Scalar>(p_.k, Rows::per_token, 0, p_.K);
+      upcoming.add<Scalar>(p_.v, Rows::per_token, begin, end);
     }
-    return upcoming;
+    return upcoming.get();
   }
 
   // Returns where v is.

@@ -40,35 +40,15 @@ constexpr int tokens_per_pass(int64_t block) {
 }
 constexpr int64_t kTokenMultiple = 4;  // the number of tokens of a scan is padded to this
 
-// Rows of tensors that will be read or written soon. A scan asks for them as it goes, which hides
-// the latency of memory behind its arithmetic: with heads inside of time, as in (B, T, H, D), rows
-// are too far apart for the processor to foresee.
+// Memory that will be read or written soon: addresses of pairs of cache lines. A scan asks for one
+// of them with every row of the state, at a steady pace, which hides the latency behind its
+// arithmetic: with heads inside of time, as in (B, T, H, D), rows are too far apart for the
+// processor to foresee, and what is asked for all at once is not fetched any faster, or not at all.
 struct Prefetch {
-  struct Source {
-    const char* rows;
-    int64_t token_stride, head_stride, row_size;  // bytes
-    int64_t tokens, heads;
-  };
-  Source sources[8];
-  int64_t count;  // of sources
-  int64_t group;  // rows of the scan per token
-
-  HFLA_INLINE void for_row(int64_t row) const {
-    const int64_t token = group == 1 ? row : row / group;
-    if (token * group != row) return;
-    for (int64_t s = 0; s < count; ++s) {
-      const Source& source = sources[s];
-      if (token >= source.tokens) continue;
-      for (int64_t head = 0; head < source.heads; ++head) {
-        const char* const from =
-            source.rows + token * source.token_stride + head * source.head_stride;
-        for (int64_t c = 0; c < source.row_size; c += kCacheLine) {
-          __builtin_prefetch(from + c, 0, 2);  // no further than the second-level cache
-        }
-      }
-    }
-  }
+  const char* const* pairs;
+  int64_t count;
 };
+constexpr int64_t kPrefetchBytes = 2 * kCacheLine;
 
 // The operands of the recurrence.
 template <class Acc>
@@ -80,9 +60,9 @@ struct Scan {
   const Acc* values;  // (count, columns), token stride `value_stride`
   Acc* out;           // (count, columns), token stride `out_stride`
   int64_t value_stride, out_stride;
-  const Acc* scale;          // (count,) of out; null: 1
-  const Acc* decay;          // (count,); null: no decay
-  const Prefetch* prefetch;  // null: nothing
+  const Acc* scale;  // (count,) of out; null: 1
+  const Acc* decay;  // (count,); null: no decay
+  Prefetch prefetch;
 };
 
 // A range of columns, counted in vectors.
@@ -91,9 +71,15 @@ struct Columns {
   int64_t count() const { return end - begin; }
 };
 
+// Where in a list of prefetches a scan is, in units of 2^-16.
+struct Pace {
+  uint64_t position, step;
+};
+
 // Tokens [first, first + tokens) and the block of columns that begins at `column`.
-template <Role role, bool decays, int tokens, int block, class Acc>
-HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state) {
+template <Role role, bool decays, bool prefetches, int tokens, int block, class Acc>
+HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state,
+                      Pace& pace) {
   constexpr int64_t W = kLanes<Acc>;
   Vec<Acc> value[tokens][block], out[tokens][block], decay[tokens];
   HFLA_UNROLL
@@ -111,6 +97,12 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
   const Acc* const read = scan.read + first * scan.weight_stride;
   const int64_t stride = scan.weight_stride;
   for (int64_t r = 0; r < scan.rows; ++r, state += block * W) {
+    if constexpr (prefetches) {  // no further than the second-level cache
+      const char* const pair = scan.prefetch.pairs[pace.position >> 16];
+      __builtin_prefetch(pair, 0, 2);
+      __builtin_prefetch(pair + kCacheLine, 0, 2);
+      pace.position += pace.step;
+    }
     Vec<Acc> row[block];
     HFLA_UNROLL
     for (int c = 0; c < block; ++c) row[c] = load(state + c * W);
@@ -140,29 +132,35 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
   }
 }
 
-template <Role role, bool decays, int block, class Acc>
+template <Role role, bool decays, bool prefetches, int block, class Acc>
 void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
   constexpr int tokens = tokens_per_pass(block);
+  Pace pace{0, (static_cast<uint64_t>(scan.prefetch.count) << 16) /
+                   static_cast<uint64_t>(max(1, scan.count / tokens * scan.rows))};
   for (int64_t first = 0; first < scan.count; first += tokens) {
-    if (scan.prefetch) {
-      for (int t = 0; t < tokens; ++t) scan.prefetch->for_row(first + t);
-    }
-    fold<role, decays, tokens, block>(scan, first, column, state);
+    fold<role, decays, prefetches, tokens, block>(scan, first, column, state, pace);
+  }
+}
+
+template <bool prefetches, int block, class Acc>
+void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
+  constexpr Role both = Role::write_and_read;
+  switch (role) {
+    case Role::write_and_read:
+      return scan.decay ? scan_block<both, true, prefetches, block>(scan, column, state)
+                        : scan_block<both, false, prefetches, block>(scan, column, state);
+    case Role::write:
+      return scan.decay ? scan_block<Role::write, true, prefetches, block>(scan, column, state)
+                        : scan_block<Role::write, false, prefetches, block>(scan, column, state);
+    case Role::read:
+      return scan_block<Role::read, false, prefetches, block>(scan, column, state);
   }
 }
 
 template <int block, class Acc>
 void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
-  switch (role) {
-    case Role::write_and_read:
-      return scan.decay ? scan_block<Role::write_and_read, true, block>(scan, column, state)
-                        : scan_block<Role::write_and_read, false, block>(scan, column, state);
-    case Role::write:
-      return scan.decay ? scan_block<Role::write, true, block>(scan, column, state)
-                        : scan_block<Role::write, false, block>(scan, column, state);
-    case Role::read:
-      return scan_block<Role::read, false, block>(scan, column, state);
-  }
+  return scan.prefetch.count > 0 ? scan_block<true, block>(role, scan, column, state)
+                                 : scan_block<false, block>(role, scan, column, state);
 }
 
 // The number of vectors in the next block, when `left` are left.
@@ -187,7 +185,7 @@ void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
       scan_block<kMaxBlock>(role, scan, column, state);
     }
     state += scan.rows * width * kLanes<Acc>;
-    scan.prefetch = nullptr;
+    scan.prefetch = {};
   }
 }
 

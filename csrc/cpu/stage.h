@@ -96,39 +96,40 @@ HFLA_INLINE void for_each_row(const Visit& visit, const View& view, Rows rows, P
   for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
 }
 
-// What a scan asks memory for: the rows that the next visit will read, and those that this one will
-// write when the scan is over.
-template <class Scalar>
+// What a scan asks memory for: rows that the next visit will read or write.
 class Upcoming {
  public:
-  Upcoming(const Visit& visit, const Visit& next) : visit_(visit), next_(next), prefetch_{} {
-    prefetch_.group = visit.group;
+  // How many addresses rows of `columns` elements have; `pairs` has room for these.
+  template <class Scalar>
+  static int64_t pairs_per_row(int64_t columns) {
+    return ceil_div(columns * static_cast<int64_t>(sizeof(Scalar)), kPrefetchBytes);
   }
 
-  void next_reads(const View& view, Rows rows, int64_t begin, int64_t end) {
-    add(next_, view, rows, begin, end);
-  }
-  void writes(const View& view, Rows rows, int64_t begin, int64_t end) {
-    add(visit_, view, rows, begin, end);
+  Upcoming(const Visit& next, const char** pairs) : next_(next), pairs_(pairs) {}
+
+  template <class Scalar>
+  void add(const View& view, Rows rows, int64_t begin, int64_t end) {
+    if (!view.data || view.dim != 1 || next_.count == 0) return;
+    const int64_t heads = rows == Rows::per_query ? next_.group : 1;
+    const int64_t stride = next_.step * view.time * static_cast<int64_t>(sizeof(Scalar));
+    for (int64_t g = 0; g < heads; ++g) {
+      const char* from =
+          reinterpret_cast<const char*>(row_at<const Scalar>(view, next_, rows, 0, g) + begin);
+      for (int64_t pair = 0; pair < pairs_per_row<Scalar>(end - begin); ++pair) {
+        const char** const to = pairs_ + count_;
+        for (int64_t i = 0; i < next_.count; ++i) to[i] = from + i * stride;
+        count_ += next_.count;
+        from += kPrefetchBytes;
+      }
+    }
   }
 
-  const Prefetch* get() const { return &prefetch_; }
+  Prefetch get() const { return {pairs_, count_}; }
 
  private:
-  void add(const Visit& visit, const View& view, Rows rows, int64_t begin, int64_t end) {
-    if (!view.data || view.dim != 1 || visit.count == 0) return;
-    constexpr int64_t size = sizeof(Scalar);
-    const Scalar* const from = row_at<const Scalar>(view, visit, rows, 0, 0) + begin;
-    prefetch_.sources[prefetch_.count++] = {reinterpret_cast<const char*>(from),
-                                            visit.step * view.time * size,
-                                            view.head * size,
-                                            (end - begin) * size,
-                                            visit.count,
-                                            rows == Rows::per_query ? visit.group : 1};
-  }
-
-  const Visit &visit_, &next_;
-  Prefetch prefetch_;
+  const Visit& next_;
+  const char** const pairs_;
+  int64_t count_ = 0;
 };
 
 // ---- rows in ----
