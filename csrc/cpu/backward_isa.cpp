@@ -353,7 +353,10 @@ class Backward {
           if (!reads(role)) return;
           store_feature_gradients(visit, p_.k, result_.dk, Rows::per_token, begin, end, s.k,
                                   s.out_k, s.k_stride, shared.k_dots, task.part);
-          if (!dv_in_place) store_value_gradients(s, visit, values_begin, values_end);
+          if (!dv_in_place) {
+            store_rows<Scalar>(visit, result_.dv, Rows::per_token, values_begin, values_end,
+                               s.out_v, s.v_stride);
+          }
         });
   }
 
@@ -437,18 +440,6 @@ class Backward {
             sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
           });
     });
-  }
-
-  void store_value_gradients(const Scratch& s, const Visit& visit, int64_t begin,
-                             int64_t end) const {
-    unstage_rows<Scalar>(visit, result_.dv, Rows::per_token, begin, end,
-                         [&](int64_t row, int64_t, int64_t, Scalar* to) {
-                           const Acc* from = s.out_v + row * s.v_stride;
-                           for_each_vector<Acc>(
-                               begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-                                 store_vector(to, result_.dv.dim, c, count, load(from + c));
-                               });
-                         });
   }
 
   // ---- decay ----

@@ -144,30 +144,32 @@ class Forward {
     const Columns columns = plan_.part(task.part, value_vectors_);
     const int64_t begin = columns.begin * kLanes<Acc>;
     const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
-    for_each_visit(p_, plan_.piece(p_, task.piece), task.heads, false, shape_.tokens,
-                   [&](const Visit& visit, const Visit& next) {
-                     const RowArray<const Acc> v = stage(role, s, visit, begin, end);
-                     const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
-                     for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
-                       total_decays[visit.head] *= decay[row];
-                     }
-                     if (p_.normalize) {
-                       scan_normalizer(role, visit.padded_rows(), s.q, s.k, s.k_stride, decay, p_.K,
-                                       z_of(s, task, visit.head), s.den_terms, s.scale);
-                       if (reads(role)) invert_denominators(s, visit, task.part == 0);
-                     }
-                     const bool y_in_place =
-                         reads(role) && in_place<Scalar>(visit, result_.y, begin, end);
-                     const RowArray<Acc> out =
-                         y_in_place ? rows_in_place<Acc, Scalar>(visit, result_.y, Rows::per_query)
-                                    : RowArray<Acc>{s.out, s.v_stride};
-                     scan<Acc>(role,
-                               {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v.data, out.data,
-                                v.stride, out.stride, p_.normalize ? s.scale : nullptr, decay,
-                                upcoming_rows(role, s, next, begin, end)},
-                               columns, kv_of(s, task, visit.head));
-                     if (reads(role) && !y_in_place) store_outputs(s, visit, begin, end);
-                   });
+    for_each_visit(
+        p_, plan_.piece(p_, task.piece), task.heads, false, shape_.tokens,
+        [&](const Visit& visit, const Visit& next) {
+          const RowArray<const Acc> v = stage(role, s, visit, begin, end);
+          const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
+          for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
+            total_decays[visit.head] *= decay[row];
+          }
+          if (p_.normalize) {
+            scan_normalizer(role, visit.padded_rows(), s.q, s.k, s.k_stride, decay, p_.K,
+                            z_of(s, task, visit.head), s.den_terms, s.scale);
+            if (reads(role)) invert_denominators(s, visit, task.part == 0);
+          }
+          const bool y_in_place = reads(role) && in_place<Scalar>(visit, result_.y, begin, end);
+          const RowArray<Acc> out =
+              y_in_place ? rows_in_place<Acc, Scalar>(visit, result_.y, Rows::per_query)
+                         : RowArray<Acc>{s.out, s.v_stride};
+          scan<Acc>(role,
+                    {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v.data, out.data, v.stride,
+                     out.stride, p_.normalize ? s.scale : nullptr, decay,
+                     upcoming_rows(role, s, next, begin, end)},
+                    columns, kv_of(s, task, visit.head));
+          if (reads(role) && !y_in_place) {
+            store_rows<Scalar>(visit, result_.y, Rows::per_query, begin, end, s.out, s.v_stride);
+          }
+        });
   }
 
   Prefetch upcoming_rows(Role role, Scratch& s, const Visit& next, int64_t begin,
@@ -212,17 +214,6 @@ class Forward {
       for (int64_t g = 0; g < visit.group; ++g) to[g] = s.scale[i * visit.group + g];
     }
     for (int64_t row = 0; row < visit.padded_rows(); ++row) s.scale[row] = 1 / s.scale[row];
-  }
-
-  void store_outputs(const Scratch& s, const Visit& visit, int64_t begin, int64_t end) const {
-    unstage_rows<Scalar>(visit, result_.y, Rows::per_query, begin, end,
-                         [&](int64_t row, int64_t, int64_t, Scalar* to) {
-                           const Acc* from = s.out + row * s.v_stride;
-                           for_each_vector<Acc>(
-                               begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-                                 store_vector(to, result_.y.dim, c, count, load(from + c));
-                               });
-                         });
   }
 
   const Problem& p_;

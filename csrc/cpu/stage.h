@@ -263,6 +263,27 @@ HFLA_INLINE void unstage_rows(const Visit& visit, const View& view, Rows rows, i
   }
 }
 
+// The columns [begin, end) of staged rows.
+template <class Scalar>
+void store_rows(const Visit& visit, const View& view, Rows rows, int64_t begin, int64_t end,
+                const AccOf<Scalar>* from, int64_t stride) {
+  using Acc = AccOf<Scalar>;
+  constexpr int64_t W = kLanes<Acc>;
+  if (visit.plain && view.dim == 1 && (end - begin) % W == 0) {  // nothing to decide in the loop
+    Scalar* to = row_at<Scalar>(view, visit, rows, 0, 0);
+    for (int64_t i = 0; i < visit.count; ++i, to += visit.step * view.time, from += stride) {
+      for (int64_t c = begin; c < end; c += W) store(to + c, load(from + c));
+    }
+    return;
+  }
+  unstage_rows<Scalar>(
+      visit, view, rows, begin, end, [&](int64_t row, int64_t, int64_t, Scalar* to) {
+        for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+          store_vector(to, view.dim, c, count, load(from + row * stride + c));
+        });
+      });
+}
+
 // ---- the normaliser ----
 
 // z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,
