@@ -48,7 +48,7 @@ struct Prefetch {
   const char* const* pairs;
   int64_t count;
 };
-constexpr int64_t kPrefetchBytes = 2 * kCacheLine;
+constexpr int64_t kPairBytes = 2 * kCacheLine;
 
 // The operands of the recurrence.
 template <class Acc>

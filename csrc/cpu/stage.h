@@ -102,7 +102,7 @@ class Upcoming {
   // How many addresses rows of `columns` elements have; `pairs` has room for these.
   template <class Scalar>
   static int64_t pairs_per_row(int64_t columns) {
-    return ceil_div(columns * static_cast<int64_t>(sizeof(Scalar)), kPrefetchBytes);
+    return ceil_div(columns * static_cast<int64_t>(sizeof(Scalar)), kPairBytes);
   }
 
   Upcoming(const Visit& next, const char** pairs) : next_(next), pairs_(pairs) {}
@@ -119,7 +119,7 @@ class Upcoming {
         const char** const to = pairs_ + count_;
         for (int64_t i = 0; i < next_.count; ++i) to[i] = from + i * stride;
         count_ += next_.count;
-        from += kPrefetchBytes;
+        from += kPairBytes;
       }
     }
   }
