@@ -83,6 +83,28 @@ struct LinearProblem {
   void* y;             // (rows, out)
 };
 
+// y = weight x / sqrt(mean(x²) + eps) for each row of x; everything is contiguous, and of one dtype
+// but for inverse_rms.
+struct RmsNormProblem {
+  int64_t rows, columns;
+  DType dtype;
+  double eps;
+  const void* x;       // (rows, columns)
+  const void* weight;  // (columns,)
+};
+
+struct RmsNormResult {
+  void* y;            // (rows, columns); x / rms is rounded to dtype before it is multiplied
+  void* inverse_rms;  // (rows,) acc, optional
+};
+
+struct RmsNormGradients {
+  const void* dy;           // (rows, columns)
+  const void* inverse_rms;  // (rows,) acc, as forward gave it
+  void* dx;                 // (rows, columns)
+  void* dweight;            // (columns,)
+};
+
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
 enum class Status : int32_t { ok, positive_log_decay, out_of_memory };
 
@@ -100,6 +122,8 @@ struct CpuKernels {
   Status (*backward)(const Problem&, const BackwardInput&, const BackwardResult&, const Threads&);
   Status (*step)(const StepProblem&, const Threads&);
   Status (*linear)(const LinearProblem&, const Threads&);
+  Status (*rms_norm)(const RmsNormProblem&, const RmsNormResult&, const Threads&);
+  Status (*rms_norm_backward)(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 };
 
 // Chosen once, by CPUID; HF_LINEAR_ATTENTION_CPU_ISA forces one. Null, with a reason, when the

@@ -138,6 +138,21 @@ def linear_arguments(*, shape=(3,), inputs=20, outputs=7, dtype=torch.float32, b
     )
 
 
+def rms_norm_arguments(*, shape=(3, 20), dtype=torch.float64, scale=1):
+    """Arguments of the op `rms_norm`, by name and in its order."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:]))
+    return dict(x=(x * scale).requires_grad_(), weight=weight.requires_grad_(), eps=1e-3)
+
+
+def rms_norm_backward_arguments(**options):
+    """Arguments of the op `rms_norm_backward`, by name and in its order."""
+    args = rms_norm_arguments(**options)
+    args = {name: x.detach() if torch.is_tensor(x) else x for name, x in args.items()}
+    y, inverse_rms = OP.rms_norm_forward(**args)
+    return dict(dy=y.cos(), x=args["x"], weight=args["weight"], inverse_rms=inverse_rms)
+
+
 # ---- what torch demands of an op ----
 
 
@@ -163,6 +178,17 @@ def test_step_passes_opcheck(normalize):
 def test_linear_passes_opcheck(shape, bias):
     args = linear_arguments(shape=shape, bias=bias)
     torch.library.opcheck(OP.linear.default, tuple(args.values()))
+
+
+@pytest.mark.parametrize("shape", [(20,), (3, 20), (2, 0, 20), (2, 1, 3, 5)])
+def test_rms_norm_passes_opcheck(shape):
+    args = rms_norm_arguments(shape=shape)
+    torch.library.opcheck(OP.rms_norm_forward.default, tuple(args.values()))
+    with torch.no_grad():
+        plain = [x.detach() if torch.is_tensor(x) else x for x in args.values()]
+        torch.library.opcheck(OP.rms_norm.default, tuple(plain))
+        backward = rms_norm_backward_arguments(shape=shape)
+        torch.library.opcheck(OP.rms_norm_backward.default, tuple(backward.values()))
 
 
 @every_variant
@@ -415,6 +441,133 @@ def test_linear_has_no_gradient_and_says_so(name):
         _ops.linear(**args)
 
 
+def exact_rms_norm(x, weight, eps):
+    return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+RMS_NORM_SHAPES = [
+    (1, 1),
+    (1, 7),
+    (5, 16),
+    (3, 768),
+    (70, 129),
+    (2, 3, 5, 6),
+    (9000, 8),
+    (2, 33000),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", RMS_NORM_SHAPES)
+def test_rms_norm_matches_float64(shape, dtype):
+    # with a large eps, or else the gradient by a single column would be all rounding
+    args = rms_norm_arguments(shape=shape, dtype=dtype, scale=3) | dict(eps=1.0)
+    exact = {n: x.detach().double().requires_grad_() for n, x in args.items() if n != "eps"}
+    y = _ops.rms_norm(**args)
+    expected = exact_rms_norm(**exact, eps=1.0)
+    dy = expected.detach().cos().to(dtype)
+    results = [y, *torch.autograd.grad(y, (args["x"], args["weight"]), dy)]
+    references = [expected, *torch.autograd.grad(expected, list(exact.values()), dy.double())]
+    for result, reference in zip(results, references, strict=True):
+        assert result.dtype == dtype
+        error = (result.double() - reference).abs().max() / reference.abs().max()
+        # y is rounded twice, relative to elements as large as the largest
+        assert error <= 2 * LINEAR_TOLERANCE[dtype]
+    with torch.no_grad():  # the op that keeps nothing for a gradient
+        assert torch.equal(_ops.rms_norm(**args), y)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 3, 19)])
+def test_rms_norm_has_first_and_second_derivatives(shape):
+    args = rms_norm_arguments(shape=shape)
+
+    def norm(x, weight):
+        return _ops.rms_norm(x, weight, args["eps"])
+
+    assert torch.autograd.gradcheck(norm, (args["x"], args["weight"]))
+    assert torch.autograd.gradgradcheck(norm, (args["x"], args["weight"]))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rms_norms_gradients_are_those_that_can_be_differentiated(dtype):
+    args = rms_norm_arguments(shape=(6, 40), dtype=dtype)
+    leaves = args["x"], args["weight"]
+    dy = torch.ones(6, 40, dtype=dtype)
+    once, twice = (
+        torch.autograd.grad(_ops.rms_norm(**args), leaves, dy, create_graph=create_graph)
+        for create_graph in (False, True)
+    )
+    torch.testing.assert_close(list(once), list(twice), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("only", ["x", "weight"])
+def test_rms_norm_differentiates_only_what_needs_it(only):
+    args = rms_norm_arguments()
+    args = {n: x.detach() if torch.is_tensor(x) and n != only else x for n, x in args.items()}
+    _ops.rms_norm(**args).sum().backward()
+    assert [n for n in ("x", "weight") if args[n].grad is not None] == [only]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 0, 3)])
+def test_rms_norm_of_nothing(shape):
+    args = rms_norm_arguments(shape=shape)
+    y = _ops.rms_norm(**args)
+    y.sum().backward()
+    assert y.shape == args["x"].grad.shape == shape
+    assert not args["weight"].grad.any()
+
+
+def test_rms_norm_treats_inf_nan_and_zero_as_torch_does():
+    args = rms_norm_arguments(shape=(4, 37), dtype=torch.float32)
+    with torch.no_grad():
+        args["x"][0, 36] = torch.inf
+        args["x"][1, 3] = torch.nan
+        args["x"][2] = 0
+        y = _ops.rms_norm(**args)
+        torch.testing.assert_close(y, exact_rms_norm(**args), equal_nan=True)
+    assert y[2].tolist() == [0] * 37
+    assert y[3].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rms_norm_is_the_same_to_the_bit_with_any_number_of_threads(dtype):
+    args = rms_norm_arguments(shape=(1001, 300), dtype=dtype)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 3, 2, 2):
+            torch.set_num_threads(count)
+            y = _ops.rms_norm(**args)
+            results.append([y, *torch.autograd.grad(y, (args["x"], args["weight"]), y.cos())])
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+def test_rms_norm_reads_strided_tensors():
+    args = rms_norm_arguments(shape=(4, 6))
+    strided = args | {n: torch.stack([args[n], args[n]], -1)[..., 0] for n in ("x", "weight")}
+    y, expected = _ops.rms_norm(**strided), _ops.rms_norm(**args)
+    assert torch.equal(y, expected)
+    dy = torch.randn(6, 4, dtype=torch.float64).t()
+    leaves = args["x"], args["weight"]
+    expected = torch.autograd.grad(expected, leaves, dy.contiguous())
+    torch.testing.assert_close(torch.autograd.grad(y, leaves, dy), expected)
+
+
+def test_rms_norm_compiles_without_a_graph_break_for_any_length():
+    compiled = torch.compile(_ops.rms_norm, fullgraph=True, dynamic=True)
+    for rows in (2, 5):
+        args = rms_norm_arguments(shape=(rows, 3, 8))
+        leaves = args["x"], args["weight"]
+        results = []
+        for norm in (compiled, _ops.rms_norm):
+            y = norm(**args)
+            results.append([y, *torch.autograd.grad(y.sin().sum(), leaves)])
+        torch.testing.assert_close(*results)
+
+
 # ---- refusals: an error, never a crash ----
 
 WRONG_FORWARD_ARGUMENTS = {
@@ -573,6 +726,48 @@ def test_linear_refuses(name):
         OP.linear(**args)
 
 
+WRONG_RMS_NORM_ARGUMENTS = {
+    "x_dims": ("x", lambda x: x[0, 0], r"x must have 1 to 8 dimensions, got \(\)"),
+    "x_dtype": ("x", lambda x: x.int(), "x must be float32, bfloat16, float16 or float64"),
+    "x_layout": ("x", lambda x: x.t().contiguous().t(), "x must be contiguous"),
+    "x_size": ("x", lambda x: x[0, 1:], r"weight must have shape \(19,\), got \(20,\)"),
+    "weight_dims": ("weight", lambda x: x[None], r"weight must have shape \(20,\), got \(1, 20\)"),
+    "weight_dtype": ("weight", lambda x: x.half(), "weight must be float64 here, got float16"),
+    "weight_layout": (
+        "weight",
+        lambda x: torch.stack([x, x], 1)[:, 0],
+        "weight must be contiguous",
+    ),
+}
+WRONG_RMS_NORM_BACKWARD_ARGUMENTS = WRONG_RMS_NORM_ARGUMENTS | {
+    "dy_shape": ("dy", lambda x: x[1:], r"dy must have shape \(3, 20\), got \(2, 20\)"),
+    "dy_dtype": ("dy", lambda x: x.float(), "dy must be float64 here, got float32"),
+    "dy_layout": ("dy", lambda x: x.t().contiguous().t(), "dy must be contiguous"),
+    "inverse_rms_shape": ("inverse_rms", lambda x: x[1:], r"inverse_rms must have shape \(3,\)"),
+    "inverse_rms_dtype": ("inverse_rms", lambda x: x.float(), "inverse_rms must be float64"),
+}
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "rms_norm_forward"])
+@pytest.mark.parametrize("name", WRONG_RMS_NORM_ARGUMENTS)
+@torch.no_grad()
+def test_rms_norm_refuses(name, op):
+    argument, spoil, message = WRONG_RMS_NORM_ARGUMENTS[name]
+    args = rms_norm_arguments()
+    args[argument] = spoil(args[argument])
+    with pytest.raises(RuntimeError, match=f"hf_linear_attention::{op}: .*" + message):
+        getattr(OP, op)(**args)
+
+
+@pytest.mark.parametrize("name", WRONG_RMS_NORM_BACKWARD_ARGUMENTS)
+def test_rms_norm_backward_refuses(name):
+    argument, spoil, message = WRONG_RMS_NORM_BACKWARD_ARGUMENTS[name]
+    args = rms_norm_backward_arguments()
+    args[argument] = spoil(args[argument])
+    with pytest.raises(RuntimeError, match="hf_linear_attention::rms_norm_backward: .*" + message):
+        OP.rms_norm_backward(**args)
+
+
 @pytest.mark.parametrize("sizes", [dict(B=0), dict(T=0), dict(B=1, T=0, cu_seqlens=[0])])
 def test_nothing_to_do_is_done(sizes):
     args = arguments(**sizes, log_decay=True, initial_state=True)
@@ -597,7 +792,8 @@ def test_the_forced_instruction_set_is_active():
 def test_every_instruction_set_matches_the_reference(name):
     these = (
         "matches_the_float64_reference and (everything or not_causal or not_normalised)"
-        " or step_is_one_token or linear_matches or linear_treats or forced_instruction_set"
+        " or step_is_one_token or linear_matches or linear_treats or rms_norm_matches"
+        " or rms_norm_treats or forced_instruction_set"
     )
     result = run_python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", these),

@@ -172,6 +172,7 @@ def test_the_directory_holds_all_its_code(saved):
         "loss_linear_attention.py",
         "modeling_linear_attention.py",
         "presets.py",
+        "rms_norm.py",
     }
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
     modeling = "modeling_linear_attention.LinearAttention"

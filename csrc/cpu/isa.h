@@ -27,6 +27,8 @@ Status forward(const Problem&, const ForwardResult&, const Threads&);
 Status backward(const Problem&, const BackwardInput&, const BackwardResult&, const Threads&);
 Status step(const StepProblem&, const Threads&);
 Status linear(const LinearProblem&, const Threads&);
+Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
+Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 
 namespace {
 

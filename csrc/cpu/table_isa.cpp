@@ -9,6 +9,7 @@
 
 namespace hfla::HFLA_ISA {
 
-const CpuKernels kernels = {HFLA_EXPANDED_STRING(HFLA_ISA), forward, backward, step, linear};
+const CpuKernels kernels = {
+    HFLA_EXPANDED_STRING(HFLA_ISA), forward, backward, step, linear, rms_norm, rms_norm_backward};
 
 }  // namespace hfla::HFLA_ISA

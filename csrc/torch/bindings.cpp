@@ -80,17 +80,22 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
 }
 
 void check_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
-                  std::initializer_list<int64_t> sizes) {
+                  const Shape& expected) {
   const Device its = tensor.device();
   check(its.type == device.type && its.index == device.index, name, " must be on ", device,
         " here, got ", its);
   check(tensor.dtype() == dtype, name, " must be ", PrintedDType{dtype}, " here, got ",
         PrintedDType{tensor.dtype()});
-  const Shape expected{sizes.begin(), static_cast<int64_t>(sizes.size())};
   const Shape got = shape_of(tensor);
   bool equal = got.dim == expected.dim;
   for (int64_t d = 0; equal && d < got.dim; ++d) equal = got.sizes[d] == expected.sizes[d];
   check(equal, name, " must have shape ", expected, ", got ", got);
+}
+
+void check_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
+                  std::initializer_list<int64_t> sizes) {
+  check_tensor(name, tensor, device, dtype,
+               Shape{sizes.begin(), static_cast<int64_t>(sizes.size())});
 }
 
 void check_contiguous_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
@@ -537,6 +542,68 @@ void linear(StableIValue* stack) {
   give_back(stack, y);
 }
 
+RmsNormProblem make_rms_norm_problem(const Tensor& x, const Tensor& weight, double eps) {
+  RmsNormProblem p{};
+  p.dtype = dtype_of("x", x);
+  const int64_t dim = x.dim();
+  check(dim >= 1 && dim <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
+        " dimensions, got ", shape_of(x));
+  check(x.is_contiguous(), "x must be contiguous");
+  p.rows = 1;
+  for (int64_t d = 0; d < dim - 1; ++d) p.rows *= x.size(d);
+  p.columns = x.size(dim - 1);
+  check_contiguous_tensor("weight", weight, x.device(), x.dtype(), {p.columns});
+  p.eps = eps;
+  p.x = x.data();
+  p.weight = weight.data();
+  return p;
+}
+
+Tensor empty_like(const Tensor& tensor) {
+  return Tensor::empty(tensor.dtype(), tensor.sizes(), tensor.dim(), tensor.device());
+}
+
+void rms_norm(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  const Tensor weight = arguments.tensor();
+  const RmsNormProblem p = make_rms_norm_problem(x, weight, arguments.number());
+  Tensor y = empty_like(x);
+  check_status(cpu().rms_norm(p, {y.mutable_data(), nullptr}, torch_threads()));
+  give_back(stack, y);
+}
+
+void rms_norm_forward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  const Tensor weight = arguments.tensor();
+  const RmsNormProblem p = make_rms_norm_problem(x, weight, arguments.number());
+  Tensor y = empty_like(x);
+  Tensor inverse_rms = Tensor::empty(accumulation_dtype(p.dtype), {p.rows}, x.device());
+  const RmsNormResult result{y.mutable_data(), inverse_rms.mutable_data()};
+  check_status(cpu().rms_norm(p, result, torch_threads()));
+  give_back(stack, y, inverse_rms);
+}
+
+void rms_norm_backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dy = arguments.tensor();
+  const Tensor x = arguments.tensor();
+  const Tensor weight = arguments.tensor();
+  const Tensor inverse_rms = arguments.tensor();
+  const RmsNormProblem p = make_rms_norm_problem(x, weight, /*eps=*/0);
+  check_tensor("dy", dy, x.device(), x.dtype(), shape_of(x));
+  check(dy.is_contiguous(), "dy must be contiguous");
+  check_contiguous_tensor("inverse_rms", inverse_rms, x.device(), accumulation_dtype(p.dtype),
+                          {p.rows});
+  Tensor dx = empty_like(x);
+  Tensor dweight = empty_like(weight);
+  const RmsNormGradients gradients{dy.data(), inverse_rms.data(), dx.mutable_data(),
+                                   dweight.mutable_data()};
+  check_status(cpu().rms_norm_backward(p, gradients, torch_threads()));
+  give_back(stack, dx, dweight);
+}
+
 // ---- registration ----
 
 struct Op {
@@ -557,7 +624,8 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_",
-               kLinear[] = "linear";
+               kLinear[] = "linear", kRmsNorm[] = "rms_norm",
+               kRmsNormForward[] = "rms_norm_forward", kRmsNormBackward[] = "rms_norm_backward";
 
 constexpr Op kOps[] = {
     {kForward,
@@ -581,6 +649,15 @@ constexpr Op kOps[] = {
      boxed<step, kStep>, true},
     {kLinear, "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", boxed<linear, kLinear>,
      false},
+    {kRmsNorm, "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor y",
+     boxed<rms_norm, kRmsNorm>, false},
+    {kRmsNormForward,
+     "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)",
+     boxed<rms_norm_forward, kRmsNormForward>, false},
+    {kRmsNormBackward,
+     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor inverse_rms) "
+     "-> (Tensor dx, Tensor dweight)",
+     boxed<rms_norm_backward, kRmsNormBackward>, false},
 };
 
 // The libraries live as long as the process: torch keeps pointers to the kernels.

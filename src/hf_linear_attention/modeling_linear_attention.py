@@ -40,7 +40,6 @@ from transformers.modeling_outputs import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import (
-    LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
     eager_attention_forward,
@@ -63,6 +62,7 @@ from .feature_maps import FavorPlus, FeatureMap, build_feature_map
 from .linear import Linear
 from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
+from .rms_norm import RMSNorm
 
 
 def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
@@ -167,7 +167,7 @@ class LinearAttention(nn.Module):
         if self.is_gated:
             self.g_proj = Linear(config.hidden_size, q_size, bias=bias)
             self.gate_act = ACT2FN[config.gate_act]
-            self.o_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.o_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.options: dict[str, Any] = {  # of the op
             "feature_map": config.feature_map if self.feature_map is None and self.has_q else None,
             "normalize": config.normalizer == "z",
@@ -389,8 +389,8 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = ATTENTIONS[config.layer_types[layer_idx]](config, layer_idx)
         self.mlp = LinearAttentionMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
         self, hidden_states: Tensor, past_key_values: Cache | None = None, **kwargs
@@ -631,7 +631,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             LinearAttentionDecoderLayer(config, layer_idx)
             for layer_idx in range(config.num_hidden_layers)
         )
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
