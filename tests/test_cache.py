@@ -209,9 +209,10 @@ def test_a_foreign_cache_is_refused():
             read(model, random_ids(1, 2), cache)
 
 
-def test_it_is_not_compiled_behind_the_users_back():
-    cache = LinearAttentionCache(tiny_config())
-    assert not cache.is_compileable
+def test_only_a_static_cache_lets_generate_compile():
+    config = tiny_config(layer_types=HYBRID, sliding_window=5)
+    assert not LinearAttentionCache(config).is_compileable
+    assert LinearAttentionCache(config, max_cache_len=9).is_compileable
 
 
 def test_offloading_leaves_the_states_alone():

@@ -108,6 +108,22 @@ def test_a_recording_cache_is_saved_as_it_is_now(tmp_path):
     assert_near(read(model, ids, loaded)[0], read(model, ids, cache)[0])
 
 
+@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("length", [3, 12])
+def test_a_static_cache_comes_back_as_another(variant, length, tmp_path):
+    model = tiny_model(**VARIANTS[variant])
+    _, expected = read(model, random_ids(2, length))
+    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    read(model, random_ids(2, length), cache)
+    cache.save(tmp_path / "cache")
+    loaded = LinearAttentionCache.load(tmp_path / "cache", model.config)
+    joined, _ = LinearAttentionCache.join([cache])
+    ids = random_ids(2, 3, seed=1)
+    logits, _ = read(model, ids, expected)
+    assert_near(read(model, ids, loaded)[0], logits)
+    assert_near(read(model, ids, joined)[0], logits)
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A model, and a file with its cache."""

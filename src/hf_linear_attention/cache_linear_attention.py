@@ -25,6 +25,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
+    StaticLayer,
 )
 
 from .chunked import LinearAttentionState
@@ -186,19 +187,23 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         return bool(self.tensors)
 
     @property
+    def has_state(self) -> bool:
+        return self.num_tokens > 0
+
+    @property
     def has_previous_state(self) -> dict[int, bool]:
-        return {0: self.num_tokens > 0}
+        return {0: self.has_state}
 
     @property
     def state(self) -> LinearAttentionState | None:
         """The state to continue from; None before the first token."""
-        if self.num_tokens == 0:
+        if not self.has_state:
             return None
         return LinearAttentionState(self._read("kv"), self._read("z"))
 
     def conv_state(self, name: str) -> Tensor | None:
         """The inputs that the convolution of "q", "k" or "v" still sees, or None."""
-        return self._read(f"{name}_conv") if self.num_tokens > 0 else None
+        return self._read(f"{name}_conv") if self.has_state else None
 
     @property
     def running_max(self) -> Tensor | None:
@@ -373,6 +378,56 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         raise TypeError(IS_NOT_STOCK)
 
 
+class StaticRecurrentLayer(RecurrentLayer):
+    """A RecurrentLayer for compiled graphs: no Python number changes from one token to the next, so
+    nothing is compiled twice, and no address ever changes, so CUDA graphs may keep them.
+    """
+
+    is_compileable = True
+    is_croppable = False
+    num_tokens: Any  # a tensor (), where the others have an int
+
+    def __init__(self, max_cache_len: int, conv_kernel_size: int = 0, **kwargs):
+        super().__init__(conv_kernel_size)
+        self.max_cache_len = max_cache_len  # of softmax layers: masks are made for all alike
+        self.num_tokens = torch.zeros((), dtype=torch.long)
+
+    @property
+    def has_state(self) -> bool:
+        return "kv" in self.tensors  # after reset(), zeros
+
+    def write(self, name: str, new: Tensor) -> None:
+        is_first = not self.is_initialized
+        if is_first:
+            self.num_tokens = self.num_tokens.to(new.device)
+        is_new = name not in self.tensors
+        super().write(name, new)
+        if not torch.compiler.is_compiling():
+            if is_first:
+                torch._dynamo.mark_static_address(self.num_tokens)
+            if is_new:
+                torch._dynamo.mark_static_address(self.tensors[name])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.max_cache_len, 0
+
+    def reset(self) -> None:
+        self.num_tokens.zero_()
+        for tensor in self.tensors.values():
+            tensor.zero_()
+
+    def activate_past_recording(self) -> None:
+        raise RuntimeError("a static cache takes no tokens back: use one without max_cache_len")
+
+
+class StaticWindowLayer(StaticLayer):
+    """A StaticLayer for sliding-window attention that has room for all tokens; the mask hides those
+    outside the window. Transformers' layer for this counts in Python, and moves what it holds.
+    """
+
+    is_sliding = True
+
+
 class SlidingWindowLayer(DynamicSlidingWindowLayer):
     """Transformers' layer for sliding-window attention, which can be cropped as often as the others
     while it records.
@@ -417,6 +472,8 @@ class LinearAttentionCache(Cache):
     Args:
         config: of the model; decides on the layers.
         offloading, offload_only_non_sliding: as in `DynamicCache`, for the softmax layers.
+        max_cache_len: None, or for a static cache, which compiled models can use without compiling
+            again, the number of tokens that its softmax layers have room for.
     """
 
     def __init__(
@@ -424,18 +481,21 @@ class LinearAttentionCache(Cache):
         config: PreTrainedConfig,
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
+        max_cache_len: int | None = None,
     ):
         self.config = config
         layers = [
             layer_class(
-                sliding_window=config.sliding_window, conv_kernel_size=config.conv_kernel_size
+                sliding_window=config.sliding_window,
+                conv_kernel_size=config.conv_kernel_size,
+                max_cache_len=max_cache_len,
             )
-            for layer_class in layer_classes(config)
+            for layer_class in layer_classes(config, is_static=max_cache_len is not None)
         ]
         super().__init__(
             layers=layers,
             # without softmax layers there is nothing to offload, nor a need for CUDA streams
-            offloading=offloading and any(type(layer) is not RecurrentLayer for layer in layers),
+            offloading=offloading and not all(isinstance(x, RecurrentLayer) for x in layers),
             offload_only_non_sliding=offload_only_non_sliding,
         )
 
@@ -474,16 +534,38 @@ class LinearAttentionCache(Cache):
                 layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
 
+    def static_tensors(self) -> dict[str, Tensor]:
+        """By name, all tensors that a static cache changes, once it has read something: what a
+        module that is exported with the cache must have as buffers.
+        """
+        tensors: dict[str, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, StaticRecurrentLayer):
+                named = {**layer.tensors, "num_tokens": layer.num_tokens}
+            elif isinstance(layer, StaticLayer) and layer.is_initialized:
+                named = {
+                    "keys": layer.keys,
+                    "values": layer.values,
+                    "num_tokens": layer.cumulative_length,
+                }
+            else:
+                raise RuntimeError(
+                    "static_tensors() needs a cache made with max_cache_len that has read a token"
+                )
+            tensors |= {f"cache_{index}_{name}": x for name, x in named.items()}
+        return tensors
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the cache to a safetensors file, all of it or nothing.
 
-        What a recording cache could take back is not written.
+        What a recording cache could take back is not written. Of a static cache comes back one that
+        is not static.
         """
         tensors: dict[str, Tensor] = {}
         layers = []
         for index, layer in enumerate(self.layers):
-            named = _named_tensors(layer)
-            layers.append({"num_tokens": layer.get_seq_length(), "dtype": _dtype_name(layer)})
+            named = _named_tensors(layer, self.config.sliding_window)
+            layers.append({"num_tokens": int(layer.get_seq_length()), "dtype": _dtype_name(layer)})
             tensors |= {f"layers.{index}.{name}": x.contiguous() for name, x in named.items()}
         metadata = {
             "format": FILE_FORMAT,
@@ -578,14 +660,17 @@ class LinearAttentionCache(Cache):
             raise ValueError("caches must hold at least one cache, got none")
         config = caches[0].config
         expected = _fingerprint(config)
-        lengths = [cache.get_seq_length() for cache in caches]
+        lengths = [int(cache.get_seq_length()) for cache in caches]
         for cache, length in zip(caches, lengths, strict=True):
             if _fingerprint(cache.config) != expected:
                 raise ValueError("caches must be of one model, got some with different configs")
             if length == 0:
                 raise ValueError("caches must have read at least one token each, got an empty one")
         T = max(lengths)
-        rows = [next(iter(_named_tensors(cache.layers[0]).values())) for cache in caches]
+        rows = [
+            next(iter(_named_tensors(cache.layers[0], config.sliding_window).values()))
+            for cache in caches
+        ]
         if attention_masks is None:
             attention_masks = [
                 x.new_ones(x.shape[0], length, dtype=torch.long)
@@ -599,7 +684,7 @@ class LinearAttentionCache(Cache):
                 )
         joined = cls(config)
         for index, layer in enumerate(joined.layers):
-            parts = [_named_tensors(cache.layers[index]) for cache in caches]
+            parts = [_named_tensors(cache.layers[index], config.sliding_window) for cache in caches]
             dtypes = {_dtype_name(cache.layers[index]) for cache in caches}
             if len(dtypes) > 1:
                 raise ValueError(f"caches must be of one dtype, got {sorted(dtypes)}")
@@ -625,15 +710,16 @@ def _dtype_name(layer: CacheLayerMixin) -> str:
     return str(layer.dtype).removeprefix("torch.") if layer.get_seq_length() > 0 else ""
 
 
-def _named_tensors(layer: CacheLayerMixin) -> dict[str, Tensor]:
+def _named_tensors(layer: CacheLayerMixin, sliding_window: int | None) -> dict[str, Tensor]:
     """What a layer needs to go on, by name; for softmax layers (B, Hkv, tokens, D)."""
     if layer.get_seq_length() == 0:
         return {}
     if isinstance(layer, RecurrentLayer):
         return layer.tensors
-    keys, values = layer.keys, layer.values
-    if isinstance(layer, SlidingWindowLayer):  # while it records, it keeps more
-        first = max(keys.shape[2] - (layer.sliding_window - 1), 0)
+    length = int(layer.get_seq_length())  # static layers have room for more
+    keys, values = layer.keys[:, :, :length], layer.values[:, :, :length]
+    if layer.is_sliding:  # what the next token sees: recording and static layers keep more
+        first = max(keys.shape[2] - (sliding_window - 1), 0)
         keys, values = keys[:, :, first:], values[:, :, first:]
     return {"keys": keys, "values": values}
 
@@ -687,6 +773,11 @@ LAYER_CLASSES = {
     "full_attention": DynamicLayer,
     "sliding_attention": SlidingWindowLayer,
 }
+STATIC_LAYER_CLASSES = {
+    "linear_attention": StaticRecurrentLayer,
+    "full_attention": StaticLayer,
+    "sliding_attention": StaticWindowLayer,
+}
 
 
 def active_layer_types(config: PreTrainedConfig) -> list[str]:
@@ -694,9 +785,10 @@ def active_layer_types(config: PreTrainedConfig) -> list[str]:
     return config.layer_types[: config.num_hidden_layers]
 
 
-def layer_classes(config: PreTrainedConfig) -> list[type[CacheLayerMixin]]:
+def layer_classes(config: PreTrainedConfig, is_static: bool = False) -> list[type[CacheLayerMixin]]:
     """The class of cache layer that each layer of the model writes to."""
-    return [LAYER_CLASSES[layer_type] for layer_type in active_layer_types(config)]
+    classes = STATIC_LAYER_CLASSES if is_static else LAYER_CLASSES
+    return [classes[layer_type] for layer_type in active_layer_types(config)]
 
 
 def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
@@ -705,7 +797,8 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     A cache that has them is returned as it is. An empty DynamicCache, which users and clients make,
     gets them. Anything else is an error.
     """
-    if [type(layer) for layer in cache.layers] == layer_classes(config):
+    classes = [type(layer) for layer in cache.layers]
+    if classes in (layer_classes(config), layer_classes(config, is_static=True)):
         return cache
     if type(cache) is not DynamicCache or any(_has_read(layer) for layer in cache.layers):
         raise ValueError(

@@ -407,11 +407,21 @@ def can_look_at(tensor: Tensor, T: int) -> bool:
     return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
 
 
+def is_traced() -> bool:
+    """Whether a graph is being made, by the compiler or for export: no value can be read."""
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+
+
+def count_past(past_key_values: Cache | None) -> int | Tensor:
+    """The number of tokens in the cache; that of a static one is a tensor ()."""
+    return 0 if past_key_values is None else past_key_values.get_seq_length()
+
+
 def find_padding(
     attention_mask: Tensor | dict[str, Tensor | None] | None,
     B: int,
     T: int,
-    past: int,
+    past: int | Tensor,
     is_causal: bool,
 ) -> Tensor | None:
     """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
@@ -422,7 +432,8 @@ def find_padding(
     if attention_mask.dim() == 4:
         return find_padding_in_4d(attention_mask, T, is_causal)
     shape = tuple(attention_mask.shape)
-    if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= past + T:
+    longest = past + T if isinstance(past, int) else shape[1]
+    if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= longest:
         raise ValueError(
             f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
             f"{past} tokens in the cache, or 4 dimensions, got {shape}"
@@ -491,7 +502,7 @@ def count_positions(
     cu_seqlens: Tensor | None,
     B: int,
     T: int,
-    past: int,
+    past: int | Tensor,
     device: torch.device,
 ) -> Tensor:
     """Positions (B, T) or (1, T), counting real tokens from the start of their sequence."""
@@ -499,7 +510,7 @@ def count_positions(
         starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
         return (torch.arange(B * T, device=device) - starts).view(B, T)
     if padding is None:
-        return torch.arange(past, past + T, device=device)[None]
+        return (torch.arange(T, device=device) + past)[None]
     before = past + T - padding.shape[1]  # tokens that the mask does not cover are real
     return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, padding.shape[1] - T :]
 
@@ -519,8 +530,10 @@ def softmax_masks(
             raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
         return attention_mask
     B, T, _ = hidden_states.shape
-    past = past_key_values.get_seq_length() if past_key_values is not None else 0
-    if attention_mask is not None and attention_mask.dim() == 2:
+    past = count_past(past_key_values)
+    is_number = isinstance(past, int) or not is_traced()
+    if attention_mask is not None and attention_mask.dim() == 2 and is_number:
+        past = int(past)
         attention_mask = F.pad(attention_mask, (past + T - attention_mask.shape[1], 0), value=1)
     only_within = None
     if cu_seqlens is not None:
@@ -571,6 +584,7 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": LinearAttentionDecoderLayer,
         "attentions": SoftmaxAttention,
@@ -674,7 +688,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             past_key_values = cache_for_model(past_key_values, self.config)
         elif use_cache and may_cache:
             past_key_values = LinearAttentionCache(self.config)
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        past = count_past(past_key_values)
 
         padding = find_padding(attention_mask, B, T, past, self.config.is_causal)
         key_mask = None
@@ -808,8 +822,8 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
         **kwargs,
     ) -> dict[str, Any]:
         """As in Transformers, which would read again what a cache has read when drafts begin."""
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        if next_sequence_length is None and past > 0:
+        past = int(count_past(past_key_values)) if next_sequence_length is None else 0
+        if past > 0:
             T = input_ids.shape[1]
             if attention_mask is not None:
                 is_whole = attention_mask.shape[-1] == T
@@ -828,20 +842,31 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             **kwargs,
         )
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """Gives `generate()` this model's cache where it would make a DynamicCache."""
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ):
+        """Gives `generate()` this model's cache instead of a DynamicCache or StaticCache."""
         kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic", "offloaded"):
-            raise ValueError(
-                f'cache_implementation must be None, "dynamic" or "offloaded" here, got {kind!r}'
-            )
+        kinds = (None, "dynamic", "offloaded", "static")
+        if kind not in kinds:
+            raise ValueError(f"cache_implementation must be one of {kinds} here, got {kind!r}")
         if model_kwargs.get("past_key_values") is not None:
             model_kwargs["past_key_values"] = cache_for_model(
                 model_kwargs["past_key_values"], self.config
             )
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
         elif generation_config.use_cache is not False:
-            cache = LinearAttentionCache(self.config, offloading=kind == "offloaded")
+            max_cache_len = None
+            if kind == "static":  # as long as ever before: another length would be compiled again
+                wanted = getattr(generation_config, "max_cache_len", None) or 0
+                longest = getattr(self, "_previous_max_cache_length", 0)
+                max_cache_len = max(max_cache_length, wanted, longest)
+                self._previous_max_cache_length = max_cache_len
+            cache = LinearAttentionCache(
+                self.config, offloading=kind == "offloaded", max_cache_len=max_cache_len
+            )
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache
