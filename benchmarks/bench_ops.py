@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness import Report, Work, check_close, parser, peak_memory, sample_of
+from harness import (
+    Report,
+    Work,
+    check_close,
+    keep_freed_memory,
+    parser,
+    peak_memory,
+    sample_of,
+)
 from hf_linear_attention import linear_attention
 from hf_linear_attention.chunked import chunked_linear_attention
 from hf_linear_attention.reference import reference_linear_attention
@@ -211,6 +219,7 @@ def main() -> None:
     assert __doc__ is not None
     flags = parser(__doc__).parse_args()
     report = Report("ops", "T", "ours", flags)
+    keep_freed_memory()
     if WHY_NO_FAST_TRANSFORMERS:
         report.notes.append(f"without fast-transformers: {WHY_NO_FAST_TRANSFORMERS}")
     verify_oracle()

@@ -299,7 +299,6 @@ class Report:
 
     def __post_init__(self):
         torch.set_num_threads(self.flags.threads)
-        keep_freed_memory()
         wait_until_quiet(self.flags.patience)
         self.date = datetime.now(timezone.utc)
         self.commit = _commit()
