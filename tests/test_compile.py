@@ -39,7 +39,13 @@ def read(forward, ids, cache, pieces):
 
 @pytest.mark.parametrize(
     ("variant", "backend"),
-    [("paper", "eager"), ("softmax_first", "eager"), ("gated", "aot_eager"), ("hybrid", "eager")],
+    [
+        ("paper", "eager"),
+        ("softmax_first", "eager"),
+        ("gated", "aot_eager"),
+        ("hybrid", "eager"),
+        ("aaren", "eager"),
+    ],
 )
 def test_a_static_cache_grows_without_another_graph(variant, backend):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
@@ -80,7 +86,7 @@ def test_a_prompt_compiles_into_one_graph(variant):
     assert num_graphs() == 1
 
 
-@pytest.mark.parametrize("variant", ["hybrid"])
+@pytest.mark.parametrize("variant", ["hybrid", "aaren"])
 def test_addresses_never_change(variant):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
     cache = LinearAttentionCache(model.config, max_cache_len=40)

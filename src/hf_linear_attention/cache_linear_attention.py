@@ -208,7 +208,7 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
     @property
     def running_max(self) -> Tensor | None:
         """The largest score (B, Hkv) before the next token, of decay="aaren"; or None."""
-        return self._read("running_max") if self.num_tokens > 0 else None
+        return self._read("running_max") if self.has_state else None
 
     def may_change(self, name: str) -> bool:
         """Whether the tensor of that name may change in place, because crop() won't need it."""
@@ -394,7 +394,7 @@ class StaticRecurrentLayer(RecurrentLayer):
 
     @property
     def has_state(self) -> bool:
-        return "kv" in self.tensors  # after reset(), zeros
+        return "kv" in self.tensors  # after reset(), that of no tokens
 
     def write(self, name: str, new: Tensor) -> None:
         is_first = not self.is_initialized
@@ -413,8 +413,8 @@ class StaticRecurrentLayer(RecurrentLayer):
 
     def reset(self) -> None:
         self.num_tokens.zero_()
-        for tensor in self.tensors.values():
-            tensor.zero_()
+        for name, tensor in self.tensors.items():
+            tensor.fill_(-torch.inf if name == "running_max" else 0)
 
     def activate_past_recording(self) -> None:
         raise RuntimeError("a static cache takes no tokens back: use one without max_cache_len")
