@@ -9,6 +9,7 @@ Ends with an error if a kernel doesn't compile or spills registers.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,27 @@ from typing import NamedTuple
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 # The last is PTX, which a driver compiles for what comes after: it has no numbers here.
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+
+
+# What a kernel asks for in shared memory when it is launched, in C++, by the groups of a pattern; the
+# other kernels ask for none. It depends on the tile, and for a decoding step on the head's size.
+HEAD_DIM = 128
+SHARED_MEMORY = {
+    r"walk_kernel<(.*)>": "Walker<{}>::kSharedBytes",
+    r"step_kernel<[^,]*, (.*)>": "step_shared_bytes<{}>(problem)",
+}
+PROGRAM = """
+#include <cstdio>
+#include "cuda/launch.cuh"
+using namespace hfla;
+using namespace hfla::cuda;
+int main() {
+  StepProblem problem{};
+  problem.K = problem.V = %d;
+  (void)problem;
+  for (long bytes : {%s}) std::printf("%%ld\\n", bytes);
+}
+"""
 
 
 class Kernel(NamedTuple):
@@ -71,6 +93,24 @@ def parse(text: str) -> list[Kernel]:
     ]
 
 
+def shared_memory(names: list[str]) -> dict[str, int]:
+    """Bytes by kernel, computed by the code that launches them, on the host."""
+    expressions = {}
+    for name in names:
+        for pattern, expression in SHARED_MEMORY.items():
+            if match := re.fullmatch(pattern, name):
+                expressions[name] = f"long({expression.format(match[1])})"
+    if not expressions:
+        return {}
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    with tempfile.TemporaryDirectory() as directory:
+        source, program = Path(directory) / "shared.cpp", Path(directory) / "shared"
+        source.write_text(PROGRAM % (HEAD_DIM, ", ".join(expressions.values())))
+        subprocess.run([*compiler, "-std=c++17", f"-I{CSRC}", source, "-o", program], check=True)
+        lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    return dict(zip(expressions, map(int, lines.split()), strict=True))
+
+
 def main() -> None:
     nvcc = find_nvcc()
     if nvcc is None:
@@ -81,13 +121,16 @@ def main() -> None:
         outputs = pool.map(lambda job: compile_one(nvcc, *job, Path(name)), jobs)
         reports = {job: parse(text) for job, text in zip(jobs, outputs, strict=True)}
 
-    print(f"{'arch':<9} {'registers':>9} {'stack':>6} {'spilled':>8}  kernel")
+    shared = shared_memory(sorted({k.name for kernels in reports.values() for k in kernels}))
+    print(f"Shared memory of a step: for heads of {HEAD_DIM} features")
+    print(f"{'arch':<9} {'registers':>9} {'shared':>7} {'stack':>6} {'spilled':>8}  kernel")
     spilled = False
     for (_, architecture), kernels in reports.items():
         for kernel in kernels:
             spills = kernel.spill_stores + kernel.spill_loads
             spilled |= spills > 0
-            numbers = f"{kernel.registers:>9} {kernel.stack:>6} {spills:>8}"
+            bytes_shared = shared.get(kernel.name, 0)
+            numbers = f"{kernel.registers:>9} {bytes_shared:>7} {kernel.stack:>6} {spills:>8}"
             print(f"{architecture:<9} {numbers}  {kernel.name}")
     if spilled:
         raise SystemExit("a kernel spills registers")
