@@ -155,6 +155,20 @@ def test_favor_estimates_the_softmax_kernel_without_bias_and_at_most_the_varianc
     assert 0.1 * variance < estimates.var() < 1.1 * variance
 
 
+@pytest.mark.parametrize("scale", [0.2, 0.4])
+def test_favor_s_rows_have_the_variance_of_the_paper(scale):
+    """One row of every orthogonal block: they are independent, and Lemma 2 is an equation."""
+    draws = 40_000
+    q, k = torch.randn(2, 1, 1, 1, D, dtype=torch.float64) * scale
+    exact = ((q * k).sum() / math.sqrt(D)).exp()
+    phi = FavorPlus(1, 1, D, num_features=D * draws).double().phi
+    rows = (phi(q) * phi(k)).view(2, draws, D)[:, :, 0].sum(0) * D * draws
+    square = (q + k).square().sum() / math.sqrt(D)
+    variance = (1 - (-square).exp()) ** 2 / 2 * square.exp() * exact**2
+    assert abs(rows.mean() - exact) < 4 * (variance / draws).sqrt()
+    torch.testing.assert_close(rows.var(), variance, rtol=0.1, atol=0)
+
+
 def test_favor_converges_to_the_softmax_kernel():
     few, many = (kernel("favor+", scale=0.4, num_features=m) for m in (16, 160_000))
     (products, dot), (inaccurate, other) = many, few
