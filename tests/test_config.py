@@ -88,6 +88,14 @@ def test_derived_values_follow_what_they_are_derived_from(tmp_path):
     assert shallow.layer_types == ["linear_attention"]
 
 
+def test_embeddings_are_scaled_where_sinusoidal_positions_are_added_or_as_is_said():
+    config = tiny_config()
+    assert config.scale_embeddings is True
+    config.position_embedding_type = "none"
+    assert config.scale_embeddings is False
+    assert tiny_config(position_embedding_type="rotary", scale_embeddings=True).scale_embeddings
+
+
 def test_given_values_do_not_follow():
     config = tiny_config(head_dim=4, num_key_value_heads=2)
     config.hidden_size, config.num_attention_heads = 64, 8

@@ -505,6 +505,16 @@ def test_embeddings_in_place_of_tokens(kind):
         model()
 
 
+@pytest.mark.parametrize("kind", ["sinusoidal", "none", "learned", "rotary"])
+def test_scaled_embeddings_are_the_embeddings_times_the_root_of_their_size(kind):
+    scaled, plain = (
+        tiny_model(position_embedding_type=kind, scale_embeddings=x) for x in (True, False)
+    )
+    ids = random_ids(2, 6)
+    embeddings = plain.get_input_embeddings()(ids) * 32**0.5
+    assert_near(logits_of(scaled, ids), logits_of(plain, None, inputs_embeds=embeddings))
+
+
 def test_tied_embeddings_can_be_resized(tmp_path):
     model = tiny_model(tie_word_embeddings=True)
     model.resize_token_embeddings(VOCAB_SIZE + 9)

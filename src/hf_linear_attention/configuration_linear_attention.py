@@ -36,8 +36,15 @@ AAREN_NEEDS = {  # by the definition of that attention
 DERIVED = {  # fields that None leaves to the others
     "num_key_value_heads": lambda config: config.num_attention_heads,
     "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
+    "scale_embeddings": lambda config: config.position_embedding_type == "sinusoidal",
     "layer_types": lambda config: ["linear_attention"] * config.num_hidden_layers,
 }
+DERIVED_FROM = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "position_embedding_type",
+)
 
 
 @strict
@@ -70,9 +77,11 @@ class LinearAttentionConfig(PreTrainedConfig):
         gate_act: activation of that gate, "sigmoid" or "silu".
         attention_eps: added to the denominator of normalizer="z".
         conv_kernel_size: tokens that a causal depthwise convolution on q, k and v sees; 0: none.
-        position_embedding_type: "sinusoidal" (added to the embeddings, which are multiplied by
-            sqrt(hidden_size): arXiv 1706.03762, sections 3.5 and 3.4), "learned" (added, too),
-            "rotary" (on q and k, before the feature map) or "none".
+        position_embedding_type: "sinusoidal" (added to the embeddings: arXiv 1706.03762, section
+            3.5), "learned" (added, too), "rotary" (on q and k, before the feature map) or "none".
+        scale_embeddings: whether embeddings are multiplied by sqrt(hidden_size) (section 3.4
+            there). Without, the outputs of gated_rms_norm, large from the start, outweigh them. By
+            default with sinusoidal positions only.
         layer_types: for every layer "linear_attention" (the default), "full_attention" or
             "sliding_attention".
         sliding_window: tokens that a "sliding_attention" layer sees, itself included.
@@ -130,6 +139,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     attention_eps: int | float = 1e-6
     conv_kernel_size: int = 0
     position_embedding_type: str = "sinusoidal"
+    scale_embeddings: bool | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     is_causal: bool = True
@@ -165,7 +175,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         derived = self.__dict__.get("_derived", [])
         if name in derived:  # given from now on
             self._derive([other for other in derived if other != name])
-        elif name in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
+        elif name in DERIVED_FROM:
             self._derive(derived)
 
     def _derive(self, names: list[str]):

@@ -730,10 +730,12 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The first layer's input, and (cos, sin) (B, T, D) for the layers to rotate q and k."""
         kind = self.config.position_embedding_type
+        C = inputs_embeds.shape[-1]
+        if self.config.scale_embeddings:
+            inputs_embeds = inputs_embeds * math.sqrt(C)
         if kind == "sinusoidal":
-            C = inputs_embeds.shape[-1]
             positions = sinusoidal_positions(position_ids, C).to(inputs_embeds.dtype)
-            return inputs_embeds * math.sqrt(C) + positions, None
+            return inputs_embeds + positions, None
         if kind == "learned":
             limit = self.config.max_position_embeddings
             if not torch.compiler.is_compiling() and (position_ids >= limit).any():

@@ -3,8 +3,8 @@
 
 `LinearAttentionConfig.from_preset(name, **overrides)` reads this table. A preset says how
 attention works; sizes are the user's, and the rest of the model, pre-norm layers with RMSNorm and a
-gated MLP, is the same for all, so that they can be compared. `differs` says where attention itself
-is not as in the source.
+gated MLP over scaled embeddings, is the same for all, so that they can be compared. `differs` says
+where attention itself is not as in the source.
 """
 
 from typing import Any, NamedTuple
@@ -56,6 +56,7 @@ PRESETS: dict[str, Preset] = {
             "feature_map": "taylor",
             "conv_kernel_size": 3,
             "position_embedding_type": "rotary",
+            "scale_embeddings": True,
             "sliding_window": 64,
         },
         (LINEAR, SLIDING),
@@ -75,6 +76,7 @@ PRESETS: dict[str, Preset] = {
             "normalizer": "gated_rms_norm",
             "gate_act": "silu",
             "position_embedding_type": "rotary",
+            "scale_embeddings": True,
         },
         differs="values are as wide as keys",
     ),
@@ -86,6 +88,7 @@ PRESETS: dict[str, Preset] = {
             "decay": "lightning",
             "normalizer": "gated_rms_norm",
             "position_embedding_type": "none",
+            "scale_embeddings": True,
         },
         differs="all layers are linear (there every eighth is softmax); the norm is one per head",
     ),
@@ -97,6 +100,7 @@ PRESETS: dict[str, Preset] = {
             "normalizer": "gated_rms_norm",
             "gate_act": "silu",
             "position_embedding_type": "none",
+            "scale_embeddings": True,
         },
         differs="the simple form: one decay per head and token, not one per feature",
     ),
@@ -109,6 +113,7 @@ PRESETS: dict[str, Preset] = {
             "gate_act": "silu",
             "conv_kernel_size": 4,
             "position_embedding_type": "none",
+            "scale_embeddings": True,
         },
         differs="in Llama's block, with an MLP; q and k of every head; the step size scales the "
         "decay only, and nothing skips the state",
@@ -120,12 +125,16 @@ PRESETS: dict[str, Preset] = {
     ),
     "softmax": Preset(
         "Vaswani et al., Attention Is All You Need, arXiv 1706.03762, as in Llama, 2302.13971",
-        {"position_embedding_type": "rotary"},
+        {"position_embedding_type": "rotary", "scale_embeddings": True},
         (FULL,),
     ),
     "sliding": Preset(
         "Jiang et al., Mistral 7B, arXiv 2310.06825",
-        {"position_embedding_type": "rotary", "sliding_window": 256},
+        {
+            "position_embedding_type": "rotary",
+            "scale_embeddings": True,
+            "sliding_window": 256,
+        },
         (SLIDING,),
     ),
     "hybrid": Preset(
@@ -136,6 +145,7 @@ PRESETS: dict[str, Preset] = {
             "normalizer": "gated_rms_norm",
             "conv_kernel_size": 4,
             "position_embedding_type": "none",
+            "scale_embeddings": True,
         },
         (LINEAR, LINEAR, LINEAR, FULL),
         "the decay is one per head and token, and there is no delta rule",
