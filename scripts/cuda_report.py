@@ -23,8 +23,8 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "compute_80")
 
 
-# What a kernel asks for in shared memory when it is launched, in C++, by the groups of a pattern; the
-# other kernels ask for none. It depends on the tile, and for a decoding step on the head's size.
+# What a kernel asks for in shared memory when it is launched: in C++, from its template arguments.
+# Other kernels ask for none. It depends on the tile, and for a decoding step on the head's size.
 HEAD_DIM = 128
 SHARED_MEMORY = {
     r"walk_kernel<(.*)>": "Walker<{}>::kSharedBytes",
