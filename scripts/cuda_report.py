@@ -35,6 +35,7 @@ PROGRAM = """
 #include "cuda/launch.cuh"
 using namespace hfla;
 using namespace hfla::cuda;
+using __half = Float16;  // its name where nvcc compiles
 int main() {
   StepProblem problem{};
   problem.K = problem.V = %d;
