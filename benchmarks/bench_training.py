@@ -93,7 +93,8 @@ def main() -> None:
         timings = report.time({name: sample_of(step) for name, step in steps.items()}, 30)
         flops = 6 * T * weight_bytes(make_model("ours", layers=layers)) / 4
         work = {name: Work(flops, None) for name in names}
-        report.add("training step", f"1 x {T} tokens, {layers} layers", T, timings, work, peak_mib)
+        panel = f"training step, {layers} layers"
+        report.add(panel, f"1 x {T} tokens", T, timings, work, peak_mib)
     report.save()
 
 
