@@ -432,7 +432,9 @@ class Report:
             handles |= {
                 label: h for h, label in zip(*axis.get_legend_handles_labels(), strict=True)
             }
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns + 1)
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=columns + 1
+        )
         figure.savefig(path, dpi=110)
         pyplot.close(figure)
 
