@@ -9,7 +9,12 @@ import torch
 from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, linear_attention
+from hf_linear_attention import (
+    LinearAttentionCache,
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+    linear_attention,
+)
 from hf_linear_attention.decays import (
     REGISTERED,
     Decay,
@@ -281,6 +286,26 @@ def test_aaren_s_maximum_is_part_of_the_cache_and_of_its_size():
         model(tokens[:, :1], past_key_values=cache)
     assert cache.nbytes == size
     assert layer.tensors["running_max"].data_ptr() == address
+
+
+def test_a_static_cache_forgets_the_maximum_too():
+    config = LinearAttentionConfig.from_preset(
+        "aaren", vocab_size=11, hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=H
+    )
+    model = LinearAttentionForCausalLM(config)
+    with torch.no_grad():
+        # scores of which a maximum of 0 would leave nothing
+        model.model.layers[0].self_attn.decay.query.mul_(1e4)
+        cache = LinearAttentionCache(config, max_cache_len=16)
+        first, second = torch.randint(11, (2, 1, 6))
+        for tokens in (first, second):
+            expected = model(tokens).logits
+            cache.reset()
+            pieces = [model(x, past_key_values=cache).logits for x in tokens.split([3, 1, 2], 1)]
+            torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-5)
+        assert cache.layers[0].running_max.isfinite().all()
+        cache.reset()
+        assert (cache.layers[0].running_max == -torch.inf).all()
 
 
 # ---- decays of users ----
