@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kBlockSize = 32768;  // elements of x, at least, so that a block is worth a task
 constexpr int64_t kMaxBlocks = 64;     // each of which has a gradient of the weight
 
-constexpr int kChains =
-    4;  // sums that are under way at once, so that no addition waits for another
+// Sums that are under way at once, so that no addition waits for another.
+constexpr int kChains = 4;
 
 template <class Scalar>
 class RmsNorm {
@@ -51,12 +51,12 @@ class RmsNorm {
       for_rows(block,
                [&](int64_t row) { backward_row(gradients, row, dweights + block * stride); });
     });
-    for_vectors([&](int64_t c, int64_t count) {
+    for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) {
       Vec<Acc> dweight = {};
       for (int64_t block = 0; block < blocks_; ++block) {
         dweight += load(dweights + block * stride + c);
       }
-      put(static_cast<Scalar*>(gradients.dweight) + c, count, dweight);
+      store_vector(static_cast<Scalar*>(gradients.dweight), 1, c, count, dweight);
     });
     return Status::ok;
   }
@@ -66,14 +66,6 @@ class RmsNorm {
   void for_rows(int64_t block, Body body) const {
     const int64_t end = min(p_.rows, (block + 1) * block_rows_);
     for (int64_t row = block * block_rows_; row < end; ++row) body(row);
-  }
-
-  // Calls body(c, count) for the vectors of a row, of which the last may have but some lanes.
-  template <class Body>
-  HFLA_INLINE void for_vectors(Body body) const {
-    int64_t c = 0;
-    for (; c + W <= p_.columns; c += W) body(c, W);
-    if (c < p_.columns) body(c, p_.columns - c);
   }
 
   // The sum over a row of what term(c, count) is for its vectors.
@@ -90,17 +82,6 @@ class RmsNorm {
     return sum<Acc>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
-  static HFLA_INLINE Vec<Acc> get(const Scalar* from, int64_t count) {
-    return count == W ? load(from) : load_some(from, 1, count);
-  }
-
-  static HFLA_INLINE void put(Scalar* to, int64_t count, Vec<Acc> x) {
-    if (count == W)
-      store(to, x);
-    else
-      store_some(to, 1, count, x);
-  }
-
   static HFLA_INLINE Vec<Acc> rounded(Vec<Acc> x) {
     Scalar lanes[W];
     store(lanes, x);
@@ -111,14 +92,16 @@ class RmsNorm {
     const Scalar* const x = x_ + row * p_.columns;
     Scalar* const y = static_cast<Scalar*>(result.y) + row * p_.columns;
     const Acc squares = sum_of([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> part = get(x + c, count);
+      const Vec<Acc> part = load_vector(x, 1, c, count);
       return part * part;
     });
     const Acc mean = squares / static_cast<Acc>(p_.columns);
     const Acc inverse = 1 / square_root(mean + static_cast<Acc>(p_.eps));
     if (result.inverse_rms) static_cast<Acc*>(result.inverse_rms)[row] = inverse;
-    for_vectors([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      put(y + c, count, get(weight_ + c, count) * rounded(get(x + c, count) * inverse));
+    for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      store_vector(
+          y, 1, c, count,
+          load_vector(weight_, 1, c, count) * rounded(load_vector(x, 1, c, count) * inverse));
     });
   }
 
@@ -129,13 +112,15 @@ class RmsNorm {
     Scalar* const dx = static_cast<Scalar*>(gradients.dx) + row * p_.columns;
     const Acc inverse = static_cast<const Acc*>(gradients.inverse_rms)[row];
     const Acc sum = sum_of([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      return get(weight_ + c, count) * get(dy + c, count) * (get(x + c, count) * inverse);
+      return load_vector(weight_, 1, c, count) * load_vector(dy, 1, c, count) *
+             (load_vector(x, 1, c, count) * inverse);
     });
     const Acc mean = sum / static_cast<Acc>(p_.columns);
-    for_vectors([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> n = get(x + c, count) * inverse;
-      const Vec<Acc> upstream = get(dy + c, count);
-      put(dx + c, count, (get(weight_ + c, count) * upstream - n * mean) * inverse);
+    for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      const Vec<Acc> n = load_vector(x, 1, c, count) * inverse;
+      const Vec<Acc> upstream = load_vector(dy, 1, c, count);
+      store_vector(dx, 1, c, count,
+                   (load_vector(weight_, 1, c, count) * upstream - n * mean) * inverse);
       store(dweight + c, load(dweight + c) + upstream * n);
     });
   }

@@ -218,29 +218,6 @@ bool stage_decay(const Visit& visit, Acc* decay) {
 
 // ---- rows out ----
 
-// Calls put(c, count) for the columns [begin, end), a vector at a time. Inlined, it does not have
-// to ask for the count but at the end.
-template <class Acc, class Put>
-HFLA_INLINE void for_each_vector(int64_t begin, int64_t end, Put put) {
-  int64_t c = begin;
-  for (; c + kLanes<Acc> <= end; c += kLanes<Acc>) put(c, kLanes<Acc>);
-  if (c < end) put(c, end - c);
-}
-
-template <class Scalar>
-HFLA_INLINE Vec<AccOf<Scalar>> load_vector(const Scalar* from, int64_t stride, int64_t c,
-                                           int64_t count) {
-  if (stride == 1 && count == kLanes<AccOf<Scalar>>) return load(from + c);
-  return load_some(from + c * stride, stride, count);
-}
-
-template <class Scalar>
-HFLA_INLINE void store_vector(Scalar* to, int64_t stride, int64_t c, int64_t count,
-                              Vec<AccOf<Scalar>> x) {
-  if (stride == 1 && count == kLanes<AccOf<Scalar>>) return store(to + c, x);
-  store_some(to + c * stride, stride, count, x);
-}
-
 // Calls fill(row, token, g, to) for the rows that a tensor has; those of masked tokens are set to
 // zero.
 template <class Scalar, class Fill>

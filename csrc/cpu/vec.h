@@ -223,6 +223,29 @@ HFLA_INLINE void store_some(Scalar* to, int64_t stride, int64_t count, Vec<AccOf
   for (int64_t i = 0; i < count; ++i) to[i * stride] = lanes[i];
 }
 
+// Calls body(c, count) for the columns [begin, end), a vector at a time. Inlined, it does not have
+// to ask for the count but at the end.
+template <class Acc, class Body>
+HFLA_INLINE void for_each_vector(int64_t begin, int64_t end, Body body) {
+  int64_t c = begin;
+  for (; c + kLanes<Acc> <= end; c += kLanes<Acc>) body(c, kLanes<Acc>);
+  if (c < end) body(c, end - c);
+}
+
+template <class Scalar>
+HFLA_INLINE Vec<AccOf<Scalar>> load_vector(const Scalar* from, int64_t stride, int64_t c,
+                                           int64_t count) {
+  if (stride == 1 && count == kLanes<AccOf<Scalar>>) return load(from + c);
+  return load_some(from + c * stride, stride, count);
+}
+
+template <class Scalar>
+HFLA_INLINE void store_vector(Scalar* to, int64_t stride, int64_t c, int64_t count,
+                              Vec<AccOf<Scalar>> x) {
+  if (stride == 1 && count == kLanes<AccOf<Scalar>>) return store(to + c, x);
+  store_some(to + c * stride, stride, count, x);
+}
+
 // ---- exp ----
 
 // exp(x) = 2^n exp(r) with |r| <= log(2) / 2 and exp(r) = 1 + r + r^2 p(r).

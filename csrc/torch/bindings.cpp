@@ -104,6 +104,16 @@ void check_contiguous_tensor(const char* name, const Tensor& tensor, Device devi
   check(tensor.is_contiguous(), name, " must be contiguous");
 }
 
+// Of x as a matrix: all its dimensions but the last one together.
+int64_t count_rows(const Tensor& x) {
+  check(x.dim() >= 1 && x.dim() <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
+        " dimensions, got ", shape_of(x));
+  check(x.is_contiguous(), "x must be contiguous");
+  int64_t rows = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.size(d);
+  return rows;
+}
+
 // What q, k and v say about everything else; `dim` is 4, or 3 where there is no time.
 struct Dimensions {
   int64_t B, T, Hq, Hkv, K, V;
@@ -518,10 +528,8 @@ void linear(StableIValue* stack) {
   const Device device = x.device();
   LinearProblem p{};
   p.dtype = dtype_of("x", x);
+  p.rows = count_rows(x);
   const int64_t dim = x.dim();
-  check(dim >= 1 && dim <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
-        " dimensions, got ", shape_of(x));
-  check(x.is_contiguous(), "x must be contiguous");
   p.in = x.size(dim - 1);
   check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
   p.out = weight.size(0);
@@ -529,8 +537,7 @@ void linear(StableIValue* stack) {
   if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
 
   int64_t sizes[Tensor::kMaxDim];
-  p.rows = 1;
-  for (int64_t d = 0; d < dim - 1; ++d) p.rows *= sizes[d] = x.size(d);
+  for (int64_t d = 0; d < dim - 1; ++d) sizes[d] = x.size(d);
   sizes[dim - 1] = p.out;
   Tensor y = Tensor::empty(x.dtype(), sizes, dim, device);
 
@@ -545,13 +552,8 @@ void linear(StableIValue* stack) {
 RmsNormProblem make_rms_norm_problem(const Tensor& x, const Tensor& weight, double eps) {
   RmsNormProblem p{};
   p.dtype = dtype_of("x", x);
-  const int64_t dim = x.dim();
-  check(dim >= 1 && dim <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
-        " dimensions, got ", shape_of(x));
-  check(x.is_contiguous(), "x must be contiguous");
-  p.rows = 1;
-  for (int64_t d = 0; d < dim - 1; ++d) p.rows *= x.size(d);
-  p.columns = x.size(dim - 1);
+  p.rows = count_rows(x);
+  p.columns = x.size(x.dim() - 1);
   check_contiguous_tensor("weight", weight, x.device(), x.dtype(), {p.columns});
   p.eps = eps;
   p.x = x.data();
