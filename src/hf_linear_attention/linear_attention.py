@@ -214,12 +214,7 @@ def choose_backend(
     name = name or FORCED_BACKEND
     if name is None:
         for backend in BACKENDS:  # chunked always runs, so reference is never reached
-            if (
-                backend.why_missing is None
-                and (not backend.device_types or device_type in backend.device_types)
-                and (not backend.dtypes or dtype in backend.dtypes)
-                and backend.why_not_here() is None
-            ):
+            if backend.why_not(device_type, dtype) is None:
                 return backend
     for backend in BACKENDS:
         if backend.name == name:
