@@ -4,6 +4,8 @@
 import pytest
 import torch
 
+from hf_linear_attention import _ops
+
 
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():
@@ -28,3 +30,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def shapes_given_to(monkeypatch):
+    """Called with an op's name, returns the shapes of x that it is given from then on."""
+
+    def listen(name):
+        shapes = []
+        op = getattr(_ops, name)
+
+        def counted(x, *others):
+            shapes.append(tuple(x.shape))
+            return op(x, *others)
+
+        monkeypatch.setattr(_ops, name, counted)
+        return shapes
+
+    return listen

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_linear_attention import SlidingWindowLayer
-from tiny import HYBRID, VARIANTS, assert_near, random_ids, tiny_config, tiny_model
+from tiny import HYBRID, VARIANTS, assert_near, moves_of_rows, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,15 +108,7 @@ def test_after_reset_it_is_as_new(variant):
 
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("more", [1, 4])
-@pytest.mark.parametrize(
-    ("change", "rows"),
-    [
-        (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
-        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
-        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    ],
-    ids=["reorder", "repeat", "select"],
-)
+@moves_of_rows
 def test_its_rows_can_be_moved(variant, more, change, rows):
     model = tiny_model(**VARIANTS[variant])
     ids, new = random_ids(2, 8), random_ids(4, more, seed=1)[: len(rows)]

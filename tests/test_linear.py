@@ -11,27 +11,15 @@ from torch.nn.utils import parametrizations
 
 from hf_linear_attention import _ops, linear
 from hf_linear_attention.linear import MAX_ROWS, Linear
-from tiny import tiny_model
+from tiny import OtherTensor, tiny_model
 
 OP = torch.ops.hf_linear_attention.linear.default
 
 
-class OtherTensor(torch.Tensor):
-    """A tensor of somebody else's kind, as a quantised one is."""
-
-
 @pytest.fixture
-def compiled_calls(monkeypatch):
+def compiled_calls(shapes_given_to):
     """The shapes of x that the compiled op has been given."""
-    shapes = []
-    linear = _ops.linear
-
-    def counted(x, weight, bias):
-        shapes.append(tuple(x.shape))
-        return linear(x, weight, bias)
-
-    monkeypatch.setattr(_ops, "linear", counted)
-    return shapes
+    return shapes_given_to("linear")
 
 
 def layer_and_twin(inputs=24, outputs=10, bias=True, dtype=torch.float32):
@@ -179,18 +167,10 @@ def onednn_arguments(shape, bias):
 
 
 @pytest.fixture
-def onednn_calls(monkeypatch):
+def onednn_calls(monkeypatch, shapes_given_to):
     """The shapes of x that oneDNN has been given, which is for all of them the faster one."""
-    shapes = []
-    product = _ops.onednn_linear
-
-    def counted(x, weight, bias):
-        shapes.append(tuple(x.shape))
-        return product(x, weight, bias)
-
-    monkeypatch.setattr(_ops, "onednn_linear", counted)
     monkeypatch.setattr(linear, "MIN_ONEDNN_WORK", 0)
-    return shapes
+    return shapes_given_to("onednn_linear")
 
 
 @pytest.mark.parametrize("bias", [True, False])

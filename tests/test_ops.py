@@ -89,6 +89,11 @@ def forward(**args):
     return (y, kv, z) if args["normalize"] else (y, kv)
 
 
+def everything():
+    """Arguments of the op `forward`, of which none is absent."""
+    return arguments(**VARIANTS["everything"], dtype=torch.float32)
+
+
 def backward_arguments(**args):
     """Arguments of the op `backward`, by name and in its order, none of which requires grad."""
     args = {name: x.detach() if torch.is_tensor(x) else x for name, x in args.items()}
@@ -628,16 +633,6 @@ WRONG_FORWARD_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_FORWARD_ARGUMENTS)
-@torch.no_grad()
-def test_forward_refuses(name):
-    argument, spoil, message = WRONG_FORWARD_ARGUMENTS[name]
-    args = arguments(**VARIANTS["everything"], dtype=torch.float32)
-    args[argument] = spoil(args[argument])
-    with pytest.raises(RuntimeError, match="hf_linear_attention::forward: .*" + message):
-        OP.forward(**args)
-
-
 @torch.no_grad()
 def test_forward_refuses_packing_in_more_than_one_row():
     args = arguments(B=2)
@@ -659,15 +654,6 @@ WRONG_BACKWARD_ARGUMENTS = {
     "z_shape": ("z", lambda x: x[:1], "z must have shape"),
     "q_heads": ("q", lambda x: x[:, :, :3], "q must have a multiple"),
 }
-
-
-@pytest.mark.parametrize("name", WRONG_BACKWARD_ARGUMENTS)
-def test_backward_refuses(name):
-    argument, spoil, message = WRONG_BACKWARD_ARGUMENTS[name]
-    args = backward_arguments(**arguments(**VARIANTS["everything"], dtype=torch.float32))
-    args[argument] = spoil(args[argument])
-    with pytest.raises(RuntimeError, match="hf_linear_attention::backward: .*" + message):
-        OP.backward(**args)
 
 
 def test_backward_refuses_dz_without_a_normaliser():
@@ -694,15 +680,6 @@ WRONG_STEP_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_STEP_ARGUMENTS)
-def test_step_refuses(name):
-    argument, spoil, message = WRONG_STEP_ARGUMENTS[name]
-    args = step_arguments()
-    args[argument] = spoil(args[argument])
-    with pytest.raises(RuntimeError, match="hf_linear_attention::step_: .*" + message):
-        OP.step_(**args)
-
-
 WRONG_LINEAR_ARGUMENTS = {
     "x_dims": ("x", lambda x: x[0, 0], r"x must have 1 to 8 dimensions, got \(\)"),
     "x_dtype": ("x", lambda x: x.int(), "x must be float32, bfloat16, float16 or float64"),
@@ -715,15 +692,6 @@ WRONG_LINEAR_ARGUMENTS = {
     "bias_dtype": ("bias", lambda x: x.double(), "bias must be float32 here, got float64"),
     "bias_layout": ("bias", lambda x: torch.stack([x, x], 1)[:, 0], "bias must be contiguous"),
 }
-
-
-@pytest.mark.parametrize("name", WRONG_LINEAR_ARGUMENTS)
-def test_linear_refuses(name):
-    argument, spoil, message = WRONG_LINEAR_ARGUMENTS[name]
-    args = linear_arguments()
-    args[argument] = spoil(args[argument])
-    with pytest.raises(RuntimeError, match="hf_linear_attention::linear: .*" + message):
-        OP.linear(**args)
 
 
 WRONG_RMS_NORM_ARGUMENTS = {
@@ -748,24 +716,29 @@ WRONG_RMS_NORM_BACKWARD_ARGUMENTS = WRONG_RMS_NORM_ARGUMENTS | {
 }
 
 
-@pytest.mark.parametrize("op", ["rms_norm", "rms_norm_forward"])
-@pytest.mark.parametrize("name", WRONG_RMS_NORM_ARGUMENTS)
+# Of each op: its arguments, and what may be wrong with them.
+WRONG_ARGUMENTS = {
+    "forward": (everything, WRONG_FORWARD_ARGUMENTS),
+    "backward": (lambda: backward_arguments(**everything()), WRONG_BACKWARD_ARGUMENTS),
+    "step_": (step_arguments, WRONG_STEP_ARGUMENTS),
+    "linear": (linear_arguments, WRONG_LINEAR_ARGUMENTS),
+    "rms_norm": (rms_norm_arguments, WRONG_RMS_NORM_ARGUMENTS),
+    "rms_norm_forward": (rms_norm_arguments, WRONG_RMS_NORM_ARGUMENTS),
+    "rms_norm_backward": (rms_norm_backward_arguments, WRONG_RMS_NORM_BACKWARD_ARGUMENTS),
+}
+
+
+@pytest.mark.parametrize(
+    "op, name", [(op, name) for op, (_, wrong) in WRONG_ARGUMENTS.items() for name in wrong]
+)
 @torch.no_grad()
-def test_rms_norm_refuses(name, op):
-    argument, spoil, message = WRONG_RMS_NORM_ARGUMENTS[name]
-    args = rms_norm_arguments()
+def test_wrong_arguments_are_refused(op, name):
+    right, wrong = WRONG_ARGUMENTS[op]
+    argument, spoil, message = wrong[name]
+    args = right()
     args[argument] = spoil(args[argument])
     with pytest.raises(RuntimeError, match=f"hf_linear_attention::{op}: .*" + message):
         getattr(OP, op)(**args)
-
-
-@pytest.mark.parametrize("name", WRONG_RMS_NORM_BACKWARD_ARGUMENTS)
-def test_rms_norm_backward_refuses(name):
-    argument, spoil, message = WRONG_RMS_NORM_BACKWARD_ARGUMENTS[name]
-    args = rms_norm_backward_arguments()
-    args[argument] = spoil(args[argument])
-    with pytest.raises(RuntimeError, match="hf_linear_attention::rms_norm_backward: .*" + message):
-        OP.rms_norm_backward(**args)
 
 
 @pytest.mark.parametrize("sizes", [dict(B=0), dict(T=0), dict(B=1, T=0, cu_seqlens=[0])])

@@ -10,9 +10,8 @@ from torch import nn
 from transformers import Trainer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from hf_linear_attention import _ops
 from hf_linear_attention.rms_norm import RMSNorm
-from tiny import VARIANTS, tiny_model
+from tiny import VARIANTS, OtherTensor, tiny_model
 
 OPS = {
     torch.ops.hf_linear_attention.rms_norm.default,
@@ -21,22 +20,10 @@ OPS = {
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
-class OtherTensor(torch.Tensor):
-    """A tensor of somebody else's kind, as a quantised one is."""
-
-
 @pytest.fixture
-def compiled_calls(monkeypatch):
+def compiled_calls(shapes_given_to):
     """The shapes of x that the compiled op has been given."""
-    shapes = []
-    rms_norm = _ops.rms_norm
-
-    def counted(x, weight, eps):
-        shapes.append(tuple(x.shape))
-        return rms_norm(x, weight, eps)
-
-    monkeypatch.setattr(_ops, "rms_norm", counted)
-    return shapes
+    return shapes_given_to("rms_norm")
 
 
 def norm_and_twin(dtype=torch.float32):

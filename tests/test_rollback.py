@@ -10,7 +10,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, set_seed
 
 from hf_linear_attention import LinearAttentionCache, cache_linear_attention
 from hf_linear_attention.cache_linear_attention import RecurrentLayer
-from tiny import VARIANTS, assert_near, random_ids, tiny_model
+from tiny import VARIANTS, assert_near, moves_of_rows, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,15 +92,7 @@ def test_tokens_that_a_crop_left_can_be_removed_later(variant):
 
 
 @pytest.mark.parametrize("variant", SOME)
-@pytest.mark.parametrize(
-    ("change", "rows"),
-    [
-        (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
-        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
-        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-    ],
-    ids=["reorder", "repeat", "select"],
-)
+@moves_of_rows
 def test_rows_move_with_what_can_be_removed(variant, change, rows):
     model = tiny_model(**VARIANTS[variant])
     ids, more = random_ids(2, 9), random_ids(len(rows), 2, seed=1)

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Tiny models for the tests, with weights so large that a wrong state changes the tokens."""
 
+import pytest
 import torch
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
@@ -91,3 +92,19 @@ def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
     """Equal but for rounding: Transformers' norms compute in float32, even in a float64 model."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# What is done to a cache of two rows, and which of them it then holds.
+moves_of_rows = pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    ],
+    ids=["reorder", "repeat", "select"],
+)
+
+
+class OtherTensor(torch.Tensor):
+    """A tensor of somebody else's kind, as a quantised one is."""
