@@ -188,8 +188,16 @@ def test_the_directory_holds_all_its_code(saved):
 
 
 def test_with_the_package_it_runs_on_its_kernels(saved, tmp_path):
+    script = GENERATE.replace(
+        "print(",
+        """
+from hf_linear_attention import TOVACache
+options = {"past_key_values": TOVACache(99), "max_new_tokens": int(sys.argv[3])}
+assert model.generate(ids, do_sample=False, **options)[0].tolist() == tokens
+print(""",
+    )
     folder, expected = saved
-    tokens, module, backend = run(GENERATE, folder, PROMPT, NEW_TOKENS, modules=tmp_path)
+    tokens, module, backend = run(script, folder, PROMPT, NEW_TOKENS, modules=tmp_path)
     assert tokens == expected
     assert module.startswith("transformers_modules")  # the code came from the directory
     assert backend == choose_backend(None, "cpu").name

@@ -3,6 +3,7 @@
 
 from transformers import AutoConfig
 
+from .bounded_caches import SinkCache, TOVACache
 from .cache_linear_attention import LinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
@@ -37,6 +38,8 @@ __all__ = [
     "LinearAttentionModel",
     "LinearAttentionPreTrainedModel",
     "LinearAttentionState",
+    "SinkCache",
+    "TOVACache",
     "linear_attention",
     "linear_attention_step_",
     "register_decay",

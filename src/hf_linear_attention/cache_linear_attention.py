@@ -795,15 +795,26 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     """`cache`, with the layers that a model of `config` writes to.
 
     A cache that has them is returned as it is. An empty DynamicCache, which users and clients make,
-    gets them. Anything else is an error.
+    gets them, and an empty BoundedCache those for linear attention. Anything else is an error.
     """
     classes = [type(layer) for layer in cache.layers]
     if classes in (layer_classes(config), layer_classes(config, is_static=True)):
         return cache
+    # the installed package's class, which remote code does not know
+    new_softmax_layer = getattr(cache, "new_softmax_layer", None)
+    if new_softmax_layer is not None:
+        is_linear = [name == "linear_attention" for name in active_layer_types(config)]
+        if not cache.layers:
+            cache.layers = [
+                RecurrentLayer(config.conv_kernel_size) if linear else new_softmax_layer()
+                for linear in is_linear
+            ]
+        if [isinstance(layer, RecurrentLayer) for layer in cache.layers] == is_linear:
+            return cache
     if type(cache) is not DynamicCache or any(_has_read(layer) for layer in cache.layers):
         raise ValueError(
             "past_key_values must be a LinearAttentionCache made for this model, or a DynamicCache "
-            f"that has read nothing, got {cache}"
+            f"or bounded cache that has read nothing, got {cache}"
         )
     is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
     cache.layers = LinearAttentionCache(config).layers
