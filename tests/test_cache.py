@@ -196,6 +196,7 @@ def test_a_foreign_cache_is_refused():
     filled.update(torch.ones(1, 4, 2, 8), torch.ones(1, 4, 2, 8), 0)
     other = LinearAttentionCache(tiny_config(num_hidden_layers=2))
     static = StaticCache(config=tiny_config(layer_types=HYBRID, sliding_window=5), max_cache_len=9)
+    static.update(torch.ones(1, 4, 2, 8), torch.ones(1, 4, 2, 8), 1)
     for cache in (filled, other, static):
         with pytest.raises(ValueError, match="past_key_values must be a LinearAttentionCache"):
             read(model, random_ids(1, 2), cache)

@@ -5,12 +5,18 @@ import copy
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import DynamicCache, PreTrainedTokenizerFast, set_seed
+from transformers import DynamicCache, set_seed
 
 from hf_linear_attention import LinearAttentionCache, cache_linear_attention
 from hf_linear_attention.cache_linear_attention import RecurrentLayer
-from tiny import VARIANTS, assert_near, moves_of_rows, random_ids, tiny_model
+from tiny import (
+    VARIANTS,
+    assert_near,
+    moves_of_rows,
+    random_ids,
+    tiny_model,
+    tokenizer_of_letters,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -355,19 +361,6 @@ def test_plain_generation_records_nothing():
     model = tiny_model(**VARIANTS["gated"])
     cache = generate(model, random_ids(1, 5), do_sample=False).past_key_values
     assert all(layer.recording is None for layer in cache.layers)
-
-
-def tokenizer_of_letters(pairs: str) -> PreTrainedTokenizerFast:
-    """Tokens are letters, and these pairs of letters."""
-    letters = "abcdefghijklmnopqrstuvwxyz "
-    merges = [(pair[0], pair[1]) for pair in pairs.split("/")]
-    vocab = ["<pad>", *letters, *("".join(merge) for merge in merges)]
-    ids = {token: index for index, token in enumerate(vocab)}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges))
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", clean_up_tokenization_spaces=False
-    )
 
 
 @pytest.mark.parametrize("variant", SOME)

@@ -3,6 +3,8 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from hf_linear_attention.presets import PRESETS, preset_fields
@@ -87,6 +89,19 @@ def tiny_model(
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
     """Token ids but 0, which the tests take for padding."""
     return torch.randint(1, VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokenizer_of_letters(pairs: str) -> PreTrainedTokenizerFast:
+    """Tokens are letters, and these pairs of letters."""
+    letters = "abcdefghijklmnopqrstuvwxyz "
+    merges = [(pair[0], pair[1]) for pair in pairs.split("/")]
+    vocab = ["<pad>", *letters, *("".join(merge) for merge in merges)]
+    ids = {token: index for index, token in enumerate(vocab)}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", clean_up_tokenization_spaces=False
+    )
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:

@@ -25,6 +25,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
+    StaticCache,
     StaticLayer,
 )
 
@@ -492,10 +493,14 @@ class LinearAttentionCache(Cache):
             )
             for layer_class in layer_classes(config, is_static=max_cache_len is not None)
         ]
+        leaves = [  # without any, there is no need for CUDA streams
+            not isinstance(layer, RecurrentLayer)
+            and not (offload_only_non_sliding and layer.is_sliding)
+            for layer in layers
+        ]
         super().__init__(
             layers=layers,
-            # without softmax layers there is nothing to offload, nor a need for CUDA streams
-            offloading=offloading and not all(isinstance(x, RecurrentLayer) for x in layers),
+            offloading=offloading and any(leaves),
             offload_only_non_sliding=offload_only_non_sliding,
         )
 
@@ -794,8 +799,9 @@ def layer_classes(config: PreTrainedConfig, is_static: bool = False) -> list[typ
 def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     """`cache`, with the layers that a model of `config` writes to.
 
-    A cache that has them is returned as it is. An empty DynamicCache, which users and clients make,
-    gets them, and an empty BoundedCache those for linear attention. Anything else is an error.
+    A cache that has them is returned as it is. An empty DynamicCache or StaticCache, which users
+    and clients make, gets them, and an empty BoundedCache those for linear attention. Anything else
+    is an error.
     """
     classes = [type(layer) for layer in cache.layers]
     if classes in (layer_classes(config), layer_classes(config, is_static=True)):
@@ -811,17 +817,30 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
             ]
         if [isinstance(layer, RecurrentLayer) for layer in cache.layers] == is_linear:
             return cache
-    if type(cache) is not DynamicCache or any(_has_read(layer) for layer in cache.layers):
+    has_read = any(_has_read(layer) for layer in cache.layers)
+    if type(cache) not in (DynamicCache, StaticCache) or has_read:
         raise ValueError(
-            "past_key_values must be a LinearAttentionCache made for this model, or a DynamicCache "
-            f"or bounded cache that has read nothing, got {cache}"
+            "past_key_values must be a LinearAttentionCache made for this model, or a "
+            f"DynamicCache, StaticCache or bounded cache that has read nothing, got {cache}"
         )
     is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
-    cache.layers = LinearAttentionCache(config).layers
+    max_cache_len = None
+    if type(cache) is StaticCache:  # without softmax layers there is no maximum, and any will do
+        max_cache_len = max((getattr(x, "max_cache_len", 1) for x in cache.layers), default=1)
+    cache.layers = LinearAttentionCache(config, max_cache_len=max_cache_len).layers
     cache.layer_class_to_replicate = None
     if is_recording:
         cache.activate_past_recording()
     return cache
+
+
+def count_rows(cache: Cache) -> int | None:
+    """The rows of a cache for one of this package's models; None before the first token."""
+    if cache.get_seq_length() == 0:
+        return None
+    layer = cache.layers[0]
+    tensors = layer.tensors.values() if isinstance(layer, RecurrentLayer) else [layer.keys]
+    return next((x.shape[0] for x in tensors if x is not None), None)
 
 
 def _has_read(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin) -> bool:

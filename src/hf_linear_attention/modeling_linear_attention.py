@@ -19,12 +19,14 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
 )
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
+from transformers.generation import GenerationMode
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -53,6 +55,7 @@ from .cache_linear_attention import (
     RecurrentLayer,
     active_layer_types,
     cache_for_model,
+    count_rows,
     padding_first,
 )
 from .chunked import accumulation_dtype
@@ -63,6 +66,10 @@ from .linear import Linear
 from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
 from .rms_norm import RMSNorm
+
+CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
+# the ways of generate() that never take a token back, nor move a row
+ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
@@ -749,6 +756,35 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         return inputs_embeds, None
 
 
+def check_generation(generation_config: GenerationConfig, mode: GenerationMode) -> None:
+    """Raises a ValueError for what `generate()` would do wrong, or can't do, with these models."""
+    kind = generation_config.cache_implementation
+    if kind not in CACHE_IMPLEMENTATIONS:
+        raise ValueError(
+            f"cache_implementation must be one of {CACHE_IMPLEMENTATIONS} here, got {kind!r}"
+        )
+    guidance = generation_config.guidance_scale
+    if guidance not in (None, 1) and mode not in ONE_BY_ONE:
+        raise ValueError(
+            f"guidance_scale must be None or 1 with beams or drafts, got {guidance}: Transformers' "
+            "unguided pass would go on from other tokens than the text's, with any model"
+        )
+
+
+def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: int) -> None:
+    """Makes of a cache for batch_size rows one for all that `generate()` will make of them."""
+    beams, sequences = generation_config.num_beams, generation_config.num_return_sequences
+    copies = max(beams or 1, sequences or 1)
+    rows = count_rows(cache)
+    if rows == batch_size and copies > 1 and not cache.is_compileable:
+        cache.batch_repeat_interleave(copies)
+    elif rows not in (None, batch_size * copies):
+        raise ValueError(
+            f"past_key_values must have {batch_size * copies} rows, or {batch_size} if it is not "
+            f"static, got {rows}"
+        )
+
+
 class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin):
     """The language model: next-token logits, loss, and `generate()`."""
 
@@ -848,30 +884,45 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ):
         """Gives `generate()` this model's cache instead of a DynamicCache or StaticCache."""
-        kind = generation_config.cache_implementation
-        kinds = (None, "dynamic", "offloaded", "static")
-        if kind not in kinds:
-            raise ValueError(f"cache_implementation must be one of {kinds} here, got {kind!r}")
+        check_generation(generation_config, generation_mode)
+        if model_kwargs.get("inputs_embeds") is not None:
+            # Transformers cuts the tokens into chunks and would read all embeddings with each
+            generation_config.prefill_chunk_size = None
         if model_kwargs.get("past_key_values") is not None:
-            model_kwargs["past_key_values"] = cache_for_model(
-                model_kwargs["past_key_values"], self.config
-            )
+            cache = cache_for_model(model_kwargs["past_key_values"], self.config)
+            repeat_rows(cache, generation_config, batch_size)
+            model_kwargs["past_key_values"] = cache
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
         elif generation_config.use_cache is not False:
+            kind = generation_config.cache_implementation or "dynamic"
             max_cache_len = None
-            if kind == "static":  # as long as ever before: another length would be compiled again
+            if "static" in kind:  # as long as ever before: another length would be compiled again
                 wanted = getattr(generation_config, "max_cache_len", None) or 0
                 longest = getattr(self, "_previous_max_cache_length", 0)
                 max_cache_len = max(max_cache_length, wanted, longest)
                 self._previous_max_cache_length = max_cache_len
             cache = LinearAttentionCache(
-                self.config, offloading=kind == "offloaded", max_cache_len=max_cache_len
+                self.config,
+                # on a CPU, the cache is where it would be brought to
+                offloading="offloaded" in kind and self.device.type != "cpu",
+                max_cache_len=max_cache_len,
             )
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """Refuses, for `generate_batch()`, too: Transformers' paged cache holds keys and values of
+        softmax layers, page by page, and has no place for a state.
+        """
+        raise NotImplementedError(
+            "continuous batching (generate_batch, init_continuous_batching) needs a model that "
+            "keeps all it remembers in Transformers' PagedAttentionCache, which has no place for "
+            "the state of linear attention. generate() takes left-padded batches, and rows of a "
+            "cache come and go by LinearAttentionCache.join and batch_select_indices"
+        )
 
 
 class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
