@@ -249,7 +249,7 @@ def _instruction_set() -> str:
     return _ops.cpu_instruction_set()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     try:
         command = ["git", "-C", HERE, "describe", "--always", "--dirty", "--exclude", "*"]
         return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
@@ -258,6 +258,13 @@ def _commit() -> str | None:
 
 
 # ---- results ----
+
+
+def result_path(date: datetime, machine: dict[str, Any], name: str) -> Path:
+    """results/<date>-<machine>-<name>.json"""
+    RESULTS.mkdir(exist_ok=True)
+    cpu = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")
+    return RESULTS / f"{date:%Y-%m-%d}-{cpu}-{machine['threads']}-threads-{name}.json"
 
 
 class Work(NamedTuple):
@@ -301,7 +308,7 @@ class Report:
         torch.set_num_threads(self.flags.threads)
         wait_until_quiet(self.flags.patience)
         self.date = datetime.now(timezone.utc)
-        self.commit = _commit()
+        self.commit = commit()
         self.machine = describe_machine()
         self.limits = measure_limits()
         print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
@@ -356,11 +363,8 @@ class Report:
 
     def save(self, is_complete: bool = True) -> None:
         """Writes results/<date>-<machine>-<bench>.json and .png, <bench>-short for a short set."""
-        RESULTS.mkdir(exist_ok=True)
-        cpu = re.sub(r"[^a-z0-9]+", "-", self.machine["cpu"].lower()).strip("-")
-        machine = f"{cpu}-{self.machine['threads']}-threads"
         name = self.bench if self.flags.full else f"{self.bench}-short"
-        path = RESULTS / f"{self.date:%Y-%m-%d}-{machine}-{name}.json"
+        path = result_path(self.date, self.machine, name)
         document = {
             "bench": self.bench,
             "is_full": self.flags.full,

@@ -8,6 +8,7 @@ there is none.
 """
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ TITLES = {
     "ops": "The op",
     "decode": "Generation",
     "training": "Training step",
+    "compare": "The presets",
 }
 PANELS = {  # how those begin that the README shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
@@ -45,15 +47,29 @@ def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
 
 
 def section(path: Path, document: dict[str, Any]) -> str:
-    bench, machine = document["bench"], document["machine"]
+    return (section_of_systems if document["bench"] == "compare" else section_of_times)(
+        path, document
+    )
+
+
+def place(document: dict[str, Any]) -> str:
+    """Where and when that was measured."""
+    machine = document["machine"]
+    return (
+        f"{machine['cpu']}, threads: {machine['threads']}, kernels for {machine['kernels']}, "
+        f"PyTorch {machine['torch']}, Transformers {machine['transformers']}, "
+        f"commit {document['commit']}, {document['date'][:10]}."
+    )
+
+
+def section_of_times(path: Path, document: dict[str, Any]) -> str:
+    bench = document["bench"]
     plot = path.with_suffix(".png").relative_to(README.parent)
     headline = [row for row in document["rows"] if row["panel"].startswith(PANELS[bench])]
     disturbance = max(row["disturbance"] for row in headline)
     lines = [
         f"**{TITLES[bench]}**: median ms, and in brackets how many times as long as "
-        f"{document['baseline']}. {machine['cpu']}, threads: {machine['threads']}, kernels for "
-        f"{machine['kernels']}, PyTorch {machine['torch']}, Transformers "
-        f"{machine['transformers']}, commit {document['commit']}, {document['date'][:10]}."
+        f"{document['baseline']}. {place(document)}"
         + (
             f" Other processes took up to {disturbance:.0%} of the machine."
             if disturbance > QUIET
@@ -87,6 +103,73 @@ def cell(row: dict[str, Any] | None, baseline: str) -> str:
         f"{row['milliseconds']:.3g}" if row["milliseconds"] < 100 else f"{row['milliseconds']:.0f}"
     )
     return time if row["contender"] == baseline else f"{time} ({row['ratio']:.1f}×)"
+
+
+def section_of_systems(path: Path, document: dict[str, Any]) -> str:
+    rows, trials = document["rows"], document["setting"]["trials"]
+    plot = path.with_suffix(".png").relative_to(README.parent)
+    training = []
+    for task, trial in trials.items():
+        length, counts = trial["task"]["length"], [row["parameters"][task] for row in rows]
+        training.append(
+            f"{task}: {trial['steps']} steps of {trial['rows']} × {length} tokens, "
+            f"{min(counts) / 1e6:.3f} to {max(counts) / 1e6:.3f} M weights, learning rate the best "
+            f"of {', '.join(f'{rate:g}' for rate in trial['learning_rates'])}, "
+            f"seeds: {trial['seeds']}"
+        )
+    lines = [
+        f"**{TITLES['compare']}**, trained alike: bits per byte of held-out text, the share of "
+        "values recalled by their keys (MQAR), and of symbols copied; mean over the seeds ± half "
+        "of their range. Then tokens per second, and what the cache holds, of the model for text. "
+        f"{'; '.join(training)}. {place(document)}",
+        "",
+        *systems_table(rows),
+        "",
+        f"![{TITLES['compare']}: scores, speed and memory]({plot})",
+    ]
+    return "\n".join(lines)
+
+
+SCORES = {"text": ("bits per byte", 3), "recall": ("recall", 2), "copy": ("copied", 2)}  # digits
+
+
+def systems_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each system; empty where something was not measured."""
+    contexts = list(dict.fromkeys(c for row in rows for c in row["times"].get("cache_bytes", ())))
+    titles = [
+        "system",
+        *(title for title, _ in SCORES.values()),
+        "tokens/s, training",
+        *(f"after {context}" for context in contexts),
+        *(f"kB after {context}" for context in contexts[:: max(len(contexts) - 1, 1)]),
+    ]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        times = row["times"]
+        speeds, sizes = (times.get(k, {}) for k in ("decoding_tokens_per_second", "cache_bytes"))
+        cells = [
+            row["system"],
+            *(scores_cell(row["tasks"].get(task), digits) for task, (_, digits) in SCORES.items()),
+            f"{times['training_tokens_per_second']:.0f}" if times else "",
+            *(f"{speeds[context]:.0f}" if speeds else "" for context in contexts),
+            *(
+                f"{sizes[context] / 1000:.0f}" if sizes else ""
+                for context in contexts[:: max(len(contexts) - 1, 1)]
+            ),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
+    """The mean, and half of the range where there are several seeds."""
+    scores = result["scores"] if result else []
+    if not scores:
+        return ""
+    mean = f"{statistics.fmean(scores):.{digits}f}"
+    if len(scores) == 1:
+        return mean
+    return f"{mean} ± {(max(scores) - min(scores)) / 2:.{digits}f}"
 
 
 def main() -> None:

@@ -1,0 +1,537 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Every preset, trained alike: what its attention learns, what it costs, what it keeps.
+
+    python benchmarks/compare_systems.py            # or --short: in minutes
+    python benchmarks/compare_systems.py --full     # what the README shows: an hour of one core
+    python benchmarks/compare_systems.py --gpu      # larger models, tasks as in the papers
+    python benchmarks/compare_systems.py --full --systems gla softmax --parts recall
+
+All systems get the same number of weights (the MLP makes up for what attention lacks), the same
+tokens in the same order, the same optimizer and schedule, and the same learning rates to choose
+from: that with the lowest held-out loss is kept, and trained with further seeds. The tasks
+(tasks.py) are held-out bits per byte of text, recall of values by their keys (MQAR), and copying.
+Some presets train with other positions, too, on text only. Then the presets' models for text are
+timed, in turn: a training step, and a token after contexts that were read.
+
+Each result is written to --runs at once, and the next call goes on from there: a killed run loses
+only what it was at. `--stop-after 150` ends it by itself, before what would begin after so many
+seconds. When all is there, results/ gets the tables and the plot.
+"""
+
+import copy
+import functools
+import hashlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import harness
+from hf_linear_attention import (
+    LinearAttentionCache,
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+)
+from report import systems_table
+from systems import SETTINGS, SYSTEMS, VARIANTS, Setting, Trial, fit, num_weights
+from tasks import UNASKED, Batch, Task
+
+OUTPUTS = Path(__file__).parents[1] / "outputs" / "compare"
+EVAL_TOKENS = 8192  # at once
+PROMPT_PIECE = 2048  # tokens of a context that are read at once
+STEPS = 8  # tokens in a sample of decoding
+TOLERANCE = 1e-4  # of decoding, relative, to reading all at once
+
+
+# ---- training ----
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run; everything that its result depends on."""
+
+    system: str
+    task: str
+    learning_rate: float
+    seed: int
+    config: LinearAttentionConfig
+    trial: Trial
+    device: str
+
+    def key(self) -> dict[str, Any]:
+        """What tells its result from others, in a file."""
+        fields = self.config.to_dict()
+        fields.pop("transformers_version", None)
+        trial = {"task": asdict(self.trial.task), "rows": self.trial.rows}
+        setup = json.dumps([fields, trial, self.trial.steps, self.device], sort_keys=True)
+        return {
+            "system": self.system,
+            "task": self.task,
+            "learning_rate": self.learning_rate,
+            "seed": self.seed,
+            "setup": hashlib.sha256(setup.encode()).hexdigest()[:12],
+        }
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Trains and tests. Loss and score are None where the loss was no number."""
+    torch.manual_seed(run.seed)
+    trial, generator = run.trial, torch.Generator().manual_seed(run.seed)
+    model = LinearAttentionForCausalLM(run.config).to(run.device).train()
+    optimizer, schedule = make_optimizer(model, run.learning_rate, trial.steps)
+    start = time.perf_counter()
+    for _ in range(trial.steps):
+        loss = training_step(model, trial.task.batch(trial.rows, generator), optimizer)
+        schedule.step()
+    seconds = time.perf_counter() - start
+    result: dict[str, Any] = {"loss": None, "score": None}
+    if math.isfinite(loss.item()):
+        result = evaluate(model, trial.task)
+    return result | {"train_seconds": round(seconds, 2), "parameters": model.num_parameters()}
+
+
+def make_optimizer(
+    model: LinearAttentionForCausalLM, learning_rate: float, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW; a twentieth of the steps to warm up, then half a cosine to a tenth of the rate."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+    warmup = max(steps // 20, 1)
+
+    def factor(step: int) -> float:
+        return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * step / steps))
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def training_step(
+    model: LinearAttentionForCausalLM, batch: Batch, optimizer: torch.optim.Optimizer
+) -> Tensor:
+    logits, targets = answers(model, batch)
+    loss = F.cross_entropy(logits, targets)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def answers(model: LinearAttentionForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits (n, V) in float32 where something is asked, and what was asked for (n,)."""
+    tokens, targets = (x.to(model.device) for x in batch)
+    is_gpu = model.device.type != "cpu"
+    with torch.autocast(model.device.type, torch.bfloat16) if is_gpu else nullcontext():
+        hidden = model.model(tokens, use_cache=False).last_hidden_state
+        asked = targets != UNASKED
+        return model.lm_head(hidden[asked]).float(), targets[asked]
+
+
+@torch.no_grad()
+def evaluate(model: LinearAttentionForCausalLM, task: Task) -> dict[str, float]:
+    """The loss in nats per answer, and the task's score, on its held-out rows."""
+    model.eval()
+    batch = task.held_out()
+    nats, num_correct = 0.0, 0
+    rows = max(EVAL_TOKENS // task.length, 1)
+    for tokens, targets in zip(batch.tokens.split(rows), batch.targets.split(rows), strict=True):
+        logits, asked = answers(model, Batch(tokens, targets))
+        nats += F.cross_entropy(logits, asked, reduction="sum").item()
+        num_correct += (logits.argmax(-1) == asked).sum().item()
+    asked = batch.targets[batch.targets != UNASKED]
+    return {"loss": nats / len(asked), "score": task.score(nats, num_correct, asked)}
+
+
+# ---- results, kept one by one ----
+
+
+class Log:
+    """A file of one JSON object per line, {"key", "result", "commit"}: what has been done."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.results: dict[str, dict[str, Any]] = {}
+        self.commits: set[str] = set()  # of the results
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # killed while writing
+            path.write_text(whole, encoding="utf-8")
+        for line in whole.splitlines():
+            self._take(json.loads(line))
+
+    @staticmethod
+    def _name(key: dict[str, Any]) -> str:
+        return json.dumps(key, sort_keys=True)
+
+    def get(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        return self.results.get(self._name(key))
+
+    def add(self, key: dict[str, Any], result: dict[str, Any]) -> None:
+        entry = {"key": key, "result": result, "commit": harness.commit()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self._take(entry)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        self.results[self._name(entry["key"])] = entry["result"]
+        self.commits.add(entry["commit"])
+
+
+# ---- the runs ----
+
+
+def all_runs(setting: Setting, systems: list[str], parts: list[str], log: Log) -> Iterator[Run]:
+    """Every training run, first those of the first seed. Which learning rate further seeds take
+    is known when the results of those are in the log.
+    """
+    trials = {task: trial for task, trial in setting.trials.items() if task in parts}
+    for seed in range(max((trial.seeds for trial in trials.values()), default=0)):
+        for task, trial in trials.items():
+            for name in systems:
+                if seed >= trial.seeds or (name in VARIANTS and task != "text"):
+                    continue
+                run = first_run(setting, name, task)
+                rates = trial.learning_rates if seed == 0 else [best_rate(run, log)]
+                for rate in rates:
+                    yield replace(run, learning_rate=rate, seed=seed)
+
+
+@functools.cache
+def fitted(name: str, trial: Trial) -> LinearAttentionConfig:
+    return fit((SYSTEMS | VARIANTS)[name], trial)
+
+
+def first_run(setting: Setting, name: str, task: str) -> Run:
+    trial = setting.trials[task]
+    config = fitted(name, trial)
+    return Run(name, task, trial.learning_rates[0], 0, config, trial, setting.device)
+
+
+def best_rate(run: Run, log: Log) -> float:
+    """The learning rate with the lowest held-out loss, of the first seed."""
+
+    def loss(rate: float) -> float:
+        result = log.get(replace(run, learning_rate=rate, seed=0).key())
+        assert result is not None
+        return math.inf if result["loss"] is None else result["loss"]
+
+    return min(run.trial.learning_rates, key=loss)
+
+
+def num_runs(setting: Setting, systems: list[str], parts: list[str]) -> int:
+    return sum(
+        len(trial.learning_rates) + trial.seeds - 1
+        for task, trial in setting.trials.items()
+        for name in systems
+        if task in parts and (task == "text" or name not in VARIANTS)
+    )
+
+
+# ---- times ----
+
+
+def timing_key(setting: Setting, what: str) -> dict[str, Any]:
+    trial = setting.trials["text"]
+    sizes = {name: fitted(name, trial).intermediate_size for name in SYSTEMS}
+    setup = json.dumps([asdict(trial.size), sizes, trial.rows, trial.task.length])
+    return {
+        "timing": what,
+        "threads": torch.get_num_threads(),
+        "device": setting.device,
+        "setup": hashlib.sha256(setup.encode()).hexdigest()[:12],
+    }
+
+
+def timings(setting: Setting) -> dict[str, Callable[[float], dict[str, Any]]]:
+    """What is timed, and the function of the patience that times it: seconds, by system."""
+    return {"training": functools.partial(time_training, setting)} | {
+        f"decoding after {context}": functools.partial(time_decoding, setting, context)
+        for context in setting.contexts
+    }
+
+
+def time_training(setting: Setting, patience: float) -> dict[str, Any]:
+    """A step on a batch for text."""
+    trial = setting.trials["text"]
+
+    def sample_of_step(name: str) -> Callable[[], float]:
+        model = make_model(setting, name).train()
+        optimizer, _ = make_optimizer(model, 1e-3, 1)
+        tokens = random_tokens(trial, trial.rows, trial.task.length + 1)
+        batch = Batch(tokens[:, :-1], tokens[:, 1:])
+        return lambda: seconds(lambda: training_step(model, batch, optimizer), setting.device)
+
+    samples = {name: sample_of_step(name) for name in SYSTEMS}
+    timed = harness.interleave(samples, setting.timing_seconds, patience)
+    return {name: timing._asdict() for name, timing in timed.items()}
+
+
+@torch.no_grad()
+def time_decoding(setting: Setting, context: int, patience: float) -> dict[str, Any]:
+    """A token of one row after `context` tokens, in float32, and the bytes that the cache holds."""
+    readers = {name: Reader(setting, name, context) for name in SYSTEMS}
+    samples = {name: reader.sample for name, reader in readers.items()}
+    timed = harness.interleave(samples, setting.timing_seconds, patience)
+    return {
+        name: timing._asdict() | {"cache_bytes": readers[name].cache.nbytes}
+        for name, timing in timed.items()
+    }
+
+
+class Reader:
+    """A model that has read `context` tokens."""
+
+    def __init__(self, setting: Setting, name: str, context: int):
+        self.model = make_model(setting, name).eval()
+        tokens = random_tokens(setting.trials["text"], 1, context + 1).to(setting.device)
+        self._check(tokens[:, :32], name)
+        self.cache = self._read(tokens[:, :-1])
+        self.token = tokens[:, -1:]
+
+    def forward(self, tokens: Tensor, cache: LinearAttentionCache | None) -> Tensor:
+        """Logits of the last token."""
+        return self.model(
+            tokens, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1
+        ).logits
+
+    def _read(self, tokens: Tensor) -> LinearAttentionCache:
+        cache = LinearAttentionCache(self.model.config)
+        for piece in tokens.split(PROMPT_PIECE, dim=1):
+            self.forward(piece, cache)
+        return cache
+
+    def _check(self, tokens: Tensor, name: str) -> None:
+        """That the cache changes nothing."""
+        actual = self.forward(tokens[:, -1:], self._read(tokens[:, :-1]))
+        harness.check_close(name, actual, self.forward(tokens, None), TOLERANCE)
+
+    def sample(self) -> float:
+        """Seconds per token."""
+        cache = copy.deepcopy(self.cache)
+
+        def steps() -> None:
+            for _ in range(STEPS):
+                self.forward(self.token, cache)
+
+        return seconds(steps, self.model.device.type) / STEPS
+
+
+def make_model(setting: Setting, name: str) -> LinearAttentionForCausalLM:
+    torch.manual_seed(0)
+    return LinearAttentionForCausalLM(fitted(name, setting.trials["text"])).to(setting.device)
+
+
+def random_tokens(trial: Trial, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(trial.task.vocab_size, shape, generator=generator)
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    synchronize = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
+    synchronize()
+    start = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - start
+
+
+# ---- tables and plots ----
+
+
+def summary(setting: Setting, systems: list[str], log: Log) -> list[dict[str, Any]]:
+    """A row for each system, with what the log has of it."""
+    return [
+        {
+            "system": name,
+            "parameters": {
+                task: num_weights(fitted(name, trial)) for task, trial in setting.trials.items()
+            },
+            "tasks": scores_of(setting, name, log),
+            "times": times_of(setting, name, log) if name in SYSTEMS else {},
+        }
+        for name in systems
+    ]
+
+
+def scores_of(setting: Setting, name: str, log: Log) -> dict[str, dict[str, Any]]:
+    """By task: the best learning rate, and the score of every seed with it."""
+    result = {}
+    for task, trial in setting.trials.items():
+        if name in VARIANTS and task != "text":
+            continue
+        run = first_run(setting, name, task)
+        tried = [log.get(replace(run, learning_rate=rate).key()) for rate in trial.learning_rates]
+        if None in tried:
+            continue
+        rate = best_rate(run, log)
+        seeds = [
+            log.get(replace(run, learning_rate=rate, seed=s).key()) for s in range(trial.seeds)
+        ]
+        scores = [seed["score"] for seed in seeds if seed and seed["score"] is not None]
+        result[task] = {"learning_rate": rate, "scores": scores}
+    return result
+
+
+def times_of(setting: Setting, name: str, log: Log) -> dict[str, Any]:
+    trial = setting.trials["text"]
+    times: dict[str, Any] = {}
+    training = log.get(timing_key(setting, "training"))
+    if training is not None:
+        times["training_tokens_per_second"] = (
+            trial.rows * trial.task.length / training[name]["median"]
+        )
+    for context in setting.contexts:
+        decoding = log.get(timing_key(setting, f"decoding after {context}"))
+        if decoding is not None:
+            speeds = times.setdefault("decoding_tokens_per_second", {})
+            speeds[str(context)] = 1 / decoding[name]["median"]
+            sizes = times.setdefault("cache_bytes", {})
+            sizes[str(context)] = decoding[name]["cache_bytes"]
+    return times
+
+
+def save(name: str, setting: Setting, rows: list[dict[str, Any]], log: Log) -> Path:
+    """Writes results/<date>-<machine>-compare.json and .png, -compare-<setting> for others."""
+    date, machine = datetime.now(timezone.utc), harness.describe_machine()
+    if setting.device != "cpu":
+        machine["cpu"] += f", {torch.cuda.get_device_name()}"
+    bench = "compare" if name == "full" else f"compare-{name}"
+    path = harness.result_path(date, machine, bench)
+    document = {
+        "bench": "compare",
+        "is_full": name != "short",
+        "is_complete": True,
+        "date": date.isoformat(timespec="seconds"),
+        "commit": ", ".join(sorted(log.commits)),
+        "machine": machine,
+        "setting": asdict(setting),
+        "rows": rows,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    plot(rows, setting, path.with_suffix(".png"))
+    return path
+
+
+def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
+    """Scores by system, each seed a point; tokens per second; bytes and speed by context."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws without a display
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(16, 11), layout="constrained")
+    for axis, (task, trial) in zip(axes.flat, setting.trials.items(), strict=False):
+        shown = [row for row in reversed(rows) if task in row["tasks"]]
+        means = [statistics.fmean(row["tasks"][task]["scores"] or [math.nan]) for row in shown]
+        names = [row["system"] for row in shown]
+        axis.barh(
+            names, means, color=[f"C{row['system'] in VARIANTS:d}" for row in shown], alpha=0.5
+        )
+        for row in shown:
+            scores = row["tasks"][task]["scores"]
+            axis.plot(scores, [row["system"]] * len(scores), "k.")
+        axis.set(title=f"{trial.task.metric}, {trial.steps} steps")
+        if trial.task.lower_is_better and means:
+            axis.set_xlim(left=0.9 * min(means))
+    timed = [row for row in rows if row["times"]]
+    for index, row in enumerate(timed):
+        style = {"marker": ".", "color": pyplot.get_cmap("tab20")(index), "label": row["system"]}
+        for axis, what in (
+            (axes[1, 0], "decoding_tokens_per_second"),
+            (axes[1, 1], "cache_bytes"),
+        ):
+            by_context = row["times"][what]
+            axis.loglog([int(context) for context in by_context], by_context.values(), **style)
+    axes[1, 0].set(title="tokens/s, decoding one row", xlabel="tokens of context")
+    axes[1, 1].set(title="bytes in the cache", xlabel="tokens of context")
+    axes[1, 1].legend(fontsize="small", ncols=2)
+    axes[1, 2].barh(
+        [row["system"] for row in reversed(timed)],
+        [row["times"]["training_tokens_per_second"] for row in reversed(timed)],
+    )
+    axes[1, 2].set(title="tokens/s, training")
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def compare(
+    name: str,
+    setting: Setting,
+    log: Log,
+    systems: list[str],
+    parts: list[str],
+    stop_after: float = math.inf,
+    patience: float = 0,
+) -> list[dict[str, Any]] | None:
+    """Does what the log lacks, and says so; the rows of the table, or None where time ran out."""
+    start = time.perf_counter()
+    total = num_runs(setting, systems, parts)
+    for number, run in enumerate(all_runs(setting, systems, parts, log), 1):
+        if log.get(run.key()) is not None:
+            continue
+        if time.perf_counter() - start > stop_after:
+            print(f"stopped: {number - 1} of {total} training runs are done, in {log.path}")
+            return None
+        label = f"{run.task}, {run.system}, rate {run.learning_rate:g}, seed {run.seed}"
+        print(f"[{number}/{total}] {label}: ", end="", flush=True)
+        result = train(run)
+        log.add(run.key(), result)
+        score = "no number" if result["score"] is None else f"{result['score']:.3f}"
+        print(f"{run.trial.task.metric} {score}, {result['train_seconds']:.0f} s", flush=True)
+    for what, measure in timings(setting).items() if "timing" in parts else ():
+        key = timing_key(setting, what)
+        if log.get(key) is not None:
+            continue
+        if time.perf_counter() - start > stop_after:
+            print(f"stopped before timing {what}")
+            return None
+        print(f"timing {what}", flush=True)
+        log.add(key, measure(patience))
+    return summary(setting, systems, log)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    flags = harness.parser(__doc__)
+    flags.add_argument("--short", action="store_true", help="what no other flag changes")
+    flags.add_argument("--gpu", action="store_true", help="the settings for a GPU")
+    flags.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *VARIANTS], metavar="NAME")
+    flags.add_argument("--parts", nargs="+", choices=["text", "recall", "copy", "timing"])
+    flags.add_argument("--runs", type=Path, help="file of single results")
+    flags.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
+    flags = flags.parse_args()
+    if flags.short + flags.full + flags.gpu > 1:
+        sys.exit("choose one of --short, --full and --gpu")
+    name = "gpu" if flags.gpu else "full" if flags.full else "short"
+    setting = SETTINGS[name]
+    if flags.budget:
+        setting = replace(setting, timing_seconds=flags.budget)
+    torch.set_num_threads(flags.threads)
+    log = Log(flags.runs or OUTPUTS / f"{name}.jsonl")
+    systems = flags.systems or [*SYSTEMS, *VARIANTS]
+    parts = flags.parts or [*setting.trials, "timing"]
+    rows = compare(name, setting, log, systems, parts, flags.stop_after, flags.patience)
+    if rows is None:
+        return
+    print("\n".join(systems_table(rows)))
+    if flags.systems or flags.parts:
+        print("results/ is written when all systems and parts are compared: leave these flags out")
+    else:
+        print(f"wrote {save(name, setting, rows, log)} and .png")
+
+
+if __name__ == "__main__":
+    main()

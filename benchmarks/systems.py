@@ -1,0 +1,161 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What compare_systems.py compares: systems, what they are trained for, and at what size."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from hf_linear_attention.presets import PRESETS
+from tasks import Copy, Recall, Task, Text
+
+BASELINE = "katharopoulos"  # whose number of weights all have
+ALLOWED_DIFFERENCE = 0.01  # in it
+NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+class System(NamedTuple):
+    """A preset, and fields of the config that differ from it.
+
+    head_dim: at most so many features in a head, where the state grows as their square.
+    """
+
+    preset: str
+    overrides: dict[str, Any] = {}
+    head_dim: int | None = None
+
+
+def _positions(preset: str, kind: str) -> System:
+    return System(preset, {"position_embedding_type": kind, "scale_embeddings": True})
+
+
+SYSTEMS = {name: System(name) for name in PRESETS} | {
+    "polynomial": System("polynomial", head_dim=16),
+    "based": System("based", head_dim=16),
+}
+VARIANTS = {  # trained on text only
+    "katharopoulos, no positions": _positions("katharopoulos", "none"),
+    "katharopoulos, rotary": _positions("katharopoulos", "rotary"),
+    "katharopoulos, decay per token": System("katharopoulos", {"decay": "per_token"}),
+    "gla, sinusoidal": _positions("gla", "sinusoidal"),
+    "gla, rotary": _positions("gla", "rotary"),
+    "softmax, no positions": _positions("softmax", "none"),
+    "softmax, sinusoidal": _positions("softmax", "sinusoidal"),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    hidden_size: int
+    intermediate_size: int  # of the baseline; the others' follow from its number of weights
+    num_hidden_layers: int
+    num_attention_heads: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A task, the models' size, and how long they train.
+
+    rows: in a batch.
+    seeds: how many, the first of them with all learning rates, the others with the best.
+    """
+
+    task: Task
+    size: Size
+    rows: int
+    steps: int
+    learning_rates: tuple[float, ...]
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """contexts: after which tokens are timed; timing_seconds: for the rounds of one comparison."""
+
+    trials: dict[str, Trial]
+    contexts: tuple[int, ...] = (128, 1024, 4096, 16384)
+    timing_seconds: float = 15
+    device: str = "cpu"
+
+
+_TINY, _SMALL, _MEDIUM, _LARGE = (
+    Size(64, 176, 4, 2),
+    Size(128, 336, 4, 4),
+    Size(256, 672, 4, 4),
+    Size(768, 2048, 12, 12),
+)
+_RATES = (2e-3, 6e-3)
+_GPU_RATES = (3e-4, 1e-3, 3e-3)
+SETTINGS = {
+    "short": Setting(
+        {
+            "text": Trial(Text(512, 128, 1_000_000, 20_000), _TINY, 8, 40, (4e-3,), 1),
+            "recall": Trial(Recall(64, 32, 4), _TINY, 32, 40, (4e-3,), 1),
+            "copy": Trial(Copy(32), _TINY, 32, 40, (4e-3,), 1),
+        },
+        contexts=(128, 16384),
+        timing_seconds=4,
+    ),
+    "full": Setting(
+        {
+            "text": Trial(Text(1024, 256, 2_000_000, 60_000), _SMALL, 8, 120, _RATES, 2),
+            "recall": Trial(Recall(64, 32, 4), _TINY, 32, 400, _RATES, 2),
+            "copy": Trial(Copy(32), _TINY, 32, 250, _RATES, 2),
+        },
+    ),
+    "gpu": Setting(
+        {
+            "text": Trial(Text(8192, 1024, None, 500_000), _LARGE, 32, 1000, _GPU_RATES, 3),
+            "recall": Trial(Recall(8192, 256, 16), _MEDIUM, 64, 20_000, _GPU_RATES, 3),
+            "copy": Trial(Copy(128), _MEDIUM, 64, 6000, _GPU_RATES, 3),
+        },
+        device="cuda",
+    ),
+}
+
+
+# ---- equal numbers of weights ----
+
+
+def make_config(system: System, trial: Trial, intermediate_size: int) -> LinearAttentionConfig:
+    """The system at the trial's size. A sliding window is an eighth of the task's length."""
+    sizes = asdict(trial.size) | {"intermediate_size": intermediate_size}
+    head_dim = trial.size.hidden_size // trial.size.num_attention_heads
+    if system.head_dim is not None and system.head_dim < head_dim:
+        sizes["num_attention_heads"] = trial.size.hidden_size // system.head_dim
+    if "sliding_window" in PRESETS[system.preset].fields:
+        sizes["sliding_window"] = trial.task.length // 8
+    return LinearAttentionConfig.from_preset(
+        system.preset,
+        vocab_size=trial.task.vocab_size,
+        **sizes,
+        **NO_SPECIAL_TOKENS,
+        **system.overrides,
+    )
+
+
+def num_weights(config: LinearAttentionConfig) -> int:
+    with torch.device("meta"):
+        return LinearAttentionForCausalLM(config).num_parameters()
+
+
+def fit(system: System, trial: Trial) -> LinearAttentionConfig:
+    """The system with as many weights as the baseline, in that the MLPs are wider or narrower.
+
+    Raises:
+        ValueError: no width gives that number.
+    """
+    width = trial.size.intermediate_size
+    target = num_weights(make_config(SYSTEMS[BASELINE], trial, width))
+    config = make_config(system, trial, width)
+    per_unit = 3 * config.hidden_size * config.num_hidden_layers  # gate, up and down
+    fitted = width + round((target - num_weights(config)) / per_unit)
+    if fitted >= 1:
+        config = make_config(system, trial, fitted)
+    if abs(num_weights(config) / target - 1) > ALLOWED_DIFFERENCE:
+        raise ValueError(
+            f"{system.preset} cannot have {target:,} weights with {trial.size}: "
+            f"its intermediate_size would be {fitted}"
+        )
+    return config

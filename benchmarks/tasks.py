@@ -1,0 +1,183 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Tasks for small language models: text, looking up (MQAR) and copying.
+
+Shapes: B rows, T tokens. A batch is a pair (B, T) of tokens and targets: the target at t is what
+should be answered after tokens[:, :t + 1], UNASKED where nothing is asked.
+"""
+
+import functools
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+UNASKED = -100
+HELD_OUT_SEED = 2**40  # no training run has it
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+class Batch(NamedTuple):
+    tokens: Tensor
+    targets: Tensor
+
+
+class Task(Protocol):
+    metric: str
+    lower_is_better: bool
+    vocab_size: int
+    length: int  # T
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        """Random rows to train on."""
+
+    def held_out(self) -> Batch:
+        """Rows to test on, always the same."""
+
+    def score(self, nats: float, num_correct: int, targets: Tensor) -> float:
+        """The metric, from the sum of -log p over all that was asked."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """MQAR, looking up values by their keys: pairs first, then blanks with the keys among them.
+
+    Keys are tokens 1 ... V/2 - 1, values V/2 ... V - 1, 0 is the blank. A row has `pairs` distinct
+    keys with distinct values, and asks for each once, at even distances from the pairs that follow
+    a power law: most soon, some late. Arora et al., "Zoology", arXiv 2312.04927, where blanks are
+    random tokens.
+    """
+
+    vocab_size: int = 8192
+    length: int = 64
+    pairs: int = 4
+    held_out_rows: int = 500
+    power: float = 0.01  # the i-th distance has a weight of i^(power - 1)
+
+    metric = "recall"
+    lower_is_better = False
+
+    def __post_init__(self):
+        if self.pairs > self.vocab_size // 2 - 1:
+            raise ValueError(
+                f"pairs must be at most vocab_size / 2 - 1 = {self.vocab_size // 2 - 1}, "
+                f"got {self.pairs}"
+            )
+        if 4 * self.pairs > self.length:
+            raise ValueError(f"length must be at least 4 * pairs, got {self.length}")
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        half = self.vocab_size // 2
+        keys = 1 + _distinct(torch.ones(rows, half - 1), self.pairs, generator)
+        values = half + _distinct(torch.ones(rows, half), self.pairs, generator)
+        tokens = torch.zeros(rows, self.length, dtype=torch.long)
+        tokens[:, 0 : 2 * self.pairs : 2], tokens[:, 1 : 2 * self.pairs : 2] = keys, values
+        places = torch.arange(1.0, (self.length - 2 * self.pairs) // 2 + 1)
+        weights = places.pow(self.power - 1).expand(rows, -1)
+        asked = 2 * self.pairs + 2 * _distinct(weights, self.pairs, generator)
+        tokens.scatter_(1, asked, keys)
+        targets = torch.full_like(tokens, UNASKED).scatter_(1, asked, values)
+        return Batch(tokens, targets)
+
+    def held_out(self) -> Batch:
+        return self.batch(self.held_out_rows, torch.Generator().manual_seed(HELD_OUT_SEED))
+
+    def score(self, nats: float, num_correct: int, targets: Tensor) -> float:
+        return num_correct / (targets != UNASKED).sum().item()
+
+
+def _distinct(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """For each row of weights n different indices, (rows, n), in the order drawn."""
+    return torch.multinomial(weights, n, generator=generator)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A word of 10 symbols, a separator 0, the word again, zeros up to the length.
+
+    The word has n of U[length / 4, (length - 1) / 2) symbols; asked for is all of its second copy.
+    Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, section 4.1.
+    """
+
+    length: int = 128
+    held_out_rows: int = 200
+
+    vocab_size = 11
+    metric = "copied"
+    lower_is_better = False
+    score = Recall.score
+    held_out = Recall.held_out
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        sizes = torch.randint(
+            self.length // 4, (self.length - 1) // 2, (rows, 1), generator=generator
+        )
+        word = torch.randint(1, self.vocab_size, (rows, self.length), generator=generator)
+        place = torch.arange(self.length)
+        again = (place - sizes - 1).expand(rows, -1)  # the place in the word, in the second copy
+        is_again = (again >= 0) & (again < sizes)
+        copy = torch.where(is_again, word.gather(1, again.clamp(min=0)), 0)
+        tokens = torch.where(place < sizes, word, copy)
+        targets = torch.where(is_again, copy, UNASKED).roll(-1, 1)
+        return Batch(tokens, targets)
+
+
+@dataclass(frozen=True)
+class Text:
+    """The source of Python's standard library, or text files, in tokens of a byte-pair encoding.
+
+    Whole files are held out. Documents stand end to end in rows, each closed by a token of its own.
+    """
+
+    vocab_size: int = 1024
+    length: int = 256
+    train_bytes: int | None = None
+    held_out_bytes: int | None = 100_000
+    files: tuple[str, ...] = ()
+
+    metric = "bits per byte"
+    lower_is_better = True
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        train = read_text(self)[0]
+        row = train[torch.randint(len(train), (rows,), generator=generator)]
+        return Batch(row[:, :-1], row[:, 1:])
+
+    def held_out(self) -> Batch:
+        row = read_text(self)[1]
+        return Batch(row[:, :-1], row[:, 1:])
+
+    def score(self, nats: float, num_correct: int, targets: Tensor) -> float:
+        num_bytes = read_text(self)[2][targets].sum().item()
+        return nats / math.log(2) / num_bytes
+
+
+@functools.cache
+def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (n, length + 1) to train on and to test on, and every token's number of bytes."""
+    sys.path.append(str(EXAMPLES))
+    from text_blocks import (
+        bytes_per_token,
+        hold_out,
+        pack,
+        standard_library,
+        take_bytes,
+        text_files,
+        train_tokenizer,
+    )
+
+    documents = text_files(task.files) if task.files else standard_library()
+    train, held_out = hold_out(documents, 0.05, seed=0)
+    train = take_bytes(train, task.train_bytes)
+    held_out = take_bytes(held_out, task.held_out_bytes)
+    tokenizer = train_tokenizer(train, task.vocab_size)
+    if len(tokenizer) > task.vocab_size:
+        raise ValueError(f"vocab_size must be at least {len(tokenizer)}, got {task.vocab_size}")
+    rows = [
+        torch.tensor(pack(part, tokenizer, task.length + 1)["input_ids"])
+        for part in (train, held_out)
+    ]
+    return rows[0], rows[1], torch.tensor(bytes_per_token(tokenizer))
