@@ -386,6 +386,8 @@ def scores_of(setting: Setting, name: str, log: Log) -> dict[str, dict[str, Any]
 
 
 def times_of(setting: Setting, name: str, log: Log) -> dict[str, Any]:
+    if "text" not in setting.trials:
+        return {}
     trial = setting.trials["text"]
     times: dict[str, Any] = {}
     training = log.get(timing_key(setting, "training"))
@@ -468,7 +470,6 @@ def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
 
 
 def compare(
-    name: str,
     setting: Setting,
     log: Log,
     systems: list[str],
@@ -523,7 +524,7 @@ def main() -> None:
     log = Log(flags.runs or OUTPUTS / f"{name}.jsonl")
     systems = flags.systems or [*SYSTEMS, *VARIANTS]
     parts = flags.parts or [*setting.trials, "timing"]
-    rows = compare(name, setting, log, systems, parts, flags.stop_after, flags.patience)
+    rows = compare(setting, log, systems, parts, flags.stop_after, flags.patience)
     if rows is None:
         return
     print("\n".join(systems_table(rows)))

@@ -85,7 +85,7 @@ _TINY, _SMALL, _MEDIUM, _LARGE = (
     Size(256, 672, 4, 4),
     Size(768, 2048, 12, 12),
 )
-_RATES = (2e-3, 6e-3)
+_RATES = (2e-3, 5e-3)
 _GPU_RATES = (3e-4, 1e-3, 3e-3)
 SETTINGS = {
     "short": Setting(
@@ -99,9 +99,9 @@ SETTINGS = {
     ),
     "full": Setting(
         {
-            "text": Trial(Text(1024, 256, 2_000_000, 60_000), _SMALL, 8, 120, _RATES, 2),
-            "recall": Trial(Recall(64, 32, 4), _TINY, 32, 400, _RATES, 2),
-            "copy": Trial(Copy(32), _TINY, 32, 250, _RATES, 2),
+            "text": Trial(Text(1024, 256, 2_000_000, 60_000), _SMALL, 4, 300, _RATES, 2),
+            "recall": Trial(Recall(64, 32, 4), _TINY, 32, 300, _RATES, 2),
+            "copy": Trial(Copy(32), _TINY, 32, 200, _RATES, 2),
         },
     ),
     "gpu": Setting(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 UNASKED = -100
-HELD_OUT_SEED = 2**40  # no training run has it
+HELD_OUT_SEED = 2**32 - 1  # the largest that torch tells from others; no training run has it
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -67,7 +67,9 @@ class Recall:
                 f"got {self.pairs}"
             )
         if 4 * self.pairs > self.length:
-            raise ValueError(f"length must be at least 4 * pairs, got {self.length}")
+            raise ValueError(
+                f"length must be at least 4 * pairs = {4 * self.pairs}, got {self.length}"
+            )
 
     def batch(self, rows: int, generator: torch.Generator) -> Batch:
         half = self.vocab_size // 2
@@ -78,8 +80,10 @@ class Recall:
         places = torch.arange(1.0, (self.length - 2 * self.pairs) // 2 + 1)
         weights = places.pow(self.power - 1).expand(rows, -1)
         asked = 2 * self.pairs + 2 * _distinct(weights, self.pairs, generator)
-        tokens.scatter_(1, asked, keys)
-        targets = torch.full_like(tokens, UNASKED).scatter_(1, asked, values)
+        # the likelier distances are drawn first: none of the pairs may be first by its place
+        order = _distinct(torch.ones(rows, self.pairs), self.pairs, generator)
+        tokens.scatter_(1, asked, keys.gather(1, order))
+        targets = torch.full_like(tokens, UNASKED).scatter_(1, asked, values.gather(1, order))
         return Batch(tokens, targets)
 
     def held_out(self) -> Batch:

@@ -1,0 +1,354 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The comparison of systems: its tasks, that it is fair, and that a killed run loses nothing."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_linear_attention import LinearAttentionForCausalLM
+from hf_linear_attention.presets import PRESETS
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import compare_systems  # noqa: E402
+import harness  # noqa: E402
+import report  # noqa: E402
+from compare_systems import (  # noqa: E402
+    Log,
+    Run,
+    all_runs,
+    compare,
+    fitted,
+    make_optimizer,
+    num_runs,
+    train,
+)
+from systems import (  # noqa: E402
+    BASELINE,
+    SETTINGS,
+    SYSTEMS,
+    VARIANTS,
+    Setting,
+    Size,
+    System,
+    Trial,
+    fit,
+    num_weights,
+)
+from tasks import UNASKED, Copy, Recall, Text, read_text  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZE = Size(32, 80, 4, 2)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# The tasks
+
+
+@pytest.mark.parametrize("task", [Recall(64, 32, 4), Recall(8192, 64, 16), Recall(10, 16, 4)])
+def test_the_context_alone_decides_what_is_recalled(task):
+    tokens, targets = task.batch(200, generator())
+    half = task.vocab_size // 2
+    for row, target in zip(tokens.tolist(), targets.tolist(), strict=True):
+        keys, values = row[0 : 2 * task.pairs : 2], row[1 : 2 * task.pairs : 2]
+        assert len(set(keys)) == len(set(values)) == task.pairs
+        assert all(0 < key < half for key in keys)
+        assert all(half <= value < task.vocab_size for value in values)
+        pairs = dict(zip(keys, values, strict=True))
+        asked = [t for t, answer in enumerate(target) if answer != UNASKED]
+        assert sorted(row[t] for t in asked) == sorted(keys)  # each once
+        assert all(t >= 2 * task.pairs and t % 2 == 0 for t in asked)
+        assert all(target[t] == pairs[row[t]] for t in asked)
+        # no answer stands anywhere else: all other tokens behind the pairs are blank
+        assert sum(token != 0 for token in row[2 * task.pairs :]) == task.pairs
+
+
+def test_what_is_recalled_is_not_told_by_the_key_or_the_place():
+    """Of 4 values in the row each is the answer as often at the first place asked, and a key has
+    every value: whoever does not look up is right at chance level, 1 in 4 at best.
+    """
+    task = Recall(64, 32, 4)
+    tokens, targets = task.batch(4000, generator())
+    first = (targets != UNASKED).int().argmax(1, keepdim=True)
+    order = (tokens[:, 1:8:2] == targets.gather(1, first)).float().mean(0)
+    torch.testing.assert_close(order, torch.full((4,), 0.25), atol=0.03, rtol=0)
+    answers = targets[(tokens == 5) & (targets != UNASKED)]
+    shares = torch.bincount(answers, minlength=64)[32:] / len(answers)
+    assert shares.max() < 0.1  # 1 / 32, and chance
+
+
+def test_most_is_asked_soon_and_some_late():
+    task = Recall(64, 64, 4)
+    asked = (task.batch(4000, generator()).targets != UNASKED).float().mean(0)
+    assert asked[8] > 2 * asked[16] > 0
+    assert asked[62] > 0
+
+
+@pytest.mark.parametrize("length", [16, 33, 128])
+def test_what_is_copied_is_the_word(length):
+    task = Copy(length)
+    tokens, targets = task.batch(200, generator())
+    sizes = set()
+    for row, target in zip(tokens.tolist(), targets.tolist(), strict=True):
+        n = row.index(0)
+        sizes.add(n)
+        word = row[:n]
+        assert all(1 <= symbol <= 10 for symbol in word)
+        assert row == word + [0] + word + [0] * (length - 2 * n - 1)
+        assert target[n : 2 * n] == word
+        assert all(answer == UNASKED for answer in target[:n] + target[2 * n :])
+    assert sizes == set(range(length // 4, (length - 1) // 2))
+
+
+def test_symbols_are_drawn_evenly():
+    targets = Copy(128).batch(500, generator()).targets
+    shares = torch.bincount(targets[targets != UNASKED], minlength=11)[1:].float()
+    torch.testing.assert_close(shares / shares.sum(), torch.full((10,), 0.1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("task", [Recall(64, 32, 4), Copy(32)])
+def test_rows_follow_the_seed_and_none_that_is_tested_is_trained_on(task):
+    assert torch.equal(task.batch(50, generator()).tokens, task.batch(50, generator()).tokens)
+    trained = {tuple(row) for row in task.batch(5000, generator()).tokens.tolist()}
+    assert len(trained) == 5000
+    assert torch.equal(task.held_out().tokens, task.held_out().tokens)
+    assert not trained & {tuple(row) for row in task.held_out().tokens.tolist()}
+
+
+def test_impossible_recall_is_refused():
+    with pytest.raises(ValueError, match="pairs must be at most .* = 7, got 8"):
+        Recall(16, 64, 8)
+    with pytest.raises(ValueError, match=r"length must be at least 4 \* pairs = 32, got 31"):
+        Recall(64, 31, 8)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Text:
+    files = []
+    for module in (subprocess, json, pytest):
+        files.append(tmp_path_factory.mktemp("text") / "source.txt")
+        files[-1].write_text(Path(module.__file__).read_text()[:30_000])
+    return Text(300, 32, files=tuple(map(str, files)))
+
+
+def test_text_asks_for_the_next_token(text):
+    tokens, targets = text.batch(3, generator())
+    assert tokens.shape == targets.shape == (3, 32)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+
+
+def test_a_bit_for_every_byte_is_one_bit_per_byte(text):
+    targets, num_bytes = text.held_out().targets, read_text(text)[2]
+    assert num_bytes.max() > 1
+    nats = num_bytes[targets].sum().item() * math.log(2)
+    assert text.score(nats, 0, targets) == pytest.approx(1)
+    assert text.score(nats, 0, targets[:1]) > 1
+
+
+def test_held_out_text_is_not_trained_on(text):
+    train, held_out, _ = read_text(text)
+    assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in held_out.tolist()}
+
+
+# Equal weights, equal training
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, *VARIANTS])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_all_have_the_same_number_of_weights_in_every_setting(name, setting):
+    for trial in SETTINGS[setting].trials.values():
+        config = fitted(name, trial)
+        expected = num_weights(fitted(BASELINE, trial))
+        assert num_weights(config) == pytest.approx(expected, rel=0.01)
+        assert config.hidden_size == trial.size.hidden_size
+        assert config.num_hidden_layers == trial.size.num_hidden_layers
+
+
+def test_the_baseline_is_as_the_setting_says_and_others_make_up_in_the_mlp():
+    trial = SETTINGS["full"].trials["text"]
+    assert fitted(BASELINE, trial).intermediate_size == trial.size.intermediate_size
+    assert fitted("gla", trial).intermediate_size < trial.size.intermediate_size  # it has a gate
+    assert fitted("aaren", trial).intermediate_size > trial.size.intermediate_size  # it has no q
+
+
+def test_what_cannot_be_equal_is_refused():
+    trial = replace(SETTINGS["full"].trials["copy"], size=Size(32, 4, 4, 2))
+    with pytest.raises(ValueError, match="retnet cannot have .* its intermediate_size would be -"):
+        fit(System("retnet"), trial)
+
+
+def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
+    assert list(SYSTEMS) == list(PRESETS)
+    trial = SETTINGS["full"].trials["text"]
+    assert all(fitted(name, trial).scale_embeddings for name in [*SYSTEMS, *VARIANTS])
+
+
+def test_every_system_trains_on_the_same_tokens(text, monkeypatch):
+    seen = []
+
+    def step(model, batch, optimizer):
+        seen.append(batch.tokens)
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(compare_systems, "training_step", step)
+    trial = Trial(text, SIZE, 2, 3, (1e-3,), 1)
+    for name in ("katharopoulos", "performer"):
+        train(Run(name, "text", 1e-3, 7, fitted(name, trial), trial, "cpu"))
+    assert len(seen) == 6
+    assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:], strict=True))
+
+
+def test_the_learning_rate_rises_and_falls_to_a_tenth():
+    trial = Trial(Copy(16), SIZE, 2, 100, (1e-3,), 1)
+    model = LinearAttentionForCausalLM(fitted("katharopoulos", trial))
+    optimizer, schedule = make_optimizer(model, 1e-3, 100)
+    rates = []
+    for _ in range(100):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == pytest.approx(2e-4)
+    assert max(rates) == rates[4] == pytest.approx(1e-3, rel=0.01)
+    assert rates[-1] == pytest.approx(1e-4, rel=0.01)
+
+
+def test_a_run_that_breaks_down_has_no_score_and_its_rate_is_not_chosen(tmp_path):
+    trial = Trial(Copy(16), SIZE, 2, 3, (float("inf"), 1e-3), 2)
+    setting = Setting({"copy": trial})
+    log = Log(tmp_path / "runs.jsonl")
+    rows = compare(setting, log, ["katharopoulos"], ["copy"])
+    assert rows[0]["tasks"]["copy"]["learning_rate"] == 1e-3
+    assert len(rows[0]["tasks"]["copy"]["scores"]) == 2
+    broken = [result for result in log.results.values() if result["score"] is None]
+    assert len(broken) == 1
+
+
+def test_recall_can_be_learned_and_is_told_apart_from_guessing():
+    """Softmax attention learns to look 1 of 2 keys up; accuracy counts answers, not tokens."""
+    trial = Trial(Recall(12, 8, 2, held_out_rows=200), SIZE, 64, 150, (6e-3,), 1)
+    run = Run("hybrid", "recall", 6e-3, 0, fitted("hybrid", trial), trial, "cpu")
+    untrained = train(replace(run, trial=replace(trial, steps=1)))
+    result = train(run)
+    assert untrained["score"] < 0.4
+    assert result["score"] > 0.8
+
+
+# Killed, and gone on
+
+
+@pytest.fixture
+def tiny(text) -> Setting:
+    return Setting(
+        {
+            "text": Trial(text, SIZE, 2, 3, (1e-3, 4e-3), 2),
+            "recall": Trial(Recall(32, 16, 2, 20), SIZE, 2, 2, (1e-3,), 2),
+            "copy": Trial(Copy(16, 20), SIZE, 2, 2, (1e-3,), 1),
+        },
+        contexts=(16, 64),
+        timing_seconds=0.1,
+    )
+
+
+NAMES = ["katharopoulos", "hybrid", "gla, sinusoidal"]
+TASKS = ["text", "recall", "copy"]
+
+
+def scores(log: Log) -> dict[str, tuple]:
+    return {key: (result["loss"], result["score"]) for key, result in log.results.items()}
+
+
+def test_runs_are_counted(tiny, tmp_path):
+    log = Log(tmp_path / "runs.jsonl")
+    assert compare(tiny, log, NAMES, TASKS) is not None
+    # 2 rates and 1 more seed for text of 3 systems; 2 seeds of recall and 1 of copying for 2
+    assert len(log.results) == num_runs(tiny, NAMES, TASKS) == 3 * 3 + 2 * 2 + 2
+    assert len(list(all_runs(tiny, NAMES, TASKS, log))) == len(log.results)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("finished", [0, 4, 14])
+def test_a_killed_comparison_goes_on_to_the_same_results(tiny, tmp_path, monkeypatch, finished):
+    whole = Log(tmp_path / "whole.jsonl")
+    compare(tiny, whole, NAMES, TASKS)
+    count = 0
+
+    def train_or_die(run):
+        nonlocal count
+        count += 1
+        if count > finished:
+            raise Killed
+        return train(run)
+
+    path = tmp_path / "runs.jsonl"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(compare_systems, "train", train_or_die)
+        compare(tiny, Log(path), NAMES, TASKS)
+    assert len(path.read_text().splitlines()) == finished
+    with path.open("a") as file:
+        file.write('{"key": {"system": "kath')  # killed while writing
+
+    resumed = Log(path)
+    again = []
+    monkeypatch.setattr(compare_systems, "train", lambda run: again.append(run) or train(run))
+    compare(tiny, resumed, NAMES, TASKS)
+    assert len(again) == len(whole.results) - finished
+    assert scores(resumed) == scores(whole) == scores(Log(path))
+
+
+def test_a_changed_setup_is_run_anew(tiny, tmp_path):
+    log = Log(tmp_path / "runs.jsonl")
+    compare(tiny, log, ["gla"], ["copy"])
+    longer = replace(tiny.trials["copy"], steps=3)
+    compare(replace(tiny, trials={"copy": longer}), log, ["gla"], ["copy"])
+    assert len(log.results) == 2
+
+
+def test_time_that_runs_out_ends_it_between_runs(tiny, tmp_path, capsys):
+    log = Log(tmp_path / "runs.jsonl")
+    assert compare(tiny, log, NAMES, TASKS, stop_after=0) is None
+    assert log.results == {}
+    assert "stopped: 0 of 15 training runs are done" in capsys.readouterr().out
+
+
+# From start to end
+
+
+def test_the_whole_comparison_writes_results_that_the_report_shows(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "README", tmp_path.parent / "README.md")
+    monkeypatch.setitem(SETTINGS, "short", tiny)
+    runs = tmp_path / "runs.jsonl"
+    monkeypatch.setattr(sys, "argv", ["compare_systems.py", "--short", "--runs", str(runs)])
+    compare_systems.main()
+    (path,) = tmp_path.glob("*-compare-short.json")
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads(path.read_text())
+    assert not document["is_full"]
+    assert document["machine"] == harness.describe_machine()
+    assert [row["system"] for row in document["rows"]] == [*SYSTEMS, *VARIANTS]
+    for row in document["rows"]:
+        is_preset = row["system"] in SYSTEMS
+        assert list(row["tasks"]) == (TASKS if is_preset else ["text"])
+        assert bool(row["times"]) == is_preset
+    by_name = {row["system"]: row["times"]["cache_bytes"] for row in document["rows"][:15]}
+    assert by_name["katharopoulos"]["16"] == by_name["katharopoulos"]["64"]
+    assert by_name["softmax"]["64"] == 4 * by_name["softmax"]["16"]
+
+    section = report.section(path, document)
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(SYSTEMS) + len(VARIANTS)
+    assert len({line.count("|") for line in table}) == 1
+    assert f"{by_name['softmax']['64'] / 1000:.0f} |" in table[2 + list(SYSTEMS).index("softmax")]
