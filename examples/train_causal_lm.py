@@ -4,6 +4,7 @@
     python examples/train_causal_lm.py                               # Python's standard library
     python examples/train_causal_lm.py --text_file book.txt
     python examples/train_causal_lm.py --dataset_name roneneldan/TinyStories
+    python examples/train_causal_lm.py --preset retnet               # another attention
     python examples/train_causal_lm.py --resume_from_checkpoint last
 
 Trains a tokenizer and a model, measures held-out bits per byte before and after, and leaves in
@@ -38,6 +39,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from hf_linear_attention.presets import PRESETS
 from text_blocks import (
     InputError,
     bytes_per_token,
@@ -67,9 +69,19 @@ class ModelArguments:
     intermediate_size: int = field(default=336, metadata={"help": "Width of each MLP."})
     num_hidden_layers: int = field(default=4, metadata={"help": "Number of decoder layers."})
     num_attention_heads: int = field(default=2, metadata={"help": "Number of attention heads."})
-    decay: str = field(
-        default="per_token",
-        metadata={"help": 'How attention forgets; "none": as in Transformers are RNNs.'},
+    preset: str | None = field(
+        default=None,
+        metadata={
+            "help": "A system of the field (docs/presets.md); the other flags override it.",
+            "choices": list(PRESETS),
+        },
+    )
+    decay: str | None = field(
+        default=None,
+        metadata={
+            "help": 'How attention forgets; "none": as in Transformers are RNNs. Without: as the '
+            '--preset has it, or else "per_token".'
+        },
     )
     config_overrides: str = field(
         default="{}",
@@ -79,12 +91,19 @@ class ModelArguments:
     )
 
     def build_config(self) -> LinearAttentionConfig:
-        values = asdict(self)
         try:
-            values.update(json.loads(values.pop("config_overrides")))
-            return LinearAttentionConfig(**values)
+            overrides = dict(json.loads(self.config_overrides))
         except (TypeError, ValueError) as error:
             raise InputError(f"--config_overrides {self.config_overrides}: {error}") from error
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        del values["config_overrides"]
+        preset = values.pop("preset", None)
+        if preset is None:
+            preset, values = "katharopoulos", {"decay": "per_token", **values}
+        try:
+            return LinearAttentionConfig.from_preset(preset, **{**values, **overrides})
+        except (TypeError, ValueError) as error:
+            raise InputError(f"no such model: {error}") from error
 
 
 @dataclass

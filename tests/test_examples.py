@@ -134,6 +134,7 @@ def test_bad_input_ends_in_one_line(tmp_path):
         ("--no_such_flag 1", "unknown arguments: --no_such_flag 1"),
         ("--learning_rate fast", "--learning_rate"),
         ("--dataset_name a --text_file b", "give --dataset_name or --text_file, not both"),
+        ("--preset mamba", "argument --preset: invalid choice: 'mamba' (choose from "),
         ("--block_size 1", "--block_size must be at least 2, got 1"),
         ("--held_out_fraction 1", "--held_out_fraction must lie between 0 and 1, got 1.0"),
     ],
@@ -142,6 +143,26 @@ def test_wrong_flags_are_named(args, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         train_causal_lm.parse_arguments(args.split())
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], {"decay": "per_token", "feature_map": "elu+1"}),
+        (["--decay", "none"], {"decay": "none", "feature_map": "elu+1"}),
+        (["--preset", "katharopoulos"], {"decay": "none", "feature_map": "elu+1"}),
+        (["--preset", "retnet"], {"decay": "retnet", "gate_act": "silu", "hidden_size": 128}),
+        (["--preset", "retnet", "--decay", "per_head"], {"decay": "per_head", "gate_act": "silu"}),
+        (
+            ["--preset", "gla", "--config_overrides", '{"gate_act": "sigmoid"}'],
+            {"decay": "per_token", "gate_act": "sigmoid"},
+        ),
+    ],
+)
+def test_a_preset_is_overridden_by_the_other_flags(args, expected):
+    model_args, *_ = train_causal_lm.parse_arguments([*args, "--use_cpu"])
+    config = model_args.build_config().to_dict()
+    assert {name: config[name] for name in expected} == expected
 
 
 def train_on(text: str | bytes, tmp_path: Path, *args: str) -> None:
@@ -161,6 +182,7 @@ def train_on(text: str | bytes, tmp_path: Path, *args: str) -> None:
         ("word " * 5000, ["--config_overrides", "{decay"], "--config_overrides {decay: Expecting"),
         ("word " * 5000, ["--config_overrides", "[1]"], "--config_overrides"),
         ("word " * 5000, ["--config_overrides", '{"feature_map": "no"}'], "feature_map"),
+        ("word " * 5000, ["--preset", "hybrid"], "num_hidden_layers must be at least 4"),
         ("word " * 5000, ["--resume_from_checkpoint", "last"], "no checkpoint in"),
         ("word " * 5000, ["--resume_from_checkpoint", "x"], "x is not a complete checkpoint"),
     ],
