@@ -90,7 +90,7 @@ _GPU_RATES = (3e-4, 1e-3, 3e-3)
 SETTINGS = {
     "short": Setting(
         {
-            "text": Trial(Text(512, 128, 1_000_000, 20_000), _TINY, 8, 40, (4e-3,), 1),
+            "text": Trial(Text(512, 128, 1_000_000), _TINY, 8, 40, (4e-3,), 1),
             "recall": Trial(Recall(64, 32, 4), _TINY, 32, 40, (4e-3,), 1),
             "copy": Trial(Copy(32), _TINY, 32, 40, (4e-3,), 1),
         },
@@ -99,14 +99,14 @@ SETTINGS = {
     ),
     "full": Setting(
         {
-            "text": Trial(Text(1024, 256, 2_000_000, 60_000), _SMALL, 4, 300, _RATES, 2),
+            "text": Trial(Text(1024, 256, 2_000_000), _SMALL, 4, 300, _RATES, 2),
             "recall": Trial(Recall(64, 32, 4), _TINY, 32, 300, _RATES, 2),
             "copy": Trial(Copy(32), _TINY, 32, 200, _RATES, 2),
         },
     ),
     "gpu": Setting(
         {
-            "text": Trial(Text(8192, 1024, None, 500_000), _LARGE, 32, 1000, _GPU_RATES, 3),
+            "text": Trial(Text(8192, 1024), _LARGE, 32, 1000, _GPU_RATES, 3),
             "recall": Trial(Recall(8192, 256, 16), _MEDIUM, 64, 20_000, _GPU_RATES, 3),
             "copy": Trial(Copy(128), _MEDIUM, 64, 6000, _GPU_RATES, 3),
         },

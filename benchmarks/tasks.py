@@ -133,13 +133,14 @@ class Copy:
 class Text:
     """The source of Python's standard library, or text files, in tokens of a byte-pair encoding.
 
-    Whole files are held out. Documents stand end to end in rows, each closed by a token of its own.
+    Whole files are held out, and rows of all of them tested on. Documents stand end to end, each
+    closed by a token of its own.
     """
 
     vocab_size: int = 1024
     length: int = 256
     train_bytes: int | None = None
-    held_out_bytes: int | None = 100_000
+    held_out_rows: int = 100
     files: tuple[str, ...] = ()
 
     metric = "bits per byte"
@@ -151,7 +152,9 @@ class Text:
         return Batch(row[:, :-1], row[:, 1:])
 
     def held_out(self) -> Batch:
-        row = read_text(self)[1]
+        all_rows = read_text(self)[1]
+        generator = torch.Generator().manual_seed(HELD_OUT_SEED)
+        row = all_rows[torch.randperm(len(all_rows), generator=generator)[: self.held_out_rows]]
         return Batch(row[:, :-1], row[:, 1:])
 
     def score(self, nats: float, num_correct: int, targets: Tensor) -> float:
@@ -176,7 +179,6 @@ def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
     documents = text_files(task.files) if task.files else standard_library()
     train, held_out = hold_out(documents, 0.05, seed=0)
     train = take_bytes(train, task.train_bytes)
-    held_out = take_bytes(held_out, task.held_out_bytes)
     tokenizer = train_tokenizer(train, task.vocab_size)
     if len(tokenizer) > task.vocab_size:
         raise ValueError(f"vocab_size must be at least {len(tokenizer)}, got {task.vocab_size}")
