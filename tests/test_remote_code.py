@@ -170,6 +170,7 @@ def test_the_directory_holds_all_its_code(saved):
         "linear.py",
         "linear_attention.py",
         "loss_linear_attention.py",
+        "model_card.py",
         "modeling_linear_attention.py",
         "presets.py",
         "rms_norm.py",

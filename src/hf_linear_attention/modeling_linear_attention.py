@@ -7,9 +7,11 @@ N sequences packed into a batch.
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -65,6 +67,7 @@ from .feature_maps import FavorPlus, FeatureMap, build_feature_map
 from .linear import Linear
 from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
+from .model_card import TAGS, is_placeholder, make_model_card
 from .rms_norm import RMSNorm
 
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
@@ -599,6 +602,8 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
+        self.model_tags = list(TAGS)
+        self.card_metadata: dict[str, Any] = {}  # of the model card: license, language, ...
         # The heads ask AutoModel for their base. Transformers may load a folder's config.py and its
         # modeling.py from two copies, and then this config's class is not the one registered below.
         AutoModel.register(type(config), LinearAttentionModel, exist_ok=True)
@@ -626,13 +631,40 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
         for feature_map in maps:
             feature_map.redraw()
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in Transformers. The directory also holds this code, for every Auto class."""
+    def save_pretrained(self, save_directory, is_main_process=True, *args, **kwargs):
+        """As in Transformers. The directory also holds this code, for every Auto class, and a model
+        card, README.md, unless there is one: `card_metadata` says what its header has beside our
+        own fields.
+        """
         self.config.auto_map = {
             auto_class.__name__: f"{model_class.__module__.split('.')[-1]}.{model_class.__name__}"
             for auto_class, model_class in AUTO_CLASSES.items()
         }
-        super().save_pretrained(save_directory, *args, **kwargs)
+        readme = Path(save_directory, "README.md")
+        self._card_before = readme.read_text("utf-8") if readme.is_file() else None
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        is_saved = is_main_process and readme.parent.is_dir() and not self._saves_adapters
+        if is_saved and not readme.exists():
+            make_model_card(self, readme.parent.resolve().name, self.card_metadata).save(readme)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        """As in Transformers, which has just written the repository's card into the directory, or a
+        form to be filled in. In place of the form goes the card that was there, or ours.
+        """
+        readme = Path(working_dir, "README.md")
+        form = ModelCard.load(readme)
+        if is_placeholder(form) and not self._saves_adapters:
+            metadata = {**self.card_metadata, "tags": form.data.tags}
+            card = make_model_card(self, repo_id, metadata)
+            if self._card_before is not None:
+                card = ModelCard(self._card_before)
+            card.save(readme)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+    @property
+    def _saves_adapters(self) -> bool:
+        """Whether save_pretrained saves PEFT's adapters instead of the model."""
+        return getattr(self, "_hf_peft_config_loaded", False)
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel):
