@@ -339,6 +339,15 @@ def test_threads_do_not_meet():
     assert [len(x) for x in results] == [3, 3]
 
 
+def test_a_forward_that_broke_off_touches_no_other_model():
+    model, ids = make("llama"), random_ids(1, 12)
+    expected = read(model, ids, DynamicCache(), [11, 1])
+    cache = TOVACache(5)
+    cache.update(torch.ones(1, 2, 7, 8), torch.ones(1, 2, 7, 8), 0)  # and no attention after it
+    assert torch.equal(read(model, ids, DynamicCache(), [11, 1]), expected)
+    assert cache.layers[0].keys.shape[2] == 7
+
+
 @pytest.mark.parametrize("cache", [TOVACache(5), SinkCache(5)], ids=["tova", "sinks"])
 def test_it_takes_no_tokens_back(cache):
     model, ids = make("llama"), random_ids(1, 12)

@@ -63,6 +63,22 @@ def test_a_static_cache_grows_without_another_graph(variant, backend):
     assert_near(torch.cat([prompt, steps, pieces, last], 1), whole)
 
 
+def test_a_memory_of_any_length_is_read_by_the_same_graph():
+    model = tiny_model(dtype=torch.float32, add_cross_attention=True)
+    ids = random_ids(2, 9)
+    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
+    for length in (5, 8, 8):
+        memory = torch.randn(2, length, 32)
+        whole = model(ids, encoder_hidden_states=memory, use_cache=False).logits
+        with torch.no_grad():
+            prompt = model(ids[:, :4], encoder_hidden_states=memory, past_key_values=cache).logits
+        logits = torch.cat([prompt, read(compiled, ids[:, 4:], cache, 1)], 1)
+        assert_near(logits, whole)
+        assert num_graphs() == 1
+        cache.reset()
+
+
 @pytest.mark.parametrize("variant", ["paper"])
 def test_the_usual_cache_grows_without_many_graphs(variant):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])

@@ -213,6 +213,23 @@ def test_without_the_package_it_runs_on_pytorch(saved, tmp_path):
     assert backend == "chunked"
 
 
+def test_a_decoder_reads_a_memory_without_the_package(tmp_path):
+    model = tiny_model(dtype=torch.float32, add_cross_attention=True, feature_map="hedgehog")
+    model.save_pretrained(tmp_path / "model")
+    script = WITHOUT_PACKAGE + (
+        "import json, sys, torch\nfrom transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "memory = torch.linspace(-1, 1, 160).view(1, 5, 32)\n"
+        "ids, options = torch.tensor([[3, 1]]), dict(max_new_tokens=9, do_sample=False)\n"
+        "print(json.dumps(model.generate(ids, encoder_hidden_states=memory, **options).tolist()))"
+    )
+    memory = torch.linspace(-1, 1, 160).view(1, 5, 32)
+    expected = model.generate(
+        torch.tensor([[3, 1]]), encoder_hidden_states=memory, max_new_tokens=9, do_sample=False
+    )
+    assert run(script, tmp_path / "model", modules=tmp_path) == expected.tolist()
+
+
 def test_it_runs_in_a_pipeline(saved, tmp_path):
     folder, expected = saved
     tokens, module = run(PIPELINE, folder, PROMPT, NEW_TOKENS, modules=tmp_path)

@@ -23,6 +23,7 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
     StaticCache,
@@ -421,6 +422,34 @@ class StaticRecurrentLayer(RecurrentLayer):
         raise RuntimeError("a static cache takes no tokens back: use one without max_cache_len")
 
 
+class MemoryLayer(RecurrentLayer):
+    """What a layer's cross attention reads, "kv" and "z" as in a RecurrentLayer, static caches
+    included: written by the first forward, not changed by the tokens that are read or removed.
+    """
+
+    def __init__(self, max_cache_len: int | None = None, **kwargs):
+        super().__init__()
+        self.is_compileable = max_cache_len is not None
+
+    def keep(self, state: LinearAttentionState, dtype: torch.dtype) -> None:
+        """Keeps the state of a whole memory, in a model of that dtype."""
+        self.write_state(state)
+        self.dtype = dtype
+        self.num_tokens = 1  # or any other number: compiled graphs must not depend on its length
+        if self.is_compileable and not torch.compiler.is_compiling():
+            for tensor in self.tensors.values():
+                torch._dynamo.mark_static_address(tensor)
+
+    def activate_past_recording(self) -> None:
+        """There is nothing to record."""
+
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """No crop changes anything here."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Leaves the memory as it is."""
+
+
 class StaticWindowLayer(StaticLayer):
     """A StaticLayer for sliding-window attention that has room for all tokens; the mask hides those
     outside the window. Transformers' layer for this counts in Python, and moves what it holds.
@@ -466,7 +495,8 @@ class SlidingWindowLayer(DynamicSlidingWindowLayer):
 
 class LinearAttentionCache(Cache):
     """One layer per layer of the model: fixed-size states for linear attention, and Transformers'
-    own growing and sliding layers for softmax attention.
+    own growing and sliding layers for softmax attention. With cross attention, then one per layer
+    of the model again: the states of the memory.
 
     `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`.
 
@@ -547,6 +577,8 @@ class LinearAttentionCache(Cache):
         for index, layer in enumerate(self.layers):
             if isinstance(layer, StaticRecurrentLayer):
                 named = {**layer.tensors, "num_tokens": layer.num_tokens}
+            elif isinstance(layer, MemoryLayer) and layer.is_compileable:
+                named = layer.tensors
             elif isinstance(layer, StaticLayer) and layer.is_initialized:
                 named = {
                     "keys": layer.keys,
@@ -693,6 +725,8 @@ class LinearAttentionCache(Cache):
             dtypes = {_dtype_name(cache.layers[index]) for cache in caches}
             if len(dtypes) > 1:
                 raise ValueError(f"caches must be of one dtype, got {sorted(dtypes)}")
+            if not any(parts):  # of a memory, where there is none
+                continue
             named = {}
             for name in parts[0]:
                 tensors = [part[name] for part in parts]
@@ -791,31 +825,43 @@ def active_layer_types(config: PreTrainedConfig) -> list[str]:
 
 
 def layer_classes(config: PreTrainedConfig, is_static: bool = False) -> list[type[CacheLayerMixin]]:
-    """The class of cache layer that each layer of the model writes to."""
-    classes = STATIC_LAYER_CLASSES if is_static else LAYER_CLASSES
-    return [classes[layer_type] for layer_type in active_layer_types(config)]
+    """The class of cache layer that each layer of the model writes to, and then, with cross
+    attention, of those that its layers read.
+    """
+    by_type = STATIC_LAYER_CLASSES if is_static else LAYER_CLASSES
+    classes = [by_type[layer_type] for layer_type in active_layer_types(config)]
+    return [*classes, *([MemoryLayer] * len(classes) if config.add_cross_attention else [])]
+
+
+def memory_layer(cache: Cache, layer_idx: int) -> MemoryLayer:
+    """The cache layer for the cross attention in a layer of the model."""
+    return cache.layers[len(cache.layers) // 2 + layer_idx]
 
 
 def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     """`cache`, with the layers that a model of `config` writes to.
 
     A cache that has them is returned as it is. An empty DynamicCache or StaticCache, which users
-    and clients make, gets them, and an empty BoundedCache those for linear attention. Anything else
-    is an error.
+    and clients make, gets them, and an empty BoundedCache those for linear attention. Of an
+    EncoderDecoderCache the first half is enough. Anything else is an error.
     """
+    if isinstance(cache, EncoderDecoderCache):
+        return cache_for_model(cache.self_attention_cache, config)
     classes = [type(layer) for layer in cache.layers]
     if classes in (layer_classes(config), layer_classes(config, is_static=True)):
         return cache
     # the installed package's class, which remote code does not know
     new_softmax_layer = getattr(cache, "new_softmax_layer", None)
     if new_softmax_layer is not None:
-        is_linear = [name == "linear_attention" for name in active_layer_types(config)]
         if not cache.layers:
             cache.layers = [
-                RecurrentLayer(config.conv_kernel_size) if linear else new_softmax_layer()
-                for linear in is_linear
+                layer_class(conv_kernel_size=config.conv_kernel_size)
+                if issubclass(layer_class, RecurrentLayer)
+                else new_softmax_layer()
+                for layer_class in layer_classes(config)
             ]
-        if [isinstance(layer, RecurrentLayer) for layer in cache.layers] == is_linear:
+        is_recurrent = [issubclass(x, RecurrentLayer) for x in layer_classes(config)]
+        if [isinstance(layer, RecurrentLayer) for layer in cache.layers] == is_recurrent:
             return cache
     has_read = any(_has_read(layer) for layer in cache.layers)
     if type(cache) not in (DynamicCache, StaticCache) or has_read:

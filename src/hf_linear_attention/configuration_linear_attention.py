@@ -27,6 +27,7 @@ SIZES = (
     "head_dim",
     "max_position_embeddings",
     "sliding_window",
+    "cross_attention_hidden_size",
 )
 AAREN_NEEDS = {  # by the definition of that attention
     "feature_map": "exp",
@@ -86,6 +87,9 @@ class LinearAttentionConfig(PreTrainedConfig):
             "sliding_attention".
         sliding_window: tokens that a "sliding_attention" layer sees, itself included.
         is_causal: False for a bidirectional encoder, which neither generates nor decays.
+        add_cross_attention: whether every layer also attends, linearly and without decay, to a
+            memory: the `encoder_hidden_states` that a forward may be given.
+        cross_attention_hidden_size: features of that memory, where not hidden_size.
 
     Raises:
         ValueError: a value is none of its choices, which are listed, or values exclude each other.
@@ -99,6 +103,11 @@ class LinearAttentionConfig(PreTrainedConfig):
         "layers.*.self_attn.v_proj": "colwise",
         "layers.*.self_attn.g_proj": "colwise",
         "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.cross_attn.q_proj": "colwise",
+        "layers.*.cross_attn.k_proj": "colwise",
+        "layers.*.cross_attn.v_proj": "colwise",
+        "layers.*.cross_attn.g_proj": "colwise",
+        "layers.*.cross_attn.o_proj": "rowwise",
         "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
@@ -143,6 +152,8 @@ class LinearAttentionConfig(PreTrainedConfig):
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     is_causal: bool = True
+    add_cross_attention: bool = False
+    cross_attention_hidden_size: int | None = None
 
     @classmethod
     def from_preset(cls, preset: str, **overrides) -> "LinearAttentionConfig":

@@ -36,6 +36,8 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 class FeatureMap(nn.Module):
     """q (B, T, Hq, D), k (B, T, Hkv, D) -> phi(q) (B, T, Hq, F), phi(k) (B, T, Hkv, F).
 
+    Every token by itself: cross attention maps q without k, and k without q (T = 0 for the other).
+
     A map that learns nothing and treats q and k alike only defines `phi`. The options that a config
     may set in `feature_map_kwargs` are the keyword-only arguments of `__init__`, whose others are
     num_heads, num_key_value_heads and head_dim. feature_dim, F, is head_dim where not given.

@@ -21,9 +21,12 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    EncoderDecoderModel,
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
+    SpeechEncoderDecoderModel,
+    VisionEncoderDecoderModel,
 )
 from transformers import initialization as init
 from transformers.activations import ACT2FN
@@ -38,7 +41,7 @@ from transformers.modeling_layers import (
 )
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
+    CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -58,12 +61,19 @@ from .cache_linear_attention import (
     active_layer_types,
     cache_for_model,
     count_rows,
+    memory_layer,
     padding_first,
 )
-from .chunked import accumulation_dtype
+from .chunked import LinearAttentionState, accumulation_dtype
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, build_decay
-from .feature_maps import FavorPlus, FeatureMap, build_feature_map
+from .feature_maps import (
+    POINTWISE,
+    FavorPlus,
+    FeatureMap,
+    build_feature_map,
+    without_autocast,
+)
 from .linear import Linear
 from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
@@ -147,42 +157,59 @@ class ShortConvolution(nn.Module):
         return tokens, place.clamp(min=0)  # where padding looks does not matter
 
 
-class LinearAttention(nn.Module):
-    """Linear attention, with Llama's projections around it."""
+class LinearAttentionBase(nn.Module):
+    """What all linear attention has: projections and a feature map, and a gate or none after it."""
 
-    def __init__(self, config: LinearAttentionConfig, layer_idx: int):
+    def __init__(self, config: LinearAttentionConfig, kv_input_size: int, has_q: bool = True):
         super().__init__()
-        self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         bias = config.attention_bias
-        self.has_q = config.decay != "aaren"  # whose query is the same for all tokens
-        if self.has_q:
+        if has_q:
             self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
-        self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
-        self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
+        self.k_proj = Linear(kv_input_size, kv_size, bias=bias)
+        self.v_proj = Linear(kv_input_size, kv_size, bias=bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=bias)
-        self.has_conv = config.conv_kernel_size > 0
-        if self.has_conv:
-            if self.has_q:
-                self.q_conv1d = ShortConvolution(q_size, config.conv_kernel_size)
-            self.k_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
-            self.v_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
         self.value_act = None if config.value_act is None else ACT2FN[config.value_act]
-        self.decay = build_decay(config, layer_idx)
-        self.feature_map = build_feature_map(config)  # None: a pointwise one, inside the kernel
-        self.float16_is_enough = self.feature_map is None or self.feature_map.float16_is_enough
+        self.feature_map = build_feature_map(config)  # None: a pointwise one
         self.is_gated = config.normalizer == "gated_rms_norm"
         if self.is_gated:
             self.g_proj = Linear(config.hidden_size, q_size, bias=bias)
             self.gate_act = ACT2FN[config.gate_act]
             self.o_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.options: dict[str, Any] = {  # of the op
-            "feature_map": config.feature_map if self.feature_map is None and self.has_q else None,
+            "feature_map": config.feature_map if self.feature_map is None and has_q else None,
             "normalize": config.normalizer == "z",
             "eps": config.attention_eps,
         }
+
+    def project_out(self, hidden_states: Tensor, y: Tensor) -> Tensor:
+        """y (B, T, Hq, D) -> (B, T, C), gated by what was attended from, (B, T, C), or not."""
+        if self.is_gated:
+            gate = self.gate_act(self.g_proj(hidden_states))
+            y = self.o_norm(y) * gate.view(y.shape)
+        return self.o_proj(y.flatten(2))
+
+
+class LinearAttention(LinearAttentionBase):
+    """Linear attention, with Llama's projections around it."""
+
+    def __init__(self, config: LinearAttentionConfig, layer_idx: int):
+        has_q = config.decay != "aaren"  # whose query is the same for all tokens
+        super().__init__(config, config.hidden_size, has_q)
+        self.layer_idx = layer_idx
+        self.has_q = has_q
+        self.has_conv = config.conv_kernel_size > 0
+        if self.has_conv:
+            q_size = config.num_attention_heads * config.head_dim
+            kv_size = config.num_key_value_heads * config.head_dim
+            if self.has_q:
+                self.q_conv1d = ShortConvolution(q_size, config.conv_kernel_size)
+            self.k_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
+            self.v_conv1d = ShortConvolution(kv_size, config.conv_kernel_size)
+        self.decay = build_decay(config, layer_idx)
+        self.float16_is_enough = self.feature_map is None or self.feature_map.float16_is_enough
 
     def forward(
         self,
@@ -235,10 +262,7 @@ class LinearAttention(nn.Module):
         y = self._attend(q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal).to(dtype)
         if cache is not None:
             cache.dtype = dtype
-        if self.is_gated:
-            gate = self.gate_act(self.g_proj(hidden_states))
-            y = self.o_norm(y) * gate.view(y.shape)
-        return self.o_proj(y.flatten(2)).view(B, T, C), None
+        return self.project_out(hidden_states, y).view(B, T, C), None
 
     def _convolve(
         self,
@@ -317,6 +341,82 @@ class LinearAttention(nn.Module):
         return y
 
 
+class CrossAttention(LinearAttentionBase):
+    """Linear attention to a memory of M tokens, which is folded into one state S, z, once, so that
+    reading it costs the same for any M. Without decay, convolution and positions.
+    """
+
+    def __init__(self, config: LinearAttentionConfig, layer_idx: int):
+        super().__init__(config, config.cross_attention_hidden_size or config.hidden_size)
+        self.layer_idx = layer_idx
+        self.num_heads = config.num_attention_heads
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor | None:
+        """hidden_states (B, T, C) -> (B, T, C); None where there is no memory.
+
+        encoder_hidden_states (B, M, memory size) and their mask (B, M) are looked at only where the
+        cache has no state of them yet.
+        """
+        cache = None if past_key_values is None else memory_layer(past_key_values, self.layer_idx)
+        state = None if cache is None else cache.state
+        if state is None:
+            if encoder_hidden_states is None:
+                return None
+            state = self._fold(encoder_hidden_states, encoder_attention_mask)
+            if cache is not None:
+                cache.keep(state, hidden_states.dtype)
+        return self.project_out(hidden_states, self._read(self.q_proj(hidden_states), state))
+
+    def _fold(self, memory: Tensor, mask: Tensor | None) -> LinearAttentionState:
+        """S = sum of phi(k) v^T and z = sum of phi(k) over the memory (B, M, memory size)."""
+        hidden = None if mask is None else (mask == 0).to(memory.device)[..., None]
+        if hidden is not None:
+            memory = memory.masked_fill(hidden, 0)  # NaN, too
+        k = self.k_proj(memory).unflatten(-1, (-1, self.head_dim))
+        v = self.v_proj(memory).unflatten(-1, (-1, self.head_dim))
+        if self.value_act is not None:
+            v = self.value_act(v)
+        no_q = k.new_zeros(k.shape[0], 0, self.num_heads, self.head_dim)
+        _, phi_k = self._map(no_q, k)
+        if hidden is not None:
+            phi_k = phi_k.masked_fill(hidden[..., None], 0)
+        with without_autocast(k.device.type):
+            kv = phi_k.permute(0, 2, 3, 1) @ v.to(phi_k.dtype).transpose(1, 2)
+        return LinearAttentionState(kv, phi_k.sum(1) if self.options["normalize"] else None)
+
+    def _read(self, q: Tensor, state: LinearAttentionState) -> Tensor:
+        """phi(q)^T S / (phi(q)^T z + eps), the division only with z: (B, T, Hq D) -> (B, T, Hq, D).
+
+        A head of S serves its G query heads by one product.
+        """
+        B, Hkv, _, V = state.kv.shape
+        no_k = q.new_zeros(B, 0, Hkv, self.head_dim)
+        phi_q, _ = self._map(q.unflatten(-1, (-1, self.head_dim)), no_k)
+        T, Hq = phi_q.shape[1:3]
+        G = Hq // Hkv
+        phi_q = phi_q.unflatten(2, (Hkv, G)).transpose(1, 2).flatten(2, 3)  # (B, Hkv, T G, K)
+        with without_autocast(q.device.type):
+            y = phi_q @ state.kv
+            if state.z is not None:
+                y = y / (phi_q @ state.z[..., None] + self.options["eps"])
+        return y.view(B, Hkv, T, G, V).transpose(1, 2).flatten(2, 3).to(q.dtype)
+
+    def _map(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """phi(q) (B, T, Hq, K) and phi(k) (B, M, Hkv, K), in the dtype of sums."""
+        dtype = accumulation_dtype(q.dtype)
+        if self.feature_map is None:
+            phi = POINTWISE[self.options["feature_map"]]
+            return phi(q.to(dtype)), phi(k.to(dtype))
+        q, k = self.feature_map(q, k)
+        return q.to(dtype), k.to(dtype)
+
+
 class SoftmaxAttention(nn.Module):
     """Softmax attention over all tokens or a sliding window, through Transformers' interface."""
 
@@ -393,22 +493,40 @@ class LinearAttentionMLP(nn.Module):
 
 
 class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x))."""
 
     def __init__(self, config: LinearAttentionConfig, layer_idx: int):
         super().__init__()
         self.self_attn = ATTENTIONS[config.layer_types[layer_idx]](config, layer_idx)
+        self.has_cross_attn = config.add_cross_attention
+        if self.has_cross_attn:
+            self.cross_attn = CrossAttention(config, layer_idx)
+            self.cross_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = LinearAttentionMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self, hidden_states: Tensor, past_key_values: Cache | None = None, **kwargs
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,  # by position, for gradient checkpointing
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
     ) -> Tensor:
         attended, _ = self.self_attn(
             self.input_layernorm(hidden_states), past_key_values=past_key_values, **kwargs
         )
         hidden_states = hidden_states + attended
+        if self.has_cross_attn:
+            attended = self.cross_attn(
+                self.cross_attention_layernorm(hidden_states),
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values,
+            )
+            if attended is not None:
+                hidden_states = hidden_states + attended
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
@@ -572,6 +690,27 @@ def softmax_masks(
     }
 
 
+def check_memory(
+    config: LinearAttentionConfig, B: int, memory: Tensor | None, mask: Tensor | None
+) -> None:
+    """Raises a ValueError where a memory for cross attention is none for B rows."""
+    if memory is None:
+        return
+    if not config.add_cross_attention:
+        raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
+    size = config.cross_attention_hidden_size or config.hidden_size
+    if memory.dim() != 3 or memory.shape[0] != B or memory.shape[2] != size:
+        raise ValueError(
+            f"encoder_hidden_states must have shape (B, M, memory size) = ({B}, M, {size}), got "
+            f"{tuple(memory.shape)}"
+        )
+    if mask is not None and mask.shape != memory.shape[:2]:
+        raise ValueError(
+            f"encoder_attention_mask must have shape (B, M) = {tuple(memory.shape[:2])}, got "
+            f"{tuple(mask.shape)}"
+        )
+
+
 def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
     """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
     if isinstance(logits_to_keep, int):
@@ -697,6 +836,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
@@ -707,6 +848,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 as long as it only hides padding and the future; or a dict of one per layer type.
             position_ids: (B, T); by default they count real tokens.
             past_key_values: a LinearAttentionCache or an empty DynamicCache.
+            encoder_hidden_states: the memory (B, M, hidden size or cross_attention_hidden_size) for
+                cross attention. A cache keeps what is read of it: later forwards do not look at it.
+            encoder_attention_mask: (B, M), 0 for padding in the memory.
             cu_seq_lens_q, seq_idx: bounds (N + 1,) or numbers (B, T) of sequences packed into the
                 batch. `position_ids` that restart, without mask and cache, say the same.
         """
@@ -715,10 +859,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         B, T, _ = inputs_embeds.shape
+        check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
 
         cu_seqlens = find_packed_sequences(
             B, T, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
         )
+        if cu_seqlens is not None and encoder_hidden_states is not None:
+            raise ValueError("encoder_hidden_states must be None with packed sequences")
         may_cache = cu_seqlens is None and self.config.is_causal
         if past_key_values is not None:
             if not may_cache:
@@ -752,6 +899,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         for layer, layer_type in zip(self.layers[: len(layer_types)], layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
+                encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
                 attention_mask=masks.get(layer_type),
                 key_mask=key_mask,
                 cu_seqlens=cu_seqlens,
@@ -846,11 +995,13 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithCrossAttentions:
         """As `LinearAttentionModel.forward`, then logits (B, T, vocab_size).
 
         Args:
@@ -864,6 +1015,8 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
             use_cache=use_cache,
             **kwargs,
         )
@@ -873,7 +1026,7 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        return CausalLMOutputWithPast(
+        return CausalLMOutputWithCrossAttentions(  # which EncoderDecoderModel asks for
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
@@ -1033,6 +1186,19 @@ class LinearAttentionForQuestionAnswering(
 ):
     """The first and the last token of an answer within the sequence."""
 
+
+def prepare_cache_of_decoder(self, generation_config, model_kwargs, *args) -> None:
+    """Gives `generate()` of an encoder-decoder model the cache of a decoder of ours: the one of
+    Transformers can't be made of linear-attention layers.
+    """
+    if self.config.decoder.model_type == LinearAttentionConfig.model_type:
+        self.decoder._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+    else:
+        GenerationMixin._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
+
+
+for _model_class in (EncoderDecoderModel, SpeechEncoderDecoderModel, VisionEncoderDecoderModel):
+    _model_class._prepare_cache_for_generation = prepare_cache_of_decoder
 
 AUTO_CLASSES = {
     AutoModel: LinearAttentionModel,
