@@ -2,29 +2,21 @@
 """A saved directory loads anywhere: in new processes, with and without the installed package."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
-import hf_linear_attention
 from hf_linear_attention import FeatureMap, LinearAttentionForMaskedLM, register_feature_map
 from hf_linear_attention.feature_maps import REGISTERED
 from hf_linear_attention.linear_attention import choose_backend
-from tiny import PRESET_VARIANTS, VARIANTS, VOCAB_SIZE, tiny_model
+from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
+from tiny import PRESET_VARIANTS, VARIANTS, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = "w3 w14 w15 w9 w26"
 NEW_TOKENS = 12
-WITHOUT_PACKAGE = 'import sys; sys.modules["hf_linear_attention"] = None\n'  # its import fails
 GENERATE = """
 import json, sys
 import torch
@@ -116,14 +108,6 @@ print(json.dumps([message, tokens[0].tolist()]))
 """
 
 
-def word_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
-    """Of the words w0 ... w40."""
-    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", **special_tokens)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A directory with a model and a tokenizer, and the tokens that the model gives here."""
@@ -135,27 +119,6 @@ def saved(tmp_path_factory):
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     tokens = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist()
     return folder, tokens
-
-
-def run(script: str, *arguments: str | Path, modules: Path):
-    """The last line that a new Python prints, read as JSON."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(hf_linear_attention.__file__).parents[1]),
-        "HF_MODULES_CACHE": str(modules),
-        "HF_HUB_OFFLINE": "1",
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=environment,
-        cwd=modules,  # not the repository, which is importable
-        stdin=subprocess.DEVNULL,  # nobody answers questions
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_the_directory_holds_all_its_code(saved):

@@ -1,10 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The configuration of a linear-attention language model, validated when it is made."""
 
+import sys
 from typing import Any
 
+import transformers
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import RopeParameters
 
@@ -289,5 +291,12 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"got {self.conv_kernel_size}"
             )
 
+
+# `transformers serve` looks for the class that a config names in its `transformers`, as soon as it
+# has the config. It finds the Auto class, which loads the right one. Its `transformers` may not be
+# ours: importing transformers.processing_utils makes a second module of that name.
+_serving = sys.modules.get("transformers.cli.serving.model_manager")
+for _module in {transformers, getattr(_serving, "transformers", transformers)}:
+    _module.LinearAttentionForCausalLM = AutoModelForCausalLM
 
 __all__ = ["LinearAttentionConfig"]

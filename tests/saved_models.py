@@ -1,0 +1,54 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""For tests of saved models: a tokenizer to save beside them, and new processes that load them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+import hf_linear_attention
+from tiny import VOCAB_SIZE
+
+WITHOUT_PACKAGE = 'import sys; sys.modules["hf_linear_attention"] = None\n'  # its import fails
+
+
+def word_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
+    """Of the words w0 ... w40."""
+    words = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", **special_tokens)
+
+
+def new_process(modules: Path, **variables: str) -> dict:
+    """How to start a process that nobody answers, which copies the code of models to `modules`."""
+    return {
+        "env": {
+            **os.environ,
+            "PYTHONPATH": str(Path(hf_linear_attention.__file__).parents[1]),
+            "HF_MODULES_CACHE": str(modules),
+            "HF_HUB_OFFLINE": "1",
+            **variables,
+        },
+        "cwd": modules,  # not the repository, which is importable
+        "stdin": subprocess.DEVNULL,
+        "text": True,
+    }
+
+
+def run(script: str, *arguments: str | Path, modules: Path, **variables: str):
+    """The last line that a new Python prints, read as JSON."""
+    result = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        **new_process(modules, **variables),
+        capture_output=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
