@@ -63,7 +63,7 @@ clean:
 $(VENV)/installed: $(VENV)/created $(SOURCES)
 	rm -rf build/lib*
 	$(VENV)/bin/python -m pip install --disable-pip-version-check \
-		--constraint constraints.txt '.[train,test,dev]'
+		--constraint constraints.txt '.[train,clients,test,dev]'
 	@$(VENV)/bin/python -m hf_linear_attention
 	@touch $@
 
