@@ -208,6 +208,12 @@ def test_only_a_static_cache_lets_generate_compile():
     assert LinearAttentionCache(config, max_cache_len=9).is_compileable
 
 
+def test_without_a_layer_to_offload_there_is_no_offloading():
+    layer_types = ["linear_attention", "sliding_attention", "linear_attention"]
+    config = tiny_config(layer_types=layer_types, sliding_window=5)
+    assert not LinearAttentionCache(config, offloading=True).offloading
+
+
 def test_offloading_leaves_the_states_alone():
     model = tiny_model()
     cache = LinearAttentionCache(model.config, offloading=True)
