@@ -49,21 +49,11 @@ def assert_same_model(actual, expected, tolerance: float = 1e-4) -> None:
 
 # PEFT
 
+LORA = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
-@pytest.mark.parametrize("name", NAMES)
-def test_lora_trains_and_comes_back_merged_or_not(name, tmp_path):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[name])
-    original = tiny_model(dtype=torch.float32, **VARIANTS[name])
-    linears = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-    lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    adapted = get_peft_model(model, lora)
-    wrapped = {
-        path.removeprefix("base_model.model.").removesuffix(".base_layer")
-        for path, _ in adapted.named_modules()
-        if path.endswith(".base_layer")
-    }
-    assert wrapped == linears - {"lm_head"}
 
+def train(adapted: PeftModel) -> None:
+    """Some steps, which halve the loss."""
     ids = random_ids(2, 20)
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
     losses = []
@@ -74,6 +64,23 @@ def test_lora_trains_and_comes_back_merged_or_not(name, tmp_path):
         optimizer.zero_grad()
     assert losses[-1] < losses[0] / 2
     adapted.eval()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lora_trains_and_comes_back_merged_or_not(name, tmp_path):
+    model = tiny_model(dtype=torch.float32, **VARIANTS[name])
+    original = tiny_model(dtype=torch.float32, **VARIANTS[name])
+    linears = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    adapted = get_peft_model(model, LoraConfig(**LORA))
+    wrapped = {
+        path.removeprefix("base_model.model.").removesuffix(".base_layer")
+        for path, _ in adapted.named_modules()
+        if path.endswith(".base_layer")
+    }
+    assert wrapped == linears - {"lm_head"}
+
+    train(adapted)
+    ids = random_ids(2, 20)
     with torch.no_grad():
         assert (adapted(ids).logits - original(ids).logits).abs().max() > 1
 
@@ -127,16 +134,16 @@ PACKED = {
 
 @pytest.mark.parametrize("name", ["paper", "gated", "hybrid", "aaren"])
 def test_sft_packs_and_trains_as_without_packing(name, tmp_path):
-    def train(**options) -> tuple[float, LinearAttentionForCausalLM, dict]:
+    def one_step(**options) -> tuple[float, LinearAttentionForCausalLM, dict]:
         model = tiny_model(dtype=torch.float32, pad_token_id=0, **VARIANTS[name])
         trainer = sft_trainer(model, tmp_path, **options)
         (batch,) = trainer.get_train_dataloader()
         return trainer.train().training_loss, model, batch
 
-    expected_loss, expected, padded = train(max_length=16)
+    expected_loss, expected, padded = one_step(max_length=16)
     assert padded["input_ids"].shape[0] == 8
     for options in PACKED.values():
-        loss, model, batch = train(**options)
+        loss, model, batch = one_step(**options)
         assert batch["input_ids"].shape == (1, padded["attention_mask"].sum())
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         for path, parameter in model.named_parameters():
@@ -190,6 +197,21 @@ def test_quantized_weights_are_what_computes(bits, name, tmp_path):
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "quantized")
     assert type(reloaded.model.layers[0].mlp.up_proj.weight) is not nn.Parameter
     assert_same_model(reloaded, quantized, tolerance=0)
+
+
+@pytest.mark.parametrize("bits", QUANTIZATIONS)
+def test_lora_trains_beside_quantized_weights(bits, tmp_path):
+    tiny_model(dtype=torch.float32, **VARIANTS["gated"]).save_pretrained(tmp_path / "model")
+
+    def quantized() -> LinearAttentionForCausalLM:
+        config = TorchAoConfig(QUANTIZATIONS[bits][0]())
+        return AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=config)
+
+    adapted = get_peft_model(quantized(), LoraConfig(**LORA))
+    train(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    reloaded = PeftModel.from_pretrained(quantized(), tmp_path / "adapter").eval()
+    assert_same_model(reloaded, adapted, tolerance=0)
 
 
 # accelerate, safetensors

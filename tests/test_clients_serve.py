@@ -73,7 +73,7 @@ def server(request, saved, tmp_path_factory):
         )
     try:
         url = f"http://localhost:{port}"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not is_up(url):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -142,6 +142,19 @@ def test_chat_completions(stream, server, saved):
         assert text == saved.chats[prompt]
 
 
+def test_responses(server, saved):
+    stream = post(
+        f"{server}/v1/responses",
+        model=str(saved.folder),
+        input=PROMPTS[0],
+        max_output_tokens=NEW_TOKENS,
+        temperature=0,
+        stream=True,
+    )
+    response = events(stream)[-1]["response"]
+    assert response["output"][0]["content"][0]["text"] == saved.chats[PROMPTS[0]]
+
+
 @pytest.mark.parametrize("server", ["with"], indirect=True)
 def test_chat(server, saved, tmp_path):
     arguments = [saved.folder, server, f"max_new_tokens={NEW_TOKENS}", "do_sample=False"]
@@ -158,7 +171,7 @@ def test_chat(server, saved, tmp_path):
         **options,
         input=f"{PROMPTS[0]}\nn\n!exit\n",  # n: don't continue an answer cut at its limit
         capture_output=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     assert saved.chats[PROMPTS[0]] in result.stdout
