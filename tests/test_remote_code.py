@@ -137,6 +137,8 @@ def test_the_directory_holds_all_its_code(saved):
         "modeling_linear_attention.py",
         "presets.py",
         "rms_norm.py",
+        "sequence_parallel.py",
+        "tensor_parallel.py",
     }
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
     modeling = "modeling_linear_attention.LinearAttention"

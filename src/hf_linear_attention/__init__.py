@@ -22,6 +22,7 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .sequence_parallel import split_sequence
 
 AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
 
@@ -44,4 +45,5 @@ __all__ = [
     "linear_attention_step_",
     "register_decay",
     "register_feature_map",
+    "split_sequence",
 ]

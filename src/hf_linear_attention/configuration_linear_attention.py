@@ -100,6 +100,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     model_type = "linear_attention"
     keys_to_ignore_at_inference = ["past_key_values"]
     base_model_tp_plan = {
+        "embed_tokens": "embedding_rowwise",
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
         "layers.*.self_attn.v_proj": "colwise",

@@ -133,6 +133,8 @@ class Aaren(Decay):
     positive; m is a part of the state. Feng et al., "Attention as an RNN", arXiv 2405.13956.
     """
 
+    has_parameters_per_head = True
+
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.query = nn.Parameter(torch.empty(config.num_key_value_heads, config.head_dim))

@@ -44,6 +44,9 @@ class FeatureMap(nn.Module):
     """
 
     float16_is_enough = True  # for the features; otherwise attention runs in float32
+    # For tensor parallelism: whether the first dimension of every parameter counts heads (True), or
+    # all heads share them (False). None: a map with parameters has not said.
+    has_parameters_per_head: bool | None = None
 
     def __init__(
         self,
@@ -205,6 +208,8 @@ class Dpfp(FeatureMap):
 
 class _LearnedPerHead(FeatureMap):
     """x (B, T, H, D) -> x W (B, T, H, m), with a matrix W (D, m) per head, for q and for k."""
+
+    has_parameters_per_head = True
 
     def __init__(
         self, num_heads: int, num_key_value_heads: int, head_dim: int, m: int, feature_dim: int

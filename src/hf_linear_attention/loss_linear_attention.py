@@ -8,12 +8,15 @@ the memory. Here only the last one is made, and the rest is done a few rows at a
 Shapes: N tokens, V words.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from .chunked import accumulation_dtype
+from .sequence_parallel import shift_labels_across, sum_over_ranks
 
 # Elements of the logits to work on at a time: few enough for a CPU's cache, and on other devices
 # enough to keep them busy.
@@ -85,6 +88,7 @@ def causal_lm_loss(
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
+    sequence_group: Any = None,
     **kwargs,
 ) -> Tensor:
     """Transformers' loss of a causal language model (`ForCausalLMLoss`): same arguments and result.
@@ -92,19 +96,31 @@ def causal_lm_loss(
     logits (B, T, V); labels (B, T), of which token t + 1 is what logits t predict; or shift_labels
     (B, T), shifted already. The mean over labels that are not `ignore_index`, or their sum over
     num_items_in_batch.
+
+    With sequence_group, whose ranks hold consecutive pieces of the sequences, labels t + 1 may be
+    another rank's, and the mean is that of all ranks; num_items_in_batch still divides the sum of
+    this one's alone.
     """
-    if torch.compiler.is_compiling():  # the compiler fuses the plain form
+    if (
+        torch.compiler.is_compiling() and sequence_group is None
+    ):  # the compiler fuses the plain form
         return ForCausalLMLoss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )
     if shift_labels is None:
         if labels is None:
             raise ValueError("give either labels or shift_labels, got neither")
-        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        if sequence_group is None:
+            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        else:
+            shift_labels = shift_labels_across(labels, ignore_index, sequence_group)
     shift_labels = shift_labels.to(logits.device).flatten()
     losses, _ = CrossEntropy.apply(logits.view(-1, vocab_size), shift_labels, ignore_index)
     if num_items_in_batch is None:
-        return losses.sum() / (shift_labels != ignore_index).sum()
+        total, count = losses.sum(), (shift_labels != ignore_index).sum()
+        if sequence_group is not None:
+            total, count = (sum_over_ranks(x, sequence_group) for x in (total, count))
+        return total / count
     if torch.is_tensor(num_items_in_batch):
         num_items_in_batch = num_items_in_batch.to(logits.device)
     return losses.sum() / num_items_in_batch

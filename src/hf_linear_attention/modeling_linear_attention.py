@@ -5,6 +5,7 @@ Shapes: B batch, T time, C hidden size, Hq query heads, Hkv key-value heads, D h
 N sequences packed into a batch.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,8 @@ from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
 from .model_card import TAGS, is_placeholder, make_model_card
 from .rms_norm import RMSNorm
+from .sequence_parallel import inputs_before, largest_before, state_before, tokens_before
+from .tensor_parallel import HeadShard, call, find_head_shard
 
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
 # the ways of generate() that never take a token back, nor move a row
@@ -97,6 +100,8 @@ def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
 
 class ShortConvolution(nn.Module):
     """Causal depthwise convolution over the last `kernel_size` real tokens, then SiLU."""
+
+    has_parameters_per_head = True
 
     def __init__(self, channels: int, kernel_size: int):
         super().__init__()
@@ -163,6 +168,7 @@ class LinearAttentionBase(nn.Module):
     def __init__(self, config: LinearAttentionConfig, kv_input_size: int, has_q: bool = True):
         super().__init__()
         self.head_dim = config.head_dim
+        self.num_key_value_heads = config.num_key_value_heads
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         bias = config.attention_bias
@@ -184,11 +190,11 @@ class LinearAttentionBase(nn.Module):
             "eps": config.attention_eps,
         }
 
-    def project_out(self, hidden_states: Tensor, y: Tensor) -> Tensor:
+    def project_out(self, hidden_states: Tensor, y: Tensor, shard: HeadShard | None) -> Tensor:
         """y (B, T, Hq, D) -> (B, T, C), gated by what was attended from, (B, T, C), or not."""
         if self.is_gated:
             gate = self.gate_act(self.g_proj(hidden_states))
-            y = self.o_norm(y) * gate.view(y.shape)
+            y = call(self.o_norm, shard, y) * gate.view(y.shape)
         return self.o_proj(y.flatten(2))
 
 
@@ -219,6 +225,7 @@ class LinearAttention(LinearAttentionBase):
         cu_seqlens: Tensor | None = None,
         past_key_values: Cache | None = None,
         is_causal: bool = True,
+        sequence_group: Any = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
         """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none.
@@ -236,33 +243,38 @@ class LinearAttention(LinearAttentionBase):
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
 
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
         if self.has_conv:
-            k = self._convolve("k", k, cache, key_mask, cu_seqlens)
-            v = self._convolve("v", v, cache, key_mask, cu_seqlens)
+            k = self._convolve("k", k, cache, key_mask, cu_seqlens, shard, sequence_group)
+            v = self._convolve("v", v, cache, key_mask, cu_seqlens, shard, sequence_group)
         if self.value_act is not None:
             v = self.value_act(v)
         k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
         if self.has_q:
             q = self.q_proj(hidden_states)
             if self.has_conv:
-                q = self._convolve("q", q, cache, key_mask, cu_seqlens)
+                q = self._convolve("q", q, cache, key_mask, cu_seqlens, shard, sequence_group)
             q = q.unflatten(-1, (-1, self.head_dim))
             if position_embeddings is not None:
                 q, k = apply_rotary_pos_emb(q, k, *position_embeddings, unsqueeze_dim=2)
             if self.feature_map is not None:
-                q, k = self.feature_map(q, k)
+                q, k = call(self.feature_map, shard, q, k)
             log_decay = self.decay(hidden_states)
+            if shard is not None and log_decay is not None:
+                log_decay = shard.take(log_decay, 2)
         else:
-            q, k, log_decay = self._score(k, cache, key_mask, cu_seqlens)
+            q, k, log_decay = self._score(k, cache, key_mask, cu_seqlens, shard, sequence_group)
         dtype = v.dtype
         if dtype == torch.float16 and not self.float16_is_enough:  # for the features
             v = v.float()
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in float32
 
-        y = self._attend(q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal).to(dtype)
+        y = self._attend(
+            q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal, sequence_group
+        ).to(dtype)
         if cache is not None:
             cache.dtype = dtype
-        return self.project_out(hidden_states, y).view(B, T, C), None
+        return self.project_out(hidden_states, y, shard).view(B, T, C), None
 
     def _convolve(
         self,
@@ -271,10 +283,14 @@ class LinearAttention(LinearAttentionBase):
         cache: RecurrentLayer | None,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
+        shard: HeadShard | None,
+        sequence_group: Any,
     ) -> Tensor:
         conv1d = getattr(self, f"{name}_conv1d")
         state = None if cache is None else cache.conv_state(name)
-        y, state = conv1d(x, state, key_mask, cu_seqlens)
+        if sequence_group is not None:
+            state = inputs_before(x, conv1d.kernel_size - 1, key_mask, sequence_group)
+        y, state = call(conv1d, shard, x, state, key_mask, cu_seqlens)
         if cache is not None:
             cache.write_conv(name, state, x)
         return y
@@ -285,10 +301,16 @@ class LinearAttention(LinearAttentionBase):
         cache: RecurrentLayer | None,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
+        shard: HeadShard | None,
+        sequence_group: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """phi(q) and phi(k) (B, T, Hkv, 1) and the log decay (B, T, Hkv) of decay="aaren"."""
         past_max = None if cache is None else cache.running_max
-        phi_k, log_decay, running_max = self.decay(k, key_mask, cu_seqlens, past_max)
+        if sequence_group is not None:
+            with torch.no_grad():
+                _, _, running_max = call(self.decay, shard, k, key_mask)
+            past_max = largest_before(running_max[:, -1], sequence_group)
+        phi_k, log_decay, running_max = call(self.decay, shard, k, key_mask, cu_seqlens, past_max)
         if cache is not None:
             cache.write_running_max(running_max)
         return torch.ones_like(phi_k), phi_k, log_decay
@@ -303,9 +325,21 @@ class LinearAttention(LinearAttentionBase):
         cu_seqlens: Tensor | None,
         cache: RecurrentLayer | None,
         is_causal: bool,
+        sequence_group: Any,
     ) -> Tensor:
-        """The op, from the cached state and to it."""
+        """The op, from the cached state and to it, or from the state of the ranks before."""
         state = None if cache is None else cache.state
+        if sequence_group is not None:
+            state = state_before(
+                k,
+                v,
+                log_decay,
+                key_mask,
+                sequence_group,
+                feature_map=self.options["feature_map"],
+                normalize=self.options["normalize"],
+                is_causal=is_causal,
+            )
         is_step = q.shape[1] == 1 and not torch.is_grad_enabled()
         if cache is not None and is_step and cache.may_change("kv"):
             # a token is generated: the state changes in place
@@ -350,6 +384,7 @@ class CrossAttention(LinearAttentionBase):
         super().__init__(config, config.cross_attention_hidden_size or config.hidden_size)
         self.layer_idx = layer_idx
         self.num_heads = config.num_attention_heads
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
 
     def forward(
         self,
@@ -371,33 +406,37 @@ class CrossAttention(LinearAttentionBase):
             state = self._fold(encoder_hidden_states, encoder_attention_mask)
             if cache is not None:
                 cache.keep(state, hidden_states.dtype)
-        return self.project_out(hidden_states, self._read(self.q_proj(hidden_states), state))
+        q = self.q_proj(hidden_states)
+        shard = find_head_shard(q, self.q_proj.weight, self.num_heads, self.head_dim)
+        return self.project_out(hidden_states, self._read(q, state, shard), shard)
 
     def _fold(self, memory: Tensor, mask: Tensor | None) -> LinearAttentionState:
         """S = sum of phi(k) v^T and z = sum of phi(k) over the memory (B, M, memory size)."""
         hidden = None if mask is None else (mask == 0).to(memory.device)[..., None]
         if hidden is not None:
             memory = memory.masked_fill(hidden, 0)  # NaN, too
-        k = self.k_proj(memory).unflatten(-1, (-1, self.head_dim))
+        k = self.k_proj(memory)
+        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
+        k = k.unflatten(-1, (-1, self.head_dim))
         v = self.v_proj(memory).unflatten(-1, (-1, self.head_dim))
         if self.value_act is not None:
             v = self.value_act(v)
-        no_q = k.new_zeros(k.shape[0], 0, self.num_heads, self.head_dim)
-        _, phi_k = self._map(no_q, k)
+        no_q = k.new_zeros(k.shape[0], 0, k.shape[2] * self.num_key_value_groups, self.head_dim)
+        _, phi_k = self._map(no_q, k, shard)
         if hidden is not None:
             phi_k = phi_k.masked_fill(hidden[..., None], 0)
         with without_autocast(k.device.type):
             kv = phi_k.permute(0, 2, 3, 1) @ v.to(phi_k.dtype).transpose(1, 2)
         return LinearAttentionState(kv, phi_k.sum(1) if self.options["normalize"] else None)
 
-    def _read(self, q: Tensor, state: LinearAttentionState) -> Tensor:
+    def _read(self, q: Tensor, state: LinearAttentionState, shard: HeadShard | None) -> Tensor:
         """phi(q)^T S / (phi(q)^T z + eps), the division only with z: (B, T, Hq D) -> (B, T, Hq, D).
 
         A head of S serves its G query heads by one product.
         """
         B, Hkv, _, V = state.kv.shape
         no_k = q.new_zeros(B, 0, Hkv, self.head_dim)
-        phi_q, _ = self._map(q.unflatten(-1, (-1, self.head_dim)), no_k)
+        phi_q, _ = self._map(q.unflatten(-1, (-1, self.head_dim)), no_k, shard)
         T, Hq = phi_q.shape[1:3]
         G = Hq // Hkv
         phi_q = phi_q.unflatten(2, (Hkv, G)).transpose(1, 2).flatten(2, 3)  # (B, Hkv, T G, K)
@@ -407,13 +446,13 @@ class CrossAttention(LinearAttentionBase):
                 y = y / (phi_q @ state.z[..., None] + self.options["eps"])
         return y.view(B, Hkv, T, G, V).transpose(1, 2).flatten(2, 3).to(q.dtype)
 
-    def _map(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _map(self, q: Tensor, k: Tensor, shard: HeadShard | None) -> tuple[Tensor, Tensor]:
         """phi(q) (B, T, Hq, K) and phi(k) (B, M, Hkv, K), in the dtype of sums."""
         dtype = accumulation_dtype(q.dtype)
         if self.feature_map is None:
             phi = POINTWISE[self.options["feature_map"]]
             return phi(q.to(dtype)), phi(k.to(dtype))
-        q, k = self.feature_map(q, k)
+        q, k = call(self.feature_map, shard, q, k)
         return q.to(dtype), k.to(dtype)
 
 
@@ -425,6 +464,7 @@ class SoftmaxAttention(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
+        self.num_key_value_heads = config.num_key_value_heads
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5
         self.is_causal = config.is_causal
@@ -448,6 +488,7 @@ class SoftmaxAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, T) where eager."""
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)  # or error
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if position_embeddings is not None:
             q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
@@ -638,7 +679,7 @@ def count_positions(
         starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
         return (torch.arange(B * T, device=device) - starts).view(B, T)
     if padding is None:
-        return (torch.arange(T, device=device) + past)[None]
+        return torch.arange(T, device=device)[None] + past
     before = past + T - padding.shape[1]  # tokens that the mask does not cover are real
     return (before + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, padding.shape[1] - T :]
 
@@ -839,6 +880,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
+        sequence_group: Any = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) or inputs_embeds (B, T, C) -> last_hidden_state (B, T, C).
@@ -853,6 +895,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             encoder_attention_mask: (B, M), 0 for padding in the memory.
             cu_seq_lens_q, seq_idx: bounds (N + 1,) or numbers (B, T) of sequences packed into the
                 batch. `position_ids` that restart, without mask and cache, say the same.
+            sequence_group: torch.distributed's ProcessGroup of ranks that hold consecutive pieces
+                of these sequences, in order (`split_sequence`).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -866,10 +910,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         if cu_seqlens is not None and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states must be None with packed sequences")
-        may_cache = cu_seqlens is None and self.config.is_causal
+        if sequence_group is not None:
+            self._check_sequence_parallel(cu_seqlens)
+        may_cache = cu_seqlens is None and self.config.is_causal and sequence_group is None
         if past_key_values is not None:
             if not may_cache:
                 why = "is_causal=False" if cu_seqlens is None else "packed sequences"
+                why = why if sequence_group is None else "sequence_group"
                 raise ValueError(f"past_key_values must be None with {why}")
             past_key_values = cache_for_model(past_key_values, self.config)
         elif use_cache and may_cache:
@@ -887,6 +934,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 raise ValueError("attention_mask must hide nothing where sequences are packed")
             inputs_embeds = inputs_embeds.masked_fill(~key_mask[..., None], 0)  # NaN, too
         if position_ids is None:
+            if sequence_group is not None:
+                past = tokens_before(key_mask, inputs_embeds, sequence_group)
             position_ids = count_positions(padding, cu_seqlens, B, T, past, inputs_embeds.device)
 
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
@@ -907,11 +956,23 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 position_ids=position_ids,
                 position_embeddings=position_embeddings,
                 past_key_values=past_key_values,
+                sequence_group=sequence_group,
                 **kwargs,
             )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
+
+    def _check_sequence_parallel(self, cu_seqlens: Tensor | None):
+        """Raises a ValueError where a sequence can't be shared by ranks."""
+        others = sorted(set(active_layer_types(self.config)) - {"linear_attention"})
+        if others:
+            raise ValueError(
+                f"sequence_group must be None where layer_types has {others}: softmax attention "
+                "needs the keys of the whole sequence"
+            )
+        if cu_seqlens is not None:
+            raise ValueError("sequence_group must be None with packed sequences")
 
     def _embed_positions(
         self, inputs_embeds: Tensor, position_ids: Tensor
@@ -986,6 +1047,12 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_function = causal_lm_loss
         self.post_init()
+
+    def _get_name(self) -> str:
+        """The same where FSDP2 puts a class of its own before this one: by this name Trainer knows
+        that labels are to be shifted for label smoothing.
+        """
+        return LinearAttentionForCausalLM.__name__
 
     @can_return_tuple
     def forward(
@@ -1169,10 +1236,24 @@ class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
         )
 
 
+def of_whole_sequences(forward: Callable) -> Callable:
+    """The forward of a head that can't do with a piece of its input."""
+
+    @functools.wraps(forward)
+    def checked(self, *args, sequence_group: Any = None, **kwargs):
+        if sequence_group is not None:
+            raise ValueError(f"sequence_group must be None for {type(self).__name__}")
+        return forward(self, *args, **kwargs)
+
+    return checked
+
+
 class LinearAttentionForSequenceClassification(
     GenericForSequenceClassification, LinearAttentionPreTrainedModel
 ):
     """One label for a sequence, from its last real token."""
+
+    forward = of_whole_sequences(GenericForSequenceClassification.forward)
 
 
 class LinearAttentionForTokenClassification(
@@ -1180,11 +1261,15 @@ class LinearAttentionForTokenClassification(
 ):
     """One label for each token."""
 
+    forward = of_whole_sequences(GenericForTokenClassification.forward)
+
 
 class LinearAttentionForQuestionAnswering(
     GenericForQuestionAnswering, LinearAttentionPreTrainedModel
 ):
     """The first and the last token of an answer within the sequence."""
+
+    forward = of_whole_sequences(GenericForQuestionAnswering.forward)
 
 
 def prepare_cache_of_decoder(self, generation_config, model_kwargs, *args) -> None:

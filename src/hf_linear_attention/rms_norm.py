@@ -20,6 +20,8 @@ class RMSNorm(LlamaRMSNorm):
     Transformers recognises norms by "RMSNorm" in the name of the class.
     """
 
+    has_parameters_per_head = False
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., C) -> (..., C)"""
         if IS_COMPILED and are_plain(hidden_states, self.weight, None):

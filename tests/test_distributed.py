@@ -1,0 +1,100 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Two processes compute what one does, under the launchers that users start them with."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from test_training import assert_same_steps
+from tiny import assert_near, random_ids
+from trainer_runs import train
+from two_ranks import CHECKS
+
+TESTS = Path(__file__).parent
+CONFIGS = TESTS.parent / "examples" / "configs"
+# one thread each: two processes on two cores
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+RUNS = {
+    "ddp": ("plain", "performer", "accumulated", "checkpointed", "smoothed", "bfloat16"),
+    "fsdp2": (
+        *("plain", "performer", "retnet", "tied", "hybrid"),
+        *("accumulated", "checkpointed", "smoothed", "bfloat16", "resumed"),
+    ),
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def launch(module: str, *args: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, (module, *args))],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> subprocess.CompletedProcess:
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node", 2)
+    return launch(*torchrun, TESTS / "two_ranks.py", tmp_path_factory.mktemp("two_ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_two_ranks_agree_with_one(check, two_ranks):
+    # the script ends with the first check that fails
+    assert f"holds: {check}\n" in two_ranks.stdout, two_ranks.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The steps and the folder of a run in one process, made when first asked for."""
+    runs = {}
+
+    def run(name: str):
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(name)
+            runs[name] = train(name, folder), folder
+        return runs[name]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The folder of all runs of two processes under an accelerate config, by its name."""
+    folders = {}
+
+    def run(config: str):
+        if config not in folders:
+            folder = tmp_path_factory.mktemp(config)
+            arguments = ("launch", "--config_file", CONFIGS / f"{config}.yaml")
+            script = (TESTS / "trainer_runs.py", folder, *RUNS[config])
+            result = launch("accelerate.commands.accelerate_cli", *arguments, *script)
+            assert result.returncode == 0, result.stderr[-6000:]
+            folders[config] = folder
+        return folders[config]
+
+    return run
+
+
+@pytest.mark.parametrize(("config", "name"), [(x, name) for x in RUNS for name in RUNS[x]])
+def test_accelerate_trains_as_one_process_does(config, name, alone, together):
+    expected, folder = alone(name)
+    actual = json.loads((together(config) / name / "steps.json").read_text())
+    tolerance = 0.05 if name == "bfloat16" else 1e-4
+    assert_same_steps(actual, expected, tolerance)
+    ids = random_ids(2, 9)
+    with torch.no_grad():
+        logits, expected_logits = (
+            AutoModelForCausalLM.from_pretrained(path)(ids).logits
+            for path in (together(config) / name, folder)
+        )
+    assert_near(logits, expected_logits, tolerance)

@@ -1,0 +1,114 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Trains a tiny model with Trainer, a few steps of four sequences each, in several ways.
+
+As a script, under the launcher that starts it: python trainer_runs.py FOLDER RUN...
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from transformers import Trainer, TrainingArguments
+
+from tiny import VARIANTS, random_ids, tiny_model
+
+SEQUENCES_PER_STEP = 4
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # a variant of the model, and Trainer's arguments
+    "plain": ("gated", {}),
+    "performer": ("preset_performer", {}),
+    "retnet": ("preset_retnet", {}),
+    "tied": ("learned", {}),
+    "hybrid": ("hybrid", {}),
+    "accumulated": ("gated", {"gradient_accumulation_steps": 2}),
+    "smoothed": ("gated", {"label_smoothing_factor": 0.2}),
+    "checkpointed": (
+        "gated",
+        {
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        },
+    ),
+    "checkpointed_reentrant": (
+        "gated",
+        {
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        },
+    ),
+    "compiled": ("gated", {"torch_compile": True, "torch_compile_backend": "aot_eager"}),
+    "bfloat16": ("gated", {"bf16": True, "learning_rate": 0.02}),
+    "resumed": (
+        "gated",
+        {"save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch", "learning_rate": 1e-3},
+    ),
+}
+
+
+def dataset() -> list[dict[str, torch.Tensor]]:
+    """Sequences of 12 tokens, of which some have many labels and some few."""
+    rows = []
+    for row, ids in enumerate(random_ids(3 * SEQUENCES_PER_STEP, 12)):
+        labels = ids.clone()
+        labels[: 1 + row % 10] = -100
+        rows.append({"input_ids": ids, "labels": labels})
+    return rows
+
+
+def arguments(folder: Path, gradient_accumulation_steps: int = 1, **kwargs) -> TrainingArguments:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    defaults = {
+        "max_steps": 3,
+        "optim": "sgd",
+        "learning_rate": 0.5,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=SEQUENCES_PER_STEP // ranks // gradient_accumulation_steps,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        **{**defaults, **kwargs},
+    )
+
+
+def trainer_of(run: str, folder: Path) -> Trainer:
+    variant, kwargs = RUNS[run]
+    model = tiny_model(dtype=torch.float32, **{**VARIANTS[variant], "initializer_range": 0.1})
+    args = arguments(folder, **kwargs)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # Accelerate shards on accelerators only. It is told that this CPU is one.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return Trainer(model=model, args=args, train_dataset=dataset())
+
+
+def train(run: str, folder: Path) -> list[dict[str, float]]:
+    """Saves the model in `folder`; the loss and the gradient's norm at each step."""
+    trainer = trainer_of(run, folder)
+    trainer.train()
+    if run == "resumed":
+        trainer = trainer_of(run, folder)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    trainer.save_model()
+    log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+    return [{name: entry[name] for name in ("loss", "grad_norm")} for entry in log]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    folder = Path(sys.argv[1])
+    for run in sys.argv[2:]:
+        steps = train(run, folder / run)
+        if PartialState().is_main_process:
+            (folder / run / "steps.json").write_text(json.dumps(steps))
+    PartialState().destroy_process_group()

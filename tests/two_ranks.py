@@ -1,0 +1,247 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Checks that two processes make together, and say which hold: torchrun ... two_ranks.py FOLDER"""
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed import DistributedConfig
+
+from hf_linear_attention import (
+    FeatureMap,
+    LinearAttentionForMaskedLM,
+    LinearAttentionForSequenceClassification,
+    register_feature_map,
+    split_sequence,
+)
+from tiny import VARIANTS, assert_near, random_ids, tiny_model
+
+SIZES = {"vocab_size": 42}  # transformers 5.17 gathers logits of even numbers of words only
+MASKS = {
+    "whole": None,
+    "left": torch.tensor([[1] * 9, [0] * 6 + [1] * 3]),
+    "right": torch.tensor([[1] * 9, [1] * 2 + [0] * 7]),
+    "within": torch.tensor([[1, 0, 1, 0, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 0, 0, 0, 1]]),
+}
+
+
+class PerFeature(FeatureMap):
+    """exp(x w), with a weight for each feature of a head."""
+
+    def __init__(self, num_heads: int, num_key_value_heads: int, head_dim: int):
+        super().__init__(num_heads, num_key_value_heads, head_dim)
+        self.weight = nn.Parameter(torch.empty(head_dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weight)
+
+    def phi(self, x: Tensor) -> Tensor:
+        return (x * self.weight).exp()
+
+
+class PerFeatureOfAllHeads(PerFeature):
+    has_parameters_per_head = False
+
+
+register_feature_map("per_feature", PerFeature)
+register_feature_map("per_feature_of_all_heads", PerFeatureOfAllHeads)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Whole, by name without what wrappers add."""
+    whole = {}
+    for name, parameter in model.named_parameters():
+        x = parameter.grad
+        whole[name.removeprefix("module.")] = x.full_tensor() if hasattr(x, "full_tensor") else x
+    return whole
+
+
+def assert_same_gradients(model: nn.Module, expected: nn.Module) -> None:
+    actual = gradients(model)
+    assert actual.keys() == gradients(expected).keys()
+    for name, gradient in gradients(expected).items():
+        assert_near(actual[name], gradient)
+
+
+def saved_by_one(folder: Path, **kwargs) -> PreTrainedModel:
+    """The same model on all ranks, and in `folder`."""
+    model = tiny_model(**kwargs)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    return model
+
+
+def load_in_parallel(folder: Path) -> PreTrainedModel:
+    config = DistributedConfig(tp_size=2, tp_plan="auto")
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, distributed_config=config
+    ).eval()
+
+
+# Tensor parallelism
+
+
+def heads_are_shared(folder: Path, **kwargs) -> None:
+    whole = saved_by_one(folder / "whole", **SIZES, **kwargs)
+    ids = random_ids(2, 9)
+    expected = whole(ids, labels=ids)
+    expected.loss.backward()
+
+    model = load_in_parallel(folder / "whole")
+    assert model.model.layers[0].self_attn.o_proj.weight.to_local().shape[1] == 16
+    outputs = model(ids, labels=ids)
+    assert_near(outputs.logits, expected.logits)
+    outputs.loss.backward()
+    assert_same_gradients(model, whole)
+    with torch.no_grad():  # Transformers multiplies in another way then
+        assert_near(model(ids).logits, expected.logits)
+    wanted = {"max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(model.generate(ids, **wanted), whole.generate(ids, **wanted))
+
+    model.save_pretrained(folder / "saved")
+    dist.barrier()
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "saved", dtype=torch.float64)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+
+
+def heads_that_are_too_few_are_refused(folder: Path) -> None:
+    for layer_type in ("linear_attention", "full_attention"):
+        name = folder / layer_type
+        saved_by_one(name, num_key_value_heads=1, layer_types=[layer_type] * 3, **SIZES)
+        model = load_in_parallel(name)
+        with pytest.raises(ValueError, match="num_key_value_heads=1 must be a multiple of the 2"):
+            model(random_ids(1, 3))
+
+
+def an_undeclared_parameter_is_refused(folder: Path) -> None:
+    saved_by_one(folder, feature_map="per_feature", **SIZES)
+    model = load_in_parallel(folder)
+    with pytest.raises(ValueError, match="PerFeature.has_parameters_per_head must be True"):
+        model(random_ids(1, 3))
+
+
+# Sequence parallelism
+
+
+def sequences_are_shared(folder: Path, mask: Tensor | None, checkpointing: bool = False, **kwargs):
+    whole, model = tiny_model(**kwargs).train(), tiny_model(**kwargs).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    parallel = DistributedDataParallel(model)
+    ids = random_ids(2, 9)
+    batch = {"input_ids": ids, "labels": ids}
+    is_real = torch.ones_like(ids).bool()
+    if mask is not None:
+        is_real = mask.bool()
+        follows_real = torch.nn.functional.pad(is_real, (1, 0))[:, :-1]
+        batch["labels"] = ids.masked_fill(~(is_real & follows_real), -100)
+        batch["attention_mask"] = mask
+    expected = whole(**batch)
+    expected.loss.backward()
+
+    outputs = parallel(**split_sequence(batch))
+    outputs.loss.backward()
+    assert_near(outputs.loss, expected.loss)
+    own = slice(0, 5) if dist.get_rank() == 0 else slice(5, 9)
+    assert_near(outputs.logits[is_real[:, own]], expected.logits[:, own][is_real[:, own]])
+    assert_same_gradients(parallel, whole)
+
+
+def an_encoder_shares_sequences(folder: Path) -> None:
+    kwargs = {"is_causal": False, "num_key_value_heads": 2, "conv_kernel_size": 3}
+    whole, model = (tiny_model(LinearAttentionForMaskedLM, **kwargs) for _ in range(2))
+    parallel = DistributedDataParallel(model)
+    ids = random_ids(2, 9)
+    batch = {"input_ids": ids, "labels": ids.masked_fill(ids % 3 == 0, -100)}
+    expected = whole(**batch)
+    expected.loss.backward()
+    outputs = parallel(**split_sequence(batch))
+    outputs.loss.backward()
+    assert_near(outputs.loss, expected.loss)
+    assert_same_gradients(parallel, whole)
+
+
+def a_given_number_of_labels_divides_the_sum(folder: Path) -> None:
+    model, ids = tiny_model(), random_ids(2, 9)
+    expected = model(ids, labels=ids, num_items_in_batch=20).loss
+    piece = split_sequence({"input_ids": ids, "labels": ids})
+    loss = model(**piece, num_items_in_batch=20).loss.detach()
+    dist.all_reduce(loss)
+    assert_near(loss, expected)
+
+
+def what_needs_the_whole_sequence_is_refused(folder: Path) -> None:
+    ids = random_ids(2, 9)
+    piece = split_sequence({"input_ids": ids})
+    with pytest.raises(ValueError, match=r"sequence_group must be None .*\['full_attention'"):
+        tiny_model(**VARIANTS["hybrid"])(**piece)
+    with pytest.raises(ValueError, match="sequence_group must be None with packed sequences"):
+        tiny_model()(**piece, seq_idx=torch.arange(piece["input_ids"].shape[1]).expand(2, -1))
+    cache = tiny_model()(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values must be None with sequence_group"):
+        tiny_model()(**piece, past_key_values=cache)
+    with pytest.raises(ValueError, match="sequence_group must be None for LinearAttentionForSeq"):
+        tiny_model(LinearAttentionForSequenceClassification, pad_token_id=0)(**piece)
+    assert tiny_model()(**piece, use_cache=True).past_key_values is None
+    for wrong in ({"input_ids": ids, "labels": ids[:, 1:]}, {"input_ids": ids[:, :1]}):
+        with pytest.raises(ValueError, match="must have a dimension 1 of as many tokens"):
+            split_sequence(wrong)
+
+
+TENSOR_PARALLEL = (
+    *("paper", "softmax", "dpfp", "aaren", "gated", "learned", "hybrid"),
+    *("preset_t2r", "preset_performer", "preset_retnet"),
+)
+SEQUENCE_PARALLEL = ("paper", "dpfp", "aaren", "gated", "learned", "preset_retnet", "preset_t2r")
+CHECKS: dict[str, Callable[[Path], None]] = {
+    **{
+        f"heads_are_shared[{name}]": partial(heads_are_shared, **VARIANTS[name])
+        for name in TENSOR_PARALLEL
+    },
+    "heads_are_shared[per_feature]": partial(
+        heads_are_shared, feature_map="per_feature_of_all_heads"
+    ),
+    **{
+        f"sequences_are_shared[{name}-{mask_name}]": partial(
+            sequences_are_shared, mask=mask, **VARIANTS[name]
+        )
+        for name in SEQUENCE_PARALLEL
+        for mask_name, mask in MASKS.items()
+    },
+    "sequences_are_shared[checkpointing]": partial(
+        sequences_are_shared, mask=None, checkpointing=True, **VARIANTS["gated"]
+    ),
+    **{
+        check.__name__: check
+        for check in (
+            heads_that_are_too_few_are_refused,
+            an_undeclared_parameter_is_refused,
+            an_encoder_shares_sequences,
+            a_given_number_of_labels_divides_the_sum,
+            what_needs_the_whole_sequence_is_refused,
+        )
+    },
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for number, (name, check) in enumerate(CHECKS.items()):
+        torch.manual_seed(0)
+        check(Path(sys.argv[1]) / str(number))
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print(f"holds: {name}", flush=True)
+    dist.destroy_process_group()
