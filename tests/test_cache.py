@@ -67,7 +67,7 @@ def test_addresses_stay():
     _, cache = read(model, random_ids(2, 1))
 
     def addresses():
-        return [tensor.data_ptr() for tensors in cache for tensor in tensors]
+        return [tensor.data_ptr() for layer in cache.layers for tensor in layer.tensors.values()]
 
     first = addresses()
     read(model, random_ids(2, 7), cache)
@@ -166,7 +166,9 @@ def test_without_gradients_it_lets_the_graph_go():
     outputs = model(ids[:, :3], use_cache=True)
     cache = outputs.past_key_values
     read(model, ids[:, 3:4], cache)
-    assert not any(tensor.requires_grad for tensors in cache for tensor in tensors)
+    assert not any(
+        tensor.requires_grad for layer in cache.layers for tensor in layer.tensors.values()
+    )
     outputs.logits.sum().backward()  # whose values the step must have left alone
 
 
@@ -223,3 +225,30 @@ def test_offloading_leaves_the_states_alone():
     cache.layers[0].offload()
     cache.layers[0].prefetch()
     assert_near(read(model, ids[:, 3:], cache)[0], whole[:, 3:])
+
+
+@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "hybrid"])
+@pytest.mark.parametrize("length", [2, 9])
+def test_data_parallel_gathers_the_caches_of_its_replicas(variant, length, monkeypatch):
+    class GatherOnTheCPU:  # torch's own takes CUDA tensors only
+        @staticmethod
+        def apply(device, dim, *tensors):
+            return torch.cat(tensors, dim)
+
+    monkeypatch.setattr(torch.nn.parallel.scatter_gather, "Gather", GatherOnTheCPU)
+    model = tiny_model(**VARIANTS[variant])
+    ids = random_ids(3, length + 3)
+    with torch.no_grad():
+        replicas = [model(rows, use_cache=True) for rows in ids[:, :length].split((1, 2))]
+    outputs = torch.nn.parallel.scatter_gather.gather(replicas, 0)
+    assert_near(outputs.logits, read(model, ids[:, :length])[0])
+    cache = outputs.past_key_values
+    assert type(cache) is LinearAttentionCache
+    assert cache.get_seq_length() == length
+    assert_near(read(model, ids[:, length:], cache)[0], read(model, ids)[0][:, length:])
+    assert cache.config is model.config
+
+
+def test_caches_that_have_read_nothing_are_not_gathered():
+    with pytest.raises(ValueError, match="only caches that have read a token"):
+        LinearAttentionCache(iter(LinearAttentionCache(tiny_model().config)))

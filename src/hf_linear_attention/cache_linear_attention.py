@@ -8,7 +8,7 @@ import json
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -501,7 +501,8 @@ class LinearAttentionCache(Cache):
     `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`.
 
     Args:
-        config: of the model; decides on the layers.
+        config: of the model; decides on the layers. Or what iterating over caches yields, by which
+            `torch.nn.DataParallel` makes one of those of its replicas.
         offloading, offload_only_non_sliding: as in `DynamicCache`, for the softmax layers.
         max_cache_len: None, or for a static cache, which compiled models can use without compiling
             again, the number of tokens that its softmax layers have room for.
@@ -509,11 +510,15 @@ class LinearAttentionCache(Cache):
 
     def __init__(
         self,
-        config: PreTrainedConfig,
+        config: PreTrainedConfig | Iterable[dict[str, Tensor]],
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
         max_cache_len: int | None = None,
     ):
+        if not isinstance(config, PreTrainedConfig):
+            self.config = None  # the model has it
+            super().__init__(layers=[_layer_of_rows(named) for named in config])
+            return
         self.config = config
         layers = [
             layer_class(
@@ -537,19 +542,29 @@ class LinearAttentionCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors in the cache."""
-        tensors = {id(x): x for layer in self for x in layer if x is not None}
-        for layer in self.layers:
-            if isinstance(layer, RecurrentLayer) and layer.recording is not None:
-                tensors |= {id(x): x for x in layer.recording.tensors()}
-        return sum(x.nbytes for x in tensors.values())
-
-    def __iter__(self) -> Iterator[tuple[Tensor | None, ...]]:
-        """The tensors of each layer; None where there is nothing yet."""
+        tensors: list[Tensor | None] = []
         for layer in self.layers:
             if isinstance(layer, RecurrentLayer):
-                yield tuple(layer.tensors.values())
+                tensors += layer.tensors.values()
+                tensors += [] if layer.recording is None else layer.recording.tensors()
             else:
-                yield layer.keys, layer.values
+                tensors += [layer.keys, layer.values]
+        return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """What each layer needs to go on, by name, for each row: its tensors, and `num_tokens` (B,)
+        and `sliding_window` (B,). Nothing before the first token.
+        """
+        for layer in self.layers:
+            rows = dict(_named_tensors(layer, self.config.sliding_window))
+            if rows:
+                some = next(iter(rows.values()))
+                numbers = {"num_tokens": int(layer.get_seq_length())}
+                if not isinstance(layer, RecurrentLayer) and layer.is_sliding:
+                    numbers["sliding_window"] = self.config.sliding_window
+                for name, number in numbers.items():
+                    rows[name] = some.new_full(some.shape[:1], number, dtype=torch.long)
+            yield rows
 
     def reset(self) -> None:
         """Forgets every token and keeps the memory of the states."""
@@ -763,8 +778,27 @@ def _named_tensors(layer: CacheLayerMixin, sliding_window: int | None) -> dict[s
     return {"keys": keys, "values": values}
 
 
+def _layer_of_rows(rows: dict[str, Tensor]) -> CacheLayerMixin:
+    """The layer of which iterating over a cache yields these."""
+    if not rows:
+        raise ValueError("only caches that have read a token can be gathered")
+    named = dict(rows)
+    num_tokens = int(named.pop("num_tokens")[0])
+    window = named.pop("sliding_window", None)
+    layer: CacheLayerMixin
+    if "kv" in named:
+        conv = named.get("k_conv")
+        layer = RecurrentLayer(conv_kernel_size=0 if conv is None else conv.shape[1] + 1)
+    elif window is not None:
+        layer = SlidingWindowLayer(sliding_window=int(window[0]))
+    else:
+        layer = DynamicLayer()
+    _fill(layer, named, num_tokens, None)  # the model sets its dtype
+    return layer
+
+
 def _fill(
-    layer: CacheLayerMixin, named: dict[str, Tensor], num_tokens: int, dtype: torch.dtype
+    layer: CacheLayerMixin, named: dict[str, Tensor], num_tokens: int, dtype: torch.dtype | None
 ) -> None:
     """Makes of an empty layer one with these tensors, which it takes over."""
     if isinstance(layer, RecurrentLayer):
@@ -849,6 +883,8 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
         return cache_for_model(cache.self_attention_cache, config)
     classes = [type(layer) for layer in cache.layers]
     if classes in (layer_classes(config), layer_classes(config, is_static=True)):
+        if getattr(cache, "config", config) is None:  # gathered by DataParallel
+            cache.config = config
         return cache
     # the installed package's class, which remote code does not know
     new_softmax_layer = getattr(cache, "new_softmax_layer", None)

@@ -331,14 +331,7 @@ class LinearAttention(LinearAttentionBase):
         state = None if cache is None else cache.state
         if sequence_group is not None:
             state = state_before(
-                k,
-                v,
-                log_decay,
-                key_mask,
-                sequence_group,
-                feature_map=self.options["feature_map"],
-                normalize=self.options["normalize"],
-                is_causal=is_causal,
+                k, v, log_decay, key_mask, sequence_group, is_causal=is_causal, **self.options
             )
         is_step = q.shape[1] == 1 and not torch.is_grad_enabled()
         if cache is not None and is_step and cache.may_change("kv"):

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .cache_linear_attention import padding_first
-from .chunked import LinearAttentionState, accumulation_dtype
-from .feature_maps import POINTWISE
+from .linear_attention import LinearAttentionState, linear_attention
 
 
 def split_sequence(inputs: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
@@ -83,41 +82,33 @@ def state_before(
     key_mask: Tensor | None,
     group: Any,
     *,
-    feature_map: str | None,
-    normalize: bool,
     is_causal: bool,
+    **options: Any,
 ) -> LinearAttentionState:
     """The state that the pieces before this one leave, by one all-gather; arguments as of
     `linear_attention`. Not causal: what the other pieces add to the sums.
     """
-    dtype = accumulation_dtype(k.dtype)
-    phi = k.to(dtype)
-    if feature_map is not None:
-        phi = POINTWISE[feature_map](phi)
-    if key_mask is not None:
-        phi = phi.masked_fill(~key_mask[..., None, None], 0)
-    parts = []
+    _, (kv, z) = linear_attention(  # nobody reads, so any q will do
+        k.detach(), k, v, log_decay, key_mask=key_mask, return_state=True, **options
+    )
+    parts = [kv.flatten(2)]
+    if z is not None:
+        parts.append(z)
     if log_decay is not None:
-        log_decay = log_decay.to(dtype)
         if key_mask is not None:
             log_decay = log_decay.masked_fill(~key_mask[..., None], 0)
-        phi = phi * _sum_of_later(log_decay.transpose(0, 1)).transpose(0, 1).exp()[..., None]
-        parts.append(log_decay.sum(1)[..., None])
-    B, _, H, K = k.shape
-    V = v.shape[-1]
-    parts.append(torch.einsum("bthk,bthv->bhkv", phi, v.to(dtype)).flatten(2))
-    if normalize:
-        parts.append(phi.sum(1))
+        parts.append(log_decay.to(kv.dtype).sum(1)[..., None])
 
-    pieces = AllGather.apply(torch.cat(parts, -1), group)
+    pieces = AllGather.apply(torch.cat(parts, -1), group)  # (ranks, B, Hkv, ...)
     rank = dist.get_rank(group)
     pieces = pieces[:rank] if is_causal else torch.cat([pieces[:rank], pieces[rank + 1 :]])
     if log_decay is not None:
-        decay = _sum_of_later(pieces[..., 0]).exp()
-        pieces = pieces[..., 1:] * decay[..., None]
+        pieces = pieces[..., :-1] * _sum_of_later(pieces[..., -1]).exp()[..., None]
     total = pieces.sum(0)
-    kv = total[..., : K * V].unflatten(-1, (K, V))
-    return LinearAttentionState(kv, total[..., K * V :] if normalize else None)
+    state_size = kv.shape[2] * kv.shape[3]
+    return LinearAttentionState(
+        total[..., :state_size].view(kv.shape), None if z is None else total[..., state_size:]
+    )
 
 
 def _sum_of_later(x: Tensor) -> Tensor:
