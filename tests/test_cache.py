@@ -227,7 +227,7 @@ def test_offloading_leaves_the_states_alone():
     assert_near(read(model, ids[:, 3:], cache)[0], whole[:, 3:])
 
 
-@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "hybrid"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "hybrid", "cross"])
 @pytest.mark.parametrize("length", [2, 9])
 def test_data_parallel_gathers_the_caches_of_its_replicas(variant, length, monkeypatch):
     class GatherOnTheCPU:  # torch's own takes CUDA tensors only
@@ -236,16 +236,24 @@ def test_data_parallel_gathers_the_caches_of_its_replicas(variant, length, monke
             return torch.cat(tensors, dim)
 
     monkeypatch.setattr(torch.nn.parallel.scatter_gather, "Gather", GatherOnTheCPU)
-    model = tiny_model(**VARIANTS[variant])
-    ids = random_ids(3, length + 3)
+    kwargs = {**VARIANTS, "cross": {"add_cross_attention": True}}[variant]
+    model, ids = tiny_model(**kwargs), random_ids(3, length + 3)
+    batch = {"input_ids": ids}
+    if variant == "cross":
+        batch["encoder_hidden_states"] = torch.randn(3, 4, 32, dtype=torch.float64)
     with torch.no_grad():
-        replicas = [model(rows, use_cache=True) for rows in ids[:, :length].split((1, 2))]
+        expected = model(**batch).logits
+        batch["input_ids"] = ids[:, :length]
+        replicas = [
+            model(**{name: x[rows] for name, x in batch.items()}, use_cache=True)
+            for rows in (slice(0, 1), slice(1, 3))
+        ]
     outputs = torch.nn.parallel.scatter_gather.gather(replicas, 0)
-    assert_near(outputs.logits, read(model, ids[:, :length])[0])
+    assert_near(outputs.logits, expected[:, :length])
     cache = outputs.past_key_values
     assert type(cache) is LinearAttentionCache
     assert cache.get_seq_length() == length
-    assert_near(read(model, ids[:, length:], cache)[0], read(model, ids)[0][:, length:])
+    assert_near(read(model, ids[:, length:], cache)[0], expected[:, length:])
     assert cache.config is model.config
 
 

@@ -71,6 +71,13 @@ def assert_same_gradients(model: nn.Module, expected: nn.Module) -> None:
         assert_near(actual[name], gradient)
 
 
+def memory_for(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What the model's cross attention reads, if it has one."""
+    if not model.config.add_cross_attention:
+        return {}
+    return {"encoder_hidden_states": torch.randn(2, 5, 32, dtype=torch.float64)}
+
+
 def saved_by_one(folder: Path, **kwargs) -> PreTrainedModel:
     """The same model on all ranks, and in `folder`."""
     model = tiny_model(**kwargs)
@@ -92,19 +99,19 @@ def load_in_parallel(folder: Path) -> PreTrainedModel:
 
 def heads_are_shared(folder: Path, **kwargs) -> None:
     whole = saved_by_one(folder / "whole", **SIZES, **kwargs)
-    ids = random_ids(2, 9)
-    expected = whole(ids, labels=ids)
+    ids, memory = random_ids(2, 9), memory_for(whole)
+    expected = whole(ids, labels=ids, **memory)
     expected.loss.backward()
 
     model = load_in_parallel(folder / "whole")
     assert model.model.layers[0].self_attn.o_proj.weight.to_local().shape[1] == 16
-    outputs = model(ids, labels=ids)
+    outputs = model(ids, labels=ids, **memory)
     assert_near(outputs.logits, expected.logits)
     outputs.loss.backward()
     assert_same_gradients(model, whole)
     with torch.no_grad():  # Transformers multiplies in another way then
-        assert_near(model(ids).logits, expected.logits)
-    wanted = {"max_new_tokens": 6, "do_sample": False}
+        assert_near(model(ids, **memory).logits, expected.logits)
+    wanted = {"max_new_tokens": 6, "do_sample": False, **memory}
     assert torch.equal(model.generate(ids, **wanted), whole.generate(ids, **wanted))
 
     model.save_pretrained(folder / "saved")
@@ -146,10 +153,11 @@ def sequences_are_shared(folder: Path, mask: Tensor | None, checkpointing: bool 
         follows_real = torch.nn.functional.pad(is_real, (1, 0))[:, :-1]
         batch["labels"] = ids.masked_fill(~(is_real & follows_real), -100)
         batch["attention_mask"] = mask
-    expected = whole(**batch)
+    memory = memory_for(whole)
+    expected = whole(**batch, **memory)
     expected.loss.backward()
 
-    outputs = parallel(**split_sequence(batch))
+    outputs = parallel(**split_sequence(batch), **memory)
     outputs.loss.backward()
     assert_near(outputs.loss, expected.loss)
     own = slice(0, 5) if dist.get_rank() == 0 else slice(5, 9)
@@ -203,6 +211,12 @@ TENSOR_PARALLEL = (
     *("preset_t2r", "preset_performer", "preset_retnet"),
 )
 SEQUENCE_PARALLEL = ("paper", "dpfp", "aaren", "gated", "learned", "preset_retnet", "preset_t2r")
+CROSS = {
+    "add_cross_attention": True,
+    "feature_map": "t2r",
+    "normalizer": "gated_rms_norm",
+    "num_key_value_heads": 2,
+}
 CHECKS: dict[str, Callable[[Path], None]] = {
     **{
         f"heads_are_shared[{name}]": partial(heads_are_shared, **VARIANTS[name])
@@ -211,6 +225,8 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "heads_are_shared[per_feature]": partial(
         heads_are_shared, feature_map="per_feature_of_all_heads"
     ),
+    "heads_are_shared[cross]": partial(heads_are_shared, **CROSS),
+    "sequences_are_shared[cross]": partial(sequences_are_shared, mask=None, **CROSS),
     **{
         f"sequences_are_shared[{name}-{mask_name}]": partial(
             sequences_are_shared, mask=mask, **VARIANTS[name]

@@ -552,14 +552,16 @@ class LinearAttentionCache(Cache):
         return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """What each layer needs to go on, by name, for each row: its tensors, and `num_tokens` (B,)
-        and `sliding_window` (B,). Nothing before the first token.
+        """What each layer needs to go on, by name, for each row: its tensors, and (B,) of
+        `num_tokens`, `sliding_window` and `is_memory`. Nothing before the first token.
         """
         for layer in self.layers:
             rows = dict(_named_tensors(layer, self.config.sliding_window))
             if rows:
                 some = next(iter(rows.values()))
                 numbers = {"num_tokens": int(layer.get_seq_length())}
+                if isinstance(layer, MemoryLayer):
+                    numbers["is_memory"] = 1
                 if not isinstance(layer, RecurrentLayer) and layer.is_sliding:
                     numbers["sliding_window"] = self.config.sliding_window
                 for name, number in numbers.items():
@@ -786,7 +788,9 @@ def _layer_of_rows(rows: dict[str, Tensor]) -> CacheLayerMixin:
     num_tokens = int(named.pop("num_tokens")[0])
     window = named.pop("sliding_window", None)
     layer: CacheLayerMixin
-    if "kv" in named:
+    if named.pop("is_memory", None) is not None:
+        layer = MemoryLayer()
+    elif "kv" in named:
         conv = named.get("k_conv")
         layer = RecurrentLayer(conv_kernel_size=0 if conv is None else conv.shape[1] + 1)
     elif window is not None:
