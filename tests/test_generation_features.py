@@ -343,15 +343,15 @@ class FiveTokens(StoppingCriteria):
         return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
 
 
-STOPS = {
-    "time": {"max_time": 0.0},
-    "criteria": {"stopping_criteria": StoppingCriteriaList([FiveTokens()])},
-    "strings": {
-        "stop_strings": ["e", "th", "zi", "a", "o"],
+STOPS = {  # by the tokens that would come in the first two rows
+    "time": lambda tokens: {"max_time": 0.0},
+    "criteria": lambda tokens: {"stopping_criteria": StoppingCriteriaList([FiveTokens()])},
+    "strings": lambda tokens: {
+        "stop_strings": [TOKENIZER.decode(token) for token in tokens[:, 4]],
         "tokenizer": TOKENIZER,
-        "eos_token_id": 40,
+        "eos_token_id": VOCAB_SIZE - 1,  # without one, ended rows are not padded
     },
-    "tokens": {"eos_token_id": list(range(1, VOCAB_SIZE, 9))},
+    "tokens": lambda tokens: {"eos_token_id": tokens[:, 4].tolist()},
 }
 
 
@@ -360,7 +360,8 @@ STOPS = {
 def test_rows_end_where_they_should_and_leave_the_others_alone(variant, how):
     model = tiny_model(**VARIANTS[variant])
     plain = generate(model, padded_prompts()).sequences
-    stopped = generate(model, padded_prompts(), **STOPS[how])
+    stops = STOPS[how](plain[:2, max(LENGTHS) :])
+    stopped = generate(model, padded_prompts(), **stops)
     whole = whole_text(model, stopped.sequences, padded_prompts()).logits
     T = stopped.sequences.shape[1]
     assert T < plain.shape[1] or (stopped.sequences[:, -1] == PAD).any()
