@@ -341,6 +341,8 @@ def main(args: list[str]) -> None:
         "steps": trainer.state.global_step,
         "train_tokens": trainer.state.global_step
         * training_args.train_batch_size
+        * training_args.gradient_accumulation_steps
+        * training_args.world_size
         * data_args.block_size,
         "parameters": model.num_parameters(),
     }
