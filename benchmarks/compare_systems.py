@@ -15,7 +15,8 @@ timed, in turn: a training step, and a token after contexts that were read.
 
 Each result is written to --runs at once, and the next call goes on from there: a killed run loses
 only what it was at. `--stop-after 150` ends it by itself, before what would begin after so many
-seconds. When all is there, results/ gets the tables and the plot.
+seconds. When all is there, results/ gets the table and the plot; `--report` writes what is there,
+and trains nothing.
 """
 
 import copy
@@ -321,6 +322,7 @@ class Reader:
     def sample(self) -> float:
         """Seconds per token."""
         cache = copy.deepcopy(self.cache)
+        self.forward(self.token, cache)  # what the others left in the processor's caches is gone
 
         def steps() -> None:
             for _ in range(STEPS):
@@ -455,14 +457,14 @@ def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
             (axes[1, 0], "decoding_tokens_per_second"),
             (axes[1, 1], "cache_bytes"),
         ):
-            by_context = row["times"][what]
+            by_context = row["times"].get(what, {})
             axis.loglog([int(context) for context in by_context], by_context.values(), **style)
     axes[1, 0].set(title="tokens/s, decoding one row", xlabel="tokens of context")
     axes[1, 1].set(title="bytes in the cache", xlabel="tokens of context")
-    axes[1, 1].legend(fontsize="small", ncols=2)
+    axes[1, 1].legend(fontsize="small", ncols=3, loc=(0.02, 0.13))
     axes[1, 2].barh(
         [row["system"] for row in reversed(timed)],
-        [row["times"]["training_tokens_per_second"] for row in reversed(timed)],
+        [row["times"].get("training_tokens_per_second", 0) for row in reversed(timed)],
     )
     axes[1, 2].set(title="tokens/s, training")
     figure.savefig(path, dpi=90)
@@ -512,6 +514,7 @@ def main() -> None:
     flags.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *VARIANTS], metavar="NAME")
     flags.add_argument("--parts", nargs="+", choices=["text", "recall", "copy", "timing"])
     flags.add_argument("--runs", type=Path, help="file of single results")
+    flags.add_argument("--report", action="store_true", help="train nothing, write the results")
     flags.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     flags = flags.parse_args()
     if flags.short + flags.full + flags.gpu > 1:
@@ -524,7 +527,10 @@ def main() -> None:
     log = Log(flags.runs or OUTPUTS / f"{name}.jsonl")
     systems = flags.systems or [*SYSTEMS, *VARIANTS]
     parts = flags.parts or [*setting.trials, "timing"]
-    rows = compare(setting, log, systems, parts, flags.stop_after, flags.patience)
+    if flags.report:
+        rows = summary(setting, systems, log)
+    else:
+        rows = compare(setting, log, systems, parts, flags.stop_after, flags.patience)
     if rows is None:
         return
     print("\n".join(systems_table(rows)))

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Writes the newest results into the README, between its two marker comments.
+"""Writes the newest results into the README, each between two marker comments.
 
     python benchmarks/report.py
 
@@ -16,8 +16,7 @@ from typing import Any
 from harness import QUIET, RESULTS
 
 README = RESULTS.parents[1] / "README.md"
-BEGIN = "<!-- benchmarks: begin, written by benchmarks/report.py -->"
-END = "<!-- benchmarks: end -->"
+BLOCKS = {"presets": ("compare",), "benchmarks": ("ops", "decode", "training")}  # by marker
 TITLES = {
     "ops": "The op",
     "decode": "Generation",
@@ -111,11 +110,12 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
     training = []
     for task, trial in trials.items():
         length, counts = trial["task"]["length"], [row["parameters"][task] for row in rows]
+        seeds = {len(row["tasks"][task]["scores"]) for row in rows if task in row["tasks"]}
         training.append(
             f"{task}: {trial['steps']} steps of {trial['rows']} × {length} tokens, "
             f"{min(counts) / 1e6:.3f} to {max(counts) / 1e6:.3f} M weights, learning rate the best "
             f"of {', '.join(f'{rate:g}' for rate in trial['learning_rates'])}, "
-            f"seeds: {trial['seeds']}"
+            f"seeds: {' or '.join(map(str, sorted(seeds)))}"
         )
     lines = [
         f"**{TITLES['compare']}**, trained alike: bits per byte of held-out text, the share of "
@@ -146,11 +146,12 @@ def systems_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         times = row["times"]
+        training = times.get("training_tokens_per_second")
         speeds, sizes = (times.get(k, {}) for k in ("decoding_tokens_per_second", "cache_bytes"))
         cells = [
             row["system"],
             *(scores_cell(row["tasks"].get(task), digits) for task, (_, digits) in SCORES.items()),
-            f"{times['training_tokens_per_second']:.0f}" if times else "",
+            f"{training:.0f}" if training else "",
             *(f"{speeds[context]:.0f}" if speeds else "" for context in contexts),
             *(
                 f"{sizes[context] / 1000:.0f}" if sizes else ""
@@ -172,17 +173,25 @@ def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
     return f"{mean} ± {(max(scores) - min(scores)) / 2:.{digits}f}"
 
 
+def with_block(text: str, name: str, content: str) -> str:
+    """The text with other content between the markers of that name."""
+    begin = f"<!-- {name}: begin, written by benchmarks/report.py -->"
+    end = f"<!-- {name}: end -->"
+    if begin not in text or end not in text:
+        sys.exit(f"{README} lacks the lines {begin} and {end}")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+
+
 def main() -> None:
     text = README.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        sys.exit(f"{README} lacks the lines {BEGIN} and {END}")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
     results = newest_results()
     if not results:
         sys.exit(f"no results in {RESULTS}: run the benchmarks first")
-    sections = "\n\n".join(section(path, document) for path, document in results.values())
-    README.write_text(f"{before}{BEGIN}\n{sections}\n{END}{after}", encoding="utf-8")
+    for name, benches in BLOCKS.items():
+        sections = [section(*results[bench]) for bench in benches if bench in results]
+        text = with_block(text, name, "\n\n".join(sections))
+    README.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -357,6 +357,11 @@ def test_the_whole_comparison_writes_results_that_the_report_shows(tiny, tmp_pat
     assert linear["16"] == linear["64"]
     assert softmax["64"] == 4 * softmax["16"]
 
+    path.unlink()
+    monkeypatch.setattr(sys, "argv", ["compare_systems.py", "--report", "--runs", runs])
+    compare_systems.main()
+    assert json.loads(path.read_text())["rows"] == document["rows"]
+
     section = report.section(path, document)
     table = [line for line in section.splitlines() if line.startswith("|")]
     assert [line.split("|")[1].strip() for line in table[2:]] == presets + variants
