@@ -89,7 +89,7 @@ def together(tmp_path_factory):
 def test_accelerate_trains_as_one_process_does(config, name, alone, together):
     expected, folder = alone(name)
     actual = json.loads((together(config) / name / "steps.json").read_text())
-    tolerance = 0.05 if name == "bfloat16" else 1e-4
+    tolerance = 0.1 if name == "bfloat16" else 1e-4  # FSDP2 rounds the decays' parameters, too
     assert_same_steps(actual, expected, tolerance)
     ids = random_ids(2, 9)
     with torch.no_grad():
