@@ -121,6 +121,7 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
         f"**{TITLES['compare']}**, trained alike: bits per byte of held-out text, the share of "
         "values recalled by their keys (MQAR), and of symbols copied; mean over the seeds ± half "
         "of their range. Then tokens per second, and what the cache holds, of the model for text. "
+        "Sliding windows are an eighth of the sequence. "
         f"{'; '.join(training)}. {place(document)}",
         "",
         *systems_table(rows),
@@ -140,7 +141,7 @@ def systems_table(rows: list[dict[str, Any]]) -> list[str]:
         "system",
         *(title for title, _ in SCORES.values()),
         "tokens/s, training",
-        *(f"after {context}" for context in contexts),
+        *(f"tokens/s, after {context}" for context in contexts),
         *(f"kB after {context}" for context in contexts[:: max(len(contexts) - 1, 1)]),
     ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
