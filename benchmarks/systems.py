@@ -100,7 +100,7 @@ SETTINGS = {
     "full": Setting(
         {
             "text": Trial(Text(1024, 256, 2_000_000), _SMALL, 4, 300, _RATES, 2),
-            "recall": Trial(Recall(64, 32, 4), _TINY, 32, 300, _RATES, 2),
+            "recall": Trial(Recall(64, 32, 4), _TINY, 32, 600, _RATES, 2),
             "copy": Trial(Copy(32), _TINY, 32, 200, _RATES, 2),
         },
     ),
