@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -57,8 +56,7 @@ def unpacked_sdist(tmp_path_factory):
     shutil.copytree(ROOT, source, ignore=untouched)
     result, sdist = build("sdist", source, directory / "dist")
     assert sdist is not None, result.stdout
-    with tarfile.open(sdist) as archive:
-        archive.extractall(directory, filter="data")
+    shutil.unpack_archive(sdist, directory)
     return directory / sdist.name.removesuffix(".tar.gz")
 
 

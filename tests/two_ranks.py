@@ -51,10 +51,6 @@ class PerFeatureOfAllHeads(PerFeature):
     has_parameters_per_head = False
 
 
-register_feature_map("per_feature", PerFeature)
-register_feature_map("per_feature_of_all_heads", PerFeatureOfAllHeads)
-
-
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """Whole, by name without what wrappers add."""
     whole = {}
@@ -253,6 +249,9 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    # not where tests import this for the names of its checks
+    register_feature_map("per_feature", PerFeature)
+    register_feature_map("per_feature_of_all_heads", PerFeatureOfAllHeads)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for number, (name, check) in enumerate(CHECKS.items()):
         torch.manual_seed(0)
