@@ -74,9 +74,9 @@ class Linear {
   void stage_x(Acc* to) const {
     const Scalar* from = static_cast<const Scalar*>(p_.x);
     for (int64_t row = 0; row < p_.rows; ++row, from += p_.in, to += x_stride_) {
-      for_each_vector<Acc>(0, p_.in, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-        store(to + c, load_vector(from, 1, c, count));
-      });
+      int64_t c = 0;
+      for (; c + W <= p_.in; c += W) store(to + c, load(from + c));
+      if (c < p_.in) store(to + c, load_some(from + c, 1, p_.in - c));
     }
     const int64_t missing = padded_rows_ - p_.rows;
     __builtin_memset(to, 0, sizeof(Acc) * static_cast<size_t>(missing * x_stride_));
@@ -147,7 +147,7 @@ class Linear {
     for (int o = 0; o < outputs; ++o) {
       const Scalar* const at = w + o * p_.in + c;
       __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes);
-      const Vec<Acc> weight = load_vector(at, 1, 0, count);
+      const Vec<Acc> weight = count == W ? load(at) : load_some(at, 1, count);
       HFLA_UNROLL
       for (int r = 0; r < rows; ++r) sum_of[o][r][chain] += weight * load(x + r * x_stride_ + c);
     }
@@ -156,11 +156,15 @@ class Linear {
   void finish(const Acc* sums, int64_t row, int64_t begin, int64_t end) const {
     const Scalar* const bias = static_cast<const Scalar*>(p_.bias);
     Scalar* const y = static_cast<Scalar*>(p_.y) + row * p_.out;
-    for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+    for (int64_t c = begin; c < end; c += W) {
+      const int64_t count = min(W, end - c);
       Vec<Acc> result = load(sums + c - begin);
-      if (bias) result += load_vector(bias, 1, c, count);
-      store_vector(y, 1, c, count, result);
-    });
+      if (bias) result += count == W ? load(bias + c) : load_some(bias + c, 1, count);
+      if (count == W)
+        store(y + c, result);
+      else
+        store_some(y + c, 1, count, result);
+    }
   }
 
   const LinearProblem& p_;
