@@ -46,9 +46,9 @@ def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
 
 
 def section(path: Path, document: dict[str, Any]) -> str:
-    return (section_of_systems if document["bench"] == "compare" else section_of_times)(
-        path, document
-    )
+    if document["bench"] == "compare":
+        return section_of_systems(path, document)
+    return section_of_times(path, document)
 
 
 def place(document: dict[str, Any]) -> str:
@@ -137,12 +137,13 @@ SCORES = {"text": ("bits per byte", 3), "recall": ("recall", 2), "copy": ("copie
 def systems_table(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each system; empty where something was not measured."""
     contexts = list(dict.fromkeys(c for row in rows for c in row["times"].get("cache_bytes", ())))
+    ends = contexts[:: max(len(contexts) - 1, 1)]  # the first and the last
     titles = [
         "system",
         *(title for title, _ in SCORES.values()),
         "tokens/s, training",
         *(f"tokens/s, after {context}" for context in contexts),
-        *(f"kB after {context}" for context in contexts[:: max(len(contexts) - 1, 1)]),
+        *(f"kB after {context}" for context in ends),
     ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
@@ -154,10 +155,7 @@ def systems_table(rows: list[dict[str, Any]]) -> list[str]:
             *(scores_cell(row["tasks"].get(task), digits) for task, (_, digits) in SCORES.items()),
             f"{training:.0f}" if training else "",
             *(f"{speeds[context]:.0f}" if speeds else "" for context in contexts),
-            *(
-                f"{sizes[context] / 1000:.0f}" if sizes else ""
-                for context in contexts[:: max(len(contexts) - 1, 1)]
-            ),
+            *(f"{sizes[context] / 1000:.0f}" if sizes else "" for context in ends),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

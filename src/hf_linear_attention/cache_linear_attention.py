@@ -380,6 +380,12 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         raise TypeError(IS_NOT_STOCK)
 
 
+def _promise_address(tensor: Tensor) -> None:
+    """Lets CUDA graphs keep the address of a tensor that a static cache writes in place."""
+    if not torch.compiler.is_compiling():
+        torch._dynamo.mark_static_address(tensor)
+
+
 class StaticRecurrentLayer(RecurrentLayer):
     """A RecurrentLayer for compiled graphs: no Python number changes from one token to the next, so
     nothing is compiled twice, and no address ever changes, so CUDA graphs may keep them.
@@ -404,11 +410,10 @@ class StaticRecurrentLayer(RecurrentLayer):
             self.num_tokens = self.num_tokens.to(new.device)
         is_new = name not in self.tensors
         super().write(name, new)
-        if not torch.compiler.is_compiling():
-            if is_first:
-                torch._dynamo.mark_static_address(self.num_tokens)
-            if is_new:
-                torch._dynamo.mark_static_address(self.tensors[name])
+        if is_first:
+            _promise_address(self.num_tokens)
+        if is_new:
+            _promise_address(self.tensors[name])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.max_cache_len, 0
@@ -436,9 +441,9 @@ class MemoryLayer(RecurrentLayer):
         self.write_state(state)
         self.dtype = dtype
         self.num_tokens = 1  # or any other number: compiled graphs must not depend on its length
-        if self.is_compileable and not torch.compiler.is_compiling():
+        if self.is_compileable:
             for tensor in self.tensors.values():
-                torch._dynamo.mark_static_address(tensor)
+                _promise_address(tensor)
 
     def activate_past_recording(self) -> None:
         """There is nothing to record."""

@@ -101,9 +101,8 @@ def causal_lm_loss(
     another rank's, and the mean is that of all ranks; num_items_in_batch still divides the sum of
     this one's alone.
     """
-    if (
-        torch.compiler.is_compiling() and sequence_group is None
-    ):  # the compiler fuses the plain form
+    # the compiler fuses the plain form
+    if torch.compiler.is_compiling() and sequence_group is None:
         return ForCausalLMLoss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )

@@ -905,14 +905,17 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             raise ValueError("encoder_hidden_states must be None with packed sequences")
         if sequence_group is not None:
             self._check_sequence_parallel(cu_seqlens)
-        may_cache = cu_seqlens is None and self.config.is_causal and sequence_group is None
+        without_cache = {  # what goes without one
+            "sequence_group": sequence_group is not None,
+            "packed sequences": cu_seqlens is not None,
+            "is_causal=False": not self.config.is_causal,
+        }
         if past_key_values is not None:
-            if not may_cache:
-                why = "is_causal=False" if cu_seqlens is None else "packed sequences"
-                why = why if sequence_group is None else "sequence_group"
-                raise ValueError(f"past_key_values must be None with {why}")
+            for what, is_so in without_cache.items():
+                if is_so:
+                    raise ValueError(f"past_key_values must be None with {what}")
             past_key_values = cache_for_model(past_key_values, self.config)
-        elif use_cache and may_cache:
+        elif use_cache and not any(without_cache.values()):
             past_key_values = LinearAttentionCache(self.config)
         past = count_past(past_key_values)
 
