@@ -2,8 +2,8 @@
 //
 // The part of libtorch's stable C ABI (torch >= 2.10) that the bindings use, declared by hand under
 // libtorch's own names, so that building needs no torch; then the few classes that make it
-// pleasant. tests/test_build.py compiles this file beside torch's headers, where a wrong prototype
-// is an error.
+// pleasant. tests/native/test_build.py compiles this file beside torch's headers, where a wrong
+// prototype is an error.
 #pragma once
 
 #include <cstdint>

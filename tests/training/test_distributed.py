@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_training import assert_same_steps
 from transformers import AutoModelForCausalLM
 
-from test_training import assert_same_steps
 from tiny import assert_near, random_ids
 from trainer_runs import train
 from two_ranks import CHECKS
 
-TESTS = Path(__file__).parent
-CONFIGS = TESTS.parent / "examples" / "configs"
+SUPPORT = Path(__file__).parents[1] / "support"
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 # one thread each: two processes on two cores
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 RUNS = {
@@ -44,7 +44,7 @@ def launch(module: str, *args: object) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> subprocess.CompletedProcess:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node", 2)
-    return launch(*torchrun, TESTS / "two_ranks.py", tmp_path_factory.mktemp("two_ranks"))
+    return launch(*torchrun, SUPPORT / "two_ranks.py", tmp_path_factory.mktemp("two_ranks"))
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -76,7 +76,7 @@ def together(tmp_path_factory):
         if config not in folders:
             folder = tmp_path_factory.mktemp(config)
             arguments = ("launch", "--config_file", CONFIGS / f"{config}.yaml")
-            script = (TESTS / "trainer_runs.py", folder, *RUNS[config])
+            script = (SUPPORT / "trainer_runs.py", folder, *RUNS[config])
             result = launch("accelerate.commands.accelerate_cli", *arguments, *script)
             assert result.returncode == 0, result.stderr[-6000:]
             folders[config] = folder

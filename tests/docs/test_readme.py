@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// The CUDA kernels, emulated, for tests/test_cuda_kernels.py to call through ctypes.
+// The CUDA kernels, emulated, for tests/native/test_cuda_kernels.py to call through ctypes.
 
 #include "cuda/table.cuh"
 

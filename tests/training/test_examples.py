@@ -15,7 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import generate  # noqa: E402

@@ -19,7 +19,7 @@ from hf_linear_attention import (
 from hf_linear_attention.presets import PRESETS
 from tiny import VOCAB_SIZE, random_ids, tiny_config
 
-PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
+PAGE = Path(__file__).parents[2] / "docs" / "presets.md"
 B, T, C, H, LAYERS = 2, 9, 32, 4, 4
 D = C // H
 SIZES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 CUDA = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))

@@ -14,7 +14,7 @@ import torch
 
 import hf_linear_attention
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 CXX = shlex.split(os.environ.get("CXX", "c++"))
 if not shutil.which(CXX[0]):
@@ -34,7 +34,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
         '-DHFLA_WITH_CUDA="emulated"',
         "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     ]
-    sources = [CSRC / "torch" / "bindings.cpp", ROOT / "tests" / "cuda" / "emulated_ops.cpp"]
+    sources = [CSRC / "torch" / "bindings.cpp", ROOT / "tests" / "native" / "emulated_ops.cpp"]
     linked = [f"-L{torch_libraries}", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"]
     command = [*CXX, *flags, *sources, *linked, "-o", package / "_C.so"]
     subprocess.run(command, check=True)
@@ -48,7 +48,7 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
         "step_passes_opcheck or "
         "(refuses and not sign and not cu_seqlens and not packing and not dz and not rms_norm)"
     )
-    tests = [ROOT / "tests" / "test_ops.py", "-k", chosen]
+    tests = [ROOT / "tests" / "ops" / "test_ops.py", "-k", chosen]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout

@@ -10,12 +10,12 @@ import torch
 import yaml
 from huggingface_hub import HfApi, ModelCard, ModelCardData, repocard
 from huggingface_hub.errors import EntryNotFoundError
+from test_remote_code import WITHOUT_PACKAGE, run, word_tokenizer
 from transformers import Trainer, TrainingArguments
 
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.model_card import PLACEHOLDER, state_nbytes
 from hf_linear_attention.modeling_linear_attention import AUTO_CLASSES
-from test_remote_code import WITHOUT_PACKAGE, run, word_tokenizer
 from tiny import VARIANTS, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,7 +14,7 @@ import torch
 from hf_linear_attention import LinearAttentionForCausalLM
 from hf_linear_attention.presets import PRESETS
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import compare_systems  # noqa: E402

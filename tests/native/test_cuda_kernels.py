@@ -23,7 +23,7 @@ from hf_linear_attention.chunked import LinearAttentionState
 from hf_linear_attention.feature_maps import POINTWISE
 from hf_linear_attention.reference import reference_linear_attention
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CXX = shlex.split(os.environ.get("CXX", "c++"))
 if not shutil.which(CXX[0]):
     pytest.skip("there is no C++ compiler", allow_module_level=True)
@@ -120,7 +120,7 @@ def build(directory: Path) -> ctypes.CDLL:
     """The emulated kernels as a shared library."""
     library = directory / "emulated.so"
     command = [*CXX, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    source = ROOT / "tests" / "cuda" / "emulated.cpp"
+    source = ROOT / "tests" / "native" / "emulated.cpp"
     subprocess.run([*command, f"-I{ROOT / 'csrc'}", source, "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.emulator_error.restype = ctypes.c_char_p

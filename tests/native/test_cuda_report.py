@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "cuda_report.py"
 sys.path.insert(0, str(SCRIPT.parent))
 from cuda_report import Kernel, find_nvcc, parse  # noqa: E402
