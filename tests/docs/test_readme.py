@@ -63,12 +63,3 @@ def test_every_file_that_the_readme_links_to_exists():
     assert links
     for link in links:
         assert (ROOT / link).exists(), link
-
-
-def test_the_table_of_presets_is_that_of_the_newest_comparison():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import report
-
-    path, document = report.newest_results()["compare"]
-    assert report.section(path, document) in README
-    assert document["is_full"]
