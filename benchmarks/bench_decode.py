@@ -40,11 +40,11 @@ from transformers.cache_utils import (
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from identity import identity_attention
 from models import (
     SIZE,
     SMALLEST,
     Size,
-    identity_attention,
     make_model,
     random_tokens,
     torch_products,

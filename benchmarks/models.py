@@ -4,13 +4,12 @@ weights beside the input embeddings. Mamba2 has no MLP, so it gets twice as many
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -118,26 +117,4 @@ def cache_bytes(name: str, context: int, size: Size = SIZE) -> int:
 def torch_products() -> Iterator[None]:
     """Meanwhile, our linear layers multiply as torch.nn.Linear does."""
     with mock.patch.object(linear, "IS_COMPILED", False):
-        yield
-
-
-@contextmanager
-def identity_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile, our model's layers project in and out, and answer v in between: no convolution, no
-    decay, no op, no state. What is left is the cost of the model around attention.
-
-    It knows a layer's projections by their names in a checkpoint, and nothing else of it.
-    """
-
-    def only_projections(layer: nn.Module, hidden_states: Tensor, *args, **kwargs):
-        layer.q_proj(hidden_states)
-        layer.k_proj(hidden_states)
-        return layer.o_proj(layer.v_proj(hidden_states)), None
-
-    with ExitStack() as stack:
-        for block in model.model.layers:
-            layer = block.self_attn
-            stack.enter_context(
-                mock.patch.object(layer, "forward", partial(only_projections, layer))
-            )
         yield
