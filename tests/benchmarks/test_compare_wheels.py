@@ -79,6 +79,7 @@ def test_a_slower_version_is_seen_through_the_noise():
     assert row["ratio"] == pytest.approx(1.05)
     low, high = row["ratio_range"]
     assert 1.03 < low <= row["ratio"] <= high < 1.07
+    assert row["ratio_of_fastest"] == pytest.approx(1.05)
     assert row["old_ms"] == pytest.approx(1010, rel=0.01)
 
 
