@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria
 from transformers.cache_utils import (
     Cache,
+    CacheLayerMixin,
     DynamicCache,
     DynamicLayer,
     StaticCache,
@@ -39,7 +40,6 @@ from transformers.cache_utils import (
 
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache_linear_attention import RecurrentLayer
 from identity import identity_attention
 from models import (
     SIZE,
@@ -108,7 +108,7 @@ class Decoder:
     def rewind(self) -> None:
         """Back to `context` tokens. What a recurrent state holds is all the same to its cost."""
         for layer in self.cache.layers:
-            if isinstance(layer, RecurrentLayer):
+            if is_recurrent(layer):
                 layer.num_tokens = self.context
             elif isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.context)
@@ -152,13 +152,18 @@ class Decoder:
     def least_work(self) -> Work:
         cache = 0
         for layer in self.cache.layers:
-            if isinstance(layer, RecurrentLayer):
+            if is_recurrent(layer):
                 cache += 2 * sum(x.nbytes for x in layer.tensors.values())  # and written
             elif isinstance(layer, (DynamicLayer, StaticLayer)):
                 cache += layer.keys.nbytes + layer.values.nbytes
         weights = weight_bytes(self.model)
         flops = 2 * weights / self.model.dtype.itemsize * self.rows
         return Work(flops, weights + cache, bandwidth="read")
+
+
+def is_recurrent(layer: CacheLayerMixin) -> bool:
+    """Whether a layer of a cache is one of ours: known by what it holds."""
+    return hasattr(layer, "tensors") and hasattr(layer, "num_tokens")
 
 
 def verify(model: PreTrainedModel, size: Size, is_static: bool = False) -> float:

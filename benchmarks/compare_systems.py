@@ -2,7 +2,7 @@
 """Every preset, trained alike: what its attention learns, what it costs, what it keeps.
 
     python benchmarks/compare_systems.py            # or --short: in minutes
-    python benchmarks/compare_systems.py --full     # what the README shows: an hour of one core
+    python benchmarks/compare_systems.py --full     # for docs/results.md: an hour of one core
     python benchmarks/compare_systems.py --gpu      # larger models, tasks as in the papers
     python benchmarks/compare_systems.py --full --systems gla softmax --parts recall
 

@@ -152,14 +152,19 @@ def _seconds(run: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def peak_memory(prepare: Callable[..., Callable[[], object]], *args: Any) -> float | None:
+def peak_memory(
+    prepare: Callable[..., Callable[[], object]], *args: Any, here: bool = False
+) -> float | None:
     """MiB that `prepare(*args)()` needs beyond what `prepare` itself left in memory.
 
     In a process of its own, so that nothing is left over from others; `prepare` is a function of
-    some module. None where Linux's /proc is missing.
+    some module. Or `here`, which is less exact and saves the seconds in which a process starts.
+    None where Linux's /proc is missing.
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
+    if here:
+        return _peak_memory_here(torch.get_num_threads(), prepare, args)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_memory_here, (torch.get_num_threads(), prepare, args))
 
@@ -331,9 +336,8 @@ class Report:
     def peak_memory(
         self, prepare: Callable[..., Callable[[], object]], names: Sequence[str], *args: Any
     ) -> dict[str, float | None]:
-        """`peak_memory` of prepare(name, *args), by name; of the first in the smallest setting."""
-        names = names[:1] if self.is_smallest else names
-        return {name: peak_memory(prepare, name, *args) for name in names}
+        """`peak_memory` of prepare(name, *args), by name."""
+        return {name: peak_memory(prepare, name, *args, here=self.is_smallest) for name in names}
 
     def add(
         self,

@@ -3,6 +3,7 @@
 weights beside the input embeddings. Mamba2 has no MLP, so it gets twice as many layers.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from harness import backend_report
 from hf_linear_attention import LinearAttentionConfig, linear
 
 logging.set_verbosity_error()  # that Mamba2 lacks its CUDA kernels is no news on a CPU
@@ -98,10 +100,12 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return sum(w.nbytes for w in model.parameters() if id(w) not in tables or w is head)
 
 
-def use_plain_loop(model: PreTrainedModel) -> None:
-    """From now on, our model's layers attend by the reference backend."""
-    for block in model.model.layers:
-        block.self_attn.options["backend"] = "reference"  # of the op
+@contextmanager
+def plain_loop() -> Iterator[None]:
+    """Meanwhile, our models attend by the plain loop (HF_LINEAR_ATTENTION_BACKEND)."""
+    backends = sys.modules[backend_report.__module__]
+    with mock.patch.object(backends, "FORCED_BACKEND", "reference"):
+        yield
 
 
 def cache_bytes(name: str, context: int, size: Size = SIZE) -> int:

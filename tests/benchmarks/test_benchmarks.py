@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import bench_decode  # noqa: E402
 import bench_ops  # noqa: E402
 import bench_training  # noqa: E402
+import harness  # noqa: E402
 import report  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +45,14 @@ def test_the_op_is_measured(tmp_path, monkeypatch):
     for what in bench_ops.PASSES:
         found = contenders(document, f"{what}, float32, B, H, D = (1, 2, 16)")
         assert found == set(bench_ops.CONTENDERS)
-    assert any(row["peak_mib"] is not None for row in document["rows"])
+    backward = [row for row in document["rows"] if row["panel"].startswith("forward + backward")]
+    assert all(row["peak_mib"] >= 0 for row in backward)
+
+
+def test_memory_is_that_of_a_process_of_its_own():
+    shape = (1, 8, 4096, 32)
+    peak = harness.peak_memory(bench_ops.prepare, "ours", shape, torch.float32, "forward")
+    assert 4 <= peak < 12  # y alone is 4 MiB
 
 
 def test_generation_is_measured(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 """The report on compiled CUDA kernels: what it reads of the compiler, and what it says."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,28 @@ def test_a_missing_compiler_is_an_error(tmp_path):
     )
     assert result.returncode != 0
     assert "nvcc is neither on PATH nor in CUDA_HOME" in result.stderr
+
+
+def test_a_report_is_made_of_what_any_compiler_prints(tmp_path):
+    """Shared memory included, which the host's compiler works out, whether nvcc is here or not."""
+    names = {
+        "tidy": "_ZN4hfla4cuda11walk_kernelIfNS0_5ShapeILi64ELi144ELi32EEEEEvNS0_4WalkE",
+        "greedy": "_ZN4hfla4cuda11step_kernelIfLi4ELi1EEEvNS_11StepProblemE",
+    }
+    printed = PRINTED
+    for name, mangled in names.items():
+        printed = printed.replace(name, mangled)
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\ncat >&2 <<'END'{printed}END\n")
+    nvcc.chmod(0o755)
+    environment = {**os.environ, "CUDA_HOME": str(tmp_path)}
+    command = [sys.executable, SCRIPT, "sm_90a"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    walk, step = (re.search(rf"sm_90a .* {k}_k.*", result.stdout)[0] for k in ("walk", "step"))
+    assert walk.split()[1] == "40" and step.split()[1] == "255"  # registers
+    assert int(walk.split()[2]) > 1000 and int(step.split()[2]) > 1000  # bytes of shared memory
+    assert result.returncode != 0 and "a kernel spills registers" in result.stderr
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
