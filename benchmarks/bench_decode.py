@@ -36,7 +36,7 @@ from transformers.cache_utils import (
 
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from hf_linear_attention.cache_layers import RecurrentLayer
 from models import (
     identity_attention,
     make_model,

@@ -24,7 +24,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from harness import Report, Work, check_close, parser, peak_memory, sample_of
 from hf_linear_attention import linear
-from hf_linear_attention.modeling_linear_attention import LinearAttention
+from hf_linear_attention.mixer_linear import LinearAttention
 from models import make_model, random_tokens, weight_bytes
 
 FULL = {1024: 12, 4096: 12, 16384: 3}  # tokens: layers; 12 at 16384 take more memory than 24 GB

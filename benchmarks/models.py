@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_linear_attention import LinearAttentionConfig, linear
-from hf_linear_attention.modeling_linear_attention import LinearAttention
+from hf_linear_attention.recurrence_linear import LinearRecurrence
 
 logging.set_verbosity_error()  # that Mamba2 lacks its CUDA kernels is no news on a CPU
 
@@ -97,10 +97,14 @@ def identity_attention() -> Iterator[None]:
     left is the cost of the model around it.
     """
 
-    def identity(self, q, k, v, log_decay, key_mask, cu_seqlens, cache, is_causal):
-        if cache is not None:
-            cache.num_tokens += v.shape[1]
-        return v
+    def run(self, inputs, state, tokens):
+        return inputs["v"], {}
 
-    with mock.patch.object(LinearAttention, "_attend", identity):
+    def step_(self, inputs, state, tokens):
+        return inputs["v"]
+
+    def start(self, inputs):
+        return {}
+
+    with mock.patch.multiple(LinearRecurrence, run=run, step_=step_, start=start):
         yield

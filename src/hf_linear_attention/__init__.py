@@ -1,13 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Linear attention for Transformers. Importing this makes the Auto classes know the models."""
 
-from transformers import AutoConfig
-
-from .bounded_caches import SinkCache, TOVACache
-from .cache_linear_attention import LinearAttentionCache
+from .cache import LinearAttentionCache, StaticLinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
+from .for_transformers.bounded_caches import SinkCache, TOVACache
 from .linear_attention import (
     LinearAttentionState,
     linear_attention,
@@ -22,9 +20,10 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .registration import register_model_type
 from .sequence_parallel import split_sequence
 
-AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
+register_model_type(LinearAttentionConfig)
 
 __all__ = [
     "Decay",
@@ -40,6 +39,7 @@ __all__ = [
     "LinearAttentionPreTrainedModel",
     "LinearAttentionState",
     "SinkCache",
+    "StaticLinearAttentionCache",
     "TOVACache",
     "linear_attention",
     "linear_attention_step_",
