@@ -8,11 +8,6 @@ from .cache_linear_attention import LinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
-from .linear_attention import (
-    LinearAttentionState,
-    linear_attention,
-    linear_attention_step_,
-)
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
@@ -22,6 +17,7 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .sequence_parallel import split_sequence
 
 AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)

@@ -30,8 +30,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from .chunked import LinearAttentionState
-from .linear_attention import linear_attention
+from .op_linear import LinearAttentionState, linear_attention
 
 FILE_FORMAT = "hf-linear-attention cache 1"
 NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache holds

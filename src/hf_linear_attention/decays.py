@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
+from .numerics import accumulation_dtype, at_least_float32
+
 
 class Decay(nn.Module):
     """Hidden states (B, T, hidden) -> log decay (B, T, Hkv), or None where nothing is forgotten."""
@@ -95,7 +97,7 @@ class PerHead(Decay):
         init.copy_(self.theta, _inverse_softplus(rates))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        log_decay = -nn.functional.softplus(_at_least_float32(self.theta))
+        log_decay = -nn.functional.softplus(at_least_float32(self.theta))
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
@@ -121,8 +123,8 @@ class PerToken(Decay):
         init.copy_(self.A_log, torch.empty(H, device="cpu").uniform_(1, 16).log())
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        x = _at_least_float32(self.dt_proj(hidden_states))
-        return -_at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
+        x = at_least_float32(self.dt_proj(hidden_states))
+        return -at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
 
 
 class Aaren(Decay):
@@ -156,7 +158,7 @@ class Aaren(Decay):
         key_mask (B, T) is False for padding, cu_seqlens (N + 1,) are the bounds of packed sequences
         in one row, past_max (B, Hkv) is m before k. All in float32, or float64 for float64 keys.
         """
-        dtype = torch.promote_types(k.dtype, torch.float32)
+        dtype = accumulation_dtype(k.dtype)
         # not a matrix product, which autocast would take to half precision
         scores = (k.to(dtype) * self.query.to(dtype)).sum(-1) * k.shape[-1] ** -0.5
         with torch.no_grad():  # the output does not depend on m
@@ -241,7 +243,3 @@ def build_decay(config: PreTrainedConfig, layer_idx: int) -> Decay:
 
 def _inverse_softplus(y: Tensor) -> Tensor:
     return y + torch.log(-torch.expm1(-y))
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

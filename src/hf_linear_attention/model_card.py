@@ -8,8 +8,8 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .chunked import accumulation_dtype
 from .feature_maps import build_feature_map
+from .numerics import accumulation_dtype
 
 TAGS = ["linear-attention", "custom_code"]
 ATTENTION = {  # by whether a layer is of linear attention

@@ -65,7 +65,6 @@ from .cache_linear_attention import (
     memory_layer,
     padding_first,
 )
-from .chunked import LinearAttentionState, accumulation_dtype
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, build_decay
 from .feature_maps import (
@@ -73,12 +72,12 @@ from .feature_maps import (
     FavorPlus,
     FeatureMap,
     build_feature_map,
-    without_autocast,
 )
 from .linear import Linear
-from .linear_attention import linear_attention, linear_attention_step_
 from .loss_linear_attention import causal_lm_loss
 from .model_card import TAGS, is_placeholder, make_model_card
+from .numerics import accumulation_dtype, without_autocast
+from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .rms_norm import RMSNorm
 from .sequence_parallel import inputs_before, largest_before, state_before, tokens_before
 from .tensor_parallel import HeadShard, call, find_head_shard

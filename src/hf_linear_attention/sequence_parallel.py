@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .cache_linear_attention import padding_first
-from .linear_attention import LinearAttentionState, linear_attention
+from .op_linear import LinearAttentionState, linear_attention
 
 
 def split_sequence(inputs: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
