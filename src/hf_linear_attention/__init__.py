@@ -6,11 +6,6 @@ from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
-from .linear_attention import (
-    LinearAttentionState,
-    linear_attention,
-    linear_attention_step_,
-)
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
@@ -20,6 +15,7 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import register_model_type
 from .sequence_parallel import split_sequence
 

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class RecurrentCache(Cache):
     layer of the model again: the states of the memory.
     """
 
-    config: PreTrainedConfig | None  # of the model; None until it knows a gathered cache
+    config: Any  # of the model; None in a gathered cache that it has not seen yet
     # Of rows that were joined, how many of the tokens in front of each (B,) are padding.
     left_padding: Tensor | None = None
 

@@ -268,6 +268,7 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     def _check_heads(self):
         """Raises a ValueError where heads or positions can't be divided as they must be."""
+        assert self.num_key_value_heads is not None and self.head_dim is not None  # derived
         if self.num_attention_heads % self.num_key_value_heads != 0:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
+from .numerics import at_least_float32
+
 
 class Decay(nn.Module):
     """Hidden states (B, T, hidden) -> log decay (B, T, Hkv), or None where nothing is forgotten."""
@@ -94,7 +96,7 @@ class PerHead(Decay):
         init.copy_(self.theta, _inverse_softplus(rates))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        log_decay = -nn.functional.softplus(_at_least_float32(self.theta))
+        log_decay = -nn.functional.softplus(at_least_float32(self.theta))
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
@@ -120,8 +122,8 @@ class PerToken(Decay):
         init.copy_(self.A_log, torch.empty(H, device="cpu").uniform_(1, 16).log())
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        x = _at_least_float32(self.dt_proj(hidden_states))
-        return -_at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
+        x = at_least_float32(self.dt_proj(hidden_states))
+        return -at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
 
 
 DECAYS: dict[str, type[Decay]] = {
@@ -170,7 +172,3 @@ def build_decay(config: PreTrainedConfig, layer_idx: int) -> Decay:
 
 def _inverse_softplus(y: Tensor) -> Tensor:
     return y + torch.log(-torch.expm1(-y))
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -37,9 +37,11 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             T = input_ids.shape[1]
             if attention_mask is not None:
                 is_whole = attention_mask.shape[-1] == T
-            else:  # a mask of ones was left out; a piece of a prompt has later positions
-                is_whole = position_ids is not None and T == position_ids.shape[-1]
-                is_whole = is_whole and bool((position_ids[..., 0] == 0).all())
+            elif position_ids is not None:
+                # a mask of ones was left out; a piece of a prompt has later positions
+                is_whole = T == position_ids.shape[-1] and bool((position_ids[..., 0] == 0).all())
+            else:
+                is_whole = False
             if is_whole:
                 next_sequence_length = T - past
         return super().prepare_inputs_for_generation(

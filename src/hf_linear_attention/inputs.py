@@ -121,11 +121,12 @@ def read_tokens(
         position_ids = within_sequences
     if position_ids is None:
         before = count_past(past_key_values)
+        left_padding = left_padding_of(past_key_values)
         if sequence_group is not None:
             before = tokens_before(key_mask, inputs_embeds, sequence_group)
-        elif left_padding_of(past_key_values) is not None:
-            before = before - left_padding_of(past_key_values).to(inputs_embeds.device)[:, None]
-        position_ids = count_positions(padding, T, before, past_key_values, inputs_embeds.device)
+        elif left_padding is not None:
+            before = before - left_padding.to(inputs_embeds.device)[:, None]
+        position_ids = count_positions(padding, T, before, inputs_embeds.device)
     tokens = Tokens(
         is_causal=config.is_causal,
         key_mask=key_mask,
@@ -195,7 +196,6 @@ def count_positions(
     padding: Tensor | None,
     T: int,
     before: int | Tensor,
-    past_key_values: Cache | None,
     device: torch.device,
 ) -> Tensor:
     """Positions (B, T) or (1, T), counting real tokens: `before` of them were read, (B, 1) or the
@@ -205,7 +205,7 @@ def count_positions(
         return torch.arange(T, device=device)[None] + before
     covered = padding.shape[1] - T  # of those before
     left = before - covered
-    if left_padding_of(past_key_values) is not None:  # what is covered may be padding, too
+    if isinstance(left, Tensor) and left.dim() > 0:  # rows of which more is covered than was real
         left = left.clamp(min=0)
     return (left + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, covered:]
 

@@ -163,6 +163,11 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
             *args, key_mapping={**RENAMED, **(key_mapping or {})}, **kwargs
         )
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """Transformers looks for its interface in the source of this file; mixer_softmax.py has it."""
+        return True
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)

@@ -41,7 +41,7 @@ def register_config(config_class: type[PreTrainedConfig], causal_lm: str) -> Non
 
 
 def register_models(
-    config_class: type[PreTrainedConfig], auto_classes: dict[type, type[PreTrainedModel]]
+    config_class: type[PreTrainedConfig], auto_classes: dict[Any, type[PreTrainedModel]]
 ) -> None:
     """Makes Auto classes find the models of a config, and three parts of Transformers treat them as
     they treat its own.

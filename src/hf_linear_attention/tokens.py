@@ -24,7 +24,7 @@ class Tokens(NamedTuple):
     attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
     sequence_group: Any = None  # torch.distributed's ProcessGroup of ranks with pieces in order
 
-    def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Hidden states and position embeddings as recurrences take them: where sequences are
         packed, all B T tokens in one long row.
         """
@@ -33,7 +33,8 @@ class Tokens(NamedTuple):
         B = hidden_states.shape[0]
         positions = self.position_embeddings
         if positions is not None:
-            positions = tuple(x.expand(B, -1, -1).flatten(0, 1)[None] for x in positions)
+            cos, sin = (x.expand(B, -1, -1).flatten(0, 1)[None] for x in positions)
+            positions = cos, sin
         return hidden_states.flatten(0, 1)[None], positions
 
 
