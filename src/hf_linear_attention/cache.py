@@ -20,7 +20,13 @@ from transformers.cache_utils import (
 )
 
 from .cache_files import fingerprint, load_into, save_cache
-from .cache_layers import MemoryLayer, RecurrentLayer, StaticRecurrentLayer, layer_classes
+from .cache_layers import (
+    TAKES_NOTHING_BACK,
+    MemoryLayer,
+    RecurrentLayer,
+    StaticRecurrentLayer,
+    layer_classes,
+)
 from .cache_rows import join_layers, layer_of_rows, read_masks, rows_of
 
 
@@ -104,7 +110,8 @@ class RecurrentCache(Cache):
 
 class LinearAttentionCache(RecurrentCache, DynamicCache):
     """A cache of fixed-size states for linear attention, and of Transformers' own growing and
-    sliding layers for softmax attention.
+    sliding layers for softmax attention. Transformers and its clients branch on DynamicCache: on
+    what grows and can be cropped.
 
     `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`.
 
@@ -201,7 +208,9 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
 
 
 class StaticLinearAttentionCache(RecurrentCache, StaticCache):
-    """A cache that compiled models can use without compiling again: nothing in it grows or moves.
+    """A cache that compiled models can use without compiling again: it counts its tokens in a
+    tensor and keeps every address. Transformers and its clients branch on StaticCache: on lengths
+    that don't change.
 
     `generate(cache_implementation="static")` makes it by itself.
 
@@ -225,18 +234,29 @@ class StaticLinearAttentionCache(RecurrentCache, StaticCache):
             offload_only_non_sliding=offload_only_non_sliding,
         )
 
+    def activate_past_recording(self) -> None:
+        """Refuses: Transformers does so for its own StaticCache, and not for what derives from it.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(TAKES_NOTHING_BACK)
+
     def static_tensors(self) -> dict[str, Tensor]:
         """By name, all tensors that the cache changes, once it has read something: what a module
         that is exported with the cache must have as buffers.
+
+        Raises:
+            RuntimeError: it has read nothing yet.
         """
         tensors: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            if not layer.is_initialized:
-                raise RuntimeError("static_tensors() needs a cache that has read a token")
-            if isinstance(layer, StaticRecurrentLayer):
-                named = {**layer.tensors, "num_tokens": layer.num_tokens}
-            elif isinstance(layer, MemoryLayer):
+            if isinstance(layer, MemoryLayer):  # there may be no memory
                 named = layer.tensors
+            elif not layer.is_initialized:
+                raise RuntimeError("static_tensors() needs a cache that has read a token")
+            elif isinstance(layer, StaticRecurrentLayer):
+                named = {**layer.tensors, "num_tokens": layer.num_tokens}
             else:
                 named = {
                     "keys": layer.keys,
@@ -275,8 +295,9 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     has_read = any(_has_read(layer) for layer in cache.layers)
     if type(cache) not in (DynamicCache, StaticCache) or has_read:
         raise ValueError(
-            "past_key_values must be a LinearAttentionCache made for this model, or a "
-            f"DynamicCache, StaticCache or bounded cache that has read nothing, got {cache}"
+            "past_key_values must be a LinearAttentionCache or StaticLinearAttentionCache made for "
+            "this model, or a DynamicCache, StaticCache or bounded cache that has read nothing, "
+            f"got {cache}"
         )
     is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
     if type(cache) is StaticCache:  # without softmax layers there is no maximum, and any will do

@@ -27,6 +27,7 @@ from .cache_recording import (
 )
 from .recurrence import Inputs, Recurrence, State
 
+TAKES_NOTHING_BACK = "a static cache takes no tokens back: use a LinearAttentionCache"
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 
 
@@ -255,7 +256,7 @@ class StaticRecurrentLayer(RecurrentLayer):
             recurrence.reset_(self.tensors)
 
     def activate_past_recording(self) -> None:
-        raise RuntimeError("a static cache takes no tokens back: use one without max_cache_len")
+        raise RuntimeError(TAKES_NOTHING_BACK)
 
 
 class MemoryLayer(RecurrentLayer):

@@ -1,13 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What `generate()` asks of a model: its cache, and what the next forward is to read."""
 
+import copy
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMode
+from transformers.utils.generic import is_flash_attention_requested
 
 from .cache import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
 from .cache_rows import count_rows
@@ -99,6 +102,26 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             self.config, self._previous_max_cache_length, offloading=offloading
         )
 
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def _assisted_decoding(self, input_ids, *args, generation_config, **kwargs):
+        """As in Transformers, which looks at the first attention map of a forward, as if there had
+        to be one. Where there is none, every token gets the () that it gets without drafts.
+        """
+        if not generation_config.output_attentions or has_attention_maps(self.config):
+            return super()._assisted_decoding(
+                input_ids, *args, generation_config=generation_config, **kwargs
+            )
+        without_maps = copy.copy(generation_config)
+        without_maps.output_attentions = False
+        kwargs.pop("output_attentions", None)
+        outputs = super()._assisted_decoding(
+            input_ids, *args, generation_config=without_maps, **kwargs
+        )
+        if generation_config.return_dict_in_generate:
+            num_new_tokens = outputs.sequences.shape[1] - input_ids.shape[1]
+            outputs["attentions"] = ((),) * num_new_tokens
+        return outputs
+
     def init_continuous_batching(self, *args, **kwargs):
         """Refuses, for `generate_batch()`, too: Transformers' paged cache holds keys and values of
         softmax layers, page by page, and has no place for a state.
@@ -124,6 +147,13 @@ def check_generation(generation_config: GenerationConfig, mode: GenerationMode) 
             f"guidance_scale must be None or 1 with beams or drafts, got {guidance}: Transformers' "
             "unguided pass would go on from other tokens than the text's, with any model"
         )
+
+
+def has_attention_maps(config: PreTrainedConfig) -> bool:
+    """Whether `output_attentions` gives any: for softmax layers, and not by fused kernels."""
+    is_fused = config._attn_implementation in ("sdpa", "flex_attention")
+    is_fused = is_fused or is_flash_attention_requested(config)
+    return set(config.active_layer_types) != {"linear_attention"} and not is_fused
 
 
 def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: int) -> None:

@@ -165,7 +165,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        """Transformers looks for its interface in the source of this file; mixer_softmax.py has it."""
+        """Transformers looks for its interface in this file only; mixer_softmax.py uses it."""
         return True
 
     @torch.no_grad()
@@ -242,7 +242,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             attention_mask: (B, T) or (B, past + T), 0 for padding, anywhere; or (B, 1, T, past + T)
                 as long as it only hides padding and the future; or a dict of one per layer type.
             position_ids: (B, T); by default they count real tokens.
-            past_key_values: a LinearAttentionCache or an empty DynamicCache.
+            past_key_values: a LinearAttentionCache or StaticLinearAttentionCache, or an empty
+                DynamicCache or StaticCache.
             encoder_hidden_states: the memory (B, M, hidden size or cross_attention_hidden_size) for
                 cross attention. A cache keeps what is read of it: later forwards do not look at it.
             encoder_attention_mask: (B, M), 0 for padding in the memory.
@@ -413,12 +414,14 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
+        wants_maps_of_memory = self.config.add_cross_attention and outputs.attentions is not None
         return CausalLMOutputWithCrossAttentions(  # which EncoderDecoderModel asks for
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            cross_attentions=() if wants_maps_of_memory else None,  # of no layer
         )
 
 
