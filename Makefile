@@ -17,12 +17,13 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo test bench gpu-check check format clean
+.PHONY: help demo test bench compare gpu-check check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
+	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
@@ -43,6 +44,9 @@ bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_decode.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_training.py $(BENCH_FLAGS)
+
+compare: $(VENV)/installed
+	$(IN_VENV) python benchmarks/compare_wheels.py $(OLD) $(NEW) $(COMPARE_FLAGS)
 
 # Fetches nothing: it takes the Python of $(VENV), or else PYTHON, with the torch that it has.
 gpu-check:

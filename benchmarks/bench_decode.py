@@ -5,7 +5,8 @@
     python benchmarks/bench_decode.py --full    # more contexts, 32 rows, longer prompts; in ten
 
 Contenders, all of 12 layers x 768 and with random weights:
-- ours, and the same model where attention returns v: the floor that the rest of the model sets;
+- ours, and the same model where attention is its projections alone and returns v: the floor that
+  the rest of the model sets;
 - ours where nn.Linear multiplies: how much of the gain is that of the compiled product;
 - Transformers' Llama (SDPA), with the cache that generate() makes and with StaticCache;
 - Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA).
@@ -22,6 +23,8 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +40,11 @@ from transformers.cache_utils import (
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
+from identity import identity_attention
 from models import (
-    identity_attention,
+    SIZE,
+    SMALLEST,
+    Size,
     make_model,
     random_tokens,
     torch_products,
@@ -68,6 +74,7 @@ class Decoder:
     """A model whose cache has read, or pretends to have read, `context` tokens in each row."""
 
     model: PreTrainedModel
+    size: Size
     rows: int
     context: int
     is_static: bool = False
@@ -77,10 +84,11 @@ class Decoder:
         self.steps = 8 if self.rows * self.context <= 8192 else 3
         self.is_mamba = self.model.config.model_type == "mamba2"
         self.cache = self._new_cache()
-        self.tokens = random_tokens(self.rows, self.context + 1)
+        self.tokens = random_tokens(self.size, self.rows, self.context + 1)
         self.forward(self.tokens[:, :REAL_TOKENS])
         for layer in self.cache.layers:
-            shape = (self.rows, 12, self.context - REAL_TOKENS, 64)
+            new_tokens = self.context - REAL_TOKENS
+            shape = (self.rows, self.size.heads, new_tokens, self.size.head_dim)
             if isinstance(layer, StaticLayer):
                 layer.keys[:, :, REAL_TOKENS : self.context].normal_()
                 layer.values[:, :, REAL_TOKENS : self.context].normal_()
@@ -153,12 +161,12 @@ class Decoder:
         return Work(flops, weights + cache, bandwidth="read")
 
 
-def verify(model: PreTrainedModel, is_static: bool = False) -> float:
+def verify(model: PreTrainedModel, size: Size, is_static: bool = False) -> float:
     """Tokens one by one give the logits of all at once."""
     context = 32
-    decoder = Decoder(model, rows=2, context=context, is_static=is_static)
+    decoder = Decoder(model, size, rows=2, context=context, is_static=is_static)
     decoder.cache = decoder._new_cache()
-    tokens = random_tokens(2, context + 4)
+    tokens = random_tokens(size, 2, context + 4)
     decoder.forward(tokens[:, :context])
     for token in tokens[:, context:].split(1, dim=1):
         actual = decoder.forward(token)
@@ -177,67 +185,143 @@ def within(
     return sample_within
 
 
-def time_per_token(
-    report: Report,
-    models: dict[str, PreTrainedModel],
-    suffix: str,
-    rows: int,
-    context: int,
-    budget: float,
-    also_forward: bool = False,
-) -> None:
-    """`suffix` ends the panels' names."""
-    decoders = {name: Decoder(model, rows, context) for name, model in models.items()}
-    if "Llama" in models:
-        decoders[STATIC] = Decoder(models["Llama"], rows, context, is_static=True)
-    decoders[IDENTITY] = decoders[NN_LINEAR] = decoders["ours"]
-    work = {name: decoder.least_work() for name, decoder in decoders.items()}
-    ways = {"generate()": Decoder.sample_generate}
-    if also_forward:
-        ways["forward"] = Decoder.sample_forward
-    for what, sample in ways.items():
-        samples = {name: sample.__get__(decoder) for name, decoder in decoders.items()}
-        samples[IDENTITY] = within(identity_attention, samples[IDENTITY])
-        samples[NN_LINEAR] = within(torch_products, samples[NN_LINEAR])
-        timings = report.time(samples, budget)
-        case = f"{rows} x {context} tokens"
-        report.add(f"{what}, {suffix}", case, context, timings, work)
+class Setting(NamedTuple):
+    """What is measured: the lists are of tokens of context, or of rows and such."""
+
+    size: Size
+    names: tuple[str, ...]
+    contexts: tuple[int, ...]
+    longest_forward: int  # context at which model(...) is timed by itself, too
+    flat: tuple[int, ...]  # of ours by itself
+    batches: tuple[tuple[int, int], ...]
+    half: tuple[int, ...]  # in bfloat16
+    prompts_of_all: tuple[int, ...]
+    prompts: tuple[int, ...]
+    budget: float  # seconds for the rounds of a case
 
 
-def time_flatness(report: Report, model: PreTrainedModel, contexts: list[int], budget: float):
-    """One model at all contexts in turn; ratios are to the shortest."""
-    decoders = {context: Decoder(model, 1, context) for context in contexts}
-    samples = {str(context): decoder.sample_generate for context, decoder in decoders.items()}
-    timings = report.time(samples, budget)
-    for context, decoder in decoders.items():
-        report.add(
-            "generate(), ours by context",
-            f"1 x {context} tokens",
-            context,
-            {"ours": timings[str(context)]},
-            {"ours": decoder.least_work()},
-            reference=timings[str(contexts[0])],
-        )
+ALL = ("ours", "Llama", "GPT-2", "Mamba2")
+PAIR = ("ours", "Llama")
+SETTINGS = {
+    "smallest": Setting(
+        SMALLEST,
+        ALL,
+        contexts=(16,),
+        longest_forward=16,
+        flat=(16, 32),
+        batches=((2, 16),),
+        half=(16,),
+        prompts_of_all=(),
+        prompts=(16,),
+        budget=0,
+    ),
+    "short": Setting(
+        SIZE,
+        PAIR,
+        contexts=(128, 16384),
+        longest_forward=0,
+        flat=(128, 100_000),
+        batches=((8, 1024),),
+        half=(128,),
+        prompts_of_all=(),
+        prompts=(4096,),
+        budget=4,
+    ),
+    "full": Setting(
+        SIZE,
+        ALL,
+        contexts=(128, 1024, 4096, 16384),
+        longest_forward=1024,
+        flat=(128, 1024, 4096, 16384, 100_000),
+        batches=((8, 1024), (8, 4096), (32, 128), (32, 1024)),
+        half=(128, 4096),
+        prompts_of_all=(1024,),
+        prompts=(4096, 16384),
+        budget=8,
+    ),
+}
 
 
-def time_prompt(report: Report, models: dict[str, PreTrainedModel], T: int, budget: float) -> None:
-    tokens = random_tokens(1, T)
+class Bench:
+    """The cases of a setting, each added to the report."""
 
-    def sample_of_prompt(model: PreTrainedModel) -> Callable[[], float]:
-        @torch.no_grad()
-        def sample() -> float:
-            start = time.perf_counter()
-            model(tokens, use_cache=True, logits_to_keep=1)
-            return time.perf_counter() - start
+    def __init__(self, report: Report, setting: Setting):
+        self.report = report
+        self.setting = setting
+        self.models = {name: make_model(name, size=setting.size) for name in setting.names}
+        self.pair = {name: self.models[name] for name in PAIR}
 
-        return sample
+    def verify(self) -> None:
+        size, errors = self.setting.size, self.report.errors
+        for name, model in self.models.items():
+            errors[name] = verify(model, size)
+        errors[STATIC] = verify(self.models["Llama"], size, is_static=True)
+        with torch_products():
+            errors[NN_LINEAR] = verify(self.models["ours"], size)
 
-    timings = report.time({name: sample_of_prompt(m) for name, m in models.items()}, budget)
-    work = {
-        name: Work(2 * T * weight_bytes(model) / model.dtype.itemsize, None)
-        for name, model in models.items()
-    }
-    report.add("prompt, float32", f"1 x {T} tokens", T, timings, work)
+    def halves(self) -> dict[str, PreTrainedModel]:
+        """The pair in bfloat16, verified, beside ours in float32."""
+        models = {name: make_model(name, torch.bfloat16, self.setting.size) for name in PAIR}
+        for name, model in models.items():
+            self.report.errors[f"{name}, bfloat16"] = verify(model, self.setting.size)
+        return models | {"ours, float32": self.models["ours"]}
+
+    def time_per_token(
+        self, models: dict[str, PreTrainedModel], suffix: str, rows: int, context: int
+    ) -> None:
+        """`suffix` ends the panels' names."""
+        make = partial(Decoder, size=self.setting.size, rows=rows, context=context)
+        decoders = {name: make(model) for name, model in models.items()}
+        decoders[STATIC] = make(models["Llama"], is_static=True)
+        decoders[IDENTITY] = decoders[NN_LINEAR] = decoders["ours"]
+        work = {name: decoder.least_work() for name, decoder in decoders.items()}
+        ways = {"generate()": Decoder.sample_generate}
+        if models is self.models and context <= self.setting.longest_forward:
+            ways["forward"] = Decoder.sample_forward
+        for what, sample in ways.items():
+            samples = {name: sample.__get__(decoder) for name, decoder in decoders.items()}
+            identity = partial(identity_attention, decoders[IDENTITY].model)
+            samples[IDENTITY] = within(identity, samples[IDENTITY])
+            samples[NN_LINEAR] = within(torch_products, samples[NN_LINEAR])
+            timings = self.report.time(samples, self.setting.budget)
+            case = f"{rows} x {context} tokens"
+            self.report.add(f"{what}, {suffix}", case, context, timings, work)
+
+    def time_flatness(self) -> None:
+        """Ours at all contexts in turn; ratios are to the shortest."""
+        contexts = self.setting.flat
+        decoders = {c: Decoder(self.models["ours"], self.setting.size, 1, c) for c in contexts}
+        samples = {str(context): d.sample_generate for context, d in decoders.items()}
+        timings = self.report.time(samples, self.setting.budget)
+        for context, decoder in decoders.items():
+            self.report.add(
+                "generate(), ours by context",
+                f"1 x {context} tokens",
+                context,
+                {"ours": timings[str(context)]},
+                {"ours": decoder.least_work()},
+                reference=timings[str(contexts[0])],
+            )
+
+    def time_prompt(self, models: dict[str, PreTrainedModel], T: int) -> None:
+        tokens = random_tokens(self.setting.size, 1, T)
+
+        def sample_of_prompt(model: PreTrainedModel) -> Callable[[], float]:
+            @torch.no_grad()
+            def sample() -> float:
+                start = time.perf_counter()
+                model(tokens, use_cache=True, logits_to_keep=1)
+                return time.perf_counter() - start
+
+            return sample
+
+        samples = {name: sample_of_prompt(model) for name, model in models.items()}
+        timings = self.report.time(samples, self.setting.budget)
+        work = {
+            name: Work(2 * T * weight_bytes(model) / model.dtype.itemsize, None)
+            for name, model in models.items()
+        }
+        self.report.add("prompt, float32", f"1 x {T} tokens", T, timings, work)
 
 
 def main() -> None:
@@ -248,38 +332,21 @@ def main() -> None:
         "softmax caches are filled with random numbers, and ours is told how long its context is: "
         "the time per token depends on sizes only"
     )
-    budget = 8 if flags.full else 4
-
-    names = ("ours", "Llama", "GPT-2", "Mamba2") if flags.full else ("ours", "Llama")
-    models = {name: make_model(name) for name in names}
-    pair = {name: models[name] for name in ("ours", "Llama")}
-    for name, model in models.items():
-        report.errors[name] = verify(model)
-    report.errors[STATIC] = verify(models["Llama"], is_static=True)
-    with torch_products():
-        report.errors[NN_LINEAR] = verify(models["ours"])
-
-    for context in [128, 1024, 4096, 16384] if flags.full else [128, 16384]:
-        also_forward = flags.full and context <= 1024
-        time_per_token(report, models, "1 row, float32", 1, context, budget, also_forward)
-    contexts = [128, 1024, 4096, 16384, 100_000] if flags.full else [128, 100_000]
-    time_flatness(report, models["ours"], contexts, budget)
-    for rows, context in (
-        [(8, 1024), (8, 4096), (32, 128), (32, 1024)] if flags.full else [(8, 1024)]
-    ):
-        time_per_token(report, pair, f"{rows} rows, float32", rows, context, budget)
-
-    halves = {name: make_model(name, torch.bfloat16) for name in pair}
-    for name, model in halves.items():
-        report.errors[f"{name}, bfloat16"] = verify(model)
-    halves["ours, float32"] = models["ours"]
-    for context in [128, 4096] if flags.full else [128]:
-        time_per_token(report, halves, "1 row, bfloat16", 1, context, budget)
-
-    if flags.full:
-        time_prompt(report, models, 1024, budget)
-    for T in [4096, 16384] if flags.full else [4096]:
-        time_prompt(report, pair, T, budget)
+    setting = SETTINGS[flags.setting]
+    bench = Bench(report, setting)
+    bench.verify()
+    for context in setting.contexts:
+        bench.time_per_token(bench.models, "1 row, float32", 1, context)
+    bench.time_flatness()
+    for rows, context in setting.batches:
+        bench.time_per_token(bench.pair, f"{rows} rows, float32", rows, context)
+    halves = bench.halves()
+    for context in setting.half:
+        bench.time_per_token(halves, "1 row, bfloat16", 1, context)
+    for T in setting.prompts_of_all:
+        bench.time_prompt(bench.models, T)
+    for T in setting.prompts:
+        bench.time_prompt(bench.pair, T)
     report.save()
 
 

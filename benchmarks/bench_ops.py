@@ -31,7 +31,6 @@ from harness import (
     check_close,
     keep_freed_memory,
     parser,
-    peak_memory,
     sample_of,
 )
 from hf_linear_attention import linear_attention
@@ -55,6 +54,12 @@ SHAPES: list[Shape] = [
     (1, 8, 16384, 64),
 ]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FULL = [(dtype, shape) for dtype in DTYPES for shape in SHAPES]
+SETTINGS: dict[str, list[tuple[str, Shape]]] = {
+    "smallest": [("float32", (1, 2, 8, 16))],
+    "short": [case for case in FULL if case[0] == "float32" or case[1] == (1, 8, 4096, 64)],
+    "full": FULL,
+}
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 EPS = 1e-6
 LONGEST_CHECK = 1024  # tokens that are compared with float64
@@ -188,10 +193,11 @@ def least_work(name: str, shape: Shape, dtype: torch.dtype, what: str) -> Work:
 def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
     dtype = DTYPES[dtype_name]
     B, H, T, D = shape
+    is_full = report.flags.setting == "full"
     names = [
         name
         for name, contender in CONTENDERS.items()
-        if dtype in contender.dtypes and (report.flags.full or contender.is_linear or T <= 4096)
+        if dtype in contender.dtypes and (is_full or contender.is_linear or T <= 4096)
     ]
     for name in names:
         report.errors[f"{name}, {shape}, {dtype_name}"] = verify(name, shape, dtype)
@@ -201,10 +207,10 @@ def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
         if dtype != torch.float32:
             samples[IN_FLOAT32] = sample_of(prepare("ours", shape, torch.float32, what))
             work[IN_FLOAT32] = least_work("ours", shape, torch.float32, what)
-        timings = report.time(samples, 6 if report.flags.full else 2.5)
+        timings = report.time(samples, 6 if is_full else 2.5)
         memory = {}
         if what != "forward" and T <= LONGEST_MEMORY:
-            memory = {name: peak_memory(prepare, name, shape, dtype, what) for name in names}
+            memory = report.peak_memory(prepare, names, shape, dtype, what)
         report.add(
             f"{what}, {dtype_name}, B, H, D = {B, H, D}",
             f"T = {T}",
@@ -223,10 +229,8 @@ def main() -> None:
     if WHY_NO_FAST_TRANSFORMERS:
         report.notes.append(f"without fast-transformers: {WHY_NO_FAST_TRANSFORMERS}")
     verify_oracle()
-    for dtype_name in DTYPES:
-        for shape in SHAPES:
-            if flags.full or dtype_name == "float32" or shape == (1, 8, 4096, 64):
-                run_case(report, shape, dtype_name)
+    for dtype_name, shape in SETTINGS[flags.setting]:
+        run_case(report, shape, dtype_name)
     report.save()
 
 

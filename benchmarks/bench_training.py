@@ -15,6 +15,7 @@ Shares of the peak count 6 flops per weight and token, and nothing for attention
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -22,28 +23,51 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from harness import Report, Work, check_close, parser, peak_memory, sample_of
+from harness import Report, Work, check_close, parser, sample_of
 from hf_linear_attention import linear
-from hf_linear_attention.mixer_linear import LinearAttention
-from models import make_model, random_tokens, weight_bytes
+from models import (
+    SIZE,
+    SMALLEST,
+    Size,
+    make_model,
+    plain_loop,
+    random_tokens,
+    weight_bytes,
+)
 
-FULL = {1024: 12, 4096: 12, 16384: 3}  # tokens: layers; 12 at 16384 take more memory than 24 GB
-SHORT = {1024: 2}
-LONGEST_PLAIN = 4096
-LONGEST_COMPILED = 1024  # it takes minutes each
+ALWAYS = ("ours", "Llama")
+PLAIN = (*ALWAYS, "ours, plain")
+COMPILED = ("ours, compiled", "Llama, compiled")  # takes minutes each
+
+
+class Case(NamedTuple):
+    T: int
+    size: Size
+    names: tuple[str, ...]
+
+
+SETTINGS = {
+    "smallest": [Case(16, SMALLEST, PLAIN)],
+    "short": [Case(1024, SIZE._replace(layers=2), ALWAYS)],
+    "full": [
+        Case(1024, SIZE, PLAIN + COMPILED),
+        Case(4096, SIZE, PLAIN),
+        Case(16384, SIZE._replace(layers=3), ALWAYS),  # 12 take more memory than 24 GB
+    ],
+}
 TOLERANCE = 1e-4
 
 
-def prepare(name: str, T: int, layers: int) -> Callable[[], object]:
+def prepare(name: str, T: int, size: Size) -> Callable[[], object]:
     """One training step of the contender of that name, ready to run."""
-    model = make_model(name.split(",")[0], layers=layers).train()
+    model = make_model(name.split(",")[0], size=size).train()
     run = torch.compile(model) if name.endswith("compiled") else model
     if name.endswith("plain"):
         model.loss_function = ForCausalLMLoss
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step(T: int = T) -> None:
-        tokens = random_tokens(1, T)
+        tokens = random_tokens(size, 1, T)
         work = math.inf if name.endswith("plain") else linear.MIN_ONEDNN_WORK
         with mock.patch.object(linear, "MIN_ONEDNN_WORK", work):
             run(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
@@ -60,15 +84,14 @@ def loss_and_gradients(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, 
     return loss.detach(), torch.cat([g.flatten() for g in gradients])
 
 
-def verify() -> float:
-    """The error of our loss and gradients against float64 and the plain loop."""
-    tokens = random_tokens(2, 100)
-    actual = loss_and_gradients(make_model("ours", layers=2), tokens)
-    exact = make_model("ours", layers=2).double()
-    for module in exact.modules():
-        if isinstance(module, LinearAttention):
-            module.options["backend"] = "reference"
-    expected = loss_and_gradients(exact, tokens)
+def verify(size: Size) -> float:
+    """The error of our loss and gradients against float64 and the plain loop, in two layers."""
+    size = size._replace(layers=2)
+    tokens = random_tokens(size, 2, 100)
+    actual = loss_and_gradients(make_model("ours", size=size), tokens)
+    exact = make_model("ours", size=size).double()
+    with plain_loop():
+        expected = loss_and_gradients(exact, tokens)
     return max(
         check_close(label, a, e, TOLERANCE)
         for label, a, e in zip(("loss", "gradients"), actual, expected, strict=True)
@@ -81,19 +104,17 @@ def main() -> None:
     flags.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     flags = flags.parse_args()
     report = Report("training", "T", "ours", flags)
-    report.errors["ours"] = verify()
-    for T, layers in (FULL if flags.full else SHORT).items():
-        names = ["ours", "Llama"]
-        if flags.full and T <= LONGEST_PLAIN:
-            names += ["ours, plain"]
-        if flags.full and T <= LONGEST_COMPILED and not flags.no_compile:
-            names += ["ours, compiled", "Llama, compiled"]
-        peak_mib = {name: peak_memory(prepare, name, T, layers) for name in names}
-        steps = {name: prepare(name, T, layers) for name in names}
+    cases = SETTINGS[flags.setting]
+    report.errors["ours"] = verify(cases[0].size)
+    for T, size, names in cases:
+        if flags.no_compile:
+            names = tuple(name for name in names if name not in COMPILED)
+        peak_mib = report.peak_memory(prepare, names, T, size)
+        steps = {name: prepare(name, T, size) for name in names}
         timings = report.time({name: sample_of(step) for name, step in steps.items()}, 30)
-        flops = 6 * T * weight_bytes(make_model("ours", layers=layers)) / 4
+        flops = 6 * T * weight_bytes(make_model("ours", size=size)) / 4
         work = {name: Work(flops, None) for name in names}
-        panel = f"training step, {layers} layers"
+        panel = f"training step, {size.layers} layers"
         report.add(panel, f"1 x {T} tokens", T, timings, work, peak_mib)
     report.save()
 

@@ -25,7 +25,6 @@ import hashlib
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -407,13 +406,12 @@ def times_of(setting: Setting, name: str, log: Log) -> dict[str, Any]:
     return times
 
 
-def save(name: str, setting: Setting, rows: list[dict[str, Any]], log: Log) -> Path:
-    """Writes results/<date>-<machine>-compare.json and .png, -compare-<setting> for others."""
+def save(folder: Path, name: str, setting: Setting, rows: list[dict[str, Any]], log: Log) -> Path:
+    """Writes the table as JSON, and the plot beside it; `name` is the setting's."""
     date, machine = datetime.now(timezone.utc), harness.describe_machine()
     if setting.device != "cpu":
         machine["cpu"] += f", {torch.cuda.get_device_name()}"
-    bench = "compare" if name == "full" else f"compare-{name}"
-    path = harness.result_path(date, machine, bench)
+    path = harness.result_path(folder, date, machine, "compare", name)
     document = {
         "bench": "compare",
         "is_full": name != "short",
@@ -508,19 +506,14 @@ def compare(
 
 def main() -> None:
     assert __doc__ is not None
-    flags = harness.parser(__doc__)
-    flags.add_argument("--short", action="store_true", help="what no other flag changes")
-    flags.add_argument("--gpu", action="store_true", help="the settings for a GPU")
+    flags = harness.parser(__doc__, ("short", "full", "gpu"))
     flags.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *VARIANTS], metavar="NAME")
     flags.add_argument("--parts", nargs="+", choices=["text", "recall", "copy", "timing"])
     flags.add_argument("--runs", type=Path, help="file of single results")
     flags.add_argument("--report", action="store_true", help="train nothing, write the results")
     flags.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     flags = flags.parse_args()
-    if flags.short + flags.full + flags.gpu > 1:
-        sys.exit("choose one of --short, --full and --gpu")
-    name = "gpu" if flags.gpu else "full" if flags.full else "short"
-    setting = SETTINGS[name]
+    name, setting = flags.setting, SETTINGS[flags.setting]
     if flags.budget:
         setting = replace(setting, timing_seconds=flags.budget)
     torch.set_num_threads(flags.threads)
@@ -537,7 +530,7 @@ def main() -> None:
     if flags.systems or flags.parts:
         print("results/ is written when all systems and parts are compared: leave these flags out")
     else:
-        print(f"wrote {save(name, setting, rows, log)} and .png")
+        print(f"wrote {save(flags.results, name, setting, rows, log)} and .png")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -205,13 +205,14 @@ class Limits:
     read: float  # bytes per second
 
 
-def measure_limits() -> Limits:
-    source, copy = torch.zeros(COPY_BYTES // 4), torch.ones(COPY_BYTES // 4)
+def measure_limits(num_bytes: int = COPY_BYTES) -> Limits:
+    """`num_bytes` are copied and read."""
+    source, copy = torch.zeros(num_bytes // 4), torch.ones(num_bytes // 4)
     best = {
         "copy": min(_seconds(lambda: copy.copy_(source), 1) for _ in range(9)),
         "read": min(_seconds(source.sum, 1) for _ in range(9)),
     }
-    return Limits(_measure_flops(), 2 * COPY_BYTES / best["copy"], COPY_BYTES / best["read"])
+    return Limits(_measure_flops(), 2 * num_bytes / best["copy"], num_bytes / best["read"])
 
 
 def _measure_flops() -> float | None:
@@ -260,11 +261,14 @@ def commit() -> str | None:
 # ---- results ----
 
 
-def result_path(date: datetime, machine: dict[str, Any], name: str) -> Path:
-    """results/<date>-<machine>-<name>.json"""
-    RESULTS.mkdir(exist_ok=True)
+def result_path(
+    folder: Path, date: datetime, machine: dict[str, Any], bench: str, setting: str
+) -> Path:
+    """<folder>/<date>-<machine>-<bench>.json, <bench>-<setting> where that is not the full one."""
+    folder.mkdir(exist_ok=True)
     cpu = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")
-    return RESULTS / f"{date:%Y-%m-%d}-{cpu}-{machine['threads']}-threads-{name}.json"
+    name = bench if setting == "full" else f"{bench}-{setting}"
+    return folder / f"{date:%Y-%m-%d}-{cpu}-{machine['threads']}-threads-{name}.json"
 
 
 class Work(NamedTuple):
@@ -305,12 +309,13 @@ class Report:
     rows: list[Row] = field(default_factory=list)
 
     def __post_init__(self):
+        self.is_smallest = self.flags.setting == "smallest"
         torch.set_num_threads(self.flags.threads)
         wait_until_quiet(self.flags.patience)
         self.date = datetime.now(timezone.utc)
         self.commit = commit()
         self.machine = describe_machine()
-        self.limits = measure_limits()
+        self.limits = measure_limits(COPY_BYTES >> 4 if self.is_smallest else COPY_BYTES)
         print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         print(
             f"peak {_scaled(self.limits.flops)} GFLOP/s, copy {_scaled(self.limits.copy)} GB/s, "
@@ -318,8 +323,17 @@ class Report:
         )
 
     def time(self, samples: Mapping[str, Callable[[], float]], budget: float) -> dict[str, Timing]:
-        """`interleave`, by the flags."""
+        """`interleave`, by the flags. In the smallest setting, of as few rounds as can be."""
+        if self.is_smallest:
+            budget = 0
         return interleave(samples, self.flags.budget or budget, self.flags.patience)
+
+    def peak_memory(
+        self, prepare: Callable[..., Callable[[], object]], names: Sequence[str], *args: Any
+    ) -> dict[str, float | None]:
+        """`peak_memory` of prepare(name, *args), by name; of the first in the smallest setting."""
+        names = names[:1] if self.is_smallest else names
+        return {name: peak_memory(prepare, name, *args) for name in names}
 
     def add(
         self,
@@ -362,12 +376,12 @@ class Report:
         self.save(is_complete=False)  # so that an interruption does not lose it
 
     def save(self, is_complete: bool = True) -> None:
-        """Writes results/<date>-<machine>-<bench>.json and .png, <bench>-short for a short set."""
-        name = self.bench if self.flags.full else f"{self.bench}-short"
-        path = result_path(self.date, self.machine, name)
+        """Writes the JSON of `result_path`, and the plot beside it."""
+        flags = self.flags
+        path = result_path(flags.results, self.date, self.machine, self.bench, flags.setting)
         document = {
             "bench": self.bench,
-            "is_full": self.flags.full,
+            "is_full": flags.setting == "full",
             "is_complete": is_complete,
             "date": self.date.isoformat(timespec="seconds"),
             "commit": self.commit,
@@ -465,12 +479,28 @@ def _percent(share: float | None) -> str:
     return f"{'' if share is None else f'{share:.0%}':>5}"
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The flags that all benchmarks have."""
+SETTINGS = {
+    "short": "the short set, as without this flag",
+    "full": "everything, not only the short set",
+    "smallest": "one tiny case of everything, to see that the script runs",
+    "gpu": "the settings for a GPU",
+}
+
+
+def parser(
+    description: str, settings: Sequence[str] = ("short", "full", "smallest")
+) -> argparse.ArgumentParser:
+    """The flags that all benchmarks have; `flags.setting` is one of the settings."""
     flags = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    flags.add_argument("--full", action="store_true", help="everything, not only the short set")
+    choice = flags.add_mutually_exclusive_group()
+    for name in settings:
+        choice.add_argument(
+            f"--{name}", action="store_const", dest="setting", const=name, help=SETTINGS[name]
+        )
+    flags.set_defaults(setting=settings[0])
+    flags.add_argument("--results", type=Path, default=RESULTS, help="folder to write them to")
     flags.add_argument("--threads", type=int, default=torch.get_num_threads())
     flags.add_argument("--budget", type=float, help="seconds for the rounds of one case")
     flags.add_argument(

@@ -5,6 +5,7 @@ weights beside the input embeddings. Mamba2 has no MLP, so it gets twice as many
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -14,65 +15,78 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     Mamba2Config,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging
 
-from hf_linear_attention import LinearAttentionConfig, linear
-from hf_linear_attention.recurrence_linear import LinearRecurrence
+from hf_linear_attention import LinearAttentionConfig, backends, linear
 
 logging.set_verbosity_error()  # that Mamba2 lacks its CUDA kernels is no news on a CPU
 
-VOCAB_SIZE = 32000
-LLAMA_LIKE = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_attention_heads": 12,
-}
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 LONGEST = 2**17
 
 
-def make_config(name: str, layers: int):
+class Size(NamedTuple):
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    vocab_size: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+
+SIZE = Size(768, 2048, 12, 12, 32000)
+SMALLEST = Size(32, 64, 2, 2, 100)
+
+
+def make_config(name: str, size: Size = SIZE) -> PreTrainedConfig:
+    llama_like = {
+        "vocab_size": size.vocab_size,
+        "hidden_size": size.hidden_size,
+        "intermediate_size": size.intermediate_size,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        **NO_SPECIAL_TOKENS,
+    }
     if name == "ours":
-        return LinearAttentionConfig(num_hidden_layers=layers, **LLAMA_LIKE, **NO_SPECIAL_TOKENS)
+        return LinearAttentionConfig(**llama_like)
     if name == "Llama":
-        return LlamaConfig(
-            num_hidden_layers=layers,
-            max_position_embeddings=LONGEST,
-            **LLAMA_LIKE,
-            **NO_SPECIAL_TOKENS,
-        )
+        return LlamaConfig(max_position_embeddings=LONGEST, **llama_like)
     if name == "GPT-2":
         return GPT2Config(
-            vocab_size=VOCAB_SIZE,
-            n_embd=768,
-            n_layer=layers,
-            n_head=12,
+            vocab_size=size.vocab_size,
+            n_embd=size.hidden_size,
+            n_layer=size.layers,
+            n_head=size.heads,
             n_positions=LONGEST,
             **NO_SPECIAL_TOKENS,
         )
     if name == "Mamba2":
         return Mamba2Config(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=768,
-            num_hidden_layers=2 * layers,
-            num_heads=24,
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=2 * size.layers,
+            num_heads=2 * size.heads,
+            head_dim=size.head_dim,
             n_groups=1,
             **NO_SPECIAL_TOKENS,
         )
     raise ValueError(f"name must be 'ours', 'Llama', 'GPT-2' or 'Mamba2', got {name!r}")
 
 
-def make_model(name: str, dtype: torch.dtype = torch.float32, layers: int = 12) -> PreTrainedModel:
+def make_model(name: str, dtype: torch.dtype = torch.float32, size: Size = SIZE) -> PreTrainedModel:
     """A model with random weights, the same every time, in evaluation mode."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(make_config(name, layers), dtype=dtype).eval()
+    return AutoModelForCausalLM.from_config(make_config(name, size), dtype=dtype).eval()
 
 
-def random_tokens(*shape: int) -> Tensor:
-    return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(0))
+def random_tokens(size: Size, *shape: int) -> Tensor:
+    return torch.randint(size.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
@@ -85,26 +99,23 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 @contextmanager
-def torch_products() -> Iterator[None]:
-    """Meanwhile, our linear layers multiply as torch.nn.Linear does."""
-    with mock.patch.object(linear, "IS_COMPILED", False):
+def plain_loop() -> Iterator[None]:
+    """Meanwhile, linear attention is computed by the reference backend."""
+    with mock.patch.object(backends, "FORCED_BACKEND", "reference"):
         yield
 
 
+def cache_bytes(name: str, context: int, size: Size = SIZE) -> int:
+    """What our model or Llama remembers of `context` tokens of one row, in float32."""
+    per_head = {
+        "ours": (size.head_dim + 1) * size.head_dim,  # S and z
+        "Llama": 2 * size.head_dim * context,  # keys and values
+    }
+    return 4 * size.layers * size.heads * per_head[name]
+
+
 @contextmanager
-def identity_attention() -> Iterator[None]:
-    """Meanwhile, linear attention answers v, without reading q and k or writing a state: what is
-    left is the cost of the model around it.
-    """
-
-    def run(self, inputs, state, tokens):
-        return inputs["v"], {}
-
-    def step_(self, inputs, state, tokens):
-        return inputs["v"]
-
-    def start(self, inputs):
-        return {}
-
-    with mock.patch.multiple(LinearRecurrence, run=run, step_=step_, start=start):
+def torch_products() -> Iterator[None]:
+    """Meanwhile, our linear layers multiply as torch.nn.Linear does."""
+    with mock.patch.object(linear, "IS_COMPILED", False):
         yield

@@ -1,29 +1,35 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Writes the newest results into the README, each between two marker comments.
+"""Writes the newest results into docs/results.md, and what the README shows of them.
 
     python benchmarks/report.py
 
 Of each benchmark it takes the newest full set in benchmarks/results/, or the newest short one where
-there is none.
+there is none. Tables go between two comments that name them, and the README's picture, which shows
+memory and time against the context, into docs/context.png.
 """
 
 import json
+import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 from harness import QUIET, RESULTS
+from models import cache_bytes
 
-README = RESULTS.parents[1] / "README.md"
-BLOCKS = {"presets": ("compare",), "benchmarks": ("ops", "decode", "training")}  # by marker
+ROOT = RESULTS.parents[1]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "results.md"
+PICTURE = DOCS / "context.png"
 TITLES = {
+    "compare": "The presets",
     "ops": "The op",
     "decode": "Generation",
     "training": "Training step",
-    "compare": "The presets",
 }
-PANELS = {  # how those begin that the README shows; the files have all
+PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
     "decode": (
         "generate(), 1 row, float32",
@@ -33,6 +39,13 @@ PANELS = {  # how those begin that the README shows; the files have all
         "prompt, float32",
     ),
     "training": ("training step",),
+}
+CHOICES = {  # the systems in the README's table, and what for
+    "mamba2": "**Start here.** The best on text, at constant memory",
+    "hybrid": "Exact recall from far back; its memory grows, a quarter as fast as softmax's",
+    "gla": "Faster training than `mamba2`, a little behind in quality",
+    "katharopoulos": "The paper's exact form, the simplest and fastest; the config's default",
+    "softmax": "For comparison: softmax attention, as in Llama",
 }
 
 
@@ -61,9 +74,13 @@ def place(document: dict[str, Any]) -> str:
     )
 
 
+def plot(path: Path) -> str:
+    """The address of a result's plot, as the page has it."""
+    return os.path.relpath(path.with_suffix(".png"), DOCS)
+
+
 def section_of_times(path: Path, document: dict[str, Any]) -> str:
     bench = document["bench"]
-    plot = path.with_suffix(".png").relative_to(README.parent)
     headline = [row for row in document["rows"] if row["panel"].startswith(PANELS[bench])]
     disturbance = max(row["disturbance"] for row in headline)
     lines = [
@@ -77,7 +94,7 @@ def section_of_times(path: Path, document: dict[str, Any]) -> str:
         "",
         *table(headline, document["baseline"]),
         "",
-        f"![{TITLES[bench]}: times on logarithmic axes]({plot})",
+        f"![{TITLES[bench]}: times on logarithmic axes]({plot(path)})",
     ]
     return "\n".join(lines)
 
@@ -106,7 +123,6 @@ def cell(row: dict[str, Any] | None, baseline: str) -> str:
 
 def section_of_systems(path: Path, document: dict[str, Any]) -> str:
     rows, trials = document["rows"], document["setting"]["trials"]
-    plot = path.with_suffix(".png").relative_to(README.parent)
     training = []
     for task, trial in trials.items():
         length, counts = trial["task"]["length"], [row["parameters"][task] for row in rows]
@@ -126,7 +142,7 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
         "",
         *systems_table(rows),
         "",
-        f"![{TITLES['compare']}: scores, speed and memory]({plot})",
+        f"![{TITLES['compare']}: scores, speed and memory]({plot(path)})",
     ]
     return "\n".join(lines)
 
@@ -172,24 +188,101 @@ def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
     return f"{mean} ± {(max(scores) - min(scores)) / 2:.{digits}f}"
 
 
+def page(text: str, results: dict[str, tuple[Path, dict[str, Any]]]) -> str:
+    """The text of docs/results.md with these results in it."""
+    for bench, result in results.items():
+        text = with_block(text, bench, section(*result))
+    return text
+
+
+def choices(document: dict[str, Any]) -> str:
+    """The README's table of systems, from a comparison."""
+    rows = {row["system"]: row for row in document["rows"]}
+    contexts = list(rows["softmax"]["times"]["cache_bytes"])
+    longest = contexts[-1]
+    lines = [
+        f"| preset | choose it for | bits per byte | recall | training, tokens/s | "
+        f"memory after {int(longest):,} tokens |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, purpose in CHOICES.items():
+        scores, times = rows[name]["tasks"], rows[name]["times"]
+        bits, recall = (statistics.fmean(scores[task]["scores"]) for task in ("text", "recall"))
+        lines.append(
+            f"| `{name}` | {purpose} | {bits:.2f} | {recall:.0%} | "
+            f"{times['training_tokens_per_second']:,.0f} | "
+            f"{times['cache_bytes'][longest] / 1000:,.0f} kB |"
+        )
+    return "\n".join(lines)
+
+
+def draw_picture(path: Path, result: Path, document: dict[str, Any]) -> None:
+    """Memory, and time per token, against the context: linear attention beside softmax.
+
+    The times are those of a result of bench_decode.py; memory follows from the models' sizes.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws without a display
+    from matplotlib import pyplot
+
+    curves = {  # contender: label, model, style
+        "Llama": ("softmax (Llama)", "Llama", {"color": "C1"}),
+        "Llama, StaticCache": ("softmax, preallocated cache", "Llama", {"color": "C1", "ls": "--"}),
+        "ours": ("linear (this package)", "ours", {"color": "C0", "lw": 2.5}),
+    }
+    figure, (memory, time) = pyplot.subplots(1, 2, figsize=(8.5, 3.2), layout="constrained")
+    for contender, (label, model, style) in curves.items():
+        points = sorted(
+            (row["x"], row["milliseconds"])
+            for row in document["rows"]
+            if (row["panel"], row["contender"]) == ("generate(), 1 row, float32", contender)
+        )
+        contexts, milliseconds = zip(*points, strict=True)
+        time.plot(contexts, milliseconds, marker="o", ms=4, label=label, **style)
+        megabytes = [cache_bytes(model, context) / 1e6 for context in contexts]
+        if style.get("ls") is None:  # the other cache holds the same
+            memory.plot(contexts, megabytes, marker="o", ms=4, **style)
+            note(memory, contexts[-1], megabytes[-1], "MB")
+        note(time, contexts[-1], milliseconds[-1], "ms")
+    memory.set(title="Memory of what was read", ylabel="MB", xlabel="tokens of context")
+    time.set(title="Time per generated token", ylabel="ms", xlabel="tokens of context")
+    for axis in (memory, time):
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.set_xticks([0, 4096, 8192, 12288, 16384])
+        axis.margins(y=0.12)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    time.legend(loc="upper left", fontsize="small")
+    figure.savefig(path, dpi=100, metadata={"Source": result.name, "Software": None})
+    pyplot.close(figure)
+
+
+def note(axis, x: float, y: float, unit: str) -> None:
+    """Writes the value above the last point of a curve."""
+    text = f"{y:,.1f} {unit}" if y < 10 else f"{y:,.0f} {unit}"
+    axis.annotate(text, (x, y), (4, 5), textcoords="offset points", ha="right", fontsize="small")
+
+
 def with_block(text: str, name: str, content: str) -> str:
     """The text with other content between the markers of that name."""
     begin = f"<!-- {name}: begin, written by benchmarks/report.py -->"
     end = f"<!-- {name}: end -->"
     if begin not in text or end not in text:
-        sys.exit(f"{README} lacks the lines {begin} and {end}")
+        sys.exit(f"a page lacks the lines {begin} and {end}")
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:
-    text = README.read_text(encoding="utf-8")
     results = newest_results()
-    if not results:
-        sys.exit(f"no results in {RESULTS}: run the benchmarks first")
-    for name, benches in BLOCKS.items():
-        sections = [section(*results[bench]) for bench in benches if bench in results]
-        text = with_block(text, name, "\n\n".join(sections))
+    missing = [bench for bench in TITLES if bench not in results]
+    if missing:
+        sys.exit(f"no results of {', '.join(missing)} in {RESULTS}: run these benchmarks first")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    draw_picture(PICTURE, *results["decode"])
+    text = README.read_text(encoding="utf-8")
+    text = with_block(text, "choices", choices(results["compare"][1]))
     README.write_text(text, encoding="utf-8")
 
 

@@ -1,0 +1,62 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Every benchmark runs, in its smallest setting, and writes what the report can read."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import bench_decode  # noqa: E402
+import bench_ops  # noqa: E402
+import bench_training  # noqa: E402
+import report  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(benchmark, folder: Path, monkeypatch) -> dict:
+    """What the benchmark writes."""
+    flags = ["--smallest", "--threads", "1", "--results", str(folder)]
+    monkeypatch.setattr(sys, "argv", [benchmark.__file__, *flags])
+    benchmark.main()
+    (path,) = folder.glob("*-smallest.json")
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads(path.read_text())
+    assert document["is_complete"]
+    assert not document["is_full"]
+    assert document["limits"]["flops"] > 1e8  # peak.cpp was compiled and has run
+    assert report.section(path, document).count("\n|---") == 1
+    return document
+
+
+def contenders(document: dict, panel: str) -> set[str]:
+    rows = [row for row in document["rows"] if row["panel"] == panel]
+    assert all(row["milliseconds"] > 0 for row in rows)
+    return {row["contender"] for row in rows}
+
+
+def test_the_op_is_measured(tmp_path, monkeypatch):
+    document = run(bench_ops, tmp_path, monkeypatch)
+    for what in bench_ops.PASSES:
+        found = contenders(document, f"{what}, float32, B, H, D = (1, 2, 16)")
+        assert found == set(bench_ops.CONTENDERS)
+    assert any(row["peak_mib"] is not None for row in document["rows"])
+
+
+def test_generation_is_measured(tmp_path, monkeypatch):
+    document = run(bench_decode, tmp_path, monkeypatch)
+    every = {*bench_decode.ALL, bench_decode.STATIC, bench_decode.IDENTITY, bench_decode.NN_LINEAR}
+    assert contenders(document, "generate(), 1 row, float32") == every
+    assert contenders(document, "forward, 1 row, float32") == every
+    assert contenders(document, "generate(), 2 rows, float32") == every - {"GPT-2", "Mamba2"}
+    assert "ours, float32" in contenders(document, "generate(), 1 row, bfloat16")
+    assert contenders(document, "generate(), ours by context") == {"ours"}
+    assert contenders(document, "prompt, float32") == {"ours", "Llama"}
+
+
+def test_a_training_step_is_measured(tmp_path, monkeypatch):
+    document = run(bench_training, tmp_path, monkeypatch)
+    assert contenders(document, "training step, 2 layers") == set(bench_training.PLAIN)

@@ -1,0 +1,84 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The figures in docs/results.md, the README and its picture are those of the newest results."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import DynamicCache
+
+from hf_linear_attention import LinearAttentionCache
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import report  # noqa: E402
+from models import SMALLEST, cache_bytes, make_model, random_tokens  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def newest():
+    return report.newest_results()
+
+
+def test_the_page_is_what_the_report_writes_of_the_newest_results(newest):
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert report.page(text, newest) == text
+    assert list(newest) == list(report.TITLES)
+    for path, document in newest.values():
+        assert report.section(path, document) in text
+
+
+def test_the_readmes_table_of_presets_is_that_of_the_newest_comparison(newest):
+    _, document = newest["compare"]
+    assert report.choices(document) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert document["is_full"]
+
+
+def test_the_readmes_picture_is_of_the_newest_times(newest, tmp_path):
+    path, document = newest["decode"]
+    report.draw_picture(tmp_path / "context.png", path, document)
+    for picture in (tmp_path / "context.png", ROOT / "docs" / "context.png"):
+        with Image.open(picture) as image:
+            assert image.info["Source"] == path.name
+            assert image.width > 600
+    assert "](docs/context.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
+    tables = {"README": report.choices(newest["compare"][1])}
+    tables["PAGE"] = report.section(*newest["decode"])
+    written = {}
+    for name, table in tables.items():
+        page = getattr(report, name)
+        written[name] = page.read_text(encoding="utf-8")
+        old = tmp_path / page.name
+        old.write_text(written[name].replace(table, "an old table"), encoding="utf-8")
+        assert old.read_text(encoding="utf-8") != written[name]
+        monkeypatch.setattr(report, name, old)
+    monkeypatch.setattr(report, "PICTURE", tmp_path / "context.png")
+    report.main()
+    for name, text in written.items():
+        assert getattr(report, name).read_text(encoding="utf-8") == text
+    assert report.PICTURE.exists()
+
+
+def test_a_missing_result_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match="no results of compare, ops, decode, training"):
+        report.main()
+
+
+@pytest.mark.parametrize("context", [7, 24])
+def test_the_pictures_memory_is_that_of_the_caches(context):
+    tokens = random_tokens(SMALLEST, 1, context)
+    ours, llama = (make_model(name, size=SMALLEST) for name in ("ours", "Llama"))
+    with torch.no_grad():
+        cache = ours(tokens, use_cache=True).past_key_values
+        softmax = llama(tokens, past_key_values=DynamicCache(config=llama.config)).past_key_values
+    assert isinstance(cache, LinearAttentionCache)
+    assert cache.nbytes == cache_bytes("ours", context, SMALLEST)
+    stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in softmax.layers)
+    assert stored == cache_bytes("Llama", context, SMALLEST)
