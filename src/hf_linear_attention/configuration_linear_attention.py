@@ -12,6 +12,7 @@ from .decays import check_decay
 from .feature_maps import check_feature_map
 from .presets import preset_fields
 from .registration import register_config
+from .tensor_parallel import TensorParallelPlan
 
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
 NORMALIZERS = ("z", "gated_rms_norm")
@@ -101,22 +102,7 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     model_type = "linear_attention"
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_tp_plan = {
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.g_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.cross_attn.q_proj": "colwise",
-        "layers.*.cross_attn.k_proj": "colwise",
-        "layers.*.cross_attn.v_proj": "colwise",
-        "layers.*.cross_attn.g_proj": "colwise",
-        "layers.*.cross_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
+    base_model_tp_plan = TensorParallelPlan()
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),

@@ -184,7 +184,7 @@ class Aaren(LinearAttentionBase):
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         memory = LayerMemory(cache, tokens, T)
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
-        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
         if self.has_conv:
             k = call(self.k_conv1d, shard, k, memory)
             v = call(self.v_conv1d, shard, v, memory)

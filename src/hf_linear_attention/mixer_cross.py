@@ -47,7 +47,7 @@ class CrossAttention(MappedAttention):
             if cache is not None:
                 cache.keep(state, hidden_states.dtype)
         q = self.q_proj(hidden_states)
-        shard = find_head_shard(q, self.q_proj.weight, self.num_heads, self.head_dim)
+        shard = find_head_shard(q, self.q_proj, self.num_heads)
         phi_q = self._map("q", q, shard)
         y = self.recurrence.read(phi_q, state).to(q.dtype)
         return self.project_out(hidden_states, y, shard)
@@ -58,7 +58,7 @@ class CrossAttention(MappedAttention):
         if hidden is not None:
             memory = memory.masked_fill(hidden, 0)  # NaN, too
         k = self.k_proj(memory)
-        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
         v = self.v_proj(memory).unflatten(-1, (-1, self.head_dim))
         if self.value_act is not None:
             v = self.value_act(v)

@@ -105,7 +105,7 @@ class LinearAttention(MappedAttention):
 
         q, k = self.q_proj(hidden_states), self.k_proj(hidden_states)
         v = self.v_proj(hidden_states)
-        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
         if self.has_conv:
             q = call(self.q_conv1d, shard, q, memory)
             k = call(self.k_conv1d, shard, k, memory)

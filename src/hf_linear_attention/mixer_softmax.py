@@ -52,7 +52,7 @@ class SoftmaxAttention(nn.Module):
         kwargs go to the attention function.
         """
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)  # or error
+        find_head_shard(k, self.k_proj, self.num_key_value_heads)  # or error
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if tokens.position_embeddings is not None:
             q, k = apply_rotary_pos_emb(q, k, *tokens.position_embeddings)

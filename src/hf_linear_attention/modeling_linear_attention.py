@@ -58,6 +58,7 @@ from .model_card import TAGS, ModelCardMixin
 from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .short_convolution import ShortConvolution
+from .tensor_parallel import keep_meshes
 from .tokens import Tokens
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
@@ -162,6 +163,13 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
         return super().from_pretrained(
             *args, key_mapping={**RENAMED, **(key_mapping or {})}, **kwargs
         )
+
+    @classmethod
+    def maybe_distribute_model(cls, model: nn.Module, *args) -> nn.Module:
+        """As in Transformers, which loads and quantises the weights after this."""
+        model = super().maybe_distribute_model(model, *args)
+        keep_meshes(model)
+        return model
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
