@@ -4,7 +4,7 @@
 from transformers import AutoConfig
 
 from .bounded_caches import SinkCache, TOVACache
-from .cache_linear_attention import LinearAttentionCache
+from .cache_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
@@ -40,6 +40,7 @@ __all__ = [
     "LinearAttentionPreTrainedModel",
     "LinearAttentionState",
     "SinkCache",
+    "StaticLinearAttentionCache",
     "TOVACache",
     "linear_attention",
     "linear_attention_step_",

@@ -44,6 +44,7 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
     "use_cache",
 }
 
+TAKES_NOTHING_BACK = "a static cache takes no tokens back: use a LinearAttentionCache"
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 
 # How many of the last tokens crop() can remove while a cache records. Drafts are shorter than the
@@ -424,7 +425,7 @@ class StaticRecurrentLayer(RecurrentLayer):
             tensor.fill_(-torch.inf if name == "running_max" else 0)
 
     def activate_past_recording(self) -> None:
-        raise RuntimeError("a static cache takes no tokens back: use one without max_cache_len")
+        raise RuntimeError(TAKES_NOTHING_BACK)
 
 
 class MemoryLayer(RecurrentLayer):
@@ -498,32 +499,24 @@ class SlidingWindowLayer(DynamicSlidingWindowLayer):
         self.cumulative_length = length
 
 
-class LinearAttentionCache(Cache):
-    """One layer per layer of the model: fixed-size states for linear attention, and Transformers'
-    own growing and sliding layers for softmax attention. With cross attention, then one per layer
-    of the model again: the states of the memory.
-
-    `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`.
-
-    Args:
-        config: of the model; decides on the layers. Or what iterating over caches yields, by which
-            `torch.nn.DataParallel` makes one of those of its replicas.
-        offloading, offload_only_non_sliding: as in `DynamicCache`, for the softmax layers.
-        max_cache_len: None, or for a static cache, which compiled models can use without compiling
-            again, the number of tokens that its softmax layers have room for.
+class CacheOfStates(Cache):
+    """What the growing and the static cache of a model share: one layer per layer of the model,
+    fixed-size states for linear attention and Transformers' own layers for softmax attention. With
+    cross attention, then one per layer of the model again: the states of the memory.
     """
 
-    def __init__(
+    config: PreTrainedConfig | None
+
+    def _make_layers(
         self,
-        config: PreTrainedConfig | Iterable[dict[str, Tensor]],
-        offloading: bool = False,
-        offload_only_non_sliding: bool = True,
-        max_cache_len: int | None = None,
-    ):
-        if not isinstance(config, PreTrainedConfig):
-            self.config = None  # the model has it
-            super().__init__(layers=[_layer_of_rows(named) for named in config])
-            return
+        config: PreTrainedConfig,
+        offloading: bool,
+        offload_only_non_sliding: bool,
+        max_cache_len: int | None,
+    ) -> None:
+        """Begins as a `Cache` with the layers that `config` asks for. The constructors of
+        Transformers' DynamicCache and StaticCache would look them up in tables of its own.
+        """
         self.config = config
         layers = [
             layer_class(
@@ -538,7 +531,8 @@ class LinearAttentionCache(Cache):
             and not (offload_only_non_sliding and layer.is_sliding)
             for layer in layers
         ]
-        super().__init__(
+        Cache.__init__(
+            self,
             layers=layers,
             offloading=offloading and any(leaves),
             offload_only_non_sliding=offload_only_non_sliding,
@@ -591,29 +585,6 @@ class LinearAttentionCache(Cache):
                 layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
 
-    def static_tensors(self) -> dict[str, Tensor]:
-        """By name, all tensors that a static cache changes, once it has read something: what a
-        module that is exported with the cache must have as buffers.
-        """
-        tensors: dict[str, Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            if isinstance(layer, StaticRecurrentLayer):
-                named = {**layer.tensors, "num_tokens": layer.num_tokens}
-            elif isinstance(layer, MemoryLayer) and layer.is_compileable:
-                named = layer.tensors
-            elif isinstance(layer, StaticLayer) and layer.is_initialized:
-                named = {
-                    "keys": layer.keys,
-                    "values": layer.values,
-                    "num_tokens": layer.cumulative_length,
-                }
-            else:
-                raise RuntimeError(
-                    "static_tensors() needs a cache made with max_cache_len that has read a token"
-                )
-            tensors |= {f"cache_{index}_{name}": x for name, x in named.items()}
-        return tensors
-
     def save(self, path: str | os.PathLike) -> None:
         """Writes the cache to a safetensors file, all of it or nothing.
 
@@ -640,6 +611,32 @@ class LinearAttentionCache(Cache):
         finally:
             if os.path.exists(unfinished):
                 os.remove(unfinished)
+
+
+class LinearAttentionCache(CacheOfStates, DynamicCache):
+    """States of a fixed size for linear attention, and Transformers' growing and sliding layers for
+    softmax attention: what `generate()` makes by itself. Made by hand, it is passed as
+    `past_key_values`.
+
+    Transformers and its clients branch on DynamicCache: on what grows and can be cropped.
+
+    Args:
+        config: of the model; decides on the layers. Or what iterating over caches yields, by which
+            `torch.nn.DataParallel` makes one of those of its replicas.
+        offloading, offload_only_non_sliding: as in `DynamicCache`, for the softmax layers.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig | Iterable[dict[str, Tensor]],
+        offloading: bool = False,
+        offload_only_non_sliding: bool = True,
+    ):
+        if isinstance(config, PreTrainedConfig):
+            self._make_layers(config, offloading, offload_only_non_sliding, max_cache_len=None)
+            return
+        self.config = None  # the model has it
+        Cache.__init__(self, layers=[_layer_of_rows(named) for named in config])
 
     @classmethod
     def load(
@@ -701,7 +698,7 @@ class LinearAttentionCache(Cache):
     @classmethod
     def join(
         cls,
-        caches: Sequence["LinearAttentionCache"],
+        caches: Sequence[CacheOfStates],
         attention_masks: Sequence[Tensor] | None = None,
     ) -> tuple["LinearAttentionCache", Tensor]:
         """One cache with the rows of all, in order, for prompts of any lengths.
@@ -759,6 +756,60 @@ class LinearAttentionCache(Cache):
             _fill(layer, named, T, getattr(torch, dtypes.pop()))
         masks = [F.pad(mask, (T - mask.shape[1], 0)) for mask in attention_masks]
         return joined, torch.cat(masks)
+
+
+class StaticLinearAttentionCache(CacheOfStates, StaticCache):
+    """The cache that compiled models can use without compiling again: it counts its tokens in a
+    tensor and keeps every address. `generate(cache_implementation="static")` makes it by itself.
+
+    Transformers and its clients branch on StaticCache: on lengths that don't change.
+
+    Args:
+        config: of the model; decides on the layers.
+        max_cache_len: tokens that its softmax layers have room for; states have no maximum.
+        offloading, offload_only_non_sliding: as in `StaticCache`, for the softmax layers.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        max_cache_len: int,
+        offloading: bool = False,
+        offload_only_non_sliding: bool = True,
+    ):
+        self._make_layers(config, offloading, offload_only_non_sliding, max_cache_len)
+
+    def activate_past_recording(self) -> None:
+        """Refuses: Transformers does so for its own StaticCache, and not for what derives from it.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(TAKES_NOTHING_BACK)
+
+    def static_tensors(self) -> dict[str, Tensor]:
+        """By name, all tensors that this cache changes, once it has read something: what a
+        module that is exported with the cache must have as buffers.
+
+        Raises:
+            RuntimeError: it has read nothing yet.
+        """
+        tensors: dict[str, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, MemoryLayer):  # there may be no memory
+                named = layer.tensors
+            elif not layer.is_initialized:
+                raise RuntimeError("static_tensors() needs a cache that has read a token")
+            elif isinstance(layer, StaticRecurrentLayer):
+                named = {**layer.tensors, "num_tokens": layer.num_tokens}
+            else:
+                named = {
+                    "keys": layer.keys,
+                    "values": layer.values,
+                    "num_tokens": layer.cumulative_length,
+                }
+            tensors |= {f"cache_{index}_{name}": x for name, x in named.items()}
+        return tensors
 
 
 def _fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
@@ -911,14 +962,16 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     has_read = any(_has_read(layer) for layer in cache.layers)
     if type(cache) not in (DynamicCache, StaticCache) or has_read:
         raise ValueError(
-            "past_key_values must be a LinearAttentionCache made for this model, or a "
-            f"DynamicCache, StaticCache or bounded cache that has read nothing, got {cache}"
+            "past_key_values must be a LinearAttentionCache or StaticLinearAttentionCache made for "
+            "this model, or a DynamicCache, StaticCache or bounded cache that has read nothing, "
+            f"got {cache}"
         )
     is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
-    max_cache_len = None
+    made: CacheOfStates = LinearAttentionCache(config)
     if type(cache) is StaticCache:  # without softmax layers there is no maximum, and any will do
         max_cache_len = max((getattr(x, "max_cache_len", 1) for x in cache.layers), default=1)
-    cache.layers = LinearAttentionCache(config, max_cache_len=max_cache_len).layers
+        made = StaticLinearAttentionCache(config, max_cache_len)
+    cache.layers = made.layers
     cache.layer_class_to_replicate = None
     if is_recording:
         cache.activate_past_recording()

@@ -59,6 +59,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache_linear_attention import (
     LinearAttentionCache,
     RecurrentLayer,
+    StaticLinearAttentionCache,
     active_layer_types,
     cache_for_model,
     count_rows,
@@ -882,7 +883,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             attention_mask: (B, T) or (B, past + T), 0 for padding, anywhere; or (B, 1, T, past + T)
                 as long as it only hides padding and the future; or a dict of one per layer type.
             position_ids: (B, T); by default they count real tokens.
-            past_key_values: a LinearAttentionCache or an empty DynamicCache.
+            past_key_values: a LinearAttentionCache or StaticLinearAttentionCache, or an empty
+                DynamicCache or StaticCache.
             encoder_hidden_states: the memory (B, M, hidden size or cross_attention_hidden_size) for
                 cross attention. A cache keeps what is read of it: later forwards do not look at it.
             encoder_attention_mask: (B, M), 0 for padding in the memory.
@@ -1145,18 +1147,15 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             )
         elif generation_config.use_cache is not False:
             kind = generation_config.cache_implementation or "dynamic"
-            max_cache_len = None
+            # on a CPU, the cache is where it would be brought to
+            offloading = "offloaded" in kind and self.device.type != "cpu"
+            cache = LinearAttentionCache(self.config, offloading)
             if "static" in kind:  # as long as ever before: another length would be compiled again
                 wanted = getattr(generation_config, "max_cache_len", None) or 0
                 longest = getattr(self, "_previous_max_cache_length", 0)
                 max_cache_len = max(max_cache_length, wanted, longest)
                 self._previous_max_cache_length = max_cache_len
-            cache = LinearAttentionCache(
-                self.config,
-                # on a CPU, the cache is where it would be brought to
-                offloading="offloaded" in kind and self.device.type != "cpu",
-                max_cache_len=max_cache_len,
-            )
+                cache = StaticLinearAttentionCache(self.config, max_cache_len, offloading)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache

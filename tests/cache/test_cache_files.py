@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.cache_linear_attention import RecurrentLayer
 from tiny import VARIANTS, assert_near, random_ids, tiny_config, tiny_model
 
@@ -113,7 +113,7 @@ def test_a_recording_cache_is_saved_as_it_is_now(tmp_path):
 def test_a_static_cache_comes_back_as_another(variant, length, tmp_path):
     model = tiny_model(**VARIANTS[variant])
     _, expected = read(model, random_ids(2, length))
-    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     read(model, random_ids(2, length), cache)
     cache.save(tmp_path / "cache")
     loaded = LinearAttentionCache.load(tmp_path / "cache", model.config)

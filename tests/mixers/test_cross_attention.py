@@ -20,6 +20,7 @@ from hf_linear_attention import (
     LinearAttentionCache,
     LinearAttentionForCausalLM,
     LinearAttentionModel,
+    StaticLinearAttentionCache,
     TOVACache,
 )
 from hf_linear_attention.cache_linear_attention import MemoryLayer
@@ -195,8 +196,8 @@ def test_drafts_do_not_change_what_is_generated():
 
 def test_after_reset_another_memory_can_be_read():
     model, ids = decoder(), random_ids(3, 6)
-    for max_cache_len in (None, 6):
-        cache = LinearAttentionCache(model.config, max_cache_len=max_cache_len)
+    static = StaticLinearAttentionCache(model.config, max_cache_len=6)
+    for cache in (LinearAttentionCache(model.config), static):
         for seed in (0, 1):
             memory = given(random_memory(seed=seed))
             logits = [read(model, ids[:, :5], cache, **memory), read(model, ids[:, 5:], cache)]

@@ -10,9 +10,9 @@ from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 from hf_linear_attention import (
-    LinearAttentionCache,
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
+    StaticLinearAttentionCache,
     linear_attention,
 )
 from hf_linear_attention.decays import (
@@ -296,7 +296,7 @@ def test_a_static_cache_forgets_the_maximum_too():
     with torch.no_grad():
         # scores of which a maximum of 0 would leave nothing
         model.model.layers[0].self_attn.decay.query.mul_(1e4)
-        cache = LinearAttentionCache(config, max_cache_len=16)
+        cache = StaticLinearAttentionCache(config, max_cache_len=16)
         first, second = torch.randint(11, (2, 1, 6))
         for tokens in (first, second):
             expected = model(tokens).logits
