@@ -5,6 +5,7 @@ Shapes: B batch, T time, C hidden size, Hq query heads, Hkv key-value heads, D h
 N sequences packed into a batch.
 """
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -1011,6 +1012,13 @@ def check_generation(generation_config: GenerationConfig, mode: GenerationMode) 
         )
 
 
+def has_attention_maps(config: LinearAttentionConfig) -> bool:
+    """Whether `output_attentions` gives any: for softmax layers, and not by fused kernels."""
+    is_fused = config._attn_implementation in ("sdpa", "flex_attention")
+    is_fused = is_fused or is_flash_attention_requested(config)
+    return set(active_layer_types(config)) != {"linear_attention"} and not is_fused
+
+
 def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: int) -> None:
     """Makes of a cache for batch_size rows one for all that `generate()` will make of them."""
     beams, sequences = generation_config.num_beams, generation_config.num_return_sequences
@@ -1091,12 +1099,14 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
+        wants_maps_of_memory = self.config.add_cross_attention and outputs.attentions is not None
         return CausalLMOutputWithCrossAttentions(  # which EncoderDecoderModel asks for
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            cross_attentions=() if wants_maps_of_memory else None,  # of no layer
         )
 
     def prepare_inputs_for_generation(
@@ -1159,6 +1169,26 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache
+
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def _assisted_decoding(self, input_ids, *args, generation_config, **kwargs):
+        """As in Transformers, which looks at the first attention map of a forward, as if there had
+        to be one. Where there is none, every token gets the () that it gets without drafts.
+        """
+        if not generation_config.output_attentions or has_attention_maps(self.config):
+            return super()._assisted_decoding(
+                input_ids, *args, generation_config=generation_config, **kwargs
+            )
+        without_maps = copy.copy(generation_config)
+        without_maps.output_attentions = False
+        kwargs.pop("output_attentions", None)
+        outputs = super()._assisted_decoding(
+            input_ids, *args, generation_config=without_maps, **kwargs
+        )
+        if generation_config.return_dict_in_generate:
+            num_new_tokens = outputs.sequences.shape[1] - input_ids.shape[1]
+            outputs["attentions"] = ((),) * num_new_tokens
+        return outputs
 
     def init_continuous_batching(self, *args, **kwargs):
         """Refuses, for `generate_batch()`, too: Transformers' paged cache holds keys and values of
