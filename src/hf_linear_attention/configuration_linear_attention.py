@@ -50,6 +50,54 @@ DERIVED_FROM = (
 )
 
 
+TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may shard
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.g_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "cross_attn.q_proj": "colwise",
+    "cross_attn.k_proj": "colwise",
+    "cross_attn.v_proj": "colwise",
+    "cross_attn.g_proj": "colwise",
+    "cross_attn.o_proj": "rowwise",
+    "mlp.gate_proj": "colwise",
+    "mlp.up_proj": "colwise",
+    "mlp.down_proj": "rowwise",
+}
+
+
+def missing_modules(config: "LinearAttentionConfig") -> set[str]:
+    """Those of TENSOR_PARALLEL_STYLES that no layer of the model has."""
+    layer_types = set(config.layer_types[: config.num_hidden_layers])
+    is_gated = config.normalizer == "gated_rms_norm"
+    missing = set()
+    if layer_types == {"linear_attention"} and config.decay == "aaren":
+        missing.add("self_attn.q_proj")
+    if not is_gated or "linear_attention" not in layer_types:
+        missing.add("self_attn.g_proj")
+    if not config.add_cross_attention:
+        missing |= {name for name in TENSOR_PARALLEL_STYLES if name.startswith("cross_attn.")}
+    elif not is_gated:
+        missing.add("cross_attn.g_proj")
+    return missing
+
+
+class TensorParallelPlan:
+    """`base_model_tp_plan`, which Transformers reads from a config as it is when a model is made:
+    it warns where a plan has modules that the model has not. One set on a config wins over this.
+    """
+
+    def __get__(self, config: "LinearAttentionConfig | None", owner: type) -> dict[str, str]:
+        missing = set() if config is None else missing_modules(config)
+        layers = {
+            f"layers.*.{name}": style
+            for name, style in TENSOR_PARALLEL_STYLES.items()
+            if name not in missing
+        }
+        return {"embed_tokens": "embedding_rowwise", **layers}
+
+
 @strict
 class LinearAttentionConfig(PreTrainedConfig):
     """Everything that decides what a linear-attention model computes.
@@ -99,22 +147,7 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     model_type = "linear_attention"
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_tp_plan = {
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.g_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.cross_attn.q_proj": "colwise",
-        "layers.*.cross_attn.k_proj": "colwise",
-        "layers.*.cross_attn.v_proj": "colwise",
-        "layers.*.cross_attn.g_proj": "colwise",
-        "layers.*.cross_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
+    base_model_tp_plan = TensorParallelPlan()
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
