@@ -83,7 +83,7 @@ from .loss_linear_attention import causal_lm_loss
 from .model_card import TAGS, is_placeholder, make_model_card
 from .rms_norm import RMSNorm
 from .sequence_parallel import inputs_before, largest_before, state_before, tokens_before
-from .tensor_parallel import HeadShard, call, find_head_shard
+from .tensor_parallel import HeadShard, call, find_head_shard, keep_meshes
 
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
 # the ways of generate() that never take a token back, nor move a row
@@ -245,7 +245,7 @@ class LinearAttention(LinearAttentionBase):
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
 
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
-        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
         if self.has_conv:
             k = self._convolve("k", k, cache, key_mask, cu_seqlens, shard, sequence_group)
             v = self._convolve("v", v, cache, key_mask, cu_seqlens, shard, sequence_group)
@@ -402,7 +402,7 @@ class CrossAttention(LinearAttentionBase):
             if cache is not None:
                 cache.keep(state, hidden_states.dtype)
         q = self.q_proj(hidden_states)
-        shard = find_head_shard(q, self.q_proj.weight, self.num_heads, self.head_dim)
+        shard = find_head_shard(q, self.q_proj, self.num_heads)
         return self.project_out(hidden_states, self._read(q, state, shard), shard)
 
     def _fold(self, memory: Tensor, mask: Tensor | None) -> LinearAttentionState:
@@ -411,7 +411,7 @@ class CrossAttention(LinearAttentionBase):
         if hidden is not None:
             memory = memory.masked_fill(hidden, 0)  # NaN, too
         k = self.k_proj(memory)
-        shard = find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
         k = k.unflatten(-1, (-1, self.head_dim))
         v = self.v_proj(memory).unflatten(-1, (-1, self.head_dim))
         if self.value_act is not None:
@@ -483,7 +483,7 @@ class SoftmaxAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, T) where eager."""
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        find_head_shard(k, self.k_proj.weight, self.num_key_value_heads, self.head_dim)  # or error
+        find_head_shard(k, self.k_proj, self.num_key_value_heads)  # or error
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if position_embeddings is not None:
             q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
@@ -782,6 +782,13 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
         # The heads ask AutoModel for their base. Transformers may load a folder's config.py and its
         # modeling.py from two copies, and then this config's class is not the one registered below.
         AutoModel.register(type(config), LinearAttentionModel, exist_ok=True)
+
+    @classmethod
+    def maybe_distribute_model(cls, model: nn.Module, *args) -> nn.Module:
+        """As in Transformers, which loads and quantises the weights after this."""
+        model = super().maybe_distribute_model(model, *args)
+        keep_meshes(model)
+        return model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

@@ -55,20 +55,32 @@ def call(module: nn.Module, shard: HeadShard | None, *args: Any) -> Any:
     return functional_call(module, own, args)
 
 
-def find_head_shard(x: Tensor, weight: Tensor, num_heads: int, head_dim: int) -> HeadShard | None:
-    """Which of num_heads heads this rank has, x (..., heads * head_dim) being the product with
-    `weight`; None where that is all of them.
+def keep_meshes(model: nn.Module) -> None:
+    """Notes on each module whose weight is sharded the mesh of its ranks: a weight that is
+    quantised while it is loaded, by torchao for one, is no DTensor any more, which would know.
+    """
+    for module in model.modules():
+        mesh = getattr(getattr(module, "weight", None), "device_mesh", None)
+        if mesh is not None:
+            module.mesh_of_weight = mesh
+
+
+def find_head_shard(x: Tensor, projection: nn.Module, num_heads: int) -> HeadShard | None:
+    """Which of num_heads heads this rank has, x (..., features) being what `projection` gave here;
+    None where that is all of them.
 
     Raises:
         ValueError: the ranks can't have equally many. RuntimeError: it can't be known.
     """
-    if x.shape[-1] == num_heads * head_dim:
+    if x.shape[-1] == projection.out_features:
         return None
-    mesh = getattr(weight, "device_mesh", None)
+    mesh = getattr(projection.weight, "device_mesh", None)
+    mesh = getattr(projection, "mesh_of_weight", None) if mesh is None else mesh
     if mesh is None:
         raise RuntimeError(
-            f"a projection has {x.shape[-1]} features in place of {num_heads} heads of {head_dim}, "
-            "and its weight is no DTensor that says which"
+            f"a projection to {num_heads} heads has given {x.shape[-1]} of its "
+            f"{projection.out_features} features, and neither its weight, as a DTensor would, nor "
+            "from_pretrained has said on which ranks the others are"
         )
     if num_heads % mesh.size() != 0:
         raise ValueError(
