@@ -212,6 +212,8 @@ def test_a_step_is_exported_with_its_cache(variant):
     assert_near(torch.cat(logits, 1), model(ids).logits)
 
 
-def test_static_tensors_are_of_a_cache_that_has_read_something():
+@pytest.mark.parametrize("variant", ["paper", "hybrid", "softmax_first"])
+def test_static_tensors_are_of_a_cache_that_has_read(variant):
+    cache = StaticLinearAttentionCache(tiny_model(**VARIANTS[variant]).config, max_cache_len=9)
     with pytest.raises(RuntimeError, match="needs a cache that has read a token"):
-        StaticLinearAttentionCache(tiny_model().config, 8).static_tensors()
+        cache.static_tensors()
