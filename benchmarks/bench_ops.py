@@ -34,7 +34,7 @@ from harness import (
     sample_of,
 )
 from hf_linear_attention import linear_attention
-from hf_linear_attention.chunked import chunked_linear_attention
+from hf_linear_attention.chunked_linear import chunked_linear_attention
 from hf_linear_attention.reference import reference_linear_attention
 
 try:

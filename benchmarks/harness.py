@@ -29,7 +29,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from hf_linear_attention.linear_attention import backend_report
+from hf_linear_attention.backends import backend_report
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -250,9 +250,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _instruction_set() -> str:
-    from hf_linear_attention import _ops
+    from hf_linear_attention.native import library
 
-    return _ops.cpu_instruction_set()
+    return library.cpu_instruction_set()
 
 
 def commit() -> str | None:

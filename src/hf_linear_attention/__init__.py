@@ -1,18 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Linear attention for Transformers. Importing this makes the Auto classes know the models."""
 
-from transformers import AutoConfig
-
-from .bounded_caches import SinkCache, TOVACache
-from .cache_linear_attention import LinearAttentionCache
+from .cache import LinearAttentionCache, StaticLinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
-from .linear_attention import (
-    LinearAttentionState,
-    linear_attention,
-    linear_attention_step_,
-)
+from .for_transformers.bounded_caches import SinkCache, TOVACache
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
@@ -22,9 +15,11 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
+from .registration import register_model_type
 from .sequence_parallel import split_sequence
 
-AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
+register_model_type(LinearAttentionConfig)
 
 __all__ = [
     "Decay",
@@ -40,6 +35,7 @@ __all__ = [
     "LinearAttentionPreTrainedModel",
     "LinearAttentionState",
     "SinkCache",
+    "StaticLinearAttentionCache",
     "TOVACache",
     "linear_attention",
     "linear_attention_step_",

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import torch
 
-from .linear_attention import FORCED_BACKEND, WHY_NO_COMPILED_OPS, backend_report, choose_backend
+from .backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
 
 ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
 
@@ -54,18 +54,18 @@ def native_library() -> dict[str, str]:
     """Where the compiled kernels are, which of their instruction sets is active, and what their
     CUDA kernels are for.
     """
-    if WHY_NO_COMPILED_OPS is not None:
-        return {"native library": f"none: {WHY_NO_COMPILED_OPS}"}
-    from . import _ops
+    if WHY_NO_NATIVE is not None:
+        return {"native library": f"none: {WHY_NO_NATIVE}"}
+    from .native import library
 
     try:
-        active = _ops.cpu_instruction_set()
+        active = library.cpu_instruction_set()
     except RuntimeError as error:
         active = f"none: {error}"
     return {
-        "native library": str(_ops.LIBRARY_PATH),
-        "instruction set": f"{active} (built: {', '.join(_ops.cpu_instruction_sets_built())})",
-        "CUDA kernels": ", ".join(_ops.cuda_architectures()) or "none",
+        "native library": str(library.LIBRARY_PATH),
+        "instruction set": f"{active} (built: {', '.join(library.cpu_instruction_sets_built())})",
+        "CUDA kernels": ", ".join(library.cuda_architectures()) or "none",
     }
 
 

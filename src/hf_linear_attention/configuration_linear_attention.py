@@ -1,18 +1,18 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The configuration of a linear-attention language model, validated when it is made."""
 
-import sys
 from typing import Any
 
-import transformers
 from huggingface_hub.dataclasses import strict
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import RopeParameters
 
 from .decays import check_decay
 from .feature_maps import check_feature_map
 from .presets import preset_fields
+from .registration import register_config
+from .tensor_parallel import TensorParallelPlan
 
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
 NORMALIZERS = ("z", "gated_rms_norm")
@@ -31,10 +31,11 @@ SIZES = (
     "sliding_window",
     "cross_attention_hidden_size",
 )
-AAREN_NEEDS = {  # by the definition of that attention
-    "feature_map": "exp",
-    "normalizer": "z",
-    "value_act": None,
+# What each mixer of a "linear_attention" layer needs of other fields, by its definition; mixers.py
+# has their modules.
+MIXER_NEEDS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "aaren": {"feature_map": "exp", "normalizer": "z", "value_act": None, "decay": "none"},
 }
 DERIVED = {  # fields that None leaves to the others
     "num_key_value_heads": lambda config: config.num_attention_heads,
@@ -68,13 +69,15 @@ class LinearAttentionConfig(PreTrainedConfig):
         max_position_embeddings: rows of the table of learned positions; other kinds of positions
             have no limit.
         attention_dropout: on the softmax layers' attention weights; linear attention has none.
+        mixer: what layers of the type "linear_attention" mix tokens by: "linear", or "aaren",
+            softmax attention of one learned query per head, which takes feature_map="exp",
+            normalizer="z" and as many key-value heads as heads.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
             runs before them (`feature_maps.py`), or one registered by `register_feature_map`.
         feature_map_kwargs: options of that module.
         value_act: activation of v, None or "silu".
         decay: how linear attention forgets, by name (`decays.py`), or one registered by
-            `register_decay`. "aaren" is softmax attention of one learned query per head, and takes
-            feature_map="exp", normalizer="z" and as many key-value heads as heads.
+            `register_decay`.
         normalizer: "z" divides by phi(q) z + attention_eps; "gated_rms_norm" instead brings every
             head's output to unit mean square and multiplies it by a gate.
         gate_act: activation of that gate, "sigmoid" or "silu".
@@ -99,22 +102,7 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     model_type = "linear_attention"
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_tp_plan = {
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.g_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.cross_attn.q_proj": "colwise",
-        "layers.*.cross_attn.k_proj": "colwise",
-        "layers.*.cross_attn.v_proj": "colwise",
-        "layers.*.cross_attn.g_proj": "colwise",
-        "layers.*.cross_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
+    base_model_tp_plan = TensorParallelPlan()
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
@@ -142,6 +130,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     attention_dropout: int | float = 0.0
     rope_parameters: RopeParameters | dict | None = None
 
+    mixer: str = "linear"
     feature_map: str = "elu+1"
     feature_map_kwargs: dict[str, Any] | None = None
     value_act: str | None = None
@@ -158,6 +147,12 @@ class LinearAttentionConfig(PreTrainedConfig):
     add_cross_attention: bool = False
     cross_attention_hidden_size: int | None = None
 
+    @property
+    def active_layer_types(self) -> list[str]:
+        """The types of the layers that run: to draft, generate() may lower `num_hidden_layers`."""
+        assert self.layer_types is not None
+        return self.layer_types[: self.num_hidden_layers]
+
     @classmethod
     def from_preset(cls, preset: str, **overrides) -> "LinearAttentionConfig":
         """The config of one of the field's systems, by its name in `presets.py`.
@@ -172,6 +167,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         return cls(**{**preset_fields(preset, num_hidden_layers), **overrides})
 
     def __post_init__(self, **kwargs):
+        if self.decay == "aaren":  # as version 0.1 said it
+            self.mixer, self.decay = "aaren", "none"
         self._check_sizes()
         derived = [name for name in DERIVED if getattr(self, name) is None]
         if "head_dim" in derived and self.hidden_size % self.num_attention_heads != 0:
@@ -211,6 +208,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         check_feature_map(self.feature_map, self.feature_map_kwargs)
         check_decay(self.decay)
         choices = {
+            "mixer": MIXER_NEEDS,
             "normalizer": NORMALIZERS,
             "gate_act": GATE_ACTIVATIONS,
             "value_act": VALUE_ACTIVATIONS,
@@ -221,20 +219,42 @@ class LinearAttentionConfig(PreTrainedConfig):
             if getattr(self, name) not in allowed:
                 names = ", ".join(map(repr, allowed))
                 raise ValueError(f"{name} must be one of {names}, got {getattr(self, name)!r}")
-        unknown = sorted(set(self.layer_types) - set(LAYER_TYPES))
+        self._check_layers()
+        self._check_heads()
+        self._check_mixer()
+        if not self.is_causal and self.decay != "none":
+            raise ValueError(
+                'decay must be "none" with is_causal=False, where no token is older than another, '
+                f"got {self.decay!r}"
+            )
+        if self.attention_eps < 0:
+            raise ValueError(f"attention_eps={self.attention_eps} must be at least 0")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(
+                f"attention_dropout={self.attention_dropout} must be at least 0 and less than 1"
+            )
+
+    def _check_layers(self):
+        """Raises a ValueError where layer_types does not fit."""
+        layer_types = self.layer_types or []
+        unknown = sorted(set(layer_types) - set(LAYER_TYPES))
         if unknown:
             raise ValueError(
                 f"layer_types may hold {', '.join(map(repr, LAYER_TYPES))}, got {unknown}"
             )
-        if len(self.layer_types) != self.num_hidden_layers:
+        if len(layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types must have num_hidden_layers={self.num_hidden_layers} entries, "
-                f"got {len(self.layer_types)}"
+                f"got {len(layer_types)}"
             )
-        if "sliding_attention" in self.layer_types and self.sliding_window is None:
+        if "sliding_attention" in layer_types and self.sliding_window is None:
             raise ValueError(
                 'sliding_window must be given where layer_types has "sliding_attention"'
             )
+
+    def _check_heads(self):
+        """Raises a ValueError where heads or positions can't be divided as they must be."""
+        assert self.num_key_value_heads is not None and self.head_dim is not None  # derived
         if self.num_attention_heads % self.num_key_value_heads != 0:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
@@ -248,35 +268,29 @@ class LinearAttentionConfig(PreTrainedConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be even for sinusoidal positions"
             )
-        if not self.is_causal and self.decay != "none":
-            raise ValueError(
-                'decay must be "none" with is_causal=False, where no token is older than another, '
-                f"got {self.decay!r}"
-            )
-        if self.decay == "aaren":
-            self._check_aaren()
-        if self.attention_eps < 0:
-            raise ValueError(f"attention_eps={self.attention_eps} must be at least 0")
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(
-                f"attention_dropout={self.attention_dropout} must be at least 0 and less than 1"
-            )
 
-    def _check_aaren(self):
-        """Raises a ValueError where a value is another than Aaren's definition has."""
-        for name, needed in AAREN_NEEDS.items():
+    def _check_mixer(self):
+        """Raises a ValueError where a value is another than the mixer's definition has."""
+        for name, needed in MIXER_NEEDS[self.mixer].items():
             if getattr(self, name) != needed:
                 raise ValueError(
-                    f'{name} must be {needed!r} with decay="aaren", got {getattr(self, name)!r}'
+                    f"{name} must be {needed!r} with mixer={self.mixer!r}, got "
+                    f"{getattr(self, name)!r}"
                 )
+        if self.mixer != "aaren":
+            return
+        if not self.is_causal:
+            raise ValueError(
+                'mixer must not be "aaren" with is_causal=False: it reads what came before'
+            )
         if self.num_key_value_heads != self.num_attention_heads:
             raise ValueError(
                 f"num_key_value_heads must be num_attention_heads={self.num_attention_heads} with "
-                f'decay="aaren", whose heads have one query each, got {self.num_key_value_heads}'
+                f'mixer="aaren", whose heads have one query each, got {self.num_key_value_heads}'
             )
         if self.position_embedding_type == "rotary":
             raise ValueError(
-                'position_embedding_type must not be "rotary" with decay="aaren", whose queries '
+                'position_embedding_type must not be "rotary" with mixer="aaren", whose queries '
                 "have no position"
             )
 
@@ -293,11 +307,6 @@ class LinearAttentionConfig(PreTrainedConfig):
             )
 
 
-# `transformers serve` looks for the class that a config names in its `transformers`, as soon as it
-# has the config. It finds the Auto class, which loads the right one. Its `transformers` may not be
-# ours: importing transformers.processing_utils makes a second module of that name.
-_serving = sys.modules.get("transformers.cli.serving.model_manager")
-for _module in {transformers, getattr(_serving, "transformers", transformers)}:
-    _module.LinearAttentionForCausalLM = AutoModelForCausalLM
+register_config(LinearAttentionConfig, causal_lm="LinearAttentionForCausalLM")
 
 __all__ = ["LinearAttentionConfig"]

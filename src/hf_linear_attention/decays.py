@@ -1,8 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Log decays by name: modules from hidden states to g (B, T, Hkv), at most 0, or None.
 
-Shapes: B batch, T time, Hkv key-value heads, D head dim, N packed sequences. h = 0 ... Hkv - 1
-counts heads, l layers (L of them).
+Shapes: B batch, T time, Hkv key-value heads. h = 0 ... Hkv - 1 counts heads, l layers (L of them).
 """
 
 import math
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
+
+from .numerics import at_least_float32
 
 
 class Decay(nn.Module):
@@ -95,7 +96,7 @@ class PerHead(Decay):
         init.copy_(self.theta, _inverse_softplus(rates))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        log_decay = -nn.functional.softplus(_at_least_float32(self.theta))
+        log_decay = -nn.functional.softplus(at_least_float32(self.theta))
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
@@ -121,77 +122,8 @@ class PerToken(Decay):
         init.copy_(self.A_log, torch.empty(H, device="cpu").uniform_(1, 16).log())
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        x = _at_least_float32(self.dt_proj(hidden_states))
-        return -_at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
-
-
-class Aaren(Decay):
-    """m_(t-1) - m_t, m_t being the largest score until t: softmax attention of one learned query.
-
-    The scores are s_t = query.k_t / sqrt(D). With exp(s_t - m_t) for phi(k_t), and 1 for phi(q_t),
-    the state holds the sums of exp(s_j - m_t) v_j and of exp(s_j - m_t), in which no exponent is
-    positive; m is a part of the state. Feng et al., "Attention as an RNN", arXiv 2405.13956.
-    """
-
-    has_parameters_per_head = True
-
-    def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__(config, layer_idx)
-        self.query = nn.Parameter(torch.empty(config.num_key_value_heads, config.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws the query; the model's `_init_weights` calls it."""
-        init.normal_(self.query)
-
-    def forward(  # of keys, not of hidden states
-        self,
-        k: Tensor,
-        key_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        past_max: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """k (B, T, Hkv, D) -> phi(k) (B, T, Hkv, 1), the log decay and m (B, T, Hkv) both.
-
-        key_mask (B, T) is False for padding, cu_seqlens (N + 1,) are the bounds of packed sequences
-        in one row, past_max (B, Hkv) is m before k. All in float32, or float64 for float64 keys.
-        """
-        dtype = torch.promote_types(k.dtype, torch.float32)
-        # not a matrix product, which autocast would take to half precision
-        scores = (k.to(dtype) * self.query.to(dtype)).sum(-1) * k.shape[-1] ** -0.5
-        with torch.no_grad():  # the output does not depend on m
-            if key_mask is not None:
-                scores_seen = scores.masked_fill(~key_mask[..., None], -torch.inf)
-            else:
-                scores_seen = scores
-            if past_max is None:
-                past_max = scores.new_full((k.shape[0], k.shape[2]), -torch.inf)
-            if cu_seqlens is None:
-                running = torch.cat([past_max[:, None], scores_seen], 1).cummax(1).values
-                before, now = running[:, :-1], running[:, 1:]
-            else:
-                before, now = _running_max_within(scores_seen, cu_seqlens)
-            # Nothing comes before the first token that is not padding: nothing to forget.
-            log_decay = torch.where(before == -torch.inf, 0, before - now)
-        weights = scores - now
-        if key_mask is not None:
-            weights = weights.masked_fill(~key_mask[..., None], -torch.inf)
-        return weights.exp()[..., None], log_decay, now
-
-
-def _running_max_within(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of x (1, T, H) before each token and up to it, in its packed sequence; -inf where
-    there is none.
-    """
-    T = x.shape[1]
-    tokens = torch.arange(T, device=x.device)
-    starts = cu_seqlens[torch.searchsorted(cu_seqlens[1:], tokens, right=True)]
-    past = (tokens - starts)[:, None]  # tokens of the same sequence before each
-    now, reach = x, 1
-    while reach < T:  # each has the maximum over `reach` tokens; now over twice as many
-        now = torch.where(past >= reach, torch.maximum(now, now.roll(reach, 1)), now)
-        reach *= 2
-    return torch.where(past >= 1, now.roll(1, 1), -torch.inf), now
+        x = at_least_float32(self.dt_proj(hidden_states))
+        return -at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
 
 
 DECAYS: dict[str, type[Decay]] = {
@@ -200,7 +132,6 @@ DECAYS: dict[str, type[Decay]] = {
     "lightning": Lightning,
     "per_head": PerHead,
     "per_token": PerToken,
-    "aaren": Aaren,
 }
 
 
@@ -241,7 +172,3 @@ def build_decay(config: PreTrainedConfig, layer_idx: int) -> Decay:
 
 def _inverse_softplus(y: Tensor) -> Tensor:
     return y + torch.log(-torch.expm1(-y))
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -7,13 +7,14 @@ Shapes: B batch, T time, Hq query heads, Hkv key-value heads, D head dim, F feat
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
+
+from .numerics import at_least_float32, without_autocast
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-# In the order of the kernels' enum (FEATURE_MAPS in _ops.py).
+# The kernels know them by these names.
 POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "elu+1": elu_plus_one,
@@ -180,7 +181,7 @@ class FavorPlus(FeatureMap):
 
     def _log_phi(self, x: Tensor) -> Tensor:
         with without_autocast(x.device.type):  # exponents need their digits
-            y = x.to(torch.promote_types(x.dtype, torch.float32)) * self.head_dim**-0.25
+            y = at_least_float32(x) * self.head_dim**-0.25
             projected = y @ self.projection.to(y.dtype).mT
             constant = (y.square().sum(-1, keepdim=True) + math.log(self.feature_dim)) / 2
             return torch.cat([projected - constant, -projected - constant], -1)
@@ -342,11 +343,3 @@ def build_feature_map(config: PreTrainedConfig) -> FeatureMap | None:
 
 def _module_class(name: str) -> type[FeatureMap]:
     return MODULES[name] if name in MODULES else REGISTERED[name]
-
-
-def without_autocast(device_type: str) -> AbstractContextManager:
-    """A context for sums that autocast must not take to half precision."""
-    # Meta tensors have no autocast; asking whether there is one breaks torch.compile in torch 2.10.
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .linear_attention import FORCED_BACKEND, WHY_NO_COMPILED_OPS
+from .backends import has_compiled, native_op
 
-IS_COMPILED = WHY_NO_COMPILED_OPS is None and FORCED_BACKEND in (None, "cpu")
-try:
-    from hf_linear_attention import _ops
-except ImportError:
-    pass  # WHY_NO_COMPILED_OPS says why
+few_rows_product = native_op("linear", version=1)
+onednn_product = native_op("onednn_linear", version=1)
+IS_COMPILED = has_compiled(few_rows_product, onednn_product)
 
 # Up to so many rows the compiled product is the faster one, by benchmarks of both; for more rows,
 # torch's reads the weights less often.
@@ -57,9 +55,9 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
     if not (IS_COMPILED and are_plain(x, weight, bias)):
         return F.linear
     if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
-        return _ops.linear
+        return few_rows_product
     if x.dtype == torch.float32 and x.numel() * weight.shape[0] >= MIN_ONEDNN_WORK:
-        return _ops.onednn_linear
+        return onednn_product
     return F.linear
 
 

@@ -1,15 +1,15 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The model card, README.md, that is saved and pushed with a model."""
 
+import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from .chunked import accumulation_dtype
-from .feature_maps import build_feature_map
+from .numerics import accumulation_dtype
 
 TAGS = ["linear-attention", "custom_code"]
 ATTENTION = {  # by whether a layer is of linear attention
@@ -71,6 +71,45 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 """
 
 
+class ModelCardMixin:
+    """For a PreTrainedModel: `save_pretrained` and `push_to_hub` write a card, unless there is one
+    that somebody wrote.
+
+    `card_metadata` says what its header has beside our own fields.
+    """
+
+    card_metadata: dict[str, Any]
+    _card_before: str | None  # what was in the folder before Transformers wrote into it
+
+    def save_pretrained(self, save_directory, is_main_process=True, *args, **kwargs):
+        """As in Transformers, and a model card, README.md."""
+        readme = Path(save_directory, "README.md")
+        self._card_before = readme.read_text("utf-8") if readme.is_file() else None
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)  # type: ignore
+        is_saved = is_main_process and readme.parent.is_dir() and not self._saves_adapters
+        if is_saved and not readme.exists():
+            make_model_card(self, readme.parent.resolve().name, self.card_metadata).save(readme)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        """As in Transformers, which has just written the repository's card into the directory, or a
+        form to be filled in. In place of the form goes the card that was there, or ours.
+        """
+        readme = Path(working_dir, "README.md")
+        form = ModelCard.load(readme)
+        if is_placeholder(form) and not self._saves_adapters:
+            metadata = {**self.card_metadata, "tags": form.data.tags}
+            card = make_model_card(self, repo_id, metadata)
+            if self._card_before is not None:
+                card = ModelCard(self._card_before)
+            card.save(readme)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)  # type: ignore
+
+    @property
+    def _saves_adapters(self) -> bool:
+        """Whether save_pretrained saves PEFT's adapters instead of the model."""
+        return getattr(self, "_hf_peft_config_loaded", False)
+
+
 def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any]) -> ModelCard:
     """The card of a model that can be loaded as `name`; `metadata` are fields of `ModelCardData`,
     such as license, which win over ours.
@@ -82,7 +121,7 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
         **metadata,
         "tags": [*(model.model_tags or []), *metadata.get("tags", [])],  # each once
     }
-    rows = describe(config, model.dtype)
+    rows = describe(model)
     kinds = {layer_type == "linear_attention" for layer_type in config.layer_types}
     text = TEXT.format(
         name=name,
@@ -95,8 +134,9 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
     return ModelCard(f"---\n{ModelCardData(**data).to_yaml()}\n---\n{text}")
 
 
-def describe(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, str]:
+def describe(model: PreTrainedModel) -> dict[str, str]:
     """What a reader wants to know of a model's architecture."""
+    config, dtype = model.config, model.dtype
     layers = [f"{n} × {kind}" for kind, n in Counter(config.layer_types).items()]
     rows = {
         "layers": ", ".join(layers),
@@ -108,6 +148,7 @@ def describe(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, str]:
     }
     if "linear_attention" in config.layer_types:
         rows |= {
+            "mixer": config.mixer,
             "feature map": config.feature_map,
             "decay": config.decay,
             "normaliser": config.normalizer,
@@ -116,7 +157,7 @@ def describe(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, str]:
             else "none",
         }
     if config.is_causal:
-        rows["memory of linear attention"] = f"{state_nbytes(config, dtype):,} bytes for each row"
+        rows["memory of linear attention"] = f"{state_nbytes(model):,} bytes for each row"
         softmax = [kind for kind in config.layer_types if kind != "linear_attention"]
         if softmax:
             per_token = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
@@ -129,23 +170,16 @@ def describe(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, str]:
     return rows
 
 
-def state_nbytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes that a cache holds for one row in all linear-attention layers of a model in `dtype`."""
-    heads, D = config.num_key_value_heads, config.head_dim
-    is_aaren = config.decay == "aaren"
-    with torch.device("meta"):
-        feature_map = build_feature_map(config)
-    K = 1 if is_aaren else D if feature_map is None else feature_map.feature_dim
-    numbers = heads * K * D  # S
-    if config.normalizer == "z":
-        numbers += heads * K
-    if is_aaren:
-        numbers += heads  # the running maximum
-    nbytes = numbers * accumulation_dtype(dtype).itemsize
-    if config.conv_kernel_size > 0:
-        q_heads = 0 if is_aaren else config.num_attention_heads
-        nbytes += (config.conv_kernel_size - 1) * (q_heads + 2 * heads) * D * dtype.itemsize
-    return nbytes * config.layer_types.count("linear_attention")
+def state_nbytes(model: PreTrainedModel) -> int:
+    """Bytes that a cache holds for one row in all layers with recurrences."""
+    recurrences = [
+        recurrence
+        for layer in model.base_model.layers
+        for recurrence in getattr(layer.self_attn, "recurrences", [])
+    ]
+    sizes = [size for recurrence in recurrences for size in recurrence.state_sizes().values()]
+    dtypes = {True: accumulation_dtype(model.dtype), False: model.dtype}
+    return sum(math.prod(size.shape) * dtypes[size.is_sum].itemsize for size in sizes)
 
 
 def is_placeholder(card: ModelCard) -> bool:

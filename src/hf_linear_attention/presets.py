@@ -120,7 +120,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "aaren": Preset(
         "Feng et al., Attention as an RNN, arXiv 2405.13956",
-        {"feature_map": "exp", "decay": "aaren", "attention_eps": 0.0},
+        {"mixer": "aaren", "feature_map": "exp", "attention_eps": 0.0},
         differs="the query is learned as it is, without a projection",
     ),
     "softmax": Preset(

@@ -4,12 +4,11 @@
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from .linear import IS_COMPILED, are_plain
+from .backends import has_compiled, native_op
+from .linear import are_plain
 
-try:
-    from hf_linear_attention import _ops
-except ImportError:
-    pass  # IS_COMPILED is False
+compiled_rms_norm = native_op("rms_norm", version=1)
+IS_COMPILED = has_compiled(compiled_rms_norm)
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -25,5 +24,5 @@ class RMSNorm(LlamaRMSNorm):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., C) -> (..., C)"""
         if IS_COMPILED and are_plain(hidden_states, self.weight, None):
-            return _ops.rms_norm(hidden_states, self.weight, self.variance_epsilon)
+            return compiled_rms_norm(hidden_states, self.weight, self.variance_epsilon)
         return super().forward(hidden_states)

@@ -1,11 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Sequence parallelism: ranks hold consecutive pieces of the same sequences, and exchange states.
 
-A layer needs of the pieces before its own no more than their states, whose size does not depend on
-their length: each rank makes its piece's, all gather them, and each continues from the combination
-of those before it. What is gathered has a gradient, which goes back to the rank that it came from.
+A layer needs of the pieces before its own no more than what they do to its state, whose size does
+not depend on their length: each rank makes its piece's, all gather them, and each continues from
+the combination of those before it. What is gathered has a gradient, which goes back to the rank
+that it came from.
 
-Shapes: B batch, T tokens of a piece, Hkv key-value heads, K key dim, V value dim.
+Shapes: B batch, T tokens of a piece.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
-from .cache_linear_attention import padding_first
-from .linear_attention import LinearAttentionState, linear_attention
+from .recurrence import Inputs, Recurrence, State
+from .tokens import Tokens
 
 
 def split_sequence(inputs: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
@@ -75,65 +75,18 @@ class AllGather(torch.autograd.Function):
         return dx, None
 
 
-def state_before(
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    group: Any,
-    *,
-    is_causal: bool,
-    **options: Any,
-) -> LinearAttentionState:
-    """The state that the pieces before this one leave, by one all-gather; arguments as of
-    `linear_attention`. Not causal: what the other pieces add to the sums.
+def state_before(recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> State:
+    """The state that the pieces before this one leave, by one all-gather; not causal: what all
+    other pieces leave.
     """
-    _, (kv, z) = linear_attention(  # nobody reads, so any q will do
-        k.detach(), k, v, log_decay, key_mask=key_mask, return_state=True, **options
-    )
-    parts = [kv.flatten(2)]
-    if z is not None:
-        parts.append(z)
-    if log_decay is not None:
-        if key_mask is not None:
-            log_decay = log_decay.masked_fill(~key_mask[..., None], 0)
-        parts.append(log_decay.to(kv.dtype).sum(1)[..., None])
-
-    pieces = AllGather.apply(torch.cat(parts, -1), group)  # (ranks, B, Hkv, ...)
-    rank = dist.get_rank(group)
-    pieces = pieces[:rank] if is_causal else torch.cat([pieces[:rank], pieces[rank + 1 :]])
-    if log_decay is not None:
-        pieces = pieces[..., :-1] * _sum_of_later(pieces[..., -1]).exp()[..., None]
-    total = pieces.sum(0)
-    state_size = kv.shape[2] * kv.shape[3]
-    return LinearAttentionState(
-        total[..., :state_size].view(kv.shape), None if z is None else total[..., state_size:]
-    )
-
-
-def _sum_of_later(x: Tensor) -> Tensor:
-    """For each of x's rows the sum of those after it. No difference: they may be infinite."""
-    return torch.cat([x[1:].flip(0).cumsum(0).flip(0), torch.zeros_like(x[:1])])
-
-
-def inputs_before(x: Tensor, count: int, key_mask: Tensor | None, group: Any) -> Tensor:
-    """The last `count` real tokens before this piece, (B, count, C) for x (B, T, C); zeros where
-    there are fewer.
-    """
-    is_real = torch.ones_like(x[..., :1])
-    tokens = F.pad(torch.cat([x, is_real], -1), (0, 0, count, 0))  # as if nothing came before
-    tail = padding_first(tokens, key_mask)[0][:, tokens.shape[1] - count :]
-    pieces = AllGather.apply(tail, group)[: dist.get_rank(group)]
-    tokens = torch.cat([torch.zeros_like(tail), pieces.transpose(0, 1).flatten(1, 2)], dim=1)
-    tokens, _ = padding_first(tokens, tokens[..., -1] != 0)
-    return tokens[:, tokens.shape[1] - count :, :-1]
-
-
-@torch.no_grad()
-def largest_before(x: Tensor, group: Any) -> Tensor:
-    """The largest x of the ranks before this one, elementwise; -inf on the first."""
-    pieces = AllGather.apply(x, group)[: dist.get_rank(group)]
-    return torch.cat([torch.full_like(x, -torch.inf)[None], pieces]).amax(0)
+    piece = recurrence.piece(inputs, tokens)
+    packed = torch.cat([x.flatten() for x in piece.values()])
+    gathered = AllGather.apply(packed, tokens.sequence_group)
+    rank = dist.get_rank(tokens.sequence_group)
+    others = [gathered[:rank]] if tokens.is_causal else [gathered[:rank], gathered[rank + 1 :]]
+    parts = torch.cat(others).split([x.numel() for x in piece.values()], dim=1)
+    named = zip(piece.items(), parts, strict=True)
+    return recurrence.combine({name: part.unflatten(1, x.shape) for (name, x), part in named})
 
 
 def tokens_before(key_mask: Tensor | None, hidden_states: Tensor, group: Any) -> Tensor:

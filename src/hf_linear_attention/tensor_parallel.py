@@ -1,14 +1,62 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Tensor parallelism: what belongs to heads, where each rank has some of them.
 
-Transformers shards the projections, by the config's `base_model_tp_plan`. What else a head has is
-small; every rank keeps it whole, and uses what belongs to its own heads.
+Transformers shards the projections, by the config's `base_model_tp_plan`, which is made here. What
+else a head has is small; every rank keeps it whole, and uses what belongs to its own heads.
 """
 
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.func import functional_call
+from transformers import PreTrainedConfig
+
+TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may shard
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.g_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "cross_attn.q_proj": "colwise",
+    "cross_attn.k_proj": "colwise",
+    "cross_attn.v_proj": "colwise",
+    "cross_attn.g_proj": "colwise",
+    "cross_attn.o_proj": "rowwise",
+    "mlp.gate_proj": "colwise",
+    "mlp.up_proj": "colwise",
+    "mlp.down_proj": "rowwise",
+}
+
+
+def missing_modules(config: PreTrainedConfig) -> set[str]:
+    """Those of TENSOR_PARALLEL_STYLES that no layer of the model has."""
+    layer_types = set(config.active_layer_types)
+    is_gated = config.normalizer == "gated_rms_norm"
+    missing = set()
+    if layer_types == {"linear_attention"} and config.mixer == "aaren":
+        missing.add("self_attn.q_proj")
+    if not is_gated or "linear_attention" not in layer_types:
+        missing.add("self_attn.g_proj")
+    if not config.add_cross_attention:
+        missing |= {name for name in TENSOR_PARALLEL_STYLES if name.startswith("cross_attn.")}
+    elif not is_gated:
+        missing.add("cross_attn.g_proj")
+    return missing
+
+
+class TensorParallelPlan:
+    """`base_model_tp_plan`, which Transformers reads from a config as it is when a model is made:
+    it warns where a plan has modules that the model has not. One set on a config wins over this.
+    """
+
+    def __get__(self, config: PreTrainedConfig | None, owner: type) -> dict[str, str]:
+        missing = set() if config is None else missing_modules(config)
+        layers = {
+            f"layers.*.{name}": style
+            for name, style in TENSOR_PARALLEL_STYLES.items()
+            if name not in missing
+        }
+        return {"embed_tokens": "embedding_rowwise", **layers}
 
 
 class HeadShard(NamedTuple):
@@ -55,20 +103,32 @@ def call(module: nn.Module, shard: HeadShard | None, *args: Any) -> Any:
     return functional_call(module, own, args)
 
 
-def find_head_shard(x: Tensor, weight: Tensor, num_heads: int, head_dim: int) -> HeadShard | None:
-    """Which of num_heads heads this rank has, x (..., heads * head_dim) being the product with
-    `weight`; None where that is all of them.
+def keep_meshes(model: nn.Module) -> None:
+    """Notes on each module whose weight is sharded the mesh of its ranks: a weight that is
+    quantised while it is loaded, by torchao for one, is no DTensor any more, which would know.
+    """
+    for module in model.modules():
+        mesh = getattr(getattr(module, "weight", None), "device_mesh", None)
+        if mesh is not None:
+            module.mesh_of_weight = mesh
+
+
+def find_head_shard(x: Tensor, projection: nn.Module, num_heads: int) -> HeadShard | None:
+    """Which of num_heads heads this rank has, x (..., features) being what `projection` gave here;
+    None where that is all of them.
 
     Raises:
         ValueError: the ranks can't have equally many. RuntimeError: it can't be known.
     """
-    if x.shape[-1] == num_heads * head_dim:
+    if x.shape[-1] == projection.out_features:
         return None
-    mesh = getattr(weight, "device_mesh", None)
+    mesh = getattr(projection.weight, "device_mesh", None)
+    mesh = getattr(projection, "mesh_of_weight", None) if mesh is None else mesh
     if mesh is None:
         raise RuntimeError(
-            f"a projection has {x.shape[-1]} features in place of {num_heads} heads of {head_dim}, "
-            "and its weight is no DTensor that says which"
+            f"a projection to {num_heads} heads has given {x.shape[-1]} of its "
+            f"{projection.out_features} features, and neither its weight, as a DTensor would, nor "
+            "from_pretrained has said on which ranks the others are"
         )
     if num_heads % mesh.size() != 0:
         raise ValueError(

@@ -8,8 +8,8 @@ import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
-from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache_linear_attention import SlidingWindowLayer
+from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention.cache_layers import SlidingWindowLayer
 from tiny import HYBRID, VARIANTS, assert_near, moves_of_rows, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -207,7 +207,7 @@ def test_a_foreign_cache_is_refused():
 def test_only_a_static_cache_lets_generate_compile():
     config = tiny_config(layer_types=HYBRID, sliding_window=5)
     assert not LinearAttentionCache(config).is_compileable
-    assert LinearAttentionCache(config, max_cache_len=9).is_compileable
+    assert StaticLinearAttentionCache(config, max_cache_len=9).is_compileable
 
 
 def test_without_a_layer_to_offload_there_is_no_offloading():

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention.cache_layers import RecurrentLayer
 from tiny import VARIANTS, assert_near, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,11 +113,11 @@ def test_a_recording_cache_is_saved_as_it_is_now(tmp_path):
 def test_a_static_cache_comes_back_as_another(variant, length, tmp_path):
     model = tiny_model(**VARIANTS[variant])
     _, expected = read(model, random_ids(2, length))
-    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     read(model, random_ids(2, length), cache)
     cache.save(tmp_path / "cache")
     loaded = LinearAttentionCache.load(tmp_path / "cache", model.config)
-    joined, _ = LinearAttentionCache.join([cache])
+    joined = LinearAttentionCache.join([cache])
     ids = random_ids(2, 3, seed=1)
     logits, _ = read(model, ids, expected)
     assert_near(read(model, ids, loaded)[0], logits)
@@ -234,11 +234,16 @@ def test_joined_caches_go_on_as_each_alone(variant, lengths):
         read(model, torch.cat([ids, more[i : i + 1]], 1))[0][:, ids.shape[1] :]
         for i, ids in enumerate(prompts)
     ]
-    cache, mask = LinearAttentionCache.join(caches)
-    logits = []
-    for piece in more.split([1, 3, 1, 1], dim=1):
-        mask = torch.cat([mask, mask.new_ones(len(mask), piece.shape[1])], 1)
-        logits.append(read(model, piece, cache, mask)[0])
+    cache = LinearAttentionCache.join(caches)
+    branch = copy.deepcopy(cache)
+    logits = [read(model, piece, cache)[0] for piece in more.split([1, 3, 1, 1], dim=1)]
+    assert_near(torch.cat(logits, 1), torch.cat(expected))
+    # A mask may go with it, of the new tokens or of all, which then need not know of the padding.
+    ones = torch.ones(len(lengths), max(lengths) + 6, dtype=torch.long)
+    logits = [
+        read(model, more[:, :2], branch, ones[:, :2])[0],
+        read(model, more[:, 2:], branch, ones)[0],
+    ]
     assert_near(torch.cat(logits, 1), torch.cat(expected))
 
 
@@ -247,12 +252,11 @@ def test_joined_caches_generate(variant):
     model = tiny_model(**VARIANTS[variant])
     prompts = [random_ids(1, n, seed=n) for n in (8, 3)]
     how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    cache, mask = LinearAttentionCache.join([read(model, ids[:, :-1])[1] for ids in prompts])
-    mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
+    cache = LinearAttentionCache.join([read(model, ids[:, :-1])[1] for ids in prompts])
     ids = torch.zeros(2, 8, dtype=torch.long)
     for row, prompt in zip(ids, prompts, strict=True):
         row[-prompt.shape[1] :] = prompt[0]
-    together = model.generate(ids, attention_mask=mask, past_key_values=cache, **how)
+    together = model.generate(ids, past_key_values=cache, **how)
     for row, prompt in zip(together, prompts, strict=True):
         alone = model.generate(prompt, **how)[0]
         assert row[-len(alone) :].tolist() == alone.tolist()
@@ -270,10 +274,37 @@ def test_padded_caches_are_joined_with_their_masks(variant):
     ]
     caches = [read(model, first, None, first_mask)[1], read(model, second)[1]]
     masks = [first_mask, torch.ones(1, 8, dtype=torch.long)]
-    cache, mask = LinearAttentionCache.join(caches, masks)
-    mask = torch.cat([mask, mask.new_ones(3, 2)], 1)
-    logits, _ = read(model, more, cache, mask)
+    cache = LinearAttentionCache.join(caches, masks)
+    logits, _ = read(model, more, cache)
     assert_near(logits, torch.cat([x[:, -2:] for x in expected]))
+
+
+MOVES = {  # of a cache of three rows, and which of them it then holds
+    "select": (lambda cache, path: cache.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
+    "reorder": (lambda cache, path: cache.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1]),
+    "repeat": (lambda cache, path: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+    "join": (lambda cache, path: LinearAttentionCache.join([cache, cache]), [0, 1, 2, 0, 1, 2]),
+    "gather": (lambda cache, path: LinearAttentionCache(cache), [0, 1, 2]),
+    "file": (
+        lambda cache, path: cache.save(path) or LinearAttentionCache.load(path, cache.config),
+        [0, 1, 2],
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("move", MOVES)
+def test_a_joined_cache_counts_its_rows_wherever_they_go(variant, move, tmp_path):
+    model = tiny_model(**VARIANTS[variant])
+    prompts = [random_ids(1, n, seed=n) for n in (9, 3, 6)]
+    cache = LinearAttentionCache.join([read(model, ids)[1] for ids in prompts])
+    change, rows = MOVES[move]
+    cache = change(cache, tmp_path / "cache") or cache
+    more = random_ids(len(rows), 4, seed=5)
+    logits = torch.cat([read(model, x, cache)[0] for x in more.split([3, 1], 1)], 1)
+    for row, prompt in enumerate(rows):
+        whole, _ = read(model, torch.cat([prompts[prompt], more[[row]]], 1))
+        assert_near(logits[[row]], whole[:, -4:])
 
 
 def test_what_can_not_be_joined_says_why():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import DynamicCache, set_seed
 
-from hf_linear_attention import LinearAttentionCache, cache_linear_attention
-from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from hf_linear_attention import LinearAttentionCache, cache_recording
+from hf_linear_attention.cache_layers import RecurrentLayer
 from tiny import (
     VARIANTS,
     assert_near,
@@ -224,7 +224,7 @@ def test_a_sliding_window_says_what_it_has_forgotten():
 
 @pytest.mark.parametrize("variant", ["paper", "gated"])
 def test_a_cache_that_nobody_crops_stays_small(variant, monkeypatch):
-    monkeypatch.setattr(cache_linear_attention, "RECORDED_TOKENS", 8)
+    monkeypatch.setattr(cache_recording, "RECORDED_TOKENS", 8)
     model = tiny_model(**VARIANTS[variant])
     ids = random_ids(1, 60)
     cache = recording(model)

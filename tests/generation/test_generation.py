@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache, set_seed
 
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache_linear_attention import RecurrentLayer
+from hf_linear_attention.cache_layers import RecurrentLayer
 from tiny import VARIANTS, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

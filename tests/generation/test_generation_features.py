@@ -22,7 +22,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from tiny import VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_model, tokenizer_of_letters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -310,7 +310,9 @@ def test_a_cache_of_upstream_s_classes_is_filled(variant, static):
 
 
 def read_but_two(model, ids, copies=1, max_cache_len=None):
-    cache = LinearAttentionCache(model.config, max_cache_len=max_cache_len)
+    cache = LinearAttentionCache(model.config)
+    if max_cache_len is not None:
+        cache = StaticLinearAttentionCache(model.config, max_cache_len)
     with torch.no_grad():
         model(ids[:, :-2], past_key_values=cache)
     if copies > 1:

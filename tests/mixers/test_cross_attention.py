@@ -20,11 +20,12 @@ from hf_linear_attention import (
     LinearAttentionCache,
     LinearAttentionForCausalLM,
     LinearAttentionModel,
+    StaticLinearAttentionCache,
     TOVACache,
 )
-from hf_linear_attention.cache_linear_attention import MemoryLayer
+from hf_linear_attention.cache_layers import MemoryLayer
 from hf_linear_attention.feature_maps import POINTWISE
-from hf_linear_attention.modeling_linear_attention import CrossAttention
+from hf_linear_attention.mixer_cross import CrossAttention
 from tiny import VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -195,8 +196,7 @@ def test_drafts_do_not_change_what_is_generated():
 
 def test_after_reset_another_memory_can_be_read():
     model, ids = decoder(), random_ids(3, 6)
-    for max_cache_len in (None, 6):
-        cache = LinearAttentionCache(model.config, max_cache_len=max_cache_len)
+    for cache in (LinearAttentionCache(model.config), StaticLinearAttentionCache(model.config, 6)):
         for seed in (0, 1):
             memory = given(random_memory(seed=seed))
             logits = [read(model, ids[:, :5], cache, **memory), read(model, ids[:, 5:], cache)]
@@ -224,9 +224,8 @@ def test_caches_with_memories_can_be_joined(with_memory):
     for row, ids in enumerate(texts):
         caches.append(LinearAttentionCache(model.config))
         read(model, ids, caches[-1], **(given(memory[[row]], MASK[[row]]) if with_memory else {}))
-    cache, mask = LinearAttentionCache.join(caches)
-    mask = torch.nn.functional.pad(mask, (0, 2), value=1)
-    together = read(model, new, cache, attention_mask=mask)
+    cache = LinearAttentionCache.join(caches)
+    together = read(model, new, cache)
     for row, alone in enumerate(caches):
         assert_near(together[row], read(model, new[[row]], alone)[0])
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import CompileConfig
 
-from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from tiny import VARIANTS, assert_near, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +51,7 @@ def test_a_static_cache_grows_without_another_graph(variant, backend):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
     ids = random_ids(2, 40)
     whole = read(model, ids, None, 40)
-    cache = LinearAttentionCache(model.config, max_cache_len=40)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=40)
     compiled = torch.compile(model.forward, fullgraph=True, backend=backend)
     prompt = read(model, ids[:, :9], cache, 9)
     steps = read(compiled, ids[:, 9:16], cache, 1)
@@ -66,7 +66,7 @@ def test_a_static_cache_grows_without_another_graph(variant, backend):
 def test_a_memory_of_any_length_is_read_by_the_same_graph():
     model = tiny_model(dtype=torch.float32, add_cross_attention=True)
     ids = random_ids(2, 9)
-    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
     for length in (5, 8, 8):
         memory = torch.randn(2, length, 32)
@@ -96,7 +96,7 @@ def test_the_usual_cache_grows_without_many_graphs(variant):
 def test_a_prompt_compiles_into_one_graph(variant):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
     ids = random_ids(2, 12)
-    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
     assert_near(read(compiled, ids, cache, 12), read(model, ids, None, 12))
     assert num_graphs() == 1
@@ -105,7 +105,7 @@ def test_a_prompt_compiles_into_one_graph(variant):
 @pytest.mark.parametrize("variant", ["hybrid", "aaren"])
 def test_addresses_never_change(variant):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
-    cache = LinearAttentionCache(model.config, max_cache_len=40)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=40)
     ids = random_ids(2, 9)
     compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
     first = read(model, ids, cache, 4)
@@ -149,7 +149,7 @@ def test_generate_compiles_one_graph_for_all_tokens(variant):
 
 def test_a_static_cache_takes_no_tokens_back():
     model = tiny_model()
-    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     assert not cache.is_croppable
     with pytest.raises(RuntimeError, match="a static cache takes no tokens back"):
         model.generate(random_ids(1, 5), past_key_values=cache, prompt_lookup_num_tokens=2)
@@ -203,7 +203,7 @@ def test_forward_is_exported_for_any_length(variant):
 def test_a_step_is_exported_with_its_cache(variant):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
     ids = random_ids(2, 20)
-    cache = LinearAttentionCache(model.config, max_cache_len=20)
+    cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     model(ids[:, :1], past_key_values=cache)
     cache.reset()
     program = torch.export.export(Step(model, cache), (random_ids(2, 1),), strict=True)
@@ -212,6 +212,8 @@ def test_a_step_is_exported_with_its_cache(variant):
     assert_near(torch.cat(logits, 1), model(ids).logits)
 
 
-def test_static_tensors_are_of_a_static_cache():
-    with pytest.raises(RuntimeError, match="needs a cache made with max_cache_len"):
-        LinearAttentionCache(tiny_model().config).static_tensors()
+@pytest.mark.parametrize("variant", ["paper", "hybrid", "softmax_first"])
+def test_static_tensors_are_of_a_cache_that_has_read(variant):
+    cache = StaticLinearAttentionCache(tiny_model(**VARIANTS[variant]).config, max_cache_len=9)
+    with pytest.raises(RuntimeError, match="needs a cache that has read a token"):
+        cache.static_tensors()

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 from hf_linear_attention import LinearAttentionConfig
 from tiny import VARIANTS, tiny_config
 
-AAREN = {"decay": "aaren", "feature_map": "exp"}
+AAREN = {"mixer": "aaren", "feature_map": "exp"}
 
 
 def test_the_default_is_the_paper():
@@ -48,7 +48,10 @@ def test_the_default_is_the_paper():
         ({"attention_eps": -1e-6}, "attention_eps"),
         ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
         ({"value_act": "relu"}, "value_act .*None, 'silu', got 'relu'"),
-        ({"decay": "aaren"}, "feature_map must be 'exp' with decay=\"aaren\", got 'elu\\+1'"),
+        ({"mixer": "aaren"}, "feature_map must be 'exp' with mixer='aaren', got 'elu\\+1'"),
+        ({"mixer": "softmax"}, "mixer must be one of 'linear', 'aaren', got 'softmax'"),
+        ({**AAREN, "decay": "per_head"}, "decay must be 'none' with mixer='aaren', got 'per_head'"),
+        ({**AAREN, "is_causal": False}, 'mixer must not be "aaren" with is_causal=False'),
         ({**AAREN, "normalizer": "gated_rms_norm"}, "normalizer must be 'z' with .*aaren"),
         ({**AAREN, "num_key_value_heads": 2}, "num_key_value_heads must be .*=4 .*got 2"),
         ({**AAREN, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*aaren'),

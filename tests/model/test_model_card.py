@@ -63,6 +63,7 @@ def test_it_says_how_the_model_is_built(tmp_path):
         "heads": "4 of 8 features, 2 of keys and values",
         "vocabulary": "41",
         "positions": "rotary",
+        "mixer": "linear",
         "feature map": "elu+1",
         "decay": "per_token",
         "normaliser": "z",
@@ -82,7 +83,7 @@ def test_the_memory_is_that_of_the_cache(variant, dtype):
         model(random_ids(3, 5), past_key_values=cache)
     linear = [layer.tensors for layer in cache.layers if hasattr(layer, "tensors")]
     nbytes = sum(x.nbytes for tensors in linear for x in tensors.values())
-    assert 3 * state_nbytes(model.config, dtype) == nbytes
+    assert 3 * state_nbytes(model) == nbytes
 
 
 def test_without_softmax_layers_nothing_grows(tmp_path):

@@ -1,8 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The model and its heads: every way of giving it the same tokens gives the same numbers."""
 
-import sys
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,12 +25,10 @@ from hf_linear_attention import (
     LinearAttentionForSequenceClassification,
     LinearAttentionForTokenClassification,
     LinearAttentionModel,
+    backends,
 )
 from hf_linear_attention.modeling_linear_attention import sinusoidal_positions
 from tiny import HYBRID, VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
-
-# the function of that name hides the module
-linear_attention_module = sys.modules["hf_linear_attention.linear_attention"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -409,7 +405,7 @@ def test_a_masked_language_model_learns_what_comes_later():
 
 
 def test_the_cost_of_both_directions_is_linear(monkeypatch):
-    monkeypatch.setattr(linear_attention_module, "FORCED_BACKEND", "chunked")
+    monkeypatch.setattr(backends, "FORCED_BACKEND", "chunked")
     model = tiny_model(LinearAttentionForMaskedLM, torch.float32, is_causal=False)
     flops = []
     for length in (500, 1000):

@@ -17,6 +17,7 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
 )
 from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.tokens import Tokens
 from tiny import VOCAB_SIZE, random_ids, tiny_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "presets.md"
@@ -198,7 +199,7 @@ def katharopoulos(layer, x):
 
 def aaren(layer, x):
     k, v = heads(layer.k_proj(x)), heads(layer.v_proj(x))
-    scores = torch.einsum("hd,bjhd->bhj", layer.decay.query, k) / math.sqrt(D)
+    scores = torch.einsum("hd,bjhd->bhj", layer.query.weight, k) / math.sqrt(D)
     return normalized(layer, scores.exp()[:, :, None].expand(B, H, T, T), v)
 
 
@@ -221,13 +222,14 @@ def test_a_layer_is_the_source_s_parallel_form(name, layer_idx, how):
     with torch.no_grad():
         expected = PARALLEL[name](layer, x)
         if how == "parallel":
-            y, _ = layer(x, position_embeddings=positions)
+            y, _ = layer(x, Tokens(is_causal=True, position_embeddings=positions))
         else:
             cache = LinearAttentionCache(model.config)
             steps = []
             for t in range(T):
                 turn = None if positions is None else [p[:, t : t + 1] for p in positions]
-                step, _ = layer(x[:, t : t + 1], position_embeddings=turn, past_key_values=cache)
+                tokens = Tokens(is_causal=True, position_embeddings=turn)
+                step, _ = layer(x[:, t : t + 1], tokens, past_key_values=cache)
                 steps.append(step)
             y = torch.cat(steps, 1)
     # norms and rotary positions compute in float32

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_linear_attention import FeatureMap, LinearAttentionForMaskedLM, register_feature_map
+from hf_linear_attention.backends import choose_backend
 from hf_linear_attention.feature_maps import REGISTERED
-from hf_linear_attention.linear_attention import choose_backend
 from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
 from tiny import PRESET_VARIANTS, VARIANTS, tiny_model
 
@@ -27,7 +27,7 @@ tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
 ids = tokenizer(sys.argv[2], return_tensors="pt").input_ids
 tokens = model.generate(ids, max_new_tokens=int(sys.argv[3]), do_sample=False)[0].tolist()
 folder = type(model).__module__.rpartition(".")[0]
-backend = sys.modules[folder + ".linear_attention"].choose_backend(None, "cpu").name
+backend = sys.modules[folder + ".backends"].choose_backend(None, "cpu").name
 print(json.dumps([tokens, folder, backend]))
 """
 PIPELINE = """
@@ -125,16 +125,18 @@ def test_the_directory_holds_all_its_code(saved):
     folder, _ = saved
     code = {path.name for path in folder.glob("*.py")}
     assert code == {
+        "backends.py",
         "cache_linear_attention.py",
-        "chunked.py",
+        "chunked_linear.py",
         "configuration_linear_attention.py",
         "decays.py",
         "feature_maps.py",
         "linear.py",
-        "linear_attention.py",
         "loss_linear_attention.py",
         "model_card.py",
         "modeling_linear_attention.py",
+        "numerics.py",
+        "op_linear.py",
         "presets.py",
         "rms_norm.py",
         "sequence_parallel.py",

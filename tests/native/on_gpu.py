@@ -24,7 +24,7 @@ from cuda_cases import (
     assert_all_close,
 )
 from hf_linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
-from hf_linear_attention.chunked import chunked_linear_attention
+from hf_linear_attention.chunked_linear import chunked_linear_attention
 from hf_linear_attention.reference import reference_linear_attention
 
 DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
@@ -133,15 +133,15 @@ def token(inputs: dict, t: int) -> dict:
 @torch.no_grad()
 def test_steps_are_the_reference_token_by_token(case, dtype):
     inputs = attention_cases.make_inputs(case, dtype, DEVICE, SEED)
-    y, state = reference_linear_attention(**attention_cases.to_float64(inputs))
+    y, (kv, z) = reference_linear_attention(**attention_cases.to_float64(inputs))
     updated = LinearAttentionState(
         *(x if x is None else x.clone() for x in inputs["initial_state"])
     )
     outputs = [linear_attention_step_(**token(inputs, t), state=updated) for t in range(case.T)]
-    wanted = {"y": y, "final kv": state.kv}
+    wanted = {"y": y, "final kv": kv}
     got = {"y": torch.stack(outputs, 1).cpu(), "final kv": updated.kv.cpu()}
-    if state.z is not None:
-        wanted["final z"], got["final z"] = state.z, updated.z.cpu()
+    if z is not None:
+        wanted["final z"], got["final z"] = z, updated.z.cpu()
     assert_all_close(got, wanted, dtype)
 
 

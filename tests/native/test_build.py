@@ -84,9 +84,9 @@ def pure_build(unpacked_sdist, tmp_path_factory):
 
 @needs_compiler
 def test_where_there_is_a_compiler_the_native_library_is_installed():
-    from hf_linear_attention import _ops
+    from hf_linear_attention.native.library import LIBRARY_PATH
 
-    assert _ops.LIBRARY_PATH.exists()
+    assert LIBRARY_PATH.exists()
 
 
 def test_sdist_has_the_sources_of_the_native_library(unpacked_sdist):

@@ -19,8 +19,8 @@ from torch import Tensor
 import attention_cases
 from attention_cases import Case
 from cuda_cases import CASES, DTYPES, FEATURE_MAPS, HALF_CASES, SIZES, STEP_CASES, assert_all_close
-from hf_linear_attention.chunked import LinearAttentionState
 from hf_linear_attention.feature_maps import POINTWISE
+from hf_linear_attention.op_linear import LinearAttentionState
 from hf_linear_attention.reference import reference_linear_attention
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,11 +318,11 @@ def run_step(library, inputs, t: int, state, schedule: int) -> Tensor:
 
 def check_steps(library, case: Case, dtype=torch.float32, schedule=0) -> None:
     inputs = attention_cases.make_inputs(case, dtype)
-    y, state = reference_linear_attention(**attention_cases.to_float64(inputs))
+    y, (final_kv, final_z) = reference_linear_attention(**attention_cases.to_float64(inputs))
     kv, z = inputs["initial_state"]
     updated = LinearAttentionState(kv.clone(), None if z is None else z.clone())
     outputs = [run_step(library, inputs, t, updated, schedule) for t in range(case.T)]
-    wanted = {"y": y, "kv": state.kv} | ({} if z is None else {"z": state.z})
+    wanted = {"y": y, "kv": final_kv} | ({} if z is None else {"z": final_z})
     got = {"y": torch.stack(outputs, 1), "kv": updated.kv} | ({} if z is None else {"z": updated.z})
     attention_cases.assert_all_close(got, wanted, dtype)
 

@@ -58,15 +58,17 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
 # Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
 NOTHING_AND_FLOAT64 = """
 import torch
-from hf_linear_attention import _ops
+from hf_linear_attention.native.linear_attention import forward
+options = dict(feature_map="elu+1", key_mask=None, initial_state=None, normalize=True, eps=1e-6)
 for B, T, bounds in ((0, 3, None), (2, 0, None), (1, 0, [0])):
     q, k, v = (torch.ones(B, T, H, D, requires_grad=True) for H, D in ((4, 3), (2, 3), (2, 5)))
     cu_seqlens = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
-    y, _, kv, z = _ops.forward(q, k, v, *[None] * 2, cu_seqlens, *[None] * 2, 1, True, 1e-6, True)
+    y, (kv, z) = forward(q, k, v, None, cu_seqlens=cu_seqlens, is_causal=True, **options)
     dq = torch.autograd.grad(y.sum() + kv.sum() + z.sum(), q)[0]
     print(list(y.shape), list(kv.shape), kv.sum().item(), list(dq.shape))
 try:
-    _ops.forward(q.double(), k.double(), v.double(), *[None] * 5, 1, True, 1e-6, True)
+    double = q.double(), k.double(), v.double()
+    forward(*double, None, cu_seqlens=None, is_causal=True, **options)
 except RuntimeError as error:
     print(error)
 """

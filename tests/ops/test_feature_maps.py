@@ -335,9 +335,9 @@ def test_pointwise_maps_have_no_module():
 
 
 def test_the_kernels_know_the_pointwise_maps_by_their_order():
-    from hf_linear_attention import _ops
+    from hf_linear_attention.native.linear_attention import FEATURE_MAPS
 
-    assert tuple(POINTWISE) == _ops.FEATURE_MAPS
+    assert tuple(POINTWISE) == FEATURE_MAPS
 
 
 # ---- maps of users ----

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hf_linear_attention import _ops, linear
+from hf_linear_attention import linear
 from hf_linear_attention.linear import MAX_ROWS, Linear
 from tiny import OtherTensor, tiny_model
 
@@ -19,7 +19,7 @@ OP = torch.ops.hf_linear_attention.linear.default
 @pytest.fixture
 def compiled_calls(shapes_given_to):
     """The shapes of x that the compiled op has been given."""
-    return shapes_given_to("linear")
+    return shapes_given_to("few_rows_product")
 
 
 def layer_and_twin(inputs=24, outputs=10, bias=True, dtype=torch.float32):
@@ -170,7 +170,7 @@ def onednn_arguments(shape, bias):
 def onednn_calls(monkeypatch, shapes_given_to):
     """The shapes of x that oneDNN has been given, which is for all of them the faster one."""
     monkeypatch.setattr(linear, "MIN_ONEDNN_WORK", 0)
-    return shapes_given_to("onednn_linear")
+    return shapes_given_to("onednn_product")
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -186,7 +186,7 @@ def test_onednn_gives_the_values_and_gradients_of_torch(shape, bias):
         second = torch.autograd.grad(sum(g.cos().sum() for g in gradients), leaves)
         return [y, *gradients, *second]
 
-    actual = results(_ops.onednn_linear, arguments, leaves)
+    actual = results(linear.onednn_product, arguments, leaves)
     expected = results(nn.functional.linear, exact, exact_leaves)
     torch.testing.assert_close([x.double() for x in actual], expected, rtol=1e-4, atol=1e-3)
 
@@ -200,7 +200,7 @@ def test_onednn_passes_opcheck(bias):
 def test_onednn_takes_any_strides_and_computes_only_what_is_needed():
     x, weight, bias = onednn_arguments((6, 4), True)
     x = x.detach().transpose(0, 1)
-    y = _ops.onednn_linear(x, weight, bias)
+    y = linear.onednn_product(x, weight, bias)
     torch.testing.assert_close(y, nn.functional.linear(x, weight, bias))
     (gradient,) = torch.autograd.grad(y.sum(), bias)
     assert gradient.tolist() == [24] * 10

@@ -20,17 +20,16 @@ from attention_cases import (
     require_grad,
     run_with_gradients,
 )
-from hf_linear_attention.chunked import CHUNK_SIZE, LinearAttentionState, chunked_linear_attention
+from hf_linear_attention import backends, op_linear
+from hf_linear_attention.backends import backend_report, choose_backend
+from hf_linear_attention.chunked_linear import CHUNK_SIZE, chunked_linear_attention
 from hf_linear_attention.feature_maps import POINTWISE
-from hf_linear_attention.linear_attention import (
-    backend_report,
-    choose_backend,
+from hf_linear_attention.op_linear import (
+    LinearAttentionState,
     linear_attention,
     linear_attention_step_,
 )
 
-# The module: the package has a function of this name.
-public = importlib.import_module("hf_linear_attention.linear_attention")
 BACKENDS = ["cpu", "chunked"]  # "cpu" fails, and is not skipped, where the library was not built
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 both_precisions = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -530,37 +529,47 @@ def test_the_compiled_kernel_is_chosen_on_a_cpu():
     assert backend_report()["cpu"] is None
 
 
-def test_code_saved_for_another_interface_of_the_kernels_runs_chunked(tmp_path, monkeypatch):
-    flat = tmp_path / "saved_with_a_checkpoint"
-    flat.mkdir()
-    for name in ("linear_attention", "chunked", "feature_maps"):
-        source = importlib.import_module(f"hf_linear_attention.{name}").__file__
-        (flat / f"{name}.py").write_text(Path(source).read_text())
+def test_code_that_needs_a_newer_op_runs_chunked_and_says_why(tmp_path, monkeypatch):
+    """Code of a checkpoint may be newer than the installed package."""
+    folder = tmp_path / "saved_with_a_checkpoint"
+    folder.mkdir()
+    for name in ("op_linear", "backends", "chunked_linear", "feature_maps", "numerics"):
+        code = (Path(op_linear.__file__).parent / f"{name}.py").read_text()
+        op = 'native_op("linear_attention", version={})'
+        (folder / f"{name}.py").write_text(code.replace(op.format(1), op.format(2)))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(importlib.import_module("hf_linear_attention._ops"), "INTERFACE_VERSION", 2)
-    saved = importlib.import_module("saved_with_a_checkpoint.linear_attention")
-    assert "interface version 2, and this code needs 1" in saved.backend_report()["cpu"]
-    assert saved.choose_backend(None, "cpu").name == "chunked"
-    inputs = make_inputs(Case())
-    torch.testing.assert_close(saved.linear_attention(**inputs), linear_attention(**inputs))
+    saved = importlib.import_module("saved_with_a_checkpoint.op_linear")
+    report = importlib.import_module("saved_with_a_checkpoint.backends").backend_report()
+    reason = report.pop("native linear_attention, version 2")
+    assert "does not have version 2 of linear_attention, which this code needs (there: 1)" in reason
+    assert report == backend_report()  # other ops do run
+    inputs = make_inputs(Case(T=3))
+    expected = linear_attention(**inputs, backend="chunked")
+    assert torch.equal(saved.linear_attention(**inputs), expected)
+    with pytest.raises(RuntimeError, match="'cpu' can't run: .* does not have version 2"):
+        saved.linear_attention(**inputs, backend="cpu")
+    token, state = one_token()
+    with pytest.raises(RuntimeError, match="'cpu' can't run: .* does not have version 2"):
+        saved.linear_attention_step_(**token, state=state, backend="cpu")
 
 
 @pytest.mark.parametrize("backend", [None, *BACKENDS, "reference"])
 def test_the_backend_chosen_is_the_one_that_runs(backend, monkeypatch):
     ran = []
 
-    def spy(entry):
+    def spy(name, implementation):
         def run(*args, **kwargs):
-            ran.append(entry.name)
-            return entry.run(*args, **kwargs)
+            ran.append(name)
+            return implementation.run(*args, **kwargs)
 
         def step_(*args, **kwargs):
-            ran.append(entry.name)
-            return entry.step_(*args, **kwargs)
+            ran.append(name)
+            return implementation.step_(*args, **kwargs)
 
-        return entry._replace(run=run, step_=step_)
+        return implementation._replace(run=run, step_=step_)
 
-    monkeypatch.setattr(public, "BACKENDS", tuple(map(spy, public.BACKENDS)))
+    spies = {name: spy(name, entry) for name, entry in op_linear.IMPLEMENTATIONS.items()}
+    monkeypatch.setattr(op_linear, "IMPLEMENTATIONS", spies)
     linear_attention(**make_inputs(Case(T=3)), backend=backend)
     token, state = one_token()
     linear_attention_step_(**token, state=state, backend=backend)
@@ -588,9 +597,9 @@ def test_without_the_library_chunked_runs_and_cpu_says_why(monkeypatch):
     reason = "the native library was not built"
     without = [
         backend._replace(why_missing=reason) if backend.name in ("cuda", "cpu") else backend
-        for backend in public.BACKENDS
+        for backend in backends.BACKENDS
     ]
-    monkeypatch.setattr(public, "BACKENDS", without)
+    monkeypatch.setattr(backends, "BACKENDS", without)
     assert choose_backend(None, "cpu").name == "chunked"
     with pytest.raises(RuntimeError, match="'cpu' can't run: the native library was not built"):
         choose_backend("cpu", "cpu")
@@ -599,7 +608,7 @@ def test_without_the_library_chunked_runs_and_cpu_says_why(monkeypatch):
 
 def test_the_environment_forces_a_backend():
     code = (
-        "from hf_linear_attention.linear_attention import choose_backend\n"
+        "from hf_linear_attention.backends import choose_backend\n"
         "print(choose_backend(None, 'cpu').name)"
     )
     environment = os.environ | {"HF_LINEAR_ATTENTION_BACKEND": "chunked"}
@@ -608,13 +617,13 @@ def test_the_environment_forces_a_backend():
 
 
 def test_a_forced_backend_never_falls_through(monkeypatch):
-    monkeypatch.setattr(public, "FORCED_BACKEND", "chunked")
+    monkeypatch.setattr(backends, "FORCED_BACKEND", "chunked")
     assert choose_backend(None, "cpu").name == "chunked"
     assert choose_backend("cpu", "cpu").name == "cpu"  # what a call names goes first
-    monkeypatch.setattr(public, "FORCED_BACKEND", "cuda")
+    monkeypatch.setattr(backends, "FORCED_BACKEND", "cuda")
     with pytest.raises(RuntimeError, match="'cuda' can't run: it runs on cuda tensors"):
         linear_attention(**make_inputs(Case(T=3)))
-    monkeypatch.setattr(public, "FORCED_BACKEND", "triton")
+    monkeypatch.setattr(backends, "FORCED_BACKEND", "triton")
     with pytest.raises(
         ValueError, match="HF_LINEAR_ATTENTION_BACKEND must be one of 'cuda', 'cpu'"
     ):

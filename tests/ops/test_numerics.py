@@ -22,8 +22,8 @@ from attention_cases import (
     make_inputs,
     run_with_gradients,
 )
-from hf_linear_attention import _ops
-from hf_linear_attention.linear_attention import linear_attention, linear_attention_step_
+from hf_linear_attention import linear_attention, linear_attention_step_
+from hf_linear_attention.native import library
 
 kernel = functools.partial(linear_attention, backend="cpu")
 reference = functools.partial(linear_attention, backend="reference")
@@ -34,7 +34,7 @@ FORCED = os.environ.get("HF_LINEAR_ATTENTION_CPU_ISA")
 
 
 def test_the_forced_instruction_set_is_active():
-    assert _ops.cpu_instruction_set() == (FORCED or _ops.cpu_instruction_set())
+    assert library.cpu_instruction_set() == (FORCED or library.cpu_instruction_set())
 
 
 # ---- awkward sizes ----
@@ -196,7 +196,7 @@ def test_gradients_are_finite_where_nothing_infinite_is_read(dtype):
     assert dv[:, :, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", _ops.cpu_instruction_sets_built())
+@pytest.mark.parametrize("name", library.cpu_instruction_sets_built())
 def test_all_of_this_on_every_instruction_set(name):
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-qx", __file__, "-k", "not every_instruction_set"],

@@ -13,8 +13,15 @@ import sys
 import pytest
 import torch
 
-from hf_linear_attention import _ops  # a missing library is a failure, not a reason to skip
-from hf_linear_attention.linear_attention import linear_attention
+from hf_linear_attention import linear_attention, native  # which fails where there is no library
+from hf_linear_attention.native.library import (
+    LIBRARY_PATH,
+    cpu_instruction_set,
+    cpu_instruction_sets_built,
+)
+from hf_linear_attention.native.linear import linear
+from hf_linear_attention.native.linear_attention import FEATURE_MAPS, step_
+from hf_linear_attention.native.rms_norm import rms_norm
 from hf_linear_attention.reference import reference_linear_attention
 
 OP = torch.ops.hf_linear_attention
@@ -79,7 +86,7 @@ def arguments(
     for name in DIFFERENTIABLE:
         if args[name] is not None:
             args[name].requires_grad_()
-    index = _ops.FEATURE_MAPS.index(feature_map)
+    index = FEATURE_MAPS.index(feature_map)
     return args | dict(feature_map=index, normalize=normalize, eps=1e-6, is_causal=is_causal)
 
 
@@ -87,6 +94,11 @@ def forward(**args):
     """y, kv and z, without den, which has no gradient; z is None where there is none."""
     y, _, kv, z = OP.forward(**args)
     return (y, kv, z) if args["normalize"] else (y, kv)
+
+
+def named(args):
+    """The arguments of an op as its wrapper takes them: with the name of the feature map."""
+    return args | {"feature_map": FEATURE_MAPS[args["feature_map"]]}
 
 
 def everything():
@@ -123,7 +135,7 @@ def step_arguments(*, B=2, Hq=4, Hkv=2, K=3, V=5, dtype=torch.float32, normalize
         key_mask=torch.tensor([True] * (B - 1) + [False]),
         kv=normal(B, Hkv, K, V, dtype=acc),
         z=normal(B, Hkv, K, dtype=acc).abs() if normalize else None,
-        feature_map=_ops.FEATURE_MAPS.index("elu+1"),
+        feature_map=FEATURE_MAPS.index("elu+1"),
         normalize=normalize,
         eps=1e-6,
     )
@@ -206,7 +218,8 @@ def test_fakes_agree_with_results_for_reduced_precision(variant):
 
 def test_forward_and_backward_compile_without_a_graph_break_for_any_length():
     def loss(**args):
-        y, _, kv, z = _ops.forward(**args)
+        state = args.pop("initial_kv"), args.pop("initial_z")
+        y, (kv, z) = native.linear_attention.forward(initial_state=state, **named(args))
         return y.sin().sum() + kv.cos().sum() + z.sin().sum()
 
     def results(loss, args):
@@ -224,7 +237,7 @@ def test_forward_and_backward_compile_without_a_graph_break_for_any_length():
 @pytest.mark.parametrize("normalize", [True, False])
 def test_step_compiles_and_updates_the_state(normalize):
     def two_steps(**args):
-        return _ops.step_(**args) + _ops.step_(**args)
+        return step_(**named(args)) + step_(**named(args))
 
     eager, compiled = (step_arguments(normalize=normalize) for _ in range(2))
     y = torch.compile(two_steps, fullgraph=True)(**compiled)
@@ -267,7 +280,7 @@ def test_matches_the_float64_reference(variant, dtype):
 
 def reference(*, initial_kv, initial_z, feature_map, **args):
     state = None if initial_kv is None else (initial_kv, initial_z)
-    name = _ops.FEATURE_MAPS[feature_map]
+    name = FEATURE_MAPS[feature_map]
     y, (kv, z) = reference_linear_attention(feature_map=name, initial_state=state, **args)
     return (y, kv) if z is None else (y, kv, z)
 
@@ -301,7 +314,7 @@ def test_gradients(variant):
     check_gradients(arguments(**VARIANTS[variant]))
 
 
-@pytest.mark.parametrize("feature_map", _ops.FEATURE_MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 def test_gradients_through_feature_maps(feature_map):
     # Not normalised, since a sum of signed features may come close to 0.
     check_gradients(arguments(T=4, feature_map=feature_map, normalize=False))
@@ -350,7 +363,7 @@ def test_step_is_one_token_of_forward():
         **dict(cu_seqlens=None, initial_kv=args["kv"], initial_z=args["z"], is_causal=True),
         **{n: args[n] for n in ("feature_map", "normalize", "eps")},
     )
-    torch.testing.assert_close(_ops.step_(**args), y[:, 0])
+    torch.testing.assert_close(step_(**named(args)), y[:, 0])
     torch.testing.assert_close([args["kv"], args["z"]], [kv, z])
 
 
@@ -358,7 +371,7 @@ def test_autograd_notices_that_a_step_changed_what_it_needs():
     args = step_arguments()
     weight = torch.ones_like(args["kv"], requires_grad=True)
     loss = (weight * args["kv"]).sum()
-    _ops.step_(**args)
+    step_(**named(args))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -433,7 +446,7 @@ def test_linear_is_the_same_to_the_bit_with_any_number_of_threads(rows, dtype):
 def test_linear_reads_a_strided_x():
     args = linear_arguments(shape=(4,), inputs=6)
     args["x"] = args["x"].t().contiguous().t()
-    torch.testing.assert_close(_ops.linear(**args), torch.nn.functional.linear(*args.values()))
+    torch.testing.assert_close(linear(**args), torch.nn.functional.linear(*args.values()))
 
 
 @pytest.mark.parametrize("name", ["x", "weight", "bias"])
@@ -441,9 +454,9 @@ def test_linear_has_no_gradient_and_says_so(name):
     args = linear_arguments()
     args[name].requires_grad_()
     with pytest.raises(RuntimeError, match=r"the compiled linear has no gradient.*F?\.linear"):
-        _ops.linear(**args)
+        linear(**args)
     with torch.no_grad():
-        _ops.linear(**args)
+        linear(**args)
 
 
 def exact_rms_norm(x, weight, eps):
@@ -468,7 +481,7 @@ def test_rms_norm_matches_float64(shape, dtype):
     # with a large eps, or else the gradient by a single column would be all rounding
     args = rms_norm_arguments(shape=shape, dtype=dtype, scale=3) | dict(eps=1.0)
     exact = {n: x.detach().double().requires_grad_() for n, x in args.items() if n != "eps"}
-    y = _ops.rms_norm(**args)
+    y = rms_norm(**args)
     expected = exact_rms_norm(**exact, eps=1.0)
     dy = expected.detach().cos().to(dtype)
     results = [y, *torch.autograd.grad(y, (args["x"], args["weight"]), dy)]
@@ -479,7 +492,7 @@ def test_rms_norm_matches_float64(shape, dtype):
         # y is rounded twice, relative to elements as large as the largest
         assert error <= 2 * LINEAR_TOLERANCE[dtype]
     with torch.no_grad():  # the op that keeps nothing for a gradient
-        assert torch.equal(_ops.rms_norm(**args), y)
+        assert torch.equal(rms_norm(**args), y)
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 3, 19)])
@@ -487,7 +500,7 @@ def test_rms_norm_has_first_and_second_derivatives(shape):
     args = rms_norm_arguments(shape=shape)
 
     def norm(x, weight):
-        return _ops.rms_norm(x, weight, args["eps"])
+        return rms_norm(x, weight, args["eps"])
 
     assert torch.autograd.gradcheck(norm, (args["x"], args["weight"]))
     assert torch.autograd.gradgradcheck(norm, (args["x"], args["weight"]))
@@ -499,7 +512,7 @@ def test_rms_norms_gradients_are_those_that_can_be_differentiated(dtype):
     leaves = args["x"], args["weight"]
     dy = torch.ones(6, 40, dtype=dtype)
     once, twice = (
-        torch.autograd.grad(_ops.rms_norm(**args), leaves, dy, create_graph=create_graph)
+        torch.autograd.grad(rms_norm(**args), leaves, dy, create_graph=create_graph)
         for create_graph in (False, True)
     )
     torch.testing.assert_close(list(once), list(twice), **TOLERANCE[dtype])
@@ -509,14 +522,14 @@ def test_rms_norms_gradients_are_those_that_can_be_differentiated(dtype):
 def test_rms_norm_differentiates_only_what_needs_it(only):
     args = rms_norm_arguments()
     args = {n: x.detach() if torch.is_tensor(x) and n != only else x for n, x in args.items()}
-    _ops.rms_norm(**args).sum().backward()
+    rms_norm(**args).sum().backward()
     assert [n for n in ("x", "weight") if args[n].grad is not None] == [only]
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 0, 3)])
 def test_rms_norm_of_nothing(shape):
     args = rms_norm_arguments(shape=shape)
-    y = _ops.rms_norm(**args)
+    y = rms_norm(**args)
     y.sum().backward()
     assert y.shape == args["x"].grad.shape == shape
     assert not args["weight"].grad.any()
@@ -528,7 +541,7 @@ def test_rms_norm_treats_inf_nan_and_zero_as_torch_does():
         args["x"][0, 36] = torch.inf
         args["x"][1, 3] = torch.nan
         args["x"][2] = 0
-        y = _ops.rms_norm(**args)
+        y = rms_norm(**args)
         torch.testing.assert_close(y, exact_rms_norm(**args), equal_nan=True)
     assert y[2].tolist() == [0] * 37
     assert y[3].isfinite().all()
@@ -542,7 +555,7 @@ def test_rms_norm_is_the_same_to_the_bit_with_any_number_of_threads(dtype):
     try:
         for count in (1, 3, 2, 2):
             torch.set_num_threads(count)
-            y = _ops.rms_norm(**args)
+            y = rms_norm(**args)
             results.append([y, *torch.autograd.grad(y, (args["x"], args["weight"]), y.cos())])
     finally:
         torch.set_num_threads(before)
@@ -553,7 +566,7 @@ def test_rms_norm_is_the_same_to_the_bit_with_any_number_of_threads(dtype):
 def test_rms_norm_reads_strided_tensors():
     args = rms_norm_arguments(shape=(4, 6))
     strided = args | {n: torch.stack([args[n], args[n]], -1)[..., 0] for n in ("x", "weight")}
-    y, expected = _ops.rms_norm(**strided), _ops.rms_norm(**args)
+    y, expected = rms_norm(**strided), rms_norm(**args)
     assert torch.equal(y, expected)
     dy = torch.randn(6, 4, dtype=torch.float64).t()
     leaves = args["x"], args["weight"]
@@ -562,12 +575,12 @@ def test_rms_norm_reads_strided_tensors():
 
 
 def test_rms_norm_compiles_without_a_graph_break_for_any_length():
-    compiled = torch.compile(_ops.rms_norm, fullgraph=True, dynamic=True)
+    compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
     for rows in (2, 5):
         args = rms_norm_arguments(shape=(rows, 3, 8))
         leaves = args["x"], args["weight"]
         results = []
-        for norm in (compiled, _ops.rms_norm):
+        for norm in (compiled, rms_norm):
             y = norm(**args)
             results.append([y, *torch.autograd.grad(y.sin().sum(), leaves)])
         torch.testing.assert_close(*results)
@@ -756,12 +769,12 @@ def test_nothing_to_do_is_done(sizes):
 
 def test_the_forced_instruction_set_is_active():
     forced = os.environ.get("HF_LINEAR_ATTENTION_CPU_ISA")
-    active = _ops.cpu_instruction_set()
+    active = cpu_instruction_set()
     assert active == (forced or active)
-    assert active in _ops.cpu_instruction_sets_built()
+    assert active in cpu_instruction_sets_built()
 
 
-@pytest.mark.parametrize("name", _ops.cpu_instruction_sets_built())
+@pytest.mark.parametrize("name", cpu_instruction_sets_built())
 def test_every_instruction_set_matches_the_reference(name):
     these = (
         "matches_the_float64_reference and (everything or not_causal or not_normalised)"
@@ -805,7 +818,8 @@ def run_python(*command, **environment):
 def test_loading_again_changes_nothing():
     args = arguments()
     before = forward(**args)
-    importlib.reload(_ops)
+    for module in (native.library, native.linear_attention, native.linear, native.rms_norm, native):
+        importlib.reload(module)
     after = forward(**args)
     torch.testing.assert_close(after, before)
     after[0].sum().backward()
@@ -814,10 +828,10 @@ def test_loading_again_changes_nothing():
 
 def test_a_second_copy_of_the_library_is_refused_with_the_reason(tmp_path):
     copy = tmp_path / "copy.so"
-    shutil.copy(_ops.LIBRARY_PATH, copy)
+    shutil.copy(LIBRARY_PATH, copy)
     program = (
         f"import torch; torch.ops.load_library({str(copy)!r});"
-        "from hf_linear_attention.linear_attention import WHY_NO_COMPILED_OPS as reason;"
+        "from hf_linear_attention.backends import WHY_NO_NATIVE as reason;"
         "print(reason)"
     )
     assert "torch refused the ops of" in run_python("-c", program).stdout

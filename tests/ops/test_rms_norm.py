@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.fixture
 def compiled_calls(shapes_given_to):
     """The shapes of x that the compiled op has been given."""
-    return shapes_given_to("rms_norm")
+    return shapes_given_to("compiled_rms_norm")
 
 
 def norm_and_twin(dtype=torch.float32):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_linear_attention.chunked import LinearAttentionState, accumulation_dtype
+from hf_linear_attention.numerics import accumulation_dtype
+from hf_linear_attention.op_linear import LinearAttentionState
 from hf_linear_attention.reference import reference_linear_attention
 
 # Against the reference in float64 on the same (rounded) inputs.
@@ -134,10 +135,10 @@ def run_with_gradients(function, inputs: dict[str, Any]) -> dict[str, Tensor]:
     `function` returns (y, state). The weights depend on the shapes alone.
     """
     leaves = require_grad(inputs)
-    y, state = function(**inputs)
-    results = {"y": y, "final kv": state.kv}
-    if state.z is not None:
-        results["final z"] = state.z
+    y, (kv, z) = function(**inputs)
+    results = {"y": y, "final kv": kv}
+    if z is not None:
+        results["final z"] = z
     loss = torch.zeros((), dtype=torch.float64)
     for x in results.values():
         weights = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape).cos()

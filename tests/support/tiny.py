@@ -20,7 +20,7 @@ AXES = {
     "exp": {"feature_map": "exp", "num_key_value_heads": 1},
     "softmax": {"feature_map": "softmax", "attention_bias": True, "mlp_bias": True},
     "dpfp": {"feature_map": "dpfp", "decay": "per_head"},
-    "aaren": {"feature_map": "exp", "decay": "aaren", "conv_kernel_size": 3},
+    "aaren": {"mixer": "aaren", "feature_map": "exp", "conv_kernel_size": 3},
     "gated": {
         "feature_map": "silu",
         "decay": "per_token",

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from torchao.utils import TorchAOBaseTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 from transformers.distributed import DistributedConfig
 
 from hf_linear_attention import (
@@ -83,10 +85,10 @@ def saved_by_one(folder: Path, **kwargs) -> PreTrainedModel:
     return model
 
 
-def load_in_parallel(folder: Path) -> PreTrainedModel:
+def load_in_parallel(folder: Path, dtype=torch.float64, **kwargs) -> PreTrainedModel:
     config = DistributedConfig(tp_size=2, tp_plan="auto")
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, distributed_config=config
+        folder, dtype=dtype, distributed_config=config, **kwargs
     ).eval()
 
 
@@ -115,6 +117,59 @@ def heads_are_shared(folder: Path, **kwargs) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(folder / "saved", dtype=torch.float64)
     for name, weight in whole.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight)
+
+
+def is_quantised(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "weight", None), TorchAOBaseTensor)
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """What torchao makes of a weight in int8, as numbers again."""
+    linear = nn.Linear(*weight.shape[::-1], bias=False)
+    linear.weight = nn.Parameter(weight.contiguous())
+    quantize_(linear, Int8WeightOnlyConfig())
+    return linear.weight.dequantize()
+
+
+def quantised_heads_are_shared(folder: Path, **kwargs) -> None:
+    whole = saved_by_one(folder, dtype=torch.float32, **SIZES, **kwargs)
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    model = load_in_parallel(folder, torch.float32, quantization_config=config)
+    names = {name for name, module in model.named_modules() if is_quantised(module)}
+    assert {name for name in model.tp_plan if name.endswith("proj")} <= {
+        ".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names
+    }
+    for name in names:  # each rank has scales of its own for its columns
+        weight = whole.get_submodule(name).weight.data
+        halves = weight.chunk(2, dim=1) if name.endswith(("o_proj", "down_proj")) else [weight]
+        weight.copy_(torch.cat([rounded(half) for half in halves], dim=1))
+    ids, memory = random_ids(2, 9), {x: y.float() for x, y in memory_for(whole).items()}
+    expected = whole(ids, **memory).logits
+    assert_near(model(ids, **memory).logits, expected)
+    with torch.no_grad():
+        assert_near(model(ids, **memory).logits, expected)
+        cache = model(ids[:, :5], **memory, use_cache=True).past_key_values
+        steps = [model(token, past_key_values=cache).logits for token in ids[:, 5:].split(1, dim=1)]
+        assert_near(torch.cat(steps, dim=1), expected[:, 5:])
+    wanted = {"max_new_tokens": 6, "do_sample": False, **memory}
+    assert torch.equal(model.generate(ids, **wanted), whole.generate(ids, **wanted))
+
+
+def quantised_heads_that_are_too_few_are_refused(folder: Path) -> None:
+    saved_by_one(folder, num_key_value_heads=1, dtype=torch.float32, **SIZES)
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    model = load_in_parallel(folder, torch.float32, quantization_config=config)
+    with pytest.raises(ValueError, match="num_key_value_heads=1 must be a multiple of the 2"):
+        model(random_ids(1, 3))
+
+
+def unknown_ranks_are_refused(folder: Path) -> None:
+    saved_by_one(folder, dtype=torch.float32, **SIZES)
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    model = load_in_parallel(folder, torch.float32, quantization_config=config)
+    del model.model.layers[0].self_attn.k_proj.mesh_of_weight
+    with pytest.raises(RuntimeError, match="to 4 heads has given 16 of its 32 features"):
+        model(random_ids(1, 3))
 
 
 def heads_that_are_too_few_are_refused(folder: Path) -> None:
@@ -213,6 +268,12 @@ CROSS = {
     "normalizer": "gated_rms_norm",
     "num_key_value_heads": 2,
 }
+QUANTISED = {
+    **{name: VARIANTS[name] for name in ("paper", "dpfp", "aaren", "gated", "hybrid")},
+    **{name: VARIANTS[name] for name in ("preset_t2r", "preset_performer")},
+    "conv": {"conv_kernel_size": 3},
+    "cross": CROSS,
+}
 CHECKS: dict[str, Callable[[Path], None]] = {
     **{
         f"heads_are_shared[{name}]": partial(heads_are_shared, **VARIANTS[name])
@@ -222,6 +283,10 @@ CHECKS: dict[str, Callable[[Path], None]] = {
         heads_are_shared, feature_map="per_feature_of_all_heads"
     ),
     "heads_are_shared[cross]": partial(heads_are_shared, **CROSS),
+    **{
+        f"quantised_heads_are_shared[{name}]": partial(quantised_heads_are_shared, **kwargs)
+        for name, kwargs in QUANTISED.items()
+    },
     "sequences_are_shared[cross]": partial(sequences_are_shared, mask=None, **CROSS),
     **{
         f"sequences_are_shared[{name}-{mask_name}]": partial(
@@ -237,6 +302,8 @@ CHECKS: dict[str, Callable[[Path], None]] = {
         check.__name__: check
         for check in (
             heads_that_are_too_few_are_refused,
+            quantised_heads_that_are_too_few_are_refused,
+            unknown_ranks_are_refused,
             an_undeclared_parameter_is_refused,
             an_encoder_shares_sequences,
             a_given_number_of_labels_divides_the_sum,

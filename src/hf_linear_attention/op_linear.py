@@ -1,54 +1,32 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The public functions: argument checks and the choice of a backend.
+"""Linear attention: the public functions, their checks, and what each backend has for them.
 
 Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
 sequences.
 """
 
-import functools
-import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .chunked import (
-    LinearAttentionState,
-    accumulation_dtype,
-    chunked_linear_attention,
-    chunked_step_,
-)
+from .backends import choose, native_op, reference_op, unless_missing
+from .chunked_linear import chunked_linear_attention, chunked_step_
 from .feature_maps import POINTWISE
+from .numerics import accumulation_dtype
 
-# A copy of this file travels with every checkpoint; the kernels and the reference stay in the
-# installed package.
-OPS_INTERFACE_VERSION = 1
-WHY_NO_COMPILED_OPS: str | None = None
-try:
-    from hf_linear_attention import _ops
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-    if _ops.INTERFACE_VERSION != OPS_INTERFACE_VERSION:
-        raise ImportError(
-            "the kernels of the installed hf-linear-attention have interface version "
-            f"{_ops.INTERFACE_VERSION}, and this code needs {OPS_INTERFACE_VERSION}"
-        )
-except ImportError as error:
-    WHY_NO_COMPILED_OPS = str(error)
 
-WHY_NO_REFERENCE: str | None = None
-try:
-    from hf_linear_attention.reference import reference_linear_attention
-except ImportError as error:
-    WHY_NO_REFERENCE = str(error)
+class LinearAttentionState(NamedTuple):
+    """All that linear attention remembers: kv (B, Hkv, K, V) and z (B, Hkv, K).
 
-CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the kernels
-DTYPES = (*CUDA_DTYPES, torch.float64)
-FEATURE_MAP_INDEX: dict[str | None, int] = {
-    None: 0,
-    **{name: index for index, name in enumerate(POINTWISE)},
-}
-FORCED_BACKEND = os.environ.get("HF_LINEAR_ATTENTION_BACKEND") or None  # read once, at import
+    float32, or float64 for float64 inputs. B is N with `cu_seqlens`. z is None when not normalised.
+    """
+
+    kv: Tensor
+    z: Tensor | None
 
 
 def linear_attention(
@@ -106,7 +84,7 @@ def linear_attention(
     Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236; decay as in RetNet,
     arXiv 2307.08621.
     """
-    chosen = choose_backend(backend, q.device.type, q.dtype)
+    chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
     _check_tensors(q, k, v, 4)
     rows = q.shape[0]
     if cu_seqlens is not None:
@@ -137,7 +115,7 @@ def linear_attention(
         eps=eps,
         is_causal=is_causal,
     )
-    return (y, state) if return_state else y
+    return (y, LinearAttentionState(*state)) if return_state else y
 
 
 def linear_attention_step_(
@@ -174,99 +152,13 @@ def linear_attention_step_(
             "linear_attention_step_ updates its state in place and has no gradient: "
             "call it under torch.no_grad(), or use linear_attention"
         )
-    step_ = choose_backend(backend, q.device.type, q.dtype).step_
+    step_ = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).step_
     return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
 
 
-class Backend(NamedTuple):
-    """One implementation. `run` is given checked arguments; `step_` checks its own."""
-
-    name: str
-    device_types: tuple[str, ...]  # empty: any
-    dtypes: tuple[torch.dtype, ...]  # empty: all
-    why_missing: str | None  # None: it is here
-    reads_cu_seqlens: bool  # on the host, so their values may be checked on any device
-    run: Callable[..., tuple[Tensor, LinearAttentionState]]
-    step_: Callable[..., Tensor]
-    why_not_here: Callable[[], str | None] = lambda: None  # asked about tensors of device_types
-
-    def why_not(self, device_type: str, dtype: torch.dtype) -> str | None:
-        """Why this backend can't run on tensors like these; None where it can."""
-        if self.device_types and device_type not in self.device_types:
-            return (
-                f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device_type}"
-            )
-        if self.why_missing is not None:
-            return self.why_missing
-        if self.dtypes and dtype not in self.dtypes:
-            return f"it has no {str(dtype).removeprefix('torch.')}"
-        return self.why_not_here()
-
-
-def choose_backend(
-    name: str | None, device_type: str, dtype: torch.dtype = torch.float32
-) -> Backend:
-    """The first backend for tensors like these, or the one named here or by FORCED_BACKEND.
-
-    Raises:
-        ValueError: there is no such backend. RuntimeError: it can't run here.
-    """
-    name = name or FORCED_BACKEND
-    if name is None:
-        for backend in BACKENDS:  # chunked always runs, so reference is never reached
-            if backend.why_not(device_type, dtype) is None:
-                return backend
-    for backend in BACKENDS:
-        if backend.name == name:
-            reason = backend.why_not(device_type, dtype)
-            if reason is not None:
-                raise RuntimeError(f"backend {name!r} can't run: {reason}")
-            return backend
-    choices = ", ".join(repr(backend.name) for backend in BACKENDS)
-    where = "HF_LINEAR_ATTENTION_BACKEND" if name == FORCED_BACKEND else "backend"
-    raise ValueError(f"{where} must be one of {choices}, got {name!r}")
-
-
-def backend_report() -> dict[str, str | None]:
-    """Every backend in order of preference, with the reason why it can't run here, or None."""
-    report = {backend.name: backend.why_missing for backend in BACKENDS}
-    if report["cuda"] is None:
-        report["cuda"] = _why_not_this_gpu()
-    return report
-
-
-@torch.compiler.assume_constant_result
-def _why_not_this_gpu() -> str | None:
-    return _ask_about_this_gpu()
-
-
-@functools.cache  # inside, since torch.compile looks through it
-def _ask_about_this_gpu() -> str | None:
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    return _ops.why_no_kernels_for(torch.cuda.get_device_capability())
-
-
-def _run_compiled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    *,
-    feature_map: str | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    initial_state: tuple[Tensor, Tensor | None] | None,
-    normalize: bool,
-    eps: float,
-    is_causal: bool,
-) -> tuple[Tensor, LinearAttentionState]:
-    kv, z = (None, None) if initial_state is None else initial_state
-    index = FEATURE_MAP_INDEX[feature_map]
-    y, _, kv, z = _ops.forward(
-        q, k, v, log_decay, key_mask, cu_seqlens, kv, z, index, normalize, eps, is_causal
-    )
-    return y, LinearAttentionState(kv, z if normalize else None)
+_native = native_op("linear_attention", version=1)
+_native_step_ = native_op("linear_attention_step_", version=1)
+_reference = reference_op("linear_attention", version=1)
 
 
 def _step_compiled_(
@@ -289,8 +181,7 @@ def _step_compiled_(
             log_decay = log_decay.to(kv.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = _check_key_mask(key_mask, q)
-        index = FEATURE_MAP_INDEX[feature_map]
-        return _ops.step_(q, k, v, log_decay, key_mask, kv, z, index, normalize, eps)
+        return _native_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps)
     except (RuntimeError, KeyError):
         _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
         raise
@@ -315,11 +206,6 @@ def _step_chunked_(
     )
 
 
-def _run_reference(*args: Any, **kwargs: Any) -> tuple[Tensor, LinearAttentionState]:
-    y, (kv, z) = reference_linear_attention(*args, **kwargs)
-    return y, LinearAttentionState(kv, z)
-
-
 def _step_reference_(
     q: Tensor,
     k: Tensor,
@@ -334,7 +220,7 @@ def _step_reference_(
     log_decay, key_mask = _check_step(
         q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
     )
-    y, after = reference_linear_attention(
+    y, after = _reference(
         q[:, None],
         k[:, None],
         v[:, None],
@@ -351,19 +237,23 @@ def _step_reference_(
     return y[:, 0]
 
 
-WHY_NO_CUDA = WHY_NO_COMPILED_OPS
-if WHY_NO_CUDA is None and not _ops.has_cuda():
-    WHY_NO_CUDA = "this build has no CUDA kernels"
+class Implementation(NamedTuple):
+    """What a backend has for linear attention. `run` is given checked arguments, and returns y and
+    the state (kv, z); `step_` checks its own.
+    """
 
-BACKENDS = (
-    Backend(
-        *("cuda", ("cuda",), CUDA_DTYPES, WHY_NO_CUDA, False, _run_compiled, _step_compiled_),
-        why_not_here=_why_not_this_gpu,
-    ),
-    Backend("cpu", ("cpu",), (), WHY_NO_COMPILED_OPS, False, _run_compiled, _step_compiled_),
-    Backend("chunked", (), (), None, True, chunked_linear_attention, _step_chunked_),
-    Backend("reference", (), (), WHY_NO_REFERENCE, True, _run_reference, _step_reference_),
-)
+    run: Callable[..., tuple[Tensor, tuple[Tensor, Tensor | None]]]
+    step_: Callable[..., Tensor]
+    reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
+
+
+_compiled = unless_missing(Implementation(_native, _step_compiled_), _native, _native_step_)
+IMPLEMENTATIONS = {
+    "cuda": _compiled,
+    "cpu": _compiled,
+    "chunked": Implementation(chunked_linear_attention, _step_chunked_, True),
+    "reference": unless_missing(Implementation(_reference, _step_reference_, True), _reference),
+}
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

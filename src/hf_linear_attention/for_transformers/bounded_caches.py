@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from ..registration import observe_attention
 
 HIDDEN = -1  # instead of the position of a key that no later query may see
 IMPLEMENTATIONS = ("eager", "sdpa")
@@ -200,7 +201,7 @@ class BoundedCache(Cache):
     """
 
     def __init__(self, new_softmax_layer: Callable[[], BoundedLayer]):
-        observe_attention()
+        observe_attention(_observe)
         super().__init__(layer_class_to_replicate=new_softmax_layer)
         self.new_softmax_layer = new_softmax_layer  # for models of which not all layers are
 
@@ -282,27 +283,16 @@ def _check_at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
-# A cache sees keys and no queries. Every attention module asks Transformers' interface for its
-# function right after it has updated the cache, and passes it the very tensor of keys that it got.
 _latest = threading.local()  # .layer: a weak reference to the layer that was updated last
 
 
-def observe_attention() -> None:
-    """Makes attention functions tell bounded caches what they do. To others nothing changes."""
-    if not hasattr(AttentionInterface.get_interface, "is_observed"):
-        AttentionInterface.get_interface = _observed(AttentionInterface.get_interface)
-
-
-def _observed(get_interface: Callable) -> Callable:
-    @functools.wraps(get_interface)
-    def get_observed_interface(self, attn_implementation, default):
-        function = get_interface(self, attn_implementation, default)
-        if torch.compiler.is_compiling() or _layer_that_waits() is None:
-            return function
-        return functools.partial(_attend, function, attn_implementation)
-
-    get_observed_interface.is_observed = True  # type: ignore[attr-defined]
-    return get_observed_interface
+def _observe(function: Callable, attn_implementation: str) -> Callable:
+    """What a model gets for an attention function: it, or, after a bounded layer was updated, one
+    that lets that layer choose. The layer is recognised by its very tensor of keys.
+    """
+    if torch.compiler.is_compiling() or _layer_that_waits() is None:
+        return function
+    return functools.partial(_attend, function, attn_implementation)
 
 
 def _layer_that_waits() -> BoundedLayer | None:

@@ -8,30 +8,15 @@ N packed sequences, n chunks of C tokens.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .feature_maps import POINTWISE, without_autocast
+from .feature_maps import POINTWISE
+from .numerics import accumulation_dtype, without_autocast
 
 CHUNK_SIZE = 64
 LOWEST_LOG_DECAY = -1e30  # forgets everything, as -inf does, and can still be added up
-
-
-class LinearAttentionState(NamedTuple):
-    """All that linear attention remembers: kv (B, Hkv, K, V) and z (B, Hkv, K).
-
-    float32, or float64 for float64 inputs. B is N with `cu_seqlens`. z is None when not normalised.
-    """
-
-    kv: Tensor
-    z: Tensor | None
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of states, denominators and sums: float32, or float64 for float64 inputs."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def chunked_linear_attention(
@@ -48,10 +33,11 @@ def chunked_linear_attention(
     eps: float = 1e-6,
     is_causal: bool = True,
     chunk_size: int = CHUNK_SIZE,
-) -> tuple[Tensor, LinearAttentionState]:
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The recurrence, chunk by chunk; arguments as in `linear_attention`, which has checked them.
 
-    Accumulates in float32, or float64 for float64 inputs. Differentiable any number of times.
+    Returns y and the state, (kv, z). Accumulates in float32, or float64 for float64 inputs.
+    Differentiable any number of times.
     """
     Hkv, V = v.shape[2:]
     T = q.shape[1]
@@ -108,7 +94,7 @@ def chunked_linear_attention(
             y = torch.where(keep, y, 0)
         kv = final[..., :V].contiguous()
         z = final[..., V].contiguous() if normalize else None
-        return y.to(q.dtype), LinearAttentionState(kv, z)
+        return y.to(q.dtype), (kv, z)
 
 
 def _mapped(
@@ -235,7 +221,7 @@ def chunked_step_(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    state: LinearAttentionState,
+    state: tuple[Tensor, Tensor | None],
     log_decay: Tensor | None = None,
     *,
     feature_map: str | None = None,

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Linear attention as a plain loop over time: the yardstick of every other backend's tests.
+"""Linear attention, token by token.
 
 Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
 sequences.
@@ -8,8 +8,8 @@ sequences.
 import torch
 from torch import Tensor
 
-from .chunked import LinearAttentionState, accumulation_dtype
-from .feature_maps import POINTWISE
+from ..feature_maps import POINTWISE
+from ..numerics import accumulation_dtype
 
 
 def reference_linear_attention(
@@ -25,10 +25,11 @@ def reference_linear_attention(
     normalize: bool = True,
     eps: float = 1e-6,
     is_causal: bool = True,
-) -> tuple[Tensor, LinearAttentionState]:
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The recurrence, token by token; arguments as in `linear_attention`, which has checked them.
 
-    Computes in float32, or float64 for float64 inputs. Differentiable any number of times.
+    Returns y and the state, (kv, z). Computes in float32, or float64 for float64 inputs.
+    Differentiable any number of times.
     """
     dtype = accumulation_dtype(q.dtype)
     phi = POINTWISE[feature_map or "identity"]
@@ -78,4 +79,4 @@ def reference_linear_attention(
     y = torch.stack(outputs) if outputs else q.new_zeros(0, q.shape[2], V)
     state_kv = torch.stack(final_kv) if rows else kv.clone()
     state_z = torch.stack(final_z) if rows else z.clone()
-    return y.view(*q.shape[:3], V), LinearAttentionState(state_kv, state_z if normalize else None)
+    return y.view(*q.shape[:3], V), (state_kv, state_z if normalize else None)

@@ -1,0 +1,169 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Who computes an op: the compiled kernels on CUDA or the CPU, PyTorch in chunks, or a plain loop.
+
+Each op has a table from a backend's name to what that backend has for it. A copy of this file
+travels with every checkpoint. The kernels and the loops stay in the installed package, which may be
+older or newer than the copy, or missing: nobody else imports them, and they are asked for by name
+and version.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+WHY_NO_NATIVE: str | None = None
+try:
+    from hf_linear_attention import native
+except ImportError as error:
+    WHY_NO_NATIVE = str(error)
+
+WHY_NO_REFERENCE: str | None = None
+try:
+    from hf_linear_attention import reference
+except ImportError as error:
+    WHY_NO_REFERENCE = str(error)
+
+FORCED_BACKEND = os.environ.get("HF_LINEAR_ATTENTION_BACKEND") or None  # read once, at import
+WHY_NO_OP: dict[str, str] = {}  # of ops that the installed package lacks, as a report shows them
+
+
+@dataclass(frozen=True)
+class Missing:
+    """In the place of what the installed package does not have; calling it raises RuntimeError."""
+
+    reason: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(self.reason)
+
+
+def native_op(name: str, version: int) -> Callable[..., Any]:
+    """A function of the compiled library, or what stands for it as `Missing`."""
+    if WHY_NO_NATIVE is not None:
+        return Missing(WHY_NO_NATIVE)
+    return _op_of(native.OPS, "native", name, version)
+
+
+def reference_op(name: str, version: int) -> Callable[..., Any]:
+    """A plain loop, or what stands for it as `Missing`."""
+    if WHY_NO_REFERENCE is not None:
+        return Missing(WHY_NO_REFERENCE)
+    return _op_of(reference.OPS, "reference", name, version)
+
+
+def _op_of(
+    ops: Mapping[tuple[str, int], Callable[..., Any]], room: str, name: str, version: int
+) -> Callable[..., Any]:
+    if (name, version) in ops:
+        return ops[name, version]
+    versions = ", ".join(str(there) for other, there in ops if other == name) or "none"
+    reason = (
+        f"the installed hf-linear-attention does not have version {version} of {name}, which this "
+        f"code needs (there: {versions}); a newer one does"
+    )
+    WHY_NO_OP[f"{room} {name}, version {version}"] = reason
+    return Missing(reason)
+
+
+T = TypeVar("T")
+
+
+def unless_missing(implementation: T, *needed: Callable[..., Any]) -> T | Missing:
+    """For an op's table: an implementation, or what is missing of all that it needs."""
+    for function in needed:
+        if isinstance(function, Missing):
+            return function
+    return implementation
+
+
+def has_compiled(*functions: Callable[..., Any]) -> bool:
+    """Whether compiled functions of the CPU are there, and wanted, for what PyTorch does too."""
+    return FORCED_BACKEND in (None, "cpu") and not any(isinstance(f, Missing) for f in functions)
+
+
+class Backend(NamedTuple):
+    """Where ops run, and on which tensors."""
+
+    name: str
+    device_types: tuple[str, ...] = ()  # empty: any
+    dtypes: tuple[torch.dtype, ...] = ()  # empty: all
+    why_missing: str | None = None  # None: it is here
+    # Asked about the index of a device of device_types.
+    why_not_on: Callable[[int | None], str | None] = lambda index: None
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why this backend can't run on tensors like these; None where it can."""
+        if self.device_types and device.type not in self.device_types:
+            return (
+                f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device.type}"
+            )
+        if self.why_missing is not None:
+            return self.why_missing
+        if self.dtypes and dtype not in self.dtypes:
+            return f"it has no {str(dtype).removeprefix('torch.')}"
+        return self.why_not_on(device.index)
+
+
+_why_not_on_cuda = native_op("why_not_on_cuda", version=1)
+BACKENDS = (  # in order of preference
+    Backend(
+        "cuda",
+        device_types=("cuda",),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        why_missing=_why_not_on_cuda.reason if isinstance(_why_not_on_cuda, Missing) else None,
+        why_not_on=_why_not_on_cuda,
+    ),
+    Backend("cpu", device_types=("cpu",), why_missing=WHY_NO_NATIVE),
+    Backend("chunked"),
+    Backend("reference", why_missing=WHY_NO_REFERENCE),
+)
+
+
+def choose(
+    implementations: Mapping[str, T | Missing],
+    name: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> T:
+    """What the first backend that runs on tensors like these has for an op, or the one named here
+    or by FORCED_BACKEND.
+
+    Raises:
+        ValueError: there is no such backend. RuntimeError: it can't run here, and says why.
+    """
+    name = name or FORCED_BACKEND
+    for backend in BACKENDS:  # chunked always runs, so reference is never reached unless named
+        if name is not None and backend.name != name:
+            continue
+        found = implementations[backend.name]
+        reason = backend.why_not(device, dtype)
+        if reason is None:
+            if not isinstance(found, Missing):
+                return found
+            reason = found.reason
+        if name is not None:
+            raise RuntimeError(f"backend {name!r} can't run: {reason}")
+    choices = ", ".join(repr(backend.name) for backend in BACKENDS)
+    where = "HF_LINEAR_ATTENTION_BACKEND" if name == FORCED_BACKEND else "backend"
+    raise ValueError(f"{where} must be one of {choices}, got {name!r}")
+
+
+def choose_backend(
+    name: str | None, device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> Backend:
+    """`choose` for an op that every backend has; returns the backend itself."""
+    themselves = {backend.name: backend for backend in BACKENDS}
+    return choose(themselves, name, torch.device(device), dtype)
+
+
+def backend_report() -> dict[str, str | None]:
+    """Every backend in order of preference, with the reason why it can't run here, or None; and
+    every op that the installed package lacks, with the reason.
+    """
+    report = {backend.name: backend.why_missing for backend in BACKENDS}
+    if report["cuda"] is None:
+        report["cuda"] = _why_not_on_cuda(None)
+    return {**report, **WHY_NO_OP}

@@ -1,0 +1,317 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The caches of a linear-attention model: what it remembers, in a size that never changes."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    EncoderDecoderCache,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+    StaticCache,
+)
+
+from .cache_files import fingerprint, load_into, save_cache
+from .cache_layers import (
+    TAKES_NOTHING_BACK,
+    MemoryLayer,
+    RecurrentLayer,
+    StaticRecurrentLayer,
+    layer_classes,
+)
+from .cache_rows import join_layers, layer_of_rows, read_masks, rows_of
+
+
+class RecurrentCache(Cache):
+    """What the dynamic and the static cache of this package's models have in common: one layer per
+    layer of the model, of fixed size where it has recurrences. With cross attention, then one per
+    layer of the model again: the states of the memory.
+    """
+
+    config: Any  # of the model; None in a gathered cache that it has not seen yet
+    # Of rows that were joined, how many of the tokens in front of each (B,) are padding.
+    left_padding: Tensor | None = None
+
+    def _make_layers(self, config: PreTrainedConfig, max_cache_len: int | None, **offloading):
+        self.config = config
+        classes = layer_classes(config, is_static=max_cache_len is not None)
+        sizes = {"sliding_window": config.sliding_window, "max_cache_len": max_cache_len}
+        Cache.__init__(self, layers=[make(**sizes) for make in classes], **offloading)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in the cache."""
+        tensors: list[Tensor | None] = []
+        for layer in self.layers:
+            if isinstance(layer, RecurrentLayer):
+                tensors += layer.tensors.values()
+                tensors += [] if layer.recording is None else layer.recording.tensors()
+            else:
+                tensors += [layer.keys, layer.values]
+        return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """What each layer needs to go on, by name, for each row; a LinearAttentionCache is made of
+        it. Nothing before the first token.
+        """
+        return rows_of(self)
+
+    def reset(self) -> None:
+        """Forgets every token and keeps the memory of the states."""
+        self.left_padding = None
+        for layer in self.layers:
+            if isinstance(layer, DynamicLayer):
+                # transformers 5.17 only fills its tensors with zeros, and so keeps counting them
+                layer.keys = layer.values = None
+                layer.is_initialized = False
+            layer.reset()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens. Recurrent and sliding-window layers can do
+        this for tokens read after `activate_past_recording()`.
+        """
+        for layer in self.layers:  # all layers or none
+            if isinstance(layer, RecurrentLayer):
+                layer.check_crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._map_left_padding(lambda x: x[beam_idx.to(x.device)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._map_left_padding(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._map_left_padding(lambda x: x.repeat_interleave(repeats))
+
+    def _map_left_padding(self, function: Callable[[Tensor], Tensor]) -> None:
+        if self.left_padding is not None:
+            self.left_padding = function(self.left_padding)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the cache to a safetensors file, all of it or nothing.
+
+        What a recording cache could take back is not written. Of a static cache comes back one that
+        is not static.
+        """
+        save_cache(self, path)
+
+
+class LinearAttentionCache(RecurrentCache, DynamicCache):
+    """A cache of fixed-size states for linear attention, and of Transformers' own growing and
+    sliding layers for softmax attention. Transformers and its clients branch on DynamicCache: on
+    what grows and can be cropped.
+
+    `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`.
+
+    Args:
+        config: of the model; decides on the layers. Or what iterating over caches yields, by which
+            `torch.nn.DataParallel` makes one of those of its replicas.
+        offloading, offload_only_non_sliding: as in `DynamicCache`, for the softmax layers.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig | Iterable[dict[str, Tensor]],
+        offloading: bool = False,
+        offload_only_non_sliding: bool = True,
+    ):
+        if not isinstance(config, PreTrainedConfig):
+            self.config = None
+            gathered = [layer_of_rows(rows) for rows in config]
+            Cache.__init__(self, layers=[layer for layer, _ in gathered])
+            self.left_padding = gathered[0][1]
+            return
+        leaves = [  # without any, there is no need for CUDA streams
+            layer_type != "linear_attention"
+            and not (offload_only_non_sliding and layer_type == "sliding_attention")
+            for layer_type in config.active_layer_types
+        ]
+        self._make_layers(
+            config,
+            None,
+            offloading=offloading and any(leaves),
+            offload_only_non_sliding=offload_only_non_sliding,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        config: PreTrainedConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> "LinearAttentionCache":
+        """A cache that `save` wrote, to continue from where that one was.
+
+        Args:
+            config: of the model that will use it.
+            device: of that model.
+            dtype: of that model; by default config.dtype, which from_pretrained sets. None is not
+                checked.
+
+        Raises:
+            FileNotFoundError: there is no file.
+            ValueError: it is no such file, or damaged, or from a model with another config or
+                dtype. (Whether the weights are others can't be seen.)
+        """
+        cache = cls(config)
+        load_into(cache, path, device, config.dtype if dtype is None else dtype)
+        return cache
+
+    @classmethod
+    def join(
+        cls,
+        caches: Sequence[RecurrentCache],
+        attention_masks: Sequence[Tensor] | None = None,
+    ) -> "LinearAttentionCache":
+        """One cache with the rows of all, in order, for prompts of any lengths.
+
+        The cache counts the tokens of each row: what is read next needs no mask and no positions.
+        Its length is that of the longest row, as if the others had been padded on the left.
+
+        Args:
+            caches: of one model; each has read something.
+            attention_masks: for each cache the mask (rows, tokens read) that it was read with; by
+                default no token was padding.
+        """
+        if not caches:
+            raise ValueError("caches must hold at least one cache, got none")
+        config = caches[0].config
+        expected = fingerprint(config)
+        for cache in caches:
+            if fingerprint(cache.config) != expected:
+                raise ValueError("caches must be of one model, got some with different configs")
+            if int(cache.get_seq_length()) == 0:
+                raise ValueError("caches must have read at least one token each, got an empty one")
+        masks = read_masks(caches, attention_masks)
+        counts = torch.cat([mask.sum(1) for mask in masks])
+        longest = int(counts.max())
+        joined = cls(config)
+        if (counts != longest).any():
+            joined.left_padding = longest - counts
+        for index, layer in enumerate(joined.layers):
+            layers = [cache.layers[index] for cache in caches]
+            join_layers(layer, layers, masks, longest, config.sliding_window)
+        return joined
+
+
+class StaticLinearAttentionCache(RecurrentCache, StaticCache):
+    """A cache that compiled models can use without compiling again: it counts its tokens in a
+    tensor and keeps every address. Transformers and its clients branch on StaticCache: on lengths
+    that don't change.
+
+    `generate(cache_implementation="static")` makes it by itself.
+
+    Args:
+        config: of the model; decides on the layers.
+        max_cache_len: the number of tokens that its softmax layers have room for; states need none.
+        offloading, offload_only_non_sliding: as in `StaticCache`, for the softmax layers.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        max_cache_len: int,
+        offloading: bool = False,
+        offload_only_non_sliding: bool = True,
+    ):
+        self._make_layers(
+            config,
+            max_cache_len,
+            offloading=offloading and set(config.active_layer_types) != {"linear_attention"},
+            offload_only_non_sliding=offload_only_non_sliding,
+        )
+
+    def activate_past_recording(self) -> None:
+        """Refuses: Transformers does so for its own StaticCache, and not for what derives from it.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(TAKES_NOTHING_BACK)
+
+    def static_tensors(self) -> dict[str, Tensor]:
+        """By name, all tensors that the cache changes, once it has read something: what a module
+        that is exported with the cache must have as buffers.
+
+        Raises:
+            RuntimeError: it has read nothing yet.
+        """
+        tensors: dict[str, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, MemoryLayer):  # there may be no memory
+                named = layer.tensors
+            elif not layer.is_initialized:
+                raise RuntimeError("static_tensors() needs a cache that has read a token")
+            elif isinstance(layer, StaticRecurrentLayer):
+                named = {**layer.tensors, "num_tokens": layer.num_tokens}
+            else:
+                named = {
+                    "keys": layer.keys,
+                    "values": layer.values,
+                    "num_tokens": layer.cumulative_length,
+                }
+            tensors |= {f"cache_{index}_{name}": x for name, x in named.items()}
+        return tensors
+
+
+def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
+    """`cache`, with the layers that a model of `config` writes to.
+
+    A cache that has them is returned as it is. An empty DynamicCache or StaticCache, which users
+    and clients make, gets them, and an empty BoundedCache those for linear attention. Of an
+    EncoderDecoderCache the first half is enough. Anything else is an error.
+    """
+    if isinstance(cache, EncoderDecoderCache):
+        return cache_for_model(cache.self_attention_cache, config)
+    classes = [type(layer) for layer in cache.layers]
+    if classes in (layer_classes(config), layer_classes(config, is_static=True)):
+        if getattr(cache, "config", config) is None:  # gathered by DataParallel
+            cache.config = config
+        return cache
+    # the installed package's class, which remote code does not know
+    new_softmax_layer = getattr(cache, "new_softmax_layer", None)
+    if new_softmax_layer is not None:
+        if not cache.layers:
+            cache.layers = [
+                layer_class() if issubclass(layer_class, RecurrentLayer) else new_softmax_layer()
+                for layer_class in layer_classes(config)
+            ]
+        is_recurrent = [issubclass(x, RecurrentLayer) for x in layer_classes(config)]
+        if [isinstance(layer, RecurrentLayer) for layer in cache.layers] == is_recurrent:
+            return cache
+    has_read = any(_has_read(layer) for layer in cache.layers)
+    if type(cache) not in (DynamicCache, StaticCache) or has_read:
+        raise ValueError(
+            "past_key_values must be a LinearAttentionCache or StaticLinearAttentionCache made for "
+            "this model, or a DynamicCache, StaticCache or bounded cache that has read nothing, "
+            f"got {cache}"
+        )
+    is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
+    if type(cache) is StaticCache:  # without softmax layers there is no maximum, and any will do
+        max_cache_len = max((getattr(x, "max_cache_len", 1) for x in cache.layers), default=1)
+        cache.layers = StaticLinearAttentionCache(config, max_cache_len).layers
+    else:
+        cache.layers = LinearAttentionCache(config).layers
+    cache.layer_class_to_replicate = None
+    if is_recording:
+        cache.activate_past_recording()
+    return cache
+
+
+def _has_read(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin) -> bool:
+    if isinstance(layer, LinearAttentionLayer):
+        return any(layer.has_previous_state.values())
+    return layer.is_initialized

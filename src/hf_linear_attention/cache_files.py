@@ -1,0 +1,144 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Caches in safetensors files: what is written, and what is checked when it is read again."""
+
+import json
+import os
+import uuid
+import zlib
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+
+from .cache_rows import dtype_name, fill, named_tensors
+
+# The second is that of joined caches, which the first version of the package could not read.
+FILE_FORMATS = ("hf-linear-attention cache 1", "hf-linear-attention cache 2")
+NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache holds
+    "attention_dropout",
+    "bos_token_id",
+    "eos_token_id",
+    "initializer_range",
+    "max_position_embeddings",
+    "pad_token_id",
+    "use_cache",
+}
+LEFT_PADDING = "left_padding"
+
+
+def save_cache(cache: Cache, path: str | os.PathLike) -> None:
+    """Writes a cache of this package's models to a file, all of it or nothing."""
+    tensors: dict[str, Tensor] = {}
+    layers = []
+    for index, layer in enumerate(cache.layers):
+        named = named_tensors(layer, cache.config.sliding_window)
+        layers.append({"num_tokens": int(layer.get_seq_length()), "dtype": dtype_name(layer)})
+        tensors |= {f"layers.{index}.{name}": x.contiguous() for name, x in named.items()}
+    is_joined = cache.left_padding is not None
+    if is_joined:
+        tensors[LEFT_PADDING] = cache.left_padding
+    metadata = {
+        "format": FILE_FORMATS[is_joined],
+        "config": json.dumps(fingerprint(cache.config), sort_keys=True),
+        "layers": json.dumps(layers),
+    }
+    metadata["checksum"] = _checksum(tensors, metadata)
+    # of this process alone, and beside the file, so that it can take its place at once
+    unfinished = f"{os.fspath(path)}.{uuid.uuid4().hex}.unfinished"
+    try:
+        save_file(tensors, unfinished, metadata=metadata)
+        os.replace(unfinished, path)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+
+
+def load_into(
+    cache: Cache, path: str | os.PathLike, device: torch.device | str, dtype: torch.dtype | None
+) -> None:
+    """Fills an empty cache from a file that `save_cache` wrote, for a model that computes in dtype;
+    None is not checked.
+
+    Raises:
+        FileNotFoundError, ValueError: as `LinearAttentionCache.load`.
+    """
+    tensors, metadata = _read_file(path, device)
+    _check_config(path, json.loads(metadata["config"]), cache.config)
+    cache.left_padding = tensors.pop(LEFT_PADDING, None)
+    by_layer: list[dict[str, Tensor]] = [{} for _ in cache.layers]
+    for name, x in tensors.items():
+        _, index, name = name.split(".", 2)
+        by_layer[int(index)][name] = x
+    saved_layers = json.loads(metadata["layers"])
+    for layer, saved, named in zip(cache.layers, saved_layers, by_layer, strict=True):
+        if saved["num_tokens"] > 0:
+            _check_dtype(path, saved["dtype"], dtype)
+            fill(layer, named, saved["num_tokens"], getattr(torch, saved["dtype"]))
+
+
+def fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
+    """What decides whether a model can use a cache, as it comes back from JSON."""
+    fields = [name for name in type(config).__annotations__ if name not in NOT_IN_THE_STATE]
+    return json.loads(json.dumps({name: getattr(config, name) for name in fields}))
+
+
+def _check_config(
+    path: str | os.PathLike, written: dict[str, Any], config: PreTrainedConfig
+) -> None:
+    """Raises a ValueError where a file is from a model with another config."""
+    # as this version of the package says it: fields may have been added or replaced since
+    ours = fingerprint(config)
+    unknown = {name: value for name, value in written.items() if name not in ours}  # added later
+    theirs = {**fingerprint(type(config)(**written)), **unknown}
+    other = sorted(name for name in theirs if name in unknown or theirs[name] != ours[name])
+    if other:
+        raise ValueError(
+            f"{path} must be from a model with "
+            + ", ".join(f"{name}={ours.get(name)!r}" for name in other)
+            + ", as config has it, and is from one with "
+            + ", ".join(f"{name}={theirs[name]!r}" for name in other)
+        )
+
+
+def _check_dtype(path: str | os.PathLike, saved: str, dtype: torch.dtype | None) -> None:
+    if dtype is not None and saved != str(dtype).removeprefix("torch."):
+        raise ValueError(
+            f"{path} must be from a model that computes in {dtype}, and is from one in {saved}; "
+            "`dtype` says what the model computes in if config.dtype does not"
+        )
+
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """Of everything in a file, in an order of its own."""
+    checksum = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        x = tensors[name].detach().cpu()
+        checksum = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), checksum)
+        checksum = zlib.crc32(x.flatten().view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def _read_file(
+    path: str | os.PathLike, device: torch.device | str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    if metadata.get("format") not in FILE_FORMATS:
+        formats = " or ".join(map(repr, FILE_FORMATS))
+        raise ValueError(
+            f"{path} must be a file that LinearAttentionCache.save wrote, of format {formats}, "
+            f"got format {metadata.get('format')!r}"
+        )
+    checksum = metadata.pop("checksum", None)
+    if checksum != _checksum(tensors, metadata):
+        raise ValueError(f"{path} is damaged: its checksum does not fit what it holds")
+    # copies: memory of their own, which may change in place
+    return {name: x.clone().to(device) for name, x in tensors.items()}, metadata

@@ -1,0 +1,133 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""How a cache of fixed size takes tokens back: the state before the last few, and their inputs.
+
+Shapes: B batch, T time.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .recurrence import Inputs, Recurrence, State
+
+# How many of the last tokens crop() can remove while a cache records. Drafts are shorter than the
+# first number; with it a long prompt is not kept whole. The second, smaller one holds for tokens
+# that an earlier crop() left: an assistant with another tokenizer comes back to a few of them.
+RECORDED_TOKENS = 1024
+RECORDED_TOKENS_AFTER_CROP = 16
+
+
+class Recorded(NamedTuple):
+    """What a layer read in one forward, or in several one after the other."""
+
+    num_tokens: int
+    key_mask: Tensor | None  # (B, T), False for padding
+    parts: list[tuple[Recurrence, Inputs]]  # for each recurrence of the layer, in its order
+
+    def cut(self, start: int, stop: int) -> "Recorded":
+        """Tokens [start, stop)."""
+        return self.map(lambda x: x[:, start:stop])._replace(num_tokens=stop - start)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Recorded":
+        parts = [
+            (recurrence, {name: None if x is None else function(x) for name, x in inputs.items()})
+            for recurrence, inputs in self.parts
+        ]
+        key_mask = None if self.key_mask is None else function(self.key_mask)
+        return Recorded(self.num_tokens, key_mask, parts)
+
+    def tensors(self) -> Iterator[Tensor]:
+        if self.key_mask is not None:
+            yield self.key_mask
+        for _, inputs in self.parts:
+            yield from (x for x in inputs.values() if x is not None)
+
+
+def join_in_time(forwards: list[Recorded]) -> Recorded:
+    """Several forwards as one."""
+    parts = []
+    for same_part in zip(*(forward.parts for forward in forwards), strict=True):
+        recurrence, _ = same_part[0]
+        pieces = [inputs for _, inputs in same_part]
+        parts.append((recurrence, {name: _cat([x[name] for x in pieces]) for name in pieces[0]}))
+    masks = [forward.key_mask for forward in forwards]
+    if any(mask is not None for mask in masks):  # where there is none, all tokens are real
+        masks = [
+            _all_real(forward) if mask is None else mask
+            for mask, forward in zip(masks, forwards, strict=True)
+        ]
+    return Recorded(sum(forward.num_tokens for forward in forwards), _cat(masks), parts)
+
+
+def _cat(pieces: list[Tensor | None]) -> Tensor | None:
+    given = [x for x in pieces if x is not None]
+    return torch.cat(given, dim=1) if given else None
+
+
+def _all_real(forward: Recorded) -> Tensor:
+    some = next(forward.tensors())
+    return some.new_ones(some.shape[0], forward.num_tokens, dtype=torch.bool)
+
+
+class Recording:
+    """The state before the last few tokens, and what was read since: enough to take them back.
+
+    `before` holds the tensors of a RecurrentLayer as they were then, nothing before the first
+    token; nobody changes them in place.
+    """
+
+    def __init__(self, before: State):
+        self.before = before
+        self.forwards: list[Recorded] = []
+        self.num_tokens = 0  # that can be taken back
+
+    def append(self, forward: Recorded) -> None:
+        """Takes note of a forward; the inputs need not be those that are recorded only."""
+        parts = [(recurrence, recurrence.recorded(inputs)) for recurrence, inputs in forward.parts]
+        self.forwards.append(forward._replace(parts=parts))
+        self.num_tokens += forward.num_tokens
+        self._fold_all_but(RECORDED_TOKENS)
+
+    def remove_last(self, n: int) -> State:
+        """Takes back n tokens; returns the state before them."""
+        self._keep(0, self.num_tokens - n)
+        state = self._state_after(self.num_tokens)
+        self._fold_all_but(RECORDED_TOKENS_AFTER_CROP)
+        return dict(state)
+
+    def confirm(self) -> None:
+        """No token but the last few will be taken back."""
+        self._fold_all_but(RECORDED_TOKENS_AFTER_CROP)
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.before = {name: function(x) for name, x in self.before.items()}
+        self.forwards = [forward.map(function) for forward in self.forwards]
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.before.values()
+        for forward in self.forwards:
+            yield from forward.tensors()
+
+    def _fold_all_but(self, n: int) -> None:
+        """Moves `before` on, so that the last n tokens can be removed. Not done for each token."""
+        if self.num_tokens > 2 * n:
+            self.before = self._state_after(self.num_tokens - n)
+            self._keep(self.num_tokens - n, self.num_tokens)
+
+    def _state_after(self, n: int) -> State:
+        """The layer's tensors after the first n of these tokens."""
+        if n == 0:
+            return self.before
+        read = join_in_time(self.forwards).cut(0, n)
+        after: State = {}
+        for recurrence, inputs in read.parts:
+            after |= recurrence.replay(inputs, self.before, read.key_mask)
+        return after
+
+    def _keep(self, start: int, stop: int) -> None:
+        """Only these tokens, in copies: the rest is not to be kept in memory."""
+        if self.forwards:
+            kept = join_in_time(self.forwards).cut(start, stop)
+            self.forwards, self.num_tokens = [kept.map(Tensor.clone)], stop - start

@@ -1,0 +1,181 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What `generate()` asks of a model: its cache, and what the next forward is to read."""
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMode
+from transformers.utils.generic import is_flash_attention_requested
+
+from .cache import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
+from .cache_rows import count_rows
+from .inputs import count_past, hide_left_padding, left_padding_of
+
+CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
+# the ways of generate() that never take a token back, nor move a row
+ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+class LinearAttentionGenerationMixin(GenerationMixin):
+    """GenerationMixin for models whose cache is a LinearAttentionCache."""
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,  # generate() looks whether it is here
+        position_ids: Tensor | None = None,
+        **kwargs,
+    ) -> dict[str, Any]:
+        """As in Transformers, which would read again what a cache has read when drafts begin."""
+        past = int(count_past(past_key_values)) if next_sequence_length is None else 0
+        if past > 0:
+            T = input_ids.shape[1]
+            if attention_mask is not None:
+                is_whole = attention_mask.shape[-1] == T
+            elif position_ids is not None:
+                # a mask of ones was left out; a piece of a prompt has later positions
+                is_whole = T == position_ids.shape[-1] and bool((position_ids[..., 0] == 0).all())
+            else:
+                is_whole = False
+            if is_whole:
+                next_sequence_length = T - past
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            position_ids=position_ids,
+            **kwargs,
+        )
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs):
+        """As in Transformers, which counts what the mask shows; a joined cache knows what in its
+        rows is padding, whatever the mask says.
+        """
+        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        if mask is not None and left_padding_of(cache) is not None:
+            T = mask.shape[1] - int(count_past(cache))
+            model_kwargs["attention_mask"] = hide_left_padding(mask, cache, T)
+        return super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ):
+        """Gives `generate()` this model's cache instead of a DynamicCache or StaticCache."""
+        check_generation(generation_config, generation_mode)
+        if model_kwargs.get("inputs_embeds") is not None:
+            # Transformers cuts the tokens into chunks and would read all embeddings with each
+            generation_config.prefill_chunk_size = None
+        if model_kwargs.get("past_key_values") is not None:
+            cache = cache_for_model(model_kwargs["past_key_values"], self.config)
+            repeat_rows(cache, generation_config, batch_size)
+            model_kwargs["past_key_values"] = cache
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+        elif generation_config.use_cache is not False:
+            cache = self._new_cache(generation_config, max_cache_length)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+            model_kwargs["past_key_values"] = cache
+
+    def _new_cache(self, generation_config: GenerationConfig, max_cache_length: int) -> Cache:
+        kind = generation_config.cache_implementation or "dynamic"
+        # on a CPU, the cache is where it would be brought to
+        offloading = "offloaded" in kind and self.device.type != "cpu"
+        if "static" not in kind:
+            return LinearAttentionCache(self.config, offloading=offloading)
+        # as long as ever before: another length would be compiled again
+        wanted = getattr(generation_config, "max_cache_len", None) or 0
+        longest = getattr(self, "_previous_max_cache_length", 0)
+        self._previous_max_cache_length = max(max_cache_length, wanted, longest)
+        return StaticLinearAttentionCache(
+            self.config, self._previous_max_cache_length, offloading=offloading
+        )
+
+    @functools.wraps(GenerationMixin._assisted_decoding)
+    def _assisted_decoding(self, input_ids, *args, generation_config, **kwargs):
+        """As in Transformers, which looks at the first attention map of a forward, as if there had
+        to be one. Where there is none, every token gets the () that it gets without drafts.
+        """
+        if not generation_config.output_attentions or has_attention_maps(self.config):
+            return super()._assisted_decoding(
+                input_ids, *args, generation_config=generation_config, **kwargs
+            )
+        without_maps = copy.copy(generation_config)
+        without_maps.output_attentions = False
+        kwargs.pop("output_attentions", None)
+        outputs = super()._assisted_decoding(
+            input_ids, *args, generation_config=without_maps, **kwargs
+        )
+        if generation_config.return_dict_in_generate:
+            num_new_tokens = outputs.sequences.shape[1] - input_ids.shape[1]
+            outputs["attentions"] = ((),) * num_new_tokens
+        return outputs
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """Refuses, for `generate_batch()`, too: Transformers' paged cache holds keys and values of
+        softmax layers, page by page, and has no place for a state.
+        """
+        raise NotImplementedError(
+            "continuous batching (generate_batch, init_continuous_batching) needs a model that "
+            "keeps all it remembers in Transformers' PagedAttentionCache, which has no place for "
+            "the state of linear attention. generate() takes left-padded batches, and rows of a "
+            "cache come and go by LinearAttentionCache.join and batch_select_indices"
+        )
+
+
+def check_generation(generation_config: GenerationConfig, mode: GenerationMode) -> None:
+    """Raises a ValueError for what `generate()` would do wrong, or can't do, with these models."""
+    kind = generation_config.cache_implementation
+    if kind not in CACHE_IMPLEMENTATIONS:
+        raise ValueError(
+            f"cache_implementation must be one of {CACHE_IMPLEMENTATIONS} here, got {kind!r}"
+        )
+    guidance = generation_config.guidance_scale
+    if guidance not in (None, 1) and mode not in ONE_BY_ONE:
+        raise ValueError(
+            f"guidance_scale must be None or 1 with beams or drafts, got {guidance}: Transformers' "
+            "unguided pass would go on from other tokens than the text's, with any model"
+        )
+
+
+def has_attention_maps(config: PreTrainedConfig) -> bool:
+    """Whether `output_attentions` gives any: for softmax layers, and not by fused kernels."""
+    is_fused = config._attn_implementation in ("sdpa", "flex_attention")
+    is_fused = is_fused or is_flash_attention_requested(config)
+    return set(config.active_layer_types) != {"linear_attention"} and not is_fused
+
+
+def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: int) -> None:
+    """Makes of a cache for batch_size rows one for all that `generate()` will make of them."""
+    beams, sequences = generation_config.num_beams, generation_config.num_return_sequences
+    copies = max(beams or 1, sequences or 1)
+    rows = count_rows(cache)
+    if rows == batch_size and copies > 1 and not cache.is_compileable:
+        cache.batch_repeat_interleave(copies)
+    elif rows not in (None, batch_size * copies):
+        raise ValueError(
+            f"past_key_values must have {batch_size * copies} rows, or {batch_size} if it is not "
+            f"static, got {rows}"
+        )
+
+
+def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
+    if isinstance(logits_to_keep, int):
+        return hidden_states[:, -logits_to_keep:]
+    if logits_to_keep.dim() == 1:
+        return hidden_states[:, logits_to_keep]
+    if logits_to_keep.dtype == torch.bool:
+        return hidden_states[logits_to_keep]
+    return hidden_states.take_along_dim(logits_to_keep[..., None], dim=1)

@@ -1,0 +1,292 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""From the arguments of a model's forward to `Tokens`: padding, packing, positions, masks.
+
+Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cached.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.utils.generic import is_flash_attention_requested
+
+from .sequence_parallel import tokens_before
+from .tokens import Tokens, sequence_of_each_token
+
+# What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
+AttentionMask = Tensor | dict[str, Tensor | None] | None
+
+SOFTMAX_MASKS = {
+    "full_attention": create_causal_mask,
+    "sliding_attention": create_sliding_window_causal_mask,
+}
+
+
+def can_look_at(tensor: Tensor, T: int) -> bool:
+    """Whether values may be read: not in a compiled graph, nor for one token where a GPU waits."""
+    return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
+
+
+def is_traced() -> bool:
+    """Whether a graph is being made, by the compiler or for export: no value can be read."""
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+
+
+def count_past(past_key_values: Cache | None) -> int | Tensor:
+    """The number of tokens in the cache; that of a static one is a tensor ()."""
+    return 0 if past_key_values is None else past_key_values.get_seq_length()
+
+
+def left_padding_of(past_key_values: Cache | None) -> Tensor | None:
+    """How many of the cached tokens are padding, in front of each row (B,); None: not one is known
+    to be. Only caches that were joined know.
+    """
+    return getattr(past_key_values, "left_padding", None)
+
+
+def hide_left_padding(mask: Tensor, past_key_values: Cache | None, T: int) -> Tensor:
+    """A mask (B, T ... past + T) without what the cache knows to be padding."""
+    padding = left_padding_of(past_key_values)
+    if padding is None:
+        return mask
+    first = count_past(past_key_values) + T - mask.shape[1]  # that the mask covers
+    columns = torch.arange(mask.shape[1], device=mask.device) + first
+    return mask * (columns >= padding.to(mask.device)[:, None])
+
+
+def find_packed_sequences(
+    B: int,
+    T: int,
+    attention_mask: AttentionMask,
+    position_ids: Tensor | None,
+    cu_seq_lens_q: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Tensor | None:
+    """Bounds (N + 1,) int32 of the sequences packed into B T tokens; None where rows hold one each.
+
+    Transformers' collators say it in three ways: with the bounds, with each token's sequence, or
+    with positions that restart.
+    """
+    if cu_seq_lens_q is not None:
+        if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
+            raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
+        return cu_seq_lens_q.to(torch.int32)
+    if seq_idx is not None:
+        is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
+    elif position_ids is not None and attention_mask is None and T > 1:
+        is_next = position_ids[:, 1:] == position_ids[:, :-1] + 1
+    else:
+        return None
+    if is_next.all():
+        return None
+    starts = F.pad(~is_next, (1, 0), value=True).expand(B, T).flatten().nonzero().squeeze(1)
+    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+
+
+def read_tokens(
+    config: PreTrainedConfig,
+    inputs_embeds: Tensor,
+    past_key_values: Cache | None,
+    attention_mask: AttentionMask,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    sequence_group: Any,
+) -> tuple[Tensor, Tensor, Tokens]:
+    """Embeddings (B, T, C) with 0 for padding, positions (B or 1, T), and what layers need.
+
+    Arguments as of the model's `forward`; cu_seqlens as `find_packed_sequences` gives it.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    B, T, _ = inputs_embeds.shape
+    padding = find_padding(attention_mask, B, T, past_key_values, config.is_causal)
+    key_mask = None
+    if padding is not None:
+        key_mask = padding[:, padding.shape[1] - T :].to(inputs_embeds.device) != 0
+    if key_mask is not None and can_look_at(key_mask, T) and key_mask.all():
+        key_mask = None  # all is simpler without
+    if key_mask is not None:
+        if cu_seqlens is not None:
+            raise ValueError("attention_mask must hide nothing where sequences are packed")
+        inputs_embeds = inputs_embeds.masked_fill(~key_mask[..., None], 0)  # NaN, too
+    within_sequences = None
+    if cu_seqlens is not None:
+        within_sequences = positions_within(cu_seqlens, B, T)
+    if position_ids is None:
+        position_ids = within_sequences
+    if position_ids is None:
+        before = count_past(past_key_values)
+        left_padding = left_padding_of(past_key_values)
+        if sequence_group is not None:
+            before = tokens_before(key_mask, inputs_embeds, sequence_group)
+        elif left_padding is not None:
+            before = before - left_padding.to(inputs_embeds.device)[:, None]
+        position_ids = count_positions(padding, T, before, inputs_embeds.device)
+    tokens = Tokens(
+        is_causal=config.is_causal,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        # flash attention recognises sequences by their positions
+        position_ids=position_ids if within_sequences is None else within_sequences,
+        attention_masks=softmax_masks(
+            config, inputs_embeds, attention_mask, past_key_values, cu_seqlens
+        ),
+        sequence_group=sequence_group,
+    )
+    return inputs_embeds, position_ids, tokens
+
+
+def find_padding(
+    attention_mask: AttentionMask,
+    B: int,
+    T: int,
+    past_key_values: Cache | None,
+    is_causal: bool,
+) -> Tensor | None:
+    """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
+    if isinstance(attention_mask, dict):  # one per layer type, as generate() may make them
+        attention_mask = attention_mask.get("linear_attention")
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() == 4:
+        return find_padding_in_4d(attention_mask, T, is_causal)
+    shape, past = tuple(attention_mask.shape), count_past(past_key_values)
+    longest = past + T if isinstance(past, int) else shape[1]
+    if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= longest:
+        raise ValueError(
+            f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
+            f"{past} tokens in the cache, or 4 dimensions, got {shape}"
+        )
+    return hide_left_padding(attention_mask, past_key_values, T)
+
+
+def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tensor:
+    """The mask of real tokens (B, T) in one of (B, 1, T, past + T), bool or added to the scores.
+
+    Raises:
+        ValueError: it says more than that. Linear attention can only leave out whole tokens.
+    """
+    if attention_mask.dtype != torch.bool:
+        attention_mask = attention_mask == 0
+    seen = attention_mask[..., -T:]
+    key_mask = seen.diagonal(dim1=2, dim2=3)[:, 0]  # a real token sees itself
+    expected = key_mask[:, None, None, :].expand(seen.shape)
+    if is_causal:
+        expected = expected.tril()
+    if not torch.equal(seen & key_mask[:, None, :, None], expected & key_mask[:, None, :, None]):
+        raise ValueError(
+            "attention_mask with 4 dimensions must hide only padding"
+            f"{' and the future' if is_causal else ''} from linear-attention layers"
+        )
+    return key_mask
+
+
+def positions_within(cu_seqlens: Tensor, B: int, T: int) -> Tensor:
+    """Positions (B, T) that count from 0 in each packed sequence."""
+    starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
+    return (torch.arange(B * T, device=cu_seqlens.device) - starts).view(B, T)
+
+
+def count_positions(
+    padding: Tensor | None,
+    T: int,
+    before: int | Tensor,
+    device: torch.device,
+) -> Tensor:
+    """Positions (B, T) or (1, T), counting real tokens: `before` of them were read, (B, 1) or the
+    same number in all rows, if `padding` (B, T ... past + T) does not say which of those were none.
+    """
+    if padding is None:
+        return torch.arange(T, device=device)[None] + before
+    covered = padding.shape[1] - T  # of those before
+    left = before - covered
+    if isinstance(left, Tensor) and left.dim() > 0:  # rows of which more is covered than was real
+        left = left.clamp(min=0)
+    return (left + (padding != 0).cumsum(-1) - 1).clamp(min=0)[:, covered:]
+
+
+def softmax_masks(
+    config: PreTrainedConfig,
+    inputs_embeds: Tensor,
+    attention_mask: AttentionMask,
+    past_key_values: Cache | None,
+    cu_seqlens: Tensor | None,
+) -> dict[str, Tensor | None]:
+    """For each type of softmax layer the mask that its attention function takes."""
+    layer_types = set(config.active_layer_types) & set(SOFTMAX_MASKS)
+    if isinstance(attention_mask, dict):
+        missing = set(config.active_layer_types) - set(attention_mask)
+        if missing:
+            raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
+        return attention_mask
+    if not layer_types:
+        return {}
+    B, T, _ = inputs_embeds.shape
+    attention_mask = mask_of_all_keys(attention_mask, B, T, past_key_values, inputs_embeds.device)
+    only_within = None
+    if cu_seqlens is not None:
+        if B > 1 and is_flash_attention_requested(config):
+            raise ValueError("flash attention takes packed sequences in one row only, B = 1")
+        sequence = sequence_of_each_token(cu_seqlens, B * T).view(B, T)
+        attention_mask = None
+
+        def only_within(b, head, q, k):
+            return sequence[b, q] == sequence[b, k]
+
+    return {
+        layer_type: make(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=only_within,
+        )
+        for layer_type, make in SOFTMAX_MASKS.items()
+        if layer_type in layer_types
+    }
+
+
+def mask_of_all_keys(
+    attention_mask: Tensor | None,
+    B: int,
+    T: int,
+    past_key_values: Cache | None,
+    device: torch.device,
+) -> Tensor | None:
+    """A mask (B, T ... past + T) with the cached tokens that it leaves out: they are real, but for
+    what the cache itself knows to be padding. One of four dimensions as it is.
+    """
+    past = count_past(past_key_values)
+    if attention_mask is None and left_padding_of(past_key_values) is not None:
+        attention_mask = torch.ones(B, T, dtype=torch.long, device=device)
+    is_number = isinstance(past, int) or not is_traced()
+    if attention_mask is None or attention_mask.dim() != 2 or not is_number:
+        return attention_mask
+    left_out = int(past) + T - attention_mask.shape[1]
+    return hide_left_padding(F.pad(attention_mask, (left_out, 0), value=1), past_key_values, T)
+
+
+def check_memory(
+    config: PreTrainedConfig, B: int, memory: Tensor | None, mask: Tensor | None
+) -> None:
+    """Raises a ValueError where a memory for cross attention is none for B rows."""
+    if memory is None:
+        return
+    if not config.add_cross_attention:
+        raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
+    size = config.cross_attention_hidden_size or config.hidden_size
+    if memory.dim() != 3 or memory.shape[0] != B or memory.shape[2] != size:
+        raise ValueError(
+            f"encoder_hidden_states must have shape (B, M, memory size) = ({B}, M, {size}), got "
+            f"{tuple(memory.shape)}"
+        )
+    if mask is not None and mask.shape != memory.shape[:2]:
+        raise ValueError(
+            f"encoder_attention_mask must have shape (B, M) = {tuple(memory.shape[:2])}, got "
+            f"{tuple(mask.shape)}"
+        )

@@ -1,0 +1,55 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What one layer remembers, during one forward: read once, written once."""
+
+import torch
+from torch import Tensor
+
+from .cache_layers import RecurrentLayer
+from .recurrence import Inputs, Recurrence
+from .sequence_parallel import state_before
+from .tokens import Tokens
+
+
+class LayerMemory:
+    """Runs a layer's recurrences from what was read before, be that cached, on other ranks or
+    nothing, and keeps what they leave:
+
+        memory = LayerMemory(cache_layer, tokens, num_tokens)
+        y = memory.run(recurrence, inputs)  # for each of the layer's
+        memory.write(dtype)
+    """
+
+    def __init__(self, cache: RecurrentLayer | None, tokens: Tokens, num_tokens: int):
+        self.cache = cache
+        self.tokens = tokens
+        self.num_tokens = num_tokens
+        self.state = {} if cache is None else cache.read()
+        self.is_empty = not self.state
+        self.inputs: list[tuple[Recurrence, Inputs]] = []
+        # A token is generated: the state changes in place.
+        self.is_step = (
+            cache is not None
+            and num_tokens == 1
+            and not torch.is_grad_enabled()
+            and cache.may_change
+        )
+
+    def run(self, recurrence: Recurrence, inputs: Inputs) -> Tensor:
+        """The recurrence's outputs for the inputs (B, T, ...)."""
+        if self.cache is not None:
+            self.inputs.append((recurrence, inputs))
+        if self.is_step:
+            if self.is_empty:
+                self.state |= recurrence.start(inputs)
+            return recurrence.step_(inputs, self.state, self.tokens)
+        state = self.state
+        if self.tokens.sequence_group is not None:
+            state = state_before(recurrence, inputs, self.tokens)
+        y, after = recurrence.run(inputs, state, self.tokens)
+        self.state |= after
+        return y
+
+    def write(self, dtype: torch.dtype) -> None:
+        """Keeps the states, in a model that computes in `dtype`."""
+        if self.cache is not None:
+            self.cache.write(self.state, self.inputs, self.num_tokens, self.tokens.key_mask, dtype)

@@ -1,0 +1,247 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Aaren: softmax attention of one learned query per head, as a recurrence with a running maximum.
+
+Source: Feng et al., "Attention as an RNN", arXiv 2405.13956.
+
+Shapes: B batch, T time, C hidden size, H heads, D head dim, N packed sequences.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+
+from .memory import LayerMemory
+from .mixer_linear import LinearAttentionBase
+from .numerics import accumulation_dtype
+from .op_linear import linear_attention, linear_attention_step_
+from .recurrence import Inputs, Recurrence, State, StateSize
+from .short_convolution import ShortConvolution
+from .tensor_parallel import call, find_head_shard
+from .tokens import Tokens
+
+
+@dataclass(frozen=True)
+class AarenRecurrence(Recurrence):
+    """y_t = sum of exp(s_j - m_t) v_j over sum of exp(s_j - m_t) + eps, for j <= t.
+
+    Inputs are the scores s, "scores" (B, T, H), and "v" (B, T, H, D); m_t is the largest score
+    until t. With exp(s_t - m_t) for phi(k_t), 1 for phi(q_t) and the log decay m_(t-1) - m_t this
+    is linear attention, in which no exponent is positive. The state: its "kv" (B, H, 1, D) and "z"
+    (B, H, 1), and m, "running_max" (B, H).
+    """
+
+    num_heads: int
+    head_dim: int
+    eps: float
+
+    def state_sizes(self) -> dict[str, StateSize]:
+        H, D = self.num_heads, self.head_dim
+        return {
+            "kv": StateSize((H, 1, D), is_sum=True),
+            "z": StateSize((H, 1), is_sum=True),
+            "running_max": StateSize((H,), is_sum=True),
+        }
+
+    def start(self, inputs: Inputs) -> State:
+        scores, v = _given(inputs)
+        (B, _, H, D), dtype = v.shape, accumulation_dtype(v.dtype)
+        return {
+            "kv": v.new_zeros(B, H, 1, D, dtype=dtype),
+            "z": v.new_zeros(B, H, 1, dtype=dtype),
+            "running_max": scores.new_full((B, H), -torch.inf),
+        }
+
+    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        return self._run(inputs, state, tokens.key_mask, tokens.cu_seqlens)
+
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        scores, v = _given(inputs)
+        phi_k, log_decay, running_max = below_maximum(scores, state["running_max"], tokens.key_mask)
+        phi_k = phi_k.to(v.dtype)
+        y = linear_attention_step_(
+            torch.ones_like(phi_k)[:, 0],
+            phi_k[:, 0],
+            v[:, 0],
+            (state["kv"], state["z"]),
+            log_decay[:, 0],
+            eps=self.eps,
+            key_mask=None if tokens.key_mask is None else tokens.key_mask[:, 0],
+        )
+        state["running_max"].copy_(running_max[:, 0])
+        return y[:, None]
+
+    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
+        return self._run(inputs, state, key_mask)[1]
+
+    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+        return self._run(inputs, {}, tokens.key_mask)[1]
+
+    def combine(self, pieces: dict[str, Tensor]) -> State:
+        """Sums of exp(s_j - m) with the largest m of all; -inf, and nothing, for no pieces."""
+        maxima = pieces["running_max"].detach()  # (n, B, H)
+        largest = torch.cat([torch.full_like(maxima[:1].sum(0), -torch.inf)[None], maxima]).amax(0)
+        scale = torch.where(maxima == -torch.inf, 0, (maxima - largest).exp())
+        return {
+            "kv": (pieces["kv"] * scale[..., None, None]).sum(0),
+            "z": (pieces["z"] * scale[..., None]).sum(0),
+            "running_max": largest,
+        }
+
+    def reset_(self, state: State) -> None:
+        super().reset_(state)
+        state["running_max"].fill_(-torch.inf)
+
+    def _run(
+        self,
+        inputs: Inputs,
+        state: State,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        scores, v = _given(inputs)
+        phi_k, log_decay, running_max = below_maximum(
+            scores, state.get("running_max"), key_mask, cu_seqlens
+        )
+        phi_k = phi_k.to(v.dtype)
+        y, (kv, z) = linear_attention(
+            torch.ones_like(phi_k),
+            phi_k,
+            v,
+            log_decay,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            initial_state=(state["kv"], state["z"]) if "kv" in state else None,
+            return_state=True,
+            eps=self.eps,
+        )
+        assert z is not None
+        if v.shape[1] > 0:
+            last = running_max[:, -1].contiguous()
+        else:
+            last = (
+                state["running_max"]
+                if "running_max" in state
+                else self.start(inputs)["running_max"]
+            )
+        return y, {"kv": kv, "z": z, "running_max": last}
+
+
+class LearnedQuery(nn.Module):
+    """Scores of one learned query per head: query.k_t / sqrt(D)."""
+
+    has_parameters_per_head = True
+
+    def __init__(self, num_heads: int, head_dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the query; the model's `_init_weights` calls it."""
+        init.normal_(self.weight)
+
+    def forward(self, k: Tensor) -> Tensor:
+        """k (B, T, H, D) -> (B, T, H), float32, or float64 for float64 keys."""
+        dtype = accumulation_dtype(k.dtype)
+        # not a matrix product, which autocast would take to half precision
+        return (k.to(dtype) * self.weight.to(dtype)).sum(-1) * k.shape[-1] ** -0.5
+
+
+class Aaren(LinearAttentionBase):
+    """Self-attention by that recurrence. Its queries, alike for all tokens, have no position."""
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__(config, config.hidden_size, has_q=False)
+        self.layer_idx = layer_idx
+        H, D = config.num_key_value_heads, config.head_dim
+        self.query = LearnedQuery(H, D)
+        self.recurrence = AarenRecurrence(H, D, config.attention_eps)
+        self.has_conv = config.conv_kernel_size > 0
+        if self.has_conv:
+            self.k_conv1d = ShortConvolution("k_conv", self.kv_size, config.conv_kernel_size)
+            self.v_conv1d = ShortConvolution("v_conv", self.kv_size, config.conv_kernel_size)
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers."""
+        convolutions = [self.k_conv1d, self.v_conv1d] if self.has_conv else []
+        return [self.recurrence, *(convolution.recurrence for convolution in convolutions)]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        tokens: Tokens,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, which nobody makes."""
+        B, T, C = hidden_states.shape
+        hidden_states, _ = tokens.one_row(hidden_states)
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        memory = LayerMemory(cache, tokens, T)
+        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
+        if self.has_conv:
+            k = call(self.k_conv1d, shard, k, memory)
+            v = call(self.v_conv1d, shard, v, memory)
+        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
+        y = memory.run(self.recurrence, {"scores": call(self.query, shard, k), "v": v})
+        memory.write(v.dtype)
+        return self.project_out(hidden_states, y.to(v.dtype), shard).view(B, T, C), None
+
+
+def below_maximum(
+    scores: Tensor,
+    past_max: Tensor | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores s (B, T, H) -> exp(s_t - m_t) (B, T, H, 1), and m_(t-1) - m_t and m_t (B, T, H), which
+    have no gradient: the output does not depend on m.
+
+    past_max (B, H) is m before them; key_mask (B, T) is False for padding, cu_seqlens (N + 1,) are
+    the bounds of packed sequences in one row. All in the dtype of the scores.
+    """
+    with torch.no_grad():
+        if key_mask is not None:
+            seen = scores.masked_fill(~key_mask[..., None], -torch.inf)
+        else:
+            seen = scores
+        if past_max is None:
+            past_max = scores.new_full((scores.shape[0], scores.shape[2]), -torch.inf)
+        if cu_seqlens is None:
+            running = torch.cat([past_max[:, None], seen], 1).cummax(1).values
+            before, now = running[:, :-1], running[:, 1:]
+        else:
+            before, now = _running_max_within(seen, cu_seqlens)
+        # Nothing comes before the first token that is not padding: nothing to forget.
+        log_decay = torch.where(before == -torch.inf, 0, before - now)
+    weights = scores - now
+    if key_mask is not None:
+        weights = weights.masked_fill(~key_mask[..., None], -torch.inf)
+    return weights.exp()[..., None], log_decay, now
+
+
+def _running_max_within(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of x (1, T, H) before each token and up to it, in its packed sequence; -inf where
+    there is none.
+    """
+    T = x.shape[1]
+    tokens = torch.arange(T, device=x.device)
+    starts = cu_seqlens[torch.searchsorted(cu_seqlens[1:], tokens, right=True)]
+    past = (tokens - starts)[:, None]  # tokens of the same sequence before each
+    now, reach = x, 1
+    while reach < T:  # each has the maximum over `reach` tokens; now over twice as many
+        now = torch.where(past >= reach, torch.maximum(now, now.roll(reach, 1)), now)
+        reach *= 2
+    return torch.where(past >= 1, now.roll(1, 1), -torch.inf), now
+
+
+def _given(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    scores, v = inputs["scores"], inputs["v"]
+    assert scores is not None and v is not None
+    return scores, v

@@ -1,0 +1,32 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The table of mixers: what a decoder layer mixes its tokens by.
+
+A mixer is a module made of (config, layer_idx). Its forward takes hidden states (B, T, C), the
+`Tokens` and the cache, and returns hidden states (B, T, C) and attention weights or None. One with
+a cache of fixed size lists its `recurrences`.
+"""
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from .mixer_aaren import Aaren
+from .mixer_linear import LinearAttention
+from .mixer_softmax import SoftmaxAttention
+
+# By the config's `mixer`, in layers of the type "linear_attention"; what each needs of the other
+# fields is in configuration_linear_attention.py.
+RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
+    "linear": LinearAttention,
+    "aaren": Aaren,
+}
+SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by the type of layer
+    "full_attention": SoftmaxAttention,
+    "sliding_attention": SoftmaxAttention,
+}
+
+
+def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
+    """The mixer of one layer."""
+    layer_type = config.layer_types[layer_idx]
+    mixer = SOFTMAX_MIXERS.get(layer_type) or RECURRENT_MIXERS[config.mixer]
+    return mixer(config, layer_idx)

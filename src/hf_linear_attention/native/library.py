@@ -1,0 +1,72 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The compiled library: loading it, and what it says of itself."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+LIBRARY_PATH = Path(__file__).parents[1] / "_C.so"
+
+
+def load() -> ctypes.CDLL:
+    """Loads the ops into torch, and the library's own few functions for Python.
+
+    Raises:
+        ImportError: the library is missing, or torch does not take it; it says why.
+    """
+    if not LIBRARY_PATH.exists():
+        raise ImportError(
+            f"the native library was not built ({LIBRARY_PATH} is missing). Installing with "
+            "HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 shows why; it needs Linux and a C++ compiler"
+        )
+    try:
+        torch.ops.load_library(str(LIBRARY_PATH))
+        library = ctypes.CDLL(str(LIBRARY_PATH))
+    except OSError as error:
+        reason = error.__cause__ or error
+        raise ImportError(
+            "the native library, which needs torch >= 2.10, can't be loaded with "
+            f"torch {torch.__version__}: {reason}"
+        ) from error
+    library.hfla_registration_error.restype = ctypes.c_char_p
+    library.hfla_cpu_instruction_set.restype = ctypes.c_char_p
+    library.hfla_cpu_instruction_sets_built.restype = ctypes.c_char_p
+    library.hfla_cuda_architectures.restype = ctypes.c_char_p
+    reason = library.hfla_registration_error()
+    if reason is not None:
+        raise ImportError(
+            f"torch refused the ops of {LIBRARY_PATH} (is another copy loaded?): {reason.decode()}"
+        )
+    return library
+
+
+_library = load()
+ops = torch.ops.hf_linear_attention
+
+
+def cpu_instruction_set() -> str:
+    """The instruction set that the CPU kernels use here, such as "avx2".
+
+    Raises:
+        RuntimeError: HF_LINEAR_ATTENTION_CPU_ISA names one that was not built or can't run here.
+    """
+    why_not = ctypes.c_char_p()
+    name = _library.hfla_cpu_instruction_set(ctypes.byref(why_not))
+    if name is None:
+        assert why_not.value is not None
+        raise RuntimeError(why_not.value.decode())
+    return name.decode()
+
+
+def cpu_instruction_sets_built() -> list[str]:
+    """All that this build could use, best first."""
+    return _library.hfla_cpu_instruction_sets_built().decode().split(", ")
+
+
+def cuda_architectures() -> list[str]:
+    """What the CUDA kernels were compiled for, such as ["sm_90a", "compute_80"]; "compute" is PTX,
+    which the driver compiles for newer devices. Empty where this build has none.
+    """
+    names = _library.hfla_cuda_architectures().decode()
+    return names.split(", ") if names else []

@@ -1,0 +1,200 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Linear attention: what calls its compiled ops, their fakes and their gradients.
+
+Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
+sequences.
+"""
+
+import torch
+from torch import Tensor
+
+from ..numerics import accumulation_dtype
+from .library import ops
+
+# In the order of the kernels' enum: the ops take the position. Everybody else names them.
+FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")
+_INDEX: dict[str | None, int] = {None: 0, **{name: i for i, name in enumerate(FEATURE_MAPS)}}
+
+_forward = ops.forward.default
+_backward = ops.backward.default
+_step_ = ops.step_.default
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    *,
+    feature_map: str | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_state: tuple[Tensor, Tensor | None] | None,
+    normalize: bool,
+    eps: float,
+    is_causal: bool,
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """Linear attention over whole sequences, differentiable once.
+
+    Args:
+        q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype, with any strides.
+        log_decay: (B, T, Hkv) in the accumulation dtype, at most 0.
+        feature_map: one of FEATURE_MAPS, or None for "identity".
+        key_mask: (B, T) bool.
+        cu_seqlens: (N + 1,) int32.
+        initial_state: (B or N, Hkv, K, V), (B or N, Hkv, K) in the accumulation dtype; the second
+            is None without `normalize`.
+
+    Returns:
+        y (B, T, Hq, V) and the state, as initial_state.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
+    """
+    kv, z = (None, None) if initial_state is None else initial_state
+    y, _, kv, z = _forward(
+        q,
+        k,
+        v,
+        log_decay,
+        _contiguous(key_mask),
+        _contiguous(cu_seqlens),
+        _contiguous(kv),
+        _contiguous(z),
+        _INDEX[feature_map],
+        normalize,
+        eps,
+        is_causal,
+    )
+    return y, (kv, z if normalize else None)
+
+
+def step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    kv: Tensor,
+    z: Tensor | None,
+    feature_map: str | None,
+    normalize: bool,
+    eps: float,
+) -> Tensor:
+    """One token for every row; kv and z are updated in place. It has no gradient.
+
+    Args:
+        q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V), of one dtype, with any strides.
+        log_decay: (B, Hkv) in the accumulation dtype, at most 0.
+        key_mask: (B,) bool.
+        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, contiguous; z is None without
+            `normalize`.
+        feature_map: one of FEATURE_MAPS, or None for "identity".
+
+    Returns:
+        y (B, Hq, V).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
+    """
+    if key_mask is not None:
+        key_mask = key_mask.contiguous()
+    y = _step_(q, k, v, log_decay, key_mask, kv, z, _INDEX[feature_map], normalize, eps)
+    # Lets autograd notice when a backward pass still needs the state as it was.
+    torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
+    return y
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+# ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
+
+
+@torch.library.register_fake("hf_linear_attention::forward", lib=_registrations)
+def _fake_forward(
+    q,
+    k,
+    v,
+    log_decay,
+    key_mask,
+    cu_seqlens,
+    initial_kv,
+    initial_z,
+    feature_map,
+    normalize,
+    eps,
+    is_causal,
+):
+    B, T, Hq, K = q.shape
+    Hkv, V = v.shape[2:]
+    rows = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    acc = accumulation_dtype(q.dtype)
+    y = q.new_empty(B, T, Hq, V)
+    den = q.new_empty((B, T, Hq) if normalize else (0,), dtype=acc)
+    kv = q.new_empty(rows, Hkv, K, V, dtype=acc)
+    z = q.new_empty((rows, Hkv, K) if normalize else (0,), dtype=acc)
+    return y, den, kv, z
+
+
+@torch.library.register_fake("hf_linear_attention::backward", lib=_registrations)
+def _fake_backward(
+    dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others
+):
+    acc = accumulation_dtype(q.dtype)
+
+    def gradient_of(x):
+        return q.new_empty(0, dtype=acc) if x is None else x.new_empty(x.shape)
+
+    return tuple(map(gradient_of, (q, k, v, log_decay, initial_kv, initial_z)))
+
+
+@torch.library.register_fake("hf_linear_attention::step_", lib=_registrations)
+def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps):
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+# ---- gradients ----
+
+
+def _keep_for_backward(ctx, inputs, output):
+    *tensors, feature_map, normalize, eps, is_causal = inputs
+    _, den, _, z = output
+    ctx.options = feature_map, normalize, eps, is_causal
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(*((den,) if normalize else (den, z)))
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy, dden, dkv, dz):
+    if dy is None and dkv is None and dz is None:
+        return (None,) * len(ctx.needs_input_grad)
+    dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = _backward(
+        dy, _contiguous(dkv), _contiguous(dz), *ctx.saved_tensors, *ctx.options
+    )
+    no_options = (None,) * len(ctx.options)
+    gradients = (dq, dk, dv, dlog_decay, None, None, dinitial_kv, dinitial_z, *no_options)
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "the compiled linear attention can be differentiated once only; "
+        'for second derivatives pass backend="chunked" to linear_attention'
+    )
+
+
+torch.library.register_autograd(
+    "hf_linear_attention::forward",
+    _differentiate,
+    setup_context=_keep_for_backward,
+    lib=_registrations,
+)
+torch.library.register_autograd(
+    "hf_linear_attention::backward", _refuse_second_derivative, lib=_registrations
+)

@@ -1,0 +1,25 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""How exact sums are: the dtypes that they are kept in, and what keeps autocast away from them."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of states, denominators and sums: float32, or float64 for float64 inputs."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in its accumulation dtype."""
+    return x.to(accumulation_dtype(x.dtype))
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """A context for sums that autocast must not take to half precision."""
+    # Meta tensors have no autocast; asking whether there is one breaks torch.compile in torch 2.10.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)

@@ -1,0 +1,85 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What a recurrence is to the rest of the package: the owner of all facts about its state.
+
+A layer of a model reads tokens by one recurrence or several: its attention, and the windows of its
+short convolutions. Cache, rollback, sequence parallelism and model cards know no tensor of a state
+by its name; they ask the recurrence, by the methods below. docs/adding_a_recurrence.md adds one.
+
+Shapes: B batch, T time.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .tokens import Tokens
+
+# A state: its tensors (B, ...) by name, no two recurrences of a layer using the same; before the
+# first token none of them is there. The dict may hold those of the layer's other recurrences, too.
+State = dict[str, Tensor]
+# What a recurrence reads of T tokens: (B, T, ...) each, by name; None where it is left out.
+Inputs = dict[str, Tensor | None]
+
+
+class StateSize(NamedTuple):
+    """Of one tensor of a state, for each row of the batch."""
+
+    shape: tuple[int, ...]
+    is_sum: bool  # kept in the dtype of sums, float32 or better; otherwise in the model's
+
+
+class Recurrence(ABC):
+    """A value without weights, so that a cache may keep it, copy it, and outlive the model."""
+
+    # Inputs that leave no trace in the state, as queries, and so are not recorded.
+    only_read: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def state_sizes(self) -> dict[str, StateSize]:
+        """The tensors of the state by name, those of all heads."""
+
+    @abstractmethod
+    def start(self, inputs: Inputs) -> State:
+        """The state before the first token, for rows and heads as those of `inputs`."""
+
+    @abstractmethod
+    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        """Outputs for a whole sequence, and the state after it, in tensors of its own that are no
+        part of larger ones; differentiable. `state` is left as it is.
+        """
+
+    @abstractmethod
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        """`run` for one token, T = 1, without gradient; `state` changes in place."""
+
+    @abstractmethod
+    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
+        """The state that `run` gave, from what was recorded: inputs without those `only_read`."""
+
+    @abstractmethod
+    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+        """What a piece of a sequence, read from nothing, does to a state: tensors (B, ...) of one
+        dtype, all that `combine` needs of it.
+        """
+
+    @abstractmethod
+    def combine(self, pieces: dict[str, Tensor]) -> State:
+        """The state that consecutive pieces leave, each of whose tensors are (n, B, ...), n >= 0 of
+        them. With a gradient for `pieces`, for n = 0 as well.
+        """
+
+    def reset_(self, state: State) -> None:
+        """Makes a state in place what `start` gives."""
+        for name in self.state_sizes():
+            state[name].zero_()
+
+    def recorded(self, inputs: Inputs) -> Inputs:
+        """What `replay` needs of the inputs of a forward."""
+        return {name: x for name, x in inputs.items() if name not in self.only_read}
+
+
+def sum_of_later(x: Tensor) -> Tensor:
+    """For each of x's rows the sum of those after it. No difference: they may be infinite."""
+    return torch.cat([x[1:].flip(0).cumsum(0).flip(0), torch.zeros_like(x[:1])])

@@ -1,0 +1,143 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Linear attention as a recurrence: a running sum, which may decay.
+
+Shapes: B batch, T time, Hq query heads, Hkv key-value heads, G = Hq / Hkv, K key dim, V value dim.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .feature_maps import POINTWISE
+from .numerics import accumulation_dtype, without_autocast
+from .op_linear import linear_attention, linear_attention_step_
+from .recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
+from .tokens import Tokens
+
+
+@dataclass(frozen=True)
+class LinearRecurrence(Recurrence):
+    """The recurrence of `linear_attention`, whose arguments q, k, v and log_decay are its inputs.
+
+    Its state is "kv" (B, Hkv, K, V), and "z" (B, Hkv, K) where outputs are normalised by it.
+    """
+
+    num_heads: int  # of keys and values
+    key_dim: int
+    value_dim: int
+    feature_map: str | None = None  # a pointwise one; None where q and k are mapped already
+    normalize: bool = True
+    eps: float = 1e-6
+
+    only_read: ClassVar[tuple[str, ...]] = ("q",)
+
+    def state_sizes(self) -> dict[str, StateSize]:
+        sizes = {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}
+        if self.normalize:
+            sizes["z"] = StateSize((self.num_heads, self.key_dim), is_sum=True)
+        return sizes
+
+    def start(self, inputs: Inputs) -> State:
+        _, k, v, _ = _all_of(inputs)
+        (B, _, Hkv, K), dtype = k.shape, accumulation_dtype(v.dtype)
+        kv = k.new_zeros(B, Hkv, K, v.shape[-1], dtype=dtype)
+        return self._named(kv, k.new_zeros(B, Hkv, K, dtype=dtype) if self.normalize else None)
+
+    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        return self._run(
+            inputs,
+            state,
+            key_mask=tokens.key_mask,
+            cu_seqlens=tokens.cu_seqlens,
+            is_causal=tokens.is_causal,
+        )
+
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        q, k, v, log_decay = _all_of(inputs)
+        key_mask = tokens.key_mask
+        y = linear_attention_step_(
+            q[:, 0],
+            k[:, 0],
+            v[:, 0],
+            (state["kv"], state.get("z")),
+            None if log_decay is None else log_decay[:, 0],
+            feature_map=self.feature_map,
+            normalize=self.normalize,
+            eps=self.eps,
+            key_mask=None if key_mask is None else key_mask[:, 0],
+        )
+        return y[:, None]
+
+    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
+        return self._run({**inputs, "q": inputs["k"]}, state, key_mask=key_mask)[1]  # nobody reads
+
+    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+        """The state, and with a decay "log_decay" (B, Hkv), the sum over the piece."""
+        _, k, _, log_decay = _all_of(inputs)
+        _, piece = self._run({**inputs, "q": k.detach()}, {}, key_mask=tokens.key_mask)
+        if log_decay is not None:
+            if tokens.key_mask is not None:
+                log_decay = log_decay.masked_fill(~tokens.key_mask[..., None], 0)
+            piece["log_decay"] = log_decay.to(piece["kv"].dtype).sum(1)
+        return piece
+
+    def combine(self, pieces: dict[str, Tensor]) -> State:
+        states = {name: pieces[name] for name in self.state_sizes()}
+        if "log_decay" in pieces:  # pieces are forgotten as all later ones say
+            remember = sum_of_later(pieces["log_decay"]).exp()  # (n, B, Hkv)
+            states = {
+                name: x * remember.view(*remember.shape, *[1] * (x.dim() - remember.dim()))
+                for name, x in states.items()
+            }
+        return {name: x.sum(0) for name, x in states.items()}
+
+    # A memory of M tokens that is read, and not written, by any number of queries: cross attention.
+
+    def fold(self, phi_k: Tensor, v: Tensor) -> State:
+        """The state of phi(k) (B, M, Hkv, K), in the dtype of sums, and v (B, M, Hkv, V), without
+        decay.
+        """
+        with without_autocast(phi_k.device.type):
+            kv = phi_k.permute(0, 2, 3, 1) @ v.to(phi_k.dtype).transpose(1, 2)
+        return self._named(kv, phi_k.sum(1) if self.normalize else None)
+
+    def read(self, phi_q: Tensor, state: State) -> Tensor:
+        """phi(q)^T S / (phi(q)^T z + eps), the division only with z: for phi(q) (B, T, Hq, K), in
+        the dtype of sums, (B, T, Hq, V).
+
+        A head of S serves its G query heads by one product.
+        """
+        (T, Hq), Hkv = phi_q.shape[1:3], state["kv"].shape[1]
+        phi_q = phi_q.unflatten(2, (Hkv, Hq // Hkv)).transpose(1, 2).flatten(2, 3)
+        with without_autocast(phi_q.device.type):  # phi_q: (B, Hkv, T G, K)
+            y = phi_q @ state["kv"]
+            if self.normalize:
+                y = y / (phi_q @ state["z"][..., None] + self.eps)
+        return y.unflatten(2, (T, -1)).transpose(1, 2).flatten(2, 3)
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """phi(x) in the dtype of sums, of the pointwise phi."""
+        return POINTWISE[self.feature_map or "identity"](x.to(accumulation_dtype(x.dtype)))
+
+    def _run(self, inputs: Inputs, state: State, **where: Any) -> tuple[Tensor, State]:
+        """The op from a state, `where` being what it is told of the tokens."""
+        y, (kv, z) = linear_attention(
+            *_all_of(inputs),
+            initial_state=(state["kv"], state.get("z")) if "kv" in state else None,
+            return_state=True,
+            feature_map=self.feature_map,
+            normalize=self.normalize,
+            eps=self.eps,
+            **where,
+        )
+        return y, self._named(kv, z)
+
+    def _named(self, kv: Tensor, z: Tensor | None) -> State:
+        return {"kv": kv} if z is None else {"kv": kv, "z": z}
+
+
+def _all_of(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    assert q is not None and k is not None and v is not None
+    return q, k, v, inputs["log_decay"]

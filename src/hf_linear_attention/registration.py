@@ -1,0 +1,107 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Everything that this package changes in Transformers, each change with its reason.
+
+No other file changes it. A checkpoint's copy of this code makes the same changes for its own
+classes, but for the last one, which is the installed package's alone.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    EncoderDecoderModel,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SpeechEncoderDecoderModel,
+    VisionEncoderDecoderModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def register_config(config_class: type[PreTrainedConfig], causal_lm: str) -> None:
+    """What is needed as soon as a config is there.
+
+    `transformers serve` looks for the class that a config names, `causal_lm`, in its
+    `transformers`, as soon as it has the config. It finds the Auto class, which loads the right
+    one. Its `transformers` may not be ours: importing transformers.processing_utils makes a second
+    module of that name.
+    """
+    config_class.register_for_auto_class()  # save_pretrained saves its code
+    serving = sys.modules.get("transformers.cli.serving.model_manager")
+    for module in {transformers, getattr(serving, "transformers", transformers)}:
+        setattr(module, causal_lm, AutoModelForCausalLM)
+
+
+def register_models(
+    config_class: type[PreTrainedConfig], auto_classes: dict[Any, type[PreTrainedModel]]
+) -> None:
+    """Makes Auto classes find the models of a config, and three parts of Transformers treat them as
+    they treat its own.
+    """
+    for auto_class, model_class in auto_classes.items():
+        # from_pretrained finds these classes, and save_pretrained saves their code
+        auto_class.register(config_class, model_class, exist_ok=True)
+        model_class.register_for_auto_class(auto_class)
+    # Trainer shifts the labels for label smoothing only where this table has the class's name
+    model_type = config_class.model_type
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = auto_classes[AutoModelForCausalLM].__name__
+    # Encoder-decoder models make caches that no linear-attention layer can use.
+    for whole in (EncoderDecoderModel, SpeechEncoderDecoderModel, VisionEncoderDecoderModel):
+        whole._prepare_cache_for_generation = _cache_of_decoder(model_type)
+
+
+def _cache_of_decoder(model_type: str) -> Callable[..., None]:
+    """`_prepare_cache_for_generation` of an encoder-decoder model: by its decoder, if that is of
+    model_type.
+    """
+
+    def prepare_cache(self, generation_config, model_kwargs, *args) -> None:
+        if self.config.decoder.model_type == model_type:
+            self.decoder._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+        else:
+            GenerationMixin._prepare_cache_for_generation(
+                self, generation_config, model_kwargs, *args
+            )
+
+    return prepare_cache
+
+
+def register_base_model(config: PreTrainedConfig, base_model: type[PreTrainedModel]) -> None:
+    """Heads ask AutoModel for their base. Transformers may load a folder's config and model from
+    two copies of the code, and then the class of `config` is not the one that was registered.
+    """
+    AutoModel.register(type(config), base_model, exist_ok=True)
+
+
+def register_model_type(config_class: type[PreTrainedConfig]) -> None:
+    """Makes `from_pretrained` take the installed package's classes without trust_remote_code. Only
+    the package does this: the code of one checkpoint must not serve others.
+    """
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+
+
+def observe_attention(observe: Callable[[Callable, str], Any]) -> None:
+    """Lets bounded caches see what attention functions do; to others nothing changes.
+
+    A cache sees keys and no queries. Every attention module asks Transformers' interface for its
+    function right after it has updated the cache: `observe(function, name)` says what it gets.
+    Only the package does this, when a bounded cache is made.
+    """
+    get_interface = AttentionInterface.get_interface
+    if hasattr(get_interface, "is_observed"):
+        return
+
+    @functools.wraps(get_interface)
+    def get_observed_interface(self, attn_implementation, default):
+        return observe(get_interface(self, attn_implementation, default), attn_implementation)
+
+    get_observed_interface.is_observed = True  # type: ignore[attr-defined]
+    AttentionInterface.get_interface = get_observed_interface

@@ -1,0 +1,44 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What a forward knows of its tokens beside their embeddings: worked out once, read by all layers.
+
+Shapes: B batch, T time, N sequences packed into a batch, D head dim.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tokens(NamedTuple):
+    """The same for all layers. A tuple, so that what moves a layer's arguments to its device, or
+    casts them, finds the tensors.
+    """
+
+    is_causal: bool
+    key_mask: Tensor | None = None  # (B, T) bool, False for padding; None where all tokens are real
+    cu_seqlens: Tensor | None = None  # (N + 1,) int32 bounds in all B T tokens; None: not packed
+    position_ids: Tensor | None = None  # (B or 1, T), for softmax layers: from 0 where packed
+    position_embeddings: tuple[Tensor, Tensor] | None = None  # cos, sin (B, T, D): rotary ones
+    attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
+    sequence_group: Any = None  # torch.distributed's ProcessGroup of ranks with pieces in order
+
+    def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Hidden states and position embeddings as recurrences take them: where sequences are
+        packed, all B T tokens in one long row.
+        """
+        if self.cu_seqlens is None:
+            return hidden_states, self.position_embeddings
+        B = hidden_states.shape[0]
+        positions = self.position_embeddings
+        if positions is not None:
+            cos, sin = (x.expand(B, -1, -1).flatten(0, 1)[None] for x in positions)
+            positions = cos, sin
+        return hidden_states.flatten(0, 1)[None], positions
+
+
+def sequence_of_each_token(cu_seqlens: Tensor, T: int) -> Tensor:
+    """The number (T,) of the packed sequence that each token belongs to."""
+    tokens = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
