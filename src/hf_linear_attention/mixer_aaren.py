@@ -56,7 +56,27 @@ class AarenRecurrence(Recurrence):
         }
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        return self._run(inputs, state, tokens.key_mask, tokens.cu_seqlens)
+        scores, v = _given(inputs)
+        phi_k, log_decay, running_max = below_maximum(
+            scores, state.get("running_max"), tokens.key_mask, tokens.cu_seqlens
+        )
+        phi_k = phi_k.to(v.dtype)
+        y, (kv, z) = linear_attention(
+            torch.ones_like(phi_k),
+            phi_k,
+            v,
+            log_decay,
+            key_mask=tokens.key_mask,
+            cu_seqlens=tokens.cu_seqlens,
+            initial_state=(state["kv"], state["z"]) if "kv" in state else None,
+            return_state=True,
+            eps=self.eps,
+        )
+        assert z is not None
+        if v.shape[1] == 0:
+            before = state if "running_max" in state else self.start(inputs)
+            running_max = before["running_max"][:, None]
+        return y, {"kv": kv, "z": z, "running_max": running_max[:, -1].contiguous()}
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
         scores, v = _given(inputs)
@@ -74,12 +94,6 @@ class AarenRecurrence(Recurrence):
         state["running_max"].copy_(running_max[:, 0])
         return y[:, None]
 
-    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        return self._run(inputs, state, key_mask)[1]
-
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
-        return self._run(inputs, {}, tokens.key_mask)[1]
-
     def combine(self, pieces: dict[str, Tensor]) -> State:
         """Sums of exp(s_j - m) with the largest m of all; -inf, and nothing, for no pieces."""
         maxima = pieces["running_max"].detach()  # (n, B, H)
@@ -94,40 +108,6 @@ class AarenRecurrence(Recurrence):
     def reset_(self, state: State) -> None:
         super().reset_(state)
         state["running_max"].fill_(-torch.inf)
-
-    def _run(
-        self,
-        inputs: Inputs,
-        state: State,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
-        scores, v = _given(inputs)
-        phi_k, log_decay, running_max = below_maximum(
-            scores, state.get("running_max"), key_mask, cu_seqlens
-        )
-        phi_k = phi_k.to(v.dtype)
-        y, (kv, z) = linear_attention(
-            torch.ones_like(phi_k),
-            phi_k,
-            v,
-            log_decay,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            initial_state=(state["kv"], state["z"]) if "kv" in state else None,
-            return_state=True,
-            eps=self.eps,
-        )
-        assert z is not None
-        if v.shape[1] > 0:
-            last = running_max[:, -1].contiguous()
-        else:
-            last = (
-                state["running_max"]
-                if "running_max" in state
-                else self.start(inputs)["running_max"]
-            )
-        return y, {"kv": kv, "z": z, "running_max": last}
 
 
 class LearnedQuery(nn.Module):

@@ -51,24 +51,27 @@ class Recurrence(ABC):
         """
 
     @abstractmethod
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        """`run` for one token, T = 1, without gradient; `state` changes in place."""
-
-    @abstractmethod
-    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        """The state that `run` gave, from what was recorded: inputs without those `only_read`."""
-
-    @abstractmethod
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
-        """What a piece of a sequence, read from nothing, does to a state: tensors (B, ...) of one
-        dtype, all that `combine` needs of it.
-        """
-
-    @abstractmethod
     def combine(self, pieces: dict[str, Tensor]) -> State:
         """The state that consecutive pieces leave, each of whose tensors are (n, B, ...), n >= 0 of
         them. With a gradient for `pieces`, for n = 0 as well.
         """
+
+    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+        """What a piece of a sequence, read from nothing, does to a state: tensors (B, ...) of one
+        dtype, all that `combine` needs of it.
+        """
+        return self.run(inputs, {}, tokens)[1]
+
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        """`run` for one token, T = 1, without gradient; `state` changes in place."""
+        y, after = self.run(inputs, state, tokens)
+        for name, x in after.items():
+            state[name].copy_(x)
+        return y
+
+    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
+        """The state that `run` gave, from what was recorded: inputs without those `only_read`."""
+        return self.run(inputs, state, Tokens(is_causal=True, key_mask=key_mask))[1]
 
     def reset_(self, state: State) -> None:
         """Makes a state in place what `start` gives."""

@@ -17,7 +17,7 @@ from hf_linear_attention import (
     LinearAttentionForTokenClassification,
     LinearAttentionModel,
 )
-from hf_linear_attention.configuration_linear_attention import TENSOR_PARALLEL_STYLES
+from hf_linear_attention.tensor_parallel import TENSOR_PARALLEL_STYLES
 from tiny import HYBRID, VARIANTS, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,9 +102,9 @@ def test_loading_warns_of_no_rule(variant, tmp_path, warnings_of_transformers):
 
 
 def test_the_plan_follows_the_config():
-    config = tiny_config(decay="aaren", feature_map="exp")
+    config = tiny_config(mixer="aaren", feature_map="exp")
     assert "layers.*.self_attn.q_proj" not in config.base_model_tp_plan
-    config.decay = "none"
+    config.mixer = "linear"
     assert "layers.*.self_attn.q_proj" in config.base_model_tp_plan
     config.normalizer = "gated_rms_norm"
     assert "layers.*.self_attn.g_proj" in config.base_model_tp_plan

@@ -1,0 +1,68 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""docs/architecture.md says which file may import which; the files keep to it."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "hf_linear_attention"
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+# What only the installed package has: its front door, its command, and 0.1's.
+STAYS = {"__init__", "__main__", "_ops"}
+# The only file that may import each of these: (folder or Transformers' tables, file).
+ONLY_IMPORTER = {"native": "backends", "reference": "backends"}
+
+
+def rows() -> list[list[str]]:
+    table = re.search(r"\| row \| files \|\n.*\n((?:\|.*\n)+)", PAGE)
+    assert table is not None
+    return [re.findall(r"`(\w+)`", line.split("|")[2]) for line in table[1].splitlines()]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of the package, folders by their name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            found.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.module == "hf_linear_attention":
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_the_table_lists_every_file_that_travels():
+    files = {path.stem for path in PACKAGE.glob("*.py")} - STAYS
+    listed = [name for row in rows() for name in row]
+    assert sorted(listed) == sorted(files)
+
+
+def test_files_import_from_rows_below_only():
+    place = {name: index for index, row in enumerate(rows()) for name in row}
+    for name, index in place.items():
+        for imported in imports_of(PACKAGE / f"{name}.py"):
+            if imported in place:
+                assert place[imported] > index, f"{name} imports {imported}"
+            else:
+                assert ONLY_IMPORTER.get(imported) == name, f"{name} imports {imported}"
+
+
+def test_only_registration_changes_transformers():
+    """It is changed by its registries, or by setting an attribute of one of its names."""
+    for path in PACKAGE.rglob("*.py"):
+        source = path.read_text("utf-8")
+        if path.stem == "registration":
+            continue
+        assert not re.search(r"\.register\(|\.register_for_auto_class\(|_MAPPING", source), path
+        names = set(re.findall(r"^    (\w+),?$|^from transformers\S* import (\w+)", source, re.M))
+        assert not names & {("AttentionInterface", ""), ("", "AttentionInterface")}, path
+
+
+def test_the_files_that_the_pages_name_exist():
+    for page in ("architecture.md", "adding_a_recurrence.md"):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+            if "NAME" not in name:
+                assert (PACKAGE / name).exists() or (ROOT / name).exists(), f"{page}: {name}"
+        for folder in re.findall(r"`((?:csrc|tests|native|reference|for_transformers)[\w/]*)/?`", text):
+            assert (ROOT / folder).exists() or (PACKAGE / folder).exists(), f"{page}: {folder}"
