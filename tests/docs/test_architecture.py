@@ -64,5 +64,5 @@ def test_the_files_that_the_pages_name_exist():
         for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
             if "NAME" not in name:
                 assert (PACKAGE / name).exists() or (ROOT / name).exists(), f"{page}: {name}"
-        for folder in re.findall(r"`((?:csrc|tests|native|reference|for_transformers)[\w/]*)/?`", text):
+        for folder in re.findall(r"`((?:csrc|tests|native|reference)[\w/]*)/?`", text):
             assert (ROOT / folder).exists() or (PACKAGE / folder).exists(), f"{page}: {folder}"
