@@ -23,7 +23,6 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
     "bos_token_id",
     "eos_token_id",
     "initializer_range",
-    "max_position_embeddings",
     "pad_token_id",
     "use_cache",
 }
