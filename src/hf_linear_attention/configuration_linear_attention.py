@@ -12,6 +12,7 @@ from .decays import check_decay
 from .feature_maps import check_feature_map
 from .presets import preset_fields
 from .registration import register_config
+from .rope import check_rope
 from .tensor_parallel import TensorParallelPlan
 
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
@@ -61,13 +62,17 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     Args:
         vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
-        hidden_act, rms_norm_eps, initializer_range, attention_bias, mlp_bias, rope_parameters,
-        tie_word_embeddings, use_cache: as in Llama.
+        hidden_act, rms_norm_eps, initializer_range, attention_bias, mlp_bias, tie_word_embeddings,
+        use_cache: as in Llama.
+        rope_parameters: of "rotary" positions, as in Llama, for layers of all types: rope_type
+            "default", "linear", "dynamic", "yarn", "llama3", "longrope" or "proportional", and
+            what it needs.
         num_key_value_heads: heads of keys, values and states; divides num_attention_heads, its
             default.
         head_dim: features of a head; by default hidden_size // num_attention_heads.
         max_position_embeddings: rows of the table of learned positions; other kinds of positions
-            have no limit.
+            have no limit. Where rope_parameters stretch them, the length from which on they do,
+            unless they say so themselves by original_max_position_embeddings.
         attention_dropout: on the softmax layers' attention weights; linear attention has none.
         mixer: what layers of the type "linear_attention" mix tokens by: "linear", or "aaren",
             softmax attention of one learned query per head, which takes feature_map="exp",
@@ -264,6 +269,7 @@ class LinearAttentionConfig(PreTrainedConfig):
             raise ValueError(
                 f"head_dim={self.head_dim} must be even for rotary positions, which turn pairs"
             )
+        check_rope(self.rope_parameters, self.head_dim)
         if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2 != 0:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be even for sinusoidal positions"

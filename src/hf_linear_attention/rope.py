@@ -1,0 +1,76 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What `rope_parameters` may say: the kinds of rotary positions that Transformers' Llama has.
+
+Transformers computes them; of many a wrong value it only warns, or it fails in the first forward.
+"""
+
+from typing import Any
+
+# By kind, the fields that it can't do without.
+NEEDED_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
+}
+POSITIVE = (
+    *("rope_theta", "attention_factor", "low_freq_factor", "high_freq_factor"),
+    "partial_rotary_factor",
+)
+AT_LEAST_1 = ("factor", "original_max_position_embeddings")
+PER_PAIR = ("short_factor", "long_factor")  # a number for each pair of features
+
+
+def check_rope(rope_parameters: dict[str, Any] | None, head_dim: int) -> None:
+    """Raises a ValueError where `rope_parameters` say nothing that Llama's rotary positions can be.
+
+    Args:
+        rope_parameters: the field of a config; None and {} are the default.
+        head_dim: features of a head, which are turned in pairs.
+    """
+    fields = rope_parameters or {}
+    if any(name.endswith("_attention") for name in fields):
+        raise ValueError(
+            f"rope_parameters must be one dict for all layers, got one per type: {sorted(fields)}"
+        )
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    if kind not in NEEDED_FIELDS:
+        kinds = ", ".join(map(repr, NEEDED_FIELDS))
+        raise ValueError(f"rope_parameters['rope_type'] must be one of {kinds}, got {kind!r}")
+    missing = [name for name in NEEDED_FIELDS[kind] if fields.get(name) is None]
+    if missing:
+        raise ValueError(f"rope_parameters must have {missing} with rope_type={kind!r}")
+    for name in (*POSITIVE, *AT_LEAST_1):
+        value: Any = fields.get(name)
+        needed = "at least 1" if name in AT_LEAST_1 else "more than 0"
+        is_valid = _is_number(value) and (value >= 1 if name in AT_LEAST_1 else value > 0)
+        if value is not None and not is_valid:
+            raise ValueError(
+                f"rope_parameters[{name!r}] must be a number of {needed}, got {value!r}"
+            )
+    if kind == "llama3" and fields["high_freq_factor"] <= fields["low_freq_factor"]:
+        raise ValueError(
+            "rope_parameters['high_freq_factor'] must be more than low_freq_factor="
+            f"{fields['low_freq_factor']}, got {fields['high_freq_factor']}"
+        )
+    for name in PER_PAIR if kind == "longrope" else ():
+        values = fields[name]
+        is_list = isinstance(values, (list, tuple)) and all(map(_is_number, values))
+        if not is_list or len(values) != head_dim // 2:
+            raise ValueError(
+                f"rope_parameters[{name!r}] must be a list of head_dim / 2 = {head_dim // 2} "
+                f"numbers, got {values!r}"
+            )
+    partial = fields.get("partial_rotary_factor") or 1
+    if partial > 1 or (partial != 1 and kind != "proportional"):
+        raise ValueError(
+            "rope_parameters['partial_rotary_factor'] must be 1, or with rope_type='proportional' "
+            f"at most 1, got {partial} with {kind!r}"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
