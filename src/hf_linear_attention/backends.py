@@ -91,8 +91,8 @@ class Backend(NamedTuple):
     device_types: tuple[str, ...] = ()  # empty: any
     dtypes: tuple[torch.dtype, ...] = ()  # empty: all
     why_missing: str | None = None  # None: it is here
-    # Asked about the index of a device of device_types.
-    why_not_on: Callable[[int | None], str | None] = lambda index: None
+    # Asked about the index of a device of device_types, where not all of these will do.
+    why_not_on: Callable[[int | None], str | None] | None = None
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why this backend can't run on tensors like these; None where it can."""
@@ -100,11 +100,15 @@ class Backend(NamedTuple):
             return (
                 f"it runs on {' and '.join(self.device_types)} tensors, and q is on {device.type}"
             )
+        return self.why_not_there(device, dtype)
+
+    def why_not_there(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """As why_not, of devices of device_types."""
         if self.why_missing is not None:
             return self.why_missing
         if self.dtypes and dtype not in self.dtypes:
             return f"it has no {str(dtype).removeprefix('torch.')}"
-        return self.why_not_on(device.index)
+        return None if self.why_not_on is None else self.why_not_on(device.index)
 
 
 _why_not_on_cuda = native_op("why_not_on_cuda", version=1)
@@ -134,17 +138,31 @@ def choose(
     Raises:
         ValueError: there is no such backend. RuntimeError: it can't run here, and says why.
     """
-    name = name or FORCED_BACKEND
-    for backend in BACKENDS:  # chunked always runs, so reference is never reached unless named
-        if name is not None and backend.name != name:
-            continue
-        found = implementations[backend.name]
-        reason = backend.why_not(device, dtype)
-        if reason is None:
-            if not isinstance(found, Missing):
+    if name is not None or FORCED_BACKEND is not None:
+        return _named(implementations, name or FORCED_BACKEND, device, dtype)
+    device_type = device.type  # asked for once, since this runs for every layer and token
+    for backend in BACKENDS:  # chunked always runs, so reference is never reached
+        if not backend.device_types or device_type in backend.device_types:
+            found = implementations[backend.name]
+            if not isinstance(found, Missing) and backend.why_not_there(device, dtype) is None:
                 return found
-            reason = found.reason
-        if name is not None:
+    raise AssertionError("chunked runs everywhere")
+
+
+def _named(
+    implementations: Mapping[str, T | Missing],
+    name: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> T:
+    for backend in BACKENDS:
+        if backend.name == name:
+            reason = backend.why_not(device, dtype)
+            found = implementations[name]
+            if reason is None:
+                if not isinstance(found, Missing):
+                    return found
+                reason = found.reason
             raise RuntimeError(f"backend {name!r} can't run: {reason}")
     choices = ", ".join(repr(backend.name) for backend in BACKENDS)
     where = "HF_LINEAR_ATTENTION_BACKEND" if name == FORCED_BACKEND else "backend"

@@ -4,6 +4,8 @@
 // where to launch. It is compiled with HFLA_WITH_CUDA and with torch's CPU under the name of CUDA,
 // so that ops called on CPU tensors take the way of CUDA tensors.
 
+#include <cstdlib>
+
 #include "cuda/table.cuh"
 #include "torch/cuda_context.h"
 
@@ -13,12 +15,17 @@ const CudaKernels cuda_kernels_f32 = cuda::kTable<float>;
 const CudaKernels cuda_kernels_bf16 = cuda::kTable<cuda::BFloat16>;
 const CudaKernels cuda_kernels_f16 = cuda::kTable<cuda::Float16>;
 
+// Set where every call shall fail, as with a driver that is too old.
+const char* driver_error() { return std::getenv("EMULATED_DRIVER_ERROR"); }
+
 int cuda_device(int32_t, CudaDevice* device) {
   *device = {132, 227 << 10};
-  return 0;
+  return driver_error() ? 1 : 0;
 }
 
-const char* cuda_error_text(int) { return cuda::emulator::machine().error.c_str(); }
+const char* cuda_error_text(int) {
+  return driver_error() ? driver_error() : cuda::emulator::machine().error.c_str();
+}
 
 CudaContext::CudaContext(int32_t) : guard_(nullptr), stream_(nullptr) {}
 CudaContext::~CudaContext() {}

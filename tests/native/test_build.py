@@ -100,7 +100,11 @@ def test_sdist_has_the_sources_of_the_native_library(unpacked_sdist):
 def test_wheel_with_the_native_library_is_for_any_python_on_this_platform(native_wheel):
     wheel, _ = native_wheel
     assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)
-    assert "hf_linear_attention/_C.so" in zipfile.ZipFile(wheel).namelist()
+    files = zipfile.ZipFile(wheel).namelist()
+    assert "hf_linear_attention/_C.so" in files
+    package = ROOT / "src"
+    code = {str(path.relative_to(package)) for path in package.rglob("*.py")}
+    assert code <= set(files)  # that in folders, too
     assert "Root-Is-Purelib: false" in wheel_metadata(wheel)
 
 

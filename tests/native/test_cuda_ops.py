@@ -82,3 +82,19 @@ def test_nothing_to_do_is_done_and_float64_refused(environment):
         "[1, 0, 4, 5] [0, 2, 3, 5] 0.0 [1, 0, 4, 3]",
         "hf_linear_attention::forward: q must be float32, bfloat16 or float16 on CUDA, got float64",
     ]
+
+
+TRY_A_CALL = """
+import torch
+from hf_linear_attention.native.cuda import _why_a_call_fails
+print(_why_a_call_fails(torch.device("cpu")))
+"""
+
+
+def test_one_call_shows_whether_a_driver_takes_the_kernels(environment):
+    command = [sys.executable, "-c", TRY_A_CALL]
+    assert subprocess.check_output(command, env=environment, text=True) == "None\n"
+    error = "CUDA driver version is insufficient for CUDA runtime version"
+    broken = environment | {"EMULATED_DRIVER_ERROR": error}
+    reason = subprocess.check_output(command, env=broken, text=True)
+    assert reason.startswith("its kernels fail on cpu: ") and error in reason

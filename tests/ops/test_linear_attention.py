@@ -24,6 +24,7 @@ from hf_linear_attention import backends, op_linear
 from hf_linear_attention.backends import backend_report, choose_backend
 from hf_linear_attention.chunked_linear import CHUNK_SIZE, chunked_linear_attention
 from hf_linear_attention.feature_maps import POINTWISE
+from hf_linear_attention.native import cuda
 from hf_linear_attention.op_linear import (
     LinearAttentionState,
     linear_attention,
@@ -628,6 +629,82 @@ def test_a_forced_backend_never_falls_through(monkeypatch):
         ValueError, match="HF_LINEAR_ATTENTION_BACKEND must be one of 'cuda', 'cpu'"
     ):
         linear_attention(**make_inputs(Case(T=3)))
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """As if the build had kernels for a GPU that is here. Returns what is told of every call that
+    tries them: a function from the device to why the call fails.
+    """
+    monkeypatch.setattr(cuda, "_found", {})
+    monkeypatch.setattr(cuda, "_why_not_by_build", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return lambda try_: monkeypatch.setattr(cuda, "_why_a_call_fails", try_)
+
+
+def test_a_gpu_that_refuses_the_kernels_runs_chunked_and_the_report_says_why(a_gpu):
+    tried = []
+
+    def refuse(device):
+        tried.append(device.index)
+        return "the driver is too old" if device.index == 0 else None
+
+    a_gpu(refuse)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    for _ in range(2):
+        assert choose_backend(None, first).name == "chunked"
+        assert choose_backend(None, second).name == "cuda"
+        assert choose_backend(None, first, torch.float64).name == "chunked"
+        assert backend_report()["cuda"] == "the driver is too old"
+        with pytest.raises(RuntimeError, match="'cuda' can't run: the driver is too old"):
+            choose_backend("cuda", first)
+    assert tried == [0, 1]  # once for each device
+
+
+def test_nothing_is_tried_while_a_graph_is_captured(a_gpu, monkeypatch):
+    a_gpu(lambda device: "the driver is too old")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert cuda.why_not_on_cuda(0) is None
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert cuda.why_not_on_cuda(0) == "the driver is too old"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_compiled_model_s_first_call_tries_the_kernels_too(refused, a_gpu, monkeypatch):
+    """Here the GPU's tensors are the CPU's, and so are the kernels."""
+    try_, tried = cuda._why_a_call_fails, []
+
+    def try_on_cpu(device):
+        tried.append(try_(torch.device("cpu")))
+        return "the driver is too old" if refused else tried[-1]
+
+    a_gpu(try_on_cpu)
+    on_cpu = backends.BACKENDS[0]._replace(device_types=("cpu",))
+    monkeypatch.setattr(backends, "BACKENDS", (on_cpu, *backends.BACKENDS[1:]))
+    torch._dynamo.reset()
+    inputs = make_inputs(Case(T=3), torch.float32)
+    compiled = torch.compile(linear_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**inputs), linear_attention(**inputs))
+    assert tried == [None]  # one call, and it gave a result
+    assert choose_backend(None, "cpu").name == ("cpu" if refused else "cuda")
+    torch._dynamo.reset()
+
+
+def test_on_a_machine_without_a_gpu_nothing_is_tried():
+    program = (
+        "import torch; from hf_linear_attention import linear_attention;"
+        "from hf_linear_attention.backends import backend_report;"
+        "from hf_linear_attention.native import cuda;"
+        "torch.cuda.is_available = lambda: False; cuda._why_a_call_fails = None;"
+        "x = torch.ones(1, 2, 1, 4); linear_attention(x, x, x); assert cuda._found == {};"
+        "print(backend_report()['cuda'])"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert printed.splitlines()[-1] in (
+        "this build has no CUDA kernels",
+        "torch finds no CUDA device",
+    )
 
 
 # ---- bad arguments ----
