@@ -187,14 +187,17 @@ def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
 
 def bindings(cuda: Cuda | None) -> list[Compilation]:
     """What depends on whether there are CUDA kernels."""
-    source = CSRC / "torch" / "bindings.cpp"
+    for_cuda = sorted((CSRC / "torch" / "cuda").rglob("*.cpp"))
+    sources = [
+        source for source in sorted((CSRC / "torch").rglob("*.cpp")) if source not in for_cuda
+    ]
     if cuda is None:
-        return [Compilation(source)]
+        return [Compilation(source) for source in sources]
     built = f'-DHFLA_WITH_CUDA="{", ".join(cuda.architectures)}"'
+    of_runtime = sorted((CSRC / "cuda").rglob("*.cpp"))
     return [
-        Compilation(source, [built], "cuda"),
-        Compilation(CSRC / "torch" / "cuda_context.cpp"),
-        Compilation(CSRC / "cuda" / "runtime.cpp", [f"-I{cuda.include}"]),
+        *(Compilation(source, [built], "cuda") for source in sources),
+        *(Compilation(source, [f"-I{cuda.include}"]) for source in for_cuda + of_runtime),
     ]
 
 

@@ -48,7 +48,7 @@ def build(kind, source, destination, **environment):
 @pytest.fixture(scope="session")
 def unpacked_sdist(tmp_path_factory):
     """The source tree as someone gets it who downloads the sdist."""
-    directory = tmp_path_factory.mktemp("sdist")
+    directory = tmp_path_factory.mktemp("sdist with spaces in its path")
     source = directory / "checkout"
     untouched = shutil.ignore_patterns(
         ".*", "build", "outputs", "*.so", "*.egg-info", "__pycache__"
@@ -227,6 +227,49 @@ def test_wheel_whose_cuda_kernels_cannot_be_built_is_for_the_cpu_with_one_warnin
     )
     assert wheel is None
     assert reason in required.stdout
+
+
+# ---- what is compiled again ----
+
+
+def compiled(printed):
+    """What a build compiled: the sources, relative to csrc, in the order of their names."""
+    return sorted(re.findall(r"/csrc/([\w/]+\.cpp)'? -o", printed))
+
+
+def includers(csrc, header):
+    """The sources that include a header of csrc, directly or through others."""
+    texts = {
+        p.relative_to(csrc).as_posix(): p.read_text() for p in csrc.rglob("*.*") if p.is_file()
+    }
+    found, grown = set(), {header}
+    while grown != found:
+        found = grown
+        grown = found | {
+            name for name, text in texts.items() if any(f'#include "{h}"' in text for h in found)
+        }
+    return sorted(name for name in found if name.endswith(".cpp"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("header", ["cpu/linear_attention/scan.h", "torch/sequences.h"])
+def test_a_header_that_changed_is_compiled_into_what_includes_it_and_nothing_else(
+    header, native_wheel, unpacked_sdist, tmp_path
+):
+    csrc = unpacked_sdist / "csrc"
+    again, _ = build("wheel", unpacked_sdist, tmp_path / "again", CXXFLAGS="-O0")
+    assert compiled(again.stdout) == []
+
+    os.utime(csrc / header)
+    changed, wheel = build("wheel", unpacked_sdist, tmp_path / "changed", CXXFLAGS="-O0")
+    assert wheel is not None, changed.stdout
+    wanted = includers(csrc, header)
+    assert wanted and set(compiled(changed.stdout)) == set(wanted)
+    objects = [path.name for path in native_wheel[1]]
+    for source in wanted:  # once for every object that is made of it
+        name = source.removesuffix(".cpp").replace("/", "-")
+        made = [o for o in objects if o == f"{name}.o" or o.startswith(f"{name}_")]
+        assert compiled(changed.stdout).count(source) == len(made)
 
 
 def wheel_metadata(wheel):
