@@ -8,8 +8,12 @@
 
 namespace hfla {
 
-// In the order of FEATURE_MAPS in _ops.py.
 enum class FeatureMap : int64_t { identity, elu_plus_one, relu, relu2, silu, exp, count };
+
+// As users call them, in the enumeration's order. Python has them from here.
+constexpr const char* kFeatureMapNames[] = {"identity", "elu+1", "relu", "relu2", "silu", "exp"};
+static_assert(sizeof(kFeatureMapNames) / sizeof(*kFeatureMapNames) ==
+              static_cast<int64_t>(FeatureMap::count));
 
 struct LinearAttentionOptions {
   FeatureMap feature_map;

@@ -234,17 +234,18 @@ void step(StableIValue* stack) {
   give_back(stack, y);
 }
 
-constexpr char kForward[] = "forward", kBackward[] = "backward", kStep[] = "step_";
+constexpr char kForward[] = "linear_attention", kBackward[] = "linear_attention_backward",
+               kStep[] = "linear_attention_step_";
 
 constexpr Op kOps[] = {
     {kForward,
-     "forward(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
      "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
      "int feature_map, bool normalize, float eps, bool is_causal) "
      "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
      boxed<forward, kForward>, true},
     {kBackward,
-     "backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
+     "linear_attention_backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
      "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
      "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
      "Tensor y, Tensor den, Tensor kv, Tensor z, "
@@ -253,7 +254,7 @@ constexpr Op kOps[] = {
      "Tensor dinitial_kv, Tensor dinitial_z)",
      boxed<backward, kBackward>, true},
     {kStep,
-     "step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "linear_attention_step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
      "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps) -> Tensor y",
      boxed<step, kStep>, true},
 };
@@ -263,3 +264,15 @@ constexpr Op kOps[] = {
 const Ops linear_attention_ops = ops_of(kOps);
 
 }  // namespace hfla
+
+// "identity, elu+1, ...": the feature maps in the order of the ops' index, for Python, through
+// ctypes.
+extern "C" const char* hfla_feature_maps() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const char* name : hfla::kFeatureMapNames)
+      joined += (joined.empty() ? "" : ", ") + std::string(name);
+    return joined;
+  }();
+  return names.c_str();
+}

@@ -19,7 +19,6 @@ from torch import Tensor
 INTERFACE_VERSION = (
     1  # of this module; code saved with a checkpoint asks for the one that it was written for
 )
-FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")  # the ops take the index
 LIBRARY_PATH = Path(__file__).with_name("_C.so")
 
 
@@ -43,6 +42,7 @@ def _load_library() -> ctypes.CDLL:
     library.hfla_cpu_instruction_set.restype = ctypes.c_char_p
     library.hfla_cpu_instruction_sets_built.restype = ctypes.c_char_p
     library.hfla_cuda_architectures.restype = ctypes.c_char_p
+    library.hfla_feature_maps.restype = ctypes.c_char_p
     reason = library.hfla_registration_error()
     if reason is not None:
         raise ImportError(
@@ -52,9 +52,10 @@ def _load_library() -> ctypes.CDLL:
 
 
 _library = _load_library()
-_forward = torch.ops.hf_linear_attention.forward.default
-_backward = torch.ops.hf_linear_attention.backward.default
-_step_ = torch.ops.hf_linear_attention.step_.default
+FEATURE_MAPS = tuple(_library.hfla_feature_maps().decode().split(", "))  # the ops take the index
+_forward = torch.ops.hf_linear_attention.linear_attention.default
+_backward = torch.ops.hf_linear_attention.linear_attention_backward.default
+_step_ = torch.ops.hf_linear_attention.linear_attention_step_.default
 _linear = torch.ops.hf_linear_attention.linear.default
 _rms_norm = torch.ops.hf_linear_attention.rms_norm.default
 _rms_norm_forward = torch.ops.hf_linear_attention.rms_norm_forward.default
@@ -273,7 +274,7 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@torch.library.register_fake("hf_linear_attention::forward", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::linear_attention", lib=_registrations)
 def _fake_forward(
     q,
     k,
@@ -299,7 +300,7 @@ def _fake_forward(
     return y, den, kv, z
 
 
-@torch.library.register_fake("hf_linear_attention::backward", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::linear_attention_backward", lib=_registrations)
 def _fake_backward(
     dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others
 ):
@@ -311,7 +312,7 @@ def _fake_backward(
     return tuple(map(gradient_of, (q, k, v, log_decay, initial_kv, initial_z)))
 
 
-@torch.library.register_fake("hf_linear_attention::step_", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::linear_attention_step_", lib=_registrations)
 def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
@@ -372,13 +373,13 @@ def _refuse_second_derivative(ctx, *gradients):
 
 
 torch.library.register_autograd(
-    "hf_linear_attention::forward",
+    "hf_linear_attention::linear_attention",
     _differentiate,
     setup_context=_keep_for_backward,
     lib=_registrations,
 )
 torch.library.register_autograd(
-    "hf_linear_attention::backward", _refuse_second_derivative, lib=_registrations
+    "hf_linear_attention::linear_attention_backward", _refuse_second_derivative, lib=_registrations
 )
 
 

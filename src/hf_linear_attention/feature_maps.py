@@ -22,7 +22,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-# In the order of the kernels' enum (FEATURE_MAPS in _ops.py).
+# In the order of the kernels' enum (csrc/kernels/linear_attention.h).
 POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "elu+1": elu_plus_one,

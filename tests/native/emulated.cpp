@@ -49,4 +49,6 @@ int backward(const hfla::LinearAttentionProblem* p, const hfla::LinearAttentionU
 }
 
 int step(const hfla::LinearAttentionStep* p) { return kernels(p->dtype).step(*p, nullptr); }
+
+const char* feature_map_name(int64_t index) { return hfla::kFeatureMapNames[index]; }
 }

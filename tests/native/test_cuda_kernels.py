@@ -141,6 +141,8 @@ def build(directory: Path) -> ctypes.CDLL:
     loaded.emulator_error.restype = ctypes.c_char_p
     loaded.size_of_problems.restype = c_int64
     loaded.set_schedule.argtypes = [c_uint]
+    loaded.feature_map_name.restype = ctypes.c_char_p
+    loaded.feature_map_name.argtypes = [c_int64]
     loaded.forward.argtypes = [POINTER(s) for s in (Problem, ForwardResult, Place)]
     loaded.backward.argtypes = [POINTER(s) for s in (Problem, BackwardInput, BackwardResult, Place)]
     loaded.step.argtypes = [POINTER(StepProblem)]
@@ -348,7 +350,9 @@ def test_steps_are_the_reference_token_by_token(library, case, dtype, schedule):
 # ---- the emulator itself ----
 
 
-def test_feature_maps_are_in_the_order_of_the_kernels():
+def test_feature_maps_are_in_the_order_of_the_kernels(library):
+    names = [library.feature_map_name(i).decode() for i in range(len(FEATURE_MAPS))]
+    assert names == list(FEATURE_MAPS)
     assert set(FEATURE_MAPS) == set(POINTWISE)
 
 

@@ -80,5 +80,6 @@ def test_nothing_to_do_is_done_and_float64_refused(environment):
         "[0, 3, 4, 5] [0, 2, 3, 5] 0.0 [0, 3, 4, 3]",
         "[2, 0, 4, 5] [2, 2, 3, 5] 0.0 [2, 0, 4, 3]",
         "[1, 0, 4, 5] [0, 2, 3, 5] 0.0 [1, 0, 4, 3]",
-        "hf_linear_attention::forward: q must be float32, bfloat16 or float16 on CUDA, got float64",
+        "hf_linear_attention::linear_attention: q must be float32, bfloat16 or float16 on CUDA, "
+        "got float64",
     ]
