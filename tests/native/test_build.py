@@ -315,6 +315,18 @@ def test_shim_agrees_with_the_headers_of_torch(tmp_path):
 
 
 @needs_compiler
+def test_shim_agrees_with_the_headers_of_torch_2_11_on_what_is_new_there(tmp_path):
+    version = ("-UTORCH_TARGET_VERSION", "-DTORCH_TARGET_VERSION=0x020b000000000000")
+    shim = (CSRC / "torch" / "shim.h").read_text()
+    assert "deleter" in shim
+    result = compile_with_torch(tmp_path, shim + TORCH_HEADER, *version)
+    assert result.returncode == 0, result.stdout
+    wrong = shim.replace("void (*deleter)(void* data, void* context)", "void (*deleter)(void*)")
+    result = compile_with_torch(tmp_path, wrong + TORCH_HEADER, *version)
+    assert "torch_from_blob" in result.stdout
+
+
+@needs_compiler
 def test_a_wrong_prototype_in_the_shim_would_be_noticed(tmp_path):
     shim = (CSRC / "torch" / "shim.h").read_text()
     wrong = shim.replace(
