@@ -39,7 +39,8 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", f"-I{CSRC}", f"-ffile-prefix-map=
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math"]
 LINK_FLAGS = ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exports.map'}"]
 
-# Every *_isa.cpp is compiled once for each of these; csrc/cpu/dispatch.cpp chooses when it runs.
+# Every *_isa.cpp below csrc/cpu is compiled once for each of these; csrc/cpu/dispatch.cpp chooses
+# when it runs.
 INSTRUCTION_SETS = {"base": []}
 if platform.machine() in ("x86_64", "AMD64"):
     avx2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -56,8 +57,14 @@ class Compilation:
     """One source file on its way to one object file."""
 
     source: Path
-    name: str
     flags: list[str] = field(default_factory=list)
+    variant: str = ""  # of several objects that are made of one source
+
+    @property
+    def name(self) -> str:
+        """Of the object; the path is in it, so that no two files have the same."""
+        path = self.source.relative_to(CSRC).with_suffix("")
+        return "-".join(path.parts) + (f"_{self.variant}" if self.variant else "")
 
 
 @dataclass
@@ -168,31 +175,44 @@ def understands(compiler: list[str], flags: list[str]) -> bool:
 def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     built = [f"-DHFLA_WITH_{name.upper()}" for name in instruction_sets]
     result = []
-    for source in sorted((CSRC / "cpu").glob("*.cpp")):
+    for source in sorted((CSRC / "cpu").rglob("*.cpp")):
         if source.stem.endswith("_isa"):
             for name, isa_flags in instruction_sets.items():
                 flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
-                result.append(Compilation(source, f"{source.stem}_{name}", flags))
+                result.append(Compilation(source, flags, name))
         else:
-            result.append(Compilation(source, source.stem, built))
+            result.append(Compilation(source, built))
     return result
 
 
 def bindings(cuda: Cuda | None) -> list[Compilation]:
     """What depends on whether there are CUDA kernels."""
-    source = CSRC / "torch" / "bindings.cpp"
+    for_cuda = sorted((CSRC / "torch" / "cuda").rglob("*.cpp"))
+    sources = [
+        source for source in sorted((CSRC / "torch").rglob("*.cpp")) if source not in for_cuda
+    ]
     if cuda is None:
-        return [Compilation(source, "bindings")]
+        return [Compilation(source) for source in sources]
     built = f'-DHFLA_WITH_CUDA="{", ".join(cuda.architectures)}"'
+    of_runtime = sorted((CSRC / "cuda").rglob("*.cpp"))
     return [
-        Compilation(source, "bindings_cuda", [built]),
-        Compilation(CSRC / "torch" / "cuda_context.cpp", "cuda_context"),
-        Compilation(CSRC / "cuda" / "runtime.cpp", "cuda_runtime", [f"-I{cuda.include}"]),
+        *(Compilation(source, [built], "cuda") for source in sources),
+        *(Compilation(source, [f"-I{cuda.include}"]) for source in for_cuda + of_runtime),
     ]
 
 
-def is_newer(target: Path, sources: list[Path]) -> bool:
-    return target.exists() and target.stat().st_mtime > max(s.stat().st_mtime for s in sources)
+def dependencies(rule: Path) -> list[Path]:
+    """The files in a make rule that a compiler wrote (-MF): the source and all that it includes."""
+    _, _, prerequisites = rule.read_text().replace("\\\n", " ").partition(": ")
+    escaped = re.findall(r"(?:\\.|[^\\\s])+", prerequisites)
+    return [Path(re.sub(r"\\(.)", r"\1", name).replace("$$", "$")) for name in escaped]
+
+
+def is_up_to_date(target: Path, rule: Path) -> bool:
+    if not target.exists() or not rule.exists():
+        return False
+    made = target.stat().st_mtime
+    return all(file.exists() and file.stat().st_mtime < made for file in dependencies(rule))
 
 
 def libtorch_stub(compiler: list[str], directory: Path) -> Path:
@@ -232,24 +252,23 @@ class BuildNativeLibrary(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(parents=True, exist_ok=True)
 
-        cpu_objects = self.compile_cpu(compiler, objects)
         cuda, cuda_objects = self.compile_cuda(compiler, objects)
-        torch_objects = self.compile_all(compiler, bindings(cuda), objects)
-
-        linked = [*torch_objects, *cpu_objects, *cuda_objects]
+        linked = [*self.compile_host(compiler, cuda, objects), *cuda_objects]
         if cuda:
             linked += [cuda.runtime, "-Wl,--exclude-libs,ALL", "-ldl", "-lrt", "-lpthread"]
         libtorch = ["-Wl,--no-as-needed", libtorch_stub(compiler, objects), "-Wl,--as-needed"]
         user_flags = shlex.split(os.environ.get("LDFLAGS", ""))
         run([*compiler, *LINK_FLAGS, *linked, *libtorch, *user_flags, "-o", library])
 
-    def compile_cpu(self, compiler: list[str], objects: Path) -> list[Path]:
+    def compile_host(self, compiler: list[str], cuda: Cuda | None, objects: Path) -> list[Path]:
+        """All that the C++ compiler compiles."""
         instruction_sets = {
             name: isa_flags
             for name, isa_flags in INSTRUCTION_SETS.items()
             if understands(compiler, isa_flags)
         }
-        return self.compile_all(compiler, cpu_kernels(instruction_sets), objects)
+        command = [*compiler, *COMPILE_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+        return self.compile_all(command, cpu_kernels(instruction_sets) + bindings(cuda), objects)
 
     def compile_cuda(self, compiler: list[str], objects: Path) -> tuple[Cuda | None, list[Path]]:
         """Neither, with a warning, where it can't be done."""
@@ -258,10 +277,9 @@ class BuildNativeLibrary(build_ext):
             if not architectures:
                 return None, []
             cuda = find_cuda(architectures)
-            sources = sorted((CSRC / "cuda").glob("*.cu"))
-            items = [Compilation(source, f"cuda_{source.stem}") for source in sources]
+            items = [Compilation(source) for source in (CSRC / "cuda").rglob("*.cu")]
             command = [str(cuda.nvcc), f"-ccbin={compiler[0]}", *cuda.nvcc_flags()]
-            return cuda, self.compile_items(command, items, objects)
+            return cuda, self.compile_all(command, items, objects)
         except CompileError as error:
             if REQUIRE_NATIVE and os.environ.get(CUDA_SETTING):
                 raise
@@ -271,26 +289,23 @@ class BuildNativeLibrary(build_ext):
     def compile_all(
         self, compiler: list[str], items: list[Compilation], objects: Path
     ) -> list[Path]:
-        flags = [*COMPILE_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
-        return self.compile_items([*compiler, *flags], items, objects)
-
-    def compile_items(
-        self, compiler: list[str], items: list[Compilation], objects: Path
-    ) -> list[Path]:
         """Compiles in parallel what is not up to date, and returns all object files."""
 
         def compile_one(item: Compilation) -> Path:
             target = objects / f"{item.name}.o"
-            sources = [item.source, CSRC / "kernels.h", *item.source.parent.glob("*.*h")]
-            command = [*compiler, *item.flags, "-c", str(item.source), "-o", str(target)]
+            rule = target.with_suffix(".d")
+            command = [*compiler, *item.flags, "-MMD", "-MF", str(rule)]
+            command += ["-c", str(item.source), "-o", str(target)]
             made_by = target.with_suffix(".command")  # exists beside a complete object only
             same_command = made_by.exists() and made_by.read_text() == shlex.join(command)
-            if self.force or not same_command or not is_newer(target, sources):
+            if self.force or not same_command or not is_up_to_date(target, rule):
                 made_by.unlink(missing_ok=True)
                 run(command)
                 made_by.write_text(shlex.join(command))
             return target
 
+        # The largest first: what is compiled last should not keep one core busy alone.
+        items = sorted(items, key=lambda item: (-item.source.stat().st_size, item.name))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return list(pool.map(compile_one, items))
 

@@ -32,12 +32,12 @@ SHARED_MEMORY = {
 }
 PROGRAM = """
 #include <cstdio>
-#include "cuda/launch.cuh"
+#include "cuda/linear_attention/table.cuh"
 using namespace hfla;
 using namespace hfla::cuda;
 using __half = Float16;  // its name where nvcc compiles
 int main() {
-  StepProblem problem{};
+  LinearAttentionStep problem{};
   problem.K = problem.V = %d;
   (void)problem;
   for (long bytes : {%s}) std::printf("%%ld\\n", bytes);
@@ -63,7 +63,8 @@ def find_nvcc() -> str | None:
 def compile_one(nvcc: str, source: Path, architecture: str, directory: Path) -> str:
     """Compiles for one architecture and returns what the compiler printed."""
     virtual = architecture.replace("sm_", "compute_")
-    target = directory / f"{source.stem}.{architecture}.o"
+    name = "-".join(source.relative_to(CSRC).parts)
+    target = directory / f"{name}.{architecture}.o"
     command = [nvcc, "-std=c++17", "-O3", f"-I{CSRC}", "-Xptxas=-v", "-c", source, "-o", target]
     command.append(f"-gencode=arch={virtual},code={architecture}")
     result = subprocess.run(command, capture_output=True, text=True)
@@ -117,7 +118,7 @@ def main() -> None:
     if nvcc is None:
         raise SystemExit("nvcc is neither on PATH nor in CUDA_HOME")
     architectures = sys.argv[1:] or ARCHITECTURES
-    jobs = [(s, a) for a in architectures for s in sorted((CSRC / "cuda").glob("*.cu"))]
+    jobs = [(s, a) for a in architectures for s in sorted((CSRC / "cuda").rglob("*.cu"))]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         outputs = pool.map(lambda job: compile_one(nvcc, *job, Path(name)), jobs)
         reports = {job: parse(text) for job, text in zip(jobs, outputs, strict=True)}

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "kernels.h"
+#include "kernels/cpu.h"
 
 namespace hfla {
 

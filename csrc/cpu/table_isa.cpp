@@ -2,14 +2,22 @@
 //
 // The kernels of one instruction set, as dispatch.cpp finds them.
 
-#include "cpu/isa.h"
+#include "cpu/dense/kernels.h"
+#include "cpu/linear_attention/kernels.h"
+#include "kernels/cpu.h"
 
 #define HFLA_STRING(x) #x
 #define HFLA_EXPANDED_STRING(x) HFLA_STRING(x)
 
 namespace hfla::HFLA_ISA {
 
+extern const CpuKernels kernels;
+
 const CpuKernels kernels = {
-    HFLA_EXPANDED_STRING(HFLA_ISA), forward, backward, step, linear, rms_norm, rms_norm_backward};
+    HFLA_EXPANDED_STRING(HFLA_ISA),
+    {linear_attention_forward, linear_attention_backward, linear_attention_step},
+    linear,
+    {rms_norm, rms_norm_backward},
+};
 
 }  // namespace hfla::HFLA_ISA

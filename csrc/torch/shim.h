@@ -14,6 +14,8 @@
 #include <string>
 #include <utility>
 
+#include "torch/memory.h"
+
 extern "C" {
 
 // 0 is success.
@@ -44,6 +46,8 @@ int32_t aoti_torch_dtype_float16();
 int32_t aoti_torch_dtype_bfloat16();
 int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_dtype_float64();
+size_t aoti_torch_dtype_element_size(int32_t dtype);
+int32_t aoti_torch_layout_strided();
 
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
 AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
@@ -58,6 +62,10 @@ AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const
                                         AtenTensorHandle* new_tensor);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
+
+// Runs an op of torch on a stack of arguments, which it takes, and puts the results there.
+AOTITorchError torch_call_dispatcher(const char* op, const char* overload, StableIValue* stack,
+                                     uint64_t build_version);
 
 AOTITorchError aoti_torch_create_device_guard(int32_t device_index, DeviceGuardHandle* new_guard);
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
@@ -79,6 +87,14 @@ AOTITorchError torch_library_impl(TorchLibraryHandle library, const char* op,
                                   uint64_t build_version);
 
 }  // extern "C"
+
+// Of torch >= 2.11; null where the library was loaded into an older one. deleter(data, context) is
+// called when the storage is gone.
+extern "C" __attribute__((weak)) AOTITorchError torch_from_blob(
+    void* data, int64_t dim, const int64_t* sizes, const int64_t* strides, int64_t storage_offset,
+    int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle* new_tensor,
+    int32_t layout, const uint8_t* opaque_metadata, int64_t opaque_metadata_size,
+    void (*deleter)(void* data, void* context), void* context);
 
 namespace hfla {
 
@@ -133,7 +149,7 @@ class Tensor {
     if (handle_) aoti_torch_delete_tensor_object(handle_);
   }
 
-  // A contiguous one, not initialised.
+  // A contiguous one, not initialised; a large one on the CPU may be on kept memory.
   static Tensor empty(int32_t dtype, std::initializer_list<int64_t> sizes, Device device) {
     return empty(dtype, sizes.begin(), static_cast<int64_t>(sizes.size()), device);
   }
@@ -145,9 +161,13 @@ class Tensor {
       strides[d] = stride;
       stride *= sizes[d];
     }
-    AtenTensorHandle handle;
-    HFLA_TORCH_CALL(
-        aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, &handle));
+    const bool on_cpu = device.type == aoti_torch_device_type_cpu();
+    AtenTensorHandle handle =
+        on_cpu ? new_tensor_on_kept_memory(dim, sizes, strides, dtype) : nullptr;
+    if (!handle) {
+      HFLA_TORCH_CALL(
+          aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, &handle));
+    }
     return Tensor(handle);
   }
 

@@ -103,16 +103,18 @@ class LinearAttention(MappedAttention):
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         memory = LayerMemory(cache, tokens, T)
 
-        q, k = self.q_proj(hidden_states), self.k_proj(hidden_states)
-        v = self.v_proj(hidden_states)
+        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
         shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
         if self.has_conv:
-            q = call(self.q_conv1d, shard, q, memory)
             k = call(self.k_conv1d, shard, k, memory)
             v = call(self.v_conv1d, shard, v, memory)
         if self.value_act is not None:
             v = self.value_act(v)
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
+        q = self.q_proj(hidden_states)
+        if self.has_conv:
+            q = call(self.q_conv1d, shard, q, memory)
+        q = q.unflatten(-1, (-1, self.head_dim))
         if position_embeddings is not None:
             q, k = apply_rotary_pos_emb(q, k, *position_embeddings, unsqueeze_dim=2)
         if self.feature_map is not None:

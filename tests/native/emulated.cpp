@@ -2,19 +2,13 @@
 //
 // The CUDA kernels, emulated, for tests/native/test_cuda_kernels.py to call through ctypes.
 
-#include "cuda/table.cuh"
+#include "cuda/common/device.h"
+#include "kernels/cuda.h"
 
 namespace {
 
-const hfla::CudaKernels& kernels(hfla::DType dtype) {
-  switch (dtype) {
-    case hfla::DType::bf16:
-      return hfla::cuda::kTable<hfla::cuda::BFloat16>;
-    case hfla::DType::f16:
-      return hfla::cuda::kTable<hfla::cuda::Float16>;
-    default:
-      return hfla::cuda::kTable<float>;
-  }
+const hfla::LinearAttentionOnCuda& kernels(hfla::DType dtype) {
+  return *hfla::cuda_kernels(dtype)->linear_attention;
 }
 
 }  // namespace
@@ -23,8 +17,9 @@ extern "C" {
 
 // For a comparison with the structures as Python declares them.
 int64_t size_of_problems() {
-  return sizeof(hfla::Problem) + sizeof(hfla::ForwardResult) + sizeof(hfla::BackwardInput) +
-         sizeof(hfla::BackwardResult) + sizeof(hfla::StepProblem) + sizeof(hfla::CudaDevice);
+  return sizeof(hfla::LinearAttentionProblem) + sizeof(hfla::LinearAttentionResult) +
+         sizeof(hfla::LinearAttentionUpstream) + sizeof(hfla::LinearAttentionGradients) +
+         sizeof(hfla::LinearAttentionStep) + sizeof(hfla::CudaDevice) + sizeof(hfla::CudaPlace);
 }
 
 void set_schedule(unsigned schedule) { hfla::cuda::emulator::machine().schedule = schedule; }
@@ -43,17 +38,17 @@ const char* emulator_error() {
   return error.c_str();
 }
 
-int forward(const hfla::Problem* p, const hfla::ForwardResult* result,
-            const hfla::CudaDevice* device, void* workspace, int64_t* workspace_bytes) {
-  return kernels(p->dtype).forward(*p, *result, *device, workspace, workspace_bytes, nullptr);
+int forward(const hfla::LinearAttentionProblem* p, const hfla::LinearAttentionResult* result,
+            const hfla::CudaPlace* place) {
+  return kernels(p->dtype).forward(*p, *result, *place);
 }
 
-int backward(const hfla::Problem* p, const hfla::BackwardInput* input,
-             const hfla::BackwardResult* result, const hfla::CudaDevice* device, void* workspace,
-             int64_t* workspace_bytes) {
-  return kernels(p->dtype).backward(*p, *input, *result, *device, workspace, workspace_bytes,
-                                    nullptr);
+int backward(const hfla::LinearAttentionProblem* p, const hfla::LinearAttentionUpstream* input,
+             const hfla::LinearAttentionGradients* result, const hfla::CudaPlace* place) {
+  return kernels(p->dtype).backward(*p, *input, *result, *place);
 }
 
-int step(const hfla::StepProblem* p) { return kernels(p->dtype).step(*p, nullptr); }
+int step(const hfla::LinearAttentionStep* p) { return kernels(p->dtype).step(*p, nullptr); }
+
+const char* feature_map_name(int64_t index) { return hfla::kFeatureMapNames[index]; }
 }

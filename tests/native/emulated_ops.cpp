@@ -1,19 +1,17 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What csrc/torch/bindings.cpp is linked to in place of a GPU: the emulated kernels, a device, and
-// where to launch. It is compiled with HFLA_WITH_CUDA and with torch's CPU under the name of CUDA,
-// so that ops called on CPU tensors take the way of CUDA tensors.
+// What csrc/torch is linked to in place of a GPU: a device, and where to launch, beside the emulated
+// kernels. All of it is compiled with HFLA_WITH_CUDA and with torch's CPU under the name of CUDA, so
+// that ops called on CPU tensors take the way of CUDA tensors.
 
 #include <cstdlib>
 
-#include "cuda/table.cuh"
-#include "torch/cuda_context.h"
+#include "cuda/common/device.h"
+#include "kernels/cpu.h"
+#include "kernels/cuda.h"
+#include "torch/cuda/context.h"
 
 namespace hfla {
-
-const CudaKernels cuda_kernels_f32 = cuda::kTable<float>;
-const CudaKernels cuda_kernels_bf16 = cuda::kTable<cuda::BFloat16>;
-const CudaKernels cuda_kernels_f16 = cuda::kTable<cuda::Float16>;
 
 // Set where every call shall fail, as with a driver that is too old.
 const char* driver_error() { return std::getenv("EMULATED_DRIVER_ERROR"); }
@@ -37,5 +35,5 @@ const CpuKernels* cpu_kernels(const char** why_not) {
 
 }  // namespace hfla
 
-// bindings.cpp's other exports come with it; these are those of csrc/cpu/dispatch.cpp.
+// csrc/torch's exports come with it; these are those of csrc/cpu/dispatch.cpp.
 extern "C" const char* hfla_cpu_instruction_sets_built() { return "none"; }

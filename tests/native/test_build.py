@@ -48,7 +48,7 @@ def build(kind, source, destination, **environment):
 @pytest.fixture(scope="session")
 def unpacked_sdist(tmp_path_factory):
     """The source tree as someone gets it who downloads the sdist."""
-    directory = tmp_path_factory.mktemp("sdist")
+    directory = tmp_path_factory.mktemp("sdist with spaces in its path")
     source = directory / "checkout"
     untouched = shutil.ignore_patterns(
         ".*", "build", "outputs", "*.so", "*.egg-info", "__pycache__"
@@ -233,6 +233,49 @@ def test_wheel_whose_cuda_kernels_cannot_be_built_is_for_the_cpu_with_one_warnin
     assert reason in required.stdout
 
 
+# ---- what is compiled again ----
+
+
+def compiled(printed):
+    """What a build compiled: the sources, relative to csrc, in the order of their names."""
+    return sorted(re.findall(r"/csrc/([\w/]+\.cpp)'? -o", printed))
+
+
+def includers(csrc, header):
+    """The sources that include a header of csrc, directly or through others."""
+    texts = {
+        p.relative_to(csrc).as_posix(): p.read_text() for p in csrc.rglob("*.*") if p.is_file()
+    }
+    found, grown = set(), {header}
+    while grown != found:
+        found = grown
+        grown = found | {
+            name for name, text in texts.items() if any(f'#include "{h}"' in text for h in found)
+        }
+    return sorted(name for name in found if name.endswith(".cpp"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("header", ["cpu/linear_attention/scan.h", "torch/sequences.h"])
+def test_a_header_that_changed_is_compiled_into_what_includes_it_and_nothing_else(
+    header, native_wheel, unpacked_sdist, tmp_path
+):
+    csrc = unpacked_sdist / "csrc"
+    again, _ = build("wheel", unpacked_sdist, tmp_path / "again", CXXFLAGS="-O0")
+    assert compiled(again.stdout) == []
+
+    os.utime(csrc / header)
+    changed, wheel = build("wheel", unpacked_sdist, tmp_path / "changed", CXXFLAGS="-O0")
+    assert wheel is not None, changed.stdout
+    wanted = includers(csrc, header)
+    assert wanted and set(compiled(changed.stdout)) == set(wanted)
+    objects = [path.name for path in native_wheel[1]]
+    for source in wanted:  # once for every object that is made of it
+        name = source.removesuffix(".cpp").replace("/", "-")
+        made = [o for o in objects if o == f"{name}.o" or o.startswith(f"{name}_")]
+        assert compiled(changed.stdout).count(source) == len(made)
+
+
 def wheel_metadata(wheel):
     archive = zipfile.ZipFile(wheel)
     return archive.read(next(n for n in archive.namelist() if n.endswith("/WHEEL"))).decode()
@@ -273,6 +316,18 @@ TORCH_HEADER = "#include <torch/csrc/stable/c/shim.h>\n"
 def test_shim_agrees_with_the_headers_of_torch(tmp_path):
     result = compile_with_torch(tmp_path, '#include "torch/shim.h"\n' + TORCH_HEADER)
     assert result.returncode == 0, result.stdout
+
+
+@needs_compiler
+def test_shim_agrees_with_the_headers_of_torch_2_11_on_what_is_new_there(tmp_path):
+    version = ("-UTORCH_TARGET_VERSION", "-DTORCH_TARGET_VERSION=0x020b000000000000")
+    shim = (CSRC / "torch" / "shim.h").read_text()
+    assert "deleter" in shim
+    result = compile_with_torch(tmp_path, shim + TORCH_HEADER, *version)
+    assert result.returncode == 0, result.stdout
+    wrong = shim.replace("void (*deleter)(void* data, void* context)", "void (*deleter)(void*)")
+    result = compile_with_torch(tmp_path, wrong + TORCH_HEADER, *version)
+    assert "torch_from_blob" in result.stdout
 
 
 @needs_compiler

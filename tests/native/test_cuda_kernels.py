@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The CUDA kernels without a GPU: their source, compiled for the CPU by csrc/cuda/emulator.h.
+"""The CUDA kernels without a GPU: their source, compiled for the CPU (csrc/cuda/common/emulator.h).
 
 B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed sequences.
 """
@@ -31,24 +31,30 @@ if not shutil.which(CXX[0]):
 # How the threads of a block are ordered: ascending, descending, two shuffles.
 SCHEDULES = (0, 1, 2, 3)
 
-# ---- csrc/kernels.h ----
+# ---- csrc/kernels/common.h and linear_attention.h ----
 
 
 class View(Structure):
     _fields_ = [("data", c_void_p)] + [(n, c_int64) for n in ("batch", "time", "head", "dim")]
 
 
+HEAD_SIZES = [*((n, c_int64) for n in ("B", "Hq", "Hkv", "K", "V")), ("dtype", c_int32)]
+
+
+class Options(Structure):
+    _fields_ = [("feature_map", c_int64), ("eps", c_double), ("normalize", c_bool)]
+
+
 class Problem(Structure):
+    _anonymous_ = ["options"]
     _fields_ = [
-        *((n, c_int64) for n in ("B", "T", "Hq", "Hkv", "K", "V", "num_sequences")),
-        ("cu_seqlens", c_void_p),
-        ("dtype", c_int32),
-        ("feature_map", c_int64),
-        ("normalize", c_bool),
+        *HEAD_SIZES,
+        *((n, c_int64) for n in ("T", "num_sequences")),
+        *((n, c_void_p) for n in ("cu_seqlens", "key_mask")),
+        ("options", Options),
         ("is_causal", c_bool),
-        ("eps", c_double),
         *((n, View) for n in ("q", "k", "v", "log_decay")),
-        *((n, c_void_p) for n in ("key_mask", "initial_kv", "initial_z")),
+        *((n, c_void_p) for n in ("initial_kv", "initial_z")),
     ]
 
 
@@ -69,12 +75,10 @@ class BackwardResult(Structure):
 
 
 class StepProblem(Structure):
+    _anonymous_ = ["options"]
     _fields_ = [
-        *((n, c_int64) for n in ("B", "Hq", "Hkv", "K", "V")),
-        ("dtype", c_int32),
-        ("feature_map", c_int64),
-        ("normalize", c_bool),
-        ("eps", c_double),
+        *HEAD_SIZES,
+        ("options", Options),
         *((n, View) for n in ("q", "k", "v", "log_decay")),
         *((n, c_void_p) for n in ("key_mask", "kv", "z")),
         ("y", View),
@@ -85,7 +89,16 @@ class Device(Structure):
     _fields_ = [(n, c_int64) for n in ("multiprocessors", "shared_bytes", "piece_length")]
 
 
-STRUCTURES = (Problem, ForwardResult, BackwardInput, BackwardResult, StepProblem, Device)
+class Place(Structure):
+    _fields_ = [
+        ("device", Device),
+        ("workspace", c_void_p),
+        ("workspace_bytes", POINTER(c_int64)),
+        ("stream", c_void_p),
+    ]
+
+
+STRUCTURES = (Problem, ForwardResult, BackwardInput, BackwardResult, StepProblem, Device, Place)
 
 # One of an H100's size, that gives blocks long pieces; and one that makes them as short as can be.
 LARGE = Device(132, 227 << 10, 0)
@@ -120,20 +133,18 @@ def build(directory: Path) -> ctypes.CDLL:
     """The emulated kernels as a shared library."""
     library = directory / "emulated.so"
     command = [*CXX, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    source = ROOT / "tests" / "native" / "emulated.cpp"
-    subprocess.run([*command, f"-I{ROOT / 'csrc'}", source, "-o", library], check=True)
+    csrc = ROOT / "csrc"
+    sources = [ROOT / "tests" / "native" / "emulated.cpp", csrc / "cuda" / "kernels.cpp"]
+    sources += ["-x", "c++", *csrc.glob("cuda/*/*.cu")]
+    subprocess.run([*command, f"-I{csrc}", "-o", library, *sources], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.emulator_error.restype = ctypes.c_char_p
     loaded.size_of_problems.restype = c_int64
     loaded.set_schedule.argtypes = [c_uint]
-    workspace = [POINTER(Device), c_void_p, POINTER(c_int64)]
-    loaded.forward.argtypes = [POINTER(Problem), POINTER(ForwardResult), *workspace]
-    loaded.backward.argtypes = [
-        POINTER(Problem),
-        POINTER(BackwardInput),
-        POINTER(BackwardResult),
-        *workspace,
-    ]
+    loaded.feature_map_name.restype = ctypes.c_char_p
+    loaded.feature_map_name.argtypes = [c_int64]
+    loaded.forward.argtypes = [POINTER(s) for s in (Problem, ForwardResult, Place)]
+    loaded.backward.argtypes = [POINTER(s) for s in (Problem, BackwardInput, BackwardResult, Place)]
     loaded.step.argtypes = [POINTER(StepProblem)]
     assert loaded.size_of_problems() == sum(ctypes.sizeof(s) for s in STRUCTURES)
     return loaded
@@ -155,17 +166,19 @@ def call(library: ctypes.CDLL, function: str, *arguments: Structure, schedule: i
     if not isinstance(arguments[-1], Device):
         failed = run(*map(byref, arguments))
     else:
+        *arguments, device = arguments
         needed = c_int64(0)
-        run(*map(byref, arguments), None, byref(needed))
+        run(*map(byref, arguments), byref(Place(device, None, ctypes.pointer(needed))))
         workspace = torch.full((needed.value + 1,), 0xFF, dtype=torch.uint8)
-        failed = run(*map(byref, arguments), workspace.data_ptr(), byref(needed))
+        place = Place(device, workspace.data_ptr(), ctypes.pointer(needed))
+        failed = run(*map(byref, arguments), byref(place))
     if failed:
         raise EmulatorError(library.emulator_error().decode())
 
 
 def make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, options) -> Problem:
     B, T, Hq, K = q.shape
-    problem = Problem(B, T, Hq, k.shape[2], K, v.shape[3])
+    problem = Problem(B, Hq, k.shape[2], K, v.shape[3], T=T)
     problem.num_sequences = B if cu_seqlens is None else len(cu_seqlens) - 1
     problem.dtype = DTYPES.index(q.dtype)
     problem.feature_map = FEATURE_MAPS.index(options["feature_map"] or "identity")
@@ -337,14 +350,22 @@ def test_steps_are_the_reference_token_by_token(library, case, dtype, schedule):
 # ---- the emulator itself ----
 
 
-def test_feature_maps_are_in_the_order_of_the_kernels():
+def test_feature_maps_are_in_the_order_of_the_kernels(library):
+    names = [library.feature_map_name(i).decode() for i in range(len(FEATURE_MAPS))]
+    assert names == list(FEATURE_MAPS)
     assert set(FEATURE_MAPS) == set(POINTWISE)
 
 
 def barriers(path: str) -> list[int]:
     """The lines of a kernel that have one."""
-    lines = (ROOT / "csrc" / "cuda" / path).read_text().splitlines()
+    directory = ROOT / "csrc" / "cuda" / "linear_attention"
+    lines = (directory / path).read_text().splitlines()
     return [number for number, line in enumerate(lines, 1) if "sync_block();" in line]
+
+
+def test_every_barrier_is_left_out_once_below():
+    kernels = (ROOT / "csrc" / "cuda" / "linear_attention").glob("*.cuh")
+    assert {path.name for path in kernels if barriers(path.name)} == {"walker.cuh", "step.cuh"}
 
 
 @pytest.fixture
@@ -364,7 +385,7 @@ def schedules_that_fail(run) -> int:
     return failed
 
 
-@pytest.mark.parametrize("line", barriers("walk.cuh"))
+@pytest.mark.parametrize("line", barriers("walker.cuh"))
 def test_every_missing_barrier_of_a_walk_is_found(library, leave_out, line):
     # Two walks, one after the other, since the state has more rows than a tile.
     case = Case(B=1, T=40, Hq=4, K=60, decay="mild", mask="middle", initial=True)
@@ -388,6 +409,6 @@ def test_every_missing_barrier_of_a_step_is_found(library, leave_out, line):
 
 
 def test_threads_that_part_at_a_barrier_are_found(library, leave_out):
-    leave_out(barriers("walk.cuh")[-1], 0)
+    leave_out(barriers("walker.cuh")[-1], 0)
     with pytest.raises(EmulatorError, match="part at a barrier"):
         check(library, Case())

@@ -34,7 +34,9 @@ def environment(tmp_path_factory) -> dict[str, str]:
         '-DHFLA_WITH_CUDA="emulated"',
         "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     ]
-    sources = [CSRC / "torch" / "bindings.cpp", ROOT / "tests" / "native" / "emulated_ops.cpp"]
+    sources = [*CSRC.glob("torch/*.cpp"), CSRC / "cuda" / "kernels.cpp"]
+    sources += [ROOT / "tests" / "native" / "emulated_ops.cpp", "-x", "c++"]
+    sources += [*CSRC.glob("cuda/*/*.cu"), "-x", "none"]
     linked = [f"-L{torch_libraries}", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"]
     command = [*CXX, *flags, *sources, *linked, "-o", package / "_C.so"]
     subprocess.run(command, check=True)
@@ -80,7 +82,8 @@ def test_nothing_to_do_is_done_and_float64_refused(environment):
         "[0, 3, 4, 5] [0, 2, 3, 5] 0.0 [0, 3, 4, 3]",
         "[2, 0, 4, 5] [2, 2, 3, 5] 0.0 [2, 0, 4, 3]",
         "[1, 0, 4, 5] [0, 2, 3, 5] 0.0 [1, 0, 4, 3]",
-        "hf_linear_attention::forward: q must be float32, bfloat16 or float16 on CUDA, got float64",
+        "hf_linear_attention::linear_attention: q must be float32, bfloat16 or float16 on CUDA, "
+        "got float64",
     ]
 
 

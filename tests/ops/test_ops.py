@@ -62,7 +62,7 @@ def arguments(
     normalize=True,
     is_causal=True,
 ):
-    """Arguments of the op `forward`, by name and in its order, with leaves that require grad."""
+    """Arguments of the op `linear_attention`, by name and in its order; leaves require grad."""
     generator = torch.Generator().manual_seed(0)
     acc = torch.float64 if dtype == torch.float64 else torch.float32
     rows = B if cu_seqlens is None else len(cu_seqlens) - 1
@@ -92,7 +92,7 @@ def arguments(
 
 def forward(**args):
     """y, kv and z, without den, which has no gradient; z is None where there is none."""
-    y, _, kv, z = OP.forward(**args)
+    y, _, kv, z = OP.linear_attention(**args)
     return (y, kv, z) if args["normalize"] else (y, kv)
 
 
@@ -102,14 +102,16 @@ def named(args):
 
 
 def everything():
-    """Arguments of the op `forward`, of which none is absent."""
+    """Arguments of the op `linear_attention`, of which none is absent."""
     return arguments(**VARIANTS["everything"], dtype=torch.float32)
 
 
 def backward_arguments(**args):
-    """Arguments of the op `backward`, by name and in its order, none of which requires grad."""
+    """Arguments of the op `linear_attention_backward`, by name and in its order; none requires
+    grad.
+    """
     args = {name: x.detach() if torch.is_tensor(x) else x for name, x in args.items()}
-    y, den, kv, z = OP.forward(**args)
+    y, den, kv, z = OP.linear_attention(**args)
     upstream = dict(
         dy=torch.ones_like(y),
         dkv=torch.ones_like(kv),
@@ -120,7 +122,7 @@ def backward_arguments(**args):
 
 
 def step_arguments(*, B=2, Hq=4, Hkv=2, K=3, V=5, dtype=torch.float32, normalize=True):
-    """Arguments of the op `step_`, by name and in its order."""
+    """Arguments of the op `linear_attention_step_`, by name and in its order."""
     generator = torch.Generator().manual_seed(0)
     acc = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -175,19 +177,21 @@ def rms_norm_backward_arguments(**options):
 
 @every_variant
 def test_forward_passes_opcheck(variant):
-    torch.library.opcheck(OP.forward.default, tuple(arguments(**VARIANTS[variant]).values()))
+    torch.library.opcheck(
+        OP.linear_attention.default, tuple(arguments(**VARIANTS[variant]).values())
+    )
 
 
 @every_variant
 def test_backward_passes_opcheck(variant):
     args = backward_arguments(**arguments(**VARIANTS[variant]))
-    torch.library.opcheck(OP.backward.default, tuple(args.values()))
+    torch.library.opcheck(OP.linear_attention_backward.default, tuple(args.values()))
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_step_passes_opcheck(normalize):
     args = step_arguments(normalize=normalize)
-    torch.library.opcheck(OP.step_.default, tuple(args.values()))
+    torch.library.opcheck(OP.linear_attention_step_.default, tuple(args.values()))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -212,7 +216,7 @@ def test_rms_norm_passes_opcheck(shape):
 def test_fakes_agree_with_results_for_reduced_precision(variant):
     args = arguments(**VARIANTS[variant], dtype=torch.bfloat16)
     meta = {name: x.to("meta") if torch.is_tensor(x) else x for name, x in args.items()}
-    for real, fake in zip(OP.forward(**args), OP.forward(**meta), strict=True):
+    for real, fake in zip(OP.linear_attention(**args), OP.linear_attention(**meta), strict=True):
         assert (real.shape, real.dtype, real.stride()) == (fake.shape, fake.dtype, fake.stride())
 
 
@@ -339,7 +343,7 @@ def test_gradients_reach_only_what_needs_them():
 
 
 def test_den_has_no_gradient():
-    y, den, kv, z = OP.forward(**arguments())
+    y, den, kv, z = OP.linear_attention(**arguments())
     assert [x.requires_grad for x in (y, den, kv, z)] == [True, False, True, True]
 
 
@@ -651,7 +655,7 @@ def test_forward_refuses_packing_in_more_than_one_row():
     args = arguments(B=2)
     args["cu_seqlens"] = torch.tensor([0, 9], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="cu_seqlens packs sequences along time"):
-        OP.forward(**args)
+        OP.linear_attention(**args)
 
 
 WRONG_BACKWARD_ARGUMENTS = {
@@ -673,7 +677,7 @@ def test_backward_refuses_dz_without_a_normaliser():
     args = backward_arguments(**arguments(normalize=False))
     args["dz"] = args["kv"].sum(-1)
     with pytest.raises(RuntimeError, match="dz must be None without normalize"):
-        OP.backward(**args)
+        OP.linear_attention_backward(**args)
 
 
 WRONG_STEP_ARGUMENTS = {
@@ -731,9 +735,12 @@ WRONG_RMS_NORM_BACKWARD_ARGUMENTS = WRONG_RMS_NORM_ARGUMENTS | {
 
 # Of each op: its arguments, and what may be wrong with them.
 WRONG_ARGUMENTS = {
-    "forward": (everything, WRONG_FORWARD_ARGUMENTS),
-    "backward": (lambda: backward_arguments(**everything()), WRONG_BACKWARD_ARGUMENTS),
-    "step_": (step_arguments, WRONG_STEP_ARGUMENTS),
+    "linear_attention": (everything, WRONG_FORWARD_ARGUMENTS),
+    "linear_attention_backward": (
+        lambda: backward_arguments(**everything()),
+        WRONG_BACKWARD_ARGUMENTS,
+    ),
+    "linear_attention_step_": (step_arguments, WRONG_STEP_ARGUMENTS),
     "linear": (linear_arguments, WRONG_LINEAR_ARGUMENTS),
     "rms_norm": (rms_norm_arguments, WRONG_RMS_NORM_ARGUMENTS),
     "rms_norm_forward": (rms_norm_arguments, WRONG_RMS_NORM_ARGUMENTS),

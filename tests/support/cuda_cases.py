@@ -7,7 +7,7 @@ from torch import Tensor
 import attention_cases
 from attention_cases import Case
 
-# In the order of the enumerations in csrc/kernels.h.
+# In the order of the enumerations in csrc/kernels.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")
 

@@ -33,6 +33,9 @@ def load() -> ctypes.CDLL:
     library.hfla_cpu_instruction_set.restype = ctypes.c_char_p
     library.hfla_cpu_instruction_sets_built.restype = ctypes.c_char_p
     library.hfla_cuda_architectures.restype = ctypes.c_char_p
+    library.hfla_feature_maps.restype = ctypes.c_char_p
+    library.hfla_kept_bytes.restype = ctypes.c_int64
+    library.hfla_free_kept_memory.restype = None
     reason = library.hfla_registration_error()
     if reason is not None:
         raise ImportError(
@@ -62,6 +65,24 @@ def cpu_instruction_set() -> str:
 def cpu_instruction_sets_built() -> list[str]:
     """All that this build could use, best first."""
     return _library.hfla_cpu_instruction_sets_built().decode().split(", ")
+
+
+def kept_bytes() -> int:
+    """How much memory of earlier results on the CPU is kept for the next ones, no tensor on it.
+
+    At most HF_LINEAR_ATTENTION_KEPT_MB (256 by default) megabytes of 2^20 bytes.
+    """
+    return _library.hfla_kept_bytes()
+
+
+def free_kept_memory() -> None:
+    """Gives all of it back. The ops do so themselves with what has been kept for 10 seconds."""
+    _library.hfla_free_kept_memory()
+
+
+def feature_maps() -> tuple[str, ...]:
+    """The names of the feature maps that the kernels know, in the order of their enum."""
+    return tuple(_library.hfla_feature_maps().decode().split(", "))
 
 
 def cuda_architectures() -> list[str]:

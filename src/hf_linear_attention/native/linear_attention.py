@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from ..numerics import accumulation_dtype
-from .library import ops
+from .library import feature_maps, ops
 
-# In the order of the kernels' enum: the ops take the position. Everybody else names them.
-FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")
+FEATURE_MAPS = feature_maps()  # the ops take the position in it; everybody else names them
 _INDEX: dict[str | None, int] = {None: 0, **{name: i for i, name in enumerate(FEATURE_MAPS)}}
 
-_forward = ops.forward.default
-_backward = ops.backward.default
-_step_ = ops.step_.default
+_forward = ops.linear_attention.default
+_backward = ops.linear_attention_backward.default
+_step_ = ops.linear_attention_step_.default
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 
 
@@ -113,7 +112,7 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::forward", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::linear_attention", lib=_registrations)
 def _fake_forward(
     q,
     k,
@@ -139,7 +138,7 @@ def _fake_forward(
     return y, den, kv, z
 
 
-@torch.library.register_fake("hf_linear_attention::backward", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::linear_attention_backward", lib=_registrations)
 def _fake_backward(
     dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others
 ):
@@ -151,7 +150,7 @@ def _fake_backward(
     return tuple(map(gradient_of, (q, k, v, log_decay, initial_kv, initial_z)))
 
 
-@torch.library.register_fake("hf_linear_attention::step_", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::linear_attention_step_", lib=_registrations)
 def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
@@ -190,11 +189,11 @@ def _refuse_second_derivative(ctx, *gradients):
 
 
 torch.library.register_autograd(
-    "hf_linear_attention::forward",
+    "hf_linear_attention::linear_attention",
     _differentiate,
     setup_context=_keep_for_backward,
     lib=_registrations,
 )
 torch.library.register_autograd(
-    "hf_linear_attention::backward", _refuse_second_derivative, lib=_registrations
+    "hf_linear_attention::linear_attention_backward", _refuse_second_derivative, lib=_registrations
 )

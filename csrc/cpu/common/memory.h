@@ -1,0 +1,45 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Memory for what kernels keep for a while.
+#pragma once
+
+#include <stdlib.h>
+
+#include "cpu/common/isa.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+class Buffer {
+ public:
+  explicit Buffer(int64_t bytes)
+      : data_(aligned_alloc(kCacheLine, static_cast<size_t>(round_up(max(bytes, 1), kCacheLine)))) {
+  }
+  ~Buffer() { free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  char* data() const { return static_cast<char*>(data_); }
+
+ private:
+  void* data_;
+};
+
+// Hands out consecutive, aligned arrays; starting from null it only measures.
+class Carver {
+ public:
+  explicit Carver(char* base) : base_(base) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += round_up(count * static_cast<int64_t>(sizeof(T)), kCacheLine);
+    return array;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,16 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The kernels of one instruction set for layers that look at one token at a time.
+#pragma once
+
+#include "cpu/common/isa.h"
+#include "kernels/linear.h"
+#include "kernels/rms_norm.h"
+
+namespace hfla::HFLA_ISA {
+
+Status linear(const LinearProblem&, const Threads&);
+Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
+Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
+
+}  // namespace hfla::HFLA_ISA

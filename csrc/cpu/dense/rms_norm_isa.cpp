@@ -1,0 +1,155 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// y = weight x / rms(x) for each row of x, and its gradients.
+//
+// A row is read twice, the second time from the first-level cache. The gradient of the weight is
+// added up block by block of rows, then over the blocks, both in an order which depends on the
+// shape only, so that results are the same to the bit with any number of threads.
+
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+#include "cpu/common/vec.h"
+#include "cpu/dense/kernels.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+constexpr int64_t kBlockSize = 32768;  // elements of x, at least, so that a block is worth a task
+constexpr int64_t kMaxBlocks = 64;     // each of which has a gradient of the weight
+
+// Sums that are under way at once, so that no addition waits for another.
+constexpr int kChains = 4;
+
+template <class Scalar>
+class RmsNorm {
+  using Acc = AccOf<Scalar>;
+  static constexpr int64_t W = kLanes<Acc>;
+
+ public:
+  RmsNorm(const RmsNormProblem& p, const Threads& threads)
+      : p_(p),
+        threads_(threads),
+        x_(static_cast<const Scalar*>(p.x)),
+        weight_(static_cast<const Scalar*>(p.weight)),
+        block_rows_(max(ceil_div(kBlockSize, max(1, p.columns)), ceil_div(p.rows, kMaxBlocks))),
+        blocks_(ceil_div(p.rows, block_rows_)),
+        workers_(p.rows * p.columns < kSerialWork ? 1 : max(1, threads.count)) {}
+
+  Status forward(const RmsNormResult& result) const {
+    run_tasks(threads_, workers_, blocks_, [&](int64_t, int64_t block) {
+      for_rows(block, [&](int64_t row) { forward_row(result, row); });
+    });
+    return Status::ok;
+  }
+
+  Status backward(const RmsNormGradients& gradients) const {
+    const int64_t stride = round_up(p_.columns, W);
+    const int64_t bytes = blocks_ * stride * static_cast<int64_t>(sizeof(Acc));
+    const Buffer buffer(bytes);
+    if (!buffer.data()) return Status::out_of_memory;
+    __builtin_memset(buffer.data(), 0, static_cast<size_t>(bytes));
+    Acc* const dweights = reinterpret_cast<Acc*>(buffer.data());  // (blocks, stride)
+    run_tasks(threads_, workers_, blocks_, [&](int64_t, int64_t block) {
+      for_rows(block,
+               [&](int64_t row) { backward_row(gradients, row, dweights + block * stride); });
+    });
+    for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) {
+      Vec<Acc> dweight = {};
+      for (int64_t block = 0; block < blocks_; ++block) {
+        dweight += load(dweights + block * stride + c);
+      }
+      store_vector(static_cast<Scalar*>(gradients.dweight), 1, c, count, dweight);
+    });
+    return Status::ok;
+  }
+
+ private:
+  template <class Body>
+  void for_rows(int64_t block, Body body) const {
+    const int64_t end = min(p_.rows, (block + 1) * block_rows_);
+    for (int64_t row = block * block_rows_; row < end; ++row) body(row);
+  }
+
+  // The sum over a row of what term(c, count) is for its vectors.
+  template <class Term>
+  HFLA_INLINE Acc sum_of(Term term) const {
+    Vec<Acc> sums[kChains] = {};
+    int64_t c = 0;
+    for (; c + kChains * W <= p_.columns; c += kChains * W) {
+      HFLA_UNROLL
+      for (int chain = 0; chain < kChains; ++chain) sums[chain] += term(c + chain * W, W);
+    }
+    for (; c + W <= p_.columns; c += W) sums[0] += term(c, W);
+    if (c < p_.columns) sums[1] += term(c, p_.columns - c);
+    return sum<Acc>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+
+  static HFLA_INLINE Vec<Acc> rounded(Vec<Acc> x) {
+    Scalar lanes[W];
+    store(lanes, x);
+    return load(lanes);
+  }
+
+  void forward_row(const RmsNormResult& result, int64_t row) const {
+    const Scalar* const x = x_ + row * p_.columns;
+    Scalar* const y = static_cast<Scalar*>(result.y) + row * p_.columns;
+    const Acc squares = sum_of([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      const Vec<Acc> part = load_vector(x, 1, c, count);
+      return part * part;
+    });
+    const Acc mean = squares / static_cast<Acc>(p_.columns);
+    const Acc inverse = 1 / square_root(mean + static_cast<Acc>(p_.eps));
+    if (result.inverse_rms) static_cast<Acc*>(result.inverse_rms)[row] = inverse;
+    for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      store_vector(
+          y, 1, c, count,
+          load_vector(weight_, 1, c, count) * rounded(load_vector(x, 1, c, count) * inverse));
+    });
+  }
+
+  // With g = weight dy and n = x / rms: dx = (g - n mean(g n)) / rms, and dweight += dy n.
+  void backward_row(const RmsNormGradients& gradients, int64_t row, Acc* dweight) const {
+    const Scalar* const x = x_ + row * p_.columns;
+    const Scalar* const dy = static_cast<const Scalar*>(gradients.dy) + row * p_.columns;
+    Scalar* const dx = static_cast<Scalar*>(gradients.dx) + row * p_.columns;
+    const Acc inverse = static_cast<const Acc*>(gradients.inverse_rms)[row];
+    const Acc sum = sum_of([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      return load_vector(weight_, 1, c, count) * load_vector(dy, 1, c, count) *
+             (load_vector(x, 1, c, count) * inverse);
+    });
+    const Acc mean = sum / static_cast<Acc>(p_.columns);
+    for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      const Vec<Acc> n = load_vector(x, 1, c, count) * inverse;
+      const Vec<Acc> upstream = load_vector(dy, 1, c, count);
+      store_vector(dx, 1, c, count,
+                   (load_vector(weight_, 1, c, count) * upstream - n * mean) * inverse);
+      store(dweight + c, load(dweight + c) + upstream * n);
+    });
+  }
+
+  static float square_root(float x) { return __builtin_sqrtf(x); }
+  static double square_root(double x) { return __builtin_sqrt(x); }
+
+  const RmsNormProblem& p_;
+  const Threads& threads_;
+  const Scalar *const x_, *const weight_;
+  const int64_t block_rows_, blocks_, workers_;
+};
+
+}  // namespace
+
+Status rms_norm(const RmsNormProblem& problem, const RmsNormResult& result,
+                const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    return RmsNorm<decltype(scalar)>(problem, threads).forward(result);
+  });
+}
+
+Status rms_norm_backward(const RmsNormProblem& problem, const RmsNormGradients& gradients,
+                         const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    return RmsNorm<decltype(scalar)>(problem, threads).backward(gradients);
+  });
+}
+
+}  // namespace hfla::HFLA_ISA

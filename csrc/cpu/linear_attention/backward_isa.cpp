@@ -1,0 +1,545 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Backward: three more scans with the roles exchanged, in O(T) memory.
+//
+// Let dn_t = dy_t / den_t and v'_t = [v_t, 1], dn'_t = [dn_t, -⟨dn_t, y_t⟩]: the normaliser is one
+// more value column, of ones, and a division's gradient one more entry. Then
+//
+//     W_t = e^{g_t} W_{t-1} + v'_t φ(k_t)ᵀ         dφ(q)_t = W_tᵀ dn'_t    forwards
+//     U_t = e^{g_{t+1}} U_{t+1} + dn'_t φ(q_t)ᵀ    dφ(k)_t = U_tᵀ v'_t     backwards
+//     R_t = e^{g_{t+1}} R_{t+1} + φ(q_t) dn_tᵀ     dv_t    = R_tᵀ φ(k_t)   backwards
+//
+// W = [S, z]ᵀ starts from the initial state. U = [R, dz]ᵀ is the gradient of the state; it starts
+// from the gradient of the final one, and what it ends with, decayed by the first token, is the
+// gradient of the initial one. It is kept in both layouts so that all scans run along vectors.
+//
+// The decay's gradient is e^{g_t} ⟨[S, z]_{t-1}, U_t⟩, which the recurrences above turn into
+//
+//     dg_t = dg_{t+1} + ⟨φ(q_t), dφ(q)_t⟩ - ⟨φ(k_t), dφ(k)_t⟩,    dg_T = ⟨[S, z]_T, U_T⟩,
+//
+// summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly, and the sum
+// starts afresh.
+//
+// Tasks are as in forward; dq is one task, dk and dv are another.
+
+#include "cpu/linear_attention/kernels.h"
+#include "cpu/linear_attention/rows.h"
+#include "cpu/linear_attention/states.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+template <class Acc>
+struct BackwardScratch {
+  int64_t k_stride, v_stride;
+  Acc *q, *k, *out_k;   // (rows, k_stride)
+  Acc *v, *dn, *out_v;  // (rows, v_stride), with a column for the normaliser
+  Acc* decay;           // (1 + rows,)
+  Acc* last_decay;      // (heads,)
+  Acc* by_value;        // W or U: (heads, V + 1, K)
+  Acc* by_key;          // R: (heads, K, V)
+  const char** prefetch;
+
+  BackwardScratch(Carver& carver, const Plan& plan)
+      : k_stride(row_stride<Acc>(plan.sequences.K)),
+        v_stride(row_stride<Acc>(plan.sequences.V + 1)) {
+    const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
+    q = carver.take<Acc>(rows * k_stride);
+    k = carver.take<Acc>(rows * k_stride);
+    out_k = carver.take<Acc>(rows * k_stride);
+    v = carver.take<Acc>(rows * v_stride);
+    dn = carver.take<Acc>(rows * v_stride);
+    out_v = carver.take<Acc>(rows * v_stride);
+    decay = carver.take<Acc>(1 + rows);
+    last_decay = carver.take<Acc>(plan.heads);
+    by_value = carver.take<Acc>(plan.heads * (V + 1) * k_stride);
+    by_key = carver.take<Acc>(plan.heads * K * v_stride);
+    prefetch = carver.take<const char*>(
+        rows * (3 * Upcoming::pairs_per_row<Acc>(K) + 4 * Upcoming::pairs_per_row<Acc>(V)));
+  }
+};
+
+// ⟨φ(q), dφ(q)⟩ or ⟨φ(k), dφ(k)⟩ of every token and key-value head, a term per part of the columns.
+struct Dots {
+  double* data;  // (parts, Hkv, B T)
+  int64_t heads, tokens;
+
+  double& at(int64_t part, int64_t head, int64_t token) const {
+    return data[(part * heads + head) * tokens + token];
+  }
+  // Those of a visit's batch row and head, by time.
+  double* of(int64_t part, const Visit& visit) const {
+    return data + (part * heads + visit.head) * tokens + visit.batch * visit.sequences.T;
+  }
+};
+
+// The log decay at which e^g is zero.
+template <class Acc>
+bool forgets_all(Acc log_decay) {
+  return log_decay <= Exp<Acc>::kZeroBelow;
+}
+
+template <class Scalar>
+class Backward {
+  using Acc = AccOf<Scalar>;
+  using Scratch = BackwardScratch<Acc>;
+
+  struct Shared {
+    PieceStates<Acc> forwards, backwards;
+    Dots q_dots, k_dots;
+
+    Shared(Carver& carver, const Plan& plan, bool with_decay_gradient)
+        : forwards(carver, plan), backwards(carver, plan) {
+      const Sequences& p = plan.sequences;
+      const int64_t count = with_decay_gradient ? plan.parts * p.Hkv * p.B * p.T : 0;
+      q_dots = {carver.take<double>(count), p.Hkv, p.B * p.T};
+      k_dots = {carver.take<double>(count), p.Hkv, p.B * p.T};
+    }
+  };
+
+ public:
+  Backward(const LinearAttentionProblem& p, const LinearAttentionUpstream& input,
+           const LinearAttentionGradients& result, const Threads& threads)
+      : p_(p),
+        input_(input),
+        result_(result),
+        threads_(threads),
+        key_vectors_(ceil_div(p.K, kLanes<Acc>)),
+        value_vectors_(ceil_div(p.V, kLanes<Acc>)),
+        value_rows_(p.V + (p.normalize ? 1 : 0)),
+        plan_(make_plan(p, threads, max(key_vectors_, value_vectors_))) {}
+
+  Status run() {
+    Carver measured(nullptr);
+    Shared(measured, plan_, wants_decay_gradient());
+    const Buffer buffer(measured.used());
+    Workers<Scratch> workers(threads_, plan_);
+    if (!buffer.data() || workers.out_of_memory()) return Status::out_of_memory;
+    Carver carver(buffer.data());
+    const Shared shared(carver, plan_, wants_decay_gradient());
+
+    const int64_t tasks = plan_.num_tasks();
+    const int64_t heads = p_.num_sequences * p_.Hkv;
+    if (plan_.pieces > 1) {
+      workers.run(2 * tasks,
+                  [&](Scratch& s, int64_t i) { sum_piece(s, shared, i >= tasks, at(i % tasks)); });
+      workers.run(heads, [&](Scratch&, int64_t i) { combine(shared, i / p_.Hkv, i % p_.Hkv); });
+    }
+    // The longer tasks first.
+    workers.run(2 * tasks, [&](Scratch& s, int64_t i) {
+      if (i < tasks) {
+        differentiate_keys_and_values(s, shared, at(i));
+      } else {
+        differentiate_queries(s, shared, at(i - tasks));
+      }
+    });
+    if (wants_decay_gradient()) {
+      workers.run(
+          heads, [&](Scratch&, int64_t i) { differentiate_decay(shared, i / p_.Hkv, i % p_.Hkv); });
+    }
+    return Status::ok;
+  }
+
+ private:
+  // A piece of a sequence, some heads, and a part of the columns.
+  struct Task {
+    Piece piece;
+    int64_t piece_index, part;
+    Heads heads;
+    Columns keys, values;
+  };
+
+  Task at(int64_t i) const {
+    const Plan::Task task = plan_.task(i);
+    return {plan_.piece(task.piece),
+            task.piece,
+            task.part,
+            task.heads,
+            plan_.part(task.part, key_vectors_),
+            plan_.part(task.part, value_vectors_)};
+  }
+
+  bool wants_decay_gradient() const { return result_.dlog_decay.data; }
+
+  State<const Acc> initial_state(int64_t sequence, int64_t head) const {
+    return state_of<const Acc>(p_, p_.initial_kv, p_.initial_z, sequence, head);
+  }
+  State<const Acc> final_gradient(int64_t sequence, int64_t head) const {
+    return state_of<const Acc>(p_, input_.dkv, input_.dz, sequence, head);
+  }
+
+  // ---- states ----
+
+  Acc* by_value(const Scratch& s, const Task& task, int64_t head) const {
+    return s.by_value + (head - task.heads.begin) * (p_.V + 1) * s.k_stride;
+  }
+  Acc* by_key(const Scratch& s, const Task& task, int64_t head) const {
+    return s.by_key + (head - task.heads.begin) * p_.K * s.v_stride;
+  }
+  // The decay of the token that was visited last, which a state swept backwards has yet to undergo.
+  Acc& last_decay(const Scratch& s, const Task& task, int64_t head) const {
+    return s.last_decay[head - task.heads.begin];
+  }
+
+  Blocks<Acc> value_blocks(const Scratch& s, const Task& task, int64_t head) const {
+    return {by_value(s, task, head), value_rows_, task.keys};
+  }
+  // Its rows in tensors: of kv, transposed, and of z.
+  template <class Element>
+  Matrix<Element> transposed(Element* kv) const {
+    return {kv, 0, p_.V, p_.K, 1, p_.V};
+  }
+  template <class Element>
+  Matrix<Element> last_row(Element* z) const {
+    return {z, p_.V, value_rows_, p_.K, 0, 1};
+  }
+  Blocks<Acc> key_blocks(const Scratch& s, const Task& task, int64_t head) const {
+    return {by_key(s, task, head), p_.K, task.values};
+  }
+
+  void load_by_value(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {
+    const Blocks<Acc> state = value_blocks(s, task, head);
+    clear_state(state);
+    import_state<Acc>(state, transposed(from.kv));
+    if (p_.normalize) import_state<Acc>(state, last_row(from.z));
+  }
+
+  void store_by_value(Scratch& s, const Task& task, int64_t head, Acc scale, State<Acc> to) const {
+    const Blocks<Acc> state = value_blocks(s, task, head);
+    export_state<Acc>(state, scale, transposed(to.kv));
+    if (p_.normalize) export_state<Acc>(state, scale, last_row(to.z));
+  }
+
+  void load_by_key(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {
+    const Blocks<Acc> state = key_blocks(s, task, head);
+    clear_state(state);
+    import_state<Acc>(state, {from.kv, 0, p_.K, p_.V, p_.V, 1});
+  }
+
+  // What a piece's own tokens add to the state, or to its gradient, where time is divided.
+  void sum_piece(Scratch& s, const Shared& shared, bool backwards, Task task) const {
+    const PieceStates<Acc>& pieces = backwards ? shared.backwards : shared.forwards;
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_by_value(s, task, head, {nullptr, nullptr});
+      if (task.part == 0) pieces.decay(task.piece_index, head) = 1;
+    }
+    Acc* const decays = task.part == 0 ? &pieces.decay(task.piece_index, 0) : nullptr;
+    task.values = {0, 0};
+    if (backwards) {
+      sweep_backwards(Role::write, s, shared, task, decays);
+    } else {
+      sweep_forwards(Role::write, s, shared, task, decays);
+    }
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      store_by_value(s, task, head, backwards ? last_decay(s, task, head) : 1,
+                     pieces.at(task.piece_index, head));
+    }
+  }
+
+  void combine(const Shared& shared, int64_t sequence, int64_t head) const {
+    const int64_t first = sequence * plan_.pieces, last = first + plan_.pieces - 1;
+    shared.forwards.combine({first, 1, plan_.pieces}, head, initial_state(sequence, head),
+                            p_.is_causal);
+    shared.backwards.combine({last, -1, plan_.pieces}, head, final_gradient(sequence, head),
+                             p_.is_causal);
+  }
+
+  State<const Acc> incoming(const PieceStates<Acc>& pieces, const Task& task, int64_t head,
+                            State<const Acc> of_sequence) const {
+    if (plan_.pieces == 1) return of_sequence;
+    const State<Acc> state = pieces.at(task.piece_index, head);
+    return {state.kv, state.z};
+  }
+
+  // ---- gradients ----
+
+  void differentiate_queries(Scratch& s, const Shared& shared, const Task& task) const {
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_by_value(
+          s, task, head,
+          incoming(shared.forwards, task, head, initial_state(task.piece.sequence, head)));
+    }
+    if (p_.is_causal) {
+      sweep_forwards(Role::write_and_read, s, shared, task);
+    } else {
+      if (plan_.pieces == 1) sweep_forwards(Role::write, s, shared, task);
+      sweep_forwards(Role::read, s, shared, task);
+    }
+  }
+
+  void differentiate_keys_and_values(Scratch& s, const Shared& shared, const Task& task) const {
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      const State<const Acc> from =
+          incoming(shared.backwards, task, head, final_gradient(task.piece.sequence, head));
+      load_by_value(s, task, head, from);
+      load_by_key(s, task, head, from);
+    }
+    if (p_.is_causal) {
+      sweep_backwards(Role::write_and_read, s, shared, task);
+    } else {
+      if (plan_.pieces == 1) sweep_backwards(Role::write, s, shared, task);
+      sweep_backwards(Role::read, s, shared, task);
+    }
+    for (int64_t head = task.heads.begin; task.piece.first && head < task.heads.end; ++head) {
+      const State<Acc> to =
+          state_of<Acc>(p_, result_.dinitial_kv, result_.dinitial_z, task.piece.sequence, head);
+      const Acc decay = last_decay(s, task, head);
+      store_by_value(s, task, head, decay, {nullptr, to.z});
+      export_state<Acc>(key_blocks(s, task, head), decay, {to.kv, 0, p_.K, p_.V, p_.V, 1});
+    }
+  }
+
+  // The rows that a sweep stages or writes: of queries and keys, and of values.
+  struct Tensors {
+    TensorRows q, k, v, dy, y;
+  };
+
+  // All values, and the columns [begin, end) of queries and keys.
+  Tensors tensors(int64_t begin, int64_t end) const {
+    return {{p_.q, RowsPer::query_head, begin, end},
+            {p_.k, RowsPer::token, begin, end},
+            {p_.v, RowsPer::token, 0, p_.V},
+            {input_.dy, RowsPer::query_head, 0, p_.V},
+            {input_.forward.y, RowsPer::query_head, 0, p_.V}};
+  }
+
+  // dq. Multiplies the decays into total_decays[head] if there are any.
+  void sweep_forwards(Role role, Scratch& s, const Shared& shared, const Task& task,
+                      Acc* total_decays = nullptr) const {
+    const int64_t begin = task.keys.begin * kLanes<Acc>;
+    const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
+    const Tensors at = tensors(begin, end);
+    const TensorRows dq{result_.dq, RowsPer::query_head, begin, end};
+    for_each_visit(
+        plan_, task.piece, task.heads, false, [&](const Visit& visit, const Visit& next) {
+          if (writes(role)) {
+            stage_features<Scalar>(visit, at.k, p_.feature_map, {s.k, s.k_stride});
+            stage_values(s, visit, at.v);
+          }
+          if (reads(role)) {
+            stage_features<Scalar>(visit, at.q, p_.feature_map, {s.q, s.k_stride});
+            stage_output_gradients(s, visit);
+          }
+          const Acc* decay = stage_decays(s.decay, visit, total_decays);
+          Upcoming upcoming = next_rows(s, next, at);
+          if (reads(role)) upcoming.add<Scalar>(dq);
+          const RowArray<Acc> out{s.out_k, s.k_stride};
+          scan<Acc>(role,
+                    {visit.padded_rows(),
+                     value_rows_,
+                     s.dn,
+                     s.v,
+                     s.v_stride,
+                     {s.k, s.k_stride},
+                     out,
+                     nullptr,
+                     decay,
+                     upcoming.get()},
+                    task.keys, by_value(s, task, visit.head));
+          if (!reads(role)) return;
+          store_feature_gradients(visit, at.q, dq, {s.q, s.k_stride}, {s.out_k, s.k_stride},
+                                  shared.q_dots.of(task.part, visit));
+        });
+  }
+
+  // dk and dv.
+  void sweep_backwards(Role role, Scratch& s, const Shared& shared, const Task& task,
+                       Acc* total_decays = nullptr) const {
+    const bool all_keys = task.values.count() > 0;
+    const int64_t begin = task.keys.begin * kLanes<Acc>;
+    const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
+    const Tensors at = tensors(all_keys ? 0 : begin, all_keys ? p_.K : end);
+    const TensorRows k{p_.k, RowsPer::token, begin, end};
+    const TensorRows dk{result_.dk, RowsPer::token, begin, end};
+    const TensorRows dv{result_.dv, RowsPer::token, task.values.begin * kLanes<Acc>,
+                        min(task.values.end * kLanes<Acc>, p_.V)};
+    for (int64_t i = 0; i < task.heads.count(); ++i) s.last_decay[i] = 1;
+    for_each_visit(plan_, task.piece, task.heads, true, [&](const Visit& visit, const Visit& next) {
+      if (writes(role)) {
+        stage_features<Scalar>(visit, at.q, p_.feature_map, {s.q, s.k_stride});
+        stage_output_gradients(s, visit);
+      }
+      if (reads(role)) {
+        stage_features<Scalar>(visit, at.k, p_.feature_map, {s.k, s.k_stride});
+        stage_values(s, visit, at.v);
+      }
+      const Acc* decay = stage_decays(s.decay + 1, visit, total_decays) ? s.decay : nullptr;
+      s.decay[0] = last_decay(s, task, visit.head);
+      Upcoming upcoming = next_rows(s, next, at);
+      if (reads(role)) {
+        upcoming.add<Scalar>(dk);
+        upcoming.add<Scalar>(dv);
+      }
+      const RowArray<Acc> out_k{s.out_k, s.k_stride};
+      scan<Acc>(role,
+                {visit.padded_rows(),
+                 value_rows_,
+                 s.v,
+                 s.dn,
+                 s.v_stride,
+                 {s.q, s.k_stride},
+                 out_k,
+                 nullptr,
+                 decay,
+                 upcoming.get()},
+                task.keys, by_value(s, task, visit.head));
+      const bool dv_in_place = reads(role) && in_place<Scalar>(visit, dv);
+      const RowArray<Acc> out_v =
+          dv_in_place ? rows_in_place<Acc, Scalar>(visit, dv) : RowArray<Acc>{s.out_v, s.v_stride};
+      scan<Acc>(role,
+                {visit.padded_rows(),
+                 p_.K,
+                 s.k,
+                 s.q,
+                 s.k_stride,
+                 {s.dn, s.v_stride},
+                 out_v,
+                 nullptr,
+                 decay,
+                 {}},
+                task.values, by_key(s, task, visit.head));
+      if (decay) last_decay(s, task, visit.head) = s.decay[visit.padded_rows()];
+      if (!reads(role)) return;
+      store_feature_gradients(visit, k, dk, {s.k, s.k_stride}, {s.out_k, s.k_stride},
+                              shared.k_dots.of(task.part, visit));
+      if (!dv_in_place) store_rows<Scalar>(visit, dv, {s.out_v, s.v_stride});
+    });
+  }
+
+  // ---- rows in ----
+
+  // All that either sweep reads: whatever its role does not need is asked for in vain.
+  Upcoming next_rows(Scratch& s, const Visit& next, const Tensors& at) const {
+    Upcoming upcoming(next, s.prefetch);
+    upcoming.add<Scalar>(at.q);
+    upcoming.add<Scalar>(at.k);
+    upcoming.add<Scalar>(at.v);
+    upcoming.add<Scalar>(at.dy);
+    if (p_.normalize) upcoming.add<Scalar>(at.y);
+    return upcoming;
+  }
+
+  // Null if there are none.
+  const Acc* stage_decays(Acc* decay, const Visit& visit, Acc* total_decays) const {
+    if (!p_.log_decay.data) return nullptr;
+    stage_decay(visit, p_.log_decay, decay);
+    for (int64_t row = 0; total_decays && row < visit.rows(); ++row) {
+      total_decays[visit.head] *= decay[row];
+    }
+    return decay;
+  }
+
+  // [v, 1]
+  void stage_values(Scratch& s, const Visit& visit, const TensorRows& v) const {
+    stage_rows<Scalar>(visit, v, Identity{}, {s.v, s.v_stride});
+    for_each_row<const Scalar>(
+        visit, v.view, v.per,
+        [&](int64_t row, int64_t, int64_t, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
+        [&](int64_t row) { s.v[row * s.v_stride + p_.V] = 0; });
+  }
+
+  // [dn, -⟨dn, y⟩]
+  void stage_output_gradients(Scratch& s, const Visit& visit) const {
+    const Acc* const den = static_cast<const Acc*>(input_.forward.den);
+    for_each_row<const Scalar>(
+        visit, input_.dy, RowsPer::query_head,
+        [&](int64_t row, int64_t i, int64_t g, const Scalar* dy) {
+          Acc* const dn = s.dn + row * s.v_stride;
+          if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn, Identity{});
+          const int64_t token = visit.batch * p_.T + visit.time(i);
+          const Acc scale = 1 / den[token * p_.Hq + visit.head * visit.group + g];
+          const Scalar* const y =
+              row_at<const Scalar>(input_.forward.y, RowsPer::query_head, visit, i, g);
+          Vec<Acc> dot{};
+          for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+            const Vec<Acc> x = load_vector(dy, input_.dy.dim, c, count) * scale;
+            dot += x * load_vector(y, input_.forward.y.dim, c, count);
+            store(dn + c, first_lanes<Acc>(count, x));
+          });
+          dn[p_.V] = -sum<Acc>(dot);
+        },
+        [&](int64_t row) { zero_row(s.dn + row * s.v_stride, 0, p_.V + 1); });
+  }
+
+  // ---- rows out ----
+
+  // dx = dφ(x) φ'(x), and ⟨φ(x), dφ(x)⟩ for the decay.
+  void store_feature_gradients(const Visit& visit, const TensorRows& x, const TensorRows& dx,
+                               RowArray<const Acc> mapped, RowArray<const Acc> gradients,
+                               double* dots) const {
+    with_feature_map(p_.feature_map, [&](auto map) {
+      unstage_rows<Scalar>(visit, dx, [&](int64_t row, int64_t i, int64_t g, Scalar* to) {
+        const Scalar* const from = row_at<const Scalar>(x, visit, i, g);
+        Vec<Acc> dot{};
+        for_each_vector<Acc>(dx.begin, dx.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+          const Vec<Acc> f = load(mapped.data + row * mapped.stride + c);
+          const Vec<Acc> df = load(gradients.data + row * gradients.stride + c);
+          dot += f * df;
+          const Vec<Acc> derivative = map.derivative(load_vector(from, x.view.dim, c, count), f);
+          store_vector(to, dx.view.dim, c, count, df * derivative);
+        });
+        if (!wants_decay_gradient()) return;
+        double& sum_of_group = dots[visit.time(i)];
+        const bool first_of_group = dx.per == RowsPer::token || g == 0;
+        sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
+      });
+    });
+  }
+
+  // ---- decay ----
+
+  // ⟨[S, z]_T, U_T⟩
+  double dot_of_final_state(int64_t sequence, int64_t head) const {
+    const State<const Acc> gradient = final_gradient(sequence, head);
+    const State<const Acc> state =
+        state_of<const Acc>(p_, input_.forward.kv, input_.forward.z, sequence, head);
+    double dot = 0;
+    for (int64_t e = 0; gradient.kv && e < p_.K * p_.V; ++e) {
+      dot += static_cast<double>(state.kv[e]) * gradient.kv[e];
+    }
+    for (int64_t c = 0; gradient.z && c < p_.K; ++c) {
+      dot += static_cast<double>(state.z[c]) * gradient.z[c];
+    }
+    return dot;
+  }
+
+  void differentiate_decay(const Shared& shared, int64_t sequence, int64_t head) const {
+    const Piece piece = whole_sequence(p_, sequence);
+    double gradient = dot_of_final_state(sequence, head);
+    for (int64_t offset = 0; offset < piece.length(); ++offset) {
+      const Visit visit = visit_segment(p_, piece, head, true, offset, 1);
+      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, visit, 0, 0);
+      to = 0;
+      if (visit.masked(0)) continue;
+      if (forgets_all(*row_at<const Acc>(p_.log_decay, RowsPer::token, visit, 0, 0))) {
+        gradient = 0;
+        continue;
+      }
+      const int64_t token = visit.batch * p_.T + visit.time(0);
+      for (int64_t part = 0; part < plan_.parts; ++part) {
+        gradient += shared.q_dots.at(part, head, token) - shared.k_dots.at(part, head, token);
+      }
+      to = static_cast<Acc>(gradient);
+    }
+  }
+
+  const LinearAttentionProblem& p_;
+  const LinearAttentionUpstream& input_;
+  const LinearAttentionGradients& result_;
+  const Threads& threads_;
+  const int64_t key_vectors_, value_vectors_;
+  const int64_t value_rows_;  // of W and U
+  const Plan plan_;
+};
+
+}  // namespace
+
+Status linear_attention_backward(const LinearAttentionProblem& problem,
+                                 const LinearAttentionUpstream& input,
+                                 const LinearAttentionGradients& result, const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    return Backward<decltype(scalar)>(problem, input, result, threads).run();
+  });
+}
+
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,247 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Forward: y_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps), and the state after the last token.
+//
+// A task is one piece of a sequence, some key-value heads and a range of value columns. It sweeps
+// over the piece a segment at a time, of one head after the other: stage φ(q), φ(k) and the decays,
+// advance the normaliser, scan each block of columns, divide. v is read, and y written, where they
+// are if that is possible. Not causal: one sweep that only writes the state, then one that only
+// reads it.
+//
+// B batch, T time, Hq, Hkv heads, K key dim, V value dim.
+
+#include "cpu/linear_attention/kernels.h"
+#include "cpu/linear_attention/rows.h"
+#include "cpu/linear_attention/states.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+template <class Acc>
+struct ForwardScratch {
+  int64_t k_stride, v_stride;
+  Acc *q, *k;          // (rows, k_stride)
+  Acc *v, *out;        // (rows, v_stride)
+  Acc *decay, *scale;  // (rows,)
+  Acc* den_terms;      // (rows, lanes)
+  Acc *state, *z;      // (heads, K v_stride), (heads, k_stride)
+  const char** prefetch;
+
+  ForwardScratch(Carver& carver, const Plan& plan)
+      : k_stride(row_stride<Acc>(plan.sequences.K)), v_stride(row_stride<Acc>(plan.sequences.V)) {
+    const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
+    q = carver.take<Acc>(rows * k_stride);
+    k = carver.take<Acc>(rows * k_stride);
+    v = carver.take<Acc>(rows * v_stride);
+    out = carver.take<Acc>(rows * v_stride);
+    decay = carver.take<Acc>(rows);
+    scale = carver.take<Acc>(rows);
+    den_terms = carver.take<Acc>(rows * kLanes<Acc>);
+    state = carver.take<Acc>(plan.heads * K * v_stride);
+    z = carver.take<Acc>(plan.heads * k_stride);
+    prefetch = carver.take<const char*>(
+        rows * 2 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
+  }
+};
+
+template <class Scalar>
+class Forward {
+  using Acc = AccOf<Scalar>;
+  using Scratch = ForwardScratch<Acc>;
+
+ public:
+  Forward(const LinearAttentionProblem& p, const LinearAttentionResult& result,
+          const Threads& threads)
+      : p_(p),
+        result_(result),
+        threads_(threads),
+        value_vectors_(ceil_div(p.V, kLanes<Acc>)),
+        plan_(make_plan(p, threads, value_vectors_)) {}
+
+  Status run() {
+    Carver measured(nullptr);
+    PieceStates<Acc>(measured, plan_);
+    const Buffer piece_buffer(measured.used());
+    Workers<Scratch> workers(threads_, plan_);
+    if (!piece_buffer.data() || workers.out_of_memory()) return Status::out_of_memory;
+    Carver carver(piece_buffer.data());
+    const PieceStates<Acc> pieces(carver, plan_);
+
+    const int64_t tasks = plan_.num_tasks();
+    if (plan_.pieces > 1) {
+      workers.run(tasks, [&](Scratch& s, int64_t i) { sum_piece(s, pieces, plan_.task(i)); });
+      workers.run(p_.num_sequences * p_.Hkv, [&](Scratch&, int64_t i) {
+        const int64_t sequence = i / p_.Hkv, head = i % p_.Hkv;
+        pieces.combine({sequence * plan_.pieces, 1, plan_.pieces}, head,
+                       initial_state(sequence, head), p_.is_causal);
+      });
+    }
+    workers.run(tasks, [&](Scratch& s, int64_t i) { attend(s, pieces, plan_.task(i)); });
+    return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
+  }
+
+ private:
+  State<const Acc> initial_state(int64_t sequence, int64_t head) const {
+    return state_of<const Acc>(p_, p_.initial_kv, p_.normalize ? p_.initial_z : nullptr, sequence,
+                               head);
+  }
+
+  // What a piece's own tokens add to the state, where time is divided.
+  void sum_piece(Scratch& s, const PieceStates<Acc>& pieces, const Plan::Task& task) {
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_state(s, task, head, {nullptr, nullptr});
+      if (task.part == 0) pieces.decay(task.piece, head) = 1;
+    }
+    sweep(Role::write, s, task, task.part == 0 ? &pieces.decay(task.piece, 0) : nullptr);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      store_state(s, task, head, pieces.at(task.piece, head));
+    }
+  }
+
+  void attend(Scratch& s, const PieceStates<Acc>& pieces, const Plan::Task& task) {
+    const Piece piece = plan_.piece(task.piece);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      if (plan_.pieces > 1) {
+        const State<Acc> incoming = pieces.at(task.piece, head);
+        load_state(s, task, head, {incoming.kv, incoming.z});
+      } else {
+        load_state(s, task, head, initial_state(piece.sequence, head));
+      }
+    }
+    if (p_.is_causal) {
+      sweep(Role::write_and_read, s, task);
+    } else {
+      if (plan_.pieces == 1) sweep(Role::write, s, task);
+      sweep(Role::read, s, task);
+    }
+    for (int64_t head = task.heads.begin; piece.last && head < task.heads.end; ++head) {
+      store_state(
+          s, task, head,
+          state_of<Acc>(p_, result_.kv, p_.normalize ? result_.z : nullptr, piece.sequence, head));
+    }
+  }
+
+  Acc* kv_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.state + (head - task.heads.begin) * p_.K * s.v_stride;
+  }
+  Acc* z_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.z + (head - task.heads.begin) * s.k_stride;
+  }
+
+  Blocks<Acc> blocks_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return {kv_of(s, task, head), p_.K, plan_.part(task.part, value_vectors_)};
+  }
+
+  void load_state(Scratch& s, const Plan::Task& task, int64_t head, State<const Acc> from) const {
+    const Blocks<Acc> kv = blocks_of(s, task, head);
+    Acc* const z = z_of(s, task, head);
+    clear_state(kv);
+    import_state<Acc>(kv, {from.kv, 0, p_.K, p_.V, p_.V, 1});
+    __builtin_memset(z, 0, sizeof(Acc) * s.k_stride);
+    if (from.z) __builtin_memcpy(z, from.z, sizeof(Acc) * p_.K);
+  }
+
+  // All parts have computed z; the first one stores it.
+  void store_state(const Scratch& s, const Plan::Task& task, int64_t head, State<Acc> to) const {
+    export_state<Acc>(blocks_of(s, task, head), 1, {to.kv, 0, p_.K, p_.V, p_.V, 1});
+    if (to.z && task.part == 0) __builtin_memcpy(to.z, z_of(s, task, head), sizeof(Acc) * p_.K);
+  }
+
+  // Multiplies the decays into total_decays[head] if there are any.
+  void sweep(Role role, Scratch& s, const Plan::Task& task, Acc* total_decays = nullptr) {
+    const Columns columns = plan_.part(task.part, value_vectors_);
+    const Tensors at = tensors(columns);
+    for_each_visit(
+        plan_, plan_.piece(task.piece), task.heads, false,
+        [&](const Visit& visit, const Visit& next) {
+          const RowArray<const Acc> v = stage(role, s, visit, at);
+          const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
+          for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
+            total_decays[visit.head] *= decay[row];
+          }
+          if (p_.normalize) {
+            scan_normalizer<Acc>(role, {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, decay,
+                                        z_of(s, task, visit.head), s.den_terms, s.scale});
+            if (reads(role)) invert_denominators(s, visit, task.part == 0);
+          }
+          const bool y_in_place = reads(role) && in_place<Scalar>(visit, at.y);
+          const RowArray<Acc> out = y_in_place ? rows_in_place<Acc, Scalar>(visit, at.y)
+                                               : RowArray<Acc>{s.out, s.v_stride};
+          scan<Acc>(role,
+                    {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v, out,
+                     p_.normalize ? s.scale : nullptr, decay, upcoming_rows(role, s, next, at)},
+                    columns, kv_of(s, task, visit.head));
+          if (reads(role) && !y_in_place) store_rows<Scalar>(visit, at.y, {s.out, s.v_stride});
+        });
+  }
+
+  // The rows that a task reads and writes.
+  struct Tensors {
+    TensorRows q, k, v, y;
+  };
+
+  Tensors tensors(Columns columns) const {
+    const int64_t begin = columns.begin * kLanes<Acc>;
+    const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
+    return {{p_.q, RowsPer::query_head, 0, p_.K},
+            {p_.k, RowsPer::token, 0, p_.K},
+            {p_.v, RowsPer::token, begin, end},
+            {result_.y, RowsPer::query_head, begin, end}};
+  }
+
+  Prefetch upcoming_rows(Role role, Scratch& s, const Visit& next, const Tensors& at) const {
+    Upcoming upcoming(next, s.prefetch);
+    if (reads(role)) {
+      upcoming.add<Scalar>(at.q);
+      upcoming.add<Scalar>(at.y);
+    }
+    if (writes(role)) {
+      upcoming.add<Scalar>(at.k);
+      upcoming.add<Scalar>(at.v);
+    }
+    return upcoming.get();
+  }
+
+  // Returns where v is.
+  RowArray<const Acc> stage(Role role, Scratch& s, const Visit& visit, const Tensors& at) {
+    if (reads(role)) stage_features<Scalar>(visit, at.q, p_.feature_map, {s.q, s.k_stride});
+    if (!writes(role)) return {};
+    stage_features<Scalar>(visit, at.k, p_.feature_map, {s.k, s.k_stride});
+    if (p_.log_decay.data && !stage_decay(visit, p_.log_decay, s.decay)) {
+      __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
+    }
+    if (in_place<Scalar>(visit, at.v)) return rows_in_place<const Acc, const Scalar>(visit, at.v);
+    stage_rows<Scalar>(visit, at.v, Identity{}, {s.v, s.v_stride});
+    return {s.v, s.v_stride};
+  }
+
+  // s.scale: from φ(q)ᵀ z to 1 / (φ(q)ᵀ z + eps).
+  void invert_denominators(Scratch& s, const Visit& visit, bool store_den) const {
+    Acc* const den = static_cast<Acc*>(result_.den);
+    for (int64_t row = 0; row < visit.padded_rows(); ++row)
+      s.scale[row] += static_cast<Acc>(p_.eps);
+    for (int64_t i = 0; store_den && i < visit.count; ++i) {
+      Acc* const to = den + (visit.batch * p_.T + visit.time(i)) * p_.Hq + visit.head * visit.group;
+      for (int64_t g = 0; g < visit.group; ++g) to[g] = s.scale[i * visit.group + g];
+    }
+    for (int64_t row = 0; row < visit.padded_rows(); ++row) s.scale[row] = 1 / s.scale[row];
+  }
+
+  const LinearAttentionProblem& p_;
+  const LinearAttentionResult& result_;
+  const Threads& threads_;
+  const int64_t value_vectors_;
+  const Plan plan_;
+  bool positive_log_decay_ = false;
+};
+
+}  // namespace
+
+Status linear_attention_forward(const LinearAttentionProblem& problem,
+                                const LinearAttentionResult& result, const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    return Forward<decltype(scalar)>(problem, result, threads).run();
+  });
+}
+
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,74 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What a scan of linear attention needs beside rows of numbers: mapped features, decays, and the
+// normaliser.
+#pragma once
+
+#include "cpu/linear_attention/feature_maps.h"
+#include "cpu/linear_attention/scan.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// φ of a tensor's rows.
+template <class Scalar>
+void stage_features(const Visit& visit, const TensorRows& rows, FeatureMap feature_map,
+                    RowArray<AccOf<Scalar>> to) {
+  with_feature_map(feature_map, [&](auto map) { stage_rows<Scalar>(visit, rows, map, to); });
+}
+
+// e^log_decay for every row, 1 where nothing is forgotten. Returns false if a decay would grow.
+template <class Acc>
+bool stage_decay(const Visit& visit, const View& log_decay, Acc* decay) {
+  bool valid = true;
+  for_each_row<const Acc>(
+      visit, log_decay, RowsPer::token,
+      [&](int64_t row, int64_t, int64_t, const Acc* from) {
+        decay[row] = *from;
+        valid &= !(*from > 0);
+      },
+      [&](int64_t row) { decay[row] = 0; });
+  for (int64_t row = 0; row < visit.padded_rows(); row += kLanes<Acc>) {
+    store(decay + row, exp(load(decay + row)));
+  }
+  return valid;
+}
+
+// z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,
+// which would need a vector of its own in the scan.
+template <class Acc>
+struct NormalizerScan {
+  int64_t count;  // of rows
+  int64_t K;
+  const Acc *q, *k;  // (count, stride)
+  int64_t stride;
+  const Acc* decay;  // (count,); null: no decay
+  Acc* z;            // (K,), up to a whole vector
+  Acc* terms;        // (count, lanes), for the sums
+  Acc* dots;         // (count,)
+};
+
+template <class Acc>
+void scan_normalizer(Role role, const NormalizerScan<Acc>& scan) {
+  constexpr int64_t W = kLanes<Acc>;
+  const auto [rows, K, q, k, stride, decay, z, terms, dots] = scan;
+  __builtin_memset(terms, 0, sizeof(Acc) * rows * W);
+  for (int64_t c = 0; c < K; c += W) {
+    Vec<Acc> column = load(z + c);
+    for (int64_t row = 0; row < rows; ++row) {
+      if (writes(role)) {
+        if (decay) column *= decay[row];
+        column += load(k + row * stride + c);
+      }
+      if (reads(role)) {
+        store(terms + row * W, load(terms + row * W) + load(q + row * stride + c) * column);
+      }
+    }
+    store(z + c, column);
+  }
+  for (int64_t row = 0; reads(role) && row < rows; ++row)
+    dots[row] = sum<Acc>(load(terms + row * W));
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,231 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The inner loop of forward and backward: a recurrence over tokens, whose state stays in the
+// first-level cache.
+//
+//     state = decay_i state + write_i values_iᵀ        state: (rows, columns)
+//     out_i = stateᵀ read_i
+//
+// Causal linear attention is this with write = φ(k), values = v, read = φ(q); its gradients are the
+// same recurrence with the roles exchanged. On a CPU it beats the chunked form with its matrix
+// products: it does the fewest operations, needs no masking within a chunk, and keeps nothing but
+// the state. What makes it fast is that a few tokens are folded into a row of the state while it is
+// in registers, so that it is loaded and stored once for all of them.
+//
+// The columns of a state are cut into blocks of a few vectors. A block is stored on its own, all
+// its rows together, padded with zero columns to whole vectors.
+#pragma once
+
+#include "cpu/sequences/staging.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// What a sweep over the tokens does with the state.
+enum class Role { write, read, write_and_read };
+constexpr bool writes(Role role) { return role != Role::read; }
+constexpr bool reads(Role role) { return role != Role::write; }
+
+// The widest block, in vectors, and how many tokens a pass folds into it: so many that the
+// registers are full, enough independent sums are under way, and weights and state are not loaded
+// too often.
+#if defined(__aarch64__) || defined(__AVX512F__)
+constexpr int64_t kMaxBlock = 4;
+#else
+constexpr int64_t kMaxBlock = 2;
+#endif
+
+constexpr int tokens_per_pass(int64_t block) {
+  return kVectorBytes < 64 && block == kMaxBlock ? 2 : 4;
+}
+static_assert(kRowMultiple % tokens_per_pass(1) == 0);
+
+// The operands of the recurrence.
+template <class Acc>
+struct Scan {
+  int64_t count;  // of tokens, a multiple of kRowMultiple
+  int64_t rows;
+  const Acc *read, *write;  // (count, rows), token stride `weight_stride`
+  int64_t weight_stride;
+  RowArray<const Acc> values;  // (count, columns)
+  RowArray<Acc> out;           // (count, columns)
+  const Acc* scale;            // (count,) of out; null: 1
+  const Acc* decay;            // (count,); null: no decay
+  Prefetch prefetch;
+};
+
+// Where in a list of prefetches a scan is, in units of 2^-16.
+struct Pace {
+  uint64_t position, step;
+};
+
+// Tokens [first, first + tokens) and the block of columns that begins at `column`.
+template <Role role, bool decays, bool prefetches, int tokens, int block, class Acc>
+HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state,
+                      Pace& pace) {
+  constexpr int64_t W = kLanes<Acc>;
+  Vec<Acc> value[tokens][block], out[tokens][block], decay[tokens];
+  HFLA_UNROLL
+  for (int t = 0; t < tokens; ++t) {
+    if constexpr (decays) decay[t] = broadcast(scan.decay[first + t]);
+    HFLA_UNROLL
+    for (int c = 0; c < block; ++c) {
+      if constexpr (writes(role)) {
+        value[t][c] = load(scan.values.data + (first + t) * scan.values.stride + column + c * W);
+      }
+      out[t][c] = Vec<Acc>{};
+    }
+  }
+  const Acc* const write = scan.write + first * scan.weight_stride;
+  const Acc* const read = scan.read + first * scan.weight_stride;
+  const int64_t stride = scan.weight_stride;
+  for (int64_t r = 0; r < scan.rows; ++r, state += block * W) {
+    if constexpr (prefetches) {  // no further than the second-level cache
+      const char* const pair = scan.prefetch.pairs[pace.position >> 16];
+      __builtin_prefetch(pair, 0, 2);
+      __builtin_prefetch(pair + kCacheLine, 0, 2);
+      pace.position += pace.step;
+    }
+    Vec<Acc> row[block];
+    HFLA_UNROLL
+    for (int c = 0; c < block; ++c) row[c] = load(state + c * W);
+    HFLA_UNROLL
+    for (int t = 0; t < tokens; ++t) {
+      HFLA_UNROLL
+      for (int c = 0; c < block; ++c) {
+        if constexpr (decays) row[c] *= decay[t];
+        if constexpr (writes(role)) row[c] += write[t * stride + r] * value[t][c];
+        if constexpr (reads(role)) out[t][c] += read[t * stride + r] * row[c];
+      }
+    }
+    if constexpr (writes(role)) {
+      HFLA_UNROLL
+      for (int c = 0; c < block; ++c) store(state + c * W, row[c]);
+    }
+  }
+  if constexpr (reads(role)) {
+    HFLA_UNROLL
+    for (int t = 0; t < tokens; ++t) {
+      const Acc scale = scan.scale ? scan.scale[first + t] : Acc(1);
+      HFLA_UNROLL
+      for (int c = 0; c < block; ++c) {
+        store(scan.out.data + (first + t) * scan.out.stride + column + c * W, out[t][c] * scale);
+      }
+    }
+  }
+}
+
+template <Role role, bool decays, bool prefetches, int block, class Acc>
+void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
+  constexpr int tokens = tokens_per_pass(block);
+  Pace pace{0, (static_cast<uint64_t>(scan.prefetch.count) << 16) /
+                   static_cast<uint64_t>(max(1, scan.count / tokens * scan.rows))};
+  for (int64_t first = 0; first < scan.count; first += tokens) {
+    fold<role, decays, prefetches, tokens, block>(scan, first, column, state, pace);
+  }
+}
+
+template <bool prefetches, int block, class Acc>
+void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
+  constexpr Role both = Role::write_and_read;
+  switch (role) {
+    case Role::write_and_read:
+      return scan.decay ? scan_block<both, true, prefetches, block>(scan, column, state)
+                        : scan_block<both, false, prefetches, block>(scan, column, state);
+    case Role::write:
+      return scan.decay ? scan_block<Role::write, true, prefetches, block>(scan, column, state)
+                        : scan_block<Role::write, false, prefetches, block>(scan, column, state);
+    case Role::read:
+      return scan_block<Role::read, false, prefetches, block>(scan, column, state);
+  }
+}
+
+template <int block, class Acc>
+void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
+  return scan.prefetch.count > 0 ? scan_block<true, block>(role, scan, column, state)
+                                 : scan_block<false, block>(role, scan, column, state);
+}
+
+// The number of vectors in the next block, when `left` are left.
+HFLA_INLINE int64_t block_width(int64_t left) {
+  for (int64_t width = kMaxBlock; width > 1; width /= 2) {
+    if (width <= left) return width;
+  }
+  return 1;
+}
+
+template <class Acc>
+void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
+  int64_t width;
+  for (int64_t c = columns.begin; c < columns.end; c += width) {
+    width = block_width(columns.end - c);
+    const int64_t column = c * kLanes<Acc>;
+    if (width == 1) {
+      scan_block<1>(role, scan, column, state);
+    } else if (width == 2) {
+      scan_block<2>(role, scan, column, state);
+    } else {
+      scan_block<kMaxBlock>(role, scan, column, state);
+    }
+    state += scan.rows * width * kLanes<Acc>;
+    scan.prefetch = {};
+  }
+}
+
+// ---- the state in a tensor's layout ----
+
+// A range of a state's columns, in blocks.
+template <class Acc>
+struct Blocks {
+  Acc* data;
+  int64_t rows;
+  Columns columns;
+};
+
+// Rows [row_begin, row_end) of a state as a matrix in memory, with the columns that there really
+// are.
+template <class Acc>
+struct Matrix {
+  Acc* data;  // null: zeros to read, nowhere to write
+  int64_t row_begin, row_end, columns;
+  int64_t row_stride, column_stride;
+};
+
+// Calls visit(element of the state, element of the matrix) for all that both have.
+template <class Acc, class MatrixAcc, class Visit>
+HFLA_INLINE void for_each_element(Blocks<Acc> state, Matrix<MatrixAcc> matrix, Visit visit) {
+  int64_t width;
+  for (int64_t c = state.columns.begin; c < state.columns.end; c += width) {
+    width = block_width(state.columns.end - c);
+    const int64_t first = c * kLanes<Acc>, padded = width * kLanes<Acc>;
+    const int64_t count = min(padded, matrix.columns - first);
+    for (int64_t r = matrix.row_begin; r < matrix.row_end; ++r) {
+      for (int64_t i = 0; i < count; ++i) {
+        visit(state.data[r * padded + i], matrix.data[(r - matrix.row_begin) * matrix.row_stride +
+                                                      (first + i) * matrix.column_stride]);
+      }
+    }
+    state.data += state.rows * padded;
+  }
+}
+
+template <class Acc>
+void clear_state(Blocks<Acc> state) {
+  __builtin_memset(state.data, 0, sizeof(Acc) * state.rows * state.columns.count() * kLanes<Acc>);
+}
+
+// To a state that has been cleared.
+template <class Acc>
+HFLA_NOINLINE void import_state(Blocks<Acc> state, Matrix<const Acc> from) {
+  if (!from.data) return;
+  for_each_element(state, from, [&](Acc& element, const Acc& x) { element = x; });
+}
+
+template <class Acc>
+HFLA_NOINLINE void export_state(Blocks<Acc> state, Acc scale, Matrix<Acc> to) {
+  if (!to.data) return;
+  for_each_element(state, to, [&](const Acc& element, Acc& x) { x = scale * element; });
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,177 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// One token, with the state updated in place:
+//
+//     S = e^g S + φ(k) vᵀ,   z = e^g z + φ(k),   y = φ(q)ᵀ S / (φ(q)ᵀ z + eps)
+//
+// It moves far more bytes than it computes, so each task, a batch row and a key-value head, goes
+// once over its state in memory; the other query heads of a group then find it in the cache.
+
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+#include "cpu/linear_attention/feature_maps.h"
+#include "cpu/linear_attention/kernels.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// Columns that are updated together, in vectors; their values and outputs stay in registers.
+constexpr int kStepBlock = kVectorBytes == 64 ? 8 : 4;
+
+template <class Acc>
+struct StepScratch {
+  int64_t k_stride, v_stride;
+  Acc *q, *k;  // (group, k_stride), (k_stride,)
+  Acc *v, *y;  // (v_stride,), (group, v_stride)
+  Acc* scale;  // (group,) what the normaliser multiplies y with
+
+  StepScratch(Carver& carver, const LinearAttentionStep& p)
+      : k_stride(round_up(p.K, kLanes<Acc>)), v_stride(round_up(p.V, kLanes<Acc>)) {
+    const int64_t group = p.Hq / p.Hkv;
+    q = carver.take<Acc>(group * k_stride);
+    k = carver.take<Acc>(k_stride);
+    v = carver.take<Acc>(v_stride);
+    y = carver.take<Acc>(group * v_stride);
+    scale = carver.take<Acc>(group);
+  }
+
+  static int64_t bytes_needed(const LinearAttentionStep& p) {
+    Carver carver(nullptr);
+    StepScratch(carver, p);
+    return carver.used();
+  }
+};
+
+template <class Scalar>
+class Step {
+  using Acc = AccOf<Scalar>;
+  using Scratch = StepScratch<Acc>;
+  static constexpr int64_t W = kLanes<Acc>;
+
+ public:
+  Step(const LinearAttentionStep& p, const Threads& threads)
+      : p_(p), threads_(threads), group_(p.Hq / p.Hkv) {}
+
+  Status run() {
+    const int64_t tasks = p_.B * p_.Hkv;
+    const int64_t workers = tasks * p_.K * p_.V < kSerialWork ? 1 : max(1, threads_.count);
+    const int64_t bytes_each = Scratch::bytes_needed(p_);
+    const Buffer buffer(workers * bytes_each);
+    if (!buffer.data()) return Status::out_of_memory;
+    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t i) {
+      Carver carver(buffer.data() + worker * bytes_each);
+      Scratch scratch(carver, p_);
+      step(scratch, i / p_.Hkv, i % p_.Hkv);
+    });
+    return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
+  }
+
+ private:
+  template <class T>
+  static T* row_at(const View& view, int64_t batch, int64_t head) {
+    return static_cast<T*>(view.data) + batch * view.batch + head * view.head;
+  }
+
+  void step(Scratch& s, int64_t batch, int64_t head) {
+    if (p_.key_mask && !p_.key_mask[batch]) {
+      __builtin_memset(s.y, 0, sizeof(Acc) * group_ * s.v_stride);
+      return store_outputs(s, batch, head);
+    }
+    with_feature_map(p_.feature_map, [&](auto map) {
+      for (int64_t g = 0; g < group_; ++g) {
+        load_row(row_at<const Scalar>(p_.q, batch, head * group_ + g), p_.q.dim, 0, p_.K,
+                 s.q + g * s.k_stride, map);
+      }
+      load_row(row_at<const Scalar>(p_.k, batch, head), p_.k.dim, 0, p_.K, s.k, map);
+    });
+    load_row(row_at<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
+
+    const Acc decay = decay_at(batch, head);
+    const int64_t row = batch * p_.Hkv + head;
+    for (int64_t g = 0; g < group_; ++g) s.scale[g] = 1;
+    if (p_.normalize) update_normalizer(s, decay, static_cast<Acc*>(p_.z) + row * p_.K);
+    update_state(s, decay, static_cast<Acc*>(p_.kv) + row * p_.K * p_.V);
+    store_outputs(s, batch, head);
+  }
+
+  Acc decay_at(int64_t batch, int64_t head) {
+    if (!p_.log_decay.data) return 1;
+    const Acc log_decay = *row_at<const Acc>(p_.log_decay, batch, head);
+    if (log_decay > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
+    return exp(broadcast(log_decay))[0];
+  }
+
+  void update_normalizer(Scratch& s, Acc decay, Acc* z) const {
+    for_each_vector<Acc>(0, p_.K, [&](int64_t c, int64_t count) {
+      store_vector(z, 1, c, count, load_vector(z, 1, c, count) * decay + load(s.k + c));
+    });
+    for (int64_t g = 0; g < group_; ++g) {
+      Vec<Acc> dot{};
+      for_each_vector<Acc>(0, p_.K, [&](int64_t c, int64_t count) {
+        dot += load(s.q + g * s.k_stride + c) * load_vector(z, 1, c, count);
+      });
+      s.scale[g] = 1 / (sum<Acc>(dot) + static_cast<Acc>(p_.eps));
+    }
+  }
+
+  void update_state(Scratch& s, Acc decay, Acc* kv) const {
+    int64_t c = 0;
+    for (; c + kStepBlock * W <= p_.V; c += kStepBlock * W) {
+      update_columns<kStepBlock, false>(s, decay, kv, c);
+    }
+    for (; c + W <= p_.V; c += W) update_columns<1, false>(s, decay, kv, c);
+    if (c < p_.V) update_columns<1, true>(s, decay, kv, c);
+  }
+
+  // The columns from `c` on; partial: fewer than a vector are left.
+  template <int block, bool partial>
+  void update_columns(Scratch& s, Acc decay, Acc* kv, int64_t c) const {
+    const int64_t count = partial ? p_.V - c : W;
+    Vec<Acc> value[block];
+    HFLA_UNROLL
+    for (int b = 0; b < block; ++b) value[b] = load(s.v + c + b * W);
+    for (int64_t g = 0; g < group_; ++g) {
+      const Acc* const q = s.q + g * s.k_stride;
+      Vec<Acc> out[block] = {};
+      for (int64_t r = 0; r < p_.K; ++r) {
+        HFLA_UNROLL
+        for (int b = 0; b < block; ++b) {
+          Acc* const at = kv + r * p_.V + c + b * W;
+          Vec<Acc> state = partial ? load_some(at, 1, count) : load(at);
+          if (g == 0) {
+            state = state * decay + s.k[r] * value[b];
+            partial ? store_some(at, 1, count, state) : store(at, state);
+          }
+          out[b] += q[r] * state;
+        }
+      }
+      HFLA_UNROLL
+      for (int b = 0; b < block; ++b) {
+        store(s.y + g * s.v_stride + c + b * W, out[b] * s.scale[g]);
+      }
+    }
+  }
+
+  void store_outputs(const Scratch& s, int64_t batch, int64_t head) const {
+    for (int64_t g = 0; g < group_; ++g) {
+      Scalar* const to = row_at<Scalar>(p_.y, batch, head * group_ + g);
+      for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
+        store_vector(to, p_.y.dim, c, count, load(s.y + g * s.v_stride + c));
+      });
+    }
+  }
+
+  const LinearAttentionStep& p_;
+  const Threads& threads_;
+  const int64_t group_;
+  bool positive_log_decay_ = false;
+};
+
+}  // namespace
+
+Status linear_attention_step(const LinearAttentionStep& problem, const Threads& threads) {
+  return with_dtype(problem.dtype,
+                    [&](auto scalar) { return Step<decltype(scalar)>(problem, threads).run(); });
+}
+
+}  // namespace hfla::HFLA_ISA

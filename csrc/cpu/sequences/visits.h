@@ -1,0 +1,155 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Through a piece of a sequence, a segment of tokens at a time.
+//
+// Grouped heads: a token has one row per query head of the group. Its k, v and decay take effect in
+// one of these rows, its `slot`, and in the others nothing is written and nothing forgotten. So a
+// group is a longer sequence, and the state is never repeated.
+#pragma once
+
+#include "cpu/sequences/plan.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// The tokens of a segment, in the order in which a scan visits them.
+struct Visit {
+  const Sequences& sequences;
+  int64_t batch, head;         // head: of k and v
+  int64_t first, step, count;  // times first, first + step, ...
+  int64_t group, slot;
+  bool plain;  // no token is masked or has several rows
+
+  int64_t time(int64_t i) const { return first + step * i; }
+  // The key mask from the first of these tokens on; null: none is masked.
+  const bool* keep() const {
+    return sequences.key_mask ? sequences.key_mask + batch * sequences.T + first : nullptr;
+  }
+  bool masked(int64_t i) const { return keep() && !keep()[step * i]; }
+  int64_t rows() const { return count * group; }
+  int64_t padded_rows() const { return round_up(rows(), kRowMultiple); }
+};
+
+// The segment of `piece` that starts `offset` tokens after its beginning, or before its end; empty
+// beyond the last.
+HFLA_INLINE Visit visit_segment(const Sequences& p, const Piece& piece, int64_t head, bool reversed,
+                                int64_t offset, int64_t segment) {
+  const int64_t group = p.Hq / p.Hkv;
+  Visit visit{p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
+              reversed ? -1 : 1, max(0, min(segment, piece.length() - offset)), group,
+              // A query sees its own token, and its gradient has to reach it before the token is
+              // left.
+              reversed ? group - 1 : 0, group == 1};
+  for (int64_t i = 0; p.key_mask && i < visit.count; ++i) visit.plain &= !visit.masked(i);
+  return visit;
+}
+
+// Calls body(visit, the one after it) for all segments of `piece` and all heads, which take turns.
+template <class Body>
+HFLA_INLINE void for_each_visit(const Plan& plan, const Piece& piece, Heads heads, bool reversed,
+                                Body body) {
+  const int64_t segment = plan.segment.tokens;
+  const auto at = [&](int64_t turn) {
+    return visit_segment(plan.sequences, piece, heads.begin + turn % heads.count(), reversed,
+                         turn / heads.count() * segment, segment);
+  };
+  const int64_t turns = ceil_div(piece.length(), segment) * heads.count();
+  for (int64_t turn = 0; turn < turns; ++turn) body(at(turn), at(turn + 1));
+}
+
+// Whether a tensor has a row per query head, or one per token and key-value head.
+enum class RowsPer { query_head, token };
+
+// The columns [begin, end) of a tensor's rows.
+struct TensorRows {
+  const View& view;
+  RowsPer per;
+  int64_t begin, end;
+};
+
+template <class Scalar>
+HFLA_INLINE Scalar* row_at(const View& view, RowsPer per, const Visit& visit, int64_t i,
+                           int64_t g) {
+  const int64_t head = per == RowsPer::query_head ? visit.head * visit.group + g : visit.head;
+  return static_cast<Scalar*>(view.data) + visit.batch * view.batch + visit.time(i) * view.time +
+         head * view.head;
+}
+template <class Scalar>
+HFLA_INLINE Scalar* row_at(const TensorRows& rows, const Visit& visit, int64_t i, int64_t g) {
+  return row_at<Scalar>(rows.view, rows.per, visit, i, g);
+}
+
+// Calls present(row, token, g, pointer into the view) for rows that the tensor has and that are not
+// masked, absent(row) for all others up to the padding. g: which of the token's rows it is.
+template <class Scalar, class Present, class Absent>
+HFLA_INLINE void for_each_row(const Visit& visit, const View& view, RowsPer per, Present present,
+                              Absent absent) {
+  const int64_t count = view.data ? visit.count : 0, group = visit.group;
+  const int64_t begin = per == RowsPer::query_head ? 0 : visit.slot;
+  const int64_t end = per == RowsPer::query_head ? group : visit.slot + 1;
+  const int64_t head_stride = per == RowsPer::query_head ? view.head : 0;
+  const int64_t token_stride = visit.step * view.time;
+  const bool* const keep = visit.plain ? nullptr : visit.keep();
+  Scalar* const first = count ? row_at<Scalar>(view, per, visit, 0, 0) : nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool masked = keep && !keep[visit.step * i];
+    for (int64_t g = 0; g < group; ++g) {
+      if (!masked && g >= begin && g < end) {
+        present(i * group + g, i, g, first + i * token_stride + g * head_stride);
+      } else {
+        absent(i * group + g);
+      }
+    }
+  }
+  for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
+}
+
+// Memory that will be read or written soon: addresses of pairs of cache lines. A scan asks for one
+// of them with every row of the state, at a steady pace, which hides the latency behind its
+// arithmetic: with heads inside of time, as in (B, T, H, D), rows are too far apart for the
+// processor to foresee, and what is asked for all at once is not fetched any faster, or not at all.
+struct Prefetch {
+  const char* const* pairs;
+  int64_t count;
+};
+constexpr int64_t kPairBytes = 2 * kCacheLine;
+
+// What a scan asks memory for: rows that the next visit will read or write.
+class Upcoming {
+ public:
+  // How many addresses rows of `columns` elements have; `pairs` has room for these.
+  template <class Scalar>
+  static int64_t pairs_per_row(int64_t columns) {
+    return ceil_div(columns * static_cast<int64_t>(sizeof(Scalar)), kPairBytes);
+  }
+
+  Upcoming(const Visit& next, const char** pairs) : next_(next), pairs_(pairs) {}
+
+  template <class Scalar>
+  void add(const TensorRows& rows) {
+    const View& view = rows.view;
+    if (!view.data || view.dim != 1 || next_.count == 0) return;
+    const int64_t heads = rows.per == RowsPer::query_head ? next_.group : 1;
+    const int64_t stride = next_.step * view.time * static_cast<int64_t>(sizeof(Scalar));
+    for (int64_t g = 0; g < heads; ++g) {
+      const char* from =
+          reinterpret_cast<const char*>(row_at<const Scalar>(rows, next_, 0, g) + rows.begin);
+      for (int64_t pair = 0; pair < pairs_per_row<Scalar>(rows.end - rows.begin); ++pair) {
+        const char** const to = pairs_ + count_;
+        for (int64_t i = 0; i < next_.count; ++i) to[i] = from + i * stride;
+        count_ += next_.count;
+        from += kPairBytes;
+      }
+    }
+  }
+
+  Prefetch get() const { return {pairs_, count_}; }
+
+ private:
+  const Visit& next_;
+  const char** const pairs_;
+  int64_t count_ = 0;
+};
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,45 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The kernels of one dtype, as kernels/linear_attention.h names them.
+#pragma once
+
+#include "cuda/linear_attention/kernels.h"
+#include "cuda/linear_attention/launch.cuh"
+#include "cuda/linear_attention/step.cuh"
+
+namespace hfla::cuda {
+
+// Calls launch_all(launcher), which only measures where there is no workspace.
+template <class LaunchAll>
+int launch_at(const CudaPlace& place, LaunchAll launch_all) {
+  Launcher launcher(place.workspace, static_cast<Stream>(place.stream));
+  launch_all(launcher);
+  *place.workspace_bytes = launcher.workspace_bytes();
+  return launcher.error();
+}
+
+template <class Scalar>
+int table_forward(const LinearAttentionProblem& p, const LinearAttentionResult& result,
+                  const CudaPlace& place) {
+  return launch_at(place,
+                   [&](Launcher& launcher) { forward<Scalar>(launcher, p, result, place.device); });
+}
+
+template <class Scalar>
+int table_backward(const LinearAttentionProblem& p, const LinearAttentionUpstream& input,
+                   const LinearAttentionGradients& result, const CudaPlace& place) {
+  return launch_at(place, [&](Launcher& launcher) {
+    backward<Scalar>(launcher, p, input, result, place.device);
+  });
+}
+
+template <class Scalar>
+int table_step(const LinearAttentionStep& p, void* stream) {
+  return step<Scalar>(p, static_cast<Stream>(stream));
+}
+
+template <class Scalar>
+constexpr LinearAttentionOnCuda kTable = {table_forward<Scalar>, table_backward<Scalar>,
+                                          table_step<Scalar>};
+
+}  // namespace hfla::cuda

@@ -1,0 +1,162 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The recurrence that forward and backward are made of,
+//
+//     state = e^{g_i} state + write_i values_iᵀ        state: (R, N)
+//     out_i = stateᵀ read_i
+//
+// by which forward is read = φ(q), write = φ(k), values = [v, 1], and the gradients are the same
+// with the roles exchanged (launch.cuh). It is done a chunk of C tokens at a time, as products of
+// matrices. With c_i = g_1 + ... + g_i within the chunk, and `state` what comes into it,
+//
+//     out_i = e^{c_i} stateᵀ read_i + Σ_{j≤i} e^{c_i - c_j} ⟨read_i, write_j⟩ values_j
+//     state = e^{c_C} state + Σ_j e^{c_C - c_j} write_j values_jᵀ
+//
+// Backwards in time a token's own decay comes after it, not before: the same with c_C - c_i in
+// place of c_i, and j ≥ i.
+//
+// A block walks through a piece of a sequence with the state in the accumulators of its warps:
+//
+//     warp w:  rows 16 w ... of the chunk:  inter = read state          (from shared memory)
+//                                           scores = read writeᵀ        (masked, decayed)
+//                                           out = inter + scores values (scores stay in registers)
+//              rows of the state:           state += writeᵀ values
+//
+// Nothing but inputs, outputs and one state per piece passes through device memory. A block has
+// `BlockShape::kColumns` columns of values; more columns are other blocks. More rows than its R are
+// other walks of the same block, which add up their outs in `partial`.
+//
+// Where sequences and heads are too few to fill the GPU, or attention is not causal, sequences are
+// cut into several pieces, with three launches: walks that only write, from zero; one that
+// combines the states of pieces (combine.cuh); and the walks proper, each from its own state.
+//
+// Masked tokens, and those past the end of a piece, read, write and are all zeros and decay by
+// nothing.
+//
+// R rows and N columns of the state, C tokens of a chunk; other letters as in kernels/common.h.
+//
+// Here is what a walk is told and what a block keeps of it; walker.cuh is the walk.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/common/decays.cuh"
+#include "cuda/common/operands.cuh"
+#include "cuda/common/pieces.cuh"
+#include "cuda/common/tiles.cuh"
+#include "kernels/linear_attention.h"
+
+namespace hfla::cuda {
+
+// What stands at the end of a row, after the columns of the tensor.
+enum class Extra { none, one, normalizer_gradient };
+
+// Rows of read, write, values or out: φ(x) / den of a tensor x, and perhaps one more column.
+struct Rows {
+  View x;  // null: zeros
+  int64_t columns;
+  FeatureMap map = FeatureMap::identity;
+  bool per_query = false;  // a row per query head
+  Extra extra = Extra::none;
+  const float* den = nullptr;       // (B, T, Hq); null: 1
+  const float* den_grad = nullptr;  // (B, T, Hq): the extra column
+
+  BOTH int64_t width() const { return columns + (extra == Extra::none ? 0 : 1); }
+};
+
+// One state per row: kv (rows, Hkv, K, V) and z (rows, Hkv, K).
+struct States {
+  float *kv = nullptr, *z = nullptr;  // null: zeros to read, nowhere to write
+  bool per_piece = false;             // rows are pieces, else sequences
+};
+
+struct Walk : Sequences {
+  Pieces pieces;
+  Rows read, write, values;
+  View log_decay;
+  bool causal, reversed;
+  bool reads, writes;
+  // Element (r, n) of the state is kv[r][n], or kv[n][r] if transposed; z is the last column, or
+  // row.
+  bool transposed;
+  States from, to;      // `from` comes into a piece; `to` is what it ends with
+  float* piece_decays;  // (pieces, Hkv): the product of a piece's decays; or null
+  float* partial;       // (blocks, piece length, BlockShape::N) where R > BlockShape::R
+
+  // out, or its product with the feature map's derivative at `of`.
+  View out;
+  bool divide;  // by the last column plus eps, which is stored in den
+  float eps;
+  float* den;          // (B, T, Hq)
+  Rows of;             // the tensor whose gradient out is
+  float* dots;         // (column blocks, B, T, heads): ⟨φ(x), dφ(x)⟩; or null
+  int64_t num_tokens;  // B T
+
+  BOTH bool reads_per_query() const { return reads && read.per_query; }
+  BOTH int64_t num_heads() const { return reads_per_query() ? Hq : Hkv; }
+  BOTH int64_t group() const { return Hq / Hkv; }
+};
+
+// The sizes of a block's tiles.
+template <int C_, int R_, int columns>
+struct BlockShape {
+  static constexpr int C = C_, R = R_;
+  static constexpr int kColumns = columns, N = columns + 8;  // and the normaliser's, in a tile of 8
+  static constexpr int kWarps = C / 16, kThreads = 32 * kWarps;
+  static constexpr int kBlocks = kThreads < 256 ? 256 / kThreads : 1;  // 255 registers each
+  static constexpr int kStrips = (R / 16 + kWarps - 1) / kWarps;       // of the state, per warp
+};
+
+// What a block does. It is kept in shared memory, so that no thread spends registers on it, nor on
+// what follows of it, while it does something else.
+struct Place {
+  int64_t column_block, head, kv_head, piece_index;
+  Piece piece;
+};
+
+template <class Operands, class S>
+struct WalkShared {
+  using Element = typename Operands::Element;
+  Tile<Element, S::C, S::R> read, write;
+  Tile<Element, S::C, S::N> values;
+  Tile<Element, S::R, S::N> state;
+  Place* place;
+  DecaySum* decays;  // (C + 1,)
+  bool* present;     // (C,)
+
+  Tile<float, S::R, S::N> staged;  // a state, in place of all tiles
+
+  static constexpr int kTileBytes =
+      2 * decltype(read)::kBytes + decltype(values)::kBytes + decltype(state)::kBytes;
+  static constexpr int kTailBytes = int(sizeof(Place)) + int(sizeof(DecaySum)) * (S::C + 1) + S::C;
+  static constexpr int kBytes =
+      (kTileBytes > decltype(staged)::kBytes ? kTileBytes : decltype(staged)::kBytes) + kTailBytes;
+  DEV explicit WalkShared(char* base) {
+    const auto take = [&](auto*& pointer, int bytes) {
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base);
+      base += bytes;
+    };
+    staged.data = reinterpret_cast<float*>(base);
+    char* const after = base + kBytes - kTailBytes;
+    take(read.data, read.kBytes);
+    take(write.data, write.kBytes);
+    take(values.data, values.kBytes);
+    take(state.data, state.kBytes);
+    base = after;
+    take(place, int(sizeof(Place)));
+    take(decays, int(sizeof(DecaySum)) * (S::C + 1));
+    take(present, S::C);
+  }
+};
+
+// The element of a state at row r and column n of the walk, or null beyond its end.
+DEV float* state_element(const Walk& p, const States& states, int64_t row, int64_t head, int64_t r,
+                         int64_t n) {
+  const int64_t k = p.transposed ? n : r, v = p.transposed ? r : n;
+  const int64_t at = row * p.Hkv + head;
+  if (k >= p.K || v > p.V) return nullptr;
+  if (v == p.V) return states.z ? states.z + at * p.K + k : nullptr;
+  return states.kv ? states.kv + (at * p.K + k) * p.V + v : nullptr;
+}
+
+}  // namespace hfla::cuda

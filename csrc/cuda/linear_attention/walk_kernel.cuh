@@ -1,0 +1,18 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The kernel that walks.
+#pragma once
+
+#include "cuda/linear_attention/walker.cuh"
+#include "cuda/linear_attention/walker_out.cuh"
+#include "cuda/linear_attention/walker_products.cuh"
+#include "cuda/linear_attention/walker_rows.cuh"
+
+namespace hfla::cuda {
+
+template <class Scalar, class S>
+KERNEL LAUNCH_BOUNDS(S::kThreads, S::kBlocks) walk_kernel(const GRID_CONSTANT Walk p) {
+  Walker<Scalar, S>(p).run();
+}
+
+}  // namespace hfla::cuda

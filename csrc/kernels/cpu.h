@@ -1,0 +1,24 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The kernels of all ops on the CPU, one table per instruction set, all compiled from the same
+// sources.
+#pragma once
+
+#include "kernels/linear.h"
+#include "kernels/linear_attention.h"
+#include "kernels/rms_norm.h"
+
+namespace hfla {
+
+struct CpuKernels {
+  const char* instruction_set;
+  LinearAttentionOnCpu linear_attention;
+  LinearOnCpu linear;
+  RmsNormOnCpu rms_norm;
+};
+
+// Chosen once, by CPUID; HF_LINEAR_ATTENTION_CPU_ISA forces one. Null, with a reason, when the
+// forced one can't run here.
+const CpuKernels* cpu_kernels(const char** why_not);
+
+}  // namespace hfla

@@ -1,0 +1,78 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Linear attention with a decay per head: y_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps), where
+// S_t = e^{g_t} S_{t-1} + φ(k_t) v_tᵀ and z_t = e^{g_t} z_{t-1} + φ(k_t). Letters as in common.h.
+#pragma once
+
+#include "kernels/common.h"
+
+namespace hfla {
+
+enum class FeatureMap : int64_t { identity, elu_plus_one, relu, relu2, silu, exp, count };
+
+// As users call them, in the enumeration's order. Python has them from here.
+constexpr const char* kFeatureMapNames[] = {"identity", "elu+1", "relu", "relu2", "silu", "exp"};
+static_assert(sizeof(kFeatureMapNames) / sizeof(*kFeatureMapNames) ==
+              static_cast<int64_t>(FeatureMap::count));
+
+struct LinearAttentionOptions {
+  FeatureMap feature_map;
+  double eps;
+  bool normalize;
+};
+
+// Everything that forward and backward read alike.
+struct LinearAttentionProblem : Sequences, LinearAttentionOptions {
+  bool is_causal;
+  View q, k, v;                        // (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V) of dtype
+  View log_decay;                      // (B, T, Hkv) acc, optional, never without is_causal
+  const void *initial_kv, *initial_z;  // (rows, Hkv, K, V), (rows, Hkv, K) contiguous, optional
+};
+
+struct LinearAttentionResult {
+  View y;        // (B, T, Hq, V) of dtype
+  void* den;     // (B, T, Hq) acc, contiguous; null when not normalised
+  void *kv, *z;  // final state, contiguous, shaped as initial_kv and initial_z; z null when not
+                 // normalised
+};
+
+// What backward is given: the gradients of forward's results, and these.
+struct LinearAttentionUpstream {
+  View dy;               // (B, T, Hq, V) of dtype, optional
+  const void *dkv, *dz;  // gradients of the final state, contiguous, optional
+  LinearAttentionResult forward;
+};
+
+struct LinearAttentionGradients {
+  View dq, dk, dv;                 // shaped as q, k, v, of dtype
+  View dlog_decay;                 // (B, T, Hkv) acc; null when there is no log_decay
+  void *dinitial_kv, *dinitial_z;  // null when there is no initial state
+};
+
+// One token for every batch row; the time stride of the views is unused.
+struct LinearAttentionStep : HeadSizes, LinearAttentionOptions {
+  View q, k, v;          // (B, Hq, K), (B, Hkv, K), (B, Hkv, V)
+  View log_decay;        // (B, Hkv) acc, optional
+  const bool* key_mask;  // (B,) contiguous, optional
+  void *kv, *z;  // (B, Hkv, K, V), (B, Hkv, K) acc, contiguous, updated in place; z null when not
+                 // normalised
+  View y;        // (B, Hq, V) of dtype
+};
+
+struct LinearAttentionOnCpu {
+  Status (*forward)(const LinearAttentionProblem&, const LinearAttentionResult&, const Threads&);
+  Status (*backward)(const LinearAttentionProblem&, const LinearAttentionUpstream&,
+                     const LinearAttentionGradients&, const Threads&);
+  Status (*step)(const LinearAttentionStep&, const Threads&);
+};
+
+// For one dtype. Pointers are the device's. All calls are asynchronous, and return cudaSuccess or
+// another cudaError_t.
+struct LinearAttentionOnCuda {
+  int (*forward)(const LinearAttentionProblem&, const LinearAttentionResult&, const CudaPlace&);
+  int (*backward)(const LinearAttentionProblem&, const LinearAttentionUpstream&,
+                  const LinearAttentionGradients&, const CudaPlace&);
+  int (*step)(const LinearAttentionStep&, void* stream);
+};
+
+}  // namespace hfla

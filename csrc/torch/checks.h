@@ -1,0 +1,108 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What all ops check of tensors.
+//
+// The checks guard memory: whatever is passed to torch.ops.hf_linear_attention raises or gives an
+// answer, and never reads out of bounds.
+#pragma once
+
+#include "kernels/common.h"
+#include "torch/shim.h"
+
+namespace hfla {
+
+// ---- dtypes ----
+
+struct DTypeName {
+  int32_t (*code)();
+  const char* name;
+};
+
+constexpr DTypeName kDTypeNames[] = {
+    {aoti_torch_dtype_float32, "float32"}, {aoti_torch_dtype_float64, "float64"},
+    {aoti_torch_dtype_float16, "float16"}, {aoti_torch_dtype_bfloat16, "bfloat16"},
+    {aoti_torch_dtype_int32, "int32"},     {aoti_torch_dtype_int64, "int64"},
+    {aoti_torch_dtype_bool, "bool"},       {aoti_torch_dtype_uint8, "uint8"},
+};
+
+// A dtype in a message; its name is looked up only when the message is written.
+struct PrintedDType {
+  int32_t code;
+};
+
+inline std::ostream& operator<<(std::ostream& out, PrintedDType printed) {
+  for (const DTypeName& dtype : kDTypeNames) {
+    if (dtype.code() == printed.code) return out << dtype.name;
+  }
+  return out << "another dtype";
+}
+
+inline DType dtype_of(const char* name, const Tensor& tensor) {
+  const int32_t code = tensor.dtype();
+  if (code == aoti_torch_dtype_float32()) return DType::f32;
+  if (code == aoti_torch_dtype_bfloat16()) return DType::bf16;
+  if (code == aoti_torch_dtype_float16()) return DType::f16;
+  if (code == aoti_torch_dtype_float64()) return DType::f64;
+  fail(name, " must be float32, bfloat16, float16 or float64, got ", PrintedDType{code});
+}
+
+// States, den and log decays.
+inline int32_t accumulation_dtype(DType dtype) {
+  return dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+}
+
+// ---- checks ----
+
+// A shape, written as in Python.
+struct Shape {
+  const int64_t* sizes;
+  int64_t dim;
+};
+
+inline Shape shape_of(const Tensor& tensor) { return {tensor.sizes(), tensor.dim()}; }
+
+inline std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  out << '(';
+  for (int64_t d = 0; d < shape.dim; ++d) out << (d ? ", " : "") << shape.sizes[d];
+  return out << (shape.dim == 1 ? ",)" : ")");
+}
+
+inline void check_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
+                         const Shape& expected) {
+  const Device its = tensor.device();
+  check(its.type == device.type && its.index == device.index, name, " must be on ", device,
+        " here, got ", its);
+  check(tensor.dtype() == dtype, name, " must be ", PrintedDType{dtype}, " here, got ",
+        PrintedDType{tensor.dtype()});
+  const Shape got = shape_of(tensor);
+  bool equal = got.dim == expected.dim;
+  for (int64_t d = 0; equal && d < got.dim; ++d) equal = got.sizes[d] == expected.sizes[d];
+  check(equal, name, " must have shape ", expected, ", got ", got);
+}
+
+inline void check_tensor(const char* name, const Tensor& tensor, Device device, int32_t dtype,
+                         std::initializer_list<int64_t> sizes) {
+  check_tensor(name, tensor, device, dtype,
+               Shape{sizes.begin(), static_cast<int64_t>(sizes.size())});
+}
+
+inline void check_contiguous_tensor(const char* name, const Tensor& tensor, Device device,
+                                    int32_t dtype, std::initializer_list<int64_t> sizes) {
+  check_tensor(name, tensor, device, dtype, sizes);
+  check(tensor.is_contiguous(), name, " must be contiguous");
+}
+
+// ---- data ----
+
+// A result that does not exist.
+inline Tensor none(int32_t dtype, Device device) { return Tensor::empty(dtype, {0}, device); }
+
+template <class Element = void>
+const Element* data_or_null(const Tensor& tensor) {
+  return tensor ? static_cast<const Element*>(tensor.data()) : nullptr;
+}
+
+// Kernels' structs have one pointer type for what they read and what they write.
+inline void* input_data(const Tensor& tensor) { return const_cast<void*>(tensor.data()); }
+
+}  // namespace hfla

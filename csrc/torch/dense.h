@@ -1,0 +1,20 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What ops on the last dimension of a tensor share.
+#pragma once
+
+#include "torch/checks.h"
+
+namespace hfla {
+
+// Of x as a matrix: all its dimensions but the last one together.
+inline int64_t count_rows(const Tensor& x) {
+  check(x.dim() >= 1 && x.dim() <= Tensor::kMaxDim, "x must have 1 to ", Tensor::kMaxDim,
+        " dimensions, got ", shape_of(x));
+  check(x.is_contiguous(), "x must be contiguous");
+  int64_t rows = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.size(d);
+  return rows;
+}
+
+}  // namespace hfla

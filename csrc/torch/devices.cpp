@@ -1,0 +1,45 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+
+#include "torch/devices.h"
+
+namespace hfla {
+namespace {
+
+void parallel_for(int64_t n, void (*body)(void*, int64_t, int64_t), void* context) {
+  struct Loop {
+    void (*body)(void*, int64_t, int64_t);
+    void* context;
+  } loop{body, context};
+  const auto run = [](int64_t begin, int64_t end, void* loop) {
+    static_cast<Loop*>(loop)->body(static_cast<Loop*>(loop)->context, begin, end);
+  };
+  HFLA_TORCH_CALL(torch_parallel_for(0, n, /*grain_size=*/1, run, &loop));
+}
+
+}  // namespace
+
+Threads torch_threads() {
+  uint32_t count = 1;
+  HFLA_TORCH_CALL(torch_get_num_threads(&count));
+  return {count, parallel_for};
+}
+
+const CpuKernels& cpu() {
+  const char* why_not = nullptr;
+  const CpuKernels* chosen = cpu_kernels(&why_not);
+  if (!chosen) fail(why_not);
+  return *chosen;
+}
+
+void check_status(Status status) {
+  switch (status) {
+    case Status::ok:
+      return;
+    case Status::positive_log_decay:
+      fail("log_decay must be <= 0, got a positive value");
+    case Status::out_of_memory:
+      fail("out of memory for temporary results");
+  }
+}
+
+}  // namespace hfla

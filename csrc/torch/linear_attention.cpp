@@ -1,0 +1,278 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The ops of kernels/linear_attention.h: schemas, argument checks, allocation of results, calls of
+// the kernels. Letters as in sequences.h.
+
+#include "torch/devices.h"
+#include "torch/ops.h"
+#include "torch/sequences.h"
+
+namespace hfla {
+namespace {
+
+FeatureMap check_feature_map(int64_t index) {
+  constexpr int64_t count = static_cast<int64_t>(FeatureMap::count);
+  check(index >= 0 && index < count, "feature_map must be an index from 0 to ", count - 1, ", got ",
+        index);
+  return static_cast<FeatureMap>(index);
+}
+
+// Shared by forward and backward, in the order of both schemas.
+struct Inputs {
+  Tensor q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z;
+};
+
+struct Options {
+  int64_t feature_map;
+  bool normalize;
+  double eps;
+  bool is_causal;
+};
+
+// Braces evaluate from left to right.
+Inputs take_inputs(Arguments& arguments) {
+  return {arguments.tensor(),          arguments.tensor(),          arguments.tensor(),
+          arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
+          arguments.optional_tensor(), arguments.optional_tensor()};
+}
+
+Options take_options(Arguments& arguments) {
+  return {arguments.integer(), arguments.boolean(), arguments.number(), arguments.boolean()};
+}
+
+void check_initial_state(const Inputs& in, Device device, const LinearAttentionProblem& p) {
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const int64_t rows = p.num_sequences;
+  if (in.initial_kv) {
+    check_contiguous_tensor("initial_kv", in.initial_kv, device, acc, {rows, p.Hkv, p.K, p.V});
+  }
+  if (in.initial_z) {
+    check_contiguous_tensor("initial_z", in.initial_z, device, acc, {rows, p.Hkv, p.K});
+  }
+  const bool expects_z = in.initial_kv && p.normalize;
+  check(bool(in.initial_z) == expects_z, "initial_z must be ",
+        expects_z ? "given with initial_kv" : "None without initial_kv or without normalize");
+}
+
+LinearAttentionProblem make_problem(const Inputs& in, const Options& options) {
+  const Dimensions d = check_qkv(in.q, in.k, in.v, 4);
+  LinearAttentionProblem p{};
+  p.feature_map = check_feature_map(options.feature_map);
+  p.normalize = options.normalize;
+  p.is_causal = options.is_causal;
+  p.eps = options.eps;
+
+  if (in.log_decay) {
+    check(p.is_causal, "log_decay must be None when is_causal is False");
+    check_tensor("log_decay", in.log_decay, d.device, accumulation_dtype(d.dtype),
+                 {d.B, d.T, d.Hkv});
+  }
+  static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens);
+  check_initial_state(in, d.device, p);
+
+  p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
+  p.log_decay = input(in.log_decay);
+  p.initial_kv = data_or_null(in.initial_kv);
+  p.initial_z = data_or_null(in.initial_z);
+  return p;
+}
+
+void forward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Inputs in = take_inputs(arguments);
+  const Options options = take_options(arguments);
+  const LinearAttentionProblem p = make_problem(in, options);
+
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const Device device = in.q.device();
+  const int64_t rows = p.num_sequences;
+  const auto empty_if = [&](bool exists, std::initializer_list<int64_t> sizes) {
+    return exists ? Tensor::empty(acc, sizes, device) : none(acc, device);
+  };
+  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hq, p.V}, device);
+  Tensor den = empty_if(p.normalize, {p.B, p.T, p.Hq});
+  Tensor kv = empty_if(true, {rows, p.Hkv, p.K, p.V});
+  Tensor z = empty_if(p.normalize, {rows, p.Hkv, p.K});
+
+  LinearAttentionResult result{};
+  result.y = output(y);
+  result.kv = kv.mutable_data();
+  if (p.normalize) {
+    result.den = den.mutable_data();
+    result.z = z.mutable_data();
+  }
+  run(
+      device, p.dtype,
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.linear_attention.forward(p, result, threads);
+      },
+      [&](const CudaKernels& cuda, const CudaPlace& place) {
+        return cuda.linear_attention->forward(p, result, place);
+      });
+  give_back(stack, y, den, kv, z);
+}
+
+// The results of forward, as backward reads them.
+LinearAttentionResult check_forward_result(const LinearAttentionProblem& p, Device device,
+                                           int32_t dtype, const Tensor& y, const Tensor& den,
+                                           const Tensor& kv, const Tensor& z) {
+  const int32_t acc = accumulation_dtype(p.dtype);
+  check_contiguous_tensor("y", y, device, dtype, {p.B, p.T, p.Hq, p.V});
+  check_contiguous_tensor("kv", kv, device, acc, {p.num_sequences, p.Hkv, p.K, p.V});
+  LinearAttentionResult result{};
+  result.y = input(y);
+  result.kv = input_data(kv);
+  if (p.normalize) {
+    check_contiguous_tensor("den", den, device, acc, {p.B, p.T, p.Hq});
+    check_contiguous_tensor("z", z, device, acc, {p.num_sequences, p.Hkv, p.K});
+    result.den = input_data(den);
+    result.z = input_data(z);
+  }
+  return result;
+}
+
+void backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dy = arguments.optional_tensor();
+  const Tensor dkv = arguments.optional_tensor();
+  const Tensor dz = arguments.optional_tensor();
+  const Inputs in = take_inputs(arguments);
+  const Tensor y = arguments.tensor();
+  const Tensor den = arguments.tensor();
+  const Tensor kv = arguments.tensor();
+  const Tensor z = arguments.tensor();
+  const Options options = take_options(arguments);
+  const LinearAttentionProblem p = make_problem(in, options);
+
+  const int32_t dtype = in.q.dtype();
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const Device device = in.q.device();
+  const int64_t rows = p.num_sequences;
+  if (dy) check_tensor("dy", dy, device, dtype, {p.B, p.T, p.Hq, p.V});
+  if (dkv) check_contiguous_tensor("dkv", dkv, device, acc, {rows, p.Hkv, p.K, p.V});
+  if (dz) {
+    check(p.normalize, "dz must be None without normalize");
+    check_contiguous_tensor("dz", dz, device, acc, {rows, p.Hkv, p.K});
+  }
+  LinearAttentionUpstream upstream{};
+  upstream.dy = input(dy);
+  upstream.dkv = data_or_null(dkv);
+  upstream.dz = data_or_null(dz);
+  upstream.forward = check_forward_result(p, device, dtype, y, den, kv, z);
+
+  const auto empty_like = [&](const Tensor& input, int32_t its_dtype,
+                              std::initializer_list<int64_t> sizes) {
+    return input ? Tensor::empty(its_dtype, sizes, device) : none(its_dtype, device);
+  };
+  Tensor dq = empty_like(in.q, dtype, {p.B, p.T, p.Hq, p.K});
+  Tensor dk = empty_like(in.k, dtype, {p.B, p.T, p.Hkv, p.K});
+  Tensor dv = empty_like(in.v, dtype, {p.B, p.T, p.Hkv, p.V});
+  Tensor dlog_decay = empty_like(in.log_decay, acc, {p.B, p.T, p.Hkv});
+  Tensor dinitial_kv = empty_like(in.initial_kv, acc, {rows, p.Hkv, p.K, p.V});
+  Tensor dinitial_z = empty_like(in.initial_z, acc, {rows, p.Hkv, p.K});
+
+  LinearAttentionGradients result{};
+  result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
+  if (in.log_decay) result.dlog_decay = output(dlog_decay);
+  if (in.initial_kv) result.dinitial_kv = dinitial_kv.mutable_data();
+  if (in.initial_z) result.dinitial_z = dinitial_z.mutable_data();
+  run(
+      device, p.dtype,
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.linear_attention.backward(p, upstream, result, threads);
+      },
+      [&](const CudaKernels& cuda, const CudaPlace& place) {
+        return cuda.linear_attention->backward(p, upstream, result, place);
+      });
+  give_back(stack, dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z);
+}
+
+void step(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor q = arguments.tensor();
+  const Tensor k = arguments.tensor();
+  const Tensor v = arguments.tensor();
+  const Tensor log_decay = arguments.optional_tensor();
+  const Tensor key_mask = arguments.optional_tensor();
+  Tensor kv = arguments.tensor();
+  Tensor z = arguments.optional_tensor();
+  const int64_t feature_map = arguments.integer();
+  const bool normalize = arguments.boolean();
+  const double eps = arguments.number();
+
+  const Dimensions d = check_qkv(q, k, v, 3);
+  const int32_t acc = accumulation_dtype(d.dtype);
+  if (log_decay) check_tensor("log_decay", log_decay, d.device, acc, {d.B, d.Hkv});
+  if (key_mask) {
+    check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {d.B});
+  }
+  check_contiguous_tensor("kv", kv, d.device, acc, {d.B, d.Hkv, d.K, d.V});
+  check(bool(z) == normalize, "z must be ",
+        normalize ? "given with normalize" : "None without normalize");
+  if (z) check_contiguous_tensor("z", z, d.device, acc, {d.B, d.Hkv, d.K});
+  Tensor y = Tensor::empty(q.dtype(), {d.B, d.Hq, d.V}, d.device);
+
+  LinearAttentionStep p{};
+  static_cast<HeadSizes&>(p) = d;
+  p.feature_map = check_feature_map(feature_map);
+  p.normalize = normalize;
+  p.eps = eps;
+  p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
+  p.log_decay = token_input(log_decay);
+  p.key_mask = data_or_null<bool>(key_mask);
+  p.kv = kv.mutable_data();
+  p.z = z ? z.mutable_data() : nullptr;
+  p.y = token_view(y.mutable_data(), y);
+  run(
+      d.device, p.dtype,
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.linear_attention.step(p, threads);
+      },
+      [&](const CudaKernels& cuda, void* stream) {
+        return cuda.linear_attention->step(p, stream);
+      });
+  give_back(stack, y);
+}
+
+constexpr char kForward[] = "linear_attention", kBackward[] = "linear_attention_backward",
+               kStep[] = "linear_attention_step_";
+
+constexpr Op kOps[] = {
+    {kForward,
+     "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
+     "int feature_map, bool normalize, float eps, bool is_causal) "
+     "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
+     boxed<forward, kForward>, true},
+    {kBackward,
+     "linear_attention_backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
+     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
+     "Tensor y, Tensor den, Tensor kv, Tensor z, "
+     "int feature_map, bool normalize, float eps, bool is_causal) "
+     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
+     "Tensor dinitial_kv, Tensor dinitial_z)",
+     boxed<backward, kBackward>, true},
+    {kStep,
+     "linear_attention_step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps) -> Tensor y",
+     boxed<step, kStep>, true},
+};
+
+}  // namespace
+
+const Ops linear_attention_ops = ops_of(kOps);
+
+}  // namespace hfla
+
+// "identity, elu+1, ...": the feature maps in the order of the ops' index, for Python, through
+// ctypes.
+extern "C" const char* hfla_feature_maps() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const char* name : hfla::kFeatureMapNames)
+      joined += (joined.empty() ? "" : ", ") + std::string(name);
+    return joined;
+  }();
+  return names.c_str();
+}
