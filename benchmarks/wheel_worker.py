@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from hf_linear_attention import (
 )
 from identity import remove_attention
 
+RENAMED = {"self_attn.decay.query": "self_attn.query.weight"}  # by later versions
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 Tensors = dict[str, Tensor]
 
@@ -121,11 +122,19 @@ def make_model(size: Model) -> LinearAttentionForCausalLM:
     )
     torch.manual_seed(0)
     model = LinearAttentionForCausalLM(config).eval()
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         with torch.no_grad():
             parameter.normal_(0.5 if parameter.ndim == 1 else 0.0, 0.05, generator=generator)
     return model
+
+
+def named_parameters(model: LinearAttentionForCausalLM) -> Iterator[tuple[str, Tensor]]:
+    """With the names that the newest version gives them."""
+    for name, parameter in model.named_parameters():
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
+        yield name, parameter
 
 
 def random_tokens(size: Model, *shape: int) -> Tensor:
@@ -140,7 +149,7 @@ def logits_and_gradients(**size) -> Case:
     def outputs() -> Tensors:
         output = model(input_ids=tokens, labels=tokens)
         output.loss.backward()
-        found = {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
+        found = {f"gradient of {name}": p.grad for name, p in named_parameters(model)}
         found |= {"logits": output.logits.detach()}
         with torch.no_grad():
             read = model(tokens[:, :50], use_cache=True)

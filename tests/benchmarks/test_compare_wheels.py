@@ -37,7 +37,7 @@ def test_the_package_equals_itself(wheel, tmp_path, monkeypatch):
     (path,) = (tmp_path / "results").glob("*-wheels-smallest.json")
     document = json.loads(path.read_text())
     setting = compare_wheels.SETTINGS["smallest"]
-    assert document["relative_errors"] == dict.fromkeys(setting.cases, 0)
+    assert document["differences"] == {name: {} for name in setting.cases}
     rows = {row["case"]: row for row in document["rows"]}
     timed = [name for name, case in setting.cases.items() if case.is_timed]
     derived = ["a token, 2 x 32, above identity", "import", "import, beyond Llama's"]
@@ -58,18 +58,24 @@ def test_what_is_no_package_is_refused(tmp_path):
 
 
 def test_differences_are_found():
-    error = compare_wheels.largest_error
-    same = {"y": torch.ones(100)}
-    assert error("case", same, {"y": torch.ones(100)}) == 0
-    other = torch.ones(100)
-    other[0] += 1e-3
-    assert error("case", same, {"y": other}) == pytest.approx(1e-4, rel=1e-3)
-    other[0] = torch.nan
-    assert error("case", same, {"y": other}) == torch.inf
+    find = compare_wheels.find_differences
+    same = {"y": torch.ones(100), "z": torch.zeros(2)}
+    assert find("case", same, {"y": torch.ones(100), "z": torch.zeros(2)}) == {}
+    other = {"y": torch.ones(100), "z": torch.zeros(2)}
+    other["y"][0] += 1e-3
+    found = find("case", same, other)
+    assert found == {"y": pytest.approx(1e-4, rel=1e-3)}
+    assert compare_wheels.summary(found) == "1 tensors differ, y most, by 1.0e-04"
+    with pytest.raises(SystemExit, match="nothing was timed: .'case'."):
+        compare_wheels.Comparison({}, differences={"case": found}).check()
+    compare_wheels.Comparison({}, differences={"case": {"y": 1e-7}}).check()
+    other["y"][0] = torch.nan
+    with pytest.raises(SystemExit):
+        compare_wheels.Comparison({}, differences={"case": find("case", same, other)}).check()
     with pytest.raises(SystemExit, match="only one version has z"):
-        error("case", same, {"y": torch.ones(100), "z": torch.ones(1)})
-    with pytest.raises(SystemExit, match="old is \\(100,\\)"):
-        error("case", same, {"y": torch.ones(99)})
+        find("case", same, {"y": torch.ones(100)})
+    with pytest.raises(SystemExit, match="old is \\(2,\\)"):
+        find("case", same, {"y": torch.ones(100), "z": torch.zeros(3)})
 
 
 def test_a_slower_version_is_seen_through_the_noise():
