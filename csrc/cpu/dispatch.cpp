@@ -95,7 +95,7 @@ const CpuKernels* cpu_kernels(const char** why_not) {
 
 }  // namespace hfla
 
-// "avx512, avx2, base": what was built, for _ops.py, through ctypes.
+// "avx512, avx2, base": what was built, for native/library.py, through ctypes.
 extern "C" const char* hfla_cpu_instruction_sets_built() {
   static const std::string names = hfla::built_names();
   return names.c_str();

@@ -172,7 +172,7 @@ AtenTensorHandle new_tensor_on_kept_memory(int64_t dim, const int64_t* sizes,
 
 }  // namespace hfla
 
-// ---- for _ops.py, through ctypes ----
+// ---- for native/library.py, through ctypes ----
 
 namespace {
 

@@ -38,10 +38,10 @@ class RecurrentCache(Cache):
 
     config: Any  # of the model; None in a gathered cache that it has not seen yet
     # Of rows that were joined, how many of the tokens in front of each (B,) are padding.
-    left_padding: Tensor | None = None
+    left_padding: Tensor | None
 
     def _make_layers(self, config: PreTrainedConfig, max_cache_len: int | None, **offloading):
-        self.config = config
+        self.config, self.left_padding = config, None
         classes = layer_classes(config, is_static=max_cache_len is not None)
         sizes = {"sliding_window": config.sliding_window, "max_cache_len": max_cache_len}
         Cache.__init__(self, layers=[make(**sizes) for make in classes], **offloading)

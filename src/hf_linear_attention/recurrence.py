@@ -35,6 +35,8 @@ class Recurrence(ABC):
 
     # Inputs that leave no trace in the state, as queries, and so are not recorded.
     only_read: ClassVar[tuple[str, ...]] = ()
+    # Whether tokens of a model that is not causal read what comes after them, too.
+    reads_ahead: ClassVar[bool] = False
 
     @abstractmethod
     def state_sizes(self) -> dict[str, StateSize]:

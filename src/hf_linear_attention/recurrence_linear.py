@@ -31,6 +31,7 @@ class LinearRecurrence(Recurrence):
     eps: float = 1e-6
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
+    reads_ahead: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         sizes = {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}

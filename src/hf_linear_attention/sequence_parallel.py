@@ -76,15 +76,17 @@ class AllGather(torch.autograd.Function):
 
 
 def state_before(recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> State:
-    """The state that the pieces before this one leave, by one all-gather; not causal: what all
-    other pieces leave.
+    """The state that the pieces before this one leave, by one all-gather; for a recurrence that
+    reads ahead, in a model that is not causal, what all other pieces leave.
     """
     piece = recurrence.piece(inputs, tokens)
     packed = torch.cat([x.flatten() for x in piece.values()])
     gathered = AllGather.apply(packed, tokens.sequence_group)
     rank = dist.get_rank(tokens.sequence_group)
-    others = [gathered[:rank]] if tokens.is_causal else [gathered[:rank], gathered[rank + 1 :]]
-    parts = torch.cat(others).split([x.numel() for x in piece.values()], dim=1)
+    others = gathered[:rank]
+    if recurrence.reads_ahead and not tokens.is_causal:
+        others = torch.cat([others, gathered[rank + 1 :]])
+    parts = others.split([x.numel() for x in piece.values()], dim=1)
     named = zip(piece.items(), parts, strict=True)
     return recurrence.combine({name: part.unflatten(1, x.shape) for (name, x), part in named})
 
