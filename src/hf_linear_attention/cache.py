@@ -40,11 +40,30 @@ class RecurrentCache(Cache):
     # Of rows that were joined, how many of the tokens in front of each (B,) are padding.
     left_padding: Tensor | None
 
-    def _make_layers(self, config: PreTrainedConfig, max_cache_len: int | None, **offloading):
+    def _make_layers(
+        self,
+        config: PreTrainedConfig,
+        max_cache_len: int | None,
+        offloading: bool,
+        offload_only_non_sliding: bool,
+    ) -> None:
+        """Begins as a `Cache` with the layers that `config` asks for. The constructors of
+        Transformers' DynamicCache and StaticCache would look them up in tables of its own.
+        """
         self.config, self.left_padding = config, None
         classes = layer_classes(config, is_static=max_cache_len is not None)
         sizes = {"sliding_window": config.sliding_window, "max_cache_len": max_cache_len}
-        Cache.__init__(self, layers=[make(**sizes) for make in classes], **offloading)
+        leaves = [  # without any, there is no need for CUDA streams
+            layer_type != "linear_attention"
+            and not (offload_only_non_sliding and layer_type == "sliding_attention")
+            for layer_type in config.active_layer_types
+        ]
+        Cache.__init__(
+            self,
+            layers=[make(**sizes) for make in classes],
+            offloading=offloading and any(leaves),
+            offload_only_non_sliding=offload_only_non_sliding,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -133,17 +152,7 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
             Cache.__init__(self, layers=[layer for layer, _ in gathered])
             self.left_padding = gathered[0][1]
             return
-        leaves = [  # without any, there is no need for CUDA streams
-            layer_type != "linear_attention"
-            and not (offload_only_non_sliding and layer_type == "sliding_attention")
-            for layer_type in config.active_layer_types
-        ]
-        self._make_layers(
-            config,
-            None,
-            offloading=offloading and any(leaves),
-            offload_only_non_sliding=offload_only_non_sliding,
-        )
+        self._make_layers(config, None, offloading, offload_only_non_sliding)
 
     @classmethod
     def load(
@@ -227,12 +236,7 @@ class StaticLinearAttentionCache(RecurrentCache, StaticCache):
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
     ):
-        self._make_layers(
-            config,
-            max_cache_len,
-            offloading=offloading and set(config.active_layer_types) != {"linear_attention"},
-            offload_only_non_sliding=offload_only_non_sliding,
-        )
+        self._make_layers(config, max_cache_len, offloading, offload_only_non_sliding)
 
     def activate_past_recording(self) -> None:
         """Refuses: Transformers does so for its own StaticCache, and not for what derives from it.

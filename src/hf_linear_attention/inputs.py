@@ -15,7 +15,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils.generic import is_flash_attention_requested
 
 from .sequence_parallel import tokens_before
-from .tokens import Tokens, sequence_of_each_token
+from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
 AttentionMask = Tensor | dict[str, Tensor | None] | None
@@ -184,12 +184,6 @@ def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tenso
             f"{' and the future' if is_causal else ''} from linear-attention layers"
         )
     return key_mask
-
-
-def positions_within(cu_seqlens: Tensor, B: int, T: int) -> Tensor:
-    """Positions (B, T) that count from 0 in each packed sequence."""
-    starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
-    return (torch.arange(B * T, device=cu_seqlens.device) - starts).view(B, T)
 
 
 def count_positions(

@@ -21,7 +21,7 @@ from .op_linear import linear_attention, linear_attention_step_
 from .recurrence import Inputs, Recurrence, State, StateSize
 from .short_convolution import ShortConvolution
 from .tensor_parallel import call, find_head_shard
-from .tokens import Tokens
+from .tokens import Tokens, positions_within
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,7 @@ def _running_max_within(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     there is none.
     """
     T = x.shape[1]
-    tokens = torch.arange(T, device=x.device)
-    starts = cu_seqlens[torch.searchsorted(cu_seqlens[1:], tokens, right=True)]
-    past = (tokens - starts)[:, None]  # tokens of the same sequence before each
+    past = positions_within(cu_seqlens, 1, T)[0, :, None]  # tokens of the sequence before each
     now, reach = x, 1
     while reach < T:  # each has the maximum over `reach` tokens; now over twice as many
         now = torch.where(past >= reach, torch.maximum(now, now.roll(reach, 1)), now)

@@ -42,3 +42,9 @@ def sequence_of_each_token(cu_seqlens: Tensor, T: int) -> Tensor:
     """The number (T,) of the packed sequence that each token belongs to."""
     tokens = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
+
+
+def positions_within(cu_seqlens: Tensor, B: int, T: int) -> Tensor:
+    """Positions (B, T) that count from 0 in each packed sequence."""
+    starts = cu_seqlens[sequence_of_each_token(cu_seqlens, B * T)]
+    return (torch.arange(B * T, device=cu_seqlens.device) - starts).view(B, T)

@@ -214,6 +214,7 @@ def test_without_a_layer_to_offload_there_is_no_offloading():
     layer_types = ["linear_attention", "sliding_attention", "linear_attention"]
     config = tiny_config(layer_types=layer_types, sliding_window=5)
     assert not LinearAttentionCache(config, offloading=True).offloading
+    assert not StaticLinearAttentionCache(config, 9, offloading=True).offloading
 
 
 def test_offloading_leaves_the_states_alone():
