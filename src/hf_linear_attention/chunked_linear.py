@@ -7,16 +7,14 @@ Shapes: B batch, T time, Hq query heads, Hkv key-value heads, G = Hq / Hkv, K ke
 N packed sequences, n chunks of C tokens.
 """
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype, without_autocast
 
 CHUNK_SIZE = 64
-LOWEST_LOG_DECAY = -1e30  # forgets everything, as -inf does, and can still be added up
 
 
 def chunked_linear_attention(
@@ -41,11 +39,9 @@ def chunked_linear_attention(
     """
     Hkv, V = v.shape[2:]
     T = q.shape[1]
-    layout: _Padded | _Packed
-    if cu_seqlens is not None:
-        layout = _Packed(cu_seqlens, T, chunk_size)
-    else:  # without causality the whole sequence may be one chunk: nobody meets anybody in it
-        layout = _Padded(T, min(chunk_size, T) if is_causal else T)
+    if cu_seqlens is None:  # without causality nobody meets anybody, so all may be one chunk
+        chunk_size = min(chunk_size, T) if is_causal else T
+    layout = chunks_of(T, cu_seqlens, chunk_size)
 
     with without_autocast(q.device.type):  # it would take the sums to half precision
         phi_q, phi_k, value, log_decay = _mapped(q, k, v, log_decay, feature_map, key_mask)
@@ -65,15 +61,15 @@ def chunked_linear_attention(
             to_end, from_start, over_chunk = keys, queries, None
         else:
             g = layout.split(log_decay).transpose(2, 3)  # (B, n, Hkv, C)
-            decay = _sums_between(g).exp()  # (B, n, Hkv, C, C)
+            decay = sums_between(g).exp()  # (B, n, Hkv, C, C)
             so_far = g.cumsum(-1).exp()  # (B, n, Hkv, C)
             to_end = keys * decay[..., -1, :, None]
             from_start = queries * so_far[:, :, :, None, :, None]
-            over_chunk = so_far[..., -1]
+            over_chunk = so_far[..., -1, None, None]
 
         # What a chunk adds to the state, and the state that it reads: (B, n, Hkv, K, X).
         added = to_end.mT @ values
-        read, final = layout.carry(_running if is_causal else _total, added, over_chunk, initial)
+        read, final = layout.carry(running if is_causal else _total, initial, added, over_chunk)
         y = from_start.flatten(3, 4) @ read  # (B, n, Hkv, G * C, X)
         if is_causal:
             scores = queries.flatten(3, 4) @ keys.mT
@@ -120,98 +116,7 @@ def _mapped(
     return phi(q), torch.where(keep[..., None], phi(k), 0), v, log_decay
 
 
-def _sums_between(g: Tensor) -> Tensor:
-    """out[..., t, j] = g[j + 1] + ... + g[t], and -inf for j > t: (..., C) -> (..., C, C).
-
-    Added up for each pair: a difference of two running sums loses digits after a strong decay.
-    """
-    C = g.shape[-1]
-    causal = torch.ones(C, C, dtype=torch.bool, device=g.device).tril()
-    sums = torch.where(causal.tril(-1), g[..., :, None], 0).cumsum(-2)
-    return torch.where(causal, sums, -torch.inf)
-
-
-# (added (B, n, Hkv, K, X): what chunks add to the state, decay (B, n, Hkv) or None: what they leave
-# of the state before them, initial (B, Hkv, K, X) or None) -> what chunks read, and the last state.
-Carry = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
-
-
-class _Padded:
-    """(B, T, ...) <-> (B, n, C, ...): each row of the batch is one sequence, in whole chunks."""
-
-    def __init__(self, T: int, C: int):
-        self.C = max(C, 1)
-        self.T, self.n = T, -(-T // self.C)
-
-    def split(self, x: Tensor) -> Tensor:
-        padding = self.n * self.C - self.T
-        if padding > 0:
-            x = nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
-        return x.unflatten(1, (self.n, self.C))
-
-    def join(self, x: Tensor) -> Tensor:
-        return x.flatten(1, 2)[:, : self.T]
-
-    def carry(
-        self, how: Carry, added: Tensor, decay: Tensor | None, initial: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return how(added, decay, initial)
-
-
-class _Packed:
-    """(1, T, ...) <-> (1, n, C, ...): sequences end to end, each one in whole chunks of its own."""
-
-    def __init__(self, cu_seqlens: Tensor, T: int, C: int):
-        N = max(cu_seqlens.shape[0] - 1, 1)
-        C = min(C, max(16, T // N))  # no longer than sequences are on average: less padding
-        lengths = cu_seqlens.diff().long()
-        chunks = (lengths + C - 1) // C
-        first_slots = (chunks.cumsum(0) - chunks) * C - cu_seqlens[:-1]
-        shifts = first_slots.repeat_interleave(lengths, output_size=T)
-        self.slots = torch.arange(T, device=lengths.device) + shifts
-        self.C, self.chunks = C, chunks.tolist()
-
-    def split(self, x: Tensor) -> Tensor:
-        n = sum(self.chunks)
-        padded = x.new_zeros(1, n * self.C, *x.shape[2:]).index_copy(1, self.slots, x)
-        return padded.unflatten(1, (n, self.C))
-
-    def join(self, x: Tensor) -> Tensor:
-        return x.flatten(1, 2).index_select(1, self.slots)
-
-    def carry(
-        self, how: Carry, added: Tensor, decay: Tensor | None, initial: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        no = [None] * len(self.chunks)
-        pieces = zip(  # split: N slices would cost N zeroed gradients
-            added.split(self.chunks, 1),
-            no if decay is None else decay.split(self.chunks, 1),
-            no if initial is None else initial.split(1),
-            strict=True,
-        )
-        read, final = [added[:, :0]], [added[0, :0]]  # of N = 0
-        for piece in pieces:
-            before, after = how(*piece)
-            read.append(before)
-            final.append(after)
-        return torch.cat(read, 1), torch.cat(final)
-
-
-def _running(added: Tensor, decay: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Causal: a chunk reads what came before it."""
-    if initial is None:
-        state = added.new_zeros(added.shape[:1] + added.shape[2:])
-    else:
-        state = initial.clone()  # the result must not be the caller's tensor where n is 0
-    leave = None if decay is None else decay[..., None, None].unbind(1)
-    read = []
-    for i, new in enumerate(added.unbind(1)):  # n slices would each cost a gradient of all n
-        read.append(state)
-        state = state + new if leave is None else torch.addcmul(new, state, leave[i])
-    return torch.stack(read, 1) if read else added, state
-
-
-def _total(added: Tensor, decay: Tensor | None, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+def _total(initial: Tensor | None, added: Tensor, decay: Tensor | None) -> tuple[Tensor, Tensor]:
     """Not causal, and so without decay: every chunk reads the sum of all."""
     state = added.sum(1) if initial is None else added.sum(1) + initial
     return state[:, None].expand_as(added), state

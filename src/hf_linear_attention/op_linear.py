@@ -1,26 +1,38 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Linear attention: the public functions, their checks, and what each backend has for them.
 
-Shapes: B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N packed
-sequences.
+Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim, V value dim, N
+packed sequences.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .backends import choose, native_op, reference_op, unless_missing
+from .checks import (
+    check_contiguous,
+    check_cu_seqlens,
+    check_key_mask,
+    check_log_decay,
+    check_per_token,
+    check_qkv,
+    check_state,
+    is_readable,
+    needs_grad,
+)
 from .chunked_linear import chunked_linear_attention, chunked_step_
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+from .op_delta import IMPLEMENTATIONS as RULES
+from .op_delta import run_rule, step_rule_
 
 
 class LinearAttentionState(NamedTuple):
-    """All that linear attention remembers: kv (B, Hkv, K, V) and z (B, Hkv, K).
+    """All that linear attention remembers: kv (B, Hv, K, V) and z (B, Hv, K).
 
     float32, or float64 for float64 inputs. B is N with `cu_seqlens`. z is None when not normalised.
     """
@@ -35,6 +47,7 @@ def linear_attention(
     v: Tensor,
     log_decay: Tensor | None = None,
     *,
+    write_strength: Tensor | None = None,
     feature_map: str | None = None,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
@@ -45,26 +58,29 @@ def linear_attention(
     is_causal: bool = True,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, LinearAttentionState]:
-    """Linear attention over whole sequences: for each head, with phi the feature map,
+    """Linear attention over whole sequences: for each value head, with phi the feature map,
 
-        S_t = exp(log_decay_t) S_{t-1} + phi(k_t) v_t^T
-        z_t = exp(log_decay_t) z_{t-1} + phi(k_t)
+        S_t = exp(log_decay_t) S_{t-1} + write_strength_t phi(k_t) v_t^T
+        z_t = exp(log_decay_t) z_{t-1} + write_strength_t phi(k_t)
         y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t + eps)          (the division only with `normalize`)
 
     Args:
-        q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype: float32, bfloat16,
-            float16 or float64. Hkv divides Hq; query head h reads key-value head h // (Hq // Hkv).
-            Any strides. On CUDA a NaN or an infinity in v can reach outputs a little before its
-            token, as tensor cores multiply it by the zeros that keep later tokens out.
-        log_decay: (B, T, Hkv), at most 0; -inf forgets everything. Only with `is_causal`. On CUDA
-            its sign is not checked, because looking would wait for the device.
+        q, k, v: (B, T, Hq, K), (B, T, Hk, K), (B, T, Hv, V), of one dtype: float32, bfloat16,
+            float16 or float64, of any strides. Hk divides Hv: value head h is written under key
+            head h // (Hv // Hk). Hq is a multiple of Hv or divides it, and heads meet likewise. On
+            CUDA a NaN or an infinity in v can reach outputs a little before its token, as tensor
+            cores multiply it by the zeros that keep later tokens out.
+        log_decay: (B, T, Hv), or (B, T, Hv, K) for one per channel of a key, at most 0; -inf
+            forgets everything. Only with `is_causal`. On CUDA its sign is not checked, because
+            looking would wait for the device.
+        write_strength: (B, T, Hv), or None for 1; kept in float32 or better.
         feature_map: name of a pointwise phi, or None where q and k are mapped already.
         key_mask: (B, T), bool or 0/1, false for padding: such a token is neither written nor
             forgotten, its output and all its gradients are 0, and whatever its inputs hold (NaN,
             too) reaches nothing.
         cu_seqlens: (N + 1,) int32 or int64, bounds of N sequences packed in one row (B = 1): 0,
             ..., T. No state crosses a bound. On CUDA its values are not checked, either.
-        initial_state: state to continue from, (kv, z) of shapes (B, Hkv, K, V) and (B, Hkv, K), N
+        initial_state: state to continue from, (kv, z) of shapes (B, Hv, K, V) and (B, Hv, K), N
             rows with `cu_seqlens`; float32, or float64 for float64 inputs; z is None without
             `normalize`.
         return_state: also return the state after the last token.
@@ -74,35 +90,37 @@ def linear_attention(
             named when this was imported.
 
     Returns:
-        y (B, T, Hq, V) of q's dtype, or (y, LinearAttentionState) with `return_state`. Sums, states
-        and denominators are kept in float32, or float64 for float64 inputs.
+        y (B, T, max(Hq, Hv), V) of q's dtype, or (y, LinearAttentionState) with `return_state`.
+        Sums, states and denominators are kept in float32, or float64 for float64 inputs.
 
     Raises:
         ValueError: an argument is wrong; it says which, what was expected and what came.
         RuntimeError: the backend asked for can't run here; it says why.
 
-    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236; decay as in RetNet,
-    arXiv 2307.08621.
+    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236; decays as in RetNet,
+    arXiv 2307.08621, and per channel as in GLA, arXiv 2312.06635; write strengths and shared keys
+    as in Mamba-2, arXiv 2405.21060.
     """
     chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
-    _check_tensors(q, k, v, 4)
+    check_qkv(q, k, v, 4)
     rows = q.shape[0]
     if cu_seqlens is not None:
-        _check_cu_seqlens(
-            cu_seqlens, q, readable=chosen.reads_cu_seqlens or _is_readable(cu_seqlens)
-        )
+        check_cu_seqlens(cu_seqlens, q, readable=chosen.reads_cu_seqlens or is_readable(cu_seqlens))
         rows = cu_seqlens.shape[0] - 1
         cu_seqlens = cu_seqlens.to(torch.int32)
     if initial_state is not None:
-        _check_state(initial_state, "initial_state", k, v, rows, normalize)
-    key_mask = _check_key_mask(key_mask, q)
-    log_decay = _check_log_decay(log_decay, k, key_mask)
+        _check_state(initial_state, "initial_state", q, v, rows, normalize)
+    key_mask = check_key_mask(key_mask, q)
+    log_decay = check_log_decay(log_decay, q, v, key_mask)
     if log_decay is not None and not is_causal:
         raise ValueError(
             "log_decay must be None with is_causal=False, where no token comes before another"
         )
     _check_options(feature_map, eps)
-    y, state = chosen.run(
+    run = chosen.run
+    if not _is_plain(q, k, v, log_decay, write_strength):
+        run = partial(_run_general, backend, write_strength)
+    y, state = run(
         q,
         k,
         v,
@@ -125,6 +143,7 @@ def linear_attention_step_(
     state: LinearAttentionState | tuple[Tensor, Tensor | None],
     log_decay: Tensor | None = None,
     *,
+    write_strength: Tensor | None = None,
     feature_map: str | None = None,
     normalize: bool = True,
     eps: float = 1e-6,
@@ -134,25 +153,27 @@ def linear_attention_step_(
     """One token of `linear_attention` for every row, without gradient; `state` changes in place.
 
     Args:
-        q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V).
-        state: contiguous kv (B, Hkv, K, V) and z (B, Hkv, K), float32, or float64 for float64
+        q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V).
+        state: contiguous kv (B, Hv, K, V) and z (B, Hv, K), float32, or float64 for float64
             inputs; z is None without `normalize`.
-        log_decay, key_mask: (B, Hkv) and (B,).
+        log_decay, write_strength, key_mask: (B, Hv) or (B, Hv, K), (B, Hv), and (B,).
         The others: as in `linear_attention`.
 
     Returns:
-        y (B, Hq, V) of q's dtype.
+        y (B, max(Hq, Hv), V) of q's dtype.
 
     Raises:
         ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be
             needed.
     """
-    if torch.is_grad_enabled() and _needs_grad(q, k, v, log_decay, *state):
+    if torch.is_grad_enabled() and needs_grad(q, k, v, log_decay, write_strength, *state):
         raise RuntimeError(
             "linear_attention_step_ updates its state in place and has no gradient: "
             "call it under torch.no_grad(), or use linear_attention"
         )
     step_ = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).step_
+    if not _is_plain(q, k, v, log_decay, write_strength):
+        step_ = partial(_step_general_, backend, write_strength)
     return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
 
 
@@ -180,7 +201,7 @@ def _step_compiled_(
         if log_decay is not None and log_decay.dtype is not kv.dtype:
             log_decay = log_decay.to(kv.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
-            key_mask = _check_key_mask(key_mask, q)
+            key_mask = check_key_mask(key_mask, q)
         return _native_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps)
     except (RuntimeError, KeyError):
         _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
@@ -237,6 +258,145 @@ def _step_reference_(
     return y[:, 0]
 
 
+def _is_plain(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write_strength: Tensor | None
+) -> bool:
+    """Whether it is what linear attention's own kernels compute: a decay per head, no strengths,
+    and as many keys as values, each read by one query head or several.
+    """
+    Hv = v.shape[-2]
+    return (
+        write_strength is None
+        and (log_decay is None or log_decay.dim() < k.dim())
+        and k.shape[-2] == Hv
+        and q.shape[-2] >= Hv
+    )
+
+
+def _run_general(
+    backend: str | None,
+    write_strength: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    *,
+    feature_map: str | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_state: tuple[Tensor, Tensor | None] | None,
+    normalize: bool,
+    eps: float,
+    is_causal: bool,
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """All that is not plain, by the kernels of the delta rule, without the rule. z is a state, too:
+    that of values which are 1.
+    """
+    dtype, Hv = q.dtype, v.shape[2]
+    if write_strength is not None:
+        write_strength = check_per_token("write_strength", write_strength, q, tuple(v.shape[:3]))
+    if normalize or feature_map is not None or not is_causal:
+        q, k, v = _mapped(q, k, v, feature_map, key_mask)
+    if not is_causal:  # without decays, so that strengths may be part of the keys
+        k = k.repeat_interleave(Hv // k.shape[2], 2)
+        q = q.repeat_interleave(max(Hv // q.shape[2], 1), 2)
+        if write_strength is not None:
+            k = k * write_strength[..., None]
+        y, state = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).run(
+            q,
+            k,
+            v,
+            None,
+            feature_map=None,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            initial_state=initial_state,
+            normalize=normalize,
+            eps=eps,
+            is_causal=False,
+        )
+        return y.to(dtype), state
+
+    def run(values: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return run_rule(
+            rule,
+            q,
+            k,
+            values,
+            write_strength,
+            log_decay,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            initial_state=initial_state,
+            scale=1.0,
+            normalize_qk=False,
+            delta=False,
+        )
+
+    rule = choose(RULES, backend, q.device, q.dtype)
+    kv, z = (None, None) if initial_state is None else initial_state
+    y, kv = run(v, kv)
+    if normalize:
+        den, z = run(_ones_like(v), None if z is None else z[..., None])
+        if key_mask is not None:  # padding has 0 here, and 0 / 0 a gradient
+            den = torch.where(key_mask[..., None, None], den, 1)
+        y, z = y / (den + eps), z[..., 0]
+    return y.to(dtype), (kv, z)
+
+
+def _step_general_(
+    backend: str | None,
+    write_strength: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState,
+    log_decay: Tensor | None,
+    feature_map: str | None,
+    normalize: bool,
+    eps: float,
+    key_mask: Tensor | None,
+) -> Tensor:
+    """One token of _run_general, which also checks its arguments."""
+    log_decay, key_mask = _check_step(
+        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
+    )
+    dtype = q.dtype
+    if write_strength is not None:
+        write_strength = check_per_token("write_strength", write_strength, q, tuple(v.shape[:2]))
+    if normalize or feature_map is not None:
+        q, k, v = _mapped(q, k, v, feature_map, key_mask)
+    rule = choose(RULES, backend, q.device, q.dtype)
+
+    def step_(values: Tensor, state: Tensor) -> Tensor:
+        return step_rule_(
+            rule, q, k, values, write_strength, log_decay, key_mask, state, 1.0, False, False
+        )
+
+    kv, z = state
+    y = step_(v, kv)
+    if z is not None:
+        y = y / (step_(_ones_like(v), z[..., None]) + eps)
+        if key_mask is not None:
+            y = torch.where(key_mask[:, None, None], y, 0)
+    return y.to(dtype)
+
+
+def _mapped(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: str | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """phi(q), phi(k) and v in the accumulation dtype."""
+    phi, dtype = POINTWISE[feature_map or "identity"], accumulation_dtype(q.dtype)
+    if key_mask is not None:  # phi of padding has a gradient, which may be NaN
+        q, k = (torch.where(key_mask[..., None, None], x, 0) for x in (q, k))
+    return phi(q.to(dtype)), phi(k.to(dtype)), v.to(dtype)
+
+
+def _ones_like(v: Tensor) -> Tensor:
+    """Values of one feature, which is 1."""
+    return v.new_ones(()).expand(*v.shape[:-1], 1)
+
+
 class Implementation(NamedTuple):
     """What a backend has for linear attention. `run` is given checked arguments, and returns y and
     the state (kv, z); `step_` checks its own.
@@ -256,114 +416,8 @@ IMPLEMENTATIONS = {
 }
 
 
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    for tensor in tensors:
-        if tensor is not None and tensor.requires_grad:
-            return True
-    return False
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    """Whether looking at values costs no synchronisation and breaks no compilation."""
-    return (
-        tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
-    )
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
-    """Shapes, dtypes and devices of q, k, v: (B, T, H, D) for 4 dims, (B, H, D) for 3."""
-    layout = "(B, T, H, D)" if dims == 4 else "(B, H, D)"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != dims:
-            raise ValueError(
-                f"{name} must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}"
-            )
-        if x.dtype not in DTYPES:
-            raise ValueError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
-        if x.dtype != q.dtype:
-            raise ValueError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
-        if x.shape[:-2] != q.shape[:-2]:
-            raise ValueError(
-                f"{name} must have q's {'B and T' if dims == 4 else 'B'} {tuple(q.shape[:-2])}, "
-                f"got shape {tuple(x.shape)}"
-            )
-        if x.shape[-2] < 1 or x.shape[-1] < 1:
-            raise ValueError(
-                f"{name} must have at least one head and one feature, got shape {tuple(x.shape)}"
-            )
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k must have q's {q.shape[-1]} features, got {k.shape[-1]}")
-    if v.shape[-2] != k.shape[-2]:
-        raise ValueError(f"v must have k's {k.shape[-2]} heads, got {v.shape[-2]}")
-    if q.shape[-2] % k.shape[-2] != 0:
-        raise ValueError(f"q must have a multiple of k's {k.shape[-2]} heads, got {q.shape[-2]}")
-
-
-def _check_log_decay(log_decay: Tensor | None, k: Tensor, key_mask: Tensor | None) -> Tensor | None:
-    """log_decay in the accumulation dtype, of k's shape without its last dimension."""
-    if log_decay is None:
-        return None
-    if log_decay.shape != k.shape[:-1]:
-        raise ValueError(
-            f"log_decay must have shape {tuple(k.shape[:-1])}, got {tuple(log_decay.shape)}"
-        )
-    if log_decay.device != k.device:
-        raise ValueError(f"log_decay must be on q's device {k.device}, got {log_decay.device}")
-    if log_decay.dtype not in DTYPES:
-        raise ValueError(
-            f"log_decay must be float32, bfloat16, float16 or float64, got {log_decay.dtype}"
-        )
-    if _is_readable(log_decay):
-        positive = log_decay.detach() > 0
-        if key_mask is not None:
-            positive = positive & key_mask[..., None]
-        if positive.any():
-            raise ValueError(f"log_decay must be at most 0, got {log_decay[positive].max().item()}")
-    return log_decay.to(accumulation_dtype(k.dtype))
-
-
-def _check_key_mask(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """key_mask as bool, of q's shape without its last two dimensions."""
-    if key_mask is None:
-        return None
-    if key_mask.shape != q.shape[:-2]:
-        raise ValueError(
-            f"key_mask must have shape {tuple(q.shape[:-2])}, got {tuple(key_mask.shape)}"
-        )
-    if key_mask.device != q.device:
-        raise ValueError(f"key_mask must be on q's device {q.device}, got {key_mask.device}")
-    if key_mask.dtype == torch.bool:
-        return key_mask
-    if _is_readable(key_mask):
-        wrong = key_mask[(key_mask != 0) & (key_mask != 1)]
-        if wrong.numel() > 0:
-            raise ValueError(f"key_mask must hold bool or 0 and 1, got {wrong[0].item()}")
-    return key_mask != 0
-
-
-def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool) -> None:
-    if q.shape[0] != 1:
-        raise ValueError(
-            f"cu_seqlens must come with a batch of one packed row, got q of shape {tuple(q.shape)}"
-        )
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(f"cu_seqlens must have shape (N + 1,), got {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
-    if cu_seqlens.device != q.device:
-        raise ValueError(f"cu_seqlens must be on q's device {q.device}, got {cu_seqlens.device}")
-    if readable:
-        bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != q.shape[1] or bounds != sorted(bounds):
-            raise ValueError(
-                f"cu_seqlens must rise from 0 to T = {q.shape[1]} without falling, got {bounds}"
-            )
-
-
 def _check_state(
-    state: tuple[Tensor, Tensor | None], name: str, k: Tensor, v: Tensor, rows: int, normalize: bool
+    state: tuple[Tensor, Tensor | None], name: str, q: Tensor, v: Tensor, rows: int, normalize: bool
 ) -> None:
     kv, z = state
     if normalize and z is None:
@@ -372,17 +426,10 @@ def _check_state(
         raise ValueError(
             f"{name}.z must be None with normalize=False, got a tensor of shape {tuple(z.shape)}"
         )
-    dtype = accumulation_dtype(k.dtype)
-    shape = (rows, k.shape[-2], k.shape[-1], v.shape[-1])
-    for part, x, expected in (("kv", kv, shape), ("z", z, shape[:-1])):
-        if x is None:
-            continue
-        if tuple(x.shape) != expected:
-            raise ValueError(f"{name}.{part} must have shape {expected}, got {tuple(x.shape)}")
-        if x.dtype != dtype:
-            raise ValueError(f"{name}.{part} must be {dtype} for {k.dtype} inputs, got {x.dtype}")
-        if x.device != k.device:
-            raise ValueError(f"{name}.{part} must be on q's device {k.device}, got {x.device}")
+    shape = (rows, v.shape[-2], q.shape[-1], v.shape[-1])
+    check_state(f"{name}.kv", kv, q, shape)
+    if z is not None:
+        check_state(f"{name}.z", z, q, shape[:-1])
 
 
 def _check_options(feature_map: str | None, eps: float) -> None:
@@ -409,12 +456,12 @@ def _check_step(
     """Everything about one token's arguments; returns log_decay and key_mask in the dtypes that
     backends take.
     """
-    _check_tensors(q, k, v, 3)
-    _check_state(state, "state", k, v, q.shape[0], normalize)
+    check_qkv(q, k, v, 3)
+    _check_state(state, "state", q, v, q.shape[0], normalize)
     for name, x in zip(("kv", "z"), state, strict=True):
-        if x is not None and not x.is_contiguous():
-            raise ValueError(f"state.{name} must be contiguous, got strides {x.stride()}")
-    key_mask = _check_key_mask(key_mask, q)
-    log_decay = _check_log_decay(log_decay, k, key_mask)
+        if x is not None:
+            check_contiguous(f"state.{name}", x)
+    key_mask = check_key_mask(key_mask, q)
+    log_decay = check_log_decay(log_decay, q, v, key_mask)
     _check_options(feature_map, eps)
     return log_decay, key_mask

@@ -1,7 +1,14 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """A plain loop over time for each recurrence: the yardstick of every other backend's tests."""
 
+from collections.abc import Callable
+from typing import Any
+
+from .delta_rule import reference_delta_rule
 from .linear import reference_linear_attention
 
 # By name and version, as in `native`, whose loops these are.
-OPS = {("linear_attention", 1): reference_linear_attention}
+OPS: dict[tuple[str, int], Callable[..., Any]] = {
+    ("delta_rule", 1): reference_delta_rule,
+    ("linear_attention", 1): reference_linear_attention,
+}

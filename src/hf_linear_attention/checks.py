@@ -1,0 +1,148 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What the public functions check of their arguments, whatever the recurrence.
+
+Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim, V value dim, N
+packed sequences.
+"""
+
+import torch
+from torch import Tensor
+
+from .numerics import accumulation_dtype
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether any of them has a gradient."""
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether looking at values costs no synchronisation and breaks no compilation."""
+    return (
+        tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    )
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
+    """Shapes, dtypes and devices of q, k, v: (B, T, H, D) for 4 dims, (B, H, D) for 3."""
+    layout = "(B, T, H, D)" if dims == 4 else "(B, H, D)"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != dims:
+            raise ValueError(
+                f"{name} must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}"
+            )
+        if x.dtype not in DTYPES:
+            raise ValueError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
+        if x.shape[:-2] != q.shape[:-2]:
+            raise ValueError(
+                f"{name} must have q's {'B and T' if dims == 4 else 'B'} {tuple(q.shape[:-2])}, "
+                f"got shape {tuple(x.shape)}"
+            )
+        if x.shape[-2] < 1 or x.shape[-1] < 1:
+            raise ValueError(
+                f"{name} must have at least one head and one feature, got shape {tuple(x.shape)}"
+            )
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k must have q's {q.shape[-1]} features, got {k.shape[-1]}")
+    Hq, Hk, Hv = (x.shape[-2] for x in (q, k, v))
+    if Hv % Hk != 0:
+        raise ValueError(f"v must have a multiple of k's {Hk} heads, got {Hv}")
+    if Hq % Hv != 0 and Hv % Hq != 0:
+        raise ValueError(f"q must have a multiple of v's {Hv} heads or divide them, got {Hq}")
+
+
+def check_per_token(name: str, x: Tensor, q: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+    """x in the accumulation dtype, of one of these shapes."""
+    if tuple(x.shape) not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have shape {expected}, got {tuple(x.shape)}")
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
+    return x.to(accumulation_dtype(q.dtype))
+
+
+def check_log_decay(
+    log_decay: Tensor | None, q: Tensor, v: Tensor, key_mask: Tensor | None
+) -> Tensor | None:
+    """log_decay in the accumulation dtype: one for each of v's heads, or one for each of their K
+    channels.
+    """
+    if log_decay is None:
+        return None
+    per_head = tuple(v.shape[:-1])
+    checked = check_per_token("log_decay", log_decay, q, per_head, (*per_head, q.shape[-1]))
+    if is_readable(log_decay):
+        positive = log_decay.detach() > 0
+        if key_mask is not None:
+            features = [1] * (log_decay.dim() - key_mask.dim())
+            positive = positive & key_mask.view(*key_mask.shape, *features)
+        if positive.any():
+            raise ValueError(f"log_decay must be at most 0, got {log_decay[positive].max().item()}")
+    return checked
+
+
+def check_key_mask(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """key_mask as bool, of q's shape without its last two dimensions."""
+    if key_mask is None:
+        return None
+    if key_mask.shape != q.shape[:-2]:
+        raise ValueError(
+            f"key_mask must have shape {tuple(q.shape[:-2])}, got {tuple(key_mask.shape)}"
+        )
+    if key_mask.device != q.device:
+        raise ValueError(f"key_mask must be on q's device {q.device}, got {key_mask.device}")
+    if key_mask.dtype == torch.bool:
+        return key_mask
+    if is_readable(key_mask):
+        wrong = key_mask[(key_mask != 0) & (key_mask != 1)]
+        if wrong.numel() > 0:
+            raise ValueError(f"key_mask must hold bool or 0 and 1, got {wrong[0].item()}")
+    return key_mask != 0
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool) -> None:
+    """Bounds of packed sequences; their values only where they are readable."""
+    if q.shape[0] != 1:
+        raise ValueError(
+            f"cu_seqlens must come with a batch of one packed row, got q of shape {tuple(q.shape)}"
+        )
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"cu_seqlens must have shape (N + 1,), got {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens must be on q's device {q.device}, got {cu_seqlens.device}")
+    if readable:
+        bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != q.shape[1] or bounds != sorted(bounds):
+            raise ValueError(
+                f"cu_seqlens must rise from 0 to T = {q.shape[1]} without falling, got {bounds}"
+            )
+
+
+def check_state(name: str, state: Tensor, q: Tensor, expected: tuple[int, ...]) -> None:
+    """A tensor of a state: its shape, the accumulation dtype, q's device."""
+    dtype = accumulation_dtype(q.dtype)
+    if tuple(state.shape) != expected:
+        raise ValueError(f"{name} must have shape {expected}, got {tuple(state.shape)}")
+    if state.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype} for {q.dtype} inputs, got {state.dtype}")
+    if state.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}, got {state.device}")
+
+
+def check_contiguous(name: str, x: Tensor) -> None:
+    """What changes in place."""
+    if not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")

@@ -1,0 +1,232 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The delta rule in pure PyTorch, on any device: fast enough to train with, linear memory.
+
+Within a chunk, what each token writes, u_t = beta_t (v_t - S'^T k_t), depends on what the tokens
+before it wrote: a triangular system, solved for all chunks at once. Yang et al., arXiv 2406.06484.
+
+Shapes: B batch, T time, Hq query heads, Hk key heads, G = Hv / Hk value heads of a key head, K key
+dim, V value dim, N packed sequences, n chunks of C tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
+from .numerics import accumulation_dtype, without_autocast
+
+CHUNK_SIZE = 64  # a power of two
+L2_NORM_EPS = 1e-6
+
+
+def chunked_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None = None,
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float = 1.0,
+    normalize_qk: bool = False,
+    delta: bool = True,
+    chunk_size: int = CHUNK_SIZE,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence, chunk by chunk; arguments as in `delta_rule`, which has checked them.
+
+    Hq and Hk divide Hv. Without `delta` a value is written as it is, times beta (None: 1).
+    Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Accumulates in float32, or float64 for
+    float64 inputs. Differentiable any number of times.
+    """
+    T, Hk, Hv = q.shape[1], k.shape[2], v.shape[2]
+    if not torch.compiler.is_exporting():  # for any T
+        chunk_size = min(chunk_size, 1 << max(T - 1, 0).bit_length())
+    layout = chunks_of(T, cu_seqlens, chunk_size)
+    with without_autocast(q.device.type):  # it would take the sums to half precision
+        dtype = q.dtype
+        q, k, v, beta, g = _prepared(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+        if q.shape[2] != Hk:
+            q, k = (x.repeat_interleave(Hv // x.shape[2], 2) for x in (q, k))
+            Hk = Hv
+
+        def of_chunks(x: Tensor) -> Tensor:
+            """(B, T, heads, ...) -> (B, n, Hk, heads / Hk, C, ...)"""
+            return layout.split(x).unflatten(3, (Hk, -1)).movedim(2, 4)
+
+        queries, keys, values = of_chunks(q), of_chunks(k), of_chunks(v)
+        decays = None if g is None else of_chunks(g)  # (B, n, Hk, G, C), and K with channels
+        strength = None if beta is None else of_chunks(beta)[..., None]
+
+        between, from_start, to_end = _products(queries, keys, decays)
+        of_queries, of_keys = between.unbind(-3)  # (B, n, Hk, G, C, C) each
+        if decays is None:
+            leave, queries_in, keys_in, keys_out = None, queries, keys, keys
+        else:
+            from_start, to_end = from_start.exp(), to_end.exp()
+            leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
+            queries_in, keys_in, keys_out = queries * from_start, keys * from_start, keys * to_end
+
+        written = values if strength is None else strength * values
+        mixed = None
+        if delta:  # u = inverse beta (v - S^T k): a part from values, and one to take from S
+            if strength is not None:
+                of_keys, keys_in = strength * of_keys, strength * keys_in
+            inverse = _InverseOfUnitLower.apply(of_keys.tril(-1))
+            written, asked = inverse @ written, inverse @ keys_in
+            mixed = keys_out.mT @ asked  # (B, n, Hk, G, K, K)
+        initial = None if initial_state is None else initial_state.unflatten(1, (Hk, -1))
+        read, final = layout.carry(running, initial, keys_out.mT @ written, leave, mixed)
+        if delta:
+            written = written - asked @ read
+        y = queries_in @ read + of_queries.tril() @ written
+
+        y = layout.join(y.movedim(4, 2).flatten(3, 4))  # (B, T, Hv, V)
+        if key_mask is not None:
+            y = torch.where(key_mask[..., None, None], y, 0)
+        return y.to(dtype), final.flatten(1, 2)
+
+
+def _prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float,
+    normalize_qk: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """All in the accumulation dtype, without a trace of padding; q scaled, q and k normed."""
+    dtype = accumulation_dtype(q.dtype)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if log_decay is not None:
+        log_decay = log_decay.clamp(min=LOWEST_LOG_DECAY)
+    if key_mask is not None:
+        q, k, v = (_without_padding(x, key_mask) for x in (q, k, v))
+        beta, log_decay = (
+            None if x is None else _without_padding(x, key_mask) for x in (beta, log_decay)
+        )
+    if normalize_qk:
+        q, k = (x * (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() for x in (q, k))
+    return q * scale, k, v, beta, log_decay
+
+
+def _without_padding(x: Tensor, key_mask: Tensor) -> Tensor:
+    features = [1] * (x.dim() - key_mask.dim())
+    return torch.where(key_mask.view(*key_mask.shape, *features), x, 0)
+
+
+def _products(queries: Tensor, keys: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What tokens of a chunk are to each other, and to its start and end.
+
+    Args:
+        queries, keys: (B, n, Hk, 1, C, K).
+        g: (B, n, Hk, G, C) or (B, n, Hk, G, C, K), log decays.
+
+    Returns:
+        (B, n, Hk, G, 2, C, C), of i and j the sum over channels of q_i k_j and of k_i k_j, decayed
+        by g_{j+1} + ... + g_i, for j <= i; and the log decays from the chunk's start to each token,
+        and from each to its end, (B, n, Hk, G, C, 1 or K).
+    """
+    rows = torch.stack([queries, keys], -3)  # (B, n, Hk, 1, 2, C, K)
+    if g is None:
+        return rows @ keys.mT[..., None, :, :], queries, queries
+    if g.dim() == queries.dim():
+        return _products_by_channel(rows, keys, g)
+    sums = sums_between(g)
+    from_start = g.cumsum(-1)
+    return (
+        rows @ keys.mT[..., None, :, :] * sums.exp()[..., None, :, :],
+        from_start[..., None],
+        sums[..., -1, :, None],
+    )
+
+
+def _products_by_channel(rows: Tensor, keys: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As _products. Blocks of tokens double from 1 to C. Of two neighbours, rows of the second meet
+    keys of the first by one product, both decayed to the bound between them: so no exponent is
+    above 0, nothing is a difference of sums, and no array is larger than the inputs.
+    """
+    from_start, to_end = g, torch.zeros_like(g)  # of each token's own block
+    rows, keys = (x.expand(*g.shape[:4], *x.shape[4:]) for x in (rows, keys))
+    products = (rows * keys[..., None, :, :]).sum(-1)[..., None, None]  # blocks of 1 x 1
+    size, C = 1, g.shape[-2]
+    while size < C:
+        pairs = (C // (2 * size), 2, size)  # of blocks, first and second, tokens
+        first_keys = (keys * to_end.exp()).unflatten(-2, pairs)[..., 0, :, :]
+        second_rows = (rows * from_start.exp()[..., None, :, :]).unflatten(-2, pairs)[..., 1, :, :]
+        lower = second_rows @ first_keys.mT[..., None, :, :, :]  # (..., 2, pairs, size, size)
+        first, second = products.unflatten(-3, (-1, 2)).unbind(-3)
+        products = torch.cat(
+            [
+                torch.cat([first, torch.zeros_like(first)], -1),
+                torch.cat([lower, second], -1),
+            ],
+            -2,
+        )
+        from_first, from_second = from_start.unflatten(-2, pairs).unbind(-3)
+        to_first, to_second = to_end.unflatten(-2, pairs).unbind(-3)
+        over_first, over_second = from_first[..., -1:, :], from_second[..., -1:, :]
+        from_start = torch.stack([from_first, from_second + over_first], -3).flatten(-4, -2)
+        to_end = torch.stack([to_first + over_second, to_second], -3).flatten(-4, -2)
+        size *= 2
+    return products[..., 0, :, :], from_start, to_end
+
+
+class _InverseOfUnitLower(torch.autograd.Function):
+    """A strictly lower triangular (..., C, C) -> (1 + A)^-1.
+
+    Its gradient takes two products, where that of the solution takes another system.
+    """
+
+    @staticmethod
+    def forward(ctx, A: Tensor) -> Tensor:
+        one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        inverse = torch.linalg.solve_triangular(
+            A + one, one.expand_as(A), upper=False, unitriangular=True
+        )
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, dinverse: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ dinverse @ inverse.mT).tril(-1)
+
+
+def chunked_delta_rule_step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    state: Tensor,
+    scale: float,
+    normalize_qk: bool,
+    delta: bool,
+) -> Tensor:
+    """One token, `state` updated in place; arguments as in `delta_rule_step_`, which has checked
+    them.
+    """
+    Hv, dtype = v.shape[1], q.dtype
+    with without_autocast(q.device.type):
+        q, k, v, beta, log_decay = _prepared(
+            q, k, v, beta, log_decay, key_mask, scale, normalize_qk
+        )
+        q, k = (x.repeat_interleave(Hv // x.shape[1], 1)[..., None, :] for x in (q, k))
+        if log_decay is not None:
+            if log_decay.dim() == 2:
+                log_decay = log_decay[..., None]
+            state.mul_(log_decay.exp()[..., None])
+        written = v[..., None, :]
+        if delta:
+            written = written - k @ state
+        if beta is not None:
+            written = beta[..., None, None] * written
+        state.addcmul_(k.mT, written)
+        y = (q @ state).squeeze(-2)
+        if key_mask is not None:
+            y = torch.where(key_mask[:, None, None], y, 0)
+        return y.to(dtype)
