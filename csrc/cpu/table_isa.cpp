@@ -2,6 +2,7 @@
 //
 // The kernels of one instruction set, as dispatch.cpp finds them.
 
+#include "cpu/delta_rule/kernels.h"
 #include "cpu/dense/kernels.h"
 #include "cpu/linear_attention/kernels.h"
 #include "kernels/cpu.h"
@@ -16,6 +17,7 @@ extern const CpuKernels kernels;
 const CpuKernels kernels = {
     HFLA_EXPANDED_STRING(HFLA_ISA),
     {linear_attention_forward, linear_attention_backward, linear_attention_step},
+    {delta_rule_forward, delta_rule_backward, delta_rule_step},
     linear,
     {rms_norm, rms_norm_backward},
 };

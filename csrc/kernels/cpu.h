@@ -4,6 +4,7 @@
 // sources.
 #pragma once
 
+#include "kernels/delta_rule.h"
 #include "kernels/linear.h"
 #include "kernels/linear_attention.h"
 #include "kernels/rms_norm.h"
@@ -13,6 +14,7 @@ namespace hfla {
 struct CpuKernels {
   const char* instruction_set;
   LinearAttentionOnCpu linear_attention;
+  DeltaRuleOnCpu delta_rule;
   LinearOnCpu linear;
   RmsNormOnCpu rms_norm;
 };

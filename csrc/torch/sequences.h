@@ -20,32 +20,49 @@ struct Dimensions : HeadSizes {
   Device device;
 };
 
-inline Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, int64_t dim) {
+// Which heads may serve several others.
+enum class SharedHeads {
+  of_k_and_v,  // k and v together, for heads of q; v's are Hkv
+  of_q_and_k,  // q and k, each for heads of v, which are Hkv
+};
+
+inline void check_heads(int64_t Hq, int64_t Hk, int64_t Hv, SharedHeads shared) {
+  check(Hk >= 1, "k must have 1 head or more, got ", Hk);
+  if (shared == SharedHeads::of_k_and_v) {
+    check(Hq >= 1 && Hq % Hk == 0, "q must have a multiple of k's ", Hk, " heads, got ", Hq);
+  } else {
+    check(Hv >= 1 && Hv % Hk == 0, "v must have a multiple of k's ", Hk, " heads, got ", Hv);
+    check(Hq >= 1 && Hv % Hq == 0, "v must have a multiple of q's ", Hq, " heads, got ", Hv);
+  }
+}
+
+inline Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, int64_t dim,
+                            SharedHeads shared = SharedHeads::of_k_and_v) {
   const char* shape = dim == 4 ? "(batch, time, heads, dim)" : "(batch, heads, dim)";
   check(q.dim() == dim, "q must have shape ", shape, ", got ", shape_of(q));
   check(k.dim() == dim, "k must have shape ", shape, ", got ", shape_of(k));
   check(v.dim() == dim, "v must have shape ", shape, ", got ", shape_of(v));
 
   const int64_t B = q.size(0), T = dim == 4 ? q.size(1) : 1;
-  const int64_t Hq = q.size(dim - 2), Hkv = k.size(dim - 2);
+  const int64_t Hq = q.size(dim - 2), Hk = k.size(dim - 2);
+  const int64_t Hv = shared == SharedHeads::of_k_and_v ? Hk : v.size(dim - 2);
   const int64_t K = q.size(dim - 1), V = v.size(dim - 1);
   check(K >= 1, "q must have a last dimension of 1 or more, got ", shape_of(q));
   check(V >= 1, "v must have a last dimension of 1 or more, got ", shape_of(v));
-  check(Hkv >= 1, "k must have 1 head or more, got ", shape_of(k));
-  check(Hq >= 1 && Hq % Hkv == 0, "q must have a multiple of k's ", Hkv, " heads, got ", Hq);
+  check_heads(Hq, Hk, Hv, shared);
 
   const DType dtype = dtype_of("q", q);
   const Device device = q.device();
   check(!is_cuda(device) || dtype != DType::f64,
         "q must be float32, bfloat16 or float16 on CUDA, got float64");
   if (dim == 4) {
-    check_tensor("k", k, device, q.dtype(), {B, T, Hkv, K});
-    check_tensor("v", v, device, q.dtype(), {B, T, Hkv, V});
+    check_tensor("k", k, device, q.dtype(), {B, T, Hk, K});
+    check_tensor("v", v, device, q.dtype(), {B, T, Hv, V});
   } else {
-    check_tensor("k", k, device, q.dtype(), {B, Hkv, K});
-    check_tensor("v", v, device, q.dtype(), {B, Hkv, V});
+    check_tensor("k", k, device, q.dtype(), {B, Hk, K});
+    check_tensor("v", v, device, q.dtype(), {B, Hv, V});
   }
-  return {{B, Hq, Hkv, K, V, dtype}, T, device};
+  return {{B, Hq, Hv, K, V, dtype}, T, device};
 }
 
 // The CPU kernels index with these, so the contents are checked as well. To look at those of a

@@ -182,7 +182,7 @@ class Backward {
   }
 
   Blocks<Acc> value_blocks(const Scratch& s, const Task& task, int64_t head) const {
-    return {by_value(s, task, head), value_rows_, task.keys};
+    return {by_value(s, task, head), value_rows_, task.keys, kMaxBlock};
   }
   // Its rows in tensors: of kv, transposed, and of z.
   template <class Element>
@@ -194,7 +194,7 @@ class Backward {
     return {z, p_.V, value_rows_, p_.K, 0, 1};
   }
   Blocks<Acc> key_blocks(const Scratch& s, const Task& task, int64_t head) const {
-    return {by_key(s, task, head), p_.K, task.values};
+    return {by_key(s, task, head), p_.K, task.values, kMaxBlock};
   }
 
   void load_by_value(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {

@@ -129,7 +129,7 @@ class Forward {
   }
 
   Blocks<Acc> blocks_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
-    return {kv_of(s, task, head), p_.K, plan_.part(task.part, value_vectors_)};
+    return {kv_of(s, task, head), p_.K, plan_.part(task.part, value_vectors_), kMaxBlock};
   }
 
   void load_state(Scratch& s, const Plan::Task& task, int64_t head, State<const Acc> from) const {

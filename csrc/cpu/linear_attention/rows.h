@@ -1,11 +1,11 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What a scan of linear attention needs beside rows of numbers: mapped features, decays, and the
-// normaliser.
+// What a scan of linear attention needs beside rows of numbers: mapped features and the normaliser.
 #pragma once
 
 #include "cpu/linear_attention/feature_maps.h"
 #include "cpu/linear_attention/scan.h"
+#include "cpu/sequences/numbers.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -15,23 +15,6 @@ template <class Scalar>
 void stage_features(const Visit& visit, const TensorRows& rows, FeatureMap feature_map,
                     RowArray<AccOf<Scalar>> to) {
   with_feature_map(feature_map, [&](auto map) { stage_rows<Scalar>(visit, rows, map, to); });
-}
-
-// e^log_decay for every row, 1 where nothing is forgotten. Returns false if a decay would grow.
-template <class Acc>
-bool stage_decay(const Visit& visit, const View& log_decay, Acc* decay) {
-  bool valid = true;
-  for_each_row<const Acc>(
-      visit, log_decay, RowsPer::token,
-      [&](int64_t row, int64_t, int64_t, const Acc* from) {
-        decay[row] = *from;
-        valid &= !(*from > 0);
-      },
-      [&](int64_t row) { decay[row] = 0; });
-  for (int64_t row = 0; row < visit.padded_rows(); row += kLanes<Acc>) {
-    store(decay + row, exp(load(decay + row)));
-  }
-  return valid;
 }
 
 // z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,

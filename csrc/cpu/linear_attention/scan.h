@@ -11,11 +11,9 @@
 // products: it does the fewest operations, needs no masking within a chunk, and keeps nothing but
 // the state. What makes it fast is that a few tokens are folded into a row of the state while it is
 // in registers, so that it is loaded and stored once for all of them.
-//
-// The columns of a state are cut into blocks of a few vectors. A block is stored on its own, all
-// its rows together, padded with zero columns to whole vectors.
 #pragma once
 
+#include "cpu/sequences/blocks.h"
 #include "cpu/sequences/staging.h"
 
 namespace hfla::HFLA_ISA {
@@ -146,19 +144,11 @@ void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
                                  : scan_block<false, block>(role, scan, column, state);
 }
 
-// The number of vectors in the next block, when `left` are left.
-HFLA_INLINE int64_t block_width(int64_t left) {
-  for (int64_t width = kMaxBlock; width > 1; width /= 2) {
-    if (width <= left) return width;
-  }
-  return 1;
-}
-
 template <class Acc>
 void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
   int64_t width;
   for (int64_t c = columns.begin; c < columns.end; c += width) {
-    width = block_width(columns.end - c);
+    width = block_width(columns.end - c, kMaxBlock);
     const int64_t column = c * kLanes<Acc>;
     if (width == 1) {
       scan_block<1>(role, scan, column, state);
@@ -170,61 +160,6 @@ void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
     state += scan.rows * width * kLanes<Acc>;
     scan.prefetch = {};
   }
-}
-
-// ---- the state in a tensor's layout ----
-
-// A range of a state's columns, in blocks.
-template <class Acc>
-struct Blocks {
-  Acc* data;
-  int64_t rows;
-  Columns columns;
-};
-
-// Rows [row_begin, row_end) of a state as a matrix in memory, with the columns that there really
-// are.
-template <class Acc>
-struct Matrix {
-  Acc* data;  // null: zeros to read, nowhere to write
-  int64_t row_begin, row_end, columns;
-  int64_t row_stride, column_stride;
-};
-
-// Calls visit(element of the state, element of the matrix) for all that both have.
-template <class Acc, class MatrixAcc, class Visit>
-HFLA_INLINE void for_each_element(Blocks<Acc> state, Matrix<MatrixAcc> matrix, Visit visit) {
-  int64_t width;
-  for (int64_t c = state.columns.begin; c < state.columns.end; c += width) {
-    width = block_width(state.columns.end - c);
-    const int64_t first = c * kLanes<Acc>, padded = width * kLanes<Acc>;
-    const int64_t count = min(padded, matrix.columns - first);
-    for (int64_t r = matrix.row_begin; r < matrix.row_end; ++r) {
-      for (int64_t i = 0; i < count; ++i) {
-        visit(state.data[r * padded + i], matrix.data[(r - matrix.row_begin) * matrix.row_stride +
-                                                      (first + i) * matrix.column_stride]);
-      }
-    }
-    state.data += state.rows * padded;
-  }
-}
-
-template <class Acc>
-void clear_state(Blocks<Acc> state) {
-  __builtin_memset(state.data, 0, sizeof(Acc) * state.rows * state.columns.count() * kLanes<Acc>);
-}
-
-// To a state that has been cleared.
-template <class Acc>
-HFLA_NOINLINE void import_state(Blocks<Acc> state, Matrix<const Acc> from) {
-  if (!from.data) return;
-  for_each_element(state, from, [&](Acc& element, const Acc& x) { element = x; });
-}
-
-template <class Acc>
-HFLA_NOINLINE void export_state(Blocks<Acc> state, Acc scale, Matrix<Acc> to) {
-  if (!to.data) return;
-  for_each_element(state, to, [&](const Acc& element, Acc& x) { x = scale * element; });
 }
 
 }  // namespace

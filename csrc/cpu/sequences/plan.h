@@ -112,7 +112,10 @@ constexpr int64_t kMinPiece = 128;              // tokens
 constexpr int64_t kMaxHeads = 8;                // of a task
 constexpr int64_t kMaxStateBytes = 256 * 1024;  // of a task's heads, which take turns in the cache
 
-HFLA_INLINE Plan make_plan(const Sequences& p, const Threads& threads, int64_t max_parts) {
+// divides_time: pieces of a sequence may be scanned at once, because the states at their ends can
+// be had from what each adds.
+HFLA_INLINE Plan make_plan(const Sequences& p, const Threads& threads, int64_t max_parts,
+                           bool divides_time = true) {
   Plan plan(p);
   if (p.B * p.T * (p.Hq + p.Hkv) * (p.K + p.V) < kSerialWork) return plan;
   plan.workers = max(1, threads.count);
@@ -123,7 +126,7 @@ HFLA_INLINE Plan make_plan(const Sequences& p, const Threads& threads, int64_t m
   const int64_t total = p.B * p.T * p.Hkv;
   const int64_t excess = (2 * longest * plan.workers + total) / (2 * total);
   plan.parts = max(1, min(excess, max_parts));
-  plan.pieces = max(1, min(ceil_div(excess, plan.parts), longest / kMinPiece));
+  if (divides_time) plan.pieces = max(1, min(ceil_div(excess, plan.parts), longest / kMinPiece));
   // As many heads as leave every worker its share.
   const int64_t state_bytes = p.K * p.V * (p.dtype == DType::f64 ? 8 : 4);
   const int64_t tasks = p.num_sequences * p.Hkv;
@@ -137,10 +140,10 @@ HFLA_INLINE Plan make_plan(const Sequences& p, const Threads& threads, int64_t m
 }
 
 // Workers with memory of their own: a Scratch(carver, plan).
-template <class Scratch>
+template <class Scratch, class ItsPlan = Plan>
 class Workers {
  public:
-  Workers(const Threads& threads, const Plan& plan)
+  Workers(const Threads& threads, const ItsPlan& plan)
       : threads_(threads),
         plan_(plan),
         bytes_each_(bytes_needed(plan)),
@@ -159,14 +162,14 @@ class Workers {
   }
 
  private:
-  static int64_t bytes_needed(const Plan& plan) {
+  static int64_t bytes_needed(const ItsPlan& plan) {
     Carver carver(nullptr);
     Scratch(carver, plan);
     return carver.used();
   }
 
   const Threads& threads_;
-  const Plan& plan_;
+  const ItsPlan& plan_;
   const int64_t bytes_each_;
   const Buffer buffer_;
 };

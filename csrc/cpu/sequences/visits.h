@@ -127,17 +127,23 @@ class Upcoming {
 
   template <class Scalar>
   void add(const TensorRows& rows) {
+    add<Scalar>(next_, rows);
+  }
+
+  // Of another head than the next visit's.
+  template <class Scalar>
+  void add(const Visit& next, const TensorRows& rows) {
     const View& view = rows.view;
-    if (!view.data || view.dim != 1 || next_.count == 0) return;
-    const int64_t heads = rows.per == RowsPer::query_head ? next_.group : 1;
-    const int64_t stride = next_.step * view.time * static_cast<int64_t>(sizeof(Scalar));
+    if (!view.data || view.dim != 1 || next.count == 0) return;
+    const int64_t heads = rows.per == RowsPer::query_head ? next.group : 1;
+    const int64_t stride = next.step * view.time * static_cast<int64_t>(sizeof(Scalar));
     for (int64_t g = 0; g < heads; ++g) {
       const char* from =
-          reinterpret_cast<const char*>(row_at<const Scalar>(rows, next_, 0, g) + rows.begin);
+          reinterpret_cast<const char*>(row_at<const Scalar>(rows, next, 0, g) + rows.begin);
       for (int64_t pair = 0; pair < pairs_per_row<Scalar>(rows.end - rows.begin); ++pair) {
         const char** const to = pairs_ + count_;
-        for (int64_t i = 0; i < next_.count; ++i) to[i] = from + i * stride;
-        count_ += next_.count;
+        for (int64_t i = 0; i < next.count; ++i) to[i] = from + i * stride;
+        count_ += next.count;
         from += kPairBytes;
       }
     }

@@ -48,6 +48,11 @@ _library = load()
 ops = torch.ops.hf_linear_attention
 
 
+def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """An optional argument as the ops take those that may not have any strides."""
+    return None if tensor is None else tensor.contiguous()
+
+
 def cpu_instruction_set() -> str:
     """The instruction set that the CPU kernels use here, such as "avx2".
 

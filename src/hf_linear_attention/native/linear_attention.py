@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import accumulation_dtype
-from .library import feature_maps, ops
+from .library import contiguous, feature_maps, ops
 
 FEATURE_MAPS = feature_maps()  # the ops take the position in it; everybody else names them
 _INDEX: dict[str | None, int] = {None: 0, **{name: i for i, name in enumerate(FEATURE_MAPS)}}
@@ -57,10 +57,10 @@ def forward(
         k,
         v,
         log_decay,
-        _contiguous(key_mask),
-        _contiguous(cu_seqlens),
-        _contiguous(kv),
-        _contiguous(z),
+        contiguous(key_mask),
+        contiguous(cu_seqlens),
+        contiguous(kv),
+        contiguous(z),
         _INDEX[feature_map],
         normalize,
         eps,
@@ -103,10 +103,6 @@ def step_(
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
     return y
-
-
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
 
 
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
@@ -171,7 +167,7 @@ def _differentiate(ctx, dy, dden, dkv, dz):
     if dy is None and dkv is None and dz is None:
         return (None,) * len(ctx.needs_input_grad)
     dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = _backward(
-        dy, _contiguous(dkv), _contiguous(dz), *ctx.saved_tensors, *ctx.options
+        dy, contiguous(dkv), contiguous(dz), *ctx.saved_tensors, *ctx.options
     )
     no_options = (None,) * len(ctx.options)
     gradients = (dq, dk, dv, dlog_decay, None, None, dinitial_kv, dinitial_z, *no_options)

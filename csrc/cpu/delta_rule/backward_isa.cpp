@@ -1,0 +1,497 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Backward: three sweeps, each of which keeps one state; no state of forward is stored, recomputed
+// or inverted. From forward come e_t and the last state.
+//
+// 1. From the last token to the first, over the gradient of the state: w_t = β_t du_t, which is the
+//    gradient of v_t, and the gradient of β_t (values_sweep.h).
+// 2. From the first token to the last, over the state, transposed: dq_t and m_t (keys_sweep.h).
+// 3. From the last to the first, over the gradient, transposed: p_t, and with it dk_t = p_t - m_t.
+//
+// The log decay's gradient needs no sweep. With q scaled, and per channel, or summed over channels,
+//
+//     dg_t = dg_{t+1} + q_t ∘ dq_t - k_t ∘ (p_t + m_t),    dg_T from Σ_columns dS_T ∘ S_T,
+//
+// summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly, and the sum
+// starts afresh.
+//
+// Sweep 1 goes by columns of values, which are independent, and sweeps 2 and 3 by columns of keys;
+// they need all values of w_t. A task is a sequence, some heads and a part of the columns. If a
+// task has all columns it does the three sweeps one after the other.
+//
+// B batch, T time, Hv heads of the state, K key dim, V value dim.
+
+#include "cpu/delta_rule/backward_plan.h"
+#include "cpu/delta_rule/kernels.h"
+#include "cpu/delta_rule/values_sweep.h"
+#include "cpu/sequences/blocks.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+template <class Scalar, Decays decays, bool delta>
+class Backward {
+  using Acc = AccOf<Scalar>;
+  using Scratch = BackwardScratch<Acc>;
+  using Shared = BackwardShared<Acc>;
+  static constexpr bool kIsAcc = sizeof(Scalar) == sizeof(Acc);
+  static constexpr bool kPerChannel = decays == Decays::per_channel;
+
+ public:
+  Backward(const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
+           const DeltaRuleGradients& result, const Threads& threads)
+      : p_(p),
+        input_(input),
+        result_(result),
+        threads_(threads),
+        key_vectors_(ceil_div(p.K, kLanes<Acc>)),
+        value_vectors_(ceil_div(p.V, kLanes<Acc>)),
+        plan_(p, result, decays, kIsAcc,
+              make_plan(p, threads, min(key_vectors_, value_vectors_), /*divides_time=*/false)) {}
+
+  Status run() {
+    Carver measured(nullptr);
+    Shared(measured, plan_);
+    const Buffer buffer(measured.used());
+    Workers<Scratch, BackwardPlan> workers(threads_, plan_);
+    if (!buffer.data() || workers.out_of_memory()) return Status::out_of_memory;
+    Carver carver(buffer.data());
+    const Shared shared(carver, plan_);
+
+    workers.run(plan_.num_tasks(), [&](Scratch& s, int64_t i) {
+      const Task task = at(i, s, shared);
+      differentiate_values(task);
+      if (!plan_.has_all_columns()) return;
+      differentiate_keys(task);
+      for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+        finish_numbers(shared, task.piece, head);
+      }
+      if (plan_.finishes(plan_.q)) finish_heads(task, plan_.q);
+      if (plan_.finishes(plan_.k)) finish_heads(task, plan_.k);
+    });
+    if (!plan_.has_all_columns()) {
+      workers.run(plan_.num_tasks(),
+                  [&](Scratch& s, int64_t i) { differentiate_keys(at(i, s, shared)); });
+      workers.run(p_.num_sequences * p_.Hkv, [&](Scratch&, int64_t i) {
+        finish_numbers(shared, whole_sequence(p_, i / p_.Hkv), i % p_.Hkv);
+      });
+    }
+    const int64_t segments = ceil_div(p_.T, plan_.segment.tokens);
+    workers.run(p_.B * segments, [&](Scratch& s, int64_t i) {
+      const int64_t batch = i / segments, segment = i % segments;
+      if (!plan_.finishes(plan_.q)) finish_tokens(s, shared, batch, segment, plan_.q);
+      if (!plan_.finishes(plan_.k)) finish_tokens(s, shared, batch, segment, plan_.k);
+    });
+    return Status::ok;
+  }
+
+ private:
+  // A sequence, some heads and a part of the columns; and the memory for it.
+  struct Task {
+    Scratch& s;
+    const Shared& shared;
+    Piece piece;
+    int64_t part;
+    Heads heads;
+    Columns keys, values;
+  };
+
+  Task at(int64_t i, Scratch& s, const Shared& shared) const {
+    const Plan::Task task = plan_.task(i);
+    return {s,
+            shared,
+            plan_.piece(task.piece),
+            task.part,
+            task.heads,
+            plan_.part(task.part, key_vectors_),
+            plan_.part(task.part, value_vectors_)};
+  }
+
+  // Calls body(visit) for all segments of a task, of one head after the other. All of them go
+  // forwards, but from the last to the first where the direction is backwards.
+  template <class Body>
+  void for_each_segment(const Task& task, Direction direction, Body body) const {
+    const int64_t tokens = plan_.segment.tokens;
+    const int64_t segments = ceil_div(task.piece.length(), tokens);
+    for (int64_t i = 0; i < segments; ++i) {
+      const int64_t segment = direction == Direction::forwards ? i : segments - 1 - i;
+      for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+        body(visit_segment(p_, task.piece, head, false, segment * tokens, tokens));
+      }
+    }
+  }
+
+  // ---- states ----
+
+  Acc* state_of(const Task& task, int64_t head) const {
+    return task.s.state + (head - task.heads.begin) * task.s.state_size;
+  }
+  // One head's state (K, V) in a tensor that may be absent.
+  template <class Element, class Pointer>
+  Element* in_tensor(Pointer states, const Piece& piece, int64_t head) const {
+    const int64_t row = piece.sequence * p_.Hkv + head;
+    return states ? static_cast<Element*>(states) + row * p_.K * p_.V : nullptr;
+  }
+  // A task's columns of values, or of keys where it is transposed.
+  Blocks<Acc> by_key(const Task& task, int64_t head) const {
+    return {state_of(task, head), p_.K, task.values, kSweepVectors};
+  }
+  Blocks<Acc> by_value(const Task& task, int64_t head) const {
+    return {state_of(task, head), p_.V, task.keys, kSweepVectors};
+  }
+  void load_transposed(const Task& task, const void* states) const {
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      const Blocks<Acc> state = by_value(task, head);
+      clear_state(state);
+      import_state<Acc>(state,
+                        {in_tensor<const Acc>(states, task.piece, head), 0, p_.V, p_.K, 1, p_.V});
+    }
+  }
+
+  // ---- sweep 1 ----
+
+  TensorRows all_values(const View& view) const { return {view, RowsPer::token, 0, p_.V}; }
+
+  // Where w is kept, as a tensor (B, T, Hv, V).
+  View kept_w(const Task& task) const {
+    if (!plan_.keeps_w) return result_.dv;
+    if (!plan_.has_all_columns()) return view_of(task.shared.w, p_.T, p_.Hkv, p_.V);
+    return of_task(task.s.kept_w, task, task.heads.begin, p_.V);
+  }
+  // A task's array (heads, longest, columns) as a tensor, of which it is a part.
+  View of_task(Acc* data, const Task& task, int64_t first_head, int64_t columns) const {
+    const int64_t head_stride = plan_.longest * columns;
+    return {data - first_head * head_stride - task.piece.begin * columns, 0, columns, head_stride,
+            1};
+  }
+
+  // e of forward, or v without the delta rule.
+  RowArray<const Acc> find_errors(const Scratch& s, const Visit& visit, int64_t begin,
+                                  int64_t end) const {
+    const RowArray<Acc> to{s.errors, s.v_stride};
+    if constexpr (delta) {
+      return find_rows<Acc>(visit, {input_.errors, RowsPer::token, begin, end}, to);
+    } else {
+      return find_rows<Scalar>(visit, {p_.v, RowsPer::token, begin, end}, to);
+    }
+  }
+
+  void differentiate_values(const Task& task) const {
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      const Blocks<Acc> state = by_key(task, head);
+      clear_state(state);
+      import_state<Acc>(
+          state, {in_tensor<const Acc>(input_.dstate, task.piece, head), 0, p_.K, p_.V, p_.V, 1});
+    }
+    for_each_segment(task, Direction::backwards,
+                     [&](const Visit& visit) { sweep_values_of(task, visit); });
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      export_state<Acc>(
+          by_key(task, head), 1,
+          {in_tensor<Acc>(result_.dinitial_state, task.piece, head), 0, p_.K, p_.V, p_.V, 1});
+    }
+  }
+
+  void sweep_values_of(const Task& task, const Visit& visit) const {
+    Scratch& s = task.s;
+    const int64_t begin = task.values.begin * kLanes<Acc>;
+    const int64_t end = min(task.values.end * kLanes<Acc>, p_.V);
+    const View w_view = kept_w(task);
+    const TensorRows w{w_view, RowsPer::token, begin, end};
+    const bool w_in_place = in_place<Acc>(visit, w);
+    const RowArray<Acc> w_rows =
+        w_in_place ? rows_in_place<Acc, Acc>(visit, w) : RowArray<Acc>{s.w, s.v_stride};
+    stage_weights<Scalar, decays>(p_, visit, s.weights);
+    __builtin_memset(s.dbeta, 0, sizeof(Acc) * plan_.segment.rows * kLanes<Acc>);
+    const ValuesSweep<Acc> sweep{
+        s.weights,
+        blocks_of(visit),
+        find_rows<Scalar>(visit, {input_.dy, RowsPer::token, begin, end}, {s.dy, s.v_stride}),
+        find_errors(s, visit, begin, end),
+        w_rows,
+        plan_.wants_dbeta ? s.dbeta : nullptr};
+    for_each_block(by_key(task, visit.head), [&](auto width, int64_t column, Acc* state) {
+      sweep_values<decays, delta, decltype(width)::value>(sweep, column, state);
+    });
+    if (!w_in_place) store_rows<Acc>(visit, w, w_rows);
+    if (plan_.keeps_w) store_rows<Scalar>(visit, {result_.dv, RowsPer::token, begin, end}, w_rows);
+    for (int64_t i = 0; plan_.wants_dbeta && i < visit.count; ++i) {
+      task.shared.dbeta.at(task.part, visit, i) =
+          visit.masked(i) ? 0 : sum<Acc>(load(s.dbeta + i * kLanes<Acc>));
+    }
+  }
+
+  // ---- sweeps 2 and 3 ----
+
+  void differentiate_keys(const Task& task) const {
+    load_transposed(task, p_.initial_state);
+    for_each_segment(task, Direction::forwards,
+                     [&](const Visit& visit) { sweep_keys_of<Direction::forwards>(task, visit); });
+    load_transposed(task, input_.dstate);
+    start_decay_gradient(task);
+    for_each_segment(task, Direction::backwards,
+                     [&](const Visit& visit) { sweep_keys_of<Direction::backwards>(task, visit); });
+  }
+
+  template <Direction direction>
+  void sweep_keys_of(const Task& task, const Visit& visit) const {
+    const int64_t blocks = ceil_div(visit.count, kBlockTokens);
+    stage_value_weights(task, visit, blocks);
+    stage_keys(task, visit, blocks * kBlockTokens);
+    const KeysSweep<Acc> sweep{task.s.value_weights, blocks, task.s.keys};
+    for_each_block(by_value(task, visit.head), [&](auto width, int64_t column, Acc* state) {
+      sweep_keys<direction, delta, kPerChannel, decltype(width)::value>(sweep, column, state);
+    });
+    const Visit of_q = of_shared_head(visit, p_.q_group), of_k = of_shared_head(visit, p_.k_group);
+    const View q_view = sums(task, plan_.q), k_view = sums(task, plan_.k);
+    const TensorRows dq = key_columns(task, q_view), dk = key_columns(task, k_view);
+    const RowArray<const Acc> found_q{task.s.keys.dq, task.s.k_stride},
+        found_k{task.s.keys.dk, task.s.k_stride};
+    if constexpr (direction == Direction::forwards) {
+      add_rows<Acc>(of_q, dq, plan_.q.is_first(visit.head, plan_.heads), static_cast<Acc>(p_.scale),
+                    found_q);
+      const bool first = plan_.k.is_first(visit.head, plan_.heads);
+      if (delta) add_rows<Acc>(of_k, dk, first, -1, found_k);
+      begin_decay_gradient(task, visit);
+    } else {
+      const bool first = !delta && plan_.k.is_first(visit.head, plan_.heads);
+      add_rows<Acc>(of_k, dk, first, 1, found_k);
+      end_decay_gradient(task, visit);
+    }
+  }
+
+  void stage_value_weights(const Task& task, const Visit& visit, int64_t blocks) const {
+    const View w_view = kept_w(task);
+    stage_numbers<Acc>(visit, p_.beta, p_.beta.data ? 0 : 1, task.s.beta);
+    if (decays == Decays::per_head) stage_decay<Acc>(visit, p_.log_decay, task.s.decay);
+    ValueRows<Acc> rows{
+        find_rows<Scalar>(visit, all_values(input_.dy), {task.s.dy, task.s.v_stride}),
+        {},
+        find_errors(task.s, visit, 0, p_.V),
+        task.s.beta,
+        decays == Decays::per_head ? task.s.decay : nullptr};
+    if (delta) rows.w = find_rows<Acc>(visit, all_values(w_view), {task.s.w, task.s.v_stride});
+    for (int64_t b = 0; b < blocks; ++b) make_value_block<delta>(task.s.value_weights, rows, b);
+  }
+
+  TensorRows key_columns(const Task& task, const View& view) const {
+    return {view, RowsPer::token, task.keys.begin * kLanes<Acc>,
+            min(task.keys.end * kLanes<Acc>, p_.K)};
+  }
+
+  // The task's columns of q, k and the decay.
+  void stage_keys(const Task& task, const Visit& visit, int64_t rows) const {
+    const auto stage = [&](const Visit& shared_visit, const View& view, Acc scale, Acc* to) {
+      const RowArray<const Acc> from =
+          find_rows<Scalar>(shared_visit, {view, RowsPer::token, 0, p_.K}, {to, task.s.k_stride});
+      find_factors<Acc>(from, rows, p_.K, p_.normalize_qk, scale, task.s.factors);
+      for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
+        store(to + row * task.s.k_stride + c,
+              task.s.factors[row] * load(from.data + row * from.stride + c));
+      });
+    };
+    stage(of_shared_head(visit, p_.q_group), p_.q, static_cast<Acc>(p_.scale), task.s.keys.q);
+    stage(of_shared_head(visit, p_.k_group), p_.k, 1, task.s.keys.k);
+    if constexpr (!kPerChannel) return;
+    const RowArray<const Acc> from = find_rows<Acc>(visit, key_columns(task, p_.log_decay),
+                                                    {task.s.keys.decay, task.s.k_stride});
+    for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
+      store(task.s.keys.decay + row * task.s.k_stride + c,
+            exp(load(from.data + row * from.stride + c)));
+    });
+  }
+
+  // Calls body(row, column) for all vectors of staged rows in the task's columns of keys.
+  template <class Body>
+  HFLA_INLINE void for_each_key(const Task& task, int64_t rows, Body body) const {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t c = task.keys.begin; c < task.keys.end; ++c) body(row, c * kLanes<Acc>);
+    }
+  }
+
+  // ---- sums over heads ----
+
+  // Where a task adds up what the heads that share one of q or k give, as a tensor (B, T, H, K).
+  View sums(const Task& task, const SharedHeads& of) const {
+    const bool of_q = &of == &plan_.q;
+    if (of.place == SumPlace::result) return of.result;
+    if (of.place == SumPlace::task) {
+      return of_task(of_q ? task.s.sums_q : task.s.sums_k, task, of.of(task.heads.begin), p_.K);
+    }
+    return partial_sums(task.shared, of, of.partial_of(task.heads.begin, plan_.heads));
+  }
+
+  View partial_sums(const Shared& shared, const SharedHeads& of, int64_t partial) const {
+    Acc* const data = &of == &plan_.q ? shared.sums_q : shared.sums_k;
+    return view_of(data + partial * plan_.between_partials(of), p_.T, of.count, p_.K);
+  }
+
+  // The heads of q or k of a task that alone adds to them.
+  void finish_heads(const Task& task, const SharedHeads& of) const {
+    const View view = sums(task, of);
+    Task shared_task = task;
+    shared_task.heads = {of.of(task.heads.begin), of.of(task.heads.end - 1) + 1};
+    for_each_segment(shared_task, Direction::forwards,
+                     [&](const Visit& visit) { finish_rows(task.s, visit, of, view); });
+  }
+
+  // A segment of a row of the batch, for all heads of q or k.
+  void finish_tokens(Scratch& s, const Shared& shared, int64_t batch, int64_t segment,
+                     const SharedHeads& of) const {
+    const Piece row{0, batch, 0, p_.T, true, true};
+    const View view = of.place == SumPlace::result ? of.result : partial_sums(shared, of, 0);
+    for (int64_t head = 0; head < of.count; ++head) {
+      finish_rows(
+          s,
+          visit_segment(p_, row, head, false, segment * plan_.segment.tokens, plan_.segment.tokens),
+          of, view);
+    }
+  }
+
+  void finish_rows(Scratch& s, const Visit& visit, const SharedHeads& of, const View& view) const {
+    if (of.place == SumPlace::result && !p_.normalize_qk) return;
+    const RowArray<Acc> gradient{s.keys.dq, s.k_stride};
+    total_rows<Acc>(visit, {view, RowsPer::token, 0, p_.K}, of.partials, plan_.between_partials(of),
+                    gradient);
+    if (p_.normalize_qk) {
+      const RowArray<const Acc> x =
+          find_rows<Scalar>(visit, {of.input, RowsPer::token, 0, p_.K}, {s.keys.q, s.k_stride});
+      find_factors<Acc>(x, visit.count, p_.K, true, 1, s.factors);
+      differentiate_norm<Acc>(x, s.factors, visit.count, p_.K, gradient);
+    }
+    store_rows<Scalar>(visit, {of.result, RowsPer::token, 0, p_.K}, gradient);
+  }
+
+  // ---- β and decays ----
+
+  // q_t ∘ dq_t - k_t ∘ m_t, which waits for the rest of it: per channel in the result.
+  void begin_decay_gradient(const Task& task, const Visit& visit) const {
+    if constexpr (decays == Decays::none) return;
+    const KeyRows<Acc>& rows = task.s.keys;
+    const TensorRows result = key_columns(task, result_.dlog_decay);
+    for (int64_t i = 0; i < visit.count; ++i) {
+      Vec<Acc> dot{};
+      Acc* const to = row_at<Acc>(result, visit, i, 0);
+      for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
+        const int64_t c = v * kLanes<Acc>;
+        Vec<Acc> term = load(rows.at(rows.q, i, c)) * load(rows.at(rows.dq, i, c));
+        if (delta) term -= load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+        if (visit.masked(i)) term = Vec<Acc>{};
+        dot += term;
+        if (kPerChannel) {
+          store_vector<Acc>(to, result.view.dim, c, min(kLanes<Acc>, p_.K - c), term);
+        }
+      }
+      if (!kPerChannel) task.shared.dlog_decay.at(task.part, visit, i) = sum<Acc>(dot);
+    }
+  }
+
+  // Of every channel the sum over the tokens visited so far.
+  double* suffix_of(const Task& task, int64_t head) const {
+    return task.s.suffix + (head - task.heads.begin) * task.s.k_stride;
+  }
+
+  // Σ_columns dS_T ∘ S_T of every channel.
+  void start_decay_gradient(const Task& task) const {
+    if constexpr (!kPerChannel) return;
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      for (int64_t r = 0; r < p_.K; ++r) {
+        suffix_of(task, head)[r] = dot_of_last_state(task.piece, head, r, 1);
+      }
+    }
+  }
+
+  // ⟨dS_T, S_T⟩ over rows of the state.
+  double dot_of_last_state(const Piece& piece, int64_t head, int64_t row, int64_t rows) const {
+    const Acc* const gradient = in_tensor<const Acc>(input_.dstate, piece, head);
+    const Acc* const state = in_tensor<const Acc>(input_.state, piece, head);
+    double dot = 0;
+    for (int64_t i = row * p_.V; gradient && i < (row + rows) * p_.V; ++i) {
+      dot += static_cast<double>(state[i]) * gradient[i];
+    }
+    return dot;
+  }
+
+  // The rest of it, -k_t ∘ p_t, and per channel the sums over tokens.
+  void end_decay_gradient(const Task& task, const Visit& visit) const {
+    if constexpr (decays == Decays::none) return;
+    const KeyRows<Acc>& rows = task.s.keys;
+    for (int64_t i = visit.count - 1; i >= 0; --i) {
+      if (visit.masked(i)) continue;
+      if constexpr (kPerChannel) {
+        sum_decay_gradient(task, visit, i);
+        continue;
+      }
+      Vec<Acc> dot{};
+      for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
+        const int64_t c = v * kLanes<Acc>;
+        dot += load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+      }
+      task.shared.dlog_decay.at(task.part, visit, i) -= sum<Acc>(dot);
+    }
+  }
+
+  void sum_decay_gradient(const Task& task, const Visit& visit, int64_t i) const {
+    const KeyRows<Acc>& rows = task.s.keys;
+    const TensorRows result = key_columns(task, result_.dlog_decay);
+    Acc* const to = row_at<Acc>(result, visit, i, 0);
+    for_each_vector<Acc>(
+        result.begin, result.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+          const Vec<Acc> term = load_vector<Acc>(to, result.view.dim, c, count) -
+                                load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+          const Acc* const decay = rows.at(rows.decay, i, c);
+          double* const sums = suffix_of(task, visit.head) + c;
+          Acc lanes[kLanes<Acc>];
+          store(lanes, term);
+          for (int64_t lane = 0; lane < kLanes<Acc>; ++lane) {
+            sums[lane] = decay[lane] == 0 ? 0 : sums[lane] + lanes[lane];
+            lanes[lane] = static_cast<Acc>(sums[lane]);
+          }
+          store_vector<Acc>(to, result.view.dim, c, count, load(lanes));
+        });
+  }
+
+  // dβ, and dg of a decay per head, from their terms.
+  void finish_numbers(const Shared& shared, const Piece& piece, int64_t head) const {
+    const Visit visit = visit_segment(p_, piece, head, false, 0, piece.length());
+    double suffix = decays == Decays::per_head ? dot_of_last_state(piece, head, 0, p_.K) : 0;
+    for (int64_t i = visit.count - 1; i >= 0; --i) {
+      if (plan_.wants_dbeta) {
+        *row_at<Acc>(result_.dbeta, RowsPer::token, visit, i, 0) =
+            static_cast<Acc>(shared.dbeta.total(plan_.parts, visit, i));
+      }
+      if constexpr (decays != Decays::per_head) continue;
+      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, visit, i, 0);
+      to = 0;
+      if (visit.masked(i)) continue;
+      const bool forgets =
+          *row_at<const Acc>(p_.log_decay, RowsPer::token, visit, i, 0) <= Exp<Acc>::kZeroBelow;
+      suffix = forgets ? 0 : suffix + shared.dlog_decay.total(plan_.parts, visit, i);
+      to = static_cast<Acc>(suffix);
+    }
+  }
+
+  const DeltaRuleProblem& p_;
+  const DeltaRuleUpstream& input_;
+  const DeltaRuleGradients& result_;
+  const Threads& threads_;
+  const int64_t key_vectors_, value_vectors_;
+  const BackwardPlan plan_;
+};
+
+}  // namespace
+
+Status delta_rule_backward(const DeltaRuleProblem& problem, const DeltaRuleUpstream& input,
+                           const DeltaRuleGradients& result, const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    const Decays decays = decays_of(problem.log_decay, problem.decay_per_channel);
+    return with_decays(decays, [&](auto kind) {
+      using Scalar = decltype(scalar);
+      constexpr Decays its = decltype(kind)::value;
+      return problem.delta ? Backward<Scalar, its, true>(problem, input, result, threads).run()
+                           : Backward<Scalar, its, false>(problem, input, result, threads).run();
+    });
+  });
+}
+
+}  // namespace hfla::HFLA_ISA

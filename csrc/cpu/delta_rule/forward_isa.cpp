@@ -1,0 +1,248 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Forward: the formulas of weights.h, and the state after the last token.
+//
+// A task is one sequence, some heads of the state and a range of value columns. It sweeps over the
+// sequence a segment at a time, of one head after the other: stage what no column changes, then for
+// each block of columns go from one block of tokens to the next. v is read, and y and e are
+// written, where they are if that is possible.
+//
+// B batch, T time, Hv heads of the state, K key dim, V value dim.
+
+#include "cpu/delta_rule/kernels.h"
+#include "cpu/delta_rule/pass.h"
+#include "cpu/sequences/blocks.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// The widest block of columns, in vectors: every weight that is loaded serves so many.
+constexpr int kBlockVectors = 2;
+
+// What a scan reads and writes beside the weights and the state.
+template <class Acc>
+struct ScanRows {
+  RowArray<const Acc> values;  // (tokens, columns)
+  RowArray<Acc> out, errors;   // (tokens, columns); errors without data are not wanted
+};
+
+// From what a block's tokens read of the state to what they give and write: `sum` comes in as the
+// sums of reads, `written` goes out as what k̂ is multiplied with, or k where the decay is per head.
+template <Decays decays, bool delta, int width, class Acc>
+HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& rows, int64_t first,
+                             int64_t column,
+                             const Vec<Acc> (&sum)[(delta ? 2 : 1) * kBlockTokens][width],
+                             Vec<Acc> (&written)[kBlockTokens][width]) {
+  constexpr int C = kBlockTokens;
+  constexpr int of_queries = delta ? C : 0;  // place in `sum`
+  Vec<Acc> u[C][width];
+  HFLA_UNROLL
+  for (int i = 0; i < C; ++i) {
+    const Acc from_start = decays == Decays::per_head ? terms.from_start[i] : Acc(1);
+    HFLA_UNROLL
+    for (int c = 0; c < width; ++c) {
+      const int64_t at = column + c * kLanes<Acc>;
+      Vec<Acc> e = load(rows.values.data + (first + i) * rows.values.stride + at);
+      if constexpr (delta) {
+        e -= from_start * sum[i][c];
+        HFLA_UNROLL
+        for (int j = 0; j < i; ++j) e -= terms.pairs.keys[i][j] * u[j][c];
+        if (rows.errors.data) store(rows.errors.data + (first + i) * rows.errors.stride + at, e);
+      }
+      u[i][c] = terms.beta[i] * e;
+      Vec<Acc> out = from_start * sum[of_queries + i][c];
+      HFLA_UNROLL
+      for (int j = 0; j <= i; ++j) out += terms.pairs.queries[i][j] * u[j][c];
+      store(rows.out.data + (first + i) * rows.out.stride + at, out);
+      written[i][c] = decays == Decays::per_head ? terms.to_end[i] * u[i][c] : u[i][c];
+    }
+  }
+}
+
+// All tokens of a segment, for the block of columns that begins at `column`.
+template <Decays decays, bool delta, int width, class Acc>
+void scan_columns(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows, int64_t column,
+                  Acc* state, Pace pace) {
+  constexpr int C = kBlockTokens, reads = (delta ? 2 : 1) * C;
+  using At = Tile<Acc, decays>;
+  constexpr Shrink shrink = shrink_of(decays);
+  Vec<Acc> written[C][width], sum[reads][width], none[1][width] = {};
+  const auto weights = [&](int64_t writer, int64_t reader) HFLA_INLINE_LAMBDA {
+    const Acc* const from = w.template tiles_of<decays>(writer);
+    const Acc* const to = w.template tiles_of<decays>(reader);
+    return PassWeights<Acc>{from + At::kKeysOut, to + (delta ? At::kKeys : At::kQueries),
+                            from + At::kDecay, w.terms[writer].whole};
+  };
+  pass<0, reads, width, At::kSize, shrink>(w.K, weights(0, 0), state, none, sum, pace);
+  solve_block<decays, delta>(w.terms[0], rows, 0, column, sum, written);
+  for (int64_t block = 1; block < blocks; ++block) {
+    pass<C, reads, width, At::kSize, shrink>(w.K, weights(block - 1, block), state, written, sum,
+                                             pace);
+    solve_block<decays, delta>(w.terms[block], rows, block * C, column, sum, written);
+  }
+  pass<C, 0, width, At::kSize, shrink>(w.K, weights(blocks - 1, blocks - 1), state, written, none,
+                                       pace);
+}
+
+template <class Acc, Decays decays>
+struct ForwardScratch {
+  int64_t v_stride;
+  Weights<Acc> weights;
+  Acc *v, *out, *errors;  // (rows, v_stride)
+  Acc* state;             // (heads, K v_stride)
+  const char** prefetch;
+
+  ForwardScratch(Carver& carver, const Plan& plan)
+      : v_stride(row_stride<Acc>(plan.sequences.V)), weights(carver, plan, decays) {
+    const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
+    v = carver.take<Acc>(rows * v_stride);
+    out = carver.take<Acc>(rows * v_stride);
+    errors = carver.take<Acc>(rows * v_stride);
+    state = carver.take<Acc>(plan.heads * K * v_stride);
+    prefetch = carver.take<const char*>(
+        rows * 3 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
+  }
+};
+
+template <class Scalar, Decays decays, bool delta>
+class Forward {
+  using Acc = AccOf<Scalar>;
+  using Scratch = ForwardScratch<Acc, decays>;
+
+ public:
+  Forward(const DeltaRuleProblem& p, const DeltaRuleResult& result, const Threads& threads)
+      : p_(p),
+        result_(result),
+        threads_(threads),
+        value_vectors_(ceil_div(p.V, kLanes<Acc>)),
+        plan_(make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors),
+                        /*divides_time=*/false)) {}
+
+  Status run() {
+    Workers<Scratch> workers(threads_, plan_);
+    if (workers.out_of_memory()) return Status::out_of_memory;
+    workers.run(plan_.num_tasks(), [&](Scratch& s, int64_t i) { attend(s, plan_.task(i)); });
+    return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
+  }
+
+ private:
+  void attend(Scratch& s, const Plan::Task& task) {
+    const Piece piece = plan_.piece(task.piece);
+    const Columns columns = plan_.part(task.part, value_vectors_);
+    const auto blocks_of = [&](int64_t head) {
+      return Blocks<Acc>{state_of(s, task, head), p_.K, columns, kBlockVectors};
+    };
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      clear_state(blocks_of(head));
+      import_state<Acc>(blocks_of(head), {in_tensor<const Acc>(p_.initial_state, piece, head), 0,
+                                          p_.K, p_.V, p_.V, 1});
+    }
+    const Tensors at = tensors(columns);
+    for_each_visit(plan_, piece, task.heads, false, [&](const Visit& visit, const Visit& next) {
+      advance(s, visit, next, at, columns, state_of(s, task, visit.head));
+    });
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      export_state<Acc>(blocks_of(head), 1,
+                        {in_tensor<Acc>(result_.state, piece, head), 0, p_.K, p_.V, p_.V, 1});
+    }
+  }
+
+  Acc* state_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.state + (head - task.heads.begin) * p_.K * s.v_stride;
+  }
+
+  // One head's state (K, V) in a tensor that may be absent.
+  template <class Element, class Pointer>
+  Element* in_tensor(Pointer states, const Piece& piece, int64_t head) const {
+    const int64_t row = piece.sequence * p_.Hkv + head;
+    return states ? static_cast<Element*>(states) + row * p_.K * p_.V : nullptr;
+  }
+
+  // The rows that a task reads and writes for its columns.
+  struct Tensors {
+    TensorRows q, k, v, y, errors;
+  };
+  Tensors tensors(Columns columns) const {
+    const int64_t begin = columns.begin * kLanes<Acc>;
+    const int64_t end = min(columns.end * kLanes<Acc>, p_.V);
+    return {{p_.q, RowsPer::token, 0, p_.K},
+            {p_.k, RowsPer::token, 0, p_.K},
+            {p_.v, RowsPer::token, begin, end},
+            {result_.y, RowsPer::token, begin, end},
+            {result_.errors, RowsPer::token, begin, end}};
+  }
+
+  // The tokens of a visit; `state` is of its head.
+  void advance(Scratch& s, const Visit& visit, const Visit& next, const Tensors& at,
+               Columns columns, Acc* state) {
+    if (!stage_weights<Scalar, decays>(p_, visit, s.weights)) {
+      __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
+    }
+    const bool wants_errors = delta && result_.errors.data;
+    const bool y_in_place = in_place<Scalar>(visit, at.y);
+    const bool errors_in_place = wants_errors && in_place<Acc>(visit, at.errors);
+    ScanRows<Acc> rows{find_rows<Scalar>(visit, at.v, {s.v, s.v_stride}),
+                       {s.out, s.v_stride},
+                       {wants_errors ? s.errors : nullptr, s.v_stride}};
+    if (y_in_place) rows.out = rows_in_place<Acc, Scalar>(visit, at.y);
+    if (errors_in_place) rows.errors = rows_in_place<Acc, Acc>(visit, at.errors);
+    scan(s.weights, blocks_of(visit), rows, columns, state, upcoming_rows(s, next, at));
+    if (!y_in_place) store_rows<Scalar>(visit, at.y, {s.out, s.v_stride});
+    if (wants_errors && !errors_in_place) {
+      store_rows<Acc>(visit, at.errors, {s.errors, s.v_stride});
+    }
+  }
+
+  void scan(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows, Columns columns,
+            Acc* state, const Prefetch& prefetch) const {
+    const int64_t parts = ceil_div(columns.count(), kBlockVectors);
+    const int64_t tiles = (blocks + 1) * ceil_div(p_.K, kLanes<Acc>);
+    int64_t c = columns.begin, part = 0;
+    for (; c + kBlockVectors <= columns.end; c += kBlockVectors, ++part) {
+      scan_columns<decays, delta, kBlockVectors>(w, blocks, rows, c * kLanes<Acc>, state,
+                                                 share_of(prefetch, part, parts, tiles));
+      state += p_.K * kBlockVectors * kLanes<Acc>;
+    }
+    if (c < columns.end) {
+      scan_columns<decays, delta, 1>(w, blocks, rows, c * kLanes<Acc>, state,
+                                     share_of(prefetch, part, parts, tiles));
+    }
+  }
+
+  Prefetch upcoming_rows(Scratch& s, const Visit& next, const Tensors& at) const {
+    Upcoming upcoming(next, s.prefetch);
+    upcoming.add<Scalar>(of_shared_head(next, p_.q_group), at.q);
+    upcoming.add<Scalar>(of_shared_head(next, p_.k_group), at.k);
+    if (decays == Decays::per_channel) {
+      upcoming.add<Acc>({p_.log_decay, RowsPer::token, 0, p_.K});
+    }
+    upcoming.add<Scalar>(at.v);
+    upcoming.add<Scalar>(at.y);
+    upcoming.add<Acc>(at.errors);
+    return upcoming.get();
+  }
+
+  const DeltaRuleProblem& p_;
+  const DeltaRuleResult& result_;
+  const Threads& threads_;
+  const int64_t value_vectors_;
+  const Plan plan_;
+  bool positive_log_decay_ = false;
+};
+
+}  // namespace
+
+Status delta_rule_forward(const DeltaRuleProblem& problem, const DeltaRuleResult& result,
+                          const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    const Decays decays = decays_of(problem.log_decay, problem.decay_per_channel);
+    return with_decays(decays, [&](auto kind) {
+      using Scalar = decltype(scalar);
+      constexpr Decays decays = decltype(kind)::value;
+      return problem.delta ? Forward<Scalar, decays, true>(problem, result, threads).run()
+                           : Forward<Scalar, decays, false>(problem, result, threads).run();
+    });
+  });
+}
+
+}  // namespace hfla::HFLA_ISA

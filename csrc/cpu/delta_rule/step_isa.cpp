@@ -1,0 +1,207 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// One token, with the state updated in place. With a = e^g:
+//
+//     u = β (v - Sᵀ (a ∘ k)), or β v without delta
+//     y = Sᵀ (a ∘ q) + (kᵀq) u
+//     S = a ∘ S + k uᵀ
+//
+// It moves far more bytes than it computes. A task, a batch row and a head, takes a few vectors of
+// columns at a time: it reads them once for both products, and finds them in the cache when it
+// updates them. Without delta, u is known before, and once is enough.
+
+#include "cpu/common/exp.h"
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+#include "cpu/delta_rule/kernels.h"
+#include "cpu/delta_rule/weights.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// Columns that are updated together, in vectors; what is read for them stays in registers.
+constexpr int kStepBlock = kVectorBytes == 64 ? 8 : 4;
+
+// What a head's token brings, in the accumulation type.
+template <class Acc>
+struct StepScratch {
+  Acc *k, *a, *decayed_k, *decayed_q;  // (K,)
+  Acc *v, *y;                          // (V,)
+
+  StepScratch(Carver& carver, const DeltaRuleStep& p) {
+    const int64_t rows = round_up(p.K, kLanes<Acc>), columns = round_up(p.V, kLanes<Acc>);
+    k = carver.take<Acc>(rows);
+    a = carver.take<Acc>(rows);
+    decayed_k = carver.take<Acc>(rows);
+    decayed_q = carver.take<Acc>(rows);
+    v = carver.take<Acc>(columns);
+    y = carver.take<Acc>(columns);
+  }
+
+  static int64_t bytes_needed(const DeltaRuleStep& p) {
+    Carver carver(nullptr);
+    StepScratch(carver, p);
+    return carver.used();
+  }
+};
+
+template <class Scalar>
+class Step {
+  using Acc = AccOf<Scalar>;
+  using Scratch = StepScratch<Acc>;
+  static constexpr int64_t W = kLanes<Acc>;
+
+ public:
+  Step(const DeltaRuleStep& p, const Threads& threads) : p_(p), threads_(threads) {}
+
+  Status run() {
+    const int64_t tasks = p_.B * p_.Hkv;
+    const int64_t workers = tasks * p_.K * p_.V < kSerialWork ? 1 : max(1, threads_.count);
+    const int64_t bytes_each = Scratch::bytes_needed(p_);
+    const Buffer buffer(workers * bytes_each);
+    if (!buffer.data()) return Status::out_of_memory;
+    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t i) {
+      Carver carver(buffer.data() + worker * bytes_each);
+      Scratch scratch(carver, p_);
+      step(scratch, i / p_.Hkv, i % p_.Hkv);
+    });
+    return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
+  }
+
+ private:
+  template <class T>
+  static T* row_at(const View& view, int64_t batch, int64_t head) {
+    return static_cast<T*>(view.data) + batch * view.batch + head * view.head;
+  }
+
+  void step(Scratch& s, int64_t batch, int64_t head) {
+    if (p_.key_mask && !p_.key_mask[batch]) {
+      zero_row(s.y, 0, p_.V);
+    } else {
+      const Acc kq = prepare(s, batch, head);
+      load_row(row_at<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
+      const Acc beta = p_.beta.data ? *row_at<const Acc>(p_.beta, batch, head) : Acc(1);
+      Acc* const state = static_cast<Acc*>(p_.state) + (batch * p_.Hkv + head) * p_.K * p_.V;
+      const Token token{s, beta, kq, state};
+      p_.delta ? update<true>(token) : update<false>(token);
+    }
+    Scalar* const to = row_at<Scalar>(p_.y, batch, head);
+    for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
+      store_vector(to, p_.y.dim, c, count, load(s.y + c));
+    });
+  }
+
+  // The weights of the rows. Returns kᵀq.
+  Acc prepare(Scratch& s, int64_t batch, int64_t head) {
+    Acc* const q = s.decayed_q;
+    load_row(row_at<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q,
+             Identity{});
+    load_row(row_at<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k,
+             Identity{});
+    Acc q_factor, k_factor;
+    find_factors<Acc>({q, 0}, 1, p_.K, p_.normalize_qk, static_cast<Acc>(p_.scale), &q_factor);
+    find_factors<Acc>({s.k, 0}, 1, p_.K, p_.normalize_qk, 1, &k_factor);
+    stage_decays(batch, head, s.a);
+    Vec<Acc> products{};
+    for (int64_t r = 0; r < p_.K; r += W) {
+      const Vec<Acc> a = load(s.a + r), k = load(s.k + r) * k_factor, x = load(q + r) * q_factor;
+      products += k * x;
+      store(s.k + r, k);
+      store(s.decayed_k + r, a * k);
+      store(s.decayed_q + r, a * x);
+    }
+    return sum<Acc>(products);
+  }
+
+  // e^log_decay for every row.
+  void stage_decays(int64_t batch, int64_t head, Acc* a) {
+    const View& view = p_.log_decay;
+    const Acc* const from = view.data ? row_at<const Acc>(view, batch, head) : nullptr;
+    Vec<Acc> largest{}, same = broadcast(Acc(1));
+    if (from && !p_.decay_per_channel) {
+      largest = broadcast(*from);
+      same = exp(largest);
+    }
+    for_each_vector<Acc>(0, p_.K, [&](int64_t r, int64_t count) {
+      if (p_.decay_per_channel) {
+        const Vec<Acc> log_decay = load_vector(from, view.dim, r, count);
+        largest = select(log_decay > largest, log_decay, largest);
+        store(a + r, exp(log_decay));
+      } else {
+        store(a + r, same);
+      }
+    });
+    if (sum<Acc>(largest) > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
+  }
+
+  // One head's token, whatever the column.
+  struct Token {
+    const Scratch& s;
+    Acc beta, kq;
+    Acc* state;  // (K, V)
+  };
+
+  template <bool delta>
+  void update(const Token& token) const {
+    int64_t c = 0;
+    for (; c + kStepBlock * W <= p_.V; c += kStepBlock * W) {
+      update_columns<delta, kStepBlock, false>(token, c);
+    }
+    for (; c + W <= p_.V; c += W) update_columns<delta, 1, false>(token, c);
+    if (c < p_.V) update_columns<delta, 1, true>(token, c);
+  }
+
+  // The columns from `c` on; partial: fewer than a vector are left.
+  template <bool delta, int block, bool partial>
+  void update_columns(const Token& token, int64_t c) const {
+    const int64_t K = p_.K, V = p_.V, count = partial ? V - c : W;
+    const auto [s, beta, kq, state] = token;
+    // The next columns, or those of the next head, are fetched meanwhile: a row of these is too
+    // short for the processor to foresee the others.
+    const Acc* const next = c + 2 * block * W <= V ? state + c + block * W : state + K * V;
+    Vec<Acc> predicted[block] = {}, out[block] = {}, u[block];
+    for (int64_t r = 0; delta && r < K; ++r) {
+      HFLA_UNROLL
+      for (int b = 0; b < block; ++b) {
+        const Acc* const at = state + r * V + c + b * W;
+        const Vec<Acc> row = partial ? load_some(at, 1, count) : load(at);
+        predicted[b] += s.decayed_k[r] * row;
+        out[b] += s.decayed_q[r] * row;
+      }
+    }
+    HFLA_UNROLL
+    for (int b = 0; b < block; ++b) {
+      const Vec<Acc> v = load(s.v + c + b * W);
+      u[b] = beta * (delta ? v - predicted[b] : v);
+    }
+    for (int64_t r = 0; r < K; ++r) {
+      HFLA_UNROLL
+      for (int line = 0; line < block * kVectorBytes; line += kCacheLine) {
+        __builtin_prefetch(reinterpret_cast<const char*>(next + r * V) + line);
+      }
+      HFLA_UNROLL
+      for (int b = 0; b < block; ++b) {
+        Acc* const at = state + r * V + c + b * W;
+        const Vec<Acc> before = partial ? load_some(at, 1, count) : load(at);
+        const Vec<Acc> row = before * s.a[r] + s.k[r] * u[b];
+        partial ? store_some(at, 1, count, row) : store(at, row);
+        if (!delta) out[b] += s.decayed_q[r] * before;
+      }
+    }
+    HFLA_UNROLL
+    for (int b = 0; b < block; ++b) store(s.y + c + b * W, out[b] + kq * u[b]);
+  }
+
+  const DeltaRuleStep& p_;
+  const Threads& threads_;
+  bool positive_log_decay_ = false;
+};
+
+}  // namespace
+
+Status delta_rule_step(const DeltaRuleStep& problem, const Threads& threads) {
+  return with_dtype(problem.dtype,
+                    [&](auto scalar) { return Step<decltype(scalar)>(problem, threads).run(); });
+}
+
+}  // namespace hfla::HFLA_ISA

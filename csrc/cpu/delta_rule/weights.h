@@ -1,0 +1,284 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What a block of C tokens needs whatever the column of the state: staged once for all columns.
+//
+// For tokens i = 1..C of a block that begins with S₀, where c_i = g_1 + ... + g_i:
+//
+//     k̃_i = e^{c_i} ∘ k_i    q̃_i = e^{c_i} ∘ q_i    k̂_i = e^{c_C - c_i} ∘ k_i    d = e^{c_C}
+//     A_ij = Σ_r k_i k_j e^{c_i - c_j}  (j < i)      B_ij = Σ_r q_i k_j e^{c_i - c_j}  (j <= i)
+//     e_i = v_i - S₀ᵀ k̃_i - Σ_{j<i} A_ij u_j         u_i = β_i e_i, or β_i v_i without delta
+//     y_i = S₀ᵀ q̃_i + Σ_{j<=i} B_ij u_j              S_C = d ∘ S₀ + Σ_i k̂_i u_iᵀ
+//
+// Here q has the scale in it, and q and k are normalised if that is asked for. What decays between
+// two tokens is a product of the a = e^g of the tokens between them, never a quotient: no exponent
+// is above 0, and a = 0 is exact.
+//
+// A decay per head is a number, which the sums over channels need not know: the weights are then k
+// and q themselves, which heads that share them share as well, and the decays are factors of what
+// is read from the state and written to it.
+#pragma once
+
+#include "cpu/sequences/numbers.h"
+#include "cpu/sequences/staging.h"
+#include "kernels/delta_rule.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+enum class Decays { none, per_head, per_channel };
+
+HFLA_INLINE Decays decays_of(const View& log_decay, bool per_channel) {
+  if (!log_decay.data) return Decays::none;
+  return per_channel ? Decays::per_channel : Decays::per_head;
+}
+
+// Calls run(the kind as a type with a constant `value`).
+template <Decays kind>
+struct DecaysConstant {
+  static constexpr Decays value = kind;
+};
+template <class Run>
+HFLA_INLINE auto with_decays(Decays decays, Run run) {
+  switch (decays) {
+    case Decays::none:
+      return run(DecaysConstant<Decays::none>{});
+    case Decays::per_head:
+      return run(DecaysConstant<Decays::per_head>{});
+    case Decays::per_channel:
+      return run(DecaysConstant<Decays::per_channel>{});
+  }
+  __builtin_unreachable();
+}
+
+// Tokens of a block: as many as the registers hold sums for, two or three of each for every token
+// and vector of columns.
+#if defined(__aarch64__) || defined(__AVX512F__)
+constexpr int kBlockTokens = 4;
+#else
+constexpr int kBlockTokens = 2;
+#endif
+static_assert(kRowMultiple % kBlockTokens == 0);
+
+// The weights of a block lie in tiles of as many channels as a vector has lanes: (K / lanes, token
+// of one kind after the other, lanes). So they are stored as whole vectors, and those of a channel
+// are at constant distances from one pointer, whatever K is. These are the places in a tile.
+template <class Acc, Decays decays>
+struct Tile {
+  static constexpr bool kDecayed = decays == Decays::per_channel;
+  static constexpr int64_t kTokens = kBlockTokens * kLanes<Acc>;
+  static constexpr int64_t kKeys = 0;                              // k̃, or k
+  static constexpr int64_t kQueries = kTokens;                     // q̃, or q
+  static constexpr int64_t kKeysOut = kDecayed ? 2 * kTokens : 0;  // k̂, or k
+  static constexpr int64_t kDecay = 3 * kTokens;                   // d; only per channel
+  static constexpr int64_t kSize = kDecayed ? 3 * kTokens + kLanes<Acc> : 2 * kTokens;
+};
+
+// Sums over channels for the pairs of a block's tokens.
+template <class Acc>
+struct PairSums {
+  Acc keys[kBlockTokens][kBlockTokens];     // A, but for a decay per head: j < i
+  Acc queries[kBlockTokens][kBlockTokens];  // B, but for a decay per head: j <= i
+};
+
+// What else there is to a block, for one head of the state.
+template <class Acc>
+struct BlockTerms {
+  PairSums<Acc> pairs;  // A and B
+  Acc beta[kBlockTokens];
+  // Of a decay per head, else 1: e^{c_i}, which goes with k and q in a tile for k̃ and q̃;
+  // e^{c_C - c_i}, which goes with k for k̂; d.
+  Acc from_start[kBlockTokens], to_end[kBlockTokens];
+  Acc whole;
+};
+
+// Of one segment of one head: the staged weights, and the rows that they are made of.
+template <class Acc>
+struct Weights {
+  int64_t K, stride;
+  Acc *q, *k, *log_decay;    // (rows, stride), where they can't be read in the tensors themselves
+  Acc *q_factor, *k_factor;  // (rows,) scale and norms
+  Acc *decay, *beta;         // (rows,)
+  PairSums<Acc>* pairs;      // (blocks,)
+  BlockTerms<Acc>* terms;    // (blocks,)
+  Acc* tiles;                // (blocks, tiles, Tile::kSize)
+
+  // Whose k and q the tiles are made of.
+  struct Origin {
+    int64_t batch, first, q_head, k_head;
+  } origin{-1, -1, -1, -1};
+
+  Weights(Carver& carver, const Plan& plan, Decays decays)
+      : K(plan.sequences.K), stride(row_stride<Acc>(K)) {
+    const int64_t rows = plan.segment.rows, blocks = rows / kBlockTokens;
+    const bool per_channel = decays == Decays::per_channel;
+    q = carver.take<Acc>(rows * stride);
+    k = carver.take<Acc>(rows * stride);
+    log_decay = carver.take<Acc>(per_channel ? rows * stride : 0);
+    q_factor = carver.take<Acc>(rows);
+    k_factor = carver.take<Acc>(rows);
+    decay = carver.take<Acc>(rows);
+    beta = carver.take<Acc>(rows);
+    pairs = carver.take<PairSums<Acc>>(blocks);
+    terms = carver.take<BlockTerms<Acc>>(blocks);
+    const int64_t tile =
+        per_channel ? Tile<Acc, Decays::per_channel>::kSize : Tile<Acc, Decays::per_head>::kSize;
+    tiles = carver.take<Acc>(blocks * ceil_div(K, kLanes<Acc>) * tile);
+  }
+
+  template <Decays decays>
+  const Acc* tiles_of(int64_t block) const {
+    return tiles + block * ceil_div(K, kLanes<Acc>) * Tile<Acc, decays>::kSize;
+  }
+};
+
+HFLA_INLINE int64_t blocks_of(const Visit& visit) { return ceil_div(visit.count, kBlockTokens); }
+
+// The same tokens, of the head that `group` heads share.
+HFLA_INLINE Visit of_shared_head(Visit visit, int64_t group) {
+  visit.head /= group;
+  return visit;
+}
+
+// A tensor's rows where they are, or else converted to `to`, zero for masked tokens.
+template <class Scalar>
+RowArray<const AccOf<Scalar>> find_rows(const Visit& visit, const TensorRows& rows,
+                                        RowArray<AccOf<Scalar>> to) {
+  using Acc = AccOf<Scalar>;
+  if (in_place<Scalar>(visit, rows)) return rows_in_place<const Acc, const Scalar>(visit, rows);
+  stage_rows<Scalar>(visit, rows, Identity{}, to);
+  return {to.data, to.stride};
+}
+
+HFLA_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+HFLA_INLINE double square_root(double x) { return __builtin_sqrt(x); }
+
+// What a row of `columns` numbers is multiplied with.
+template <class Acc>
+void find_factors(RowArray<const Acc> rows, int64_t count, int64_t columns, bool normalize,
+                  Acc scale, Acc* factors) {
+  for (int64_t row = 0; row < count; ++row) {
+    factors[row] = scale;
+    if (!normalize) continue;
+    Vec<Acc> squares{};
+    for (int64_t c = 0; c < columns; c += kLanes<Acc>) {
+      const Vec<Acc> x = load(rows.data + row * rows.stride + c);
+      squares += x * x;
+    }
+    factors[row] /= square_root(sum<Acc>(squares) + static_cast<Acc>(kNormEps));
+  }
+}
+
+// The rows of a segment that weights are made of.
+template <class Acc>
+struct WeightRows {
+  RowArray<const Acc> q, k, log_decay;
+};
+
+// The tiles and sums of one block. Returns false if a decay would grow.
+template <Decays decays, class Acc>
+bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t block) {
+  constexpr int64_t W = kLanes<Acc>;
+  constexpr int C = kBlockTokens;
+  using At = Tile<Acc, decays>;
+  const int64_t first = block * C;
+  const auto row = [&](RowArray<const Acc> from, int i)
+                       HFLA_INLINE_LAMBDA { return from.data + (first + i) * from.stride; };
+  Vec<Acc> keys[C][C] = {}, queries[C][C] = {}, largest{};
+  Acc* tile = w.tiles + block * ceil_div(w.K, W) * At::kSize;
+  for (int64_t c = 0; c < w.K; c += W, tile += At::kSize) {
+    Vec<Acc> k[C], q[C], a[C], from_start = broadcast(Acc(1));
+    HFLA_UNROLL
+    for (int i = 0; i < C; ++i) {
+      k[i] = load(row(rows.k, i) + c) * w.k_factor[first + i];
+      q[i] = load(row(rows.q, i) + c) * w.q_factor[first + i];
+      if constexpr (At::kDecayed) {
+        const Vec<Acc> log_decay = load(row(rows.log_decay, i) + c);
+        largest = select(log_decay > largest, log_decay, largest);
+        a[i] = exp(log_decay);
+        from_start *= a[i];
+      }
+      store(tile + At::kKeys + i * W, At::kDecayed ? from_start * k[i] : k[i]);
+      store(tile + At::kQueries + i * W, At::kDecayed ? from_start * q[i] : q[i]);
+    }
+    HFLA_UNROLL
+    for (int j = 0; j < C; ++j) {
+      Vec<Acc> decayed = k[j];
+      queries[j][j] += q[j] * decayed;
+      HFLA_UNROLL
+      for (int i = j + 1; i < C; ++i) {
+        if constexpr (At::kDecayed) decayed *= a[i];
+        keys[i][j] += k[i] * decayed;
+        queries[i][j] += q[i] * decayed;
+      }
+      if constexpr (At::kDecayed) store(tile + At::kKeysOut + j * W, decayed);
+    }
+    if constexpr (At::kDecayed) store(tile + At::kDecay, from_start);
+  }
+  PairSums<Acc>& pairs = w.pairs[block];
+  for (int i = 0; i < C; ++i) {
+    for (int j = 0; j < i; ++j) pairs.keys[i][j] = sum<Acc>(keys[i][j]);
+    for (int j = 0; j <= i; ++j) pairs.queries[i][j] = sum<Acc>(queries[i][j]);
+  }
+  return !(At::kDecayed && sum<Acc>(largest) > 0);
+}
+
+template <class Acc>
+void make_terms(const Weights<Acc>& w, bool per_head, int64_t block) {
+  constexpr int C = kBlockTokens;
+  BlockTerms<Acc>& terms = w.terms[block];
+  terms.pairs = w.pairs[block];
+  terms.whole = 1;
+  for (int i = 0; i < C; ++i) {
+    terms.beta[i] = w.beta[block * C + i];
+    terms.from_start[i] = terms.to_end[i] = 1;
+  }
+  if (!per_head) return;
+  for (int i = 0; i < C; ++i) {
+    terms.whole *= w.decay[block * C + i];
+    terms.from_start[i] = terms.whole;
+  }
+  for (int j = 0; j < C; ++j) {
+    Acc between = 1;
+    for (int i = j + 1; i < C; ++i) {
+      between *= w.decay[block * C + i];
+      terms.pairs.keys[i][j] *= between;
+      terms.pairs.queries[i][j] *= between;
+    }
+    terms.to_end[j] = between;
+  }
+}
+
+// The weights of the visit's tokens, in the order of time: a sweep backwards takes the segments
+// from the last on, each as a visit forwards. Returns false if a decay would grow.
+template <class Scalar, Decays decays>
+bool stage_weights(const DeltaRuleProblem& p, const Visit& visit, Weights<AccOf<Scalar>>& w) {
+  using Acc = AccOf<Scalar>;
+  const int64_t blocks = blocks_of(visit), padded = blocks * kBlockTokens;
+  const Visit of_q = of_shared_head(visit, p.q_group), of_k = of_shared_head(visit, p.k_group);
+  const typename Weights<Acc>::Origin o{visit.batch, visit.first, of_q.head, of_k.head},
+      &was = w.origin;
+  bool valid = true;
+  if (decays == Decays::per_channel || o.batch != was.batch || o.first != was.first ||
+      o.q_head != was.q_head || o.k_head != was.k_head) {
+    w.origin = o;
+    WeightRows<Acc> rows{find_rows<Scalar>(of_q, {p.q, RowsPer::token, 0, p.K}, {w.q, w.stride}),
+                         find_rows<Scalar>(of_k, {p.k, RowsPer::token, 0, p.K}, {w.k, w.stride}),
+                         {}};
+    if (decays == Decays::per_channel) {
+      rows.log_decay =
+          find_rows<Acc>(visit, {p.log_decay, RowsPer::token, 0, p.K}, {w.log_decay, w.stride});
+    }
+    find_factors<Acc>(rows.q, padded, p.K, p.normalize_qk, static_cast<Acc>(p.scale), w.q_factor);
+    find_factors<Acc>(rows.k, padded, p.K, p.normalize_qk, 1, w.k_factor);
+    for (int64_t block = 0; block < blocks; ++block) valid &= make_block<decays>(w, rows, block);
+  }
+  stage_numbers<Acc>(visit, p.beta, p.beta.data ? 0 : 1, w.beta);
+  if (decays == Decays::per_head) valid &= stage_decay<Acc>(visit, p.log_decay, w.decay);
+  for (int64_t block = 0; block < blocks; ++block) {
+    make_terms<Acc>(w, decays == Decays::per_head, block);
+  }
+  return valid;
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,81 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The delta rule, with a decay per head, per channel or none: for every head of the state, with
+// a_t = e^{g_t},
+//
+//     S' = a_t ∘ S_{t-1}   e_t = v_t - S'ᵀ k_t   u_t = β_t e_t   S_t = S' + k_t u_tᵀ
+//     y_t = scale S_tᵀ q_t
+//
+// Without `delta`, u_t = β_t v_t: linear attention with a write strength. Letters as in common.h,
+// but for the heads: every head of v has a state, Hv of them, and may share its key and its query
+// with others: Hk and Hq divide Hv, and state h reads key head h / (Hv / Hk), query head
+// h / (Hv / Hq).
+#pragma once
+
+#include "kernels/common.h"
+
+namespace hfla {
+
+struct DeltaRuleOptions {
+  double scale;
+  bool normalize_qk;  // q and k become x / sqrt(sum(x²) + kNormEps)
+  bool delta;
+};
+
+constexpr double kNormEps = 1e-6;
+
+// How many heads of the state read one head of q, and of k.
+struct DeltaRuleGroups {
+  int64_t q_group, k_group;
+};
+
+// Everything that forward and backward read alike. A scan has one row for every token and head of
+// the state, so that Hq and Hkv of Sequences are both Hv.
+struct DeltaRuleProblem : Sequences, DeltaRuleOptions, DeltaRuleGroups {
+  View q, k, v;               // (B, T, Hq, K), (B, T, Hk, K), (B, T, Hv, V) of dtype
+  View beta;                  // (B, T, Hv) acc, optional: ones
+  View log_decay;             // (B, T, Hv) or (B, T, Hv, K) acc, optional
+  bool decay_per_channel;     // log_decay has K numbers per head
+  const void* initial_state;  // (rows, Hv, K, V) acc, contiguous, optional
+};
+
+struct DeltaRuleResult {
+  View y;       // (B, T, Hv, V) of dtype
+  View errors;  // (B, T, Hv, V) acc: e_t; without data where they are not needed, as without delta
+  void* state;  // after the last token, contiguous, shaped as initial_state
+};
+
+// What backward is given: the gradients of forward's results, and what forward found.
+struct DeltaRuleUpstream {
+  View dy;             // (B, T, Hv, V) of dtype, optional
+  const void* dstate;  // contiguous, shaped as initial_state, optional
+  View errors;         // as forward gave them; without data where there is no delta
+  const void* state;   // as forward gave it
+};
+
+struct DeltaRuleGradients {
+  View dq, dk, dv;       // shaped as q, k, v, of dtype
+  View dbeta;            // (B, T, Hv) acc; without data when there is no beta
+  View dlog_decay;       // shaped as log_decay, acc; without data when there is none
+  void* dinitial_state;  // null when there is no initial state
+};
+
+// One token for every batch row; the time stride of the views is unused.
+struct DeltaRuleStep : HeadSizes, DeltaRuleOptions, DeltaRuleGroups {
+  View q, k, v;    // (B, Hq, K), (B, Hk, K), (B, Hv, V)
+  View beta;       // (B, Hv) acc, optional
+  View log_decay;  // (B, Hv) or (B, Hv, K) acc, optional
+  bool decay_per_channel;
+  const bool* key_mask;  // (B,) contiguous, optional
+  void* state;           // (B, Hv, K, V) acc, contiguous, updated in place
+  View y;                // (B, Hv, V) of dtype
+};
+
+struct DeltaRuleOnCpu {
+  Status (*forward)(const DeltaRuleProblem&, const DeltaRuleResult&, const Threads&);
+  Status (*backward)(const DeltaRuleProblem&, const DeltaRuleUpstream&, const DeltaRuleGradients&,
+                     const Threads&);
+  Status (*step)(const DeltaRuleStep&, const Threads&);
+};
+
+}  // namespace hfla

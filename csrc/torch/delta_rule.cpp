@@ -1,0 +1,200 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The ops of kernels/delta_rule.h: schemas, argument checks, allocation of results, calls of the
+// kernels. Letters as there.
+
+#include "torch/devices.h"
+#include "torch/ops.h"
+#include "torch/sequences.h"
+
+namespace hfla {
+namespace {
+
+// Shared by forward and backward, in the order of both schemas.
+struct Inputs {
+  Tensor q, k, v, beta, log_decay, key_mask, cu_seqlens, initial_state;
+};
+
+// Braces evaluate from left to right.
+Inputs take_inputs(Arguments& arguments) {
+  return {arguments.tensor(),          arguments.tensor(),          arguments.tensor(),
+          arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
+          arguments.optional_tensor(), arguments.optional_tensor()};
+}
+
+DeltaRuleOptions take_options(Arguments& arguments) {
+  return {arguments.number(), arguments.boolean(), arguments.boolean()};
+}
+
+DeltaRuleGroups groups_of(const Dimensions& d, const Tensor& k, int64_t dim) {
+  return {d.Hkv / d.Hq, d.Hkv / k.size(dim - 2)};
+}
+
+// With `numbers` per head, or these times K. Returns whether it is the latter.
+bool check_log_decay(const Tensor& log_decay, const Dimensions& d,
+                     std::initializer_list<int64_t> per_head,
+                     std::initializer_list<int64_t> per_channel) {
+  const bool has_channels = log_decay.dim() == static_cast<int64_t>(per_channel.size());
+  check_tensor("log_decay", log_decay, d.device, accumulation_dtype(d.dtype),
+               has_channels ? per_channel : per_head);
+  return has_channels;
+}
+
+DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options) {
+  const Dimensions d = check_qkv(in.q, in.k, in.v, 4, SharedHeads::of_q_and_k);
+  const int32_t acc = accumulation_dtype(d.dtype);
+  DeltaRuleProblem p{};
+  static_cast<DeltaRuleOptions&>(p) = options;
+  static_cast<DeltaRuleGroups&>(p) = groups_of(d, in.k, 4);
+  static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens);
+  p.Hq = p.Hkv;
+  if (in.beta) check_tensor("beta", in.beta, d.device, acc, {p.B, p.T, p.Hkv});
+  p.decay_per_channel =
+      in.log_decay && check_log_decay(in.log_decay, d, {p.B, p.T, p.Hkv}, {p.B, p.T, p.Hkv, p.K});
+  if (in.initial_state) {
+    check_contiguous_tensor("initial_state", in.initial_state, d.device, acc,
+                            {p.num_sequences, p.Hkv, p.K, p.V});
+  }
+  p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
+  p.beta = input(in.beta), p.log_decay = input(in.log_decay);
+  p.initial_state = data_or_null(in.initial_state);
+  return p;
+}
+
+// These ops have kernels on the CPU only, and are registered for nothing else.
+template <class OnCpu>
+void run_on_cpu(OnCpu on_cpu) {
+  check_status(on_cpu(cpu().delta_rule, torch_threads()));
+}
+
+void forward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Inputs in = take_inputs(arguments);
+  const DeltaRuleOptions options = take_options(arguments);
+  const bool keep_errors = arguments.boolean() && options.delta;
+  const DeltaRuleProblem p = make_problem(in, options);
+
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const Device device = in.q.device();
+  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hkv, p.V}, device);
+  Tensor errors =
+      keep_errors ? Tensor::empty(acc, {p.B, p.T, p.Hkv, p.V}, device) : none(acc, device);
+  Tensor state = Tensor::empty(acc, {p.num_sequences, p.Hkv, p.K, p.V}, device);
+
+  DeltaRuleResult result{};
+  result.y = output(y);
+  if (keep_errors) result.errors = output(errors);
+  result.state = state.mutable_data();
+  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
+    return kernels.forward(p, result, threads);
+  });
+  give_back(stack, y, errors, state);
+}
+
+void backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dy = arguments.optional_tensor();
+  const Tensor dstate = arguments.optional_tensor();
+  const Inputs in = take_inputs(arguments);
+  const Tensor errors = arguments.tensor();
+  const Tensor state = arguments.tensor();
+  const DeltaRuleProblem p = make_problem(in, take_options(arguments));
+
+  const int32_t dtype = in.q.dtype();
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const Device device = in.q.device();
+  const int64_t rows = p.num_sequences;
+  if (dy) check_tensor("dy", dy, device, dtype, {p.B, p.T, p.Hkv, p.V});
+  if (dstate) check_contiguous_tensor("dstate", dstate, device, acc, {rows, p.Hkv, p.K, p.V});
+  if (p.delta) check_contiguous_tensor("errors", errors, device, acc, {p.B, p.T, p.Hkv, p.V});
+  check_contiguous_tensor("state", state, device, acc, {rows, p.Hkv, p.K, p.V});
+  DeltaRuleUpstream upstream{};
+  upstream.dy = input(dy);
+  upstream.dstate = data_or_null(dstate);
+  if (p.delta) upstream.errors = input(errors);
+  upstream.state = state.data();
+
+  const auto empty_like = [&](const Tensor& input) {
+    return input ? Tensor::empty(input.dtype(), input.sizes(), input.dim(), device)
+                 : none(acc, device);
+  };
+  Tensor dq = empty_like(in.q), dk = empty_like(in.k), dv = empty_like(in.v);
+  Tensor dbeta = empty_like(in.beta), dlog_decay = empty_like(in.log_decay);
+  Tensor dinitial_state = empty_like(in.initial_state);
+  DeltaRuleGradients result{};
+  result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
+  if (in.beta) result.dbeta = output(dbeta);
+  if (in.log_decay) result.dlog_decay = output(dlog_decay);
+  if (in.initial_state) result.dinitial_state = dinitial_state.mutable_data();
+  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
+    return kernels.backward(p, upstream, result, threads);
+  });
+  give_back(stack, dq, dk, dv, dbeta, dlog_decay, dinitial_state);
+}
+
+void step(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor q = arguments.tensor();
+  const Tensor k = arguments.tensor();
+  const Tensor v = arguments.tensor();
+  const Tensor beta = arguments.optional_tensor();
+  const Tensor log_decay = arguments.optional_tensor();
+  const Tensor key_mask = arguments.optional_tensor();
+  Tensor state = arguments.tensor();
+  const DeltaRuleOptions options = take_options(arguments);
+
+  const Dimensions d = check_qkv(q, k, v, 3, SharedHeads::of_q_and_k);
+  const int32_t acc = accumulation_dtype(d.dtype);
+  DeltaRuleStep p{};
+  static_cast<HeadSizes&>(p) = d;
+  static_cast<DeltaRuleOptions&>(p) = options;
+  static_cast<DeltaRuleGroups&>(p) = groups_of(d, k, 3);
+  p.Hq = p.Hkv;
+  if (beta) check_tensor("beta", beta, d.device, acc, {p.B, p.Hkv});
+  p.decay_per_channel = log_decay && check_log_decay(log_decay, d, {p.B, p.Hkv}, {p.B, p.Hkv, p.K});
+  if (key_mask) {
+    check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {p.B});
+  }
+  check_contiguous_tensor("state", state, d.device, acc, {p.B, p.Hkv, p.K, p.V});
+  Tensor y = Tensor::empty(q.dtype(), {p.B, p.Hkv, p.V}, d.device);
+
+  p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
+  p.beta = token_input(beta), p.log_decay = token_input(log_decay);
+  p.key_mask = data_or_null<bool>(key_mask);
+  p.state = state.mutable_data();
+  p.y = token_view(y.mutable_data(), y);
+  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
+    return kernels.step(p, threads);
+  });
+  give_back(stack, y);
+}
+
+constexpr char kForward[] = "delta_rule", kBackward[] = "delta_rule_backward",
+               kStep[] = "delta_rule_step_";
+
+constexpr Op kOps[] = {
+    {kForward,
+     "delta_rule(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+     "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
+     "float scale, bool normalize_qk, bool delta, bool keep_errors) "
+     "-> (Tensor y, Tensor errors, Tensor state)",
+     boxed<forward, kForward>, false},
+    {kBackward,
+     "delta_rule_backward(Tensor? dy, Tensor? dstate, "
+     "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+     "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
+     "Tensor errors, Tensor state, float scale, bool normalize_qk, bool delta) "
+     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dlog_decay, "
+     "Tensor dinitial_state)",
+     boxed<backward, kBackward>, false},
+    {kStep,
+     "delta_rule_step_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+     "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta) -> Tensor y",
+     boxed<step, kStep>, false},
+};
+
+}  // namespace
+
+const Ops delta_rule_ops = ops_of(kOps);
+
+}  // namespace hfla

@@ -1,0 +1,197 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The delta rule: what calls its compiled ops, their fakes and their gradients.
+
+Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads and heads of the state, K key
+dim, V value dim, N packed sequences. Hq and Hk divide Hv.
+"""
+
+import torch
+from torch import Tensor
+
+from ..numerics import accumulation_dtype
+from .library import contiguous, ops
+
+_forward = ops.delta_rule.default
+_backward = ops.delta_rule_backward.default
+_step_ = ops.delta_rule_step_.default
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    *,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+    scale: float,
+    normalize_qk: bool,
+    delta: bool,
+) -> tuple[Tensor, Tensor]:
+    """The delta rule over whole sequences, differentiable once.
+
+    Args:
+        q, k, v: (B, T, Hq, K), (B, T, Hk, K), (B, T, Hv, V), of one dtype, with any strides.
+        beta: (B, T, Hv) in the accumulation dtype; None for ones.
+        log_decay: (B, T, Hv) or (B, T, Hv, K) in the accumulation dtype, at most 0.
+        key_mask: (B, T) bool.
+        cu_seqlens: (N + 1,) int32.
+        initial_state: (B or N, Hv, K, V) in the accumulation dtype.
+        delta: False writes beta v, whatever the state holds.
+
+    Returns:
+        y (B, T, Hv, V) and the state, as initial_state.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    # Only a gradient needs what each token found missing, which is as large as v.
+    keep_errors = (
+        delta
+        and torch.is_grad_enabled()
+        and any(
+            x is not None and x.requires_grad for x in (q, k, v, beta, log_decay, initial_state)
+        )
+    )
+    y, _, state = _forward(
+        q,
+        k,
+        v,
+        beta,
+        log_decay,
+        contiguous(key_mask),
+        contiguous(cu_seqlens),
+        contiguous(initial_state),
+        scale,
+        normalize_qk,
+        delta,
+        keep_errors,
+    )
+    return y, state
+
+
+def step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    state: Tensor,
+    scale: float,
+    normalize_qk: bool,
+    delta: bool,
+) -> Tensor:
+    """One token for every row; the state is updated in place. It has no gradient.
+
+    Args:
+        q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V), of one dtype, with any strides.
+        beta: (B, Hv) in the accumulation dtype; None for ones.
+        log_decay: (B, Hv) or (B, Hv, K) in the accumulation dtype, at most 0.
+        key_mask: (B,) bool.
+        state: (B, Hv, K, V) in the accumulation dtype, contiguous.
+        delta: False writes beta v, whatever the state holds.
+
+    Returns:
+        y (B, Hv, V).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    if key_mask is not None:
+        key_mask = key_mask.contiguous()
+    y = _step_(q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta)
+    # Lets autograd notice when a backward pass still needs the state as it was.
+    torch.autograd.graph.increment_version((state,))
+    return y
+
+
+# ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
+
+
+@torch.library.register_fake("hf_linear_attention::delta_rule", lib=_registrations)
+def _fake_forward(
+    q,
+    k,
+    v,
+    beta,
+    log_decay,
+    key_mask,
+    cu_seqlens,
+    initial_state,
+    scale,
+    normalize_qk,
+    delta,
+    keep_errors,
+):
+    B, T, Hv, V = v.shape
+    rows = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    acc = accumulation_dtype(q.dtype)
+    y = q.new_empty(B, T, Hv, V)
+    errors = q.new_empty((B, T, Hv, V) if delta and keep_errors else (0,), dtype=acc)
+    state = q.new_empty(rows, Hv, q.shape[3], V, dtype=acc)
+    return y, errors, state
+
+
+@torch.library.register_fake("hf_linear_attention::delta_rule_backward", lib=_registrations)
+def _fake_backward(
+    dy, dstate, q, k, v, beta, log_decay, key_mask, cu_seqlens, initial_state, *others
+):
+    acc = accumulation_dtype(q.dtype)
+
+    def gradient_of(x):
+        return q.new_empty(0, dtype=acc) if x is None else x.new_empty(x.shape)
+
+    return tuple(map(gradient_of, (q, k, v, beta, log_decay, initial_state)))
+
+
+@torch.library.register_fake("hf_linear_attention::delta_rule_step_", lib=_registrations)
+def _fake_step_(q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta):
+    return v.new_empty(v.shape)
+
+
+# ---- gradients ----
+
+
+def _keep_for_backward(ctx, inputs, output):
+    *tensors, scale, normalize_qk, delta, keep_errors = inputs
+    _, errors, state = output
+    ctx.options = scale, normalize_qk, delta
+    ctx.save_for_backward(*tensors, errors, state)
+    ctx.mark_non_differentiable(errors)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy, derrors, dstate):
+    if dy is None and dstate is None:
+        return (None,) * len(ctx.needs_input_grad)
+    dq, dk, dv, dbeta, dlog_decay, dinitial_state = _backward(
+        dy, contiguous(dstate), *ctx.saved_tensors, *ctx.options
+    )
+    no_options = (None,) * 4
+    gradients = (dq, dk, dv, dbeta, dlog_decay, None, None, dinitial_state, *no_options)
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "the compiled delta rule can be differentiated once only; "
+        'for second derivatives pass backend="chunked"'
+    )
+
+
+torch.library.register_autograd(
+    "hf_linear_attention::delta_rule",
+    _differentiate,
+    setup_context=_keep_for_backward,
+    lib=_registrations,
+)
+torch.library.register_autograd(
+    "hf_linear_attention::delta_rule_backward", _refuse_second_derivative, lib=_registrations
+)
