@@ -15,6 +15,7 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .op_delta import delta_rule, delta_rule_step_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import register_model_type
 from .sequence_parallel import split_sequence
@@ -37,6 +38,8 @@ __all__ = [
     "SinkCache",
     "StaticLinearAttentionCache",
     "TOVACache",
+    "delta_rule",
+    "delta_rule_step_",
     "linear_attention",
     "linear_attention_step_",
     "register_decay",

@@ -24,6 +24,7 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
     "eos_token_id",
     "initializer_range",
     "pad_token_id",
+    *("time_step_min", "time_step_max", "time_step_floor"),  # of first weights
     "use_cache",
 }
 LEFT_PADDING = "left_padding"

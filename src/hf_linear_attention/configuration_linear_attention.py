@@ -8,18 +8,19 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import RopeParameters
 
-from .decays import check_decay
-from .feature_maps import check_feature_map
+from .decays import check_decay, decay_class
+from .feature_maps import POINTWISE, check_feature_map
+from .normalizers import NORMALIZERS
 from .presets import preset_fields
 from .registration import register_config
 from .rope import check_rope
 from .tensor_parallel import TensorParallelPlan
 
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
-NORMALIZERS = ("z", "gated_rms_norm")
 GATE_ACTIVATIONS = ("sigmoid", "silu")
 VALUE_ACTIVATIONS = (None, "silu")
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "none", "learned", "rotary")
+SOFTMAX_MIXERS = ("softmax", "mla")
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -28,25 +29,68 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "max_position_embeddings",
     "sliding_window",
     "cross_attention_hidden_size",
 )
-# What each mixer of a "linear_attention" layer needs of other fields, by its definition; mixers.py
-# has their modules.
-MIXER_NEEDS: dict[str, dict[str, Any]] = {
+MAY_BE_0 = ("intermediate_size",)  # which means that there is none
+# The values of other fields that each mixer of a "linear_attention" layer can have, by its
+# definition; mixers.py has their modules.
+MIXER_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "linear": {},
-    "aaren": {"feature_map": "exp", "normalizer": "z", "value_act": None, "decay": "none"},
+    "aaren": {
+        "feature_map": ("exp",),
+        "normalizer": ("z",),
+        "value_act": (None,),
+        "decay": ("none",),
+    },
+    "delta_rule": {
+        "feature_map": ("identity",),
+        "normalizer": ("rms_norm", "gated_rms_norm"),
+        "value_act": (None,),
+    },
+    "mamba2": {
+        "feature_map": ("identity",),
+        "normalizer": ("rms_norm_of_gated",),
+        "gate_act": ("silu",),
+        "low_rank_gate": (False,),
+        "value_act": (None,),
+        "decay": ("none",),
+    },
 }
-DERIVED = {  # fields that None leaves to the others
+# Mixers that have no form without an order of tokens.
+READ_THE_PAST = ("aaren", "delta_rule", "mamba2")
+# Mixers with softmax's heads, of which queries share keys and values; in others values share keys.
+HEADS_OF_SOFTMAX = ("linear", "aaren")
+DERIVED = {  # fields that None leaves to the others, each after those that it is made of
     "num_key_value_heads": lambda config: config.num_attention_heads,
     "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
+    "linear_num_key_heads": lambda config: config.num_key_value_heads,
+    "linear_num_value_heads": lambda config: config.num_attention_heads,
+    "linear_key_head_dim": lambda config: int(config.head_dim * config.expand_k),
+    "linear_value_head_dim": lambda config: int(config.head_dim * config.expand_v),
+    "kv_lora_rank": lambda config: 4 * config.head_dim,
+    "qk_nope_head_dim": lambda config: config.head_dim,
+    "qk_rope_head_dim": lambda config: max(config.head_dim // 2, 1),
+    "v_head_dim": lambda config: config.head_dim,
     "scale_embeddings": lambda config: config.position_embedding_type == "sinusoidal",
     "layer_types": lambda config: ["linear_attention"] * config.num_hidden_layers,
 }
 DERIVED_FROM = (
     "hidden_size",
     "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "expand_k",
+    "expand_v",
     "num_hidden_layers",
     "position_embedding_type",
 )
@@ -61,35 +105,66 @@ class LinearAttentionConfig(PreTrainedConfig):
     gives other systems by name.
 
     Args:
-        vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
-        hidden_act, rms_norm_eps, initializer_range, attention_bias, mlp_bias, tie_word_embeddings,
-        use_cache: as in Llama.
+        vocab_size, hidden_size, num_hidden_layers, num_attention_heads, hidden_act, rms_norm_eps,
+        initializer_range, attention_bias, mlp_bias, tie_word_embeddings, use_cache: as in Llama.
+        intermediate_size: features of the MLPs; 0: there are none.
         rope_parameters: of "rotary" positions, as in Llama, for layers of all types: rope_type
             "default", "linear", "dynamic", "yarn", "llama3", "longrope" or "proportional", and
-            what it needs.
+            what it needs; partial_rotary_factor turns only so large a part of a head's features.
         num_key_value_heads: heads of keys, values and states; divides num_attention_heads, its
             default.
         head_dim: features of a head; by default hidden_size // num_attention_heads.
+        linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim:
+            heads of keys and of values, and their features, in layers of the type
+            "linear_attention"; by default num_key_value_heads, num_attention_heads,
+            head_dim * expand_k and head_dim * expand_v. Value heads share key heads, whose number
+            divides theirs. With mixer="linear" and "aaren" the numbers are the defaults.
+        expand_k, expand_v: how much wider than head_dim keys and values are there.
         max_position_embeddings: rows of the table of learned positions; other kinds of positions
             have no limit. Where rope_parameters stretch them, the length from which on they do,
             unless they say so themselves by original_max_position_embeddings.
         attention_dropout: on the softmax layers' attention weights; linear attention has none.
-        mixer: what layers of the type "linear_attention" mix tokens by: "linear", or "aaren",
+        mixer: what layers of the type "linear_attention" mix tokens by: "linear"; or "aaren",
             softmax attention of one learned query per head, which takes feature_map="exp",
-            normalizer="z" and as many key-value heads as heads.
+            normalizer="z" and as many key-value heads as heads; or "delta_rule", for keys and
+            queries of norm 1, which takes feature_map="identity", a norm for normalizer, and gives
+            its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
+            space, whose other fields `presets.py` has: linear_num_key_heads are its groups,
+            linear_key_head_dim is the size of its state.
+        linear_allow_neg_eigval: whether beta, how much of a value "delta_rule" writes, is up to 2
+            instead of 1: then a state can change its sign, and follow parity.
+        softmax_mixer: what layers of other types mix tokens by: "softmax", or "mla", multi-head
+            latent attention without positions, whose cache has a latent vector of each token.
+        kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: for "mla" the features of that
+            vector, of keys: a head's own and those that all share, and of values; by default
+            4 head_dim, head_dim, head_dim // 2 and head_dim.
+        use_qk_norm: whether softmax layers bring each head's q and k to unit mean square, by norms
+            with a weight.
+        attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
-            runs before them (`feature_maps.py`), or one registered by `register_feature_map`.
+            runs before them (`feature_maps.py`), or one registered by `register_feature_map`. With
+            a decay for every channel a pointwise one; with one that gives the keys, as "hgrn2", it
+            is of queries alone.
         feature_map_kwargs: options of that module.
         value_act: activation of v, None or "silu".
         decay: how linear attention forgets, by name (`decays.py`), or one registered by
             `register_decay`.
-        normalizer: "z" divides by phi(q) z + attention_eps; "gated_rms_norm" instead brings every
-            head's output to unit mean square and multiplies it by a gate.
+        normalizer: "z" divides by phi(q) z + attention_eps; "rms_norm" instead brings every head's
+            output to unit mean square; "gated_rms_norm" then multiplies it by a gate. So do, for
+            all heads at once, "rms_norm_of_all_heads" and "gated_rms_norm_of_all_heads";
+            "rms_norm_of_gated" gates first, for the heads at once that share a key.
         gate_act: activation of that gate, "sigmoid" or "silu".
+        low_rank_gate: whether its projection is two, with linear_value_head_dim features between.
         attention_eps: added to the denominator of normalizer="z".
         conv_kernel_size: tokens that a causal depthwise convolution on q, k and v sees; 0: none.
+        conv_bias: whether these convolutions have a bias.
+        time_step_min, time_step_max, time_step_floor: of "mamba2", between which its steps are
+            drawn at first, and the least that they are then.
+        time_step_limit: the least and the largest that they may become; by default 0 and infinity.
         position_embedding_type: "sinusoidal" (added to the embeddings: arXiv 1706.03762, section
             3.5), "learned" (added, too), "rotary" (on q and k, before the feature map) or "none".
+        linear_rotary: whether "rotary" positions also turn q and k of mixer="linear", and not only
+            those of softmax layers.
         scale_embeddings: whether embeddings are multiplied by sqrt(hidden_size) (section 3.4
             there). Without, the outputs of gated_rms_norm, large from the start, outweigh them. By
             default with sinusoidal positions only.
@@ -121,6 +196,12 @@ class LinearAttentionConfig(PreTrainedConfig):
     num_attention_heads: int = 8
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    linear_num_key_heads: int | None = None
+    linear_num_value_heads: int | None = None
+    linear_key_head_dim: int | None = None
+    linear_value_head_dim: int | None = None
+    expand_k: int | float = 1
+    expand_v: int | float = 1
     hidden_act: str = "silu"
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
@@ -136,15 +217,30 @@ class LinearAttentionConfig(PreTrainedConfig):
     rope_parameters: RopeParameters | dict | None = None
 
     mixer: str = "linear"
+    linear_allow_neg_eigval: bool = False
+    softmax_mixer: str = "softmax"
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    use_qk_norm: bool = False
+    attn_output_gate: bool = False
     feature_map: str = "elu+1"
     feature_map_kwargs: dict[str, Any] | None = None
     value_act: str | None = None
     decay: str = "none"
     normalizer: str = "z"
     gate_act: str = "sigmoid"
+    low_rank_gate: bool = False
     attention_eps: int | float = 1e-6
     conv_kernel_size: int = 0
+    conv_bias: bool = False
+    time_step_min: int | float = 0.001
+    time_step_max: int | float = 0.1
+    time_step_floor: int | float = 1e-4
+    time_step_limit: list[int | float] | tuple[int | float, ...] | None = None
     position_embedding_type: str = "sinusoidal"
+    linear_rotary: bool = True
     scale_embeddings: bool | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
@@ -157,6 +253,21 @@ class LinearAttentionConfig(PreTrainedConfig):
         """The types of the layers that run: to draft, generate() may lower `num_hidden_layers`."""
         assert self.layer_types is not None
         return self.layer_types[: self.num_hidden_layers]
+
+    @property
+    def num_state_heads(self) -> int:
+        """Heads of a "linear_attention" layer's states, each of which forgets by itself."""
+        heads = self.linear_num_value_heads
+        if self.mixer in HEADS_OF_SOFTMAX:
+            heads = self.num_key_value_heads
+        assert heads is not None  # derived
+        return heads
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether linear attention's outputs are multiplied by a gate."""
+        normalizer = NORMALIZERS[self.normalizer]
+        return normalizer is not None and normalizer.is_gated
 
     @classmethod
     def from_preset(cls, preset: str, **overrides) -> "LinearAttentionConfig":
@@ -214,6 +325,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         check_decay(self.decay)
         choices = {
             "mixer": MIXER_NEEDS,
+            "softmax_mixer": SOFTMAX_MIXERS,
             "normalizer": NORMALIZERS,
             "gate_act": GATE_ACTIVATIONS,
             "value_act": VALUE_ACTIVATIONS,
@@ -227,6 +339,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         self._check_layers()
         self._check_heads()
         self._check_mixer()
+        self._check_decay()
+        self._check_time_steps()
         if not self.is_causal and self.decay != "none":
             raise ValueError(
                 'decay must be "none" with is_causal=False, where no token is older than another, '
@@ -265,6 +379,12 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
+        assert self.linear_num_key_heads is not None and self.linear_num_value_heads is not None
+        if self.linear_num_value_heads % self.linear_num_key_heads != 0:
+            raise ValueError(
+                f"linear_num_value_heads={self.linear_num_value_heads} must be a multiple of "
+                f"linear_num_key_heads={self.linear_num_key_heads}"
+            )
         if self.position_embedding_type == "rotary" and self.head_dim % 2 != 0:
             raise ValueError(
                 f"head_dim={self.head_dim} must be even for rotary positions, which turn pairs"
@@ -277,35 +397,90 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     def _check_mixer(self):
         """Raises a ValueError where a value is another than the mixer's definition has."""
-        for name, needed in MIXER_NEEDS[self.mixer].items():
-            if getattr(self, name) != needed:
+        for name, choices in MIXER_NEEDS[self.mixer].items():
+            if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"{name} must be {needed!r} with mixer={self.mixer!r}, got "
-                    f"{getattr(self, name)!r}"
+                    f"{name} must be {' or '.join(map(repr, choices))} with mixer={self.mixer!r}, "
+                    f"got {getattr(self, name)!r}"
                 )
-        if self.mixer != "aaren":
-            return
-        if not self.is_causal:
+        if self.mixer in READ_THE_PAST and not self.is_causal:
             raise ValueError(
-                'mixer must not be "aaren" with is_causal=False: it reads what came before'
+                f'mixer must not be "{self.mixer}" with is_causal=False: it reads what came before'
             )
-        if self.num_key_value_heads != self.num_attention_heads:
+        for name, other in (
+            ("linear_num_key_heads", "num_key_value_heads"),
+            ("linear_num_value_heads", "num_attention_heads"),
+        ):
+            number, expected = getattr(self, name), getattr(self, other)
+            if self.mixer in HEADS_OF_SOFTMAX and number != expected:
+                raise ValueError(
+                    f"{name} must be {other}={expected} with mixer={self.mixer!r}, got {number}"
+                )
+        if self.mixer == "aaren" and self.num_key_value_heads != self.num_attention_heads:
             raise ValueError(
                 f"num_key_value_heads must be num_attention_heads={self.num_attention_heads} with "
                 f'mixer="aaren", whose heads have one query each, got {self.num_key_value_heads}'
             )
-        if self.position_embedding_type == "rotary":
+        self._check_rotary()
+
+    def _check_rotary(self):
+        """Raises a ValueError where a mixer has no use for rotary positions."""
+        if self.position_embedding_type != "rotary":
+            return
+        if self.mixer == "aaren":
             raise ValueError(
                 'position_embedding_type must not be "rotary" with mixer="aaren", whose queries '
                 "have no position"
+            )
+        turns = self.mixer == "linear" and self.linear_rotary
+        has_linear = "linear_attention" in (self.layer_types or [])
+        if has_linear and turns and self.linear_key_head_dim != self.head_dim:
+            raise ValueError(
+                f"linear_key_head_dim must be head_dim={self.head_dim} with rotary positions, got "
+                f"{self.linear_key_head_dim}; linear_rotary=False keeps them to softmax layers"
+            )
+        has_softmax = set(self.layer_types or []) != {"linear_attention"}
+        if self.softmax_mixer == "mla" and has_softmax:
+            raise ValueError(
+                'position_embedding_type must not be "rotary" with softmax_mixer="mla", which is '
+                "the one without positions"
+            )
+
+    def _check_decay(self):
+        """Raises a ValueError where a decay has no use for the features or keys that it gets."""
+        decay = decay_class(self.decay)
+        if decay.per_channel and self.feature_map not in POINTWISE:
+            raise ValueError(
+                f"feature_map must be one of {', '.join(map(repr, POINTWISE))} with "
+                f"decay={self.decay!r}, which is one for every channel, got {self.feature_map!r}"
+            )
+        if decay.gives_keys and self.mixer != "linear":
+            raise ValueError(
+                f"mixer must be 'linear' with decay={self.decay!r}, which gives the keys, got "
+                f"{self.mixer!r}"
+            )
+
+    def _check_time_steps(self):
+        """Raises a ValueError where time steps could be none."""
+        if not 0 < self.time_step_min <= self.time_step_max or self.time_step_floor <= 0:
+            raise ValueError(
+                "time_step_min, time_step_max and time_step_floor must be more than 0, and the "
+                f"first at most the second, got {self.time_step_min}, {self.time_step_max} and "
+                f"{self.time_step_floor}"
+            )
+        limit = self.time_step_limit
+        if limit is not None and not (len(limit) == 2 and 0 <= limit[0] <= limit[1]):
+            raise ValueError(
+                f"time_step_limit must be two numbers of at least 0 that rise, got {limit}"
             )
 
     def _check_sizes(self):
         """Raises a ValueError for a number that is no size."""
         for name in SIZES:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+            smallest = 0 if name in MAY_BE_0 else 1
+            if value is not None and value < smallest:
+                raise ValueError(f"{name}={value} must be at least {smallest}")
         if self.conv_kernel_size < 0 or self.conv_kernel_size == 1:
             raise ValueError(
                 "conv_kernel_size must be 0 (no convolution) or at least 2 (tokens that it sees), "

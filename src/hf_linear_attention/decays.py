@@ -1,11 +1,14 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Log decays by name: modules from hidden states to g (B, T, Hkv), at most 0, or None.
+"""Log decays by name: modules from hidden states to g, at most 0, (B, T, H) or for every channel of
+keys (B, T, H, K), or None. Some give the keys, too.
 
-Shapes: B batch, T time, Hkv key-value heads. h = 0 ... Hkv - 1 counts heads, l layers (L of them).
+Shapes: B batch, T time, H heads of states (`config.num_state_heads`), K key dim. h = 0 ... H - 1
+counts heads, l layers (L of them).
 """
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +19,15 @@ from .numerics import at_least_float32
 
 
 class Decay(nn.Module):
-    """Hidden states (B, T, hidden) -> log decay (B, T, Hkv), or None where nothing is forgotten."""
+    """Hidden states (B, T, hidden) -> log decay (B, T, H), or None where nothing is forgotten;
+    `per_channel` ones (B, T, H, K).
+
+    Where it `gives_keys`: projected keys (B, T, H, K) and the layer's lower bound (H, K) of what is
+    remembered -> keys as the recurrence takes them, and log decay (B, T, H, K).
+    """
+
+    per_channel: ClassVar[bool] = False
+    gives_keys: ClassVar[bool] = False
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
@@ -41,7 +52,7 @@ class FixedDecay(Decay):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.values = self.per_head(config.num_key_value_heads, layer_idx, config.num_hidden_layers)
+        self.values = self.per_head(config.num_state_heads, layer_idx, config.num_hidden_layers)
         self.register_buffer(
             "log_decay", torch.tensor(self.values, dtype=torch.float32), persistent=False
         )
@@ -74,7 +85,7 @@ class RetNet(FixedDecay):
 
 
 class Lightning(FixedDecay):
-    """-2^(-8 (h+1) / Hkv) (1 - l / (L - 1 + 1e-5) + 1e-5). MiniMax-01, arXiv 2501.08313."""
+    """-2^(-8 (h+1) / H) (1 - l / (L - 1 + 1e-5) + 1e-5). MiniMax-01, arXiv 2501.08313."""
 
     @staticmethod
     def per_head(num_heads: int, layer_idx: int, num_layers: int) -> list[float]:
@@ -87,13 +98,13 @@ class PerHead(Decay):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.theta = nn.Parameter(torch.empty(config.num_key_value_heads))
+        self.theta = nn.Parameter(torch.empty(config.num_state_heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Writes theta; the model's `_init_weights` calls it."""
         rates = -torch.tensor(RetNet.per_head(self.theta.numel(), 0, 1), device="cpu")
-        init.copy_(self.theta, _inverse_softplus(rates))
+        init.copy_(self.theta, inverse_softplus(rates))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         log_decay = -nn.functional.softplus(at_least_float32(self.theta))
@@ -109,21 +120,116 @@ class PerToken(Decay):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.dt_proj = nn.Linear(config.hidden_size, config.num_key_value_heads, bias=False)
-        self.dt_bias = nn.Parameter(torch.empty(config.num_key_value_heads))
-        self.A_log = nn.Parameter(torch.empty(config.num_key_value_heads))
+        self.dt_proj = nn.Linear(config.hidden_size, config.num_state_heads, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(config.num_state_heads))
+        self.A_log = nn.Parameter(torch.empty(config.num_state_heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws A_log and dt_bias; the model's `_init_weights` calls it. dt_proj is any Linear."""
-        H = self.A_log.numel()
-        dt = torch.exp(torch.empty(H, device="cpu").uniform_(math.log(0.001), math.log(0.1)))
-        init.copy_(self.dt_bias, _inverse_softplus(dt))
-        init.copy_(self.A_log, torch.empty(H, device="cpu").uniform_(1, 16).log())
+        _draw_steps(self.dt_bias, self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         x = at_least_float32(self.dt_proj(hidden_states))
         return -at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
+
+
+class Kimi(Decay):
+    """-exp(A_h) softplus(W_b W_a x_t + b), learned, one for each channel of a key; W_a leaves as
+    many features as a value has. Initialised as PerToken. Kimi Team, "Kimi Linear",
+    arXiv 2510.26692.
+    """
+
+    per_channel = True
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        H, K, rank = (
+            config.num_state_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+        )
+        self.f_a_proj = nn.Linear(config.hidden_size, rank, bias=False)
+        self.f_b_proj = nn.Linear(rank, H * K, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(H * K))
+        self.A_log = nn.Parameter(torch.empty(H))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws A_log and dt_bias; the model's `_init_weights` calls it."""
+        _draw_steps(self.dt_bias, self.A_log)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, hidden) -> (B, T, H, K)"""
+        x = at_least_float32(self.f_b_proj(self.f_a_proj(hidden_states)))
+        steps = nn.functional.softplus(x + self.dt_bias).unflatten(-1, (self.A_log.numel(), -1))
+        return -at_least_float32(self.A_log).exp()[:, None] * steps
+
+
+class GatedPerChannel(Decay):
+    """log sigmoid(x W1 W2 + b) / 16, learned, W1 to 16 features: each token says how much of every
+    channel is forgotten. Yang et al., "Gated Linear Attention", arXiv 2312.06635, section 4.4.
+    """
+
+    RANK = 16
+    TEMPERATURE = 16  # so that little is forgotten at first
+    per_channel = True
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.key_dim = config.linear_key_head_dim
+        self.gk_proj = nn.Sequential(
+            nn.Linear(config.hidden_size, self.RANK, bias=False),
+            nn.Linear(self.RANK, config.num_state_heads * self.key_dim),
+        )
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, hidden) -> (B, T, H, K)"""
+        x = at_least_float32(self.gk_proj(hidden_states)).unflatten(-1, (-1, self.key_dim))
+        return nn.functional.logsigmoid(x) / self.TEMPERATURE
+
+
+class HGRN2(Decay):
+    """log f, f = b + (1 - b) sigmoid(x), for projected keys x and the layer's lower bound b, and
+    the keys 1 - f: what is forgotten makes room for what is written. In the first layer b is 0.
+    Qin et al., "HGRN2: Gated Linear RNNs with State Expansion", arXiv 2404.07904, section 3.
+    """
+
+    per_channel = True
+    gives_keys = True
+
+    def forward(self, k: Tensor, lower_bound: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Projected keys (B, T, H, K), bounds (H, K) -> keys and log decays (B, T, H, K)."""
+        x = at_least_float32(k)
+        log_decay = nn.functional.logsigmoid(x)
+        if lower_bound is not None:
+            # in logs, so that a small f is exact; 0 and 1 have none that could be computed with
+            limits = torch.finfo(torch.float32)
+            bound = lower_bound.to(x.dtype).clamp(limits.tiny, 1 - limits.eps)
+            log_decay = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_decay)
+        return -torch.expm1(log_decay), log_decay
+
+
+class LowerBounds(nn.Module):
+    """Of what HGRN2's layers remember: b_l, the sum of softmax(Gamma)_1 ... softmax(Gamma)_l over
+    layers, for each channel. So they rise from layer to layer, the first having none.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.shape = config.num_state_heads, config.linear_key_head_dim
+        self.weight = nn.Parameter(torch.empty(config.num_hidden_layers, math.prod(self.shape)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Writes Gamma; the model's `_init_weights` calls it."""
+        init.zeros_(self.weight)
+
+    def forward(self) -> list[Tensor | None]:
+        """For each layer (H, K), or None."""
+        shares = at_least_float32(self.weight).softmax(0)
+        bounds = shares[1:].cumsum(0).unflatten(1, self.shape)
+        return [None, *bounds.unbind()]
 
 
 DECAYS: dict[str, type[Decay]] = {
@@ -132,6 +238,9 @@ DECAYS: dict[str, type[Decay]] = {
     "lightning": Lightning,
     "per_head": PerHead,
     "per_token": PerToken,
+    "kda": Kimi,
+    "gla": GatedPerChannel,
+    "hgrn2": HGRN2,
 }
 
 
@@ -165,10 +274,22 @@ def check_decay(name: str) -> None:
 
 def build_decay(config: PreTrainedConfig, layer_idx: int) -> Decay:
     """The module of config.decay for one layer."""
-    check_decay(config.decay)
-    name = config.decay
-    return (DECAYS[name] if name in DECAYS else REGISTERED[name])(config, layer_idx)
+    return decay_class(config.decay)(config, layer_idx)
 
 
-def _inverse_softplus(y: Tensor) -> Tensor:
+def decay_class(name: str) -> type[Decay]:
+    """The class of a config's decay."""
+    check_decay(name)
+    return DECAYS[name] if name in DECAYS else REGISTERED[name]
+
+
+def _draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:
+    """Writes what makes softplus(dt_bias) log-uniform in [0.001, 0.1], exp(A_log) in [1, 16]."""
+    dt = torch.empty(dt_bias.shape, device="cpu").uniform_(math.log(0.001), math.log(0.1)).exp()
+    init.copy_(dt_bias, inverse_softplus(dt))
+    init.copy_(A_log, torch.empty(A_log.shape, device="cpu").uniform_(1, 16).log())
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """x with softplus(x) = y, for y > 0."""
     return y + torch.log(-torch.expm1(-y))

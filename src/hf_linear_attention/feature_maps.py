@@ -338,7 +338,8 @@ def build_feature_map(config: PreTrainedConfig) -> FeatureMap | None:
     if config.feature_map in POINTWISE:
         return None
     module = _module_class(config.feature_map)
-    return module(config.num_attention_heads, config.num_key_value_heads, config.head_dim, **kwargs)
+    heads = config.num_attention_heads, config.num_key_value_heads
+    return module(*heads, config.linear_key_head_dim, **kwargs)
 
 
 def _module_class(name: str) -> type[FeatureMap]:

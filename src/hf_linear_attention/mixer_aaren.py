@@ -15,11 +15,10 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from .memory import LayerMemory
-from .mixer_linear import LinearAttentionBase
+from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import accumulation_dtype
 from .op_linear import linear_attention, linear_attention_step_
 from .recurrence import Inputs, Recurrence, State, StateSize
-from .short_convolution import ShortConvolution
 from .tensor_parallel import call, find_head_shard
 from .tokens import Tokens, positions_within
 
@@ -135,21 +134,12 @@ class Aaren(LinearAttentionBase):
     """Self-attention by that recurrence. Its queries, alike for all tokens, have no position."""
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__(config, config.hidden_size, has_q=False)
+        heads = Heads.sharing_queries(config)  # with one query each
+        super().__init__(config, config.hidden_size, heads, made=("k", "v"))
         self.layer_idx = layer_idx
-        H, D = config.num_key_value_heads, config.head_dim
-        self.query = LearnedQuery(H, D)
-        self.recurrence = AarenRecurrence(H, D, config.attention_eps)
-        self.has_conv = config.conv_kernel_size > 0
-        if self.has_conv:
-            self.k_conv1d = ShortConvolution("k_conv", self.kv_size, config.conv_kernel_size)
-            self.v_conv1d = ShortConvolution("v_conv", self.kv_size, config.conv_kernel_size)
-
-    @property
-    def recurrences(self) -> list[Recurrence]:
-        """All that the layer remembers."""
-        convolutions = [self.k_conv1d, self.v_conv1d] if self.has_conv else []
-        return [self.recurrence, *(convolution.recurrence for convolution in convolutions)]
+        self.query = LearnedQuery(heads.keys, heads.key_dim)
+        self.recurrence = AarenRecurrence(heads.values, heads.value_dim, config.attention_eps)
+        self.add_convolutions(config)
 
     def forward(
         self,
@@ -164,11 +154,9 @@ class Aaren(LinearAttentionBase):
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         memory = LayerMemory(cache, tokens, T)
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
-        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
-        if self.has_conv:
-            k = call(self.k_conv1d, shard, k, memory)
-            v = call(self.v_conv1d, shard, v, memory)
-        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
+        shard = find_head_shard(k, self.k_proj, self.heads.keys)
+        k, v = self.convolve("k", k, shard, memory), self.convolve("v", v, shard, memory)
+        k, v = self.split(k, v)
         y = memory.run(self.recurrence, {"scores": call(self.query, shard, k), "v": v})
         memory.write(v.dtype)
         return self.project_out(hidden_states, y.to(v.dtype), shard).view(B, T, C), None

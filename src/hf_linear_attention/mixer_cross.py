@@ -24,7 +24,6 @@ class CrossAttention(MappedAttention):
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, config.cross_attention_hidden_size or config.hidden_size)
         self.layer_idx = layer_idx
-        self.num_heads = config.num_attention_heads
 
     def forward(
         self,
@@ -47,7 +46,7 @@ class CrossAttention(MappedAttention):
             if cache is not None:
                 cache.keep(state, hidden_states.dtype)
         q = self.q_proj(hidden_states)
-        shard = find_head_shard(q, self.q_proj, self.num_heads)
+        shard = find_head_shard(q, self.q_proj, self.heads.queries)
         phi_q = self._map("q", q, shard)
         y = self.recurrence.read(phi_q, state).to(q.dtype)
         return self.project_out(hidden_states, y, shard)
@@ -58,8 +57,8 @@ class CrossAttention(MappedAttention):
         if hidden is not None:
             memory = memory.masked_fill(hidden, 0)  # NaN, too
         k = self.k_proj(memory)
-        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
-        v = self.v_proj(memory).unflatten(-1, (-1, self.head_dim))
+        shard = find_head_shard(k, self.k_proj, self.heads.keys)
+        v = self.v_proj(memory).unflatten(-1, (-1, self.heads.value_dim))
         if self.value_act is not None:
             v = self.value_act(v)
         phi_k = self._map("k", k, shard)
@@ -69,10 +68,10 @@ class CrossAttention(MappedAttention):
 
     def _map(self, name: str, x: Tensor, shard: HeadShard | None) -> Tensor:
         """phi of queries ("q") or keys ("k"), (B, T, H D) -> (B, T, H, K), in the dtype of sums."""
-        x = x.unflatten(-1, (-1, self.head_dim))
+        x = x.unflatten(-1, (-1, self.heads.key_dim))
         if self.feature_map is None:
             return self.recurrence.mapped(x)
-        G = self.num_heads // self.num_key_value_heads
+        G = self.heads.queries // self.heads.keys
         B, _, H, D = x.shape
         if name == "q":
             phi, _ = call(self.feature_map, shard, x, x.new_zeros(B, 0, H // G, D))

@@ -1,70 +1,149 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Linear attention as a layer of a model: Llama's projections around the recurrence.
 
-Shapes: B batch, T time, C hidden size, Hq query heads, Hkv key-value heads, D head dim.
+Shapes: B batch, T time, C hidden size, Hq query heads, Hkv key-value heads, K key dim, V value dim.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from .decays import build_decay
-from .feature_maps import build_feature_map
+from .decays import build_decay, decay_class
+from .feature_maps import POINTWISE, build_feature_map
+from .heads_rms_norm import build_norm, normalize
 from .linear import Linear
 from .memory import LayerMemory
 from .recurrence import Recurrence
 from .recurrence_linear import LinearRecurrence
-from .rms_norm import RMSNorm
+from .rotary import rotate
 from .short_convolution import ShortConvolution
 from .tensor_parallel import HeadShard, call, find_head_shard
 from .tokens import Tokens
 
 
-class LinearAttentionBase(nn.Module):
-    """What all linear attention has: projections and a feature map, and a gate or none after it."""
+class Heads(NamedTuple):
+    """How many heads a layer has, and their features."""
 
-    def __init__(self, config: PreTrainedConfig, kv_input_size: int, has_q: bool = True):
+    queries: int
+    keys: int
+    values: int  # and of states
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def sharing_queries(cls, config: PreTrainedConfig) -> "Heads":
+        """Of layers whose queries share keys and values, as softmax's do."""
+        Hkv = config.num_key_value_heads
+        dims = config.linear_key_head_dim, config.linear_value_head_dim
+        return cls(config.num_attention_heads, Hkv, Hkv, *dims)
+
+    @classmethod
+    def sharing_keys(cls, config: PreTrainedConfig) -> "Heads":
+        """Of layers whose values share keys, and those the queries."""
+        Hk, Hv = config.linear_num_key_heads, config.linear_num_value_heads
+        return cls(Hk, Hk, Hv, config.linear_key_head_dim, config.linear_value_head_dim)
+
+
+class LinearAttentionBase(nn.Module):
+    """What all linear attention has: projections, convolutions on them or none, and after it a norm
+    and a gate, or neither.
+    """
+
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        kv_input_size: int,
+        heads: Heads,
+        made: tuple[str, ...] = ("q", "k", "v"),
+    ):
+        """made: what is projected to heads; a subclass makes the rest in another way."""
         super().__init__()
-        self.head_dim = config.head_dim
-        self.num_key_value_heads = config.num_key_value_heads
-        self.q_size = config.num_attention_heads * config.head_dim
-        self.kv_size = config.num_key_value_heads * config.head_dim
-        bias = config.attention_bias
-        if has_q:
-            self.q_proj = Linear(config.hidden_size, self.q_size, bias=bias)
-        self.k_proj = Linear(kv_input_size, self.kv_size, bias=bias)
-        self.v_proj = Linear(kv_input_size, self.kv_size, bias=bias)
-        self.o_proj = Linear(self.q_size, config.hidden_size, bias=bias)
+        C, bias = config.hidden_size, config.attention_bias
+        self.heads = heads
+        sizes = {
+            "q": heads.queries * heads.key_dim,
+            "k": heads.keys * heads.key_dim,
+            "v": heads.values * heads.value_dim,
+        }
+        self.sizes = {name: sizes[name] for name in made}  # of what has a convolution
+        out_heads = max(heads.queries, heads.values)
+        out_size = out_heads * heads.value_dim
+        for name, size in self.sizes.items():
+            in_size = C if name == "q" else kv_input_size
+            self.add_module(f"{name}_proj", Linear(in_size, size, bias=bias))
+        self.o_proj = Linear(out_size, C, bias=bias)
+        self.has_conv = False  # unless a subclass adds them
         self.value_act = None if config.value_act is None else ACT2FN[config.value_act]
-        self.is_gated = config.normalizer == "gated_rms_norm"
+        self.is_gated = config.is_gated
+        self.has_low_rank_gate = self.is_gated and config.low_rank_gate
+        if self.has_low_rank_gate:
+            self.g_a_proj = Linear(C, heads.value_dim, bias=bias)
+            self.g_b_proj = Linear(heads.value_dim, out_size, bias=bias)
+        elif self.is_gated:
+            self.g_proj = Linear(C, out_size, bias=bias)
         if self.is_gated:
-            self.g_proj = Linear(config.hidden_size, self.q_size, bias=bias)
             self.gate_act = ACT2FN[config.gate_act]
-            self.o_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.o_norm = build_norm(config, out_heads, heads.value_dim, heads.keys)
+
+    def add_convolutions(self, config: PreTrainedConfig) -> None:
+        """Makes convolutions on what is projected, if the config wants them."""
+        self.has_conv = config.conv_kernel_size > 0
+        for name, size in self.sizes.items() if self.has_conv else ():
+            kernel = config.conv_kernel_size, config.conv_bias
+            self.add_module(f"{name}_conv1d", ShortConvolution(f"{name}_conv", size, *kernel))
+
+    def convolve(
+        self, name: str, x: Tensor, shard: HeadShard | None, memory: LayerMemory
+    ) -> Tensor:
+        """A projected one of `sizes` (B, T, features) after its convolution, if there is one."""
+        return call(getattr(self, f"{name}_conv1d"), shard, x, memory) if self.has_conv else x
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers."""
+        names = self.sizes if self.has_conv else ()
+        return [self.recurrence, *(getattr(self, f"{name}_conv1d").recurrence for name in names)]
+
+    def split(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of all heads' keys and values, (B, T, features) -> (B, T, heads, K or V)."""
+        heads = self.heads
+        return k.unflatten(-1, (-1, heads.key_dim)), v.unflatten(-1, (-1, heads.value_dim))
 
     def project_out(self, hidden_states: Tensor, y: Tensor, shard: HeadShard | None) -> Tensor:
-        """y (B, T, Hq, D) -> (B, T, C), gated by what was attended from, (B, T, C), or not."""
-        if self.is_gated:
-            gate = self.gate_act(self.g_proj(hidden_states))
-            y = call(self.o_norm, shard, y) * gate.view(y.shape)
-        return self.o_proj(y.flatten(2))
+        """y (B, T, heads, V) -> (B, T, C), normalised or not, and gated or not by what was attended
+        from, (B, T, C).
+        """
+        gate = None
+        if self.has_low_rank_gate:
+            gate = self.g_b_proj(self.g_a_proj(hidden_states))
+        elif self.is_gated:
+            gate = self.g_proj(hidden_states)
+        if gate is not None:
+            gate = self.gate_act(gate).view(y.shape)
+        return self.o_proj(normalize(self.o_norm, y, gate, shard).flatten(2))
 
 
 class MappedAttention(LinearAttentionBase):
     """Linear attention with queries and keys that a feature map prepares for the recurrence."""
 
-    def __init__(self, config: PreTrainedConfig, kv_input_size: int):
-        super().__init__(config, kv_input_size)
-        self.feature_map = build_feature_map(config)  # None: a pointwise one, which the op applies
-        D = config.head_dim
+    def __init__(self, config: PreTrainedConfig, kv_input_size: int, op_maps: bool = True):
+        """op_maps: whether a pointwise feature map, which is no module, is left to the op."""
+        heads = Heads.sharing_queries(config)
+        super().__init__(config, kv_input_size, heads)
+        self.feature_map = build_feature_map(config)  # None: a pointwise one
         self.recurrence = LinearRecurrence(
-            num_heads=config.num_key_value_heads,
-            key_dim=D if self.feature_map is None else self.feature_map.feature_dim,
-            value_dim=D,
-            feature_map=config.feature_map if self.feature_map is None else None,
+            num_heads=heads.values,
+            key_dim=heads.key_dim if self.feature_map is None else self.feature_map.feature_dim,
+            value_dim=heads.value_dim,
+            feature_map=config.feature_map if self.feature_map is None and op_maps else None,
             normalize=config.normalizer == "z",
             eps=config.attention_eps,
         )
@@ -74,54 +153,48 @@ class LinearAttention(MappedAttention):
     """Self-attention by the recurrence of `linear_attention`."""
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__(config, config.hidden_size)
+        gives_keys = decay_class(config.decay).gives_keys
+        super().__init__(config, config.hidden_size, op_maps=not gives_keys)
         self.layer_idx = layer_idx
-        self.has_conv = config.conv_kernel_size > 0
-        if self.has_conv:
-            self.q_conv1d = ShortConvolution("q_conv", self.q_size, config.conv_kernel_size)
-            self.k_conv1d = ShortConvolution("k_conv", self.kv_size, config.conv_kernel_size)
-            self.v_conv1d = ShortConvolution("v_conv", self.kv_size, config.conv_kernel_size)
+        # Keys that the decay gives have their last form; a pointwise phi is then of queries alone.
+        self.query_map = config.feature_map if gives_keys else None
+        self.has_positions = config.linear_rotary
+        self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
         self.float16_is_enough = self.feature_map is None or self.feature_map.float16_is_enough
-
-    @property
-    def recurrences(self) -> list[Recurrence]:
-        """All that the layer remembers."""
-        convolutions = [self.q_conv1d, self.k_conv1d, self.v_conv1d] if self.has_conv else []
-        return [self.recurrence, *(convolution.recurrence for convolution in convolutions)]
 
     def forward(
         self,
         hidden_states: Tensor,
         tokens: Tokens,
         past_key_values: Cache | None = None,
+        lower_bound: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
-        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none.
+
+        lower_bound: (Hkv, K), of what a decay that gives the keys remembers.
+        """
         B, T, C = hidden_states.shape
         hidden_states, position_embeddings = tokens.one_row(hidden_states)
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         memory = LayerMemory(cache, tokens, T)
 
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
-        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)
-        if self.has_conv:
-            k = call(self.k_conv1d, shard, k, memory)
-            v = call(self.v_conv1d, shard, v, memory)
+        shard = find_head_shard(k, self.k_proj, self.heads.keys)
+        k = self.convolve("k", k, shard, memory)
+        v = self.convolve("v", v, shard, memory)
         if self.value_act is not None:
             v = self.value_act(v)
-        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
-        q = self.q_proj(hidden_states)
-        if self.has_conv:
-            q = call(self.q_conv1d, shard, q, memory)
-        q = q.unflatten(-1, (-1, self.head_dim))
-        if position_embeddings is not None:
-            q, k = apply_rotary_pos_emb(q, k, *position_embeddings, unsqueeze_dim=2)
+        q = self.convolve("q", self.q_proj(hidden_states), shard, memory)
+        q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
+        k, log_decay = self._forgetting(hidden_states, k, lower_bound, shard)
+        if position_embeddings is not None and self.has_positions:
+            q, k = rotate(q, k, position_embeddings, heads_at=2)
         if self.feature_map is not None:
             q, k = call(self.feature_map, shard, q, k)
-        log_decay = self.decay(hidden_states)
-        if shard is not None and log_decay is not None:
-            log_decay = shard.take(log_decay, 2)
+        elif self.query_map is not None:
+            q = POINTWISE[self.query_map](q)
 
         dtype = v.dtype
         if dtype == torch.float16 and not self.float16_is_enough:  # for the features
@@ -130,3 +203,20 @@ class LinearAttention(MappedAttention):
         y = memory.run(self.recurrence, {"q": q, "k": k, "v": v, "log_decay": log_decay})
         memory.write(dtype)
         return self.project_out(hidden_states, y.to(dtype), shard).view(B, T, C), None
+
+    def _forgetting(
+        self,
+        hidden_states: Tensor,
+        k: Tensor,
+        lower_bound: Tensor | None,
+        shard: HeadShard | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Keys and log decays of this rank's heads, from projected keys k (B, T, Hkv, K)."""
+        if self.decay.gives_keys:
+            if shard is not None and lower_bound is not None:
+                lower_bound = shard.take(lower_bound, 0)
+            return call(self.decay, shard, k, lower_bound)
+        log_decay = self.decay(hidden_states)
+        if shard is not None and log_decay is not None:
+            log_decay = shard.take(log_decay, 2)
+        return k, log_decay

@@ -1,19 +1,23 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Softmax attention, for hybrids and for comparison, through Transformers' interface.
 
-Shapes: B batch, T time, C hidden size, Hq query heads, D head dim.
+Shapes: B batch, T time, S tokens attended to, C hidden size, Hq query heads, Hkv key-value heads, D
+head dim.
 """
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from .linear import Linear
-from .tensor_parallel import find_head_shard
+from .rms_norm import RMSNorm
+from .rotary import rotate
+from .tensor_parallel import HeadShard, call, find_head_shard
 from .tokens import Tokens
 
 
@@ -25,20 +29,47 @@ class SoftmaxAttention(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.layer_type = config.layer_types[layer_idx]
-        self.head_dim = config.head_dim
-        self.num_key_value_heads = config.num_key_value_heads
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = config.head_dim**-0.5
         self.is_causal = config.is_causal
         is_sliding = self.layer_type == "sliding_attention"
         self.sliding_window = config.sliding_window if is_sliding else None
-        q_size = config.num_attention_heads * config.head_dim
-        kv_size = config.num_key_value_heads * config.head_dim
-        bias = config.attention_bias
-        self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
-        self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
-        self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
-        self.o_proj = Linear(q_size, config.hidden_size, bias=bias)
+        self.add_projections(config)
+        self.is_gated = config.attn_output_gate
+        if self.is_gated:
+            size = self.o_proj.in_features
+            self.g_proj = Linear(config.hidden_size, size, bias=config.attention_bias)
+
+    def add_projections(self, config: PreTrainedConfig) -> None:
+        """Makes q, k, v and what comes back, and says how heads share keys."""
+        C, D, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.head_dim = D
+        self.num_key_value_heads = config.num_key_value_heads
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = D**-0.5
+        self.q_proj = Linear(C, config.num_attention_heads * D, bias=bias)
+        self.k_proj = Linear(C, config.num_key_value_heads * D, bias=bias)
+        self.v_proj = Linear(C, config.num_key_value_heads * D, bias=bias)
+        self.o_proj = Linear(config.num_attention_heads * D, C, bias=bias)
+        self.has_qk_norm = config.use_qk_norm
+        if self.has_qk_norm:
+            self.q_norm = RMSNorm(D, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(D, eps=config.rms_norm_eps)
+
+    def project(
+        self, hidden_states: Tensor, tokens: Tokens
+    ) -> tuple[Tensor, Tensor, Tensor, HeadShard | None]:
+        """Queries (B, Hq, T, D), and what a cache keeps of keys and values, (B, Hkv, T, D) each."""
+        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)  # or error
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        if self.has_qk_norm:
+            q, k = call(self.q_norm, shard, q), call(self.k_norm, shard, k)
+        if tokens.position_embeddings is not None:
+            q, k = rotate(q, k, tokens.position_embeddings, heads_at=1)
+        return q, k, v, shard
+
+    def expand(self, k: Tensor, v: Tensor, shard: HeadShard | None) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, heads, S, features), of what a cache keeps: these themselves."""
+        return k, v
 
     def forward(
         self,
@@ -47,17 +78,14 @@ class SoftmaxAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
-        """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, T) where eager.
+        """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, S) where eager.
 
         kwargs go to the attention function.
         """
-        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        find_head_shard(k, self.k_proj, self.num_key_value_heads)  # or error
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
-        if tokens.position_embeddings is not None:
-            q, k = apply_rotary_pos_emb(q, k, *tokens.position_embeddings)
+        q, k, v, shard = self.project(hidden_states, tokens)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
+        k, v = self.expand(k, v, shard)
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -73,4 +101,55 @@ class SoftmaxAttention(nn.Module):
             position_ids=tokens.position_ids,
             **kwargs,
         )
-        return self.o_proj(y.flatten(2)), weights
+        y = y.flatten(2)
+        if self.is_gated:
+            y = y * self.g_proj(hidden_states).sigmoid()
+        return self.o_proj(y), weights
+
+
+class LatentAttention(SoftmaxAttention):
+    """Multi-head latent attention without positions: a cache keeps a latent vector of each token,
+    of which every head makes its keys and values, and a part of the keys that all heads share.
+
+    DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434; without positions in Kimi Linear, arXiv
+    2510.26692.
+    """
+
+    def add_projections(self, config: PreTrainedConfig) -> None:
+        """As there, with the names that Transformers has for them."""
+        C, H, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
+        self.num_heads = H
+        self.num_key_value_groups = 1
+        self.latent_size, self.shared_size = config.kv_lora_rank, config.qk_rope_head_dim
+        self.own_size, self.value_size = config.qk_nope_head_dim, config.v_head_dim
+        self.key_size = self.own_size + self.shared_size
+        self.scaling = self.key_size**-0.5
+        self.q_proj = Linear(C, H * self.key_size, bias=False)
+        self.kv_a_proj_with_mqa = Linear(C, self.latent_size + self.shared_size, bias=bias)
+        self.kv_a_layernorm = RMSNorm(self.latent_size, eps=1e-6)  # as there, always
+        self.kv_b_proj = Linear(self.latent_size, H * (self.own_size + self.value_size), bias=False)
+        self.o_proj = Linear(H * self.value_size, C, bias=bias)
+
+    def project(
+        self, hidden_states: Tensor, tokens: Tokens
+    ) -> tuple[Tensor, Tensor, Tensor, HeadShard | None]:
+        """Queries (B, Hq, T, key_size), the latent vectors (B, 1, T, latent_size) and the keys'
+        shared part (B, 1, T, shared_size).
+        """
+        q = self.q_proj(hidden_states)
+        shard = find_head_shard(q, self.q_proj, self.num_heads, "num_attention_heads")
+        q = q.unflatten(-1, (-1, self.key_size)).transpose(1, 2)
+        latent, shared = self.kv_a_proj_with_mqa(hidden_states).split(
+            [self.latent_size, self.shared_size], dim=-1
+        )
+        return q, self.kv_a_layernorm(latent)[:, None], shared[:, None], shard
+
+    def expand(
+        self, latent: Tensor, shared: Tensor, shard: HeadShard | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys (B, Hq, S, key_size) and values (B, Hq, S, value_size)."""
+        if shard is not None:
+            shared = shard.share(shared)
+        own = self.kv_b_proj(latent[:, 0]).unflatten(-1, (-1, self.own_size + self.value_size))
+        k, v = own.transpose(1, 2).split([self.own_size, self.value_size], dim=-1)
+        return torch.cat([k, shared.expand(-1, k.shape[1], -1, -1)], dim=-1), v

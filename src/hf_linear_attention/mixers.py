@@ -10,23 +10,27 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .mixer_aaren import Aaren
+from .mixer_delta import DeltaRule
 from .mixer_linear import LinearAttention
-from .mixer_softmax import SoftmaxAttention
+from .mixer_mamba2 import Mamba2
+from .mixer_softmax import LatentAttention, SoftmaxAttention
 
 # By the config's `mixer`, in layers of the type "linear_attention"; what each needs of the other
 # fields is in configuration_linear_attention.py.
 RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,
+    "delta_rule": DeltaRule,
+    "mamba2": Mamba2,
 }
-SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by the type of layer
-    "full_attention": SoftmaxAttention,
-    "sliding_attention": SoftmaxAttention,
+SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
+    "softmax": SoftmaxAttention,
+    "mla": LatentAttention,
 }
 
 
 def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
     """The mixer of one layer."""
-    layer_type = config.layer_types[layer_idx]
-    mixer = SOFTMAX_MIXERS.get(layer_type) or RECURRENT_MIXERS[config.mixer]
-    return mixer(config, layer_idx)
+    if config.layer_types[layer_idx] == "linear_attention":
+        return RECURRENT_MIXERS[config.mixer](config, layer_idx)
+    return SOFTMAX_MIXERS[config.softmax_mixer](config, layer_idx)

@@ -147,6 +147,13 @@ def describe(model: PreTrainedModel) -> dict[str, str]:
         "positions": config.position_embedding_type,
     }
     if "linear_attention" in config.layer_types:
+        Hk, K = config.linear_num_key_heads, config.linear_key_head_dim
+        Hv, V = config.linear_num_value_heads, config.linear_value_head_dim
+        as_softmax = config.num_key_value_heads, config.num_attention_heads
+        if (Hk, Hv) != as_softmax or {K, V} != {config.head_dim}:
+            rows["heads of linear attention"] = (
+                f"{Hk} of keys with {K} features, {Hv} of values with {V}"
+            )
         rows |= {
             "mixer": config.mixer,
             "feature map": config.feature_map,
@@ -160,7 +167,10 @@ def describe(model: PreTrainedModel) -> dict[str, str]:
         rows["memory of linear attention"] = f"{state_nbytes(model):,} bytes for each row"
         softmax = [kind for kind in config.layer_types if kind != "linear_attention"]
         if softmax:
-            per_token = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+            features = 2 * config.num_key_value_heads * config.head_dim
+            if config.softmax_mixer == "mla":
+                features = config.kv_lora_rank + config.qk_rope_head_dim
+            per_token = features * dtype.itemsize
             growth = {kind: f"{n * per_token:,}" for kind, n in Counter(softmax).items()}
             rows["memory of softmax attention"] = ", ".join(
                 f"{nbytes} bytes for each token"

@@ -3,8 +3,8 @@
 
 docs/architecture.md follows a token through them.
 
-Shapes: B batch, T time, C hidden size, D head dim, M tokens of a memory, N sequences packed into a
-batch.
+Shapes: B batch, T time, C hidden size, R features that positions turn, M tokens of a memory, N
+sequences packed into a batch.
 """
 
 import functools
@@ -37,14 +37,13 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
 )
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import Decay
+from .decays import Decay, LowerBounds, decay_class
 from .feature_maps import FavorPlus, FeatureMap
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import AttentionMask, check_memory, find_packed_sequences, read_tokens
@@ -52,11 +51,13 @@ from .linear import Linear
 from .loss_linear_attention import causal_lm_loss
 from .mixer_aaren import LearnedQuery
 from .mixer_cross import CrossAttention
+from .mixer_mamba2 import Mamba2
 from .mixer_softmax import SoftmaxAttention
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
 from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
+from .rotary import RotaryEmbedding
 from .short_convolution import ShortConvolution
 from .tensor_parallel import keep_meshes
 from .tokens import Tokens
@@ -90,8 +91,14 @@ class LinearAttentionMLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+# Modules whose `reset_parameters` says how their parameters start.
+OF_OUR_OWN = (FeatureMap, Decay, LowerBounds, LearnedQuery, Mamba2, ShortConvolution)
+
+
 class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
-    """x + mixer(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x))."""
+    """x + mixer(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x)) unless
+    the MLP has no features.
+    """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
@@ -100,21 +107,29 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         if self.has_cross_attn:
             self.cross_attn = CrossAttention(config, layer_idx)
             self.cross_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = LinearAttentionMLP(config)
+        self.has_mlp = config.intermediate_size > 0
+        if self.has_mlp:
+            self.mlp = LinearAttentionMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if self.has_mlp:
+            self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,  # by position, for gradient checkpointing
         encoder_attention_mask: Tensor | None = None,
+        lower_bound: Tensor | None = None,
         *,
         tokens: Tokens,
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> Tensor:
-        """hidden_states (B, T, C) -> (B, T, C); kwargs go to softmax attention."""
+        """hidden_states (B, T, C) -> (B, T, C); kwargs go to softmax attention, lower_bound to a
+        linear one whose decay has it.
+        """
+        if lower_bound is not None:
+            kwargs["lower_bound"] = lower_bound
         mixed, _ = self.self_attn(
             self.input_layernorm(hidden_states),
             tokens=tokens,
@@ -131,7 +146,9 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
             )
             if attended is not None:
                 hidden_states = hidden_states + attended
-        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        if self.has_mlp:
+            hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states
 
 
 class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
@@ -179,7 +196,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
-        if isinstance(module, (FeatureMap, Decay, LearnedQuery, ShortConvolution)):
+        if isinstance(module, OF_OUR_OWN):
             module.reset_parameters()
 
     def redraw_features(self):
@@ -220,12 +237,16 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if config.position_embedding_type == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.position_embedding_type == "rotary":
-            self.rotary_emb = LlamaRotaryEmbedding(config)
+            self.rotary_emb = RotaryEmbedding(config)
         self.layers = nn.ModuleList(
             LinearAttentionDecoderLayer(config, layer_idx)
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        gives_keys = decay_class(config.decay).gives_keys
+        self.has_lower_bounds = gives_keys and config.num_hidden_layers > 1  # the first has none
+        if self.has_lower_bounds:
+            self.lower_bounds = LowerBounds(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -286,11 +307,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)
-        for layer in self.layers[: self.config.num_hidden_layers]:  # fewer, for drafts
+        layers = self.layers[: self.config.num_hidden_layers]  # fewer, for drafts
+        for layer, lower_bound in zip(layers, self._lower_bounds(), strict=True):
             hidden_states = layer(
                 hidden_states,
                 encoder_hidden_states,
-                encoder_attention_mask=encoder_attention_mask,
+                encoder_attention_mask,
+                lower_bound,
                 tokens=tokens,
                 past_key_values=past_key_values,
                 **kwargs,
@@ -298,6 +321,15 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
+
+    def _lower_bounds(self) -> list[Tensor | None]:
+        """What each layer that runs is given of `LowerBounds`."""
+        types = self.config.active_layer_types
+        if not self.has_lower_bounds:
+            return [None] * len(types)
+        bounds = self.lower_bounds()[: len(types)]
+        is_linear = [layer_type == "linear_attention" for layer_type in types]
+        return [bound if of else None for bound, of in zip(bounds, is_linear, strict=True)]
 
     def _cache(
         self,
@@ -335,7 +367,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
     def _embed_positions(
         self, inputs_embeds: Tensor, position_ids: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The first layer's input, and (cos, sin) (B, T, D) for the layers to rotate q and k."""
+        """The first layer's input, and (cos, sin) (B, T, R) for the layers to rotate q and k."""
         kind = self.config.position_embedding_type
         C = inputs_embeds.shape[-1]
         if self.config.scale_embeddings:

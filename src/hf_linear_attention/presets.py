@@ -7,8 +7,29 @@ gated MLP over scaled embeddings, is the same for all, so that they can be compa
 where attention itself is not as in the source.
 """
 
+import copy
 from typing import Any, NamedTuple
 
+# The delta rule's layers: keys and values after convolutions, and no position.
+DELTA_RULE = {
+    "mixer": "delta_rule",
+    "feature_map": "identity",
+    "conv_kernel_size": 4,
+    "position_embedding_type": "none",
+    "scale_embeddings": True,
+}
+GATED_DELTA_RULE = {
+    **DELTA_RULE,
+    "decay": "per_token",
+    "normalizer": "gated_rms_norm",
+    "gate_act": "silu",
+}
+KIMI_DELTA_RULE = {
+    **DELTA_RULE,
+    "decay": "kda",
+    "normalizer": "gated_rms_norm",
+    "low_rank_gate": True,
+}
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
 
@@ -73,12 +94,12 @@ PRESETS: dict[str, Preset] = {
         {
             "feature_map": "identity",
             "decay": "retnet",
+            "expand_v": 2,
             "normalizer": "gated_rms_norm",
             "gate_act": "silu",
             "position_embedding_type": "rotary",
             "scale_embeddings": True,
         },
-        differs="values are as wide as keys",
     ),
     "lightning": Preset(
         "MiniMax, MiniMax-01: Scaling Foundation Models with Lightning Attention, arXiv 2501.08313",
@@ -86,37 +107,78 @@ PRESETS: dict[str, Preset] = {
             "feature_map": "silu",
             "value_act": "silu",
             "decay": "lightning",
-            "normalizer": "gated_rms_norm",
+            "normalizer": "gated_rms_norm_of_all_heads",
             "position_embedding_type": "none",
             "scale_embeddings": True,
         },
-        differs="all layers are linear (there every eighth is softmax); the norm is one per head",
+    ),
+    "minimax": Preset(
+        "MiniMax, MiniMax-01: Scaling Foundation Models with Lightning Attention, arXiv 2501.08313",
+        {
+            "feature_map": "silu",
+            "value_act": "silu",
+            "decay": "lightning",
+            "normalizer": "gated_rms_norm_of_all_heads",
+            "position_embedding_type": "rotary",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "linear_rotary": False,
+            "scale_embeddings": True,
+        },
+        (*[LINEAR] * 7, FULL),
     ),
     "gla": Preset(
         "Yang et al., Gated Linear Attention, arXiv 2312.06635",
         {
             "feature_map": "identity",
-            "decay": "per_token",
+            "decay": "gla",
+            "expand_k": 0.5,
             "normalizer": "gated_rms_norm",
             "gate_act": "silu",
             "position_embedding_type": "none",
             "scale_embeddings": True,
         },
-        differs="the simple form: one decay per head and token, not one per feature",
+    ),
+    "hgrn2": Preset(
+        "Qin et al., HGRN2: Gated Linear RNNs with State Expansion, arXiv 2404.07904",
+        {
+            "feature_map": "silu",
+            "decay": "hgrn2",
+            "normalizer": "rms_norm_of_all_heads",
+            "position_embedding_type": "none",
+            "scale_embeddings": True,
+        },
     ),
     "mamba2": Preset(
         "Dao and Gu, Transformers are SSMs (Mamba-2), arXiv 2405.21060",
         {
+            "mixer": "mamba2",
             "feature_map": "identity",
-            "decay": "per_token",
-            "normalizer": "gated_rms_norm",
+            "expand_v": 2,
+            "linear_num_key_heads": 1,
+            "linear_key_head_dim": 128,
+            "normalizer": "rms_norm_of_gated",
             "gate_act": "silu",
             "conv_kernel_size": 4,
+            "conv_bias": True,
             "position_embedding_type": "none",
             "scale_embeddings": True,
         },
-        differs="in Llama's block, with an MLP; q and k of every head; the step size scales the "
-        "decay only, and nothing skips the state",
+    ),
+    "deltanet": Preset(
+        "Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484",
+        {**DELTA_RULE, "normalizer": "rms_norm"},
+    ),
+    "gated_deltanet": Preset(
+        "Yang et al., Gated Delta Networks, arXiv 2412.06464",
+        {**GATED_DELTA_RULE, "expand_v": 2},
+    ),
+    "kda": Preset(
+        "Kimi Team, Kimi Linear (Kimi Delta Attention), arXiv 2510.26692",
+        KIMI_DELTA_RULE,
     ),
     "aaren": Preset(
         "Feng et al., Attention as an RNN, arXiv 2405.13956",
@@ -136,6 +198,27 @@ PRESETS: dict[str, Preset] = {
             "sliding_window": 256,
         },
         (SLIDING,),
+    ),
+    "qwen3_next": Preset(
+        "Qwen Team, Qwen3-Next: Gated DeltaNet, arXiv 2412.06464, with Gated Attention, arXiv "
+        "2505.06708",
+        {
+            **GATED_DELTA_RULE,
+            "position_embedding_type": "rotary",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "use_qk_norm": True,
+            "attn_output_gate": True,
+        },
+        (LINEAR, LINEAR, LINEAR, FULL),
+    ),
+    "kimi_linear": Preset(
+        "Kimi Team, Kimi Linear, arXiv 2510.26692",
+        {**KIMI_DELTA_RULE, "softmax_mixer": "mla"},
+        (LINEAR, LINEAR, LINEAR, FULL),
     ),
     "hybrid": Preset(
         "Kimi Team, Kimi Linear, arXiv 2510.26692, for the ratio and for no positions",
@@ -169,6 +252,6 @@ def preset_fields(name: str, num_hidden_layers: int) -> dict[str, Any]:
             f"repeat {', '.join(preset.layer_pattern)}, got {num_hidden_layers}"
         )
     if set(preset.layer_pattern) == {LINEAR}:  # the default, which follows num_hidden_layers
-        return dict(preset.fields)
+        return copy.deepcopy(preset.fields)
     layer_types = [preset.layer_pattern[layer % period] for layer in range(num_hidden_layers)]
-    return {**preset.fields, "layer_types": layer_types}
+    return {**copy.deepcopy(preset.fields), "layer_types": layer_types}

@@ -1,7 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Linear attention as a recurrence: a running sum, which may decay.
 
-Shapes: B batch, T time, Hq query heads, Hkv key-value heads, G = Hq / Hkv, K key dim, V value dim.
+Shapes: B batch, T time, Hq query heads, Hk key heads, Hkv value heads, which states have one each,
+G = Hq / Hkv, K key dim, V value dim.
 """
 
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from .tokens import Tokens
 
 @dataclass(frozen=True)
 class LinearRecurrence(Recurrence):
-    """The recurrence of `linear_attention`, whose arguments q, k, v and log_decay are its inputs.
+    """The recurrence of `linear_attention`, whose arguments q, k, v, log_decay and write_strength
+    are its inputs, the last two where given.
 
     Its state is "kv" (B, Hkv, K, V), and "z" (B, Hkv, K) where outputs are normalised by it.
     """
 
-    num_heads: int  # of keys and values
+    num_heads: int  # of values, hence of states
     key_dim: int
     value_dim: int
     feature_map: str | None = None  # a pointwise one; None where q and k are mapped already
@@ -40,9 +42,9 @@ class LinearRecurrence(Recurrence):
         return sizes
 
     def start(self, inputs: Inputs) -> State:
-        _, k, v, _ = _all_of(inputs)
-        (B, _, Hkv, K), dtype = k.shape, accumulation_dtype(v.dtype)
-        kv = k.new_zeros(B, Hkv, K, v.shape[-1], dtype=dtype)
+        _, k, v = _tensors(inputs)
+        (B, _, Hkv, V), K, dtype = v.shape, k.shape[-1], accumulation_dtype(v.dtype)
+        kv = k.new_zeros(B, Hkv, K, V, dtype=dtype)
         return self._named(kv, k.new_zeros(B, Hkv, K, dtype=dtype) if self.normalize else None)
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
@@ -55,7 +57,8 @@ class LinearRecurrence(Recurrence):
         )
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        q, k, v, log_decay = _all_of(inputs)
+        q, k, v = _tensors(inputs)
+        log_decay, write_strength = inputs.get("log_decay"), inputs.get("write_strength")
         key_mask = tokens.key_mask
         y = linear_attention_step_(
             q[:, 0],
@@ -63,6 +66,7 @@ class LinearRecurrence(Recurrence):
             v[:, 0],
             (state["kv"], state.get("z")),
             None if log_decay is None else log_decay[:, 0],
+            write_strength=None if write_strength is None else write_strength[:, 0],
             feature_map=self.feature_map,
             normalize=self.normalize,
             eps=self.eps,
@@ -74,19 +78,23 @@ class LinearRecurrence(Recurrence):
         return self._run({**inputs, "q": inputs["k"]}, state, key_mask=key_mask)[1]  # nobody reads
 
     def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
-        """The state, and with a decay "log_decay" (B, Hkv), the sum over the piece."""
-        _, k, _, log_decay = _all_of(inputs)
+        """The state, and with a decay "log_decay" (B, Hkv) or (B, Hkv, K), the sum over the
+        piece.
+        """
+        _, k, _ = _tensors(inputs)
         _, piece = self._run({**inputs, "q": k.detach()}, {}, key_mask=tokens.key_mask)
+        log_decay = inputs.get("log_decay")
         if log_decay is not None:
             if tokens.key_mask is not None:
-                log_decay = log_decay.masked_fill(~tokens.key_mask[..., None], 0)
+                hidden = ~tokens.key_mask.view(*log_decay.shape[:2], *[1] * (log_decay.dim() - 2))
+                log_decay = log_decay.masked_fill(hidden, 0)
             piece["log_decay"] = log_decay.to(piece["kv"].dtype).sum(1)
         return piece
 
     def combine(self, pieces: dict[str, Tensor]) -> State:
         states = {name: pieces[name] for name in self.state_sizes()}
         if "log_decay" in pieces:  # pieces are forgotten as all later ones say
-            remember = sum_of_later(pieces["log_decay"]).exp()  # (n, B, Hkv)
+            remember = sum_of_later(pieces["log_decay"]).exp()  # (n, B, Hkv) or with K
             states = {
                 name: x * remember.view(*remember.shape, *[1] * (x.dim() - remember.dim()))
                 for name, x in states.items()
@@ -124,7 +132,9 @@ class LinearRecurrence(Recurrence):
     def _run(self, inputs: Inputs, state: State, **where: Any) -> tuple[Tensor, State]:
         """The op from a state, `where` being what it is told of the tokens."""
         y, (kv, z) = linear_attention(
-            *_all_of(inputs),
+            *_tensors(inputs),
+            inputs.get("log_decay"),
+            write_strength=inputs.get("write_strength"),
             initial_state=(state["kv"], state.get("z")) if "kv" in state else None,
             return_state=True,
             feature_map=self.feature_map,
@@ -138,7 +148,7 @@ class LinearRecurrence(Recurrence):
         return {"kv": kv} if z is None else {"kv": kv, "z": z}
 
 
-def _all_of(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _tensors(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     assert q is not None and k is not None and v is not None
-    return q, k, v, inputs["log_decay"]
+    return q, k, v

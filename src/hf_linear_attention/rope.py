@@ -56,20 +56,21 @@ def check_rope(rope_parameters: dict[str, Any] | None, head_dim: int) -> None:
             "rope_parameters['high_freq_factor'] must be more than low_freq_factor="
             f"{fields['low_freq_factor']}, got {fields['high_freq_factor']}"
         )
+    partial = fields.get("partial_rotary_factor") or 1
+    turned = head_dim if kind == "proportional" else int(head_dim * partial)
+    if partial > 1 or (partial != 1 and (turned < 2 or turned % 2 != 0)):
+        raise ValueError(
+            "rope_parameters['partial_rotary_factor'] must be at most 1 and leave an even number "
+            f"of head_dim={head_dim} features, got {partial}"
+        )
     for name in PER_PAIR if kind == "longrope" else ():
         values = fields[name]
         is_list = isinstance(values, (list, tuple)) and all(map(_is_number, values))
-        if not is_list or len(values) != head_dim // 2:
+        if not is_list or len(values) != turned // 2:
             raise ValueError(
-                f"rope_parameters[{name!r}] must be a list of head_dim / 2 = {head_dim // 2} "
+                f"rope_parameters[{name!r}] must be a list of head_dim / 2 = {turned // 2} "
                 f"numbers, got {values!r}"
             )
-    partial = fields.get("partial_rotary_factor") or 1
-    if partial > 1 or (partial != 1 and kind != "proportional"):
-        raise ValueError(
-            "rope_parameters['partial_rotary_factor'] must be 1, or with rope_type='proportional' "
-            f"at most 1, got {partial} with {kind!r}"
-        )
 
 
 def _is_number(value: Any) -> bool:

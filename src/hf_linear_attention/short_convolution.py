@@ -20,15 +20,16 @@ from .tokens import Tokens, sequence_of_each_token
 
 @dataclass(frozen=True)
 class ConvolutionWindow(Recurrence):
-    """Inputs "x" (B, T, C) and "weight" (C, 1, kernel_size); the state, under the name that it is
-    made with, is the last W real tokens (B, W, C), zeros where there were fewer.
+    """Inputs "x" (B, T, C), "weight" (C, 1, kernel_size) and "bias" (C,) or None; the state, under
+    the name that it is made with, is the last W real tokens (B, W, C), zeros where there were
+    fewer.
     """
 
     name: str
     channels: int
     kernel_size: int
 
-    only_read: ClassVar[tuple[str, ...]] = ("weight",)
+    only_read: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {self.name: StateSize((self.kernel_size - 1, self.channels), is_sum=False)}
@@ -39,14 +40,14 @@ class ConvolutionWindow(Recurrence):
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         x, weight = _given(inputs, "x"), _given(inputs, "weight")
-        past = self._past(inputs, state)
+        past, bias = self._past(inputs, state), inputs.get("bias")
         if x.shape[1] == 0:
             return x, {self.name: past}
         if x.shape[1] == 1 and tokens.cu_seqlens is None:
-            y, window = _step(x, weight, past, tokens.key_mask)
+            y, window = _step(x, weight, bias, past, tokens.key_mask)
         else:
             in_order, place = _in_order(x, past, tokens)
-            y = F.conv1d(in_order.transpose(1, 2), weight, groups=x.shape[2]).transpose(1, 2)
+            y = F.conv1d(in_order.transpose(1, 2), weight, bias, groups=x.shape[2]).transpose(1, 2)
             if place is not None:
                 y = y.gather(1, place[..., None].expand(x.shape))
             window = in_order[:, in_order.shape[1] - past.shape[1] :]
@@ -54,7 +55,8 @@ class ConvolutionWindow(Recurrence):
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
         past = state[self.name]
-        y, window = _step(_given(inputs, "x"), _given(inputs, "weight"), past, tokens.key_mask)
+        x, weight = _given(inputs, "x"), _given(inputs, "weight")
+        y, window = _step(x, weight, inputs.get("bias"), past, tokens.key_mask)
         past.copy_(window)
         return F.silu(y)
 
@@ -88,18 +90,23 @@ class ShortConvolution(nn.Module):
 
     has_parameters_per_head = True
 
-    def __init__(self, name: str, channels: int, kernel_size: int):
+    def __init__(self, name: str, channels: int, kernel_size: int, bias: bool = False):
         super().__init__()
         self.recurrence = ConvolutionWindow(name, channels, kernel_size)
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size))  # as in nn.Conv1d
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
     def reset_parameters(self) -> None:
-        """Draws the weight as nn.Conv1d does; the model's `_init_weights` calls it."""
+        """Draws weight and bias as nn.Conv1d does; the model's `_init_weights` calls it."""
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = self.recurrence.kernel_size**-0.5
+            init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor, memory: LayerMemory) -> Tensor:
         """x (B, T, C) -> y of that shape."""
-        return memory.run(self.recurrence, {"x": x, "weight": self.weight})
+        inputs = {"x": x, "weight": self.weight, "bias": self.bias}
+        return memory.run(self.recurrence, inputs)
 
 
 def padding_first(tokens: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -114,11 +121,13 @@ def padding_first(tokens: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tens
 
 
 def _step(
-    x: Tensor, weight: Tensor, past: Tensor, key_mask: Tensor | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The convolution of one token x (B, 1, C), before SiLU, and the window after it."""
     tokens = torch.cat([past, x], dim=1)
     y = (tokens * weight[:, 0].t().to(x.dtype)).sum(1, keepdim=True)
+    if bias is not None:
+        y = y + bias.to(x.dtype)
     window = tokens[:, 1:]
     return y, window if key_mask is None else torch.where(key_mask[..., None], window, past)
 

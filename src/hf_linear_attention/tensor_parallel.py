@@ -16,32 +16,45 @@ TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may sh
     "self_attn.k_proj": "colwise",
     "self_attn.v_proj": "colwise",
     "self_attn.g_proj": "colwise",
+    "self_attn.g_b_proj": "colwise",
+    "self_attn.kv_b_proj": "colwise",
     "self_attn.o_proj": "rowwise",
     "cross_attn.q_proj": "colwise",
     "cross_attn.k_proj": "colwise",
     "cross_attn.v_proj": "colwise",
     "cross_attn.g_proj": "colwise",
+    "cross_attn.g_b_proj": "colwise",
     "cross_attn.o_proj": "rowwise",
     "mlp.gate_proj": "colwise",
     "mlp.up_proj": "colwise",
     "mlp.down_proj": "rowwise",
 }
 
+# Projections to heads that a mixer of "linear_attention" layers does without.
+WITHOUT = {"aaren": {"q_proj"}, "mamba2": {"q_proj", "k_proj"}}
 
-def missing_modules(config: PreTrainedConfig) -> set[str]:
-    """Those of TENSOR_PARALLEL_STYLES that no layer of the model has."""
+
+def modules_of_layers(config: PreTrainedConfig) -> set[str]:
+    """Those of TENSOR_PARALLEL_STYLES that layers of the model have."""
     layer_types = set(config.active_layer_types)
-    is_gated = config.normalizer == "gated_rms_norm"
-    missing = set()
-    if layer_types == {"linear_attention"} and config.mixer == "aaren":
-        missing.add("self_attn.q_proj")
-    if not is_gated or "linear_attention" not in layer_types:
-        missing.add("self_attn.g_proj")
-    if not config.add_cross_attention:
-        missing |= {name for name in TENSOR_PARALLEL_STYLES if name.startswith("cross_attn.")}
-    elif not is_gated:
-        missing.add("cross_attn.g_proj")
-    return missing
+    gate = set()  # of linear attention
+    if config.is_gated:
+        gate = {"g_b_proj" if config.low_rank_gate else "g_proj"}
+    qkv = {"q_proj", "k_proj", "v_proj"}
+    without = WITHOUT.get(config.mixer, set())
+    self_attn = {"o_proj"}
+    if "linear_attention" in layer_types:
+        self_attn |= gate | (qkv - without)
+    if layer_types - {"linear_attention"}:
+        self_attn |= {"g_proj"} if config.attn_output_gate else set()
+        self_attn |= qkv if config.softmax_mixer == "softmax" else {"q_proj", "kv_b_proj"}
+    names = set()
+    if config.intermediate_size > 0:
+        names |= {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+    names |= {f"self_attn.{name}" for name in self_attn}
+    if config.add_cross_attention:
+        names |= {f"cross_attn.{name}" for name in {*qkv, *gate, "o_proj"}}
+    return names
 
 
 class TensorParallelPlan:
@@ -50,11 +63,11 @@ class TensorParallelPlan:
     """
 
     def __get__(self, config: PreTrainedConfig | None, owner: type) -> dict[str, str]:
-        missing = set() if config is None else missing_modules(config)
+        present = set(TENSOR_PARALLEL_STYLES) if config is None else modules_of_layers(config)
         layers = {
             f"layers.*.{name}": style
             for name, style in TENSOR_PARALLEL_STYLES.items()
-            if name not in missing
+            if name in present
         }
         return {"embed_tokens": "embedding_rowwise", **layers}
 
@@ -73,6 +86,15 @@ class HeadShard(NamedTuple):
 
         whole = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
         return whole.redistribute(placements=[Shard(dim)]).to_local()
+
+    def whole(self, x: Tensor, dim: int) -> Tensor:
+        """All ranks' parts of dimension `dim`, which counts heads, as every rank computes with them
+        alike: each part gets the gradient that its own rank has of it.
+        """
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        part = DTensor.from_local(x, self.mesh, [Shard(dim)], run_check=False)
+        return part.redistribute(placements=[Replicate()]).to_local()
 
     def share(self, x: Tensor) -> Tensor:
         """x, which the heads of all ranks use alike: its gradient is the sum over the ranks."""
@@ -113,9 +135,11 @@ def keep_meshes(model: nn.Module) -> None:
             module.mesh_of_weight = mesh
 
 
-def find_head_shard(x: Tensor, projection: nn.Module, num_heads: int) -> HeadShard | None:
-    """Which of num_heads heads this rank has, x (..., features) being what `projection` gave here;
-    None where that is all of them.
+def find_head_shard(
+    x: Tensor, projection: nn.Module, num_heads: int, field: str = "num_key_value_heads"
+) -> HeadShard | None:
+    """Which of num_heads heads, as the config's `field` has it, this rank has, x (..., features)
+    being what `projection` gave here; None where that is all of them.
 
     Raises:
         ValueError: the ranks can't have equally many. RuntimeError: it can't be known.
@@ -132,7 +156,7 @@ def find_head_shard(x: Tensor, projection: nn.Module, num_heads: int) -> HeadSha
         )
     if num_heads % mesh.size() != 0:
         raise ValueError(
-            f"num_key_value_heads={num_heads} must be a multiple of the {mesh.size()} ranks of "
+            f"{field}={num_heads} must be a multiple of the {mesh.size()} ranks of "
             "tensor parallelism"
         )
     return HeadShard(mesh)

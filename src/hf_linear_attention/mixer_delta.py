@@ -1,0 +1,70 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The delta rule as a layer of a model: DeltaNet, Gated DeltaNet, and Kimi Delta Attention.
+
+They differ in fields of the config: how they forget (`decay`: "none", "per_token", "kda"), and
+whether a gate follows the norm of their outputs (`normalizer`), and which (`gate_act`,
+`low_rank_gate`).
+
+Shapes: B batch, T time, C hidden size, Hk heads of queries and keys, Hv heads of values and states,
+K key dim, V value dim.
+"""
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+
+from .decays import build_decay
+from .linear import Linear
+from .memory import LayerMemory
+from .mixer_linear import Heads, LinearAttentionBase
+from .numerics import at_least_float32
+from .recurrence_delta import DeltaRecurrence
+from .tensor_parallel import find_head_shard
+from .tokens import Tokens
+
+
+class DeltaRule(LinearAttentionBase):
+    """Self-attention by the recurrence of `delta_rule`; keys and queries have norm 1, and no
+    position.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        heads = Heads.sharing_keys(config)
+        super().__init__(config, config.hidden_size, heads)
+        self.layer_idx = layer_idx
+        self.largest_beta = 2.0 if config.linear_allow_neg_eigval else 1.0
+        self.b_proj = Linear(config.hidden_size, heads.values, bias=False)
+        self.recurrence = DeltaRecurrence(heads.values, heads.key_dim, heads.value_dim)
+        self.add_convolutions(config)
+        self.decay = build_decay(config, layer_idx)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        tokens: Tokens,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
+        B, T, C = hidden_states.shape
+        hidden_states, _ = tokens.one_row(hidden_states)
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        memory = LayerMemory(cache, tokens, T)
+
+        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        shard = find_head_shard(k, self.k_proj, self.heads.keys, "linear_num_key_heads")
+        k = self.convolve("k", k, shard, memory)
+        v = self.convolve("v", v, shard, memory)
+        q = self.convolve("q", q, shard, memory)
+        q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
+        beta = self.largest_beta * at_least_float32(self.b_proj(hidden_states)).sigmoid()
+        log_decay = self.decay(hidden_states)
+        if shard is not None:
+            beta = shard.take(beta, 2)
+            log_decay = None if log_decay is None else shard.take(log_decay, 2)
+
+        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in another
+        inputs = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay}
+        y = memory.run(self.recurrence, inputs)
+        memory.write(v.dtype)
+        return self.project_out(hidden_states, y, shard).view(B, T, C), None

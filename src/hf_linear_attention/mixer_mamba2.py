@@ -1,0 +1,136 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Mamba-2's state space as a layer of a model: linear attention of convolved projections, whose
+step size says how strongly a token is written and how much is forgotten for it.
+
+Source: Dao and Gu, "Transformers are SSMs" (Mamba-2), arXiv 2405.21060, section 7; sizes, names and
+first values as in Transformers' Mamba2Mixer.
+
+Shapes: B batch, T time, C hidden size, H heads of values, G groups of heads, which share keys and
+queries, K key dim (there: the size of the state), V value dim (there: the head dim).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+
+from .decays import inverse_softplus
+from .linear import Linear
+from .memory import LayerMemory
+from .mixer_linear import Heads, LinearAttentionBase
+from .numerics import at_least_float32
+from .recurrence import Inputs
+from .recurrence_linear import LinearRecurrence
+from .tensor_parallel import HeadShard, find_head_shard
+from .tokens import Tokens
+
+
+class Mamba2(LinearAttentionBase):
+    """Self-attention with queries C_t, keys B_t, values x_t and step sizes dt_t:
+
+        S_t = exp(-exp(A_log) dt_t) S_(t-1) + dt_t B_t x_t^T,  y_t = S_t^T C_t + D x_t
+
+    and a norm of y, gated by z, over each group of heads. x and z are the values (v_proj) and the
+    gate (g_proj) of other layers, and split by heads where ranks share them. B and C are small: all
+    ranks compute them, were there a single group.
+    """
+
+    B_proj: Linear
+    C_proj: Linear
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        heads = Heads.sharing_keys(config)
+        super().__init__(config, config.hidden_size, heads, made=("v",))
+        self.layer_idx = layer_idx
+        self.limits = config.time_step_limit or (0.0, math.inf)
+        self.first_steps = config.time_step_min, config.time_step_max, config.time_step_floor
+        C, bias = config.hidden_size, config.attention_bias
+        for name in ("B", "C"):
+            self.sizes[name] = heads.keys * heads.key_dim
+            self.add_module(f"{name}_proj", Linear(C, self.sizes[name], bias=bias))
+        self.dt_proj = Linear(C, heads.values, bias=bias)
+        self.add_convolutions(config)
+        self.A_log = nn.Parameter(torch.empty(heads.values))
+        self.D = nn.Parameter(torch.empty(heads.values))
+        self.dt_bias = nn.Parameter(torch.empty(heads.values))
+        self.reset_parameters()
+        self.recurrence = LinearRecurrence(
+            num_heads=heads.values,
+            key_dim=heads.key_dim,
+            value_dim=heads.value_dim,
+            normalize=False,
+        )
+
+    def reset_parameters(self) -> None:
+        """Writes A_log, D and dt_bias: A = 1 ... H, D = 1, and steps log-uniform between the
+        config's time_step_min and time_step_max. The model's `_init_weights` calls it.
+        """
+        H, (smallest, largest, floor) = self.heads.values, self.first_steps
+        init.copy_(self.A_log, torch.arange(1, H + 1, device="cpu").float().log())
+        init.ones_(self.D)
+        steps = torch.empty(H, device="cpu").uniform_(math.log(smallest), math.log(largest)).exp()
+        init.copy_(self.dt_bias, inverse_softplus(steps.clamp(min=floor)))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        tokens: Tokens,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
+        B, T, C = hidden_states.shape
+        hidden_states, _ = tokens.one_row(hidden_states)
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        memory = LayerMemory(cache, tokens, T)
+
+        v, k, q = self.v_proj(hidden_states), self.B_proj(hidden_states), self.C_proj(hidden_states)
+        shard = find_head_shard(v, self.v_proj, self.heads.values, "linear_num_value_heads")
+        v = self.convolve("v", v, shard, memory)
+        k, q = self.convolve("B", k, None, memory), self.convolve("C", q, None, memory)
+        q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
+        k, q = self._of_own_heads(k, shard), self._of_own_heads(q, shard)
+        log_decay, write_strength, skip = self._steps(hidden_states, shard)
+
+        inputs: Inputs = {
+            "q": q.to(v.dtype),
+            "k": k.to(v.dtype),
+            "v": v,
+            "log_decay": log_decay,
+            "write_strength": write_strength,
+        }
+        y = memory.run(self.recurrence, inputs)
+        memory.write(v.dtype)
+        y = y + v * skip.to(v.dtype)
+        return self.project_out(hidden_states, y, shard).view(B, T, C), None
+
+    def _steps(
+        self, hidden_states: Tensor, shard: HeadShard | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of this rank's heads: log decays and write strengths (B, T, H), float32 or better, and D
+        (H, 1).
+        """
+        dt = F.softplus(at_least_float32(self.dt_proj(hidden_states)) + self.dt_bias)
+        dt = dt.clamp(*self.limits)
+        log_decay, D = -at_least_float32(self.A_log).exp() * dt, self.D[:, None]
+        if shard is not None:
+            log_decay, dt, D = shard.take(log_decay, 2), shard.take(dt, 2), shard.take(D, 0)
+        return log_decay, dt, D
+
+    def _of_own_heads(self, x: Tensor, shard: HeadShard | None) -> Tensor:
+        """Of all groups' keys or queries (B, T, G, K) those that this rank's heads share."""
+        if shard is None:
+            return x
+        ranks = shard.mesh.size()
+        parts = math.lcm(self.heads.keys, ranks)
+        if self.heads.values % parts != 0:
+            raise ValueError(
+                f"linear_num_value_heads={self.heads.values} must be a multiple of {parts}, so "
+                f"that {ranks} ranks of tensor parallelism have equal shares of "
+                f"linear_num_key_heads={self.heads.keys} groups"
+            )
+        return shard.take(x.repeat_interleave(parts // self.heads.keys, dim=2), 2)

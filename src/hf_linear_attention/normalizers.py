@@ -1,0 +1,27 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What is done to the outputs of a layer's heads before they are projected, by name: a norm, and a
+gate or none. The config reads this table; heads_rms_norm.py has the modules.
+"""
+
+from typing import NamedTuple
+
+
+class Normalizer(NamedTuple):
+    """over: what is brought to unit mean square: every "head", the heads that share a key
+    ("group"), or "all" heads at once.
+    """
+
+    over: str
+    is_gated: bool = True
+    gate_is_first: bool = False  # the norm is of what the gate has let through
+
+
+# By the config's `normalizer`; None: attention is divided by its own sum of weights.
+NORMALIZERS: dict[str, Normalizer | None] = {
+    "z": None,
+    "rms_norm": Normalizer("head", is_gated=False),  # DeltaNet
+    "gated_rms_norm": Normalizer("head"),  # RetNet, GLA, Gated DeltaNet
+    "gated_rms_norm_of_all_heads": Normalizer("all"),  # MiniMax
+    "rms_norm_of_all_heads": Normalizer("all", is_gated=False),  # HGRN2
+    "rms_norm_of_gated": Normalizer("group", gate_is_first=True),  # Mamba-2
+}

@@ -1,0 +1,39 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Rotary positions of a part of a head's features, or of all: Llama's, and Qwen3-Next's.
+
+Shapes: B batch, T time, D head dim, R features that are turned.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+
+class RotaryEmbedding(LlamaRotaryEmbedding):
+    """Llama's cos and sin (B, T, R), of R = head_dim partial_rotary_factor features: Llama's reads
+    that factor where `rope_type` is not "default".
+    """
+
+    @staticmethod
+    def compute_default_rope_parameters(config: PreTrainedConfig, **kwargs) -> tuple[Tensor, float]:
+        """Frequencies (R / 2,), and a factor of 1."""
+        fields = config.rope_parameters
+        R = int(config.head_dim * (fields.get("partial_rotary_factor") or 1))
+        pair = torch.arange(0, R, 2, dtype=torch.float)
+        return 1.0 / (fields["rope_theta"] ** (pair / R)), 1.0
+
+
+def rotate(
+    q: Tensor, k: Tensor, position_embeddings: tuple[Tensor, Tensor], heads_at: int
+) -> tuple[Tensor, Tensor]:
+    """q and k (..., D) with their first R features turned by cos and sin (B, T, R); dimension
+    `heads_at` counts heads.
+    """
+    cos, sin = position_embeddings
+    R = cos.shape[-1]
+    turned = apply_rotary_pos_emb(q[..., :R], k[..., :R], cos, sin, unsqueeze_dim=heads_at)
+    if R == q.shape[-1]:
+        return turned
+    q, k = (torch.cat([x, y[..., R:]], -1) for x, y in zip(turned, (q, k), strict=True))
+    return q, k
