@@ -10,11 +10,20 @@ from transformers.cache_utils import DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.cache_layers import SlidingWindowLayer
-from tiny import HYBRID, VARIANTS, assert_near, moves_of_rows, random_ids, tiny_config, tiny_model
+from tiny import (
+    HYBRID,
+    NEWER,
+    VARIANTS,
+    assert_near,
+    moves_of_rows,
+    random_ids,
+    tiny_config,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CACHED = ["paper", "gated", "hybrid"]
+CACHED = ["paper", "gated", "hybrid", *NEWER]
 
 
 @torch.no_grad()
@@ -228,7 +237,7 @@ def test_offloading_leaves_the_states_alone():
     assert_near(read(model, ids[:, 3:], cache)[0], whole[:, 3:])
 
 
-@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "hybrid", "cross"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "hybrid", "cross", *NEWER])
 @pytest.mark.parametrize("length", [2, 9])
 def test_data_parallel_gathers_the_caches_of_its_replicas(variant, length, monkeypatch):
     class GatherOnTheCPU:  # torch's own takes CUDA tensors only

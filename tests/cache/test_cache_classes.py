@@ -15,13 +15,16 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from saved_models import WITHOUT_PACKAGE, run
-from tiny import VARIANTS, random_ids, tiny_config, tiny_model
+from tiny import NEWER, VARIANTS, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SOFTMAX = {"layer_types": ["full_attention"] * 3}
 MODELS = {
-    **{name: VARIANTS[name] for name in ("paper", "gated", "aaren", "hybrid", "softmax_first")},
+    **{
+        name: VARIANTS[name]
+        for name in ("paper", "gated", "aaren", "hybrid", "softmax_first", *NEWER)
+    },
     "cross": {"add_cross_attention": True},
     "only_softmax": SOFTMAX,
 }

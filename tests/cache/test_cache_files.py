@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
-from tiny import VARIANTS, assert_near, random_ids, tiny_config, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CACHED = ["paper", "gated", "learned", "hybrid", "softmax_first"]
+CACHED = ["paper", "gated", "learned", "hybrid", "softmax_first", *NEWER]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
@@ -139,7 +139,7 @@ def saved(tmp_path):
         ({"num_hidden_layers": 2, "layer_types": None}, "num_hidden_layers=2, as config has it"),
         (
             {"hidden_size": 64},
-            "hidden_size=64, as config has it, and is from one with .*hidden_size=32",
+            "hidden_size=64, .*as config has it, and is from one with .*hidden_size=32",
         ),
     ],
     ids=["decay", "layers", "size"],

@@ -21,11 +21,11 @@ from hf_linear_attention import (
 )
 from hf_linear_attention.linear import Linear
 from saved_models import new_process, word_tokenizer
-from tiny import VARIANTS, assert_near, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NAMES = ["paper", "gated", "hybrid", "aaren", "learned"]
+NAMES = ["paper", "gated", "hybrid", "aaren", "learned", *NEWER]
 
 
 def words(*lengths: int) -> list[str]:
@@ -132,7 +132,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("name", ["paper", "gated", "hybrid", "aaren"])
+@pytest.mark.parametrize("name", ["paper", "gated", "hybrid", "aaren", *NEWER])
 def test_sft_packs_and_trains_as_without_packing(name, tmp_path):
     def one_step(**options) -> tuple[float, LinearAttentionForCausalLM, dict]:
         model = tiny_model(dtype=torch.float32, pad_token_id=0, **VARIANTS[name])

@@ -23,11 +23,19 @@ from transformers import (
 )
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from tiny import VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_model, tokenizer_of_letters
+from tiny import (
+    NEWER,
+    VARIANTS,
+    VOCAB_SIZE,
+    assert_near,
+    random_ids,
+    tiny_model,
+    tokenizer_of_letters,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOME = ["paper", "gated", "aaren", "hybrid", "softmax_first"]
+SOME = ["paper", "gated", "aaren", "hybrid", "softmax_first", *NEWER]
 TWO = ["gated", "hybrid"]  # every kind of state, and of layer
 PAD, NEW = 0, 12
 TOKENIZER = tokenizer_of_letters("th/he/in/er/an/re/on/at/en/nd/ti/es/or")  # of as many tokens

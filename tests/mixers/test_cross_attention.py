@@ -26,11 +26,11 @@ from hf_linear_attention import (
 from hf_linear_attention.cache_layers import MemoryLayer
 from hf_linear_attention.feature_maps import POINTWISE
 from hf_linear_attention.mixer_cross import CrossAttention
-from tiny import VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
+from tiny import NEWER, VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOME = ["paper", "gated", "hybrid"]
+SOME = ["paper", "gated", "hybrid", *NEWER]
 MEMORY_SIZE = 24
 M = 6  # tokens in the memory
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1], [1, 1, 1, 0, 0, 0]])
@@ -65,9 +65,9 @@ def test_it_is_the_formula(variant):
     x, memory = torch.randn(3, 5, 32).double(), random_memory()
     y = layer(x, memory, MASK)
 
-    D, Hq = config.head_dim, config.num_attention_heads
-    q, k, v = layer.q_proj(x), layer.k_proj(memory), layer.v_proj(memory)
-    q, k, v = (z.unflatten(-1, (-1, D)) for z in (q, k, v))
+    K, V, Hq = config.linear_key_head_dim, config.linear_value_head_dim, config.num_attention_heads
+    q, k = (z.unflatten(-1, (-1, K)) for z in (layer.q_proj(x), layer.k_proj(memory)))
+    v = layer.v_proj(memory).unflatten(-1, (-1, V))
     if config.value_act == "silu":
         v = v * v.sigmoid()
     if layer.feature_map is None:
@@ -79,9 +79,30 @@ def test_it_is_the_formula(variant):
     if config.normalizer == "z":
         weights = weights / (weights.sum(-1, keepdim=True) + config.attention_eps)
     expected = torch.einsum("bhtm,bmhd->bthd", weights, v)
-    if config.normalizer == "gated_rms_norm":
-        expected = layer.o_norm(expected) * layer.gate_act(layer.g_proj(x)).view(expected.shape)
+    if config.normalizer != "z":
+        gate = None
+        if config.low_rank_gate:
+            gate = layer.gate_act(layer.g_b_proj(layer.g_a_proj(x)))
+        elif "gated" in config.normalizer:
+            gate = layer.gate_act(layer.g_proj(x))
+        expected = normalized(config, expected, gate)
     assert_near(y, layer.o_proj(expected.flatten(2)), 1e-5)
+
+
+def normalized(config, y, gate):
+    """y (B, T, Hq, V) at unit mean square over what the config says, before or after the gate."""
+    is_first = config.normalizer == "rms_norm_of_gated"
+    if gate is not None and is_first:
+        y = y * gate.view(y.shape)
+    groups = {
+        "rms_norm": y.shape[2],
+        "gated_rms_norm": y.shape[2],
+        "rms_norm_of_gated": config.num_key_value_heads,
+    }.get(config.normalizer, 1)
+    together = y.flatten(2).unflatten(2, (groups, -1))
+    together = together / (together.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
+    y = together.view(y.shape)
+    return y if gate is None or is_first else y * gate.view(y.shape)
 
 
 @pytest.mark.parametrize("variant", SOME)

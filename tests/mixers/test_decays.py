@@ -27,7 +27,9 @@ def build(name, layer_idx=1, num_layers=LAYERS):
     config = SimpleNamespace(
         decay=name,
         num_key_value_heads=H,
+        num_state_heads=H,
         head_dim=HIDDEN // H,
+        linear_key_head_dim=HIDDEN // H,
         hidden_size=HIDDEN,
         num_hidden_layers=num_layers,
     )

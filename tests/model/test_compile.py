@@ -10,11 +10,11 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from tiny import VARIANTS, assert_near, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOME = ["gated", "hybrid"]  # compiling takes seconds
+SOME = ["gated", "hybrid", *NEWER]  # compiling takes seconds
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,8 @@ def read(forward, ids, cache, pieces):
         ("gated", "aot_eager"),
         ("hybrid", "eager"),
         ("aaren", "eager"),
+        ("preset_gated_deltanet", "aot_eager"),
+        ("preset_kimi_linear", "eager"),
     ],
 )
 def test_a_static_cache_grows_without_another_graph(variant, backend):

@@ -8,6 +8,9 @@ from hf_linear_attention import LinearAttentionConfig
 from tiny import VARIANTS, tiny_config
 
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
+MAMBA2 = VARIANTS["preset_mamba2"]
+DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
+MLA = {"softmax_mixer": "mla", "layer_types": ["full_attention"] * 3}
 
 
 def test_the_default_is_the_paper():
@@ -27,7 +30,7 @@ def test_the_default_is_the_paper():
         ({"feature_map": "elu"}, "feature_map .*'elu\\+1'.*'hedgehog'.*got 'elu'"),
         ({"feature_map_kwargs": {"m": 3}}, "feature_map_kwargs .*got 'm'"),
         ({"decay": "learned"}, "decay .*'retnet'.*got 'learned'"),
-        ({"normalizer": "rms"}, "normalizer .*'z', 'gated_rms_norm', got 'rms'"),
+        ({"normalizer": "rms"}, "normalizer .*'rms_norm', 'gated_rms_norm', .*, got 'rms'"),
         ({"gate_act": "tanh"}, "gate_act .*'sigmoid', 'silu', got 'tanh'"),
         ({"hidden_act": "silly"}, "hidden_act .*'silu'.*got 'silly'"),
         ({"position_embedding_type": "rope"}, "position_embedding_type .*'rotary'.*got 'rope'"),
@@ -38,6 +41,8 @@ def test_the_default_is_the_paper():
         ({"num_attention_heads": 5}, "hidden_size=32 must be a multiple of num_attention_heads=5"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 .*num_key_value_heads=3"),
+        ({"linear_num_value_heads": 3, "linear_num_key_heads": 2}, "linear_num_value_heads=3 .*=2"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim=0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"vocab_size": -1}, "vocab_size=-1"),
         ({"head_dim": 7, "position_embedding_type": "rotary"}, "head_dim=7 must be even"),
@@ -49,9 +54,29 @@ def test_the_default_is_the_paper():
         ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
         ({"value_act": "relu"}, "value_act .*None, 'silu', got 'relu'"),
         ({"mixer": "aaren"}, "feature_map must be 'exp' with mixer='aaren', got 'elu\\+1'"),
-        ({"mixer": "softmax"}, "mixer must be one of 'linear', 'aaren', got 'softmax'"),
+        ({"mixer": "softmax"}, "mixer must be one of 'linear', 'aaren', 'delta_.*got 'softmax'"),
+        ({"softmax_mixer": "linear"}, "softmax_mixer .*'softmax', 'mla', got 'linear'"),
+        ({**DELTA, "feature_map": "exp"}, "feature_map must be 'identity' with .*delta.*got 'exp'"),
+        ({**DELTA, "normalizer": "z"}, "normalizer must be 'rms_norm' or 'gated_.*got 'z'"),
+        ({**DELTA, "is_causal": False}, 'mixer must not be "delta_rule" with is_causal=False'),
+        ({**MLA, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*mla'),
+        ({**DELTA, "decay": "hgrn2"}, "mixer must be 'linear' with decay='hgrn2', .* 'delta_rule'"),
         ({**AAREN, "decay": "per_head"}, "decay must be 'none' with mixer='aaren', got 'per_head'"),
         ({**AAREN, "is_causal": False}, 'mixer must not be "aaren" with is_causal=False'),
+        ({**MAMBA2, "is_causal": False}, 'mixer must not be "mamba2" with is_causal=False'),
+        ({**MAMBA2, "normalizer": "z"}, "normalizer must be 'rms_norm_of_gated' with .*mamba2"),
+        ({**MAMBA2, "decay": "gla"}, "decay must be 'none' with mixer='mamba2', got 'gla'"),
+        ({**MAMBA2, "linear_num_key_heads": 3}, "linear_num_value_heads=4 .*=3"),
+        ({**MAMBA2, "time_step_min": 5.0}, "time_step_min, time_step_max .*got 5.0, 2.0 and"),
+        ({**MAMBA2, "time_step_floor": 0}, "time_step_floor must be more than 0"),
+        ({**MAMBA2, "time_step_limit": [0.1]}, "time_step_limit must be two numbers .*0.1"),
+        ({"linear_num_key_heads": 2}, "linear_num_key_heads must be num_key_value_heads=4 .*got 2"),
+        ({"linear_num_value_heads": 8}, "linear_num_value_heads must be num_att.*=4 .*got 8"),
+        ({"expand_k": 0.01}, "linear_key_head_dim=0 must be at least 1"),
+        ({"expand_k": 2, "position_embedding_type": "rotary"}, "must be head_dim=8 with rotary"),
+        ({"decay": "gla", "feature_map": "t2r"}, "feature_map must be .*'silu'.* got 't2r'"),
+        ({"decay": "hgrn2", "is_causal": False}, "decay .*is_causal=False.*got 'hgrn2'"),
+        ({"intermediate_size": -1}, "intermediate_size=-1 must be at least 0"),
         ({**AAREN, "normalizer": "gated_rms_norm"}, "normalizer must be 'z' with .*aaren"),
         ({**AAREN, "num_key_value_heads": 2}, "num_key_value_heads must be .*=4 .*got 2"),
         ({**AAREN, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*aaren'),
@@ -86,6 +111,8 @@ def test_derived_values_follow_what_they_are_derived_from(tmp_path):
     for current in (config, AutoConfig.from_pretrained(tmp_path)):
         assert current.head_dim == 16
         assert current.num_key_value_heads == 4
+        assert (current.linear_num_key_heads, current.linear_num_value_heads) == (4, 4)
+        assert (current.linear_key_head_dim, current.linear_value_head_dim) == (16, 16)
         assert current.layer_types == ["linear_attention"] * 2
     shallow = AutoConfig.from_pretrained(tmp_path, num_hidden_layers=1)
     assert shallow.layer_types == ["linear_attention"]
@@ -103,8 +130,9 @@ def test_given_values_do_not_follow():
     config = tiny_config(head_dim=4, num_key_value_heads=2)
     config.hidden_size, config.num_attention_heads = 64, 8
     assert (config.head_dim, config.num_key_value_heads) == (4, 2)
-    config = tiny_config()
+    config = tiny_config(linear_value_head_dim=5)
     config.head_dim = 6
+    assert (config.linear_key_head_dim, config.linear_value_head_dim) == (6, 5)
     config.hidden_size = 64
     assert config.head_dim == 6
     assert config.to_dict()["head_dim"] == 6

@@ -74,6 +74,14 @@ def test_it_says_how_the_model_is_built(tmp_path):
     }
 
 
+def test_it_says_where_values_share_keys(tmp_path):
+    tiny_model(**VARIANTS["preset_mamba2"]).save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text("utf-8")
+    row = "2 of keys with 6 features, 4 of values with 16"
+    assert f"| heads of linear attention | {row} |" in text
+    assert "| mixer | mamba2 |" in text
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_memory_is_that_of_the_cache(variant, dtype):

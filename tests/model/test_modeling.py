@@ -28,11 +28,20 @@ from hf_linear_attention import (
     backends,
 )
 from hf_linear_attention.modeling_linear_attention import sinusoidal_positions
-from tiny import HYBRID, VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
+from tiny import (
+    HYBRID,
+    NEWER,
+    VARIANTS,
+    VOCAB_SIZE,
+    assert_near,
+    random_ids,
+    tiny_config,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOME = ["paper", "gated", "hybrid", "softmax_first", "learned"]
+SOME = ["paper", "gated", "hybrid", "softmax_first", "learned", *NEWER]
 BIDIRECTIONAL = {
     "paper": {},
     "conv": {"conv_kernel_size": 3, "feature_map": "hedgehog", "num_key_value_heads": 2},
@@ -69,13 +78,13 @@ def test_any_cut_equals_the_whole(variant, cuts):
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0), (0, 0)])
-@pytest.mark.parametrize("variant", ["paper", "gated"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "preset_gated_deltanet"])
 def test_nothing_to_read(variant, shape):
     model = tiny_model(**VARIANTS[variant])
     assert logits_of(model, random_ids(*shape)).shape == (*shape, VOCAB_SIZE)
 
 
-@pytest.mark.parametrize("variant", ["paper", "gated"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "preset_gated_deltanet"])
 def test_nothing_new_to_read_leaves_the_cache_alone(variant):
     model = tiny_model(**VARIANTS[variant])
     ids = random_ids(2, 6)
@@ -134,7 +143,7 @@ def test_padded_and_cut_equals_padded(variant, cuts):
         assert_near(outputs.logits[real], whole[:, end - piece.shape[1] : end][real])
 
 
-@pytest.mark.parametrize("variant", ["paper", "gated"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "preset_gated_deltanet"])
 def test_padding_one_by_one_changes_nothing(variant):
     model = tiny_model(**VARIANTS[variant])
     ids, mask = random_ids(2, 8), torch.tensor(MASKS["everywhere"])

@@ -18,7 +18,7 @@ from hf_linear_attention import (
     LinearAttentionModel,
 )
 from hf_linear_attention.tensor_parallel import TENSOR_PARALLEL_STYLES
-from tiny import HYBRID, VARIANTS, tiny_config, tiny_model
+from tiny import HYBRID, NEWER, VARIANTS, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,7 +79,7 @@ def test_plans_name_what_the_model_has(variant, warnings_of_transformers):
     assert not [x for x in warnings_of_transformers() if any(words in x for words in UNUSED)]
 
 
-@pytest.mark.parametrize("variant", ["paper", "gated", "hybrid", "aaren"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "hybrid", "aaren", *NEWER])
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.__name__)
 def test_plans_of_every_head(variant, head):
     model = head(tiny_config(**MODELS[variant], pad_token_id=0))
@@ -93,7 +93,7 @@ def test_plans_of_an_encoder():
     assert "lm_head" in model.tp_plan
 
 
-@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "cross", "learned"])
+@pytest.mark.parametrize("variant", ["paper", "gated", "aaren", "cross", "learned", *NEWER])
 def test_loading_warns_of_no_rule(variant, tmp_path, warnings_of_transformers):
     tiny_model(**MODELS[variant]).save_pretrained(tmp_path)
     for auto_class in (AutoModelForCausalLM, AutoModel):

@@ -34,9 +34,15 @@ SIZES = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def sizes(name):
+    """With as many layers as the preset's pattern has, or more."""
+    return {**SIZES, "num_hidden_layers": max(LAYERS, len(PRESETS[name].layer_pattern))}
+
+
 def preset_model(name, **overrides):
     torch.manual_seed(0)
-    return LinearAttentionForCausalLM(LinearAttentionConfig.from_preset(name, **SIZES, **overrides))
+    fields = {**sizes(name), **overrides}
+    return LinearAttentionForCausalLM(LinearAttentionConfig.from_preset(name, **fields))
 
 
 # The table
@@ -44,13 +50,14 @@ def preset_model(name, **overrides):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_its_fields_and_the_rest_the_defaults(name):
-    config = LinearAttentionConfig.from_preset(name, **SIZES)
-    default = tiny_config(**SIZES, initializer_range=0.02, max_position_embeddings=2048)
+    config = LinearAttentionConfig.from_preset(name, **sizes(name))
+    default = tiny_config(**sizes(name), initializer_range=0.02, max_position_embeddings=2048)
     fields = PRESETS[name].fields
     for field, value in default.to_dict().items():
         assert config.to_dict()[field] == fields.get(field, value), field
     pattern = PRESETS[name].layer_pattern
-    assert config.layer_types == [pattern[layer % len(pattern)] for layer in range(LAYERS)]
+    layers = range(config.num_hidden_layers)
+    assert config.layer_types == [pattern[layer % len(pattern)] for layer in layers]
     assert "arXiv" in PRESETS[name].source
 
 
@@ -96,7 +103,8 @@ def test_what_is_wrong_is_said(name, overrides, message):
         LinearAttentionConfig.from_preset(name, **overrides)
 
 
-# The parallel forms of the sources, from a layer's input to its output, written anew
+# The parallel forms of the sources, from a layer's input to its output, written anew; those of
+# gla, hgrn2 and mamba2 are loops in tests/mixers/test_linear_forms.py
 
 
 def rotated(x):
@@ -116,7 +124,7 @@ def convolved(x, conv1d):
 
 
 def heads(x):
-    return x.unflatten(-1, (H, D))
+    return x.unflatten(-1, (H, -1))
 
 
 def powers(remembered):
@@ -142,15 +150,9 @@ def retention(q, k, v, mask):
 
 
 def gated(layer, y, gate):
-    mean_square = y.square().mean(-1, keepdim=True)
-    y = y / (mean_square + 1e-6).sqrt() * heads(gate)
-    return layer.o_proj(y.flatten(2))
-
-
-def mamba2_remembers(layer, x):
-    decay = layer.decay
-    step = (1 + (decay.dt_proj(x) + decay.dt_bias).exp()).log()
-    return (-decay.A_log.exp() * step).exp()
+    """y, (B, T, H, V) or of all heads at once (B, T, H V), at unit mean square, times a gate."""
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return layer.o_proj(y.reshape(gate.shape) * gate)
 
 
 def retnet(layer, x):
@@ -164,21 +166,18 @@ def lightning(layer, x):
     slope = torch.tensor([2.0 ** (-8 * (h + 1) / H) for h in range(H)], dtype=torch.float64)
     slope = slope * (1 - layer.layer_idx / (LAYERS - 1 + 1e-5) + 1e-5)
     q, k, v = (heads(F.silu(proj(x))) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
-    return gated(layer, retention(q, k, v, powers((-slope).exp())), layer.g_proj(x).sigmoid())
+    y = retention(q, k, v, powers((-slope).exp()))
+    return gated(layer, y.flatten(2), layer.g_proj(x).sigmoid())
 
 
-def gla(layer, x):
-    q, k, v = (heads(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
-    y = retention(q, k, v, products(mamba2_remembers(layer, x)))
-    return gated(layer, y, F.silu(layer.g_proj(x)))
-
-
-def mamba2(layer, x):
+def hybrid(layer, x):
     q = heads(convolved(layer.q_proj(x), layer.q_conv1d))
     k = heads(convolved(layer.k_proj(x), layer.k_conv1d))
     v = heads(convolved(layer.v_proj(x), layer.v_conv1d))
-    y = retention(q, k, v, products(mamba2_remembers(layer, x)))
-    return gated(layer, y, F.silu(layer.g_proj(x)))
+    decay = layer.decay
+    step = (1 + (decay.dt_proj(x) + decay.dt_bias).exp()).log()
+    y = retention(q, k, v, products((-decay.A_log.exp() * step).exp()))
+    return gated(layer, y, layer.g_proj(x).sigmoid())
 
 
 def normalized(layer, kernel, v):
@@ -204,8 +203,7 @@ def aaren(layer, x):
 
 
 PARALLEL = {
-    form.__name__: form
-    for form in (retnet, lightning, gla, mamba2, polynomial, katharopoulos, aaren)
+    form.__name__: form for form in (retnet, lightning, hybrid, polynomial, katharopoulos, aaren)
 }
 
 

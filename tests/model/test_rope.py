@@ -5,8 +5,9 @@ import copy
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRotaryEmbedding
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tiny import HYBRID, assert_near, random_ids, tiny_config, tiny_model
@@ -35,8 +36,11 @@ ROPES = {
         "long_factor": [2.0, 2.5, 3.0, 3.5],
     },
     "proportional": {"rope_type": "proportional", **THETA, "partial_rotary_factor": 0.5},
+    "partial": {"rope_type": "default", **THETA, "partial_rotary_factor": 0.5},
+    "partial_yarn": {"rope_type": "yarn", **THETA, "factor": 4.0, "partial_rotary_factor": 0.5},
     "of_config_json": {"type": "linear", **THETA, "factor": 2},
 }
+OF_LLAMA = [name for name in ROPES if not name.startswith("partial")]  # it turns all features
 CHANGING = ("dynamic", "longrope")  # frequencies of a long text are others than of a short one
 LAYERS = {
     "linear": {},
@@ -80,7 +84,7 @@ def cos_and_sin(model, length: int) -> torch.Tensor:
 # Against Llama
 
 
-@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("name", OF_LLAMA)
 def test_angles_are_those_of_llama(name):
     model = tiny_model(**rotary(name), dtype=torch.float32)
     llama = LlamaRotaryEmbedding(llama_config(name))
@@ -90,7 +94,17 @@ def test_angles_are_those_of_llama(name):
     assert model.model.rotary_emb.attention_scaling == llama.attention_scaling
 
 
-@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("name", ["partial", "partial_yarn"])
+def test_angles_of_a_part_are_those_of_qwen(name):
+    model = tiny_model(**rotary(name), dtype=torch.float32)
+    fields = {"head_dim": 8, "rope_parameters": copy.deepcopy(ROPES[name])}
+    qwen = Qwen3NextRotaryEmbedding(Qwen3NextConfig(max_position_embeddings=ORIGINAL, **fields))
+    expected = torch.stack(qwen(torch.zeros(1, LONG, 32), torch.arange(LONG)[None]))
+    assert expected.shape[-1] == 4
+    torch.testing.assert_close(cos_and_sin(model, LONG), expected)
+
+
+@pytest.mark.parametrize("name", OF_LLAMA)
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_a_softmax_model_is_llama(name, length):
     model, llama = softmax_model_and_llama(name)
@@ -105,7 +119,7 @@ def test_a_softmax_model_is_llama(name, length):
         assert_near(model(**batch).logits[is_real], llama(**batch).logits[is_real])
 
 
-@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("name", OF_LLAMA)
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_beams": 2}, {"cache_implementation": "static"}, {"use_cache": False}],
@@ -270,12 +284,12 @@ WRONG = {
         r"\['long_factor'\] must be a list of head_dim / 2 = 4 numbers, got 2.0",
     ),
     "partial": (
-        {"rope_type": "default", "partial_rotary_factor": 0.5},
-        r"'proportional' at most 1, got 0.5 with 'default'",
+        {"rope_type": "default", "partial_rotary_factor": 0.2},
+        r"at most 1 and leave an even number of head_dim=8 features, got 0.2",
     ),
     "all_of_it": (
         {"rope_type": "proportional", "partial_rotary_factor": 1.5},
-        "at most 1, got 1.5 with 'proportional'",
+        "at most 1 .*got 1.5",
     ),
     "per_layer_type": (
         {"full_attention": ROPES["default"], "linear_attention": ROPES["linear"]},

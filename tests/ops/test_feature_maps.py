@@ -28,7 +28,7 @@ def build(name, head_dim=D, num_key_value_heads=Hkv, **kwargs):
         feature_map_kwargs=kwargs,
         num_attention_heads=Hq,
         num_key_value_heads=num_key_value_heads,
-        head_dim=head_dim,
+        linear_key_head_dim=head_dim,
     )
     return build_feature_map(config)
 

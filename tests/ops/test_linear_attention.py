@@ -534,7 +534,8 @@ def test_code_that_needs_a_newer_op_runs_chunked_and_says_why(tmp_path, monkeypa
     """Code of a checkpoint may be newer than the installed package."""
     folder = tmp_path / "saved_with_a_checkpoint"
     folder.mkdir()
-    for name in ("op_linear", "backends", "chunked_linear", "feature_maps", "numerics"):
+    ours = ("op_linear", "op_delta", "backends", "checks", "feature_maps", "numerics")
+    for name in (*ours, "chunks", "chunked_linear", "chunked_delta"):
         code = (Path(op_linear.__file__).parent / f"{name}.py").read_text()
         op = 'native_op("linear_attention", version={})'
         (folder / f"{name}.py").write_text(code.replace(op.format(1), op.format(2)))
@@ -750,14 +751,17 @@ WRONG = {
     "k features": (changed("k", lambda k: k[..., 1:]), "k must have q's 7 features, got 6"),
     "no features": (changed("v", lambda v: v[..., :0]), "v must have at least one head and one f"),
     "no heads": (changed("k", lambda k: k[:, :, :0]), "k must have at least one head"),
-    "v heads": (changed("v", lambda v: v[:, :, :1]), "v must have k's 2 heads, got 1"),
+    "v heads": (
+        changed("v", lambda v: v[:, :, :1]),
+        "v must have a multiple of k's 2 heads, got 1",
+    ),
     "q heads": (
         changed("q", lambda q: q[:, :, :3]),
-        "q must have a multiple of k's 2 heads, got 3",
+        "q must have a multiple of v's 2 heads or divide them, got 3",
     ),
     "decay shape": (
         changed("log_decay", lambda g: g[..., :1]),
-        r"log_decay must have shape \(2, 6, 2\), got \(2, 6, 1\)",
+        r"log_decay must have shape \(2, 6, 2\) or \(2, 6, 2, 7\), got \(2, 6, 1\)",
     ),
     "decay dtype": (
         changed("log_decay", lambda g: g.int()),
@@ -869,7 +873,7 @@ WRONG_STEP = {
         r"q must have the 3 dimensions \(B, H, D\), got",
     ),
     "k dtype": (changed("k", lambda k: k.half()), "k must have q's dtype"),
-    "k heads": (changed("k", lambda k: k[:, :1]), "v must have k's 1 heads, got 2"),
+    "v heads": (changed("v", lambda v: v[:, :1]), "v must have a multiple of k's 2 heads, got 1"),
     "v batch": (changed("v", lambda v: v[:1]), r"v must have q's B \(2,\), got"),
     "kv shape": (
         changed("state", lambda state: (state[0][..., :1], state[1])),

@@ -825,7 +825,14 @@ def run_python(*command, **environment):
 def test_loading_again_changes_nothing():
     args = arguments()
     before = forward(**args)
-    for module in (native.library, native.linear_attention, native.linear, native.rms_norm, native):
+    for module in (
+        native.library,
+        native.linear_attention,
+        native.delta_rule,
+        native.linear,
+        native.rms_norm,
+        native,
+    ):
         importlib.reload(module)
     after = forward(**args)
     torch.testing.assert_close(after, before)

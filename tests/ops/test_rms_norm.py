@@ -103,7 +103,7 @@ def test_it_is_a_norm_to_everybody_else():
     assert repr(norm) == repr(twin).removeprefix("Llama")
     model = tiny_model(**VARIANTS["gated"])
     norms = {name: module for name, module in model.named_modules() if "norm" in name}
-    assert all(type(module) is RMSNorm for module in norms.values())
+    assert all(isinstance(module, RMSNorm) for module in norms.values())
     assert len(norms) == 3 * model.config.num_hidden_layers + 1
     for module in norms.values():
         nn.init.zeros_(module.weight)

@@ -29,6 +29,14 @@ AXES = {
         "num_key_value_heads": 2,
         "position_embedding_type": "none",
     },
+    "per_channel": {
+        "feature_map": "elu+1",
+        "decay": "gla",
+        "expand_k": 0.75,
+        "num_key_value_heads": 2,
+        "conv_kernel_size": 3,
+        "conv_bias": True,
+    },
     "learned": {"position_embedding_type": "learned", "tie_word_embeddings": True},
     "hybrid": {
         "layer_types": HYBRID,
@@ -48,8 +56,19 @@ CHANGES = {
     "based": {"sliding_window": 5},
     "hedgehog": {"conv_kernel_size": 4, "attention_bias": True},
     "lightning": {"head_dim": 6},
+    "minimax": {"num_hidden_layers": 8},
+    "hgrn2": {"num_key_value_heads": 2, "conv_kernel_size": 3},
+    "mamba2": {
+        **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
+        **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
+    },
     "sliding": {"sliding_window": 4},
     "hybrid": {"num_hidden_layers": 4, "num_key_value_heads": 2},
+    "deltanet": {"linear_allow_neg_eigval": True, "linear_key_head_dim": 5},
+    "gated_deltanet": {"linear_num_key_heads": 2, "linear_value_head_dim": 12},
+    "kda": {"linear_key_head_dim": 6, "linear_num_key_heads": 2},
+    "qwen3_next": {"num_hidden_layers": 4, "num_key_value_heads": 2},
+    "kimi_linear": {"num_hidden_layers": 4, "conv_kernel_size": 3},
 }
 PRESET_VARIANTS = {
     f"preset_{name}": {
@@ -58,12 +77,18 @@ PRESET_VARIANTS = {
     }
     for name in PRESETS
 }
+AXES["mamba2_alone"] = {**PRESET_VARIANTS["preset_mamba2"], "intermediate_size": 0}
+AXES["mamba2_one_group"] = {**PRESET_VARIANTS["preset_mamba2"], "linear_num_key_heads": 1}
 # katharopoulos and dpfp are "paper" and, but for a decay, "dpfp"
 COVERED = ("preset_katharopoulos", "preset_dpfp")
 VARIANTS = {
     **AXES,
     **{name: fields for name, fields in PRESET_VARIANTS.items() if name not in COVERED},
 }
+# Of newer kinds of states those that many tests run over: the delta rule's, with value heads that
+# share key heads, and with a decay for every channel beside latent softmax attention; and sums,
+# with decays that give the keys, and with write strengths.
+NEWER = ("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2")
 
 
 def tiny_config(**kwargs) -> LinearAttentionConfig:

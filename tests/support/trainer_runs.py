@@ -22,6 +22,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # a variant of the model, and T
     "plain": ("gated", {}),
     "performer": ("preset_performer", {}),
     "retnet": ("preset_retnet", {}),
+    "hgrn2": ("preset_hgrn2", {}),
+    "mamba2": ("preset_mamba2", {}),
     "tied": ("learned", {}),
     "hybrid": ("hybrid", {}),
     "accumulated": ("gated", {"gradient_accumulation_steps": 2}),

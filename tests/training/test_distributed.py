@@ -23,7 +23,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 RUNS = {
     "ddp": ("plain", "performer", "accumulated", "checkpointed", "smoothed", "bfloat16"),
     "fsdp2": (
-        *("plain", "performer", "retnet", "tied", "hybrid"),
+        *("plain", "performer", "retnet", "hgrn2", "mamba2", "tied", "hybrid"),
         *("accumulated", "checkpointed", "smoothed", "bfloat16", "resumed"),
     ),
 }

@@ -155,7 +155,7 @@ def test_wrong_flags_are_named(args, message, capsys):
         (["--preset", "retnet", "--decay", "per_head"], {"decay": "per_head", "gate_act": "silu"}),
         (
             ["--preset", "gla", "--config_overrides", '{"gate_act": "sigmoid"}'],
-            {"decay": "per_token", "gate_act": "sigmoid"},
+            {"decay": "gla", "gate_act": "sigmoid"},
         ),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DataCollatorWithFlattening, Trainer
 
-from tiny import VARIANTS, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, random_ids, tiny_model
 from trainer_runs import SEQUENCES_PER_STEP, arguments, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,7 +120,7 @@ def test_sequences_are_grouped_by_length(tmp_path):
     assert losses == pytest.approx([loss_by_hand(rows, "gated") for rows in batches], rel=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["aaren", "gated", "hybrid"])
+@pytest.mark.parametrize("variant", ["aaren", "gated", "hybrid", *NEWER])
 @pytest.mark.parametrize(
     "signal", ["return_position_ids", "return_flash_attn_kwargs", "return_seq_idx"]
 )
