@@ -15,6 +15,8 @@ Shares of the peak count the fewest flops: per token, head and pair of K and V f
 and 14 forward with backward (S and y; S, dq, the state of the reversed scan, dk and dv) for linear
 attention; half of T squared for softmax. Shares of the bandwidth count each tensor once where it is
 read and once where it is written.
+
+Then the delta rule and decays per channel, with contenders of their own: rules.py.
 """
 
 from collections.abc import Callable
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import rules
 from harness import (
     Report,
     Work,
@@ -231,6 +234,7 @@ def main() -> None:
     verify_oracle()
     for dtype_name, shape in SETTINGS[flags.setting]:
         run_case(report, shape, dtype_name)
+    rules.run_all(report)
     report.save()
 
 

@@ -1,11 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Tasks for small language models: text, looking up (MQAR) and copying.
+"""Tasks for small language models: text, looking up (MQAR), copying and tracking a state.
 
 Shapes: B rows, T tokens. A batch is a pair (B, T) of tokens and targets: the target at t is what
 should be answered after tokens[:, :t + 1], UNASKED where nothing is asked.
 """
 
 import functools
+import itertools
 import math
 import sys
 from dataclasses import dataclass
@@ -127,6 +128,67 @@ class Copy:
         tokens = torch.where(place < sizes, word, copy)
         targets = torch.where(is_again, copy, UNASKED).roll(-1, 1)
         return Batch(tokens, targets)
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The product of all permutations of `letters` letters so far, each token one of them.
+
+    With 2 letters that is the parity of a row of bits, with 3 the group S3. Trained on rows of
+    `length`; of rows of `held_out_length` it is asked only what lies beyond the length trained on.
+    Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv
+    2411.12537.
+    """
+
+    letters: int = 2
+    length: int = 40
+    held_out_length: int = 256
+    held_out_rows: int = 100
+
+    metric = "tracked"
+    lower_is_better = False
+    score = Recall.score
+
+    def __post_init__(self):
+        if self.held_out_length <= self.length:
+            raise ValueError(
+                f"held_out_length must be more than length = {self.length}, "
+                f"got {self.held_out_length}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return math.factorial(self.letters)
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        return self._rows(rows, self.length, generator)
+
+    def held_out(self) -> Batch:
+        generator = torch.Generator().manual_seed(HELD_OUT_SEED)
+        tokens, targets = self._rows(self.held_out_rows, self.held_out_length, generator)
+        targets[:, : self.length] = UNASKED
+        return Batch(tokens, targets)
+
+    def _rows(self, rows: int, length: int, generator: torch.Generator) -> Batch:
+        products = _products_of_permutations(self.letters)
+        tokens = torch.randint(self.vocab_size, (rows, length), generator=generator)
+        targets = tokens.clone()
+        for t in range(1, length):
+            targets[:, t] = products[tokens[:, t], targets[:, t - 1]]
+        return Batch(tokens, targets)
+
+
+@functools.cache
+def _products_of_permutations(letters: int) -> Tensor:
+    """[i, j] is the number of the permutation that does first j, then i."""
+    permutations = list(itertools.permutations(range(letters)))
+    number = {permutation: i for i, permutation in enumerate(permutations)}
+    return torch.tensor(
+        [
+            [number[tuple(second[x] for x in first)] for first in permutations]
+            for second in permutations
+        ]
+    )
 
 
 @dataclass(frozen=True)
