@@ -17,13 +17,14 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo test bench compare gpu-check check format clean
+.PHONY: help demo test bench compare sanitize gpu-check check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
+	@echo "make sanitize   look for memory errors and races in the CPU kernels, under 15 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
@@ -47,6 +48,9 @@ bench: $(VENV)/installed
 
 compare: $(VENV)/installed
 	$(IN_VENV) python benchmarks/compare_wheels.py $(OLD) $(NEW) $(COMPARE_FLAGS)
+
+sanitize: $(VENV)/installed
+	$(IN_VENV) python scripts/sanitize.py $(SANITIZE_FLAGS)
 
 # Fetches nothing: it takes the Python of $(VENV), or else PYTHON, with the torch that it has.
 gpu-check:

@@ -1,0 +1,262 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Calls every CPU kernel on one thread and on several, without PyTorch, so that ThreadSanitizer
+// sees all that the threads share (scripts/sanitize.py builds and runs this). Results must agree;
+// what they should be, the tests of the ops say.
+
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/cpu.h"
+
+namespace {
+
+using namespace hfla;
+
+constexpr int64_t kThreads = 4;
+constexpr double kTolerance = 1e-4;  // pieces of a sequence are added up in another order
+
+// Threads of our own: each takes the next part of the range.
+void parallel_for(int64_t n, void (*body)(void*, int64_t, int64_t), void* context) {
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([=] { body(context, n * i / kThreads, n * (i + 1) / kThreads); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+using Numbers = std::vector<float>;
+
+// The tensors of one call, made as they are asked for: the same numbers in every call.
+class Arrays {
+ public:
+  float* random(int64_t size, float low, float high) {
+    float* const x = empty(size, /*is_result=*/false);
+    std::uniform_real_distribution<float> numbers(low, high);
+    for (int64_t i = 0; i < size; ++i) x[i] = numbers(engine_);
+    return x;
+  }
+  float* empty(int64_t size, bool is_result = true) {
+    arrays_.emplace_back(std::make_unique<Numbers>(size, 0.0f));
+    if (is_result) results_.push_back(arrays_.back().get());
+    return arrays_.back()->data();
+  }
+  Numbers results() const {
+    Numbers all;
+    for (const Numbers* x : results_) all.insert(all.end(), x->begin(), x->end());
+    return all;
+  }
+
+ private:
+  std::mt19937 engine_{1};
+  std::vector<std::unique_ptr<Numbers>> arrays_;
+  std::vector<Numbers*> results_;
+};
+
+struct Sizes {
+  int64_t B, T, H, K, V;
+  int64_t heads(int64_t dim) const { return B * T * H * dim; }
+};
+
+// (B, T, H, D), or (B, T, H) for no D.
+View view(float* data, const Sizes& s, int64_t dim) {
+  const int64_t D = dim ? dim : 1;
+  return {data, s.T * s.H * D, s.H * D, D, dim ? 1 : 0};
+}
+
+Sequences sequences(const Sizes& s, const std::vector<int32_t>& cu_seqlens) {
+  Sequences p{};
+  p.B = s.B, p.T = s.T, p.Hq = p.Hkv = s.H, p.K = s.K, p.V = s.V;
+  p.dtype = DType::f32;
+  p.num_sequences = cu_seqlens.empty() ? s.B : static_cast<int64_t>(cu_seqlens.size()) - 1;
+  p.cu_seqlens = cu_seqlens.empty() ? nullptr : cu_seqlens.data();
+  return p;
+}
+
+struct Case {
+  Sizes sizes;
+  std::vector<int32_t> cu_seqlens;
+};
+
+// Many heads; few, so that columns are divided; one, so that time is; packed sequences.
+const Case kCases[] = {
+    {{2, 70, 5, 16, 24}, {}},
+    {{1, 300, 1, 8, 40}, {}},
+    {{1, 900, 1, 16, 4}, {}},
+    {{1, 200, 3, 12, 20}, {0, 3, 3, 120, 200}},
+};
+
+bool succeeded(Status status) { return status == Status::ok; }
+
+bool linear_attention(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes& s = c.sizes;
+  LinearAttentionProblem p{};
+  static_cast<Sequences&>(p) = sequences(s, c.cu_seqlens);
+  p.feature_map = FeatureMap::elu_plus_one, p.eps = 1e-6, p.normalize = p.is_causal = true;
+  const int64_t kv = p.num_sequences * s.H * s.K * s.V, z = p.num_sequences * s.H * s.K;
+  p.q = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  p.log_decay = view(a.random(s.heads(1), -1, 0), s, 0);
+  p.initial_kv = a.random(kv, 0, 1), p.initial_z = a.random(z, 0, 1);
+  LinearAttentionResult result{view(a.empty(s.heads(s.V)), s, s.V), a.empty(s.heads(1)),
+                               a.empty(kv), a.empty(z)};
+  LinearAttentionUpstream upstream{};
+  upstream.dy = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  upstream.dkv = a.random(kv, -1, 1), upstream.dz = a.random(z, -1, 1);
+  LinearAttentionGradients gradients{};
+  gradients.dq = view(a.empty(s.heads(s.K)), s, s.K);
+  gradients.dk = view(a.empty(s.heads(s.K)), s, s.K);
+  gradients.dv = view(a.empty(s.heads(s.V)), s, s.V);
+  gradients.dlog_decay = view(a.empty(s.heads(1)), s, 0);
+  gradients.dinitial_kv = a.empty(kv), gradients.dinitial_z = a.empty(z);
+  if (!succeeded(cpu.linear_attention.forward(p, result, threads))) return false;
+  upstream.forward = result;
+  return succeeded(cpu.linear_attention.backward(p, upstream, gradients, threads));
+}
+
+bool linear_attention_step(const CpuKernels& cpu, const Threads& threads, const Case& c,
+                           Arrays& a) {
+  const Sizes s{c.sizes.B * 8, 1, c.sizes.H, c.sizes.K, c.sizes.V};
+  LinearAttentionStep p{};
+  static_cast<HeadSizes&>(p) = sequences(s, {});
+  p.feature_map = FeatureMap::elu_plus_one, p.eps = 1e-6, p.normalize = true;
+  p.q = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  p.kv = a.empty(s.B * s.H * s.K * s.V), p.z = a.empty(s.B * s.H * s.K);
+  p.y = view(a.empty(s.heads(s.V)), s, s.V);
+  return succeeded(cpu.linear_attention.step(p, threads));
+}
+
+bool delta_rule(const CpuKernels& cpu, const Threads& threads, const Case& c, bool per_channel,
+                bool delta, Arrays& a) {
+  const Sizes& s = c.sizes;
+  DeltaRuleProblem p{};
+  static_cast<Sequences&>(p) = sequences(s, c.cu_seqlens);
+  p.scale = 0.25, p.normalize_qk = true, p.delta = delta;
+  const int64_t shared = s.H;  // all heads share one of q and of k
+  p.q_group = p.k_group = shared;
+  const Sizes one{s.B, s.T, 1, s.K, s.V};
+  const int64_t decays = per_channel ? s.K : 0;
+  const int64_t state = p.num_sequences * s.H * s.K * s.V;
+  p.q = view(a.random(one.heads(s.K), -1, 1), one, s.K);
+  p.k = view(a.random(one.heads(s.K), -1, 1), one, s.K);
+  p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  p.beta = view(a.random(s.heads(1), 0, 2), s, 0);
+  p.log_decay = view(a.random(s.heads(per_channel ? s.K : 1), -1, 0), s, decays);
+  p.decay_per_channel = per_channel;
+  p.initial_state = a.random(state, 0, 1);
+  DeltaRuleResult result{view(a.empty(s.heads(s.V)), s, s.V), {}, a.empty(state)};
+  if (delta) result.errors = view(a.empty(s.heads(s.V)), s, s.V);
+  DeltaRuleUpstream upstream{};
+  upstream.dy = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  upstream.dstate = a.random(state, -1, 1);
+  DeltaRuleGradients gradients{};
+  gradients.dq = view(a.empty(one.heads(s.K)), one, s.K);
+  gradients.dk = view(a.empty(one.heads(s.K)), one, s.K);
+  gradients.dv = view(a.empty(s.heads(s.V)), s, s.V);
+  gradients.dbeta = view(a.empty(s.heads(1)), s, 0);
+  gradients.dlog_decay = view(a.empty(s.heads(per_channel ? s.K : 1)), s, decays);
+  gradients.dinitial_state = a.empty(state);
+  if (!succeeded(cpu.delta_rule.forward(p, result, threads))) return false;
+  upstream.errors = result.errors, upstream.state = result.state;
+  return succeeded(cpu.delta_rule.backward(p, upstream, gradients, threads));
+}
+
+bool delta_rule_step(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes s{c.sizes.B * 8, 1, c.sizes.H, c.sizes.K, c.sizes.V};
+  DeltaRuleStep p{};
+  static_cast<HeadSizes&>(p) = sequences(s, {});
+  p.scale = 1, p.normalize_qk = true, p.delta = true, p.q_group = p.k_group = 1;
+  p.q = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  p.beta = view(a.random(s.heads(1), 0, 1), s, 0);
+  p.state = a.empty(s.B * s.H * s.K * s.V);
+  p.y = view(a.empty(s.heads(s.V)), s, s.V);
+  return succeeded(cpu.delta_rule.step(p, threads));
+}
+
+bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const int64_t rows = 3, in = 16 * c.sizes.T, out = 700;
+  const LinearProblem p{rows,
+                        in,
+                        out,
+                        DType::f32,
+                        a.random(rows * in, -1, 1),
+                        a.random(in * out, -1, 1),
+                        a.random(out, -1, 1),
+                        a.empty(rows * out)};
+  return succeeded(cpu.linear(p, threads));
+}
+
+bool rms_norm(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const int64_t rows = 10 * c.sizes.T, columns = 64;
+  const RmsNormProblem p{
+      rows, columns, DType::f32, 1e-6, a.random(rows * columns, -1, 1), a.random(columns, -1, 1)};
+  const RmsNormResult result{a.empty(rows * columns), a.empty(rows)};
+  const float* const dy = a.random(rows * columns, -1, 1);
+  if (!succeeded(cpu.rms_norm.forward(p, result, threads))) return false;
+  return succeeded(cpu.rms_norm.backward(
+      p, {dy, result.inverse_rms, a.empty(rows * columns), a.empty(columns)}, threads));
+}
+
+using Call = std::function<bool(const CpuKernels&, const Threads&, const Case&, Arrays&)>;
+
+Call delta_rule_of(bool per_channel, bool delta) {
+  return [=](const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+    return delta_rule(cpu, threads, c, per_channel, delta, a);
+  };
+}
+
+const std::pair<const char*, Call> kCalls[] = {
+    {"linear_attention", linear_attention},
+    {"linear_attention_step", linear_attention_step},
+    {"delta_rule, decay per head", delta_rule_of(false, true)},
+    {"delta_rule, decay per channel", delta_rule_of(true, true)},
+    {"delta_rule, decay per head, without delta", delta_rule_of(false, false)},
+    {"delta_rule, decay per channel, without delta", delta_rule_of(true, false)},
+    {"delta_rule_step", delta_rule_step},
+    {"linear", linear},
+    {"rms_norm", rms_norm},
+};
+
+// The largest difference, of the largest number.
+double difference(const Numbers& x, const Numbers& y) {
+  double most = 0, size = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (!std::isfinite(x[i]) || !std::isfinite(y[i])) return INFINITY;
+    most = std::fmax(most, std::fabs(double(x[i]) - y[i]));
+    size = std::fmax(size, std::fabs(double(x[i])));
+  }
+  return size > 0 ? most / size : INFINITY;  // all zeros are no results
+}
+
+}  // namespace
+
+int main() {
+  const char* why_not = nullptr;
+  const CpuKernels* const cpu = cpu_kernels(&why_not);
+  if (!cpu) return std::fprintf(stderr, "%s\n", why_not), 1;
+  for (const auto& [name, call] : kCalls) {
+    for (const Case& c : kCases) {
+      Arrays alone, together;
+      const bool ran = call(*cpu, {1, parallel_for}, c, alone) &&
+                       call(*cpu, {kThreads, parallel_for}, c, together);
+      const double error = ran ? difference(alone.results(), together.results()) : INFINITY;
+      if (!(error <= kTolerance)) {
+        return std::fprintf(stderr, "%s with %d tokens: one thread and several differ by %g\n",
+                            name, static_cast<int>(c.sizes.T), error),
+               1;
+      }
+    }
+    std::printf("%s: on %d threads as on one\n", name, static_cast<int>(kThreads));
+  }
+}
