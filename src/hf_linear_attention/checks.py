@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .numerics import accumulation_dtype
+from .tokens import behind
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -85,8 +86,7 @@ def check_log_decay(
     if is_readable(log_decay):
         positive = log_decay.detach() > 0
         if key_mask is not None:
-            features = [1] * (log_decay.dim() - key_mask.dim())
-            positive = positive & key_mask.view(*key_mask.shape, *features)
+            positive = positive & behind(key_mask, positive)
         if positive.any():
             raise ValueError(f"log_decay must be at most 0, got {log_decay[positive].max().item()}")
     return checked

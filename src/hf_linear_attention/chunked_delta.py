@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
-from .numerics import accumulation_dtype, without_autocast
+from .numerics import L2_NORM_EPS, accumulation_dtype, without_autocast
+from .tokens import behind
 
 CHUNK_SIZE = 64  # a power of two
-L2_NORM_EPS = 1e-6
 
 
 def chunked_delta_rule(
@@ -58,18 +58,22 @@ def chunked_delta_rule(
         decays = None if g is None else of_chunks(g)  # (B, n, Hk, G, C), and K with channels
         strength = None if beta is None else of_chunks(beta)[..., None]
 
-        between, from_start, to_end = _products(queries, keys, decays)
-        of_queries, of_keys = between.unbind(-3)  # (B, n, Hk, G, C, C) each
-        if decays is None:
-            leave, queries_in, keys_in, keys_out = None, queries, keys, keys
-        else:
+        # Keys meet keys only where a value is corrected by what the state holds.
+        rows = torch.stack([queries, keys] if delta else [queries], -3)
+        between, from_start, to_end = _products(rows, keys, decays)
+        of_queries, *of_rows = between.unbind(-3)  # (B, n, Hk, G, C, C) each
+        leave, queries_in, keys_in, keys_out = None, queries, keys, keys
+        if from_start is not None and to_end is not None:
             from_start, to_end = from_start.exp(), to_end.exp()
             leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
-            queries_in, keys_in, keys_out = queries * from_start, keys * from_start, keys * to_end
+            queries_in, keys_out = queries * from_start, keys * to_end
+            if delta:
+                keys_in = keys * from_start
 
         written = values if strength is None else strength * values
         mixed = None
         if delta:  # u = inverse beta (v - S^T k): a part from values, and one to take from S
+            (of_keys,) = of_rows
             if strength is not None:
                 of_keys, keys_in = strength * of_keys, strength * keys_in
             inverse = _InverseOfUnitLower.apply(of_keys.tril(-1))
@@ -103,36 +107,33 @@ def _prepared(
     if log_decay is not None:
         log_decay = log_decay.clamp(min=LOWEST_LOG_DECAY)
     if key_mask is not None:
-        q, k, v = (_without_padding(x, key_mask) for x in (q, k, v))
+        q, k, v = (torch.where(behind(key_mask, x), x, 0) for x in (q, k, v))
         beta, log_decay = (
-            None if x is None else _without_padding(x, key_mask) for x in (beta, log_decay)
+            None if x is None else torch.where(behind(key_mask, x), x, 0) for x in (beta, log_decay)
         )
     if normalize_qk:
         q, k = (x * (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() for x in (q, k))
     return q * scale, k, v, beta, log_decay
 
 
-def _without_padding(x: Tensor, key_mask: Tensor) -> Tensor:
-    features = [1] * (x.dim() - key_mask.dim())
-    return torch.where(key_mask.view(*key_mask.shape, *features), x, 0)
-
-
-def _products(queries: Tensor, keys: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _products(
+    rows: Tensor, keys: Tensor, g: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What tokens of a chunk are to each other, and to its start and end.
 
     Args:
-        queries, keys: (B, n, Hk, 1, C, K).
+        rows: (B, n, Hk, 1, R, C, K): queries, and keys, too, where R is 2.
+        keys: (B, n, Hk, 1, C, K).
         g: (B, n, Hk, G, C) or (B, n, Hk, G, C, K), log decays.
 
     Returns:
-        (B, n, Hk, G, 2, C, C), of i and j the sum over channels of q_i k_j and of k_i k_j, decayed
-        by g_{j+1} + ... + g_i, for j <= i; and the log decays from the chunk's start to each token,
-        and from each to its end, (B, n, Hk, G, C, 1 or K).
+        (B, n, Hk, G, R, C, C), of i and j the sum over channels of row i times k_j, decayed by
+        g_{j+1} + ... + g_i, for j <= i; and the log decays from the chunk's start to each token,
+        and from each to its end, (B, n, Hk, G, C, 1 or K), None without g.
     """
-    rows = torch.stack([queries, keys], -3)  # (B, n, Hk, 1, 2, C, K)
     if g is None:
-        return rows @ keys.mT[..., None, :, :], queries, queries
-    if g.dim() == queries.dim():
+        return rows @ keys.mT[..., None, :, :], None, None
+    if g.dim() == keys.dim():
         return _products_by_channel(rows, keys, g)
     sums = sums_between(g)
     from_start = g.cumsum(-1)
@@ -156,7 +157,7 @@ def _products_by_channel(rows: Tensor, keys: Tensor, g: Tensor) -> tuple[Tensor,
         pairs = (C // (2 * size), 2, size)  # of blocks, first and second, tokens
         first_keys = (keys * to_end.exp()).unflatten(-2, pairs)[..., 0, :, :]
         second_rows = (rows * from_start.exp()[..., None, :, :]).unflatten(-2, pairs)[..., 1, :, :]
-        lower = second_rows @ first_keys.mT[..., None, :, :, :]  # (..., 2, pairs, size, size)
+        lower = second_rows @ first_keys.mT[..., None, :, :, :]  # (..., R, pairs, size, size)
         first, second = products.unflatten(-3, (-1, 2)).unbind(-3)
         products = torch.cat(
             [

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .memory import LayerMemory
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import accumulation_dtype
 from .op_linear import linear_attention, linear_attention_step_
@@ -150,9 +149,7 @@ class Aaren(LinearAttentionBase):
     ) -> tuple[Tensor, None]:
         """hidden_states (B, T, C) -> (B, T, C), and no attention weights, which nobody makes."""
         B, T, C = hidden_states.shape
-        hidden_states, _ = tokens.one_row(hidden_states)
-        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        memory = LayerMemory(cache, tokens, T)
+        hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
         k, v = self.convolve("k", k, shard, memory), self.convolve("v", v, shard, memory)

@@ -15,7 +15,6 @@ from transformers.cache_utils import Cache
 
 from .decays import build_decay
 from .linear import Linear
-from .memory import LayerMemory
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import at_least_float32
 from .recurrence_delta import DeltaRecurrence
@@ -47,9 +46,7 @@ class DeltaRule(LinearAttentionBase):
     ) -> tuple[Tensor, None]:
         """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
         B, T, C = hidden_states.shape
-        hidden_states, _ = tokens.one_row(hidden_states)
-        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        memory = LayerMemory(cache, tokens, T)
+        hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
 
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys, "linear_num_key_heads")

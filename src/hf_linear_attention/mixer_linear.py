@@ -53,6 +53,7 @@ class LinearAttentionBase(nn.Module):
     and a gate, or neither.
     """
 
+    layer_idx: int
     q_proj: Linear
     k_proj: Linear
     v_proj: Linear
@@ -92,6 +93,16 @@ class LinearAttentionBase(nn.Module):
         if self.is_gated:
             self.gate_act = ACT2FN[config.gate_act]
         self.o_norm = build_norm(config, out_heads, heads.value_dim, heads.keys)
+
+    def begin(
+        self, hidden_states: Tensor, tokens: Tokens, past_key_values: Cache | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, LayerMemory]:
+        """What a forward begins with: hidden states (B, T, C) in one row where they are packed, the
+        positions of that, and what the layer remembers.
+        """
+        T = hidden_states.shape[1]
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        return *tokens.one_row(hidden_states), LayerMemory(cache, tokens, T)
 
     def add_convolutions(self, config: PreTrainedConfig) -> None:
         """Makes convolutions on what is projected, if the config wants them."""
@@ -176,9 +187,7 @@ class LinearAttention(MappedAttention):
         lower_bound: (Hkv, K), of what a decay that gives the keys remembers.
         """
         B, T, C = hidden_states.shape
-        hidden_states, position_embeddings = tokens.one_row(hidden_states)
-        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        memory = LayerMemory(cache, tokens, T)
+        hidden_states, positions, memory = self.begin(hidden_states, tokens, past_key_values)
 
         k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
@@ -189,8 +198,8 @@ class LinearAttention(MappedAttention):
         q = self.convolve("q", self.q_proj(hidden_states), shard, memory)
         q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
         k, log_decay = self._forgetting(hidden_states, k, lower_bound, shard)
-        if position_embeddings is not None and self.has_positions:
-            q, k = rotate(q, k, position_embeddings, heads_at=2)
+        if positions is not None and self.has_positions:
+            q, k = rotate(q, k, positions, heads_at=2)
         if self.feature_map is not None:
             q, k = call(self.feature_map, shard, q, k)
         elif self.query_map is not None:

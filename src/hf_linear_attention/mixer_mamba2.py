@@ -20,7 +20,6 @@ from transformers.cache_utils import Cache
 
 from .decays import inverse_softplus
 from .linear import Linear
-from .memory import LayerMemory
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import at_least_float32
 from .recurrence import Inputs
@@ -84,9 +83,7 @@ class Mamba2(LinearAttentionBase):
     ) -> tuple[Tensor, None]:
         """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
         B, T, C = hidden_states.shape
-        hidden_states, _ = tokens.one_row(hidden_states)
-        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        memory = LayerMemory(cache, tokens, T)
+        hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
 
         v, k, q = self.v_proj(hidden_states), self.B_proj(hidden_states), self.C_proj(hidden_states)
         shard = find_head_shard(v, self.v_proj, self.heads.values, "linear_num_value_heads")

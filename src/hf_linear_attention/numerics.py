@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+L2_NORM_EPS = 1e-6  # x / sqrt(sum(x^2) + eps), as Transformers norms queries and keys
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of states, denominators and sums: float32, or float64 for float64 inputs."""

@@ -196,17 +196,18 @@ def step_rule_(
 ) -> Tensor:
     """A backend's step for any grouping of heads; it checks the arguments."""
     Hq, Hv = q.shape[1], v.shape[1]
-    if Hq <= Hv or Hv == 0:
-        return implementation.step_(
-            q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta
+    if Hq > Hv or not implementation.step_checks:
+        beta, log_decay, key_mask = _check_step(q, k, v, beta, log_decay, key_mask, state)
+    own = state
+    if Hq > Hv:  # as in run_rule
+        G = Hq // Hv
+        v, own = v.repeat_interleave(G, 1), state.repeat_interleave(G, 1)
+        beta, log_decay = (
+            None if x is None else x.repeat_interleave(G, 1) for x in (beta, log_decay)
         )
-    _check_step(q, k, v, beta, log_decay, key_mask, state)
-    G = Hq // Hv
-    v = v.repeat_interleave(G, 1)
-    beta, log_decay = (None if x is None else x.repeat_interleave(G, 1) for x in (beta, log_decay))
-    copies = state.repeat_interleave(G, 1)
-    y = implementation.step_(q, k, v, beta, log_decay, key_mask, copies, scale, normalize_qk, delta)
-    state.copy_(copies[:, ::G])
+    y = implementation.step_(q, k, v, beta, log_decay, key_mask, own, scale, normalize_qk, delta)
+    if Hq > Hv:
+        state.copy_(own[:, ::G])
     return y
 
 
@@ -262,24 +263,6 @@ def _step_compiled_(
         raise
 
 
-def _step_chunked_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
-) -> Tensor:
-    beta, log_decay, key_mask = _check_step(q, k, v, beta, log_decay, key_mask, state)
-    return chunked_delta_rule_step_(
-        q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta
-    )
-
-
 def _step_reference_(
     q: Tensor,
     k: Tensor,
@@ -292,7 +275,6 @@ def _step_reference_(
     normalize_qk: bool,
     delta: bool,
 ) -> Tensor:
-    beta, log_decay, key_mask = _check_step(q, k, v, beta, log_decay, key_mask, state)
     beta, log_decay, key_mask = (
         None if x is None else x[:, None] for x in (beta, log_decay, key_mask)
     )
@@ -314,17 +296,22 @@ def _step_reference_(
 
 class Implementation(NamedTuple):
     """What a backend has for the rule, with or without `delta`, where Hq and Hk divide Hv. `run` is
-    given checked arguments, and returns y and the state; `step_` checks its own.
+    given checked arguments, and returns y and the state; so is `step_`, unless it checks its own.
     """
 
     run: Callable[..., tuple[Tensor, Tensor]]
     step_: Callable[..., Tensor]
+    step_checks: bool = False
     reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
 
 
 IMPLEMENTATIONS = {
     "cuda": Missing("the delta rule has no CUDA kernels"),
-    "cpu": unless_missing(Implementation(_native, _step_compiled_), _native, _native_step_),
-    "chunked": Implementation(chunked_delta_rule, _step_chunked_, True),
-    "reference": unless_missing(Implementation(_reference, _step_reference_, True), _reference),
+    "cpu": unless_missing(
+        Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
+    ),
+    "chunked": Implementation(chunked_delta_rule, chunked_delta_rule_step_, reads_cu_seqlens=True),
+    "reference": unless_missing(
+        Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
+    ),
 }

@@ -14,7 +14,7 @@ from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype, without_autocast
 from .op_linear import linear_attention, linear_attention_step_
 from .recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
-from .tokens import Tokens
+from .tokens import Tokens, behind
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class LinearRecurrence(Recurrence):
         log_decay = inputs.get("log_decay")
         if log_decay is not None:
             if tokens.key_mask is not None:
-                hidden = ~tokens.key_mask.view(*log_decay.shape[:2], *[1] * (log_decay.dim() - 2))
-                log_decay = log_decay.masked_fill(hidden, 0)
+                log_decay = log_decay.masked_fill(~behind(tokens.key_mask, log_decay), 0)
             piece["log_decay"] = log_decay.to(piece["kv"].dtype).sum(1)
         return piece
 
@@ -95,10 +94,7 @@ class LinearRecurrence(Recurrence):
         states = {name: pieces[name] for name in self.state_sizes()}
         if "log_decay" in pieces:  # pieces are forgotten as all later ones say
             remember = sum_of_later(pieces["log_decay"]).exp()  # (n, B, Hkv) or with K
-            states = {
-                name: x * remember.view(*remember.shape, *[1] * (x.dim() - remember.dim()))
-                for name, x in states.items()
-            }
+            states = {name: x * behind(remember, x) for name, x in states.items()}
         return {name: x.sum(0) for name, x in states.items()}
 
     # A memory of M tokens that is read, and not written, by any number of queries: cross attention.

@@ -38,6 +38,13 @@ class Tokens(NamedTuple):
         return hidden_states.flatten(0, 1)[None], positions
 
 
+def behind(x: Tensor, like: Tensor) -> Tensor:
+    """x with as many dimensions as `like`, those behind its own of size 1: (B, T) for (B, T, H, D),
+    say.
+    """
+    return x.view(*x.shape, *[1] * (like.dim() - x.dim()))
+
+
 def sequence_of_each_token(cu_seqlens: Tensor, T: int) -> Tensor:
     """The number (T,) of the packed sequence that each token belongs to."""
     tokens = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)

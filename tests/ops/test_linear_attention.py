@@ -535,7 +535,7 @@ def test_code_that_needs_a_newer_op_runs_chunked_and_says_why(tmp_path, monkeypa
     folder = tmp_path / "saved_with_a_checkpoint"
     folder.mkdir()
     ours = ("op_linear", "op_delta", "backends", "checks", "feature_maps", "numerics")
-    for name in (*ours, "chunks", "chunked_linear", "chunked_delta"):
+    for name in (*ours, "tokens", "chunks", "chunked_linear", "chunked_delta"):
         code = (Path(op_linear.__file__).parent / f"{name}.py").read_text()
         op = 'native_op("linear_attention", version={})'
         (folder / f"{name}.py").write_text(code.replace(op.format(1), op.format(2)))

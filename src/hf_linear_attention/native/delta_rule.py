@@ -8,6 +8,7 @@ dim, V value dim, N packed sequences. Hq and Hk divide Hv.
 import torch
 from torch import Tensor
 
+from ..checks import needs_grad
 from ..numerics import accumulation_dtype
 from .library import contiguous, ops
 
@@ -50,11 +51,7 @@ def forward(
     """
     # Only a gradient needs what each token found missing, which is as large as v.
     keep_errors = (
-        delta
-        and torch.is_grad_enabled()
-        and any(
-            x is not None and x.requires_grad for x in (q, k, v, beta, log_decay, initial_state)
-        )
+        delta and torch.is_grad_enabled() and needs_grad(q, k, v, beta, log_decay, initial_state)
     )
     y, _, state = _forward(
         q,

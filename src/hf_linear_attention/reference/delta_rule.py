@@ -8,9 +8,7 @@ packed sequences.
 import torch
 from torch import Tensor
 
-from ..numerics import accumulation_dtype
-
-L2_NORM_EPS = 1e-6
+from ..numerics import L2_NORM_EPS, accumulation_dtype
 
 
 def reference_delta_rule(
