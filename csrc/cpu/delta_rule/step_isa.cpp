@@ -15,6 +15,7 @@
 #include "cpu/common/tasks.h"
 #include "cpu/delta_rule/kernels.h"
 #include "cpu/delta_rule/weights.h"
+#include "cpu/sequences/step.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -55,37 +56,24 @@ class Step {
   Step(const DeltaRuleStep& p, const Threads& threads) : p_(p), threads_(threads) {}
 
   Status run() {
-    const int64_t tasks = p_.B * p_.Hkv;
-    const int64_t workers = tasks * p_.K * p_.V < kSerialWork ? 1 : max(1, threads_.count);
-    const int64_t bytes_each = Scratch::bytes_needed(p_);
-    const Buffer buffer(workers * bytes_each);
-    if (!buffer.data()) return Status::out_of_memory;
-    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t i) {
-      Carver carver(buffer.data() + worker * bytes_each);
-      Scratch scratch(carver, p_);
-      step(scratch, i / p_.Hkv, i % p_.Hkv);
-    });
+    const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
+    if (!for_each_state<Scratch>(p_, threads_, body)) return Status::out_of_memory;
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
   }
 
  private:
-  template <class T>
-  static T* row_at(const View& view, int64_t batch, int64_t head) {
-    return static_cast<T*>(view.data) + batch * view.batch + head * view.head;
-  }
-
   void step(Scratch& s, int64_t batch, int64_t head) {
     if (p_.key_mask && !p_.key_mask[batch]) {
       zero_row(s.y, 0, p_.V);
     } else {
       const Acc kq = prepare(s, batch, head);
-      load_row(row_at<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
-      const Acc beta = p_.beta.data ? *row_at<const Acc>(p_.beta, batch, head) : Acc(1);
+      load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
+      const Acc beta = p_.beta.data ? *token_row<const Acc>(p_.beta, batch, head) : Acc(1);
       Acc* const state = static_cast<Acc*>(p_.state) + (batch * p_.Hkv + head) * p_.K * p_.V;
       const Token token{s, beta, kq, state};
       p_.delta ? update<true>(token) : update<false>(token);
     }
-    Scalar* const to = row_at<Scalar>(p_.y, batch, head);
+    Scalar* const to = token_row<Scalar>(p_.y, batch, head);
     for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
       store_vector(to, p_.y.dim, c, count, load(s.y + c));
     });
@@ -94,9 +82,9 @@ class Step {
   // The weights of the rows. Returns kᵀq.
   Acc prepare(Scratch& s, int64_t batch, int64_t head) {
     Acc* const q = s.decayed_q;
-    load_row(row_at<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q,
+    load_row(token_row<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q,
              Identity{});
-    load_row(row_at<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k,
+    load_row(token_row<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k,
              Identity{});
     Acc q_factor, k_factor;
     find_factors<Acc>({q, 0}, 1, p_.K, p_.normalize_qk, static_cast<Acc>(p_.scale), &q_factor);
@@ -116,7 +104,7 @@ class Step {
   // e^log_decay for every row.
   void stage_decays(int64_t batch, int64_t head, Acc* a) {
     const View& view = p_.log_decay;
-    const Acc* const from = view.data ? row_at<const Acc>(view, batch, head) : nullptr;
+    const Acc* const from = view.data ? token_row<const Acc>(view, batch, head) : nullptr;
     Vec<Acc> largest{}, same = broadcast(Acc(1));
     if (from && !p_.decay_per_channel) {
       largest = broadcast(*from);

@@ -11,6 +11,7 @@
 #include "cpu/common/tasks.h"
 #include "cpu/linear_attention/feature_maps.h"
 #include "cpu/linear_attention/kernels.h"
+#include "cpu/sequences/step.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -53,25 +54,12 @@ class Step {
       : p_(p), threads_(threads), group_(p.Hq / p.Hkv) {}
 
   Status run() {
-    const int64_t tasks = p_.B * p_.Hkv;
-    const int64_t workers = tasks * p_.K * p_.V < kSerialWork ? 1 : max(1, threads_.count);
-    const int64_t bytes_each = Scratch::bytes_needed(p_);
-    const Buffer buffer(workers * bytes_each);
-    if (!buffer.data()) return Status::out_of_memory;
-    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t i) {
-      Carver carver(buffer.data() + worker * bytes_each);
-      Scratch scratch(carver, p_);
-      step(scratch, i / p_.Hkv, i % p_.Hkv);
-    });
+    const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
+    if (!for_each_state<Scratch>(p_, threads_, body)) return Status::out_of_memory;
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
   }
 
  private:
-  template <class T>
-  static T* row_at(const View& view, int64_t batch, int64_t head) {
-    return static_cast<T*>(view.data) + batch * view.batch + head * view.head;
-  }
-
   void step(Scratch& s, int64_t batch, int64_t head) {
     if (p_.key_mask && !p_.key_mask[batch]) {
       __builtin_memset(s.y, 0, sizeof(Acc) * group_ * s.v_stride);
@@ -79,12 +67,12 @@ class Step {
     }
     with_feature_map(p_.feature_map, [&](auto map) {
       for (int64_t g = 0; g < group_; ++g) {
-        load_row(row_at<const Scalar>(p_.q, batch, head * group_ + g), p_.q.dim, 0, p_.K,
+        load_row(token_row<const Scalar>(p_.q, batch, head * group_ + g), p_.q.dim, 0, p_.K,
                  s.q + g * s.k_stride, map);
       }
-      load_row(row_at<const Scalar>(p_.k, batch, head), p_.k.dim, 0, p_.K, s.k, map);
+      load_row(token_row<const Scalar>(p_.k, batch, head), p_.k.dim, 0, p_.K, s.k, map);
     });
-    load_row(row_at<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
+    load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
 
     const Acc decay = decay_at(batch, head);
     const int64_t row = batch * p_.Hkv + head;
@@ -96,7 +84,7 @@ class Step {
 
   Acc decay_at(int64_t batch, int64_t head) {
     if (!p_.log_decay.data) return 1;
-    const Acc log_decay = *row_at<const Acc>(p_.log_decay, batch, head);
+    const Acc log_decay = *token_row<const Acc>(p_.log_decay, batch, head);
     if (log_decay > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     return exp(broadcast(log_decay))[0];
   }
@@ -154,7 +142,7 @@ class Step {
 
   void store_outputs(const Scratch& s, int64_t batch, int64_t head) const {
     for (int64_t g = 0; g < group_; ++g) {
-      Scalar* const to = row_at<Scalar>(p_.y, batch, head * group_ + g);
+      Scalar* const to = token_row<Scalar>(p_.y, batch, head * group_ + g);
       for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
         store_vector(to, p_.y.dim, c, count, load(s.y + g * s.v_stride + c));
       });

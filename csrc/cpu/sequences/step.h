@@ -1,0 +1,36 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// One token for every batch row: what the steps of all recurrences share.
+#pragma once
+
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// Where a head's numbers begin, in a tensor with one token for every batch row.
+template <class T>
+HFLA_INLINE T* token_row(const View& view, int64_t batch, int64_t head) {
+  return static_cast<T*>(view.data) + batch * view.batch + head * view.head;
+}
+
+// Calls step(scratch, batch, head) for all heads of states. Every worker has one Scratch, which is
+// made of a Carver and the problem. Returns whether there was memory for them.
+template <class Scratch, class Problem, class Step>
+HFLA_INLINE bool for_each_state(const Problem& p, const Threads& threads, Step step) {
+  const int64_t tasks = p.B * p.Hkv;
+  const int64_t workers = tasks * p.K * p.V < kSerialWork ? 1 : max(1, threads.count);
+  const int64_t bytes_each = Scratch::bytes_needed(p);
+  const Buffer buffer(workers * bytes_each);
+  if (!buffer.data()) return false;
+  run_tasks(threads, workers, tasks, [&](int64_t worker, int64_t i) {
+    Carver carver(buffer.data() + worker * bytes_each);
+    Scratch scratch(carver, p);
+    step(scratch, i / p.Hkv, i % p.Hkv);
+  });
+  return true;
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA
