@@ -29,7 +29,10 @@ COMMON = dict(
 )
 HYBRID = dict(COMMON, layer_types=[LINEAR, FULL])
 MOE = dict(
-    moe_intermediate_size=24, shared_expert_intermediate_size=24, num_experts=3, num_experts_per_tok=2
+    moe_intermediate_size=24,
+    shared_expert_intermediate_size=24,
+    num_experts=3,
+    num_experts_per_tok=2,
 )
 DELTA = dict(
     linear_num_value_heads=4,
@@ -130,11 +133,20 @@ CONFIGS = {
             mlp_layer_types=["dense", "dense"],
         ),
         vision_config=dict(
-            depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32,
-            projection_intermediate_size=16, image_size=28,
+            depth=1,
+            hidden_size=16,
+            num_heads=2,
+            intermediate_size=16,
+            out_hidden_size=32,
+            projection_intermediate_size=16,
+            image_size=28,
         ),
-        image_token_id=60, video_token_id=61, image_start_token_id=62, image_end_token_id=62,
-        video_start_token_id=63, video_end_token_id=63,
+        image_token_id=60,
+        video_token_id=61,
+        image_start_token_id=62,
+        image_end_token_id=62,
+        video_start_token_id=63,
+        video_end_token_id=63,
     ),
     "bailing_hybrid": dict(HYBRID, **LATENT, head_dim=12, mlp_layer_types=["dense", "sparse"]),
     # Its cache counts the tokens of its first layer, which must be a softmax one.

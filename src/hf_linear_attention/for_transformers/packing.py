@@ -8,18 +8,26 @@ DataCollatorWithFlattening and TRL do.
 Shapes: B batch, T time, N sequences.
 """
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask
 
 from ..tokens import positions_within
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 CACHES = ("past_key_values", "cache_params")
+# Models whose softmax layers read over the bounds, whatever they are told.
+MIX_PACKED = ("Glm5NextTextModel",)
+# Models that make masks without regard to positions, and take masks that are made already.
+MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
 
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
@@ -40,8 +48,7 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     """As `bounds_for_layers`, of a model's arguments, or as `position_ids` (B, T) say where they do
     not count on by one.
 
-    Like Transformers' masks, it takes them for packed only without a mask and a cache. In a
-    compiled graph positions can't be looked at.
+    Like Transformers' masks, it takes them for packed only without a mask and a cache.
     """
     positions = kwargs.get("position_ids")
     if kwargs.get(BOUNDS) is not None or kwargs.get("seq_idx") is not None:
@@ -51,7 +58,6 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
         positions is None
         or kwargs.get("attention_mask") is not None
         or any(kwargs.get(name) is not None for name in CACHES)
-        or torch.compiler.is_compiling()
     ):
         return None
     if positions.dim() == 3:  # for the text, and three axes of images; or these alone
@@ -65,28 +71,44 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     return _bounds_where_changed(begins_again, B, T)
 
 
-def tell_layers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
+def tell_layers(
+    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict] | None:
     """Before the forward of a model that holds the layers: packed sequences get bounds that it
     hands on, positions if they have none, and no cache, which could not be continued, and with
     which softmax layers would not keep them apart.
+
+    Raises:
+        ValueError: the model's softmax layers can't keep them apart.
     """
+    if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
+        return None
+    given = _by_name(model, args, kwargs)
     bounds = _told.get()
     if bounds is None:
-        bounds = find_bounds(kwargs)
+        bounds = find_bounds(given)
     if bounds is None:
         return None
-    kwargs = {**kwargs, BOUNDS: bounds}
-    if all(kwargs.get(name) is None for name in CACHES):
-        kwargs["use_cache"] = False
-    if kwargs.get("position_ids") is None and _has_positions(model):
-        kwargs["position_ids"] = positions_within(bounds, *_batch_and_time(kwargs))
-    return args, kwargs
+    name = type(model).__name__
+    if name in MIX_PACKED:
+        raise ValueError(
+            f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
+            "that knows no bounds. Give the sequences as rows with an attention_mask"
+        )
+    given[BOUNDS] = bounds
+    if all(given.get(cache) is None for cache in CACHES):
+        given["use_cache"] = False
+    if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
+        given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
+    if name in MASK_WITHOUT_POSITIONS and given.get("attention_mask") is None:
+        given["attention_mask"] = _masks(model, given)
+    return (), given
 
 
 def tell_base(head: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
     if not torch.compiler.is_compiling():
-        _told.set(find_bounds(kwargs))
+        _told.set(find_bounds(_by_name(head, args, kwargs)))
 
 
 def forget(head: nn.Module, args: tuple, output: Any) -> None:
@@ -108,8 +130,28 @@ def _batch_and_time(kwargs: Mapping[str, Any]) -> tuple[int, int]:
         if kwargs.get(name) is not None:
             B, T = kwargs[name].shape[:2]
             return B, T
-    raise ValueError("packed sequences need input_ids or inputs_embeds, given by name")
+    raise ValueError("packed sequences need input_ids or inputs_embeds, got neither")
 
 
-def _has_positions(model: nn.Module) -> bool:
-    return "position_ids" in model.forward.__code__.co_varnames
+def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """The masks of a model's layers by their type, as it would make them if it looked at positions.
+    Of embeddings, making them asks for the shape, dtype and device.
+    """
+    weight = model.get_input_embeddings().weight
+    mask = create_causal_mask(
+        config=model.config,
+        inputs_embeds=weight.new_empty(*_batch_and_time(kwargs), 0),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=kwargs["position_ids"],
+    )
+    return {"full_attention": mask, "linear_attention": None}
+
+
+def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(_parameters(type(model).forward), args, strict=False)), **kwargs}
+
+
+@functools.cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]  # without self
