@@ -247,14 +247,14 @@ def fingerprint(upstream: type[nn.Module], functions: tuple[str, ...]) -> str:
 
 @functools.cache
 def source_of(thing: Callable[..., Any]) -> str:
-    """The syntax tree of a function or class as text; "" where its source can't be read. Layout,
+    """The syntax tree of a function or class as text; "" where there is no source. Layout,
     comments, annotations and decorators change nothing, nor does Python's version.
     """
     try:
         source = inspect.getsource(inspect.unwrap(thing))
-    except (OSError, TypeError):
+        return _as_text(ast.parse(textwrap.dedent(source)).body[0])
+    except (OSError, TypeError, SyntaxError):  # there is none, or it is a part of a statement
         return ""
-    return _as_text(ast.parse(textwrap.dedent(source)).body[0])
 
 
 LEAVES_OUT = {"annotation", "returns", "decorator_list", "type_params", "type_comment", "kind"}
