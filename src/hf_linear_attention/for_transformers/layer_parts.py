@@ -1,75 +1,26 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What our forwards of Transformers' recurrent layers share: tokens, caches and convolutions.
+"""What our forwards of Transformers' recurrent layers share: tokens, memory and convolutions.
 
-Shapes: B batch, T time, C channels, H heads, K key dim, V value dim, W tokens of a convolution
-before the present one.
+Shapes: B batch, T time, C channels.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache
 
 from ..memory import LayerMemory
-from ..numerics import accumulation_dtype
-from ..recurrence import Inputs, Recurrence, State
 from ..short_convolution import ConvolutionWindow
 from ..tokens import Tokens
 from .packing import bounds_for_layers
-
-
-class StockLayer:
-    """One layer of a stock cache, as LayerMemory reads and writes it: "conv" (B, W, C) are the last
-    inputs of a convolution, "kv" (B, H, K, V) the state of a recurrence.
-
-    Transformers keeps (B, C, W + 1), whose first is never read again, and (B, H, K, V), or with
-    `is_transposed` (B, H, V, K). Both are handed out as views, which a step changes in place. A
-    transposed state lies in memory as ours: a cache keeps the layout of what it is given first.
-    """
-
-    may_change = True  # in place
-
-    def __init__(self, cache: Cache, layer_idx: int, is_transposed: bool, dtype: torch.dtype):
-        self.layer = cache.layers[layer_idx]
-        self.is_transposed = is_transposed
-        self.dtype = accumulation_dtype(dtype)
-        self.views: State = {}  # of what is stored
-
-    def read(self) -> State:
-        if not self.layer.has_previous_state[0]:
-            return {}
-        kv = self._turned(self.layer.recurrent_states[0])
-        self.views = {"conv": self.layer.conv_states[0][..., 1:].transpose(1, 2), "kv": kv}
-        if torch.is_grad_enabled():  # a gradient may need what will be written over
-            kv = kv.clone()
-        # Beam search leaves another layout, and who cached it may have computed otherwise.
-        return {**self.views, "kv": kv.to(self.dtype).contiguous()}
-
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
-        if not self.views:
-            window = state["conv"].transpose(1, 2)
-            self.layer.update_conv_state(F.pad(window, (1, 0)))
-            self.layer.update_recurrent_state(self._turned(state["kv"]))
-        for name, view in self.views.items():
-            if state[name] is not view:
-                view.copy_(state[name])
-
-    def _turned(self, kv: Tensor) -> Tensor:
-        return kv.transpose(-1, -2) if self.is_transposed else kv
+from .stock_caches import StockLayer
 
 
 class ConvolvedLayer(nn.Module):
     """What is read of Transformers' layers with a convolution before their recurrence."""
+
+    takes_tokens_back = True
 
     layer_idx: int
     activation: str

@@ -49,6 +49,8 @@ class Lightning(nn.Module):
     then a norm over all heads, and a gate.
     """
 
+    takes_tokens_back = False  # MiniMax's cache can't
+
     qkv_proj: nn.Module
     act_fn: nn.Module
     norm: nn.Module

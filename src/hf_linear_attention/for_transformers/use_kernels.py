@@ -5,6 +5,7 @@ model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3.5-0.8B")
 print(use_kernels(model))
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Report(Undoable):
     changed: list[Change] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     hooks: list[RemovableHandle] = field(default_factory=list)
+    takes_drafts: list[PreTrainedModel] = field(default_factory=list)
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are."""
@@ -78,6 +80,8 @@ class Report(Undoable):
                 change.module.__class__ = change.before
         for hook in self.hooks:
             hook.remove()
+        for model in self.takes_drafts:
+            vars(model).pop("_is_stateful", None)
 
     def __repr__(self) -> str:
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
@@ -93,8 +97,8 @@ def use_kernels(model: nn.Module) -> Report:
     Each module that has a replacement becomes one of a subclass of its class, which has the same
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
     `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
-    wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart.
-    Nothing else in the process changes.
+    wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart, and
+    `generate` takes drafts. Nothing else in the process changes.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()
@@ -123,6 +127,8 @@ def use_kernels(model: nn.Module) -> Report:
             report.left.append(Left(name, type(module).__name__, why))
     layers = {change.module for change in report.changed}
     if layers:
+        if not report.left and all(change.now.takes_tokens_back for change in report.changed):
+            _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
         _add_hooks(report, model, layers)
     elif not report.left:
@@ -224,6 +230,22 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
         elif type(part).__name__ in HAND_NOTHING_ON:
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
+
+
+def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    """Lets generate() take drafts of an assistant or of prompt lookup, since all recurrent layers
+    can take back tokens. It refuses models that say of themselves that they can't.
+    """
+    for _, part in _models_in(model):
+        config = part.config.get_text_config()
+        if (
+            part._is_stateful
+            and not layers.isdisjoint(part.modules())
+            and "past_key_values" in inspect.signature(part.forward).parameters
+            and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
+        ):
+            part._is_stateful = False
+            report.takes_drafts.append(part)
 
 
 def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
