@@ -6,6 +6,7 @@ from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
+from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
@@ -48,4 +49,6 @@ __all__ = [
     "short_convolution",
     "short_convolution_step_",
     "split_sequence",
+    "use_kernels",
+    "use_kernels_everywhere",
 ]

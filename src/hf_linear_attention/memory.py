@@ -1,13 +1,35 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What one layer remembers, during one forward: read once, written once."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from .cache_layers import RecurrentLayer
-from .recurrence import Inputs, Recurrence
+from .recurrence import Inputs, Recurrence, State
 from .sequence_parallel import state_before
 from .tokens import Tokens
+
+
+class LayerCache(Protocol):
+    """What a layer of a cache is to the layer of the model, as `cache_layers.RecurrentLayer` is."""
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the state may change in place."""
+
+    def read(self) -> State:
+        """The state to continue from; {} before the first token."""
+
+    def write(
+        self,
+        state: State,
+        inputs: list[tuple[Recurrence, Inputs]],
+        num_tokens: int,
+        key_mask: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """Keeps the state after a forward, or takes note that it changed in place."""
 
 
 class LayerMemory:
@@ -19,11 +41,11 @@ class LayerMemory:
         memory.write(dtype)
     """
 
-    def __init__(self, cache: RecurrentLayer | None, tokens: Tokens, num_tokens: int):
+    def __init__(self, cache: LayerCache | None, tokens: Tokens, num_tokens: int):
         self.cache = cache
         self.tokens = tokens
         self.num_tokens = num_tokens
-        self.state = {} if cache is None else cache.read()
+        self.state: State = {} if cache is None else cache.read()
         self.is_empty = not self.state
         self.inputs: list[tuple[Recurrence, Inputs]] = []
         # A token is generated: the state changes in place.

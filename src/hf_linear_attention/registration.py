@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers
 from transformers import (
     AttentionInterface,
@@ -105,3 +106,29 @@ def observe_attention(observe: Callable[[Callable, str], Any]) -> None:
 
     get_observed_interface.is_observed = True  # type: ignore[attr-defined]
     AttentionInterface.get_interface = get_observed_interface
+
+
+_preparations: list[Callable[[PreTrainedModel], None]] = []
+
+
+def before_forwards(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], None]:
+    """Lets `prepare` see every model of Transformers each time before it is called, until what this
+    returns is called. Only the package does this, where a user asks for `use_kernels_everywhere`.
+    """
+
+    def call(self, *args, **kwargs):
+        if not torch.compiler.is_compiling():
+            for each in tuple(_preparations):
+                each(self)
+        return torch.nn.Module.__call__(self, *args, **kwargs)
+
+    def stop() -> None:
+        if prepare in _preparations:
+            _preparations.remove(prepare)
+        if not _preparations and "__call__" in vars(PreTrainedModel):
+            del PreTrainedModel.__call__
+
+    _preparations.append(prepare)
+    if "__call__" not in vars(PreTrainedModel):
+        PreTrainedModel.__call__ = call
+    return stop

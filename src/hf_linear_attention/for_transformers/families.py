@@ -1,0 +1,278 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Which of Transformers' classes have a replacement, and for which source of theirs it was written.
+
+A replacement does the work of functions of Transformers as they were then, which a fingerprint of
+their source tells. Where they read otherwise, in another version or patched by somebody, a module
+stays as it is, and the report says so.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import transformers
+from torch import nn
+
+from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
+from .kda import KDA, KDAOfBailing
+from .lightning import Lightning
+from .norms import (
+    GateThenNorm,
+    LateRoundedNorm,
+    LateRoundedNormThenGate,
+    NormOfFalcon,
+    NormThenGate,
+    OneMoreNorm,
+    OneMoreNormOfGroups,
+    PlainNorm,
+)
+from .ssd import SSD, SSDOfFalcon
+
+CACHE = ("transformers.cache_utils.LinearAttentionLayer",)
+CONVOLUTION = ("apply_mask_to_padding_states", "causal_conv1d_fn", "causal_conv1d_update", *CACHE)
+DELTA_RULE = (
+    "l2norm",
+    "torch_chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule",
+    *CONVOLUTION,
+)
+KIMI_DELTA = (
+    "l2norm",
+    "chunk_kimi_delta_attention",
+    "recurrent_kimi_delta_attention",
+    *CONVOLUTION,
+)
+STATE_SPACE = ("mamba2_chunk_scan", "mamba2_selective_state_update", *CONVOLUTION)
+
+
+class Replacement(NamedTuple):
+    """One of our classes, which stands in for `forward` of classes of Transformers."""
+
+    ours: type[nn.Module]
+    gist: str  # what it is, for reports
+    sources: Mapping[str, str]  # fingerprints, and the versions of Transformers that have them
+    functions: tuple[str, ...] = ()  # whose work it does, too, of the class's module or by path
+    package: str | None = None  # that Transformers runs on other devices, where it is installed
+    is_recurrent: bool = True
+
+    def why_not(self, module: nn.Module, upstream: type[nn.Module]) -> str | None:
+        """Why it must not replace a module of this class of Transformers; None where it may."""
+        if "forward" in vars(module):
+            return "its forward was replaced on the module itself, as offloading does"
+        if fingerprint(upstream, self.functions) not in self.sources:
+            known = " and ".join(sorted(set(self.sources.values())))
+            return f"Transformers {transformers.__version__} computes it otherwise than {known} did"
+        if self.package is not None and importlib.util.find_spec(self.package) is not None:
+            weight = next(module.parameters(), None)
+            if weight is not None and weight.device.type not in ("cpu", "meta"):
+                return f"Transformers runs it on {self.package} there"
+        asked = getattr(self.ours, "why_not", None)
+        return None if asked is None else asked(module)
+
+
+# fmt: off
+GATED_DELTA = Replacement(
+    GatedDelta, "gated delta rule", {"12096e0293e8": "5.23"}, DELTA_RULE, "fla",
+)
+GATED_DELTA_OF_QWEN3_NEXT = GATED_DELTA._replace(
+    ours=GatedDeltaOfQwen3Next, sources={"644a61655baf": "5.23"},
+)
+GATED_DELTA_OF_OLMO = GATED_DELTA._replace(
+    ours=GatedDeltaOfOlmo, sources={"07b7e99af4a8": "5.23"},
+)
+KDA_LAYER = Replacement(
+    KDA, "Kimi delta attention", {"d89afa14b01b": "5.23"}, KIMI_DELTA, "fla",
+)
+KDA_OF_BAILING = KDA_LAYER._replace(
+    ours=KDAOfBailing, sources={"571943191a51": "5.23"},
+)
+SSD_LAYER = Replacement(
+    SSD, "Mamba-2's state space", {"fae0672b8d3f": "5.23"}, STATE_SPACE, "mamba_ssm",
+)
+SSD_OF_FALCON = SSD_LAYER._replace(
+    ours=SSDOfFalcon, sources={"4ed845dc6c84": "5.23"},
+)
+LIGHTNING = Replacement(
+    Lightning, "lightning attention", {"9e144d179b29": "5.23"},
+    ("apply_mask_to_padding_states", "MiniMaxCache"),
+)
+
+PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.23"}, is_recurrent=False)
+LATE_ROUNDED_NORM = PLAIN_NORM._replace(
+    ours=LateRoundedNorm, sources={"9974c071f03d": "5.23", "5b82fea17ac1": "5.23"},
+)
+ONE_MORE_NORM = PLAIN_NORM._replace(
+    ours=OneMoreNorm, sources={"44c45efe22fd": "5.23"},
+)
+ONE_MORE_NORM_OF_GROUPS = PLAIN_NORM._replace(
+    ours=OneMoreNormOfGroups, sources={"e89686c5e50a": "5.23"},
+)
+NORM_THEN_GATE = Replacement(
+    NormThenGate, "gated norm", {"78222cbdcbcb": "5.23"}, is_recurrent=False,
+)
+LATE_ROUNDED_NORM_THEN_GATE = NORM_THEN_GATE._replace(
+    ours=LateRoundedNormThenGate, sources={"cf6976411ac0": "5.23"},
+)
+GATE_THEN_NORM = NORM_THEN_GATE._replace(
+    ours=GateThenNorm, sources={"aec0fa17fa67": "5.23"},
+)
+NORM_OF_FALCON = NORM_THEN_GATE._replace(
+    ours=NormOfFalcon, sources={"2f45cd599fdc": "5.23"},
+)
+
+# Classes by their names, for each model of Transformers. No two models have one of the same name.
+FAMILIES: dict[str, dict[str, Replacement]] = {
+    "qwen3_next": {
+        "Qwen3NextGatedDeltaNet": GATED_DELTA_OF_QWEN3_NEXT,
+        "Qwen3NextRMSNormGated": NORM_THEN_GATE,
+        "Qwen3NextRMSNorm": ONE_MORE_NORM,
+    },
+    "qwen3_5": {
+        "Qwen3_5GatedDeltaNet": GATED_DELTA,
+        "Qwen3_5RMSNormGated": NORM_THEN_GATE,
+        "Qwen3_5RMSNorm": ONE_MORE_NORM,
+    },
+    "qwen3_5_moe": {
+        "Qwen3_5MoeGatedDeltaNet": GATED_DELTA,
+        "Qwen3_5MoeRMSNormGated": NORM_THEN_GATE,
+        "Qwen3_5MoeRMSNorm": ONE_MORE_NORM,
+    },
+    "qwen4_exp": {
+        "Qwen4ExpTextGatedDeltaNet": GATED_DELTA,
+        "Qwen4ExpTextRMSNormGated": NORM_THEN_GATE,
+        "Qwen4ExpTextRMSNorm": ONE_MORE_NORM_OF_GROUPS,
+    },
+    "olmo_hybrid": {
+        "OlmoHybridGatedDeltaNet": GATED_DELTA_OF_OLMO,
+        "OlmoHybridRMSNormGated": NORM_THEN_GATE,
+        "OlmoHybridRMSNorm": LATE_ROUNDED_NORM,
+    },
+    "kimi_linear": {
+        "KimiLinearDeltaAttention": KDA_LAYER,
+        "KimiLinearRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
+        "KimiLinearRMSNorm": PLAIN_NORM,
+    },
+    "glm5_next": {
+        "Glm5NextTextLinearAttention": KDA_LAYER,
+        "Glm5NextTextRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
+        "Glm5NextTextRMSNorm": PLAIN_NORM,
+    },
+    "bailing_hybrid": {
+        "BailingHybridDeltaAttention": KDA_OF_BAILING,
+        "BailingHybridRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
+        "BailingHybridRMSNorm": PLAIN_NORM,
+    },
+    "mamba2": {
+        "Mamba2Mixer": SSD_LAYER,
+        "MambaRMSNormGated": GATE_THEN_NORM,
+        "Mamba2RMSNorm": PLAIN_NORM,
+    },
+    "bamba": {
+        "BambaMixer": SSD_LAYER,
+        "BambaRMSNormGated": GATE_THEN_NORM,
+        "BambaRMSNorm": PLAIN_NORM,
+    },
+    "granitemoehybrid": {
+        "GraniteMoeHybridMambaLayer": SSD_LAYER,
+        "GraniteMoeHybridRMSNormGated": GATE_THEN_NORM,
+        "GraniteMoeHybridRMSNorm": PLAIN_NORM,
+    },
+    "nemotron_h": {
+        "NemotronHMamba2Mixer": SSD_LAYER,
+        "NemotronHRMSNormGated": GATE_THEN_NORM,
+        "NemotronHRMSNorm": LATE_ROUNDED_NORM,
+    },
+    "zamba2": {
+        "Zamba2MambaMixer": SSD_LAYER,
+        "Zamba2RMSNormGated": GATE_THEN_NORM,
+        "Zamba2RMSNorm": PLAIN_NORM,
+    },
+    "falcon_h1": {
+        "FalconH1Mixer": SSD_OF_FALCON,
+        "FalconH1RMSNormGated": NORM_OF_FALCON,
+        "FalconH1RMSNorm": PLAIN_NORM,
+    },
+    "minimax": {
+        "MiniMaxLightningAttention": LIGHTNING,
+        "MiniMaxRMSNorm": PLAIN_NORM,
+    },
+}
+# fmt: on
+
+MODELS = "transformers.models."
+# (module, name) of every class of Transformers above -> what replaces it
+REPLACEMENTS: dict[tuple[str, str], Replacement] = {
+    (f"{MODELS}{model}.modeling_{model}", name): replacement
+    for model, classes in FAMILIES.items()
+    for name, replacement in classes.items()
+}
+
+
+def replacement_for(cls: type) -> Replacement | None:
+    """What replaces modules of exactly this class."""
+    return REPLACEMENTS.get((cls.__module__, cls.__name__))
+
+
+@functools.cache
+def made_class(module: str, name: str) -> type[nn.Module]:
+    """The class that replaces one of Transformers: a subclass of it and of ours, of the same name,
+    so that whoever asks for the name is not surprised; `replaced` is where pickle finds it.
+    """
+    upstream = getattr(importlib.import_module(module), name)
+    ours = REPLACEMENTS[module, name].ours
+    body = {"__module__": f"{__package__}.replaced", "__doc__": ours.__doc__}
+    return type(name, (ours, upstream), body)
+
+
+def fingerprint(upstream: type[nn.Module], functions: tuple[str, ...]) -> str:
+    """Of the source of a class's forward, of its methods that this names, and of functions of its
+    module.
+    """
+    digest = hashlib.sha256(source_of(upstream.forward).encode())
+    for name in inspect.unwrap(upstream.forward).__code__.co_names:
+        if name != "forward" and inspect.isfunction(vars(upstream).get(name)):
+            digest.update(source_of(vars(upstream)[name]).encode())
+    for name in functions:
+        module, _, name = name.rpartition(".")
+        found = getattr(importlib.import_module(module or upstream.__module__), name, None)
+        digest.update(b"none" if found is None else source_of(found).encode())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def source_of(thing: Callable[..., Any]) -> str:
+    """The syntax tree of a function or class as text; "" where there is no source. Layout,
+    comments, annotations and decorators change nothing, nor does Python's version.
+    """
+    try:
+        source = inspect.getsource(inspect.unwrap(thing))
+        return _as_text(ast.parse(textwrap.dedent(source)).body[0])
+    except (OSError, TypeError, SyntaxError):  # there is none, or it is a part of a statement
+        return ""
+
+
+LEAVES_OUT = {"annotation", "returns", "decorator_list", "type_params", "type_comment", "kind"}
+
+
+def _as_text(node: Any) -> str:
+    if isinstance(node, list):
+        return "[" + ",".join(_as_text(x) for x in node if not _is_docstring(x)) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, getattr(node, name, None)) for name in node._fields if name not in LEAVES_OUT)
+    given = (f"{name}={_as_text(value)}" for name, value in fields if value not in (None, []))
+    return f"{type(node).__name__}({','.join(given)})"
+
+
+def _is_docstring(node: Any) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

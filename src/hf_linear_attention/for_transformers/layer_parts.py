@@ -1,0 +1,95 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What our forwards of Transformers' recurrent layers share: tokens, memory and convolutions.
+
+Shapes: B batch, T time, C channels.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from ..memory import LayerMemory
+from ..short_convolution import ConvolutionWindow
+from ..tokens import Tokens
+from .packing import bounds_for_layers
+from .stock_caches import StockLayer
+
+
+class ConvolvedLayer(nn.Module):
+    """What is read of Transformers' layers with a convolution before their recurrence."""
+
+    takes_tokens_back = True
+
+    layer_idx: int
+    activation: str
+    conv1d: nn.Conv1d
+
+    @staticmethod
+    def why_not(layer: nn.Module) -> str | None:
+        """Why this must not replace a layer of Transformers; None where it may."""
+        if layer.activation in ("silu", "swish"):
+            return None
+        return f"its convolution is followed by {layer.activation!r}, and ours by SiLU"
+
+
+def tokens_of(
+    hidden_states: Tensor,
+    cache: Cache | None,
+    attention_mask: Tensor | None,
+    kwargs: Mapping[str, Any],
+) -> Tokens:
+    """What a layer is told of its tokens.
+
+    Args:
+        hidden_states: (B, T, C).
+        attention_mask: (B, T), false or 0 for padding.
+        kwargs: the layer's other arguments, among them, perhaps, bounds of packed sequences.
+    """
+    B, T, _ = hidden_states.shape
+    cu_seqlens = bounds_for_layers(kwargs, B, T)
+    if cu_seqlens is not None and cache is not None:
+        raise ValueError(
+            "packed sequences can't be cached, since a cache keeps one state a row: give "
+            "use_cache=False, or the sequences as rows with an attention_mask"
+        )
+    if attention_mask is not None:
+        if attention_mask.shape != (B, T):
+            raise ValueError(
+                f"attention_mask must be {(B, T)} like the tokens, got "
+                f"{tuple(attention_mask.shape)}"
+            )
+        attention_mask = attention_mask.bool()
+        if cu_seqlens is not None:
+            attention_mask = attention_mask.view(1, B * T)
+    return Tokens(is_causal=True, key_mask=attention_mask, cu_seqlens=cu_seqlens)
+
+
+def begin(
+    layer: "ConvolvedLayer",
+    hidden_states: Tensor,
+    cache: Cache | None,
+    attention_mask: Tensor | None,
+    kwargs: Mapping[str, Any],
+    is_transposed: bool = False,
+) -> tuple[Tensor, LayerMemory]:
+    """What the forward of a layer with a stock cache begins with: hidden states, in one row where
+    sequences are packed, and the layer's memory. Arguments as of `tokens_of` and StockLayer.
+    """
+    tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
+    stored = None
+    if cache is not None:
+        stored = StockLayer(cache, layer.layer_idx, is_transposed, hidden_states.dtype)
+    T = hidden_states.shape[1]
+    hidden_states, _ = tokens.one_row(hidden_states)
+    return hidden_states, LayerMemory(stored, tokens, T)
+
+
+def convolve(conv1d: nn.Conv1d, x: Tensor, memory: LayerMemory) -> Tensor:
+    """x (B, T, C) through a causal convolution, channel by channel, and SiLU."""
+    channels, _, kernel_size = conv1d.weight.shape
+    recurrence = ConvolutionWindow("conv", channels, kernel_size)
+    x_in = x.to(conv1d.weight.dtype)
+    y = memory.run(recurrence, {"x": x_in, "weight": conv1d.weight, "bias": conv1d.bias})
+    return y.to(x.dtype)

@@ -1,0 +1,157 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Sequences packed in a row, for models of Transformers whose recurrent layers ask for other
+packages then, or are not told.
+
+Callers say it by `cu_seq_lens_q`, by `seq_idx`, or by `position_ids` that begin again, as
+DataCollatorWithFlattening and TRL do.
+
+Shapes: B batch, T time, N sequences.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+
+from ..tokens import positions_within
+
+BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
+CACHES = ("past_key_values", "cache_params")
+# Models whose softmax layers read over the bounds, whatever they are told.
+MIX_PACKED = ("Glm5NextTextModel",)
+# Models that make masks without regard to positions, and take masks that are made already.
+MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
+
+# Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
+_told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
+
+
+def bounds_for_layers(kwargs: Mapping[str, Any], B: int, T: int) -> Tensor | None:
+    """The bounds (N + 1,) of packed sequences in all B T tokens, int32, as `cu_seq_lens_q` or
+    `seq_idx` say; None where neither is given.
+    """
+    bounds = kwargs.get(BOUNDS)
+    if bounds is not None:
+        return bounds.flatten().to(torch.int32)
+    seq_idx = kwargs.get("seq_idx")
+    return None if seq_idx is None else _bounds_where_changed(seq_idx.diff(dim=-1) != 0, B, T)
+
+
+def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
+    """As `bounds_for_layers`, of a model's arguments, or as `position_ids` (B, T) say where they do
+    not count on by one.
+
+    Like Transformers' masks, it takes them for packed only without a mask and a cache.
+    """
+    positions = kwargs.get("position_ids")
+    if kwargs.get(BOUNDS) is not None or kwargs.get("seq_idx") is not None:
+        B, T = _batch_and_time(kwargs)
+        return bounds_for_layers(kwargs, B, T)
+    if (
+        positions is None
+        or kwargs.get("attention_mask") is not None
+        or any(kwargs.get(name) is not None for name in CACHES)
+    ):
+        return None
+    if positions.dim() == 3:  # for the text, and three axes of images; or these alone
+        if len(positions) != 4:
+            return None
+        positions = positions[0]
+    begins_again = positions.diff(dim=-1) != 1
+    if not begins_again.any():
+        return None
+    B, T = _batch_and_time(kwargs)
+    return _bounds_where_changed(begins_again, B, T)
+
+
+def tell_layers(
+    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict] | None:
+    """Before the forward of a model that holds the layers: packed sequences get bounds that it
+    hands on, positions if they have none, and no cache, which could not be continued, and with
+    which softmax layers would not keep them apart.
+
+    Raises:
+        ValueError: the model's softmax layers can't keep them apart.
+    """
+    if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
+        return None
+    given = _by_name(model, args, kwargs)
+    bounds = _told.get()
+    if bounds is None:
+        bounds = find_bounds(given)
+    if bounds is None:
+        return None
+    name = type(model).__name__
+    if name in MIX_PACKED:
+        raise ValueError(
+            f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
+            "that knows no bounds. Give the sequences as rows with an attention_mask"
+        )
+    given[BOUNDS] = bounds
+    if all(given.get(cache) is None for cache in CACHES):
+        given["use_cache"] = False
+    if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
+        given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
+    if name in MASK_WITHOUT_POSITIONS and given.get("attention_mask") is None:
+        given["attention_mask"] = _masks(model, given)
+    return (), given
+
+
+def tell_base(head: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Before the forward of a head that hands none of these arguments on to its base model."""
+    if not torch.compiler.is_compiling():
+        _told.set(find_bounds(_by_name(head, args, kwargs)))
+
+
+def forget(head: nn.Module, args: tuple, output: Any) -> None:
+    """After it, or its error."""
+    if not torch.compiler.is_compiling():
+        _told.set(None)
+
+
+def _bounds_where_changed(is_new: Tensor, B: int, T: int) -> Tensor:
+    """Bounds in all B T tokens from is_new (B or 1, T - 1), whether a sequence begins after each
+    token; rows always begin one.
+    """
+    begins = F.pad(is_new.expand(B, T - 1), (1, 0), value=True)
+    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=B * T).to(torch.int32)
+
+
+def _batch_and_time(kwargs: Mapping[str, Any]) -> tuple[int, int]:
+    for name in ("input_ids", "inputs_embeds"):
+        if kwargs.get(name) is not None:
+            B, T = kwargs[name].shape[:2]
+            return B, T
+    raise ValueError("packed sequences need input_ids or inputs_embeds, got neither")
+
+
+def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """The masks of a model's layers by their type, as it would make them if it looked at positions.
+    Of embeddings, making them asks for the shape, dtype and device.
+    """
+    weight = model.get_input_embeddings().weight
+    mask = create_causal_mask(
+        config=model.config,
+        inputs_embeds=weight.new_empty(*_batch_and_time(kwargs), 0),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=kwargs["position_ids"],
+    )
+    return {"full_attention": mask, "linear_attention": None}
+
+
+def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(_parameters(type(model).forward), args, strict=False)), **kwargs}
+
+
+@functools.cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]  # without self

@@ -1,0 +1,104 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Mamba-2's state space (SSD) in Transformers: Mamba-2, Bamba, Granite 4, Nemotron-H, Zamba 2 and
+Falcon-H1.
+
+Shapes: B batch, T time, C hidden size, H heads, G groups of heads, which share keys and queries, K
+key dim (there: the size of the state), V value dim (there: the head dim).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache
+from transformers.integrations.accelerate import force_accelerate_hooks
+
+from ..numerics import at_least_float32
+from ..recurrence_linear import LinearRecurrence
+from .layer_parts import ConvolvedLayer, begin, convolve
+
+
+class SSD(ConvolvedLayer):
+    """S_t = exp(-exp(A_log) dt_t) S_(t-1) + dt_t B_t x_t^T,  y_t = S_t^T C_t + D x_t, which is
+    linear attention with queries C_t, keys B_t, values x_t and write strengths dt_t.
+    """
+
+    in_proj: nn.Module
+    out_proj: nn.Module
+    norm: nn.Module
+    A_log: Tensor
+    D: Tensor
+    dt_bias: Tensor
+    num_heads: int
+    head_dim: int
+    ssm_state_size: int
+    intermediate_size: int
+    conv_dim: int
+    n_groups: int
+    time_step_limit: tuple[float, float]
+
+    @force_accelerate_hooks("conv1d")  # its weights are read without calling it
+    def forward(
+        self,
+        hidden_states: Tensor,
+        cache_params: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """hidden_states (B, T, C) -> (B, T, C)"""
+        B, T, _ = hidden_states.shape
+        hidden_states, memory = begin(
+            self, hidden_states, cache_params, attention_mask, kwargs, is_transposed=True
+        )
+
+        gate, xkq, dt = self.project(hidden_states).split(
+            [self.intermediate_size, self.conv_dim, self.num_heads], dim=-1
+        )
+        xkq = convolve(self.conv1d, xkq, memory)
+        group_dim = self.n_groups * self.ssm_state_size
+        x, k, q = xkq.split([self.intermediate_size, group_dim, group_dim], dim=-1)
+        x = x.unflatten(-1, (-1, self.head_dim))
+        dt = self.step_sizes(dt)
+        inputs = {
+            "q": q.unflatten(-1, (self.n_groups, -1)),
+            "k": k.unflatten(-1, (self.n_groups, -1)),
+            "v": x,
+            "log_decay": -at_least_float32(self.A_log).exp() * dt,
+            "write_strength": dt,
+        }
+        recurrence = LinearRecurrence(
+            self.num_heads, self.ssm_state_size, self.head_dim, normalize=False
+        )
+        y = memory.run(recurrence, inputs)
+        memory.write(y.dtype)
+
+        y = torch.addcmul(y, x, self.D[:, None].to(x.dtype)).flatten(2)
+        y = self.gated_norm(y, gate)
+        return self.out_proj(y.to(hidden_states.dtype)).view(B, T, -1)
+
+    def project(self, hidden_states: Tensor) -> Tensor:
+        return self.in_proj(hidden_states)
+
+    def step_sizes(self, dt: Tensor) -> Tensor:
+        """(B, T, H), float32 or better. Transformers limits them in prompts, and not in steps."""
+        dt = at_least_float32(F.softplus(dt + self.dt_bias.to(dt.dtype)))
+        low, high = self.time_step_limit
+        return dt.clamp(low, high) if low > 0 or high < math.inf else dt
+
+    def gated_norm(self, y: Tensor, gate: Tensor) -> Tensor:
+        return self.norm(y, gate)
+
+
+class SSDOfFalcon(SSD):
+    """With multipliers before and behind the projection, and perhaps a gate without a norm."""
+
+    mup_vector: Tensor
+    ssm_in_multiplier: float
+    mamba_rms_norm: bool
+
+    def project(self, hidden_states: Tensor) -> Tensor:
+        return self.in_proj(hidden_states * self.ssm_in_multiplier) * self.mup_vector
+
+    def gated_norm(self, y: Tensor, gate: Tensor) -> Tensor:
+        return self.norm(y, gate) if self.mamba_rms_norm else y * F.silu(gate)

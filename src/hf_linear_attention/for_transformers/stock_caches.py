@@ -1,0 +1,155 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Layers of Transformers' own caches, as our recurrences read and write them, and take tokens back.
+
+Shapes: B batch, T time, C channels, H heads, K key dim, V value dim, W tokens of a convolution
+before the present one.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from ..cache_recording import Recorded, Recording
+from ..numerics import accumulation_dtype
+from ..recurrence import Inputs, Recurrence, State
+
+
+class StockLayer:
+    """One layer of a stock cache, as LayerMemory reads and writes it: "conv" (B, W, C) are the last
+    inputs of a convolution, "kv" (B, H, K, V) the state of a recurrence.
+
+    Transformers keeps (B, C, W + 1), whose first is never read again, and (B, H, K, V), or with
+    `is_transposed` (B, H, V, K). Both are handed out as views, which a step changes in place. A
+    transposed state lies in memory as ours: a cache keeps the layout of what it is given first.
+    """
+
+    def __init__(self, cache: Cache, layer_idx: int, is_transposed: bool, dtype: torch.dtype):
+        self.layer = cache.layers[layer_idx]
+        self.is_transposed = is_transposed
+        self.dtype = accumulation_dtype(dtype)
+        self.views = views_of(self.layer, is_transposed)
+        self.recording = recording_of(self.layer, self.views, is_transposed)
+
+    @property
+    def may_change(self) -> bool:
+        return self.recording is None
+
+    def read(self) -> State:
+        if not self.views:
+            return {}
+        kv = self.views["kv"]
+        if torch.is_grad_enabled():  # a gradient may need what will be written over
+            kv = kv.clone()
+        # Beam search leaves another layout, and who cached it may have computed otherwise.
+        return {**self.views, "kv": kv.to(self.dtype).contiguous()}
+
+    def write(
+        self,
+        state: State,
+        inputs: list[tuple[Recurrence, Inputs]],
+        num_tokens: int,
+        key_mask: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        if self.recording is not None:
+            self.recording.append(Recorded(num_tokens, key_mask, inputs))
+        if self.views:
+            overwrite(self.views, state)
+        else:
+            kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
+            self.layer.update_conv_state(F.pad(state["conv"].transpose(1, 2), (1, 0)))
+            self.layer.update_recurrent_state(kv)
+
+
+def views_of(layer: LinearAttentionLayer, is_transposed: bool) -> State:
+    """What a cache layer holds, in our shapes; {} before the first token."""
+    if not layer.has_previous_state[0]:
+        return {}
+    kv = layer.recurrent_states[0]
+    return {
+        "conv": layer.conv_states[0][..., 1:].transpose(1, 2),
+        "kv": kv.transpose(-1, -2) if is_transposed else kv,
+    }
+
+
+def overwrite(views: State, state: State) -> None:
+    for name, view in views.items():
+        if state[name] is not view:
+            view.copy_(state[name])
+
+
+class CroppableLayer(LinearAttentionLayer):
+    """A stock layer that can take tokens back, while it records."""
+
+    is_croppable = True
+    recording: Recording | None
+    is_transposed: bool
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens."""
+        n = abs(tokens_to_remove)
+        recorded = 0 if self.recording is None else self.recording.num_tokens
+        if n > recorded:
+            raise RuntimeError(
+                f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
+                "activate_past_recording() before reading those that may have to go"
+            )
+        if self.recording is None:
+            return
+        if n == 0:
+            self.recording.confirm()
+            return
+        state = self.recording.remove_last(n)
+        if state:
+            overwrite(views_of(self, self.is_transposed), state)
+        else:
+            LinearAttentionLayer.reset(self)
+
+    def reset(self) -> None:
+        super().reset()
+        self.recording = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.recording is not None:
+            self.recording.map_rows(lambda x: x[beam_idx.to(x.device)])
+
+
+class CroppableLayerWithAttention(CroppableLayer, LinearAttentionAndFullAttentionLayer):
+    """The same, of a layer that has softmax attention, too."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        CroppableLayer.crop(self, tokens_to_remove)
+        DynamicLayer.crop(self, tokens_to_remove)
+
+
+CROPPABLE = {
+    LinearAttentionLayer: CroppableLayer,
+    LinearAttentionAndFullAttentionLayer: CroppableLayerWithAttention,
+}
+
+
+def recording_of(
+    layer: LinearAttentionLayer, views: State, is_transposed: bool
+) -> Recording | None:
+    """What records a layer's tokens, if it is to; the layer becomes one that can take them back."""
+    if not layer.record_past:
+        if isinstance(layer, CroppableLayer):
+            layer.recording = None
+        return None
+    if type(layer) in CROPPABLE:
+        layer.__class__ = CROPPABLE[type(layer)]
+        layer.recording, layer.is_transposed = None, is_transposed
+    if not isinstance(layer, CroppableLayer):
+        return None
+    if layer.recording is None:
+        layout = torch.contiguous_format
+        before = {name: view.clone(memory_format=layout) for name, view in views.items()}
+        layer.recording = Recording(before)
+    return layer.recording

@@ -1,0 +1,258 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' own recurrent models on our kernels, by one call.
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3.5-0.8B")
+print(use_kernels(model))
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from .. import linear
+from ..registration import before_forwards
+from .families import Replacement, made_class, replacement_for
+from .packing import forget, tell_base, tell_layers
+
+# Heads that do not hand on what they are told of packed sequences.
+HAND_NOTHING_ON = ("Mamba2ForCausalLM",)
+
+
+class Change(NamedTuple):
+    """A module that runs on our kernels, with its class before and now."""
+
+    name: str
+    module: nn.Module
+    before: type[nn.Module]
+    now: type[nn.Module]
+    gist: str
+
+
+class Left(NamedTuple):
+    """A module that stayed as it was."""
+
+    name: str
+    class_name: str
+    why: str
+
+
+class Undoable:
+    """Undone by `undo()`, or at the end of a `with` block."""
+
+    def undo(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self):
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+@dataclass(repr=False)
+class Report(Undoable):
+    """What `use_kernels` changed in a model, and what it left alone, and why: `str(report)` is a
+    table.
+    """
+
+    changed: list[Change] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    hooks: list[RemovableHandle] = field(default_factory=list)
+    takes_drafts: list[PreTrainedModel] = field(default_factory=list)
+
+    def undo(self) -> None:
+        """Makes the model what it was. Copies that were made of it meanwhile stay as they are."""
+        for change in self.changed:
+            if type(change.module) is change.now:
+                change.module.__class__ = change.before
+        for hook in self.hooks:
+            hook.remove()
+        for model in self.takes_drafts:
+            vars(model).pop("_is_stateful", None)
+
+    def __repr__(self) -> str:
+        counts = Counter((one.before.__name__, one.gist) for one in self.changed)
+        counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
+        rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
+        wide, wider = (max(len(row[i]) for row in rows) for i in (0, 1))
+        return "\n".join(f"{n:>{wide}} {name:<{wider}}  {what}" for n, name, what in rows)
+
+
+def use_kernels(model: nn.Module) -> Report:
+    """Makes a recurrent model of Transformers' own run on this package's kernels.
+
+    Each module that has a replacement becomes one of a subclass of its class, which has the same
+    name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
+    `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
+    wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart, and
+    `generate` takes drafts. Nothing else in the process changes.
+
+        report = use_kernels(model)  # print(report) says what was changed, and what was not and why
+        report.undo()
+
+        with use_kernels(model):  # undone at the end
+            ...
+
+    Args:
+        model: with any weights, in any precision, on any device, wrapped by PEFT or not. What is
+            offloaded must be so after this call, not before it.
+
+    Returns:
+        What was changed, and what was left alone.
+
+    Raises:
+        ValueError: model is no nn.Module.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    report = Report()
+    for name, module in model.named_modules():
+        replacement = replacement_for(type(module))
+        if replacement is not None and replacement.is_recurrent:
+            _replace(report, name, module, replacement)
+        elif (why := _why_unknown(module)) is not None:
+            report.left.append(Left(name, type(module).__name__, why))
+    layers = {change.module for change in report.changed}
+    if layers:
+        if not report.left and all(change.now.takes_tokens_back for change in report.changed):
+            _allow_drafts(report, model, layers)
+        _replace_parts(report, model, layers)
+        _add_hooks(report, model, layers)
+    elif not report.left:
+        why = "no layer of it has a replacement"
+        report.left.append(Left("", type(model).__name__, why))
+    return report
+
+
+class Everywhere(Undoable):
+    """What `use_kernels_everywhere` returns. `reports` are those of all models so far."""
+
+    def __init__(self) -> None:
+        self.reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
+        self._stop = before_forwards(self._prepare)
+
+    def undo(self) -> None:
+        """Makes all models what they were, and leaves later ones alone."""
+        self._stop()
+        for report in self.reports.values():
+            report.undo()
+        self.reports.clear()
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        if model not in self.reports:
+            self.reports[model] = use_kernels(model)
+            for part in model.modules():  # its base model is no model of its own
+                if isinstance(part, PreTrainedModel) and part is not model:
+                    self.reports[part] = Report()
+
+
+def use_kernels_everywhere() -> Everywhere:
+    """`use_kernels` for every model of Transformers that is used from now on, when it is first
+    called. `undo()` of what this returns, or the end of a `with` block, ends it.
+
+    A model that torch.compile is given before its first forward stays as it is.
+    """
+    return Everywhere()
+
+
+def _replace(report: Report, name: str, module: nn.Module, replacement: Replacement) -> None:
+    before = type(module)
+    why = replacement.why_not(module, before)
+    if why is None:
+        now = made_class(before.__module__, before.__name__)
+        _change(report, Change(name, module, before, now, replacement.gist))
+    else:
+        report.left.append(Left(name, before.__name__, why))
+
+
+def _change(report: Report, change: Change) -> None:
+    change.module.__class__ = change.now
+    report.changed.append(change)
+
+
+def _why_unknown(module: nn.Module) -> str | None:
+    """Why a module is left alone that has no replacement, but nearly; None for all others."""
+    for base in type(module).__mro__[1:]:
+        replacement = replacement_for(base)
+        if replacement is not None and replacement.is_recurrent:
+            if type(module) is made_class(base.__module__, base.__name__):
+                return "it runs on our kernels already"
+            return f"a subclass of {base.__name__}, which may compute something else"
+    return None
+
+
+def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    """Norms and products around recurrent layers, on the CPU; those of parts without such layers,
+    as a vision tower, stay.
+    """
+    others = {name: part for name, part in _models_in(model) if layers.isdisjoint(part.modules())}
+    for name, part in others.items():
+        report.left.append(Left(name, type(part).__name__, "no layer of it has a replacement"))
+    aside = {module for part in others.values() for module in part.modules()}
+    for name, module in model.named_modules():
+        if module in aside or module in layers:
+            continue
+        replacement = replacement_for(type(module))
+        if replacement is not None:
+            _replace(report, name, module, replacement)
+        elif type(module) is nn.Linear and _is_on_cpu(module) and linear.IS_COMPILED:
+            if "forward" in vars(module):
+                why = "its forward was replaced on the module itself, as offloading does"
+                report.left.append(Left(name, "Linear", why))
+            else:
+                change = Change(name, module, nn.Linear, linear.Linear, "product of few rows")
+                _change(report, change)
+
+
+def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    """Lets models tell their layers of packed sequences. Hooks, since Transformers looks up what a
+    model can return by its class.
+    """
+    models = [part for _, part in _models_in(model) if not layers.isdisjoint(part.modules())]
+    for part in models:
+        inner = [other for other in models if other is not part and other in set(part.modules())]
+        if not inner:
+            hook = part.register_forward_pre_hook(tell_layers, with_kwargs=True)
+            report.hooks.append(hook)
+        elif type(part).__name__ in HAND_NOTHING_ON:
+            report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
+            report.hooks.append(part.register_forward_hook(forget, always_call=True))
+
+
+def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    """Lets generate() take drafts of an assistant or of prompt lookup, since all recurrent layers
+    can take back tokens. It refuses models that say of themselves that they can't.
+    """
+    for _, part in _models_in(model):
+        config = part.config.get_text_config()
+        if (
+            part._is_stateful
+            and not layers.isdisjoint(part.modules())
+            and "past_key_values" in inspect.signature(part.forward).parameters
+            and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
+        ):
+            part._is_stateful = False
+            report.takes_drafts.append(part)
+
+
+def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            yield name, module
+
+
+def _is_on_cpu(module: nn.Linear) -> bool:
+    return module.weight.device.type in ("cpu", "meta")

@@ -1,0 +1,92 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' recurrent models take back tokens on our kernels, so generate() may draft."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from hf_linear_attention import use_kernels
+from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+
+# Mamba-2's models have another name for the cache than generate() expects of them, and MiniMax a
+# cache of its own.
+DRAFT = sorted(CONFIGS.keys() - {"mamba2", "minimax"})
+
+
+@pytest.fixture(scope="module", params=DRAFT)
+def model(request):
+    model = tiny_upstream(request.param)
+    use_kernels(model)
+    return model
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(2, VOCAB_SIZE - 4, (1, 9))
+
+
+def counted(model, monkeypatch):
+    calls, forward = [], model.forward
+
+    def count(*args, **kwargs):
+        calls.append(1)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", count)
+    return calls
+
+
+def test_an_assistant_that_is_always_right_saves_forwards(model, ids, monkeypatch):
+    options = dict(max_new_tokens=12, do_sample=False)
+    want = model.generate(ids, **options)
+    assistant = copy.deepcopy(model)
+    assistant.generation_config.num_assistant_tokens = 4
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0
+    calls = counted(model, monkeypatch)
+    assert torch.equal(model.generate(ids, assistant_model=assistant, **options), want)
+    assert len(calls) <= 4
+
+
+def test_prompt_lookup_writes_the_same_tokens(model, ids):
+    ids = ids.repeat(1, 2)
+    options = dict(max_new_tokens=10, do_sample=False)
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **options), want)
+
+
+@pytest.mark.parametrize("removed", [1, 4, 6])
+def test_a_cache_without_its_last_tokens_is_one_that_never_saw_them(removed, ids):
+    model = tiny_upstream("qwen3_next")
+    use_kernels(model)
+    with torch.no_grad():
+        want = model(ids).logits
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :3], past_key_values=cache)
+        cache.activate_past_recording()
+        for start, end in ((3, 5), (5, 6), (6, 9)):
+            model(ids[:, start:end], past_key_values=cache)
+        cache.crop(-removed)
+        cache.crop(0)
+        later = model(ids[:, 9 - removed :], past_key_values=cache).logits
+    torch.testing.assert_close(later, want[:, 9 - removed :], rtol=0, atol=1e-4)
+
+
+def test_a_cache_that_did_not_record_takes_nothing_back(ids):
+    model = tiny_upstream("bamba")
+    use_kernels(model)
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        with pytest.raises(RuntimeError, match="crop.-10. can't be: 9 tokens can be removed"):
+            cache.crop(-10)
+
+
+def test_undone_they_refuse_drafts_again(ids):
+    model = tiny_upstream("qwen3_next")
+    use_kernels(model).undo()
+    with pytest.raises(ValueError, match="not supported with stateful models"):
+        model.generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=3)

@@ -1,0 +1,99 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' recurrent models answer on our kernels as they do without."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hf_linear_attention import use_kernels
+from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+
+T = 19  # more than two chunks of upstream's
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def models(request):
+    """Upstream's model, and a copy of it on our kernels."""
+    theirs = tiny_upstream(request.param)
+    ours = copy.deepcopy(theirs)
+    report = use_kernels(ours)
+    assert report.changed
+    return theirs, ours
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(2, VOCAB_SIZE - 4, (2, T))
+
+
+def close(ours, theirs, relative=2e-5):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=relative * theirs.abs().max().item())
+
+
+def test_logits(models, ids):
+    theirs, ours = models
+    with torch.no_grad():
+        close(ours(ids).logits, theirs(ids).logits)
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    logits = model(ids, use_cache=False).logits
+    cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+# In float64 it is upstream that rounds, where it goes to float32 in between.
+@pytest.mark.parametrize("dtype, relative", [(torch.float32, 2e-3), (torch.float64, 2e-4)])
+def test_gradients_of_all_parameters(models, ids, dtype, relative):
+    theirs, ours = (gradients(copy.deepcopy(model).to(dtype), ids) for model in models)
+    for mine, their in zip(ours, theirs, strict=True):
+        if their is None:
+            assert mine is None
+        else:
+            close(mine, their, relative)
+
+
+@pytest.mark.parametrize("cuts", [(18, 1), (11, 1, 1, 5, 1), (1, 1, 1, 1, 15)])
+def test_any_split_with_a_cache_is_the_whole(models, ids, cuts):
+    theirs, ours = models
+    with torch.no_grad():
+        want = theirs(ids).logits
+        pieces, cache = [], {}
+        positions = torch.arange(T)[None].split(cuts, dim=1)
+        for piece, at in zip(ids.split(cuts, dim=1), positions, strict=True):
+            if ours.config.model_type == "bamba":  # which would count from 0 again
+                cache["position_ids"] = at
+            output = ours(piece, use_cache=True, **cache)
+            name = "cache_params" if "cache_params" in output else "past_key_values"
+            cache = {name: output[name]}
+            pieces.append(output.logits)
+    close(torch.cat(pieces, 1), want)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generated_tokens(models, ids, num_beams):
+    theirs, ours = models
+    options = dict(max_new_tokens=5, do_sample=False, num_beams=num_beams)
+    assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
+
+
+def test_a_left_padded_batch_generates_as_its_rows(models, ids):
+    theirs, ours = models
+    options = dict(max_new_tokens=5, do_sample=False)
+    short = ids[:1, 7:]
+    padded, mask = ids.clone(), torch.ones_like(ids)
+    padded[0, :7], mask[0, :7] = 0, 0
+    together = ours.generate(padded, attention_mask=mask, **options)
+    want = [theirs.generate(row, **options)[0, -5:] for row in (short, ids[1:])]
+    assert torch.equal(together[:, -5:], torch.stack(want))
+
+
+def test_half_precision_is_as_exact_as_upstreams(models, ids):
+    theirs, ours = (copy.deepcopy(model).to(torch.bfloat16) for model in models)
+    with torch.no_grad():
+        want = models[0](ids).logits
+        errors = [(model(ids).logits - want).square().mean(-1) for model in (ours, theirs)]
+    assert errors[0].median() < 1.5 * errors[1].median()  # a router may choose another expert

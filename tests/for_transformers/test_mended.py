@@ -1,0 +1,132 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Where Transformers' recurrent layers answer wrongly, ours do not: held against runs without the
+padding, or in one piece.
+"""
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
+
+from hf_linear_attention import use_kernels
+from hf_linear_attention.for_transformers.families import replacement_for
+from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+
+T = 9
+HIDDEN = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1, 0])  # 1 for real tokens
+
+
+class Layer:
+    """The first recurrent layer of a model, on our kernels."""
+
+    def __init__(self, model_type, **changes):
+        self.model = tiny_upstream(model_type, **changes)
+        report = use_kernels(self.model)
+        recurrent = [change for change in report.changed if replacement_for(change.before)]
+        recurrent = [c for c in recurrent if replacement_for(c.before).is_recurrent]
+        self.layer = recurrent[0].module
+
+    def new_cache(self):
+        if self.model.config.model_type == "minimax":
+            return MiniMaxCache()
+        return DynamicCache(config=self.model.config)
+
+    def __call__(self, x, mask=None, cache=None):
+        """x (B, T, C) -> (B, T, C)"""
+        name = "cache_params"
+        more = {}
+        if self.model.config.model_type == "minimax":
+            name, more = "past_key_values", {"position_embeddings": None}
+        with torch.no_grad():
+            y = self.layer(x, attention_mask=mask, **{name: cache}, **more)
+        return y[0] if isinstance(y, tuple) else y
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def layer(request):
+    return Layer(request.param)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(1, T, 32)
+
+
+def close(mine, want):
+    torch.testing.assert_close(mine, want, rtol=0, atol=2e-5 * want.abs().max().item())
+
+
+def test_padding_anywhere_neither_writes_nor_forgets(layer, x):
+    """Upstream forgets over padding, and its convolutions see zeros there."""
+    is_real = HIDDEN.bool()
+    padded = x.masked_fill(~is_real[None, :, None], torch.nan)
+    caches = layer.new_cache(), layer.new_cache()
+    y = layer(padded, HIDDEN[None], caches[0])
+    want = layer(x[:, is_real], None, caches[1])
+    close(y[:, is_real], want)
+    later = torch.randn(1, 3, 32)
+    close(layer(later, None, caches[0]), layer(later, None, caches[1]))
+
+
+def test_rows_continue_a_cache_by_different_numbers_of_tokens(layer, x):
+    both = torch.cat([x, x.flip(1)])
+    mask = torch.stack([HIDDEN, torch.ones_like(HIDDEN)])
+    cache, alone = layer.new_cache(), layer.new_cache()
+    layer(both[:, :4], None, cache)
+    y = layer(both, mask, cache)
+    layer(both[:1, :4], None, alone)
+    close(y[:1, HIDDEN.bool()], layer(x[:, HIDDEN.bool()], None, alone))
+
+
+def test_gradients_flow_through_a_cache(layer, x):
+    """Of several tokens after a cache that was written with gradients."""
+    cache, more = layer.new_cache(), {}
+    name = "cache_params"
+    if layer.model.config.model_type == "minimax":
+        name, more = "past_key_values", {"position_embeddings": None}
+    x = x.requires_grad_()
+    pieces = []
+    for piece in x.split([5, 1, 3], dim=1):
+        y = layer.layer(piece, attention_mask=None, **{name: cache}, **more)
+        pieces.append(y[0] if isinstance(y, tuple) else y)
+    y = torch.cat(pieces, dim=1)
+    weights = torch.randn_like(y)
+    (got,) = torch.autograd.grad((y * weights).sum(), x)
+    whole = layer.layer(x, attention_mask=None, **{name: None}, **more)
+    whole = whole[0] if isinstance(whole, tuple) else whole
+    (want,) = torch.autograd.grad((whole * weights).sum(), x)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("limits", [(0.02, 0.05), (0.0, 0.01)])
+def test_single_tokens_have_the_limits_of_step_sizes_too(limits, x):
+    layer = Layer("mamba2", time_step_limit=limits)
+    cache = layer.new_cache()
+    pieces = [layer(token, None, cache) for token in x.split(1, dim=1)]
+    close(torch.cat(pieces, dim=1), layer(x))
+
+
+def test_left_padding_does_not_reach_through_the_biases_of_projections():
+    model = tiny_upstream("mamba2", use_bias=True)
+    use_kernels(model)
+    ids = torch.randint(2, VOCAB_SIZE - 4, (1, T))
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    with torch.no_grad():
+        close(model(ids, attention_mask=mask).logits[:, 3:], model(ids[:, 3:]).logits)
+
+
+@pytest.mark.parametrize("norm", [{}, {"mamba_rms_norm": True}, {"mamba_norm_before_gate": True}])
+def test_every_norm_of_falcon_is_as_upstream(norm):
+    model = tiny_upstream("falcon_h1", **{"mamba_rms_norm": bool(norm), **norm})
+    ids = torch.randint(2, VOCAB_SIZE - 4, (2, T))
+    with torch.no_grad():
+        want = model(ids).logits
+        use_kernels(model)
+        close(model(ids).logits, want)
+
+
+def test_a_mask_of_another_length_is_refused(x):
+    layer = Layer("qwen3_next")
+    with pytest.raises(ValueError, match=r"attention_mask must be \(1, 9\) like the tokens"):
+        layer(x, torch.ones(1, T + 1))

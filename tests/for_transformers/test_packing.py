@@ -1,0 +1,101 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Sequences packed in a row train as rows of their own would, in every family."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import DataCollatorWithFlattening
+
+from hf_linear_attention import use_kernels
+from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+
+LENGTHS = (7, 1, 12, 3)  # shorter and longer than a convolution and than chunks of upstream's
+
+
+# Its softmax layers mix what is packed, whatever they are told.
+CAN_PACK = sorted(CONFIGS.keys() - {"glm5_next"})
+
+
+@pytest.fixture(scope="module", params=CAN_PACK)
+def model(request):
+    model = tiny_upstream(request.param).train()
+    use_kernels(model)
+    return model
+
+
+@pytest.fixture
+def sequences():
+    return [torch.randint(2, VOCAB_SIZE - 4, (n,)) for n in LENGTHS]
+
+
+def logits_and_gradients(model, rows):
+    """Of rows of arguments, one after the other."""
+    model.zero_grad()
+    logits = torch.cat([model(**row).logits.flatten(0, 1) for row in rows])
+    weights = torch.linspace(-1, 1, logits.numel()).view_as(logits)  # a loss over all
+    (logits * weights).sum().backward()
+    return logits.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def told_by_bounds(n):
+    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+
+
+def told_by_numbers(n):
+    return {"seq_idx": torch.arange(n).repeat_interleave(torch.tensor(LENGTHS))[None].int()}
+
+
+def told_by_positions(n):
+    return {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]}
+
+
+@pytest.mark.parametrize("told", [told_by_positions, told_by_bounds, told_by_numbers])
+def test_packed_is_separate(model, sequences, told):
+    packed = {"input_ids": torch.cat(sequences)[None], **told(len(sequences))}
+    y, gradients = logits_and_gradients(model, [packed])
+    rows = [{"input_ids": row[None], "use_cache": False} for row in sequences]
+    want, wanted = logits_and_gradients(model, rows)
+    torch.testing.assert_close(y, want, rtol=0, atol=2e-5 * want.abs().max().item())
+    for mine, their in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(mine, their, rtol=0, atol=1e-3 * their.abs().max().item())
+
+
+def test_several_packed_rows(model, sequences):
+    """Each row has bounds of its own; none reaches into the next row."""
+    row = torch.cat(sequences)
+    ids = torch.stack([row, row.flip(0)])
+    positions = torch.stack([told_by_positions(4)["position_ids"][0], torch.arange(len(row))])
+    with torch.no_grad():
+        y = model(ids, position_ids=positions).logits
+        want = torch.cat([model(row[None]).logits for row in (*sequences, ids[1])], dim=1)
+    assert (y[0] - want[0, : len(row)]).abs().max() < 2e-5 * want.abs().max()
+    assert (y[1] - want[0, len(row) :]).abs().max() < 2e-5 * want.abs().max()
+
+
+def test_what_the_collator_makes_trains(model, sequences):
+    features = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in sequences]
+    for options in ({}, {"return_flash_attn_kwargs": True}, {"return_seq_idx": True}):
+        batch = DataCollatorWithFlattening(**options)(features)
+        loss = model(**batch).loss
+        logits = torch.cat([model(row[None]).logits[0, :-1] for row in sequences])
+        labels = torch.cat([row[1:] for row in sequences])
+        torch.testing.assert_close(loss, cross_entropy(logits, labels), rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_are_not_cached():
+    model = tiny_upstream("qwen3_next")
+    use_kernels(model)
+    ids, told = torch.full((1, sum(LENGTHS)), 3), told_by_positions(4)
+    with torch.no_grad():
+        assert model(ids, **told).past_key_values is None  # none was asked for
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="packed sequences can't be cached"):
+            model(ids, past_key_values=cache, **told_by_bounds(4))
+
+
+def test_a_model_that_would_mix_them_refuses():
+    model = tiny_upstream("glm5_next")
+    use_kernels(model)
+    with pytest.raises(ValueError, match="Glm5NextTextModel can't take packed sequences"):
+        model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))

@@ -1,0 +1,323 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What use_kernels does to a model, beside making it fast: nothing that anybody would notice."""
+
+import copy
+import importlib
+import io
+from unittest import mock
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from hf_linear_attention import use_kernels, use_kernels_everywhere
+from hf_linear_attention.for_transformers.families import (
+    FAMILIES,
+    REPLACEMENTS,
+    fingerprint,
+    source_of,
+)
+from hf_linear_attention.for_transformers.use_kernels import Report
+from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(2, VOCAB_SIZE - 4, (2, 11))
+
+
+@pytest.fixture
+def model():
+    return tiny_upstream("qwen3_5_text")
+
+
+def classes(model):
+    return [type(module) for module in model.modules()]
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+def close(mine, theirs):
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * theirs.abs().max().item())
+
+
+# ---- the table ----
+
+
+@pytest.mark.parametrize("module, name", REPLACEMENTS)
+def test_every_source_is_the_one_that_a_replacement_was_written_for(module, name):
+    """Fails where the supported range of Transformers moves to one that computes it otherwise."""
+    upstream = getattr(importlib.import_module(module), name)
+    replacement = REPLACEMENTS[module, name]
+    assert fingerprint(upstream, replacement.functions) in replacement.sources
+
+
+def test_no_two_models_have_a_class_of_one_name():
+    names = [name for classes in FAMILIES.values() for name in classes]
+    assert len(names) == len(set(names))
+
+
+def test_every_family_has_a_tiny_model():
+    assert {name.removesuffix("_text") for name in CONFIGS} == set(FAMILIES)
+
+
+def test_a_fingerprint_is_of_what_is_computed():
+    def plain(self, x):
+        return x + 1
+
+    def documented(self, x: torch.Tensor) -> torch.Tensor:
+        """Adds one."""
+        return x + 1  # one
+
+    def another(self, x):
+        return x + 2
+
+    def of(function):
+        return source_of(function).replace(function.__name__, "forward")
+
+    assert of(plain) == of(documented) != of(another)
+
+
+# ---- what changes, and what does not ----
+
+
+def test_the_report_says_what_was_changed(model):
+    report = use_kernels(model)
+    assert str(report) == (
+        " 1 Qwen3_5GatedDeltaNet  gated delta rule\n"
+        " 1 Qwen3_5RMSNormGated   gated norm\n"
+        "16 Linear                product of few rows\n"
+        " 7 Qwen3_5RMSNorm        norm"
+    )
+
+
+def test_only_the_classes_change_and_undo_brings_them_back(model, ids):
+    before, names = classes(model), list(model.state_dict())
+    report = use_kernels(model)
+    for old, new in zip(before, classes(model), strict=True):
+        assert issubclass(new, old) and new.__name__ == old.__name__
+    assert list(model.state_dict()) == names
+    assert isinstance(model.model.layers[0].linear_attn, modeling_qwen3_5.Qwen3_5GatedDeltaNet)
+    report.undo()
+    assert classes(model) == before
+    assert not model.model._forward_pre_hooks
+
+
+def test_a_with_block_ends_it_even_by_an_error(model):
+    before = classes(model)
+    with pytest.raises(KeyError), use_kernels(model) as report:
+        assert isinstance(report, Report) and classes(model) != before
+        raise KeyError
+    assert classes(model) == before
+
+
+def test_other_models_stay_as_they_are(model):
+    other = tiny_upstream("qwen3_5_text")
+    before = classes(other)
+    use_kernels(model)
+    assert classes(other) == before
+
+
+def test_twice_is_once(model):
+    use_kernels(model)
+    before = classes(model)
+    again = use_kernels(model)
+    assert not again.changed and "it runs on our kernels already" in str(again)
+    again.undo()
+    assert classes(model) == before
+
+
+def test_copies_and_files_answer_alike(model, ids, tmp_path):
+    want = logits(model, ids)
+    use_kernels(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
+    for copied in copies:
+        assert classes(copied) == classes(model)
+        close(logits(copied, ids), want)
+    model.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(saved.model.layers[0].linear_attn).__module__.startswith("transformers.")
+    assert saved.config.architectures == ["Qwen3_5ForCausalLM"]
+    assert torch.equal(logits(saved, ids), want)
+
+
+def test_hidden_states_are_returned_as_before(model, ids):
+    want = model(ids, output_hidden_states=True).hidden_states
+    use_kernels(model)
+    got = model(ids, output_hidden_states=True).hidden_states
+    for mine, theirs in zip(got, want, strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "minimax"])
+def test_a_cache_passes_from_one_to_the_other(model_type, ids):
+    model = tiny_upstream(model_type)
+    name = "cache_params" if model_type == "mamba2" else "past_key_values"
+    want = logits(model, ids)
+    with torch.no_grad():
+        cache = {name: model(ids[:, :5], use_cache=True)[name]}
+        got = []
+        for start, end in ((5, 6), (6, 7), (7, 10), (10, 11)):
+            with use_kernels(model):
+                got.append(model(ids[:, start:end], use_cache=True, **cache).logits)
+            if end < 11:
+                copied = copy.deepcopy(cache)
+                following = model(ids[:, end : end + 1], use_cache=True, **copied).logits
+                close(following, want[:, end : end + 1])
+    close(torch.cat(got, dim=1), want[:, 5:])
+
+
+# ---- what is left alone ----
+
+
+def test_another_source_upstream_is_left_alone(model, ids):
+    def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+        return hidden_states
+
+    with mock.patch.object(modeling_qwen3_5.Qwen3_5GatedDeltaNet, "forward", forward):
+        report = use_kernels(model)
+        assert not report.changed
+        assert "computes it otherwise than 5.23 did" in str(report)
+
+
+def test_a_patched_function_is_left_alone(model):
+    with mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", lambda *args: None):
+        assert not use_kernels(model).changed
+
+
+def test_a_subclass_is_left_alone(model):
+    class Mine(modeling_qwen3_5.Qwen3_5GatedDeltaNet):
+        pass
+
+    model.model.layers[0].linear_attn.__class__ = Mine
+    assert "Mine  left alone: a subclass of Qwen3_5GatedDeltaNet" in str(use_kernels(model))
+
+
+def test_another_activation_is_left_alone(model):
+    model.model.layers[0].linear_attn.activation = "gelu"
+    assert "its convolution is followed by 'gelu'" in str(use_kernels(model))
+
+
+def test_a_model_without_such_layers_is_left_alone():
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))
+    before = classes(model)
+    report = use_kernels(model)
+    assert classes(model) == before
+    assert str(report) == "1 LlamaForCausalLM  left alone: no layer of it has a replacement"
+
+
+def test_vision_stays_as_it_is():
+    model = tiny_upstream("glm5_next")
+    before = classes(model.model.visual)
+    report = use_kernels(model)
+    assert classes(model.model.visual) == before
+    assert "1 Glm5NextVisionModel " in str(report)
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ValueError, match="model must be a torch.nn.Module, got str"):
+        use_kernels("Qwen/Qwen3.5-0.8B")
+
+
+# ---- beside others ----
+
+
+def test_offloading_after_it_works_and_before_it_is_reported(model, ids):
+    want = logits(model, ids)
+    late = copy.deepcopy(model)
+    use_kernels(model)
+    cpu_offload(model, execution_device="cpu")
+    close(logits(model, ids), want)
+    cpu_offload(late, execution_device="cpu")
+    report = use_kernels(late)
+    assert not report.changed and "as offloading does" in str(report)
+    close(logits(late, ids), want)
+
+
+def test_lora_before_and_after(model, ids):
+    adapter = LoraConfig(target_modules=["in_proj_qkv", "o_proj"], init_lora_weights=False)
+    torch.manual_seed(1)
+    theirs = get_peft_model(copy.deepcopy(model), adapter)
+    before = copy.deepcopy(theirs)
+    use_kernels(before)
+    use_kernels(model)
+    torch.manual_seed(1)
+    after = get_peft_model(model, adapter)
+    want = theirs(input_ids=ids, labels=ids).loss
+    want.backward()
+    for ours in (before, after):
+        assert type(ours.base_model.model.model.layers[0].linear_attn).__mro__[1].__name__ == (
+            "GatedDelta"
+        )
+        loss = ours(input_ids=ids, labels=ids).loss
+        loss.backward()
+        close(loss, want)
+        for mine, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert (mine.grad is None) == (their.grad is None)
+            if mine.grad is not None:
+                torch.testing.assert_close(mine.grad, their.grad, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2"])
+def test_gradient_checkpointing_of_packed_sequences(model_type, ids):
+    """The bounds are there when a layer is computed again, in whatever order backward comes."""
+    model = tiny_upstream(model_type).train()
+    use_kernels(model)
+    batches = [
+        {"input_ids": ids[:1], "labels": ids[:1]},
+        {
+            "input_ids": ids[1:],
+            "labels": ids[1:],
+            "position_ids": torch.tensor([[*range(4), *range(7)]]),
+        },
+    ]
+
+    def gradients():
+        model.zero_grad()
+        sum(model(**batch).loss for batch in batches).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    want = gradients()
+    model.gradient_checkpointing_enable()
+    for mine, their in zip(gradients(), want, strict=True):
+        torch.testing.assert_close(mine, their)
+
+
+def test_a_step_with_a_static_cache_compiles_whole(ids):
+    model = tiny_upstream("mamba2", num_hidden_layers=1)
+    want = logits(model, ids)
+    use_kernels(model)
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    step = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        model(ids[:, :8], use_cache=True, cache_params=cache)
+        states = [layer.recurrent_states[0].data_ptr() for layer in cache.layers]
+        for t in range(8, 11):
+            y = step(ids[:, t : t + 1], use_cache=True, cache_params=cache).logits
+            close(y, want[:, t : t + 1])
+    assert states == [layer.recurrent_states[0].data_ptr() for layer in cache.layers]
+
+
+def test_everywhere_takes_every_model_that_is_used_until_it_is_undone(ids):
+    early = tiny_upstream("mamba2")
+    before, want = classes(early), logits(early, ids)
+    with use_kernels_everywhere() as everywhere:
+        late = tiny_upstream("mamba2")
+        for model in (early, late):
+            close(logits(model, ids), want)
+            assert classes(model) != before
+        assert "Mamba-2's state space" in str(everywhere.reports[early])
+    assert classes(early) == before == classes(late)
+    model = tiny_upstream("mamba2")
+    logits(model, ids)
+    assert classes(model) == before

@@ -1,0 +1,178 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Tiny models of Transformers' own recurrent families, with random weights so large that a wrong
+state changes the tokens.
+"""
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL,
+)
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
+
+VOCAB_SIZE = 64
+LINEAR, FULL = "linear_attention", "full_attention"
+COMMON = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+    tie_word_embeddings=False,
+)
+HYBRID = dict(COMMON, layer_types=[LINEAR, FULL])
+MOE = dict(
+    moe_intermediate_size=24,
+    shared_expert_intermediate_size=24,
+    num_experts=3,
+    num_experts_per_tok=2,
+)
+DELTA = dict(
+    linear_num_value_heads=4,
+    linear_num_key_heads=2,
+    linear_key_head_dim=12,
+    linear_value_head_dim=16,
+    head_dim=16,
+)
+# Heads and sizes of the state space, under the names of most models.
+STATE_SPACE = dict(
+    mamba_n_heads=8,
+    mamba_d_head=8,
+    mamba_d_state=12,
+    mamba_n_groups=2,
+    mamba_chunk_size=8,
+    mamba_expand=2,
+)
+
+# Multi-head latent attention, and experts.
+LATENT = dict(
+    kv_lora_rank=8,
+    qk_rope_head_dim=4,
+    qk_nope_head_dim=4,
+    v_head_dim=8,
+    num_key_value_heads=4,
+    moe_intermediate_size=24,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    n_group=2,
+    topk_group=2,
+)
+
+# model type -> its config's fields
+CONFIGS = {
+    "qwen3_next": dict(HYBRID, **DELTA, **MOE),
+    "qwen3_5_text": dict(HYBRID, **DELTA),
+    "qwen3_5_moe_text": dict(HYBRID, **DELTA, **MOE),
+    "olmo_hybrid": dict(HYBRID, **DELTA, linear_allow_neg_eigval=True),
+    "qwen4_exp_text": dict(
+        HYBRID,
+        **DELTA,
+        **MOE,
+        hc_count=2,
+        hc_lowrank=8,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=16,
+        indexer_budget=64,
+        indexer_compress_ratio=1,
+    ),
+    "mamba2": dict(
+        COMMON, num_heads=8, head_dim=8, state_size=12, n_groups=2, chunk_size=8, expand=2
+    ),
+    "bamba": dict(COMMON, **STATE_SPACE, attn_layer_indices=[1]),
+    "granitemoehybrid": dict(
+        COMMON,
+        **STATE_SPACE,
+        layer_types=["mamba", "attention"],
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        shared_intermediate_size=24,
+    ),
+    "nemotron_h": dict(
+        COMMON,
+        layers_block_type=["mamba", "attention"],
+        mamba_num_heads=8,
+        mamba_head_dim=8,
+        ssm_state_size=12,
+        n_groups=2,
+        chunk_size=8,
+        head_dim=8,
+    ),
+    "zamba2": dict(
+        COMMON,
+        layers_block_type=["mamba", "hybrid"],
+        mamba_d_state=12,
+        mamba_headdim=8,
+        mamba_ngroups=2,
+        chunk_size=8,
+        n_mamba_heads=8,
+        mamba_expand=2,
+        attention_head_dim=16,
+    ),
+    "falcon_h1": dict(COMMON, **STATE_SPACE, mamba_d_ssm=64, head_dim=8),
+    "kimi_linear": dict(HYBRID, **LATENT, linear_head_dim=12, linear_num_heads=4),
+    "glm5_next": dict(
+        text_config=dict(
+            HYBRID,
+            **{**LATENT, "qk_rope_head_dim": 0, "topk_group": 1, "n_group": 1},
+            linear_head_dim=12,
+            linear_num_heads=4,
+            q_lora_rank=16,
+            hc_mult=2,
+            index_topk=64,
+            index_head_dim=8,
+            index_n_heads=2,
+            index_kpool=1,
+            mlp_layer_types=["dense", "dense"],
+        ),
+        vision_config=dict(
+            depth=1,
+            hidden_size=16,
+            num_heads=2,
+            intermediate_size=16,
+            out_hidden_size=32,
+            projection_intermediate_size=16,
+            image_size=28,
+        ),
+        image_token_id=60,
+        video_token_id=61,
+        image_start_token_id=62,
+        image_end_token_id=62,
+        video_start_token_id=63,
+        video_end_token_id=63,
+    ),
+    "bailing_hybrid": dict(HYBRID, **LATENT, head_dim=12, mlp_layer_types=["dense", "sparse"]),
+    # Its cache counts the tokens of its first layer, which must be a softmax one.
+    "minimax": dict(
+        COMMON,
+        layer_types=[FULL, LINEAR],
+        block_size=8,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        head_dim=8,
+    ),
+}
+
+
+def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
+    """In evaluation mode; the same weights each time."""
+    config = AutoConfig.for_model(model_type, **{**CONFIGS[model_type], **changes})
+    auto_class = AutoModelForCausalLM if type(config) in CAUSAL else AutoModelForImageTextToText
+    torch.manual_seed(0)
+    model = auto_class.from_config(config, experts_implementation="eager").eval()  # any dtype
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and "A_log" not in name:
+                weight.normal_(std=0.4 if "conv" in name else weight.shape[-1] ** -0.5)
+            else:
+                weight.add_(0.1 * torch.randn_like(weight))
+        for name, weight in model.named_buffers():
+            assert weight.isfinite().all(), name
+    return model
