@@ -127,7 +127,7 @@ def use_kernels(model: nn.Module) -> Report:
             report.left.append(Left(name, type(module).__name__, why))
     layers = {change.module for change in report.changed}
     if layers:
-        if not report.left and all(change.now.takes_tokens_back for change in report.changed):
+        if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
         _add_hooks(report, model, layers)
