@@ -96,4 +96,4 @@ def test_half_precision_is_as_exact_as_upstreams(models, ids):
     with torch.no_grad():
         want = models[0](ids).logits
         errors = [(model(ids).logits - want).square().mean(-1) for model in (ours, theirs)]
-    assert errors[0].median() < 1.5 * errors[1].median()  # a router may choose another expert
+    assert errors[0].median() < 2 * errors[1].median()  # a router may choose another expert
