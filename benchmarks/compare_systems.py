@@ -16,7 +16,9 @@ timed, in turn: a training step, and a token after contexts that were read.
 Each result is written to --runs at once, and the next call goes on from there: a killed run loses
 only what it was at. `--stop-after 150` ends it by itself, before what would begin after so many
 seconds. When all is there, results/ gets the table and the plot; `--report` writes what is there,
-and trains nothing.
+and trains nothing. `--report --earlier results/FILE.json` takes from an earlier comparison the
+scores that are missing, of tasks and numbers of weights that are the same: after a change of one
+preset the others need not be trained again.
 """
 
 import copy
@@ -44,7 +46,7 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
 )
 from report import systems_table
-from systems import SETTINGS, SYSTEMS, VARIANTS, Setting, Trial, fit, num_weights
+from systems import ALL_SYSTEMS, SETTINGS, SYSTEMS, VARIANTS, Setting, Trial, fit, num_weights
 from tasks import UNASKED, Batch, Task
 
 OUTPUTS = Path(__file__).parents[1] / "outputs" / "compare"
@@ -201,7 +203,7 @@ def all_runs(setting: Setting, systems: list[str], parts: list[str], log: Log) -
     for seed in range(max((trial.seeds for trial in trials.values()), default=0)):
         for task, trial in trials.items():
             for name in systems:
-                if seed >= trial.seeds or (name in VARIANTS and task != "text"):
+                if seed >= trial.seeds or name not in trial.systems:
                     continue
                 run = first_run(setting, name, task)
                 rates = trial.learning_rates if seed == 0 else [best_rate(run, log)]
@@ -211,7 +213,7 @@ def all_runs(setting: Setting, systems: list[str], parts: list[str], log: Log) -
 
 @functools.cache
 def fitted(name: str, trial: Trial) -> LinearAttentionConfig:
-    return fit((SYSTEMS | VARIANTS)[name], trial)
+    return fit(ALL_SYSTEMS[name], trial)
 
 
 def first_run(setting: Setting, name: str, task: str) -> Run:
@@ -236,7 +238,7 @@ def num_runs(setting: Setting, systems: list[str], parts: list[str]) -> int:
         len(trial.learning_rates) + trial.seeds - 1
         for task, trial in setting.trials.items()
         for name in systems
-        if task in parts and (task == "text" or name not in VARIANTS)
+        if task in parts and name in trial.systems
     )
 
 
@@ -358,7 +360,9 @@ def summary(setting: Setting, systems: list[str], log: Log) -> list[dict[str, An
         {
             "system": name,
             "parameters": {
-                task: num_weights(fitted(name, trial)) for task, trial in setting.trials.items()
+                task: num_weights(fitted(name, trial))
+                for task, trial in setting.trials.items()
+                if name in trial.systems
             },
             "tasks": scores_of(setting, name, log),
             "times": times_of(setting, name, log) if name in SYSTEMS else {},
@@ -367,11 +371,35 @@ def summary(setting: Setting, systems: list[str], log: Log) -> list[dict[str, An
     ]
 
 
+def add_earlier(
+    rows: list[dict[str, Any]], setting: Setting, earlier: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The rows with the scores of an earlier result, where they have none and all was the same."""
+    before = {row["system"]: row for row in earlier["rows"]}
+    same_tasks = [
+        task
+        for task, trial in setting.trials.items()
+        if _what_matters(asdict(trial)) == _what_matters(earlier["setting"]["trials"].get(task, {}))
+    ]
+    for row in rows:
+        old = before.get(row["system"], {"tasks": {}, "parameters": {}})
+        for task in same_tasks:
+            is_same = row["parameters"].get(task) == old["parameters"].get(task)
+            if task not in row["tasks"] and task in old["tasks"] and is_same:
+                row["tasks"][task] = old["tasks"][task]
+    return rows
+
+
+def _what_matters(trial: dict[str, Any]) -> str:
+    """All of a trial that a score depends on, as JSON has it."""
+    return json.dumps({key: value for key, value in trial.items() if key != "systems"})
+
+
 def scores_of(setting: Setting, name: str, log: Log) -> dict[str, dict[str, Any]]:
     """By task: the best learning rate, and the score of every seed with it."""
     result = {}
     for task, trial in setting.trials.items():
-        if name in VARIANTS and task != "text":
+        if name not in trial.systems:
             continue
         run = first_run(setting, name, task)
         tried = [log.get(replace(run, learning_rate=rate).key()) for rate in trial.learning_rates]
@@ -434,39 +462,51 @@ def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
     matplotlib.use("Agg")  # draws without a display
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(16, 11), layout="constrained")
+    num_rows = math.ceil(len(setting.trials) / 3) + 1
+    figure, axes = pyplot.subplots(
+        num_rows, 3, figsize=(16, 5.5 * num_rows), layout="constrained", squeeze=False
+    )
+    for axis in axes.flat[len(setting.trials) : -3]:
+        axis.axis("off")
     for axis, (task, trial) in zip(axes.flat, setting.trials.items(), strict=False):
-        shown = [row for row in reversed(rows) if task in row["tasks"]]
-        means = [statistics.fmean(row["tasks"][task]["scores"] or [math.nan]) for row in shown]
-        names = [row["system"] for row in shown]
-        axis.barh(
-            names, means, color=[f"C{row['system'] in VARIANTS:d}" for row in shown], alpha=0.5
-        )
-        for row in shown:
-            scores = row["tasks"][task]["scores"]
-            axis.plot(scores, [row["system"]] * len(scores), "k.")
-        axis.set(title=f"{trial.task.metric}, {trial.steps} steps")
-        if trial.task.lower_is_better and means:
-            axis.set_xlim(left=0.9 * min(means))
-    timed = [row for row in rows if row["times"]]
-    for index, row in enumerate(timed):
+        plot_scores(axis, task, trial, [row for row in reversed(rows) if task in row["tasks"]])
+    plot_times(axes[-1], [row for row in rows if row["times"]])
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def plot_scores(axis: Any, task: str, trial: Trial, rows: list[dict[str, Any]]) -> None:
+    means = [statistics.fmean(row["tasks"][task]["scores"] or [math.nan]) for row in rows]
+    colors = [f"C{row['system'] in VARIANTS:d}" for row in rows]
+    axis.barh([row["system"] for row in rows], means, color=colors, alpha=0.5)
+    for row in rows:
+        scores = row["tasks"][task]["scores"]
+        axis.plot(scores, [row["system"]] * len(scores), "k.")
+    axis.set(title=f"{task}: {trial.task.metric}, {trial.steps} steps")
+    if trial.task.lower_is_better and means:
+        axis.set_xlim(left=0.9 * min(means))
+
+
+def plot_times(axes: Any, rows: list[dict[str, Any]]) -> None:
+    from matplotlib import pyplot
+
+    decoding, memory, training = axes
+    for index, row in enumerate(rows):
         style = {"marker": ".", "color": pyplot.get_cmap("tab20")(index), "label": row["system"]}
         for axis, what in (
-            (axes[1, 0], "decoding_tokens_per_second"),
-            (axes[1, 1], "cache_bytes"),
+            (decoding, "decoding_tokens_per_second"),
+            (memory, "cache_bytes"),
         ):
             by_context = row["times"].get(what, {})
             axis.loglog([int(context) for context in by_context], by_context.values(), **style)
-    axes[1, 0].set(title="tokens/s, decoding one row", xlabel="tokens of context")
-    axes[1, 1].set(title="bytes in the cache", xlabel="tokens of context")
-    axes[1, 1].legend(fontsize="small", ncols=3, loc=(0.02, 0.13))
-    axes[1, 2].barh(
-        [row["system"] for row in reversed(timed)],
-        [row["times"].get("training_tokens_per_second", 0) for row in reversed(timed)],
+    decoding.set(title="tokens/s, decoding one row", xlabel="tokens of context")
+    memory.set(title="bytes in the cache", xlabel="tokens of context")
+    memory.legend(fontsize="small", ncols=3, loc=(0.02, 0.13))
+    training.barh(
+        [row["system"] for row in reversed(rows)],
+        [row["times"].get("training_tokens_per_second", 0) for row in reversed(rows)],
     )
-    axes[1, 2].set(title="tokens/s, training")
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    training.set(title="tokens/s, training")
 
 
 def compare(
@@ -507,10 +547,11 @@ def compare(
 def main() -> None:
     assert __doc__ is not None
     flags = harness.parser(__doc__, ("short", "full", "gpu"))
-    flags.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *VARIANTS], metavar="NAME")
-    flags.add_argument("--parts", nargs="+", choices=["text", "recall", "copy", "timing"])
+    flags.add_argument("--systems", nargs="+", choices=ALL_SYSTEMS, metavar="NAME")
+    flags.add_argument("--parts", nargs="+", metavar="PART", help="tasks of the setting, or timing")
     flags.add_argument("--runs", type=Path, help="file of single results")
     flags.add_argument("--report", action="store_true", help="train nothing, write the results")
+    flags.add_argument("--earlier", type=Path, help="a result, for what is missing in a report")
     flags.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     flags = flags.parse_args()
     name, setting = flags.setting, SETTINGS[flags.setting]
@@ -518,10 +559,17 @@ def main() -> None:
         setting = replace(setting, timing_seconds=flags.budget)
     torch.set_num_threads(flags.threads)
     log = Log(flags.runs or OUTPUTS / f"{name}.jsonl")
-    systems = flags.systems or [*SYSTEMS, *VARIANTS]
-    parts = flags.parts or [*setting.trials, "timing"]
+    all_parts = [*setting.trials, "timing"]
+    systems, parts = flags.systems or [*ALL_SYSTEMS], flags.parts or all_parts
+    unknown = set(parts) - set(all_parts)
+    if unknown:
+        raise SystemExit(f"--parts must be of {all_parts}, got {sorted(unknown)}")
     if flags.report:
         rows = summary(setting, systems, log)
+        if flags.earlier:
+            earlier = json.loads(flags.earlier.read_text(encoding="utf-8"))
+            rows = add_earlier(rows, setting, earlier)
+            log.commits.add(earlier["commit"])
     else:
         rows = compare(setting, log, systems, parts, flags.stop_after, flags.patience)
     if rows is None:

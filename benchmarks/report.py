@@ -125,7 +125,8 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
     rows, trials = document["rows"], document["setting"]["trials"]
     training = []
     for task, trial in trials.items():
-        length, counts = trial["task"]["length"], [row["parameters"][task] for row in rows]
+        length = trial["task"]["length"]
+        counts = [row["parameters"][task] for row in rows if task in row["parameters"]]
         seeds = {len(row["tasks"][task]["scores"]) for row in rows if task in row["tasks"]}
         training.append(
             f"{task}: {trial['steps']} steps of {trial['rows']} × {length} tokens, "
@@ -135,19 +136,27 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
         )
     lines = [
         f"**{TITLES['compare']}**, trained alike: bits per byte of held-out text, the share of "
-        "values recalled by their keys (MQAR), and of symbols copied; mean over the seeds ± half "
-        "of their range. Then tokens per second, and what the cache holds, of the model for text. "
-        "Sliding windows are an eighth of the sequence. "
+        "values recalled by their keys (MQAR), of symbols copied, and of states tracked beyond "
+        "the length trained on (parity of bits; S3, swaps of three letters: guessing gives a half "
+        "and a sixth); mean over the seeds ± half of their range. Then tokens per second, and what "
+        "the cache holds, of the model for text. Sliding windows are an eighth of the sequence. "
         f"{'; '.join(training)}. {place(document)}",
         "",
         *systems_table(rows),
         "",
+        *recall_table(rows, list(trials)),
         f"![{TITLES['compare']}: scores, speed and memory]({plot(path)})",
     ]
     return "\n".join(lines)
 
 
-SCORES = {"text": ("bits per byte", 3), "recall": ("recall", 2), "copy": ("copied", 2)}  # digits
+SCORES = {  # by task: title and digits
+    "text": ("bits per byte", 3),
+    "recall": ("recall", 2),
+    "copy": ("copied", 2),
+    "parity": ("parity", 2),
+    "S3": ("S3", 2),
+}
 
 
 def systems_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -175,6 +184,26 @@ def systems_table(rows: list[dict[str, Any]]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def recall_table(rows: list[dict[str, Any]], trials: list[str]) -> list[str]:
+    """A line for each system that was trained for one of the trials named mqar_..."""
+    tasks = [task for task in trials if task.startswith("mqar")]
+    shown = [row for row in rows if any(task in row["tasks"] for task in tasks)]
+    lines = [
+        f"| {' | '.join(['system', *map(mqar_title, tasks)])} |",
+        "|---" * (1 + len(tasks)) + "|",
+    ]
+    for row in shown:
+        cells = [scores_cell(row["tasks"].get(task), 2) for task in tasks]
+        lines.append(f"| {' | '.join([row['system'], *cells])} |")
+    return ["MQAR by length, number of pairs and width:", "", *lines, ""] if tasks else []
+
+
+def mqar_title(task: str) -> str:
+    """As in mqar_64_4_d128: length, pairs and width."""
+    _, length, pairs, width = task.split("_")
+    return f"({length}, {pairs}), {width[0]} = {width[1:]}"
 
 
 def scores_cell(result: dict[str, Any] | None, digits: int) -> str:

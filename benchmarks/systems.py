@@ -35,7 +35,7 @@ SYSTEMS = {name: System(name) for name in PRESETS if name not in TOO_DEEP} | {
     "polynomial": System("polynomial", head_dim=16),
     "based": System("based", head_dim=16),
 }
-VARIANTS = {  # trained on text only
+POSITIONS = {  # trained on text only
     "katharopoulos, no positions": _positions("katharopoulos", "none"),
     "katharopoulos, rotary": _positions("katharopoulos", "rotary"),
     "katharopoulos, decay per token": System("katharopoulos", {"decay": "per_token"}),
@@ -44,6 +44,20 @@ VARIANTS = {  # trained on text only
     "softmax, no positions": _positions("softmax", "none"),
     "softmax, sinusoidal": _positions("softmax", "sinusoidal"),
 }
+NEGATIVE_EIGENVALUES = {  # trained on tracking only: a delta rule that may turn what it finds
+    f"{name}, beta to 2": System(name, {"linear_allow_neg_eigval": True})
+    for name in ("deltanet", "gated_deltanet", "kda")
+}
+VARIANTS = POSITIONS | NEGATIVE_EIGENVALUES
+ALL_SYSTEMS = SYSTEMS | VARIANTS
+_MEMORIES = (  # of one kind in all layers
+    "katharopoulos", "based", "retnet", "gla", "hgrn2", "mamba2", "deltanet", "gated_deltanet",
+    "kda", "softmax",
+)  # fmt: skip
+_TRACKERS = (
+    "katharopoulos", "gla", "mamba2", "deltanet", "gated_deltanet", "kda", "softmax",
+    *NEGATIVE_EIGENVALUES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class Trial:
 
     rows: in a batch.
     seeds: how many, the first of them with all learning rates, the others with the best.
+    systems: names of those that are trained for it; every preset without them.
     """
 
     task: Task
@@ -68,6 +83,7 @@ class Trial:
     steps: int
     learning_rates: tuple[float, ...]
     seeds: int
+    systems: tuple[str, ...] = tuple(SYSTEMS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,8 @@ class Setting:
     device: str = "cpu"
 
 
-_TINY, _SMALL, _MEDIUM, _LARGE = (
+_TWO_LAYERS, _TINY, _SMALL, _MEDIUM, _LARGE = (
+    Size(64, 176, 2, 2),
     Size(64, 176, 4, 2),
     Size(128, 336, 4, 4),
     Size(256, 672, 4, 4),
@@ -88,33 +105,54 @@ _TINY, _SMALL, _MEDIUM, _LARGE = (
 )
 _RATES = (2e-3, 5e-3)
 _GPU_RATES = (3e-4, 1e-3, 3e-3)
+_TEXT_SYSTEMS = (*SYSTEMS, *POSITIONS)
+
+
+def _mqar(steps: int) -> dict[str, Trial]:
+    """Recall at the lengths, numbers of pairs and widths of arXiv 2312.04927, figure 2."""
+    return {
+        f"mqar_{length}_{pairs}_d{width}": Trial(
+            Recall(8192, length, pairs),
+            Size(width, 21 * width // 8, 2, width // 32),
+            rows=4096 // length,
+            steps=steps,
+            learning_rates=(3e-3,),
+            seeds=1,
+            systems=_MEMORIES,
+        )
+        for width in (64, 128)
+        for length, pairs in ((64, 4), (128, 8), (256, 16))
+    }
+
+
 SETTINGS = {
     "short": Setting(
         {
-            "text": Trial(Text(512, 128, 1_000_000), _TINY, 8, 40, (4e-3,), 1),
+            "text": Trial(Text(512, 128, 1_000_000), _TINY, 8, 40, (4e-3,), 1, _TEXT_SYSTEMS),
             "recall": Trial(Recall(64, 32, 4), _TINY, 32, 40, (4e-3,), 1),
             "copy": Trial(Copy(32), _TINY, 32, 40, (4e-3,), 1),
-            "parity": Trial(Tracking(2, 16, 32), _TINY, 32, 40, (4e-3,), 1),
+            "parity": Trial(Tracking(2, 16, 32), _TWO_LAYERS, 32, 40, (4e-3,), 1, _TRACKERS),
         },
         contexts=(128, 16384),
         timing_seconds=4,
     ),
     "full": Setting(
         {
-            "text": Trial(Text(1024, 256, 2_000_000), _SMALL, 4, 300, _RATES, 2),
+            "text": Trial(Text(1024, 256, 2_000_000), _SMALL, 4, 300, _RATES, 2, _TEXT_SYSTEMS),
             "recall": Trial(Recall(64, 32, 4), _TINY, 32, 600, _RATES, 2),
             "copy": Trial(Copy(32), _TINY, 32, 200, _RATES, 2),
-            "parity": Trial(Tracking(2, 40, 256), _TINY, 64, 600, _RATES, 2),
-            "S3": Trial(Tracking(3, 40, 256), _TINY, 64, 1000, _RATES, 2),
+            "parity": Trial(Tracking(2), _TWO_LAYERS, 32, 600, (3e-3,), 2, _TRACKERS),
+            "S3": Trial(Tracking(3, swaps=True), _TWO_LAYERS, 32, 1000, (3e-3,), 2, _TRACKERS),
+            **_mqar(steps=600),
         },
     ),
     "gpu": Setting(
         {
-            "text": Trial(Text(8192, 1024), _LARGE, 32, 1000, _GPU_RATES, 3),
+            "text": Trial(Text(8192, 1024), _LARGE, 32, 1000, _GPU_RATES, 3, _TEXT_SYSTEMS),
             "recall": Trial(Recall(8192, 256, 16), _MEDIUM, 64, 20_000, _GPU_RATES, 3),
             "copy": Trial(Copy(128), _MEDIUM, 64, 6000, _GPU_RATES, 3),
-            "parity": Trial(Tracking(2, 40, 256), _MEDIUM, 256, 20_000, _GPU_RATES, 3),
-            "S3": Trial(Tracking(3, 40, 256), _MEDIUM, 256, 20_000, _GPU_RATES, 3),
+            "parity": Trial(Tracking(2), _MEDIUM, 256, 20_000, _GPU_RATES, 3, _TRACKERS),
+            "S3": Trial(Tracking(3), _MEDIUM, 256, 20_000, _GPU_RATES, 3, _TRACKERS),
         },
         device="cuda",
     ),

@@ -134,7 +134,8 @@ class Copy:
 class Tracking:
     """The product of all permutations of `letters` letters so far, each token one of them.
 
-    With 2 letters that is the parity of a row of bits, with 3 the group S3. Trained on rows of
+    With 2 letters that is the parity of a row of bits, with 3 the group S3. `swaps`: all but the
+    identity are swaps of two letters, which one step of a delta rule can do. Trained on rows of
     `length`; of rows of `held_out_length` it is asked only what lies beyond the length trained on.
     Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv
     2411.12537.
@@ -143,6 +144,7 @@ class Tracking:
     letters: int = 2
     length: int = 40
     held_out_length: int = 256
+    swaps: bool = False
     held_out_rows: int = 100
 
     metric = "tracked"
@@ -171,11 +173,19 @@ class Tracking:
 
     def _rows(self, rows: int, length: int, generator: torch.Generator) -> Batch:
         products = _products_of_permutations(self.letters)
-        tokens = torch.randint(self.vocab_size, (rows, length), generator=generator)
+        given = _at_most_one_swap(self.letters) if self.swaps else torch.arange(self.vocab_size)
+        tokens = given[torch.randint(len(given), (rows, length), generator=generator)]
         targets = tokens.clone()
         for t in range(1, length):
             targets[:, t] = products[tokens[:, t], targets[:, t - 1]]
         return Batch(tokens, targets)
+
+
+def _at_most_one_swap(letters: int) -> Tensor:
+    """The numbers of the permutations that leave all letters, or all but two, in their places."""
+    permutations = itertools.permutations(range(letters))
+    moved = [sum(x != i for i, x in enumerate(permutation)) for permutation in permutations]
+    return torch.tensor([number for number, count in enumerate(moved) if count <= 2])
 
 
 @functools.cache

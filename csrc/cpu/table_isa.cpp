@@ -2,6 +2,7 @@
 //
 // The kernels of one instruction set, as dispatch.cpp finds them.
 
+#include "cpu/convolution/kernels.h"
 #include "cpu/delta_rule/kernels.h"
 #include "cpu/dense/kernels.h"
 #include "cpu/linear_attention/kernels.h"
@@ -18,6 +19,7 @@ const CpuKernels kernels = {
     HFLA_EXPANDED_STRING(HFLA_ISA),
     {linear_attention_forward, linear_attention_backward, linear_attention_step},
     {delta_rule_forward, delta_rule_backward, delta_rule_step},
+    {convolution_forward, convolution_backward, convolution_step},
     linear,
     {rms_norm, rms_norm_backward},
 };

@@ -4,6 +4,7 @@
 // sources.
 #pragma once
 
+#include "kernels/convolution.h"
 #include "kernels/delta_rule.h"
 #include "kernels/linear.h"
 #include "kernels/linear_attention.h"
@@ -15,6 +16,7 @@ struct CpuKernels {
   const char* instruction_set;
   LinearAttentionOnCpu linear_attention;
   DeltaRuleOnCpu delta_rule;
+  ConvolutionOnCpu convolution;
   LinearOnCpu linear;
   RmsNormOnCpu rms_norm;
 };

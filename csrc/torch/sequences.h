@@ -81,7 +81,7 @@ inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B,
     check(starts[n] <= starts[n + 1], "cu_seqlens must never decrease, got ", starts[n], " before ",
           starts[n + 1]);
   }
-  check(starts[N] == T, "cu_seqlens must end at q's length ", T, ", got ", starts[N]);
+  check(starts[N] == T, "cu_seqlens must end at T = ", T, ", got ", starts[N]);
 }
 
 // What a kernel is told of sequences; key_mask and cu_seqlens may be absent.

@@ -16,6 +16,7 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
+from .op_convolution import short_convolution, short_convolution_step_
 from .op_delta import delta_rule, delta_rule_step_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import register_model_type
@@ -45,6 +46,8 @@ __all__ = [
     "linear_attention_step_",
     "register_decay",
     "register_feature_map",
+    "short_convolution",
+    "short_convolution_step_",
     "split_sequence",
     "use_kernels",
     "use_kernels_everywhere",

@@ -92,16 +92,17 @@ def check_log_decay(
     return checked
 
 
-def check_key_mask(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """key_mask as bool, of q's shape without its last two dimensions."""
+def check_key_mask(
+    key_mask: Tensor | None, q: Tensor, name: str = "q", features: int = 2
+) -> Tensor | None:
+    """key_mask as bool, of q's shape without its last dimensions, the `features`; name: q's."""
     if key_mask is None:
         return None
-    if key_mask.shape != q.shape[:-2]:
-        raise ValueError(
-            f"key_mask must have shape {tuple(q.shape[:-2])}, got {tuple(key_mask.shape)}"
-        )
+    expected = tuple(q.shape[:-features])
+    if tuple(key_mask.shape) != expected:
+        raise ValueError(f"key_mask must have shape {expected}, got {tuple(key_mask.shape)}")
     if key_mask.device != q.device:
-        raise ValueError(f"key_mask must be on q's device {q.device}, got {key_mask.device}")
+        raise ValueError(f"key_mask must be on {name}'s device {q.device}, got {key_mask.device}")
     if key_mask.dtype == torch.bool:
         return key_mask
     if is_readable(key_mask):
@@ -111,18 +112,21 @@ def check_key_mask(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
     return key_mask != 0
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool) -> None:
-    """Bounds of packed sequences; their values only where they are readable."""
+def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool, name: str = "q") -> None:
+    """Bounds of packed sequences; their values only where they are readable. name: q's."""
     if q.shape[0] != 1:
         raise ValueError(
-            f"cu_seqlens must come with a batch of one packed row, got q of shape {tuple(q.shape)}"
+            "cu_seqlens must come with a batch of one packed row, "
+            f"got {name} of shape {tuple(q.shape)}"
         )
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"cu_seqlens must have shape (N + 1,), got {tuple(cu_seqlens.shape)}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
     if cu_seqlens.device != q.device:
-        raise ValueError(f"cu_seqlens must be on q's device {q.device}, got {cu_seqlens.device}")
+        raise ValueError(
+            f"cu_seqlens must be on {name}'s device {q.device}, got {cu_seqlens.device}"
+        )
     if readable:
         bounds = cu_seqlens.tolist()
         if bounds[0] != 0 or bounds[-1] != q.shape[1] or bounds != sorted(bounds):

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,18 +24,22 @@ import report  # noqa: E402
 from compare_systems import (  # noqa: E402
     Log,
     Run,
+    add_earlier,
     all_runs,
     compare,
     fitted,
     make_optimizer,
     num_runs,
+    summary,
     train,
 )
 from systems import (  # noqa: E402
+    ALL_SYSTEMS,
     BASELINE,
+    POSITIONS,
     SETTINGS,
     SYSTEMS,
-    VARIANTS,
+    TOO_DEEP,
     Setting,
     Size,
     System,
@@ -122,6 +126,14 @@ def test_parity_is_that_of_all_bits_so_far():
     assert torch.equal(targets, tokens.cumsum(1) % 2)
 
 
+def test_swaps_alone_leave_all_letters_but_two_in_place():
+    task = Tracking(4, swaps=True)
+    permutations = list(itertools.permutations(range(4)))
+    given = {permutations[token] for token in task.batch(100, generator()).tokens.unique()}
+    assert len(given) == 1 + 6
+    assert all(sum(x != i for i, x in enumerate(swap)) in (0, 2) for swap in given)
+
+
 @pytest.mark.parametrize("letters", [2, 3, 4])
 def test_what_is_tracked_is_where_the_letters_are(letters):
     task = Tracking(letters, length=10, held_out_length=30)
@@ -188,10 +200,12 @@ def test_held_out_text_is_not_trained_on(text):
 # Equal weights, equal training
 
 
-@pytest.mark.parametrize("name", [*SYSTEMS, *VARIANTS])
+@pytest.mark.parametrize("name", ALL_SYSTEMS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_have_the_same_number_of_weights_in_every_setting(name, setting):
-    for trial in SETTINGS[setting].trials.values():
+    trials = [trial for trial in SETTINGS[setting].trials.values() if name in trial.systems]
+    assert trials
+    for trial in trials:
         config = fitted(name, trial)
         expected = num_weights(fitted(BASELINE, trial))
         assert num_weights(config) == pytest.approx(expected, rel=0.01)
@@ -213,12 +227,14 @@ def test_what_cannot_be_equal_is_refused():
 
 
 def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
-    trials = [trial for setting in SETTINGS.values() for trial in setting.trials.values()]
-    layers = min(trial.size.num_hidden_layers for trial in trials)
-    fitting = [name for name, preset in PRESETS.items() if len(preset.layer_pattern) <= layers]
-    assert list(SYSTEMS) == fitting
-    trial = SETTINGS["full"].trials["text"]
-    assert all(fitted(name, trial).scale_embeddings for name in [*SYSTEMS, *VARIANTS])
+    for setting in SETTINGS.values():
+        trial = setting.trials["text"]
+        layers = trial.size.num_hidden_layers
+        deep = {name for name, preset in PRESETS.items() if len(preset.layer_pattern) > layers}
+        assert deep <= set(TOO_DEEP)
+        assert set(PRESETS) == set(SYSTEMS) | set(TOO_DEEP)
+        assert trial.systems == (*SYSTEMS, *POSITIONS)
+        assert all(fitted(name, trial).scale_embeddings for name in trial.systems)
 
 
 def test_every_system_trains_on_the_same_tokens(text, monkeypatch):
@@ -278,7 +294,7 @@ def test_recall_can_be_learned_and_is_told_apart_from_guessing():
 def tiny(text) -> Setting:
     return Setting(
         {
-            "text": Trial(text, SIZE, 2, 3, (1e-3, 4e-3), 2),
+            "text": Trial(text, SIZE, 2, 3, (1e-3, 4e-3), 2, (*SYSTEMS, *POSITIONS)),
             "recall": Trial(Recall(32, 16, 2, 20), SIZE, 2, 2, (1e-3,), 2),
             "copy": Trial(Copy(16, 20), SIZE, 2, 2, (1e-3,), 1),
         },
@@ -358,13 +374,32 @@ def test_time_that_runs_out_ends_it_between_runs(tiny, tmp_path, capsys):
     assert "stopped: 0 of 15 training runs are done" in capsys.readouterr().out
 
 
+def test_an_earlier_result_gives_what_is_missing_and_was_the_same(tiny, whole):
+    document = {
+        "setting": json.loads(json.dumps(asdict(tiny))),
+        "rows": json.loads(json.dumps(summary(tiny, NAMES, whole))),
+    }
+    missing = [{**row, "tasks": {}} for row in document["rows"]]
+    missing[1]["tasks"] = {"text": "newer"}
+    longer = replace(tiny.trials["copy"], steps=99)
+    other = replace(tiny, trials={**tiny.trials, "copy": longer})
+    rows = add_earlier(missing, other, document)
+    assert rows[0]["tasks"] == {
+        task: document["rows"][0]["tasks"][task] for task in ("text", "recall")
+    }
+    assert rows[1]["tasks"]["text"] == "newer"
+    other_sizes = [{**row, "parameters": {"text": 1}, "tasks": {}} for row in document["rows"]]
+    assert all(row["tasks"] == {} for row in add_earlier(other_sizes, tiny, document))
+
+
 # From start to end
 
 
 def test_the_whole_comparison_writes_results_that_the_report_shows(tiny, tmp_path, monkeypatch):
     presets, variants = ["katharopoulos", "based", "softmax", "hybrid"], ["gla, sinusoidal"]
     monkeypatch.setattr(compare_systems, "SYSTEMS", {name: SYSTEMS[name] for name in presets})
-    monkeypatch.setattr(compare_systems, "VARIANTS", {name: VARIANTS[name] for name in variants})
+    all_of_them = {name: ALL_SYSTEMS[name] for name in presets + variants}
+    monkeypatch.setattr(compare_systems, "ALL_SYSTEMS", all_of_them)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(report, "README", tmp_path.parent / "README.md")
     monkeypatch.setitem(SETTINGS, "short", tiny)

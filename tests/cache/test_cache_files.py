@@ -12,7 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
-from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_config, tiny_model
+from tiny import (
+    NEWER,
+    VARIANTS,
+    assert_near,
+    over_variants,
+    random_ids,
+    tiny_config,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -223,8 +231,7 @@ def test_one_prefix_has_many_continuations(variant):
     assert_near(read(model, more[:1], cache)[0], whole[:1, 9:])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("lengths", [(9, 3, 6), (1, 12), (5, 5), (2, 3)])
+@over_variants(CACHED, "lengths", [(9, 3, 6), (1, 12), (5, 5), (2, 3)])
 def test_joined_caches_go_on_as_each_alone(variant, lengths):
     model = tiny_model(**VARIANTS[variant])
     prompts = [random_ids(1, n, seed=n) for n in lengths]

@@ -7,7 +7,7 @@ from transformers import DynamicCache, set_seed
 
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
-from tiny import NEWER, VARIANTS, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, over_variants, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,8 +29,7 @@ def assert_same_with_and_without_cache(model, ids, **kwargs):
     return cached
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@over_variants(SOME, "dtype", [torch.float64, torch.float32])
 def test_greedy(variant, dtype):
     model = tiny_model(dtype=dtype, **VARIANTS[variant])
     assert_same_with_and_without_cache(model, random_ids(2, 7))

@@ -630,7 +630,7 @@ WRONG_FORWARD_ARGUMENTS = {
     "cu_seqlens_end": (
         "cu_seqlens",
         lambda x: x * 2,
-        "cu_seqlens must end at q's length 9, got 18",
+        "cu_seqlens must end at T = 9, got 18",
     ),
     "cu_seqlens_order": (
         "cu_seqlens",

@@ -1,6 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Tiny models for the tests, with weights so large that a wrong state changes the tokens."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -89,6 +91,16 @@ VARIANTS = {
 # share key heads, and with a decay for every channel beside latent softmax attention; and sums,
 # with decays that give the keys, and with write strengths.
 NEWER = ("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2")
+
+
+def over_variants(some: Iterable[str], name: str, values: Iterable) -> pytest.MarkDecorator:
+    """Parametrizes a test by "variant" and `name`: all variants with the first value, some, one of
+    each kind of state and layer, with the others as well.
+    """
+    first, *others = values
+    cases = [(variant, first) for variant in VARIANTS]
+    cases += [(variant, value) for value in others for variant in some]
+    return pytest.mark.parametrize(("variant", name), cases)
 
 
 def tiny_config(**kwargs) -> LinearAttentionConfig:

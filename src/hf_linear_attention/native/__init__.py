@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The compiled kernels. Importing this raises ImportError where there are none, and says why."""
 
-from . import cuda, delta_rule, linear, linear_attention, rms_norm
+from . import convolution, cuda, delta_rule, linear, linear_attention, rms_norm
 
 # What code that travels with checkpoints may call, by name and version. Such code outlives
 # versions of this package: an entry stays, and keeps its arguments, their meaning and its results;
@@ -11,6 +11,8 @@ OPS = {
     ("linear_attention_step_", 1): linear_attention.step_,
     ("delta_rule", 1): delta_rule.forward,
     ("delta_rule_step_", 1): delta_rule.step_,
+    ("short_convolution", 1): convolution.forward,
+    ("short_convolution_step_", 1): convolution.step_,
     ("linear", 1): linear.linear,
     ("onednn_linear", 1): linear.onednn_linear,
     ("rms_norm", 1): rms_norm.rms_norm,

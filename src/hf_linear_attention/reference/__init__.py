@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from .convolution import reference_short_convolution
 from .delta_rule import reference_delta_rule
 from .linear import reference_linear_attention
 
@@ -11,4 +12,5 @@ from .linear import reference_linear_attention
 OPS: dict[tuple[str, int], Callable[..., Any]] = {
     ("delta_rule", 1): reference_delta_rule,
     ("linear_attention", 1): reference_linear_attention,
+    ("short_convolution", 1): reference_short_convolution,
 }

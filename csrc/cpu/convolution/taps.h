@@ -1,0 +1,135 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What kernels of the short convolution share whatever the number of tokens: weights as they are
+// computed with, and the activation.
+#pragma once
+
+#include "cpu/common/exp.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// Channels that a task works on: their rows of a few tokens, and what is kept for each of them,
+// stay in the first-level cache.
+constexpr int64_t kBlockChannels = 256;
+
+struct Channels {
+  int64_t begin, count;
+};
+
+HFLA_INLINE int64_t channel_blocks(int64_t C) { return ceil_div(C, kBlockChannels); }
+
+HFLA_INLINE Channels channel_block(int64_t C, int64_t block) {
+  const int64_t begin = block * kBlockChannels;
+  return {begin, min(kBlockChannels, C - begin)};
+}
+
+// Row j of `to` (taps, kBlockChannels) gets tap j of these channels; zeros where there is none.
+template <class Acc>
+HFLA_NOINLINE void stage_taps(const Taps& taps, int64_t count, Channels channels, Acc* to) {
+  if (!taps.data) {
+    __builtin_memset(to, 0, sizeof(Acc) * count * kBlockChannels);
+    return;
+  }
+  with_dtype(taps.dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const Scalar* const from =
+        static_cast<const Scalar*>(taps.data) + channels.begin * taps.channel;
+    if constexpr (sizeof(Scalar) >= sizeof(float)) {
+      for (int64_t c = 0; c < channels.count; ++c) {
+        for (int64_t j = 0; j < count; ++j) {
+          to[j * kBlockChannels + c] = static_cast<Acc>(from[c * taps.channel + j * taps.tap]);
+        }
+      }
+    } else {
+      for (int64_t j = 0; j < count; ++j) {
+        for_each_vector<float>(0, channels.count, [&](int64_t c, int64_t n) {
+          const Vec<float> x = load_vector(from + j * taps.tap, taps.channel, c, n);
+          for (int64_t i = 0; i < n; ++i) to[j * kBlockChannels + c + i] = static_cast<Acc>(x[i]);
+        });
+      }
+    }
+    return Status::ok;
+  });
+}
+
+// Back, to a contiguous (C, taps) of some dtype.
+template <class Acc>
+void write_taps(void* data, DType dtype, int64_t count, const Acc* from, Channels channels) {
+  with_dtype(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    using Wide = AccOf<Scalar>;
+    Scalar* const to = static_cast<Scalar*>(data) + channels.begin * count;
+    for (int64_t j = 0; j < count; ++j) {
+      for_each_vector<Wide>(0, channels.count, [&](int64_t c, int64_t n) {
+        Vec<Wide> x{};
+        for (int64_t i = 0; i < n; ++i) x[i] = static_cast<Wide>(from[j * kBlockChannels + c + i]);
+        store_vector(to + j, count, c, n, x);
+      });
+    }
+    return Status::ok;
+  });
+}
+
+// Beyond it, in both directions, sigmoid(x) is 0 or 1 to all digits but those of numbers as 1e-37;
+// within, e^-x is a normal number.
+template <class Acc>
+constexpr Acc kSigmoidRange = sizeof(Acc) == sizeof(float) ? Acc(87) : Acc(708);
+
+// Of x not below -kSigmoidRange. As exp, in fewer instructions for the smaller range.
+template <class V>
+HFLA_INLINE V sigmoid(V x) {
+  using Acc = ElementOf<V>;
+  using C = Exp<Acc>;
+  using Int = Vec<typename AccTraits<Acc>::Int>;
+  x = -at_most(kSigmoidRange<Acc>, x);
+  const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
+  const V n = rounded_n - C::kRound;
+  const V r = x - n * C::kLn2High - n * C::kLn2Low;
+  V p = broadcast<Acc>(C::kPolynomial[0]);
+  HFLA_UNROLL
+  for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
+  p = (p * r + Acc(1)) * r + Acc(1);
+  // n, in the lowest bits of rounded_n, goes to the exponent; the bits above it leave.
+  const V exp_x = (V)((Int)p + ((Int)rounded_n << C::kMantissaBits));
+  return Acc(1) / (Acc(1) + exp_x);
+}
+
+template <class V>
+HFLA_INLINE V activation(bool silu, V u) {
+  if (!silu) return u;
+  u = at_least(-kSigmoidRange<ElementOf<V>>, u);  // or a huge one would show how near to 0 is 0
+  return u * sigmoid(u);
+}
+
+// Its derivative, times dy.
+template <class V>
+HFLA_INLINE V activation_gradient(bool silu, V u, V dy) {
+  if (!silu) return dy;
+  u = at_least(-kSigmoidRange<ElementOf<V>>, u);
+  const V s = sigmoid(u);
+  return dy * s * (ElementOf<V>(1) + u * (ElementOf<V>(1) - s));
+}
+
+template <int value>
+struct Constant {
+  static constexpr int kValue = value;
+};
+
+// Calls run(k), k a constant where kernels are compiled for it, and 0 where they are not.
+template <class Run>
+HFLA_INLINE Status with_kernel_size(int64_t kernel_size, Run run) {
+  switch (kernel_size) {
+    case 2:
+      return run(Constant<2>{});
+    case 3:
+      return run(Constant<3>{});
+    case 4:
+      return run(Constant<4>{});
+    default:
+      return run(Constant<0>{});
+  }
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

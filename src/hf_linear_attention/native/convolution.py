@@ -1,0 +1,148 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The short convolution: what calls its compiled ops, their fakes and their gradients.
+
+Shapes: B batch, T time, C channels, S tokens of a state, N packed sequences.
+"""
+
+import torch
+from torch import Tensor
+
+from .library import contiguous, ops
+
+_forward = ops.short_convolution.default
+_backward = ops.short_convolution_backward.default
+_step_ = ops.short_convolution_step_.default
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    silu: bool,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The convolution of whole sequences, differentiable once.
+
+    Args:
+        x: (B, T, C), with any strides.
+        weight, bias: (C, kernel size) and (C,), of any float dtypes and strides.
+        silu: whether y is u or silu(u), where u is the convolution.
+        key_mask: (B, T) bool.
+        cu_seqlens: (N + 1,) int32.
+        initial_state: (B or N, S, C) of x's dtype, S >= kernel size - 1.
+
+    Returns:
+        y (B, T, C) of x's dtype and the state, as initial_state.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    return _forward(
+        x,
+        weight,
+        bias,
+        contiguous(key_mask),
+        contiguous(cu_seqlens),
+        contiguous(initial_state),
+        silu,
+    )
+
+
+def step_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    key_mask: Tensor | None,
+    state: Tensor,
+    silu: bool,
+) -> Tensor:
+    """One token for every row; the state is updated in place. It has no gradient.
+
+    Args:
+        x: (B, C), with any strides.
+        weight, bias, silu: as in `forward`.
+        key_mask: (B,) bool.
+        state: (B, S, C) of x's dtype, with any strides.
+
+    Returns:
+        y (B, C).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    if key_mask is not None:
+        key_mask = key_mask.contiguous()
+    y = _step_(x, weight, bias, key_mask, state, silu)
+    # Lets autograd notice when a backward pass still needs the state as it was.
+    torch.autograd.graph.increment_version((state,))
+    return y
+
+
+# ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
+
+
+@torch.library.register_fake("hf_linear_attention::short_convolution", lib=_registrations)
+def _fake_forward(x, weight, bias, key_mask, cu_seqlens, initial_state, silu):
+    if initial_state is not None:
+        return x.new_empty(x.shape), x.new_empty(initial_state.shape)
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(x.shape), x.new_empty(rows, weight.shape[1] - 1, x.shape[2])
+
+
+@torch.library.register_fake("hf_linear_attention::short_convolution_backward", lib=_registrations)
+def _fake_backward(dy, dstate, x, weight, bias, key_mask, cu_seqlens, initial_state, silu):
+    return tuple(
+        x.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
+        for tensor in (x, weight, bias, initial_state)
+    )
+
+
+@torch.library.register_fake("hf_linear_attention::short_convolution_step_", lib=_registrations)
+def _fake_step_(x, weight, bias, key_mask, state, silu):
+    return x.new_empty(x.shape)
+
+
+# ---- gradients ----
+
+
+def _keep_for_backward(ctx, inputs, output):
+    *tensors, ctx.silu = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy, dstate):
+    if dy is None and dstate is None:
+        return (None,) * len(ctx.needs_input_grad)
+    dx, dweight, dbias, dinitial_state = _backward(
+        dy, contiguous(dstate), *ctx.saved_tensors, ctx.silu
+    )
+    gradients = (dx, dweight, dbias, None, None, dinitial_state, None)
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "the compiled short convolution can be differentiated once only; "
+        'for second derivatives pass backend="chunked"'
+    )
+
+
+torch.library.register_autograd(
+    "hf_linear_attention::short_convolution",
+    _differentiate,
+    setup_context=_keep_for_backward,
+    lib=_registrations,
+)
+torch.library.register_autograd(
+    "hf_linear_attention::short_convolution_backward",
+    _refuse_second_derivative,
+    lib=_registrations,
+)
