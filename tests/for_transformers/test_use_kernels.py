@@ -316,6 +316,7 @@ def test_everywhere_takes_every_model_that_is_used_until_it_is_undone(ids):
             close(logits(model, ids), want)
             assert classes(model) != before
         assert "Mamba-2's state space" in str(everywhere.reports[early])
+        assert str(everywhere.reports[early.backbone]) == "nothing was changed"  # any more
     assert classes(early) == before == classes(late)
     model = tiny_upstream("mamba2")
     logits(model, ids)

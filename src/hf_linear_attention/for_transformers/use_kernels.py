@@ -87,6 +87,8 @@ class Report(Undoable):
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
         counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
         rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
+        if not rows:
+            return "nothing was changed"
         wide, wider = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{n:>{wide}} {name:<{wider}}  {what}" for n, name, what in rows)
 
