@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionLayer
 
 from hf_linear_attention import use_kernels
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
@@ -83,6 +84,19 @@ def test_a_cache_that_did_not_record_takes_nothing_back(ids):
         model(ids, past_key_values=cache)
         with pytest.raises(RuntimeError, match="crop.-10. can't be: 9 tokens can be removed"):
             cache.crop(-10)
+
+
+def test_a_cache_layer_that_nobody_knows_refuses_to_record(ids):
+    class Unknown(LinearAttentionLayer):
+        pass
+
+    model = tiny_upstream("bamba")
+    use_kernels(model)
+    cache = DynamicCache(config=model.config)
+    cache.layers[0] = Unknown()
+    cache.activate_past_recording()
+    with pytest.raises(RuntimeError, match="a cache's Unknown can't take tokens back"):
+        model(ids, past_key_values=cache)
 
 
 def test_undone_they_refuse_drafts_again(ids):

@@ -96,4 +96,32 @@ def test_half_precision_is_as_exact_as_upstreams(models, ids):
     with torch.no_grad():
         want = models[0](ids).logits
         errors = [(model(ids).logits - want).square().mean(-1) for model in (ours, theirs)]
-    assert errors[0].median() < 1.5 * errors[1].median()  # a router may choose another expert
+    assert errors[0].median() < 2 * errors[1].median()  # a router may choose another expert
+
+
+REAL_SIZES = {
+    "qwen3_5_text": dict(
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    ),
+    "kimi_linear": dict(linear_num_heads=2, linear_head_dim=128),
+    "mamba2": dict(num_heads=4, head_dim=64, state_size=128, n_groups=1, expand=8, chunk_size=256),
+    "minimax": dict(head_dim=128, block_size=256),
+}
+
+
+@pytest.mark.parametrize("model_type", REAL_SIZES)
+def test_heads_of_real_sizes(model_type):
+    """Over several chunks, and from a prompt to a few tokens more."""
+    model = tiny_upstream(model_type, **REAL_SIZES[model_type])
+    ids = torch.randint(2, VOCAB_SIZE - 4, (1, 300))
+    name = "cache_params" if model_type == "mamba2" else "past_key_values"
+    with torch.no_grad():
+        want = model(ids).logits
+        use_kernels(model)
+        close(model(ids).logits, want, 1e-4)
+        cache = model(ids[:, :290], use_cache=True)[name]
+        pieces = [model(x, **{name: cache}).logits for x in ids[:, 290:].split((1, 8, 1), dim=1)]
+    close(torch.cat(pieces, dim=1), want[:, 290:], 1e-4)

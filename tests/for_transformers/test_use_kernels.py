@@ -16,7 +16,6 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.for_transformers.families import (
     FAMILIES,
-    REPLACEMENTS,
     fingerprint,
     source_of,
 )
@@ -50,12 +49,12 @@ def close(mine, theirs):
 # ---- the table ----
 
 
-@pytest.mark.parametrize("module, name", REPLACEMENTS)
-def test_every_source_is_the_one_that_a_replacement_was_written_for(module, name):
+@pytest.mark.parametrize("model", FAMILIES)
+def test_every_source_is_the_one_that_a_replacement_was_written_for(model):
     """Fails where the supported range of Transformers moves to one that computes it otherwise."""
-    upstream = getattr(importlib.import_module(module), name)
-    replacement = REPLACEMENTS[module, name]
-    assert fingerprint(upstream, replacement.functions) in replacement.sources
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    for name, replacement in FAMILIES[model].items():
+        assert fingerprint(getattr(module, name), replacement.functions) in replacement.sources
 
 
 def test_no_two_models_have_a_class_of_one_name():
@@ -186,7 +185,7 @@ def test_another_source_upstream_is_left_alone(model, ids):
     with mock.patch.object(modeling_qwen3_5.Qwen3_5GatedDeltaNet, "forward", forward):
         report = use_kernels(model)
         assert not report.changed
-        assert "computes it otherwise than 5.23 did" in str(report)
+        assert "computes it otherwise than 5.17 to 5.20, 5.23 do" in str(report)
 
 
 def test_a_patched_function_is_left_alone(model):
@@ -317,6 +316,7 @@ def test_everywhere_takes_every_model_that_is_used_until_it_is_undone(ids):
             close(logits(model, ids), want)
             assert classes(model) != before
         assert "Mamba-2's state space" in str(everywhere.reports[early])
+        assert str(everywhere.reports[early.backbone]) == "nothing was changed"  # any more
     assert classes(early) == before == classes(late)
     model = tiny_upstream("mamba2")
     logits(model, ids)

@@ -66,8 +66,8 @@ class Replacement(NamedTuple):
         if "forward" in vars(module):
             return "its forward was replaced on the module itself, as offloading does"
         if fingerprint(upstream, self.functions) not in self.sources:
-            known = " and ".join(sorted(set(self.sources.values())))
-            return f"Transformers {transformers.__version__} computes it otherwise than {known} did"
+            known = ", ".join(dict.fromkeys(self.sources.values()))
+            return f"Transformers {transformers.__version__} computes it otherwise than {known} do"
         if self.package is not None and importlib.util.find_spec(self.package) is not None:
             weight = next(module.parameters(), None)
             if weight is not None and weight.device.type not in ("cpu", "meta"):
@@ -78,52 +78,63 @@ class Replacement(NamedTuple):
 
 # fmt: off
 GATED_DELTA = Replacement(
-    GatedDelta, "gated delta rule", {"12096e0293e8": "5.23"}, DELTA_RULE, "fla",
+    GatedDelta, "gated delta rule",
+    {"2bc9629c5c0f": "5.17 to 5.20", "12096e0293e8": "5.23"},
+    DELTA_RULE, "fla",
 )
 GATED_DELTA_OF_QWEN3_NEXT = GATED_DELTA._replace(
-    ours=GatedDeltaOfQwen3Next, sources={"644a61655baf": "5.23"},
+    ours=GatedDeltaOfQwen3Next, sources={"80b4815c9e55": "5.17 to 5.20", "644a61655baf": "5.23"},
 )
 GATED_DELTA_OF_OLMO = GATED_DELTA._replace(
-    ours=GatedDeltaOfOlmo, sources={"07b7e99af4a8": "5.23"},
+    ours=GatedDeltaOfOlmo, sources={"278eb4ca725d": "5.17 to 5.20", "07b7e99af4a8": "5.23"},
 )
 KDA_LAYER = Replacement(
-    KDA, "Kimi delta attention", {"d89afa14b01b": "5.23"}, KIMI_DELTA, "fla",
+    KDA, "Kimi delta attention",
+    {"6094d06945a2": "5.17 to 5.20", "d89afa14b01b": "5.23"},
+    KIMI_DELTA, "fla",
 )
 KDA_OF_BAILING = KDA_LAYER._replace(
-    ours=KDAOfBailing, sources={"571943191a51": "5.23"},
+    ours=KDAOfBailing, sources={"0328b9beefc7": "5.20", "571943191a51": "5.23"},
 )
 SSD_LAYER = Replacement(
-    SSD, "Mamba-2's state space", {"fae0672b8d3f": "5.23"}, STATE_SPACE, "mamba_ssm",
+    SSD, "Mamba-2's state space",
+    {"9b07f9399435": "5.17", "826a20fe3e97": "5.20", "fae0672b8d3f": "5.23"},
+    STATE_SPACE, "mamba_ssm",
 )
 SSD_OF_FALCON = SSD_LAYER._replace(
-    ours=SSDOfFalcon, sources={"4ed845dc6c84": "5.23"},
+    ours=SSDOfFalcon,
+    sources={"6499622a7f34": "5.17", "728bc8a095b3": "5.20", "4ed845dc6c84": "5.23"},
 )
 LIGHTNING = Replacement(
-    Lightning, "lightning attention", {"9e144d179b29": "5.23"},
+    Lightning, "lightning attention",
+    {"c85696f6fdd9": "5.17", "9e144d179b29": "5.20 to 5.23"},
     ("apply_mask_to_padding_states", "MiniMaxCache"),
 )
 
-PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.23"}, is_recurrent=False)
+PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.23"}, is_recurrent=False)
 LATE_ROUNDED_NORM = PLAIN_NORM._replace(
-    ours=LateRoundedNorm, sources={"9974c071f03d": "5.23", "5b82fea17ac1": "5.23"},
+    ours=LateRoundedNorm, sources={
+        "9974c071f03d": "5.17 to 5.23", "5b82fea17ac1": "5.20 to 5.23",
+        "78ed4555aca3": "5.17",  # NemotronHRMSNorm's, which was a plain one
+    },
 )
 ONE_MORE_NORM = PLAIN_NORM._replace(
-    ours=OneMoreNorm, sources={"44c45efe22fd": "5.23"},
+    ours=OneMoreNorm, sources={"44c45efe22fd": "5.17 to 5.23"},
 )
 ONE_MORE_NORM_OF_GROUPS = PLAIN_NORM._replace(
-    ours=OneMoreNormOfGroups, sources={"e89686c5e50a": "5.23"},
+    ours=OneMoreNormOfGroups, sources={"e89686c5e50a": "5.17 to 5.23"},
 )
 NORM_THEN_GATE = Replacement(
-    NormThenGate, "gated norm", {"78222cbdcbcb": "5.23"}, is_recurrent=False,
+    NormThenGate, "gated norm", {"78222cbdcbcb": "5.17 to 5.23"}, is_recurrent=False,
 )
 LATE_ROUNDED_NORM_THEN_GATE = NORM_THEN_GATE._replace(
-    ours=LateRoundedNormThenGate, sources={"cf6976411ac0": "5.23"},
+    ours=LateRoundedNormThenGate, sources={"cf6976411ac0": "5.17 to 5.23"},
 )
 GATE_THEN_NORM = NORM_THEN_GATE._replace(
-    ours=GateThenNorm, sources={"aec0fa17fa67": "5.23"},
+    ours=GateThenNorm, sources={"ff3654df3895": "5.17 to 5.20", "aec0fa17fa67": "5.17 to 5.23"},
 )
 NORM_OF_FALCON = NORM_THEN_GATE._replace(
-    ours=NormOfFalcon, sources={"2f45cd599fdc": "5.23"},
+    ours=NormOfFalcon, sources={"71372cf4e12c": "5.17 to 5.20", "2f45cd599fdc": "5.23"},
 )
 
 # Classes by their names, for each model of Transformers. No two models have one of the same name.

@@ -97,17 +97,16 @@ class LateRoundedNormThenGate(UpstreamNorm):
 class GateThenNorm(UpstreamNorm):
     """SiLU of a gate, then a norm of each group of channels, rounded before the weight."""
 
-    group_size: int
-
     def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
         if not self.is_ours(hidden_states):
             return super().forward(hidden_states, gate)
         y = at_least_float32(hidden_states)
         if gate is not None:
             y = y * F.silu(at_least_float32(gate))
-        if self.group_size == y.shape[-1] and y.dtype == hidden_states.dtype:
+        size = getattr(self, "group_size", y.shape[-1])  # before 5.21 mostly all are one group
+        if size == y.shape[-1] and y.dtype == hidden_states.dtype:
             return compiled_rms_norm(y, self.weight, self.variance_epsilon)
-        y = of_groups(y, self.group_size, self.variance_epsilon)
+        y = of_groups(y, size, self.variance_epsilon)
         return self.weight * y.to(hidden_states.dtype)
 
 

@@ -138,7 +138,11 @@ CROPPABLE = {
 def recording_of(
     layer: LinearAttentionLayer, views: State, is_transposed: bool
 ) -> Recording | None:
-    """What records a layer's tokens, if it is to; the layer becomes one that can take them back."""
+    """What records a layer's tokens, if it is to; the layer becomes one that can take them back.
+
+    Raises:
+        RuntimeError: it is of a class that can't become one.
+    """
     if not layer.record_past:
         if isinstance(layer, CroppableLayer):
             layer.recording = None
@@ -147,7 +151,9 @@ def recording_of(
         layer.__class__ = CROPPABLE[type(layer)]
         layer.recording, layer.is_transposed = None, is_transposed
     if not isinstance(layer, CroppableLayer):
-        return None
+        raise RuntimeError(
+            f"a cache's {type(layer).__name__} can't take tokens back: generate without drafts"
+        )
     if layer.recording is None:
         layout = torch.contiguous_format
         before = {name: view.clone(memory_format=layout) for name, view in views.items()}

@@ -87,6 +87,8 @@ class Report(Undoable):
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
         counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
         rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
+        if not rows:
+            return "nothing was changed"
         wide, wider = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{n:>{wide}} {name:<{wider}}  {what}" for n, name, what in rows)
 
@@ -127,7 +129,7 @@ def use_kernels(model: nn.Module) -> Report:
             report.left.append(Left(name, type(module).__name__, why))
     layers = {change.module for change in report.changed}
     if layers:
-        if not report.left and all(change.now.takes_tokens_back for change in report.changed):
+        if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
         _add_hooks(report, model, layers)
