@@ -6,6 +6,7 @@
 #include "cpu/delta_rule/kernels.h"
 #include "cpu/dense/kernels.h"
 #include "cpu/linear_attention/kernels.h"
+#include "cpu/selective_scan/kernels.h"
 #include "kernels/cpu.h"
 
 #define HFLA_STRING(x) #x
@@ -20,6 +21,7 @@ const CpuKernels kernels = {
     {linear_attention_forward, linear_attention_backward, linear_attention_step},
     {delta_rule_forward, delta_rule_backward, delta_rule_step},
     {convolution_forward, convolution_backward, convolution_step},
+    {selective_scan_forward, selective_scan_backward, selective_scan_step},
     linear,
     {rms_norm, rms_norm_backward},
 };

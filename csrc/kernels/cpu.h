@@ -9,6 +9,7 @@
 #include "kernels/linear.h"
 #include "kernels/linear_attention.h"
 #include "kernels/rms_norm.h"
+#include "kernels/selective_scan.h"
 
 namespace hfla {
 
@@ -17,6 +18,7 @@ struct CpuKernels {
   LinearAttentionOnCpu linear_attention;
   DeltaRuleOnCpu delta_rule;
   ConvolutionOnCpu convolution;
+  SelectiveScanOnCpu selective_scan;
   LinearOnCpu linear;
   RmsNormOnCpu rms_norm;
 };

@@ -19,6 +19,7 @@ from .modeling_linear_attention import (
 from .op_convolution import short_convolution, short_convolution_step_
 from .op_delta import delta_rule, delta_rule_step_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
+from .op_selective_scan import selective_scan, selective_scan_step_
 from .registration import register_model_type
 from .sequence_parallel import split_sequence
 
@@ -46,6 +47,8 @@ __all__ = [
     "linear_attention_step_",
     "register_decay",
     "register_feature_map",
+    "selective_scan",
+    "selective_scan_step_",
     "short_convolution",
     "short_convolution_step_",
     "split_sequence",

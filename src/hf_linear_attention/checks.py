@@ -61,13 +61,15 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
         raise ValueError(f"q must have a multiple of v's {Hv} heads or divide them, got {Hq}")
 
 
-def check_per_token(name: str, x: Tensor, q: Tensor, *shapes: tuple[int, ...]) -> Tensor:
-    """x in the accumulation dtype, of one of these shapes."""
+def check_per_token(
+    name: str, x: Tensor, q: Tensor, *shapes: tuple[int, ...], of: str = "q"
+) -> Tensor:
+    """x in the accumulation dtype, of one of these shapes; of: q's name."""
     if tuple(x.shape) not in shapes:
         expected = " or ".join(map(str, shapes))
         raise ValueError(f"{name} must have shape {expected}, got {tuple(x.shape)}")
     if x.device != q.device:
-        raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
+        raise ValueError(f"{name} must be on {of}'s device {q.device}, got {x.device}")
     if x.dtype not in DTYPES:
         raise ValueError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
     return x.to(accumulation_dtype(q.dtype))
@@ -135,15 +137,17 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool, name: str = 
             )
 
 
-def check_state(name: str, state: Tensor, q: Tensor, expected: tuple[int, ...]) -> None:
-    """A tensor of a state: its shape, the accumulation dtype, q's device."""
+def check_state(
+    name: str, state: Tensor, q: Tensor, expected: tuple[int, ...], of: str = "q"
+) -> None:
+    """A tensor of a state: its shape, the accumulation dtype, q's device; of: q's name."""
     dtype = accumulation_dtype(q.dtype)
     if tuple(state.shape) != expected:
         raise ValueError(f"{name} must have shape {expected}, got {tuple(state.shape)}")
     if state.dtype != dtype:
         raise ValueError(f"{name} must be {dtype} for {q.dtype} inputs, got {state.dtype}")
     if state.device != q.device:
-        raise ValueError(f"{name} must be on q's device {q.device}, got {state.device}")
+        raise ValueError(f"{name} must be on {of}'s device {q.device}, got {state.device}")
 
 
 def check_contiguous(name: str, x: Tensor) -> None:

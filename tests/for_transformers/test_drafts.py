@@ -11,9 +11,9 @@ from transformers.cache_utils import LinearAttentionLayer
 from hf_linear_attention import use_kernels
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
 
-# Mamba-2's models have another name for the cache than generate() expects of them, and MiniMax a
-# cache of its own.
-DRAFT = sorted(CONFIGS.keys() - {"mamba2", "minimax"})
+# Models of Mamba and Mamba-2 have another name for the cache than generate() expects of them, and
+# MiniMax a cache of its own.
+DRAFT = sorted(CONFIGS.keys() - {"mamba", "falcon_mamba", "mamba2", "minimax"})
 
 
 @pytest.fixture(scope="module", params=DRAFT)

@@ -22,6 +22,7 @@ from torch import nn
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
+from .mamba1 import Mamba1, Mamba1OfZamba, Mamba1WithNorms
 from .norms import (
     GateThenNorm,
     LateRoundedNorm,
@@ -46,6 +47,12 @@ KIMI_DELTA = (
     "l2norm",
     "chunk_kimi_delta_attention",
     "recurrent_kimi_delta_attention",
+    *CONVOLUTION,
+)
+SELECTIVE_SCAN = (
+    "mamba_inner_fn",
+    "mamba_selective_scan",
+    "mamba_selective_state_update",
     *CONVOLUTION,
 )
 STATE_SPACE = ("mamba2_chunk_scan", "mamba2_selective_state_update", *CONVOLUTION)
@@ -104,6 +111,15 @@ SSD_LAYER = Replacement(
 SSD_OF_FALCON = SSD_LAYER._replace(
     ours=SSDOfFalcon,
     sources={"6499622a7f34": "5.17", "728bc8a095b3": "5.20", "4ed845dc6c84": "5.23"},
+)
+MAMBA1_LAYER = Replacement(
+    Mamba1, "Mamba's state space", {"8c3b0b447aa8": "5.23"}, SELECTIVE_SCAN, "mamba_ssm",
+)
+MAMBA1_WITH_NORMS = MAMBA1_LAYER._replace(
+    ours=Mamba1WithNorms, sources={"6faa82a5020f": "5.23", "b4cf110bd4dd": "5.23"},
+)
+MAMBA1_OF_ZAMBA = MAMBA1_LAYER._replace(
+    ours=Mamba1OfZamba, sources={"1075f7cf5ed1": "5.23"},
 )
 LIGHTNING = Replacement(
     Lightning, "lightning attention",
@@ -178,6 +194,22 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "BailingHybridDeltaAttention": KDA_OF_BAILING,
         "BailingHybridRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
         "BailingHybridRMSNorm": PLAIN_NORM,
+    },
+    "mamba": {
+        "MambaMixer": MAMBA1_LAYER,
+        "MambaRMSNorm": PLAIN_NORM,
+    },
+    "falcon_mamba": {
+        "FalconMambaMixer": MAMBA1_WITH_NORMS,
+        "FalconMambaRMSNorm": PLAIN_NORM,
+    },
+    "jamba": {
+        "JambaMambaMixer": MAMBA1_WITH_NORMS,
+        "JambaRMSNorm": PLAIN_NORM,
+    },
+    "zamba": {
+        "ZambaMambaMixer": MAMBA1_OF_ZAMBA,
+        "ZambaRMSNorm": PLAIN_NORM,
     },
     "mamba2": {
         "Mamba2Mixer": SSD_LAYER,

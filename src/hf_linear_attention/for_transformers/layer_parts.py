@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from ..memory import LayerMemory
 from ..short_convolution import ConvolutionWindow
 from ..tokens import Tokens
-from .packing import bounds_for_layers
+from .packing import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
 
 
@@ -37,18 +37,21 @@ class ConvolvedLayer(nn.Module):
 def tokens_of(
     hidden_states: Tensor,
     cache: Cache | None,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | MaskAndBounds | None,
     kwargs: Mapping[str, Any],
 ) -> Tokens:
     """What a layer is told of its tokens.
 
     Args:
         hidden_states: (B, T, C).
-        attention_mask: (B, T), false or 0 for padding.
-        kwargs: the layer's other arguments, among them, perhaps, bounds of packed sequences.
+        attention_mask: (B, T), false or 0 for padding; perhaps with bounds of packed sequences.
+        kwargs: the layer's other arguments, among them, perhaps, such bounds.
     """
     B, T, _ = hidden_states.shape
     cu_seqlens = bounds_for_layers(kwargs, B, T)
+    if isinstance(attention_mask, MaskAndBounds):
+        cu_seqlens = attention_mask.bounds
+        attention_mask = attention_mask.mask
     if cu_seqlens is not None and cache is not None:
         raise ValueError(
             "packed sequences can't be cached, since a cache keeps one state a row: give "

@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,18 @@ CACHES = ("past_key_values", "cache_params")
 MIX_PACKED = ("Glm5NextTextModel",)
 # Models that make masks without regard to positions, and take masks that are made already.
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
+# Models that hand nothing on to their recurrent layers but a mask.
+HAND_ON_A_MASK = ("FalconMambaModel", "JambaModel", "MambaModel")
 
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
+
+
+class MaskAndBounds(NamedTuple):
+    """What those models hand on in place of a mask."""
+
+    mask: Tensor | None  # (B, T)
+    bounds: Tensor  # (N + 1,)
 
 
 def bounds_for_layers(kwargs: Mapping[str, Any], B: int, T: int) -> Tensor | None:
@@ -102,6 +111,8 @@ def tell_layers(
         given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
     if name in MASK_WITHOUT_POSITIONS and given.get("attention_mask") is None:
         given["attention_mask"] = _masks(model, given)
+    if name in HAND_ON_A_MASK:
+        given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
 
 
@@ -134,18 +145,27 @@ def _batch_and_time(kwargs: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-    """The masks of a model's layers by their type, as it would make them if it looked at positions.
-    Of embeddings, making them asks for the shape, dtype and device.
+    """The masks of a model's layers by their type, as it makes them, or would if it looked at
+    positions. Of embeddings, making them asks for the shape, dtype and device.
     """
-    weight = model.get_input_embeddings().weight
+    weight, given = model.get_input_embeddings().weight, kwargs.get("attention_mask")
     mask = create_causal_mask(
         config=model.config,
         inputs_embeds=weight.new_empty(*_batch_and_time(kwargs), 0),
-        attention_mask=None,
+        attention_mask=given,
         past_key_values=None,
         position_ids=kwargs["position_ids"],
     )
-    return {"full_attention": mask, "linear_attention": None}
+    return {"full_attention": mask, "linear_attention": given}
+
+
+def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
+    """The mask of a model that hands on nothing else, and in it the bounds for recurrent layers."""
+    mask, bounds = kwargs.get("attention_mask"), kwargs[BOUNDS]
+    if "position_ids" not in _parameters(type(model).forward):  # all layers are recurrent
+        return MaskAndBounds(mask, bounds)
+    masks = mask if isinstance(mask, dict) else _masks(model, kwargs)
+    return {**masks, "linear_attention": MaskAndBounds(masks["linear_attention"], bounds)}
 
 
 def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .families import Replacement, made_class, replacement_for
 from .packing import forget, tell_base, tell_layers
 
 # Heads that do not hand on what they are told of packed sequences.
-HAND_NOTHING_ON = ("Mamba2ForCausalLM",)
+HAND_NOTHING_ON = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
 
 
 class Change(NamedTuple):

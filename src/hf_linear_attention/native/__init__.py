@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The compiled kernels. Importing this raises ImportError where there are none, and says why."""
 
-from . import convolution, cuda, delta_rule, linear, linear_attention, rms_norm
+from . import convolution, cuda, delta_rule, linear, linear_attention, rms_norm, selective_scan
 
 # What code that travels with checkpoints may call, by name and version. Such code outlives
 # versions of this package: an entry stays, and keeps its arguments, their meaning and its results;
@@ -13,6 +13,8 @@ OPS = {
     ("delta_rule_step_", 1): delta_rule.step_,
     ("short_convolution", 1): convolution.forward,
     ("short_convolution_step_", 1): convolution.step_,
+    ("selective_scan", 1): selective_scan.forward,
+    ("selective_scan_step_", 1): selective_scan.step_,
     ("linear", 1): linear.linear,
     ("onednn_linear", 1): linear.onednn_linear,
     ("rms_norm", 1): rms_norm.rms_norm,

@@ -1,0 +1,153 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The selective scan: what calls its compiled ops, their fakes and their gradients.
+
+Shapes: batch, T time, channels, N sums of a state, rows of states.
+"""
+
+import torch
+from torch import Tensor
+
+from .library import contiguous, ops
+
+_forward = ops.selective_scan.default
+_backward = ops.selective_scan_backward.default
+_step_ = ops.selective_scan_step_.default
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+
+
+def forward(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The scan of whole sequences, differentiable once.
+
+    Args:
+        x: (batch, T, channels), with any strides.
+        dt: (batch, T, channels) of the accumulation dtype, with any strides, none below 0.
+        A, D: (channels, N) and (channels,) of the accumulation dtype, A none above 0.
+        B, C: (batch, T, N) of x's dtype, with any strides.
+        key_mask: (batch, T) bool.
+        cu_seqlens: (rows + 1,) int32.
+        initial_state: (rows, channels, N) of the accumulation dtype.
+
+    Returns:
+        y (batch, T, channels) of x's dtype and the state, as initial_state.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    return _forward(
+        x,
+        dt,
+        A.contiguous(),
+        B,
+        C,
+        contiguous(D),
+        contiguous(key_mask),
+        contiguous(cu_seqlens),
+        contiguous(initial_state),
+    )
+
+
+def step_(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    key_mask: Tensor | None,
+    state: Tensor,
+) -> Tensor:
+    """One token for every row; the state is updated in place. It has no gradient.
+
+    Args:
+        x, dt: (batch, channels), with any strides.
+        B, C: (batch, N), with any strides.
+        key_mask: (batch,) bool.
+        state: (batch, channels, N) of the accumulation dtype, with any strides.
+        The others: as in `forward`.
+
+    Returns:
+        y (batch, channels).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    if key_mask is not None:
+        key_mask = key_mask.contiguous()
+    if D is not None:
+        D = D.contiguous()
+    y = _step_(x, dt, A.contiguous(), B, C, D, key_mask, state)
+    # Lets autograd notice when a backward pass still needs the state as it was.
+    torch.autograd.graph.increment_version((state,))
+    return y
+
+
+# ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
+
+
+@torch.library.register_fake("hf_linear_attention::selective_scan", lib=_registrations)
+def _fake_forward(x, dt, A, B, C, D, key_mask, cu_seqlens, initial_state):
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(x.shape), A.new_empty(rows, *A.shape)
+
+
+@torch.library.register_fake("hf_linear_attention::selective_scan_backward", lib=_registrations)
+def _fake_backward(dy, dstate, x, dt, A, B, C, D, key_mask, cu_seqlens, initial_state):
+    return tuple(
+        A.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
+        for tensor in (x, dt, A, B, C, D, initial_state)
+    )
+
+
+@torch.library.register_fake("hf_linear_attention::selective_scan_step_", lib=_registrations)
+def _fake_step_(x, dt, A, B, C, D, key_mask, state):
+    return x.new_empty(x.shape)
+
+
+# ---- gradients ----
+
+
+def _keep_for_backward(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy, dstate):
+    if dy is None and dstate is None:
+        return (None,) * len(ctx.needs_input_grad)
+    *of_inputs, dinitial_state = _backward(dy, contiguous(dstate), *ctx.saved_tensors)
+    gradients = (*of_inputs, None, None, dinitial_state)
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "the compiled selective scan can be differentiated once only; "
+        'for second derivatives pass backend="chunked"'
+    )
+
+
+torch.library.register_autograd(
+    "hf_linear_attention::selective_scan",
+    _differentiate,
+    setup_context=_keep_for_backward,
+    lib=_registrations,
+)
+torch.library.register_autograd(
+    "hf_linear_attention::selective_scan_backward",
+    _refuse_second_derivative,
+    lib=_registrations,
+)
