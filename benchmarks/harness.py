@@ -7,7 +7,6 @@ of medians in one run.
 """
 
 import argparse
-import contextlib
 import ctypes
 import gc
 import json
@@ -31,6 +30,7 @@ import transformers
 from torch import Tensor
 
 from hf_linear_attention.backends import backend_report
+from hf_linear_attention.for_transformers import speedup
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -170,26 +170,10 @@ def peak_memory(
         return pool.apply(_peak_memory_here, (torch.get_num_threads(), prepare, args))
 
 
-def _peak_memory_here(threads: int, prepare: Callable, args: tuple) -> float:
+def _peak_memory_here(threads: int, prepare: Callable, args: tuple) -> float | None:
     torch.set_num_threads(threads)
     run = prepare(*args)
-    gc.collect()
-    # So that freed memory counts when it is used again.
-    with contextlib.suppress(ImportError):  # where the kernels were not built
-        from hf_linear_attention.native import library
-
-        library.free_kept_memory()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
-    before = _memory_kib("VmRSS")
-    run()
-    return (_memory_kib("VmHWM") - before) / 1024
-
-
-def _memory_kib(name: str) -> int:
-    match = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert match is not None
-    return int(match[1])
+    return speedup.peak_mib(run)
 
 
 # ---- numerics ----

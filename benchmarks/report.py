@@ -28,6 +28,7 @@ TITLES = {
     "ops": "The op",
     "decode": "Generation",
     "training": "Training step",
+    "upstream": "Transformers' own models",
 }
 PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
@@ -61,6 +62,8 @@ def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
 def section(path: Path, document: dict[str, Any]) -> str:
     if document["bench"] == "compare":
         return section_of_systems(path, document)
+    if document["bench"] == "upstream":
+        return section_of_gains(path, document)
     return section_of_times(path, document)
 
 
@@ -82,15 +85,9 @@ def plot(path: Path) -> str:
 def section_of_times(path: Path, document: dict[str, Any]) -> str:
     bench = document["bench"]
     headline = [row for row in document["rows"] if row["panel"].startswith(PANELS[bench])]
-    disturbance = max(row["disturbance"] for row in headline)
     lines = [
         f"**{TITLES[bench]}**: median ms, and in brackets how many times as long as "
-        f"{document['baseline']}. {place(document)}"
-        + (
-            f" Other processes took up to {disturbance:.0%} of the machine."
-            if disturbance > QUIET
-            else ""
-        ),
+        f"{document['baseline']}. {place(document)}{disturbance_of(headline)}",
         "",
         *table(headline, document["baseline"]),
         "",
@@ -99,14 +96,27 @@ def section_of_times(path: Path, document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def table(rows: list[dict[str, Any]], baseline: str) -> list[str]:
-    """A line for each case, a column for each contender."""
-    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+def disturbance_of(rows: list[dict[str, Any]]) -> str:
+    """A sentence where others disturbed the measurement."""
+    disturbance = max(row["disturbance"] for row in rows)
+    if disturbance <= QUIET:
+        return ""
+    return f" Other processes took up to {disturbance:.0%} of the machine."
+
+
+def by_case(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, dict]]:
+    """By panel and case: each contender's row."""
     cases: dict[tuple[str, str], dict[str, dict]] = {}
     for row in rows:
         cases.setdefault((row["panel"], row["case"]), {})[row["contender"]] = row
+    return cases
+
+
+def table(rows: list[dict[str, Any]], baseline: str) -> list[str]:
+    """A line for each case, a column for each contender."""
+    contenders = list(dict.fromkeys(row["contender"] for row in rows))
     lines = [f"| | {' | '.join(contenders)} |", "|---" * (1 + len(contenders)) + "|"]
-    for (panel, case), by_contender in cases.items():
+    for (panel, case), by_contender in by_case(rows).items():
         cells = [cell(by_contender.get(name), baseline) for name in contenders]
         lines.append(f"| {panel}: {case} | {' | '.join(cells)} |")
     return lines
@@ -115,10 +125,45 @@ def table(rows: list[dict[str, Any]], baseline: str) -> list[str]:
 def cell(row: dict[str, Any] | None, baseline: str) -> str:
     if row is None:
         return ""
-    time = (
-        f"{row['milliseconds']:.3g}" if row["milliseconds"] < 100 else f"{row['milliseconds']:.0f}"
-    )
+    time = digits(row["milliseconds"])
     return time if row["contender"] == baseline else f"{time} ({row['ratio']:.1f}×)"
+
+
+def digits(milliseconds: float) -> str:
+    return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
+
+
+def section_of_gains(path: Path, document: dict[str, Any]) -> str:
+    rows = document["rows"]
+    lines = [
+        f"**{TITLES['upstream']}**: median ms before and after `use_kernels`, how many times as "
+        "fast as before that is, and would be if one kind of module alone were replaced; and MiB "
+        f"that a training step needs. {place(document)}{disturbance_of(rows)}",
+        "",
+        *gains_table(rows),
+        "",
+        f"![{TITLES['upstream']}: times as fast as before]({plot(path)})",
+    ]
+    return "\n".join(lines)
+
+
+def gains_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each case."""
+    after, before = "use_kernels", "before"
+    kinds = [name for name in dict.fromkeys(row["contender"] for row in rows) if "only" in name]
+    titles = ["", before, after, "gain", *kinds, f"MiB {before}", f"MiB {after}"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for (panel, case), contenders in by_case(rows).items():
+        ms = {name: row["milliseconds"] for name, row in contenders.items()}
+        peaks = [contenders[name]["peak_mib"] for name in (before, after)]
+        cells = [
+            f"{panel}: {case}",
+            *(digits(ms[name]) for name in (before, after)),
+            *(f"{ms[before] / ms[name]:.1f}×" if name in ms else "" for name in (after, *kinds)),
+            *("" if peak is None else f"{peak:.0f}" for peak in peaks),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def section_of_systems(path: Path, document: dict[str, Any]) -> str:

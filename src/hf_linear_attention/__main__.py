@@ -1,8 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""`python -m hf_linear_attention`: what would run here, and why not what would not."""
+"""`python -m hf_linear_attention`: what would run here, and why not what would not. With `speedup
+MODEL`: what `use_kernels` gains with a model of Transformers.
+"""
 
 import os
 import platform
+import sys
 from importlib import metadata
 
 import torch
@@ -13,6 +16,17 @@ ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
 
 
 def main() -> None:
+    if len(sys.argv) == 1:
+        print_report()
+    elif sys.argv[1] == "speedup":
+        from .for_transformers import speedup
+
+        speedup.main(sys.argv[2:])
+    else:
+        sys.exit(f"the only command is 'speedup MODEL', got {' '.join(sys.argv[1:])!r}")
+
+
+def print_report() -> None:
     print_table(
         {
             "hf-linear-attention": installed_version("hf-linear-attention"),

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import bench_decode  # noqa: E402
 import bench_ops  # noqa: E402
 import bench_training  # noqa: E402
+import bench_upstream  # noqa: E402
 import harness  # noqa: E402
 import report  # noqa: E402
 
@@ -69,3 +70,22 @@ def test_generation_is_measured(tmp_path, monkeypatch):
 def test_a_training_step_is_measured(tmp_path, monkeypatch):
     document = run(bench_training, tmp_path, monkeypatch)
     assert contenders(document, "training step, 2 layers") == set(bench_training.PLAIN)
+
+
+def test_transformers_models_are_measured_before_and_after(tmp_path, monkeypatch):
+    document = run(bench_upstream, tmp_path, monkeypatch)
+    assert contenders(document, "Mamba-2, 2 layers, float32") == set(bench_upstream.ALL)
+    panels = {row["panel"].partition(",")[0] for row in document["rows"]}
+    assert panels == set(bench_upstream.MODELS)
+    cases = {row["case"] for row in document["rows"]}
+    assert cases == {"prompt of 16 tokens", "a token after 16", "training step of 16 tokens"}
+
+
+def test_a_contender_has_one_kind_of_module_replaced():
+    before = bench_upstream.make_model("Qwen3.5", 4, torch.float32, is_smallest=True)
+    for kind in bench_upstream.KINDS:
+        model = bench_upstream.contender(before, f"{kind} only")
+        pairs = zip(before.modules(), model.modules(), strict=True)
+        changed = {type(old) for old, new in pairs if type(old) is not type(new)}
+        assert changed and {bench_upstream.kind_of(cls) for cls in changed} == {kind}
+        assert model.lm_head.weight is before.lm_head.weight

@@ -1,0 +1,301 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' own recurrent models, before and after `use_kernels`: prompts, tokens, training.
+
+    python benchmarks/bench_upstream.py           # two models of a few layers, under three minutes
+    python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; half an hour
+
+Contenders are one model, as it is and on our kernels; the two share their weights. "Mixers only",
+"norms only" and "products only" have one kind of module replaced, and all others as they were. A
+mixer is a recurrent layer, with its convolution. Weights are random; where a case has fewer layers
+than the whole model, its vocabulary is smaller by as much, so that layers keep their share.
+
+A case is one row of T tokens: a prompt, of which the last logits are asked; a token after such a
+prompt; the loss and all gradients, without an optimizer. Peak memory is that of the latter, beyond
+the weights. Shares of the peak count 2 flops per weight and token, 6 in training, and nothing for
+the recurrence; those of the bandwidth that the weights are read once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from harness import Report, Work, check_close, parser, sample_of
+from hf_linear_attention import use_kernels
+from hf_linear_attention.for_transformers import speedup
+from hf_linear_attention.for_transformers.families import replacement_for
+from hf_linear_attention.for_transformers.use_kernels import Report as Changes
+from models import NO_SPECIAL_TOKENS, weight_bytes
+
+BEFORE, AFTER = "before", "use_kernels"
+KINDS = ("mixers", "norms", "products")
+VERIFIED_TOKENS = 100
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+
+
+# ---- the models ----
+
+LINEAR, FULL = "linear_attention", "full_attention"
+EVERY_FOURTH = (LINEAR, LINEAR, LINEAR, FULL)
+OF_1024 = dict(
+    vocab_size=32000,
+    hidden_size=1024,
+    intermediate_size=3584,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=256,
+)
+TINY = dict(
+    vocab_size=1000,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+)
+
+
+class Upstream(NamedTuple):
+    """A model of Transformers by its config; `layers` is how many the whole model has."""
+
+    model_type: str
+    layers: int
+    fields: dict[str, Any]
+    smallest: dict[str, Any]  # fields of a tiny one
+    types: tuple[str, ...] = ()  # of layers, again and again
+
+
+# Falcon-Mamba gets its line here.
+MODELS = {
+    # as state-spaces/mamba2-130m
+    "Mamba-2": Upstream(
+        "mamba2",
+        24,
+        dict(
+            vocab_size=50288,
+            hidden_size=768,
+            state_size=128,
+            num_heads=24,
+            head_dim=64,
+            n_groups=1,
+            tie_word_embeddings=True,
+        ),
+        dict(vocab_size=1000, hidden_size=32, state_size=16, num_heads=4, head_dim=16),
+    ),
+    # Qwen3.5-0.8B has twice as many layers, and 248,320 tokens.
+    "Qwen3.5": Upstream(
+        "qwen3_5_text",
+        12,
+        dict(
+            OF_1024,
+            linear_num_value_heads=16,
+            linear_num_key_heads=16,
+            linear_value_head_dim=128,
+            linear_key_head_dim=128,
+            tie_word_embeddings=True,
+        ),
+        TINY
+        | dict(linear_num_value_heads=2, linear_num_key_heads=2)
+        | dict(linear_key_head_dim=16, linear_value_head_dim=16),
+        EVERY_FOURTH,
+    ),
+    # Kimi Linear's layers, half as wide, with a dense MLP instead of its 256 experts.
+    "Kimi Linear": Upstream(
+        "kimi_linear",
+        4,
+        dict(
+            OF_1024,
+            num_key_value_heads=8,
+            head_dim=64,
+            linear_num_heads=16,
+            linear_head_dim=128,
+            mlp_layer_types=["dense"] * 4,
+        ),
+        TINY | dict(linear_num_heads=2, linear_head_dim=16, kv_lora_rank=16),
+        EVERY_FOURTH,
+    ),
+    # MiniMax's layers, a sixth as wide, with two experts of 32. Its cache counts the tokens of its
+    # first layer, which has to be one of softmax.
+    "MiniMax": Upstream(
+        "minimax",
+        4,
+        dict(
+            OF_1024,
+            head_dim=128,
+            intermediate_size=1792,
+            num_local_experts=2,
+            num_experts_per_tok=2,
+        ),
+        TINY,
+        EVERY_FOURTH[::-1],
+    ),
+}
+
+
+def make_model(name: str, layers: int, dtype: torch.dtype, is_smallest: bool) -> PreTrainedModel:
+    """With random weights, the same every time, in evaluation mode."""
+    upstream = MODELS[name]
+    fields = upstream.fields | (upstream.smallest if is_smallest else {})
+    fields = fields | {"vocab_size": fields["vocab_size"] * layers // upstream.layers}
+    if upstream.types:
+        times = -(-layers // len(upstream.types))
+        fields = fields | {"layer_types": list((upstream.types * times)[:layers])}
+    config = AutoConfig.for_model(
+        upstream.model_type, num_hidden_layers=layers, **fields, **NO_SPECIAL_TOKENS
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def kind_of(upstream: type[nn.Module]) -> str:
+    """Of a class of modules that use_kernels replaces: one of KINDS."""
+    if upstream is nn.Linear:
+        return "products"
+    replacement = replacement_for(upstream)
+    assert replacement is not None
+    return "mixers" if replacement.is_recurrent else "norms"
+
+
+def contender(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """The model with what a contender of that name has replaced, on the same weights."""
+    if name == BEFORE:
+        return model
+    model = speedup.twin(model)
+    report = use_kernels(model)
+    assert not report.left, report
+    if name != AFTER:
+        others = [one for one in report.changed if f"{kind_of(one.before)} only" != name]
+        Changes(others).undo()
+    return model
+
+
+def random_tokens(model: PreTrainedModel, T: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(model.config.vocab_size, (1, T), generator=generator)
+
+
+# ---- what is measured ----
+
+
+class Case(NamedTuple):
+    model: str
+    layers: int
+    T: int
+    dtype: torch.dtype = torch.float32
+    work: tuple[str, ...] = tuple(speedup.WORK)
+    names: tuple[str, ...] = (AFTER, BEFORE)
+
+
+ALL = (AFTER, BEFORE, *(f"{kind} only" for kind in KINDS))
+WITHOUT_TOKEN = ("prompt", "training step")
+HALF = torch.bfloat16
+SETTINGS = {
+    "smallest": [
+        Case("Mamba-2", 2, 16, names=ALL),
+        Case("Qwen3.5", 4, 16, HALF),
+        *(Case(name, 4, 16, work=("training step",)) for name in ("Kimi Linear", "MiniMax")),
+    ],
+    "short": [Case("Mamba-2", 4, 512), Case("Qwen3.5", 4, 512)],
+    "full": [
+        Case("Mamba-2", 24, 1024),
+        Case("Qwen3.5", 12, 1024),
+        Case("Qwen3.5", 4, 4096, work=WITHOUT_TOKEN),
+        *(Case(name, 4, 1024, names=ALL) for name in MODELS),
+        *(Case(name, 4, 1024, HALF) for name in MODELS),
+    ],
+}
+
+
+def prepare_training(
+    name: str, model: str, layers: int, T: int, dtype: torch.dtype, is_smallest: bool
+) -> Callable[[], object]:
+    """A contender's training step, ready to run."""
+    trained = contender(make_model(model, layers, dtype, is_smallest), name)
+    speedup.training_step(trained, random_tokens(trained, 8))()
+    return speedup.training_step(trained, random_tokens(trained, T))
+
+
+def verify(before: PreTrainedModel, after: PreTrainedModel) -> float:
+    """The error of logits, of a prompt and of a token after it, where gradients are right, too."""
+    ids = random_tokens(before, VERIFIED_TOKENS)
+    dtype, name = before.dtype, before.config.model_type
+    gradients = [gradients_of(model, ids) for model in (after, before)]
+    check_close(f"the gradient of {name}", *gradients, GRADIENT_TOLERANCE[dtype])
+    logits = [speedup.answers(model, ids) for model in (after, before)]
+    return check_close(name, *logits, TOLERANCE[dtype])
+
+
+def gradients_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Of all parameters that the loss of ids depends on, one after the other."""
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return torch.cat([g.flatten() for g in gradients if g is not None])
+
+
+def least_work(model: PreTrainedModel, work: str, T: int) -> Work:
+    weights = weight_bytes(model)
+    numbers = weights / model.dtype.itemsize
+    return {
+        "prompt": Work(2 * T * numbers, None),
+        "token": Work(None, weights, bandwidth="read"),
+        "training step": Work(6 * T * numbers, None),
+    }[work]
+
+
+def bench(report: Report, case: Case) -> None:
+    name, layers, T, dtype, _, names = case
+    before = make_model(name, layers, dtype, report.is_smallest)
+    models = {contender_name: contender(before, contender_name) for contender_name in names}
+    panel = f"{name}, {layers} layers, {str(dtype).removeprefix('torch.')}"
+    report.errors[panel] = verify(before, models[AFTER])
+    ids = random_tokens(before, T)
+    for work in case.work:
+        peak_mib = None
+        if work == "training step":
+            setting = (name, layers, T, dtype, report.is_smallest)
+            peak_mib = report.peak_memory(prepare_training, (AFTER, BEFORE), *setting)
+        runs = {key: speedup.WORK[work](model, ids) for key, model in models.items()}
+        timings = report.time({key: sample_of(run) for key, run in runs.items()}, 20)
+        least = least_work(before, work, T)
+        title = f"a token after {T}" if work == "token" else f"{work} of {T} tokens"
+        report.add(panel, title, T, timings, dict.fromkeys(names, least), peak_mib)
+
+
+class GainReport(Report):
+    """Its plot shows how many times as fast the model is after as before."""
+
+    def _plot(self, path: Path) -> None:
+        import matplotlib
+
+        matplotlib.use("Agg")  # draws without a display
+        from matplotlib import pyplot
+
+        gains = {
+            f"{row.panel}: {row.case}": row.ratio for row in self.rows if row.contender == BEFORE
+        }
+        figure, axis = pyplot.subplots(figsize=(9, 1.2 + 0.24 * len(gains)), layout="constrained")
+        bars = axis.barh(list(gains), list(gains.values()), color="C0")
+        axis.bar_label(bars, fmt="%.1f", padding=3, fontsize="small")
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.invert_yaxis()
+        axis.margins(x=0.08, y=0.01)
+        axis.set(title="With use_kernels: times as fast as before")
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    flags = parser(__doc__).parse_args()
+    report = GainReport("upstream", "T", AFTER, flags)
+    for case in SETTINGS[flags.setting]:
+        bench(report, case)
+    report.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""`python -m hf_linear_attention speedup MODEL`."""
+
+import re
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from hf_linear_attention import __main__ as command
+from hf_linear_attention.for_transformers import speedup
+from upstream_models import tiny_upstream
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A saved Qwen3.5."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_upstream("qwen3_5_text").save_pretrained(path)
+    return path
+
+
+def call(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["python -m hf_linear_attention", *map(str, arguments)])
+    monkeypatch.setattr(speedup, "SECONDS", 0.0)
+    command.main()
+
+
+def test_the_command_prints_what_changes_the_times_and_whether_answers_do(
+    folder, monkeypatch, capsys
+):
+    call(monkeypatch, "speedup", folder, "--tokens", 20)
+    out, progress = capsys.readouterr()
+    assert "1 Qwen3_5GatedDeltaNet  gated delta rule" in out
+    for title in ("prompt of 20 tokens", "a token after 20", "training step of 20 tokens"):
+        assert re.search(rf"^{title} +[\d.]+ m?s +[\d.]+ m?s +[\d.]+x$", out, re.M)
+        assert f"{title}, before and after ..." in progress
+    assert re.search(r"^  its memory +\d+ MiB +\d+ MiB", out, re.M)
+    assert "answers the same but for rounding" in out
+    assert "the same after 20 of 20 tokens" in out
+    assert "torch.float32, threads: 1" in out
+
+
+def test_another_dtype_is_taken(folder, monkeypatch, capsys):
+    call(monkeypatch, "speedup", folder, "--tokens", 8, "--dtype", "bfloat16")
+    assert "torch.bfloat16" in capsys.readouterr().out
+
+
+def test_other_answers_end_it_with_status_1(folder, monkeypatch, capsys):
+    measured = speedup.answers
+    noise = iter([0.0, 1.0])
+    monkeypatch.setattr(speedup, "answers", lambda *args: measured(*args) + next(noise))
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, "speedup", folder, "--tokens", 8)
+    assert ended.value.code == 1
+    assert "answers NOT the same" in capsys.readouterr().out
+
+
+def test_a_missing_model_is_a_sentence(tmp_path, monkeypatch):
+    missing = tmp_path / "missing"
+    with pytest.raises(SystemExit, match=f"^{missing} can't be loaded: "):
+        call(monkeypatch, "speedup", missing)
+
+
+def test_a_model_without_recurrent_layers_is_a_sentence(tmp_path, monkeypatch):
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = LlamaConfig(vocab_size=16, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(SystemExit, match="changes nothing in .*\n.*no layer of it has a repl"):
+        call(monkeypatch, "speedup", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("speedup", "model", "--tokens", 1), "--tokens must be at least 2, got 1"),
+        (("speedup",), "required: model"),
+    ],
+)
+def test_wrong_flags_are_named(arguments, message, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, *arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_another_command_is_named(monkeypatch):
+    with pytest.raises(SystemExit, match="the only command is 'speedup MODEL', got 'faster'"):
+        call(monkeypatch, "faster")
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "minimax"])
+def test_twins_share_weights_and_answer_alike(model_type):
+    model = tiny_upstream(model_type)
+    twin = speedup.twin(model)
+    assert twin is not model and type(twin) is type(model)
+    shared = [*model.parameters(), *model.buffers()]
+    for mine, theirs in zip([*twin.parameters(), *twin.buffers()], shared, strict=True):
+        assert mine is theirs
+    ids = torch.randint(2, 60, (1, 9))
+    with torch.no_grad():
+        whole = model(ids).logits
+    assert speedup.compare_answers(whole, speedup.answers(twin, ids)).are_same
+
+
+def test_the_peak_of_memory_is_what_a_run_needs_at_once():
+    def run():
+        torch.ones(2**22).add_(1)  # 16 MiB
+        torch.ones(2**23).add_(1)  # 32
+
+    assert 30 < speedup.peak_mib(run) < 40
