@@ -16,7 +16,8 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from .packing import CACHES
 from .use_kernels import use_kernels
 
-DTYPES: dict[str, torch.dtype | str] = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype | str] = {
+    "auto": "auto",
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
 COMPARED_TOKENS = 128  # of which all logits are compared
 # By how much logits may differ, relative in the Euclidean norm, for rounding alone.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -48,13 +53,14 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 def read_prompt(model: PreTrainedModel, ids: Tensor) -> Run:
     """Reads ids (1, T) into a new cache, for the logits of the last."""
-    return lambda: _forward(model, ids, logits_to_keep=1)
+    return partial(_read, model, ids, _only_last(model))
 
 
 def next_token(model: PreTrainedModel, ids: Tensor) -> Run:
     """Reads the last token again and again, after ids (1, T)."""
-    cache = _cache_of(model, _forward(model, ids, logits_to_keep=1))
-    return lambda: _forward(model, ids[:, -1:], logits_to_keep=1, **cache)
+    options = _only_last(model)
+    cache = _cache_of(model, _read(model, ids, options))
+    return partial(_read, model, ids[:, -1:], options | cache)
 
 
 def training_step(model: PreTrainedModel, ids: Tensor) -> Run:
@@ -78,17 +84,20 @@ WORK: dict[str, Callable[[PreTrainedModel, Tensor], Run]] = {
 
 def answers(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Logits (1, T, V) of ids (1, T), the last of them read by itself, after the others."""
-    prompt = _forward(model, ids[:, :-1])
-    last = _forward(model, ids[:, -1:], **_cache_of(model, prompt))
+    prompt = _read(model, ids[:, :-1], {})
+    last = _read(model, ids[:, -1:], _cache_of(model, prompt))
     return torch.cat([prompt.logits, last.logits], dim=1)
 
 
 @torch.no_grad()
-def _forward(model: PreTrainedModel, ids: Tensor, logits_to_keep: int = 0, **cache: Any) -> Any:
-    options: dict[str, Any] = {"use_cache": True, **cache}
-    if logits_to_keep and "logits_to_keep" in inspect.signature(model.forward).parameters:
-        options["logits_to_keep"] = logits_to_keep
-    return model(input_ids=ids, **options)
+def _read(model: PreTrainedModel, ids: Tensor, options: Mapping[str, Any]) -> Any:
+    return model(input_ids=ids, use_cache=True, **options)
+
+
+def _only_last(model: PreTrainedModel) -> dict[str, Any]:
+    """Asks for the last logits alone, where a model can be asked."""
+    name = "logits_to_keep"
+    return {name: 1} if name in inspect.signature(model.forward).parameters else {}
 
 
 def _cache_of(model: PreTrainedModel, output: Any) -> dict[str, Any]:
