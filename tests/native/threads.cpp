@@ -184,6 +184,47 @@ bool delta_rule_step(const CpuKernels& cpu, const Threads& threads, const Case& 
   return succeeded(cpu.delta_rule.step(p, threads));
 }
 
+// H K channels.
+ConvolutionSizes convolution_sizes(const Sizes& s) {
+  return {s.B, s.H * s.K, /*kernel_size=*/4, /*S=*/3, DType::f32, /*silu=*/true};
+}
+
+Taps taps(Arrays& a, int64_t channels, int64_t count) {
+  return {a.random(channels * count, -1, 1), DType::f32, count, 1};
+}
+
+bool convolution(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes s{c.sizes.B, 3 * c.sizes.T, 40, c.sizes.K, 0};
+  std::vector<int32_t> bounds = c.cu_seqlens;
+  for (int32_t& bound : bounds) bound *= 3;
+  const Sequences whole = sequences(s, bounds);
+  ConvolutionProblem p{};
+  static_cast<ConvolutionSizes&>(p) = convolution_sizes(s);
+  p.T = s.T, p.num_sequences = whole.num_sequences, p.cu_seqlens = whole.cu_seqlens;
+  const int64_t tokens = s.B * s.T * p.C, state = p.num_sequences * p.S * p.C;
+  const auto rows = [&](float* data) { return View{data, s.T * p.C, p.C, 0, 1}; };
+  p.x = rows(a.random(tokens, -1, 1));
+  p.weight = taps(a, p.C, p.kernel_size), p.bias = taps(a, p.C, 1);
+  p.initial_state = a.random(state, -1, 1);
+  const ConvolutionResult result{a.empty(tokens), a.empty(state)};
+  const ConvolutionUpstream upstream{rows(a.random(tokens, -1, 1)), a.random(state, -1, 1)};
+  const ConvolutionGradients gradients{a.empty(tokens), a.empty(p.C * p.kernel_size),
+                                       a.empty(p.C), a.empty(state)};
+  return succeeded(cpu.convolution.forward(p, result, threads)) &&
+         succeeded(cpu.convolution.backward(p, upstream, gradients, threads));
+}
+
+bool convolution_step(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes s{c.sizes.B * 40, 1, 40, c.sizes.K, 0};
+  ConvolutionStep p{};
+  static_cast<ConvolutionSizes&>(p) = convolution_sizes(s);
+  p.x = {a.random(s.B * p.C, -1, 1), p.C, 0, 0, 1};
+  p.weight = taps(a, p.C, p.kernel_size), p.bias = taps(a, p.C, 1);
+  p.state = {a.empty(s.B * p.S * p.C), p.S * p.C, p.C, 0, 1};
+  p.y = a.empty(s.B * p.C);
+  return succeeded(cpu.convolution.step(p, threads));
+}
+
 bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t rows = 3, in = 16 * c.sizes.T, out = 700;
   const LinearProblem p{rows,
@@ -224,6 +265,8 @@ const std::pair<const char*, Call> kCalls[] = {
     {"delta_rule, decay per head, without delta", delta_rule_of(false, false)},
     {"delta_rule, decay per channel, without delta", delta_rule_of(true, false)},
     {"delta_rule_step", delta_rule_step},
+    {"convolution", convolution},
+    {"convolution_step", convolution_step},
     {"linear", linear},
     {"rms_norm", rms_norm},
 };

@@ -23,6 +23,8 @@ from hf_linear_attention import (
     delta_rule_step_,
     linear_attention,
     linear_attention_step_,
+    short_convolution,
+    short_convolution_step_,
 )
 from hf_linear_attention.native.library import ops
 
@@ -50,7 +52,9 @@ def random_call(rng):
         "initial": rng.random() < 0.5,
     }
     heads = rng.choice((1, 2, 3))
-    op = rng.choice(("plain", "linear_attention", "delta_rule"))
+    op = rng.choice(("plain", "linear_attention", "delta_rule", "convolution"))
+    if op == "convolution":
+        return short_convolution, inputs_of_convolution(rng, shared, dtype), dtype
     if op == "plain":
         is_causal = rng.random() < 0.8
         case = Case(
@@ -77,6 +81,29 @@ def random_call(rng):
         zero_keys=rng.random() < 0.2,
     )
     return case.function, rule_cases.make_inputs(case, dtype, seed=rng.randrange(2**31)), dtype
+
+
+def inputs_of_convolution(rng, shared, dtype):
+    """Of a call of this batch, these tokens and their masks, with as many channels as values."""
+    k = rng.choice((1, 2, 3, 4, 6))
+    tokens_of_state = k - 1 + rng.choice((0, 0, 1, 3))
+    # Values are as tokens of the convolution, and states as those of a single key.
+    case = RuleCase(**shared | {"K": tokens_of_state or 1}, Hq=1, Hk=1, Hv=1)
+    inputs = rule_cases.make_inputs(case, dtype, seed=rng.randrange(2**31))
+    kept = {name: x for name, x in inputs.items() if name in ("key_mask", "cu_seqlens")}
+    if "initial_state" in inputs and tokens_of_state > 0:
+        kept["initial_state"] = inputs["initial_state"][:, 0].to(dtype)
+    own = rng.choice((dtype, dtype, torch.float32)) if dtype != torch.float64 else dtype
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    weight, bias = torch.randn(case.V, k + 1, generator=generator).to(own).split([k, 1], 1)
+    if rng.random() < 0.5:
+        kept["bias"] = bias[:, 0]
+    activation = rng.choice(("silu", None))
+    return {"x": inputs["v"][:, :, 0], "weight": weight, "activation": activation} | kept
+
+
+def is_per_token(name):
+    return name not in ("weight", "bias", "initial_state", "cu_seqlens")
 
 
 def surrounded(x, rng):
@@ -117,7 +144,8 @@ def random_step(rng):
     """A function of sequences that has a step, and arguments for at least one token."""
     while True:
         function, inputs, dtype = random_call(rng)
-        if inputs["q"].shape[1] > 0 and "cu_seqlens" not in inputs:
+        tokens = inputs["x" if function is short_convolution else "q"]
+        if tokens.shape[1] > 0 and "cu_seqlens" not in inputs:
             if inputs.pop("is_causal", True):
                 return function, inputs, dtype
 
@@ -127,7 +155,11 @@ def test_a_valid_step_is_a_token_of_the_whole(seed):
     rng = random.Random(seed)
     function, inputs, dtype = random_step(rng)
     before = inputs.pop("initial_state", None)
-    first = {name: x[:, :1] for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+    first = {
+        name: x[:, :1]
+        for name, x in inputs.items()
+        if isinstance(x, torch.Tensor) and is_per_token(name)
+    }
     options = {name: x for name, x in inputs.items() if name not in first}
     y, state = function(
         **first, **options, initial_state=before, return_state=True, backend="reference"
@@ -140,14 +172,22 @@ def test_a_valid_step_is_a_token_of_the_whole(seed):
     if function is linear_attention:
         given = LinearAttentionState(after[0], None)
         actual = linear_attention_step_(**token, **options, state=given, backend="cpu")
+    elif function is short_convolution:
+        after[0] = surrounded(after[0], rng)
+        options = {"bias": None} | options
+        actual = short_convolution_step_(**token, **options, state=after[0], backend="cpu")
     else:
         actual = delta_rule_step_(**token, **options, state=after[0], backend="cpu")
     assert_all_close({"y": actual}, {"y": y[:, 0].double()}, dtype)
     assert_all_close({"state": after[0]}, {"state": states_of(state)[0].double()}, after[0].dtype)
 
 
-def broken(x, rng, kinds=("rank", "size", "dtype")):
-    """x with one thing wrong."""
+# Dimensions of the convolution's tensors that no other size of is right.
+SIZED = {"x": (2,), "weight": (0,), "bias": (0,), "initial_state": (0, 2)}
+
+
+def broken(x, rng, kinds=("rank", "size", "dtype"), dims=(0, 1)):
+    """x with one thing wrong; dims: those of which another size is wrong."""
     kind = rng.choice(kinds)
     if kind == "rank":
         return x[None]
@@ -155,7 +195,8 @@ def broken(x, rng, kinds=("rank", "size", "dtype")):
         return x.to(torch.int32)
     if kind == "device":
         return x.to("meta")
-    d = rng.randrange(min(x.dim(), 2))  # heads and features of another size may be right
+    # Heads and features of another size may be right.
+    d = rng.choice([d for d in dims if d < x.dim()])
     return torch.cat([x, x.new_zeros(*x.shape[:d], 1, *x.shape[d + 1 :])], d)
 
 
@@ -166,7 +207,8 @@ def test_a_call_with_one_thing_wrong_raises(seed):
     tensors = tensors_of(inputs)
     name = rng.choice(sorted(tensors))
     kinds = ("rank", "size", "dtype", "device")
-    wrong = with_tensors(inputs, {name: broken(tensors[name], rng, kinds)})
+    dims = SIZED[name] if function is short_convolution else (0, 1)
+    wrong = with_tensors(inputs, {name: broken(tensors[name], rng, kinds, dims)})
     with pytest.raises((ValueError, RuntimeError)):
         function(**wrong, backend="cpu")
 

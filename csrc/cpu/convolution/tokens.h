@@ -84,13 +84,16 @@ class Runs {
   int64_t count_ = 0, per_group_ = 1;
 };
 
+// Rows so far apart go into the same few lines of the first-level cache, all of a tile.
+constexpr int64_t kCollision = 2048;  // bytes
+
 // Rows (k - 1 + kTileTokens, kBlockChannels) of a tensor whose channels are not beside each other.
 template <class Scalar>
 class TileRows {
  public:
   TileRows(Carver& carver, int64_t kernel_size)
       : rows_(carver.take<const Scalar*>(kernel_size - 1 + kTileTokens)),
-        copies_(carver.take<Scalar>((kernel_size - 1 + kTileTokens) * kBlockChannels)) {}
+        copies_(carver.take<Scalar>((kernel_size - 1 + kTileTokens) * kStride)) {}
 
   // Finds rows [first, first + count) of the run. before(row) is the row of a number below 0.
   template <class Before>
@@ -100,20 +103,32 @@ class TileRows {
         static_cast<const Scalar*>(view.data) + run.batch * view.batch + channels.begin * view.dim;
     const int64_t real = min(count, max(0, -first));  // the first real token's place
     for (int64_t i = 0; i < real; ++i) rows_[i] = before(first + i);
-    for (int64_t i = real; i < count; ++i) {
-      rows_[i] =
-          view.dim == 1 ? base + run.time(first + i) * view.time : copies_ + i * kBlockChannels;
+    if (view.dim == 1) {
+      const bool collide = view.time * static_cast<int64_t>(sizeof(Scalar)) % kCollision == 0;
+      for (int64_t i = real; i < count; ++i) {
+        const Scalar* const row = base + run.time(first + i) * view.time;
+        rows_[i] = collide ? copy_row(row, channels.count, i) : row;
+      }
+      return rows_;
     }
-    if (view.dim == 1) return rows_;
+    for (int64_t i = real; i < count; ++i) rows_[i] = copies_ + i * kStride;
     for (int64_t c = 0; c < channels.count; ++c) {
       for (int64_t i = real; i < count; ++i) {
-        copies_[i * kBlockChannels + c] = base[run.time(first + i) * view.time + c * view.dim];
+        copies_[i * kStride + c] = base[run.time(first + i) * view.time + c * view.dim];
       }
     }
     return rows_;
   }
 
  private:
+  const Scalar* copy_row(const Scalar* row, int64_t count, int64_t i) {
+    Scalar* const to = copies_ + i * kStride;
+    __builtin_memcpy(to, row, sizeof(Scalar) * static_cast<size_t>(count));
+    return to;
+  }
+
+  static constexpr int64_t kStride =
+      kBlockChannels + kCacheLine / static_cast<int64_t>(sizeof(Scalar));
   const Scalar** const rows_;
   Scalar* const copies_;
 };
