@@ -49,6 +49,8 @@ def chunked_selective_scan(
         y = layout.join(y)
         if D is not None:
             y = y + D * inputs[0]
+        if key_mask is not None:
+            y = torch.where(key_mask[..., None], y, 0)
         return y.to(x.dtype), state
 
 

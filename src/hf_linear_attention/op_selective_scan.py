@@ -73,8 +73,7 @@ def selective_scan(
     dt B for the input.
     """
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    key_mask = check_key_mask(key_mask, x, "x", features=1)
-    dt, A, D = _check_tensors(x, dt, A, B, C, D, key_mask, 3)
+    dt, A, D, key_mask = _check_tensors(x, dt, A, B, C, D, key_mask, 3)
     rows = x.shape[0]
     if cu_seqlens is not None:
         readable = chosen.reads_cu_seqlens or is_readable(cu_seqlens)
@@ -145,9 +144,9 @@ def _check_tensors(
     D: Tensor | None,
     key_mask: Tensor | None,
     dims: int,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """dt, A and D in the dtype of sums; x is (batch, T, channels) for 3 dims, (batch, channels) for
-    2.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dt, A and D in the dtype of sums, key_mask as bool; x is (batch, T, channels) for 3 dims,
+    (batch, channels) for 2.
     """
     layout = "(batch, T, channels)" if dims == 3 else "(batch, channels)"
     if x.dim() != dims:
@@ -167,18 +166,20 @@ def _check_tensors(
             raise ValueError(f"{name} must have x's dtype {x.dtype}, got {tensor.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
+    key_mask = check_key_mask(key_mask, x, "x", features=1)
     if is_readable(A) and (A.detach() > 0).any():
         raise ValueError(f"A must be at most 0, got {A.max().item()}")
     if is_readable(dt) and dt.shape == x.shape:
-        negative = dt.detach() < 0
+        real = dt.detach()
         if key_mask is not None:
-            negative = negative & behind(key_mask, negative)
-        if negative.any():
-            raise ValueError(f"dt must be at least 0, got {dt[negative].min().item()}")
+            real = torch.where(behind(key_mask, real), real, 0)
+        if real.numel() > 0 and (least := real.min().item()) < 0:
+            raise ValueError(f"dt must be at least 0, got {least}")
     return (
         check_per_token("dt", dt, x, tuple(x.shape), of="x"),
         check_per_token("A", A, x, tuple(A.shape), of="x"),
         None if D is None else check_per_token("D", D, x, (channels,), of="x"),
+        key_mask,
     )
 
 
@@ -193,10 +194,9 @@ def _check_step(
     state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """All about one token's arguments: dt, A and D in the dtype of sums, key_mask as bool."""
-    key_mask = check_key_mask(key_mask, x, "x", features=1)
-    dt, A, D = _check_tensors(x, dt, A, B, C, D, key_mask, 2)
+    checked = _check_tensors(x, dt, A, B, C, D, key_mask, 2)
     check_state("state", state, x, (x.shape[0], *A.shape), of="x")
-    return dt, A, D, key_mask
+    return checked
 
 
 _native = native_op("selective_scan", version=1)

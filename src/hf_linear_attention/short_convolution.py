@@ -29,6 +29,7 @@ class ConvolutionWindow(Recurrence):
     name: str
     channels: int
     kernel_size: int
+    activation: str | None = "silu"
 
     only_read: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
@@ -46,6 +47,7 @@ class ConvolutionWindow(Recurrence):
             x,
             weight,
             bias,
+            activation=self.activation,
             key_mask=tokens.key_mask,
             cu_seqlens=tokens.cu_seqlens,
             initial_state=None if past is None else past.to(x.dtype),
@@ -59,7 +61,10 @@ class ConvolutionWindow(Recurrence):
         if past.dtype != x.dtype:  # as under autocast
             return super().step_(inputs, state, tokens)
         key_mask = None if key_mask is None else key_mask[:, 0]
-        return short_convolution_step_(x[:, 0], weight, bias, past, key_mask=key_mask)[:, None]
+        y = short_convolution_step_(
+            x[:, 0], weight, bias, past, activation=self.activation, key_mask=key_mask
+        )
+        return y[:, None]
 
     def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
         x = _given(inputs, "x")

@@ -3,6 +3,8 @@
 padding, or in one piece.
 """
 
+import inspect
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -25,6 +27,9 @@ class Layer:
         recurrent = [change for change in report.changed if replacement_for(change.before)]
         recurrent = [c for c in recurrent if replacement_for(c.before).is_recurrent]
         self.layer = recurrent[0].module
+        names = inspect.signature(self.layer.forward).parameters
+        self.cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        self.more = {"position_embeddings": None} if "position_embeddings" in names else {}
 
     def new_cache(self):
         if self.model.config.model_type == "minimax":
@@ -33,12 +38,11 @@ class Layer:
 
     def __call__(self, x, mask=None, cache=None):
         """x (B, T, C) -> (B, T, C)"""
-        name = "cache_params"
-        more = {}
-        if self.model.config.model_type == "minimax":
-            name, more = "past_key_values", {"position_embeddings": None}
         with torch.no_grad():
-            y = self.layer(x, attention_mask=mask, **{name: cache}, **more)
+            return self.forward(x, mask, cache)
+
+    def forward(self, x, mask, cache):
+        y = self.layer(x, attention_mask=mask, **{self.cache_name: cache}, **self.more)
         return y[0] if isinstance(y, tuple) else y
 
 
@@ -80,20 +84,11 @@ def test_rows_continue_a_cache_by_different_numbers_of_tokens(layer, x):
 
 def test_gradients_flow_through_a_cache(layer, x):
     """Of several tokens after a cache that was written with gradients."""
-    cache, more = layer.new_cache(), {}
-    name = "cache_params"
-    if layer.model.config.model_type == "minimax":
-        name, more = "past_key_values", {"position_embeddings": None}
-    x = x.requires_grad_()
-    pieces = []
-    for piece in x.split([5, 1, 3], dim=1):
-        y = layer.layer(piece, attention_mask=None, **{name: cache}, **more)
-        pieces.append(y[0] if isinstance(y, tuple) else y)
-    y = torch.cat(pieces, dim=1)
+    cache, x = layer.new_cache(), x.requires_grad_()
+    y = torch.cat([layer.forward(piece, None, cache) for piece in x.split([5, 1, 3], dim=1)], dim=1)
     weights = torch.randn_like(y)
     (got,) = torch.autograd.grad((y * weights).sum(), x)
-    whole = layer.layer(x, attention_mask=None, **{name: None}, **more)
-    whole = whole[0] if isinstance(whole, tuple) else whole
+    whole = layer.forward(x, None, None)
     (want,) = torch.autograd.grad((whole * weights).sum(), x)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * want.abs().max().item())
 

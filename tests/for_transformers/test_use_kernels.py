@@ -157,10 +157,10 @@ def test_hidden_states_are_returned_as_before(model, ids):
         close(mine, theirs)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "minimax"])
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "minimax", "mamba", "zamba"])
 def test_a_cache_passes_from_one_to_the_other(model_type, ids):
     model = tiny_upstream(model_type)
-    name = "cache_params" if model_type == "mamba2" else "past_key_values"
+    name = "cache_params" if "mamba" in model_type else "past_key_values"
     want = logits(model, ids)
     with torch.no_grad():
         cache = {name: model(ids[:, :5], use_cache=True)[name]}
@@ -267,7 +267,7 @@ def test_lora_before_and_after(model, ids):
                 torch.testing.assert_close(mine.grad, their.grad, rtol=1e-2, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2"])
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "falcon_mamba", "jamba"])
 def test_gradient_checkpointing_of_packed_sequences(model_type, ids):
     """The bounds are there when a layer is computed again, in whatever order backward comes."""
     model = tiny_upstream(model_type).train()
@@ -292,8 +292,9 @@ def test_gradient_checkpointing_of_packed_sequences(model_type, ids):
         torch.testing.assert_close(mine, their)
 
 
-def test_a_step_with_a_static_cache_compiles_whole(ids):
-    model = tiny_upstream("mamba2", num_hidden_layers=1)
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
+def test_a_step_with_a_static_cache_compiles_whole(model_type, ids):
+    model = tiny_upstream(model_type, num_hidden_layers=1)
     want = logits(model, ids)
     use_kernels(model)
     cache = StaticCache(config=model.config, max_cache_len=16)

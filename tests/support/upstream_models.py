@@ -15,6 +15,7 @@ from transformers import (
 
 VOCAB_SIZE = 64
 LINEAR, FULL = "linear_attention", "full_attention"
+CONVOLVED = dict(layer_types=["conv", FULL], conv_L_cache=4)
 COMMON = dict(
     vocab_size=VOCAB_SIZE,
     hidden_size=32,
@@ -175,6 +176,17 @@ CONFIGS = {
         video_end_token_id=63,
     ),
     "bailing_hybrid": dict(HYBRID, **LATENT, head_dim=12, mlp_layer_types=["dense", "sparse"]),
+    "lfm2": dict(COMMON, **CONVOLVED, block_multiple_of=8),
+    "lfm2_moe": dict(
+        COMMON,
+        **CONVOLVED,
+        moe_intermediate_size=24,
+        num_experts=3,
+        num_experts_per_tok=2,
+        num_dense_layers=1,
+        conv_bias=True,
+    ),
+    "lfm3": dict(COMMON, **CONVOLVED, head_dim=8),
     # Its cache counts the tokens of its first layer, which must be a softmax one.
     "minimax": dict(
         COMMON,

@@ -12,7 +12,6 @@
 // What is a sum over channels is added up over the blocks at the end, what is one over sequences
 // over groups of these: in an order that depends on the shapes only.
 
-#include "cpu/common/exp.h"
 #include "cpu/selective_scan/kernels.h"
 #include "cpu/selective_scan/tiles.h"
 
@@ -137,7 +136,7 @@ class Backward {
       store(start + n * kBlockChannels + c, S);
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t at = i * kBlockChannels + c;
-        S = bounded_exp(load(r.dt + at) * A) * S + load(r.dx + at) * r.write[n * kTileTokens + i];
+        S = decay_of(load(r.dt + at) * A) * S + load(r.dx + at) * r.write[n * kTileTokens + i];
       }
       store(r.state + n * kBlockChannels + c, S);
     });
@@ -173,7 +172,7 @@ class Backward {
     Vec<Acc> S = load(s.starts + tile * p_.N * kBlockChannels + of_n);
     for (int64_t i = 0; i < tokens; ++i) {
       const int64_t at = i * kBlockChannels + c;
-      decay[i] = bounded_exp(load(r.dt + at) * A);
+      decay[i] = decay_of(load(r.dt + at) * A);
       decayed[i] = decay[i] * S;
       S = decayed[i] + load(r.dx + at) * write[i];
     }

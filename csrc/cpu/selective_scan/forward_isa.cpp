@@ -2,7 +2,6 @@
 //
 // The selective scan over whole sequences. A task takes a block of channels of one sequence.
 
-#include "cpu/common/exp.h"
 #include "cpu/selective_scan/kernels.h"
 #include "cpu/selective_scan/tiles.h"
 
@@ -71,7 +70,7 @@ class Forward {
       Vec<Acc> S = load(r.state + n * kBlockChannels + c);
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t at = i * kBlockChannels + c;
-        S = bounded_exp(load(r.dt + at) * A) * S + load(r.dx + at) * r.write[n * kTileTokens + i];
+        S = decay_of(load(r.dt + at) * A) * S + load(r.dx + at) * r.write[n * kTileTokens + i];
         store(y + at, load(y + at) + S * r.read[n * kTileTokens + i]);
       }
       store(r.state + n * kBlockChannels + c, S);

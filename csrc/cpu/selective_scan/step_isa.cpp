@@ -3,7 +3,6 @@
 // One token of the selective scan, with the state updated in place. The sums of a channel lie in
 // the lanes of vectors, as the state has them in memory.
 
-#include "cpu/common/exp.h"
 #include "cpu/selective_scan/kernels.h"
 #include "cpu/selective_scan/tiles.h"
 
@@ -79,7 +78,7 @@ class Step {
     const int64_t stride = p_.state.dim;
     Vec<Acc> y{};
     for_each_vector<Acc>(0, p_.N, [&](int64_t n, int64_t count) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> decay = bounded_exp(dt * load_vector(A, 1, n, count));
+      const Vec<Acc> decay = decay_of(dt * load_vector(A, 1, n, count));
       const Vec<Acc> S = decay * load_vector(state, stride, n, count) + dx * load(s.write + n);
       store_vector(state, stride, n, count, S);
       y += S * load(s.read + n);

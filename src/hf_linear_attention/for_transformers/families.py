@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import transformers
 from torch import nn
 
+from .gated_convolution import GatedConvolution
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
@@ -125,6 +126,10 @@ LIGHTNING = Replacement(
     Lightning, "lightning attention",
     {"c85696f6fdd9": "5.17", "9e144d179b29": "5.20 to 5.23"},
     ("apply_mask_to_padding_states", "MiniMaxCache"),
+)
+
+GATED_CONVOLUTION = Replacement(
+    GatedConvolution, "short convolution", {"ef72aad71268": "5.23"}, CONVOLUTION, "causal_conv1d",
 )
 
 PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.23"}, is_recurrent=False)
@@ -240,6 +245,18 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "FalconH1Mixer": SSD_OF_FALCON,
         "FalconH1RMSNormGated": NORM_OF_FALCON,
         "FalconH1RMSNorm": PLAIN_NORM,
+    },
+    "lfm2": {
+        "Lfm2ShortConv": GATED_CONVOLUTION,
+        "Lfm2RMSNorm": PLAIN_NORM,
+    },
+    "lfm2_moe": {
+        "Lfm2MoeShortConv": GATED_CONVOLUTION,
+        "Lfm2MoeRMSNorm": PLAIN_NORM,
+    },
+    "lfm3": {
+        "Lfm3ShortConv": GATED_CONVOLUTION,
+        "Lfm3RMSNorm": PLAIN_NORM,
     },
     "minimax": {
         "MiniMaxLightningAttention": LIGHTNING,

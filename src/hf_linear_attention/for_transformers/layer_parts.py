@@ -70,7 +70,7 @@ def tokens_of(
 
 
 def begin(
-    layer: "ConvolvedLayer",
+    layer: Any,  # of a layer_idx
     hidden_states: Tensor,
     cache: Cache | None,
     attention_mask: Tensor | None,
@@ -89,10 +89,12 @@ def begin(
     return hidden_states, LayerMemory(stored, tokens, T)
 
 
-def convolve(conv1d: nn.Conv1d, x: Tensor, memory: LayerMemory) -> Tensor:
-    """x (B, T, C) through a causal convolution, channel by channel, and SiLU."""
+def convolve(
+    conv1d: nn.Conv1d, x: Tensor, memory: LayerMemory, activation: str | None = "silu"
+) -> Tensor:
+    """x (B, T, C) through a causal convolution, channel by channel, and SiLU or no activation."""
     channels, _, kernel_size = conv1d.weight.shape
-    recurrence = ConvolutionWindow("conv", channels, kernel_size)
+    recurrence = ConvolutionWindow("conv", channels, kernel_size, activation)
     x_in = x.to(conv1d.weight.dtype)
     y = memory.run(recurrence, {"x": x_in, "weight": conv1d.weight, "bias": conv1d.bias})
     return y.to(x.dtype)

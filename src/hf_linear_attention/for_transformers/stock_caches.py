@@ -22,7 +22,7 @@ from ..recurrence import Inputs, Recurrence, State
 
 class StockLayer:
     """One layer of a stock cache, as LayerMemory reads and writes it: "conv" (B, W, C) are the last
-    inputs of a convolution, "kv" (B, H, K, V) the state of a recurrence.
+    inputs of a convolution, "kv" (B, H, K, V) the state of a recurrence, if it has one.
 
     Transformers keeps (B, C, W + 1), whose first is never read again, and (B, H, K, V), or with
     `is_transposed` (B, H, V, K). Both are handed out as views, which a step changes in place. A
@@ -43,6 +43,8 @@ class StockLayer:
     def read(self) -> State:
         if not self.views:
             return {}
+        if "kv" not in self.views:
+            return dict(self.views)
         kv = self.views["kv"]
         if torch.is_grad_enabled():  # a gradient may need what will be written over
             kv = kv.clone()
@@ -62,20 +64,21 @@ class StockLayer:
         if self.views:
             overwrite(self.views, state)
         else:
-            kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
             self.layer.update_conv_state(F.pad(state["conv"].transpose(1, 2), (1, 0)))
-            self.layer.update_recurrent_state(kv)
+            if "kv" in state:
+                kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
+                self.layer.update_recurrent_state(kv)
 
 
 def views_of(layer: LinearAttentionLayer, is_transposed: bool) -> State:
     """What a cache layer holds, in our shapes; {} before the first token."""
     if not layer.has_previous_state[0]:
         return {}
-    kv = layer.recurrent_states[0]
-    return {
-        "conv": layer.conv_states[0][..., 1:].transpose(1, 2),
-        "kv": kv.transpose(-1, -2) if is_transposed else kv,
-    }
+    views = {"conv": layer.conv_states[0][..., 1:].transpose(1, 2)}
+    if layer.is_recurrent_states_initialized[0]:
+        kv = layer.recurrent_states[0]
+        views["kv"] = kv.transpose(-1, -2) if is_transposed else kv
+    return views
 
 
 def overwrite(views: State, state: State) -> None:

@@ -1,0 +1,602 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The selective scan on every backend: against the float64 loop, and by what must be equal by
+construction.
+"""
+
+import functools
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support.attention_cases import assert_all_close
+from support.rule_cases import run_with_gradients, tensors_of, to_float64, with_tensors
+
+from hf_linear_attention import selective_scan, selective_scan_step_
+from hf_linear_attention.native import library
+from hf_linear_attention.recurrence_selective_scan import SelectiveScanRecurrence
+from hf_linear_attention.tokens import Tokens
+
+every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
+PER_TOKEN = ("x", "dt", "B", "C")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. Dims as in selective_scan's docstring; lengths are of packed sequences."""
+
+    batch: int = 2
+    T: int = 21
+    channels: int = 19
+    N: int = 5
+    D: bool = True
+    mask: str | None = None  # "left", "right", "middle", "all"
+    lengths: tuple[int, ...] | None = None
+    initial: bool = False
+    strong: bool = False  # decays to nothing, and none at all
+    strided: bool = False  # amid NaN
+
+    def __str__(self):
+        changed = {
+            name: value
+            for name, value in vars(self).items()
+            if value != Case.__dataclass_fields__[name].default
+        }
+        return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
+
+
+CASES = [
+    Case(),
+    # channels and sums around a vector and a block, tokens around a tile and a chunk
+    *(Case(T=5, channels=c, N=N) for c, N in ((1, 1), (8, 16), (64, 3), (65, 8), (130, 17))),
+    *(Case(T=T, initial=True, D=False) for T in (0, 1, 2, 15, 16, 17, 33)),
+    Case(batch=1, T=70, channels=3, N=2),
+    Case(batch=0),
+    Case(batch=20, T=3, channels=3),  # more sequences than have a gradient of A of their own
+    *(Case(mask=mask, initial=True) for mask in ("left", "right", "middle", "all")),
+    Case(batch=1, T=70, lengths=(0, 1, 2, 40, 0, 27, 0)),
+    Case(batch=1, T=70, lengths=(30, 3, 37), initial=True, mask="middle"),
+    Case(batch=1, T=0, lengths=(0, 0), initial=True),
+    Case(batch=1, T=0, lengths=()),
+    Case(strong=True, mask="middle", initial=True),
+    Case(strided=True, mask="middle", initial=True, channels=40),
+]
+
+
+def make_inputs(case, dtype=torch.float64, seed=1):
+    """The keyword arguments of a case's call, the same numbers for every dtype."""
+    g = torch.Generator().manual_seed(seed)
+    batch, T, channels, N = case.batch, case.T, case.channels, case.N
+    of_sums = torch.promote_types(dtype, torch.float32)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    dt = normal(batch, T, channels).abs()
+    if case.strong:
+        dt = dt * torch.tensor([0, 1, 1e4])[torch.randint(3, dt.shape, generator=g)]
+    inputs = {
+        "x": normal(batch, T, channels).to(dtype),
+        "dt": dt.to(of_sums),
+        "A": -2 * normal(channels, N).abs().to(of_sums),
+        "B": normal(batch, T, N).to(dtype),
+        "C": normal(batch, T, N).to(dtype),
+    }
+    if case.D:
+        inputs["D"] = normal(channels).to(of_sums)
+    if case.mask is not None:
+        position, row = torch.arange(T).expand(batch, T), torch.arange(batch)[:, None]
+        inputs["key_mask"] = {
+            "left": position >= 3 + 14 * row,
+            "right": position < T - 3 - 14 * row,
+            "middle": torch.rand(batch, T, generator=g) < 0.6,
+            "all": (row > 0).expand(batch, T),
+        }[case.mask]
+    rows = batch
+    if case.lengths is not None:
+        inputs["cu_seqlens"] = torch.tensor((0, *case.lengths)).cumsum(0).int()
+        rows = len(case.lengths)
+    if case.initial:
+        inputs["initial_state"] = normal(rows, channels, N).to(of_sums)
+    if case.strided:
+        inputs = with_tensors(inputs, {k: strided(x) for k, x in tensors_of(inputs).items()})
+    return inputs
+
+
+def strided(x):
+    """x, its dimensions in reverse order in memory, with NaN between."""
+    big = torch.full([2 * n + 2 for n in reversed(x.shape)], torch.nan, dtype=x.dtype)
+    view = big[tuple(slice(1, 2 * n + 1, 2) for n in reversed(x.shape))]
+    return view.permute(*reversed(range(x.dim()))).copy_(x)
+
+
+@functools.cache
+def expected_of(case, dtype):
+    return run_with_gradients(selective_scan, to_float64(make_inputs(case, dtype)), "reference")
+
+
+def pieces_of(inputs, *slices):
+    """Arguments of calls for some of the tokens."""
+    for tokens in slices:
+        per_token = {
+            name: inputs[name][:, tokens] for name in (*PER_TOKEN, "key_mask") if name in inputs
+        }
+        yield inputs | per_token
+
+
+# ---- numbers ----
+
+
+@every_backend
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values_and_gradients_are_the_reference_s(case, backend):
+    for dtype in (torch.float64, torch.float32):
+        actual = run_with_gradients(selective_scan, make_inputs(case, dtype), backend)
+        assert_all_close(actual, expected_of(case, dtype), dtype)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_the_reference_s_rounded_once(dtype, backend):
+    for case in (Case(), Case(mask="middle", initial=True, strided=True)):
+        actual = run_with_gradients(selective_scan, make_inputs(case, dtype), backend)
+        expected = expected_of(case, dtype)
+        assert_all_close(actual, expected, dtype)
+        exact, eps = expected["y"], torch.finfo(dtype).eps
+        off = (actual["y"].double() - exact.to(dtype).double()).abs()
+        assert (off <= eps * exact.abs() + 1e-5).all() and (off == 0).double().mean() > 0.98
+        assert actual["y"].dtype == dtype
+        assert actual["final 0"].dtype == torch.float32
+
+
+@every_backend
+def test_autograd_checks_the_gradients_by_finite_differences(backend):
+    for case in (
+        Case(batch=1, T=4, channels=2, N=2, mask="middle", initial=True),
+        Case(batch=1, T=4, channels=1, N=2, lengths=(2, 0, 2)),
+    ):
+        inputs = make_inputs(case)
+        leaves = {name: x.requires_grad_() for name, x in tensors_of(inputs).items()}
+
+        def function(*tensors, inputs=inputs, leaves=leaves):
+            arguments = with_tensors(inputs, dict(zip(leaves, tensors, strict=True)))
+            return selective_scan(**arguments, return_state=True, backend=backend)
+
+        assert torch.autograd.gradcheck(function, list(leaves.values()))
+        if backend == "chunked":
+            assert torch.autograd.gradgradcheck(function, list(leaves.values()))
+
+
+def test_the_compiled_form_refuses_a_second_derivative_and_names_the_one_that_can():
+    inputs = make_inputs(Case())
+    x = inputs["x"].requires_grad_()
+    (dx,) = torch.autograd.grad(
+        selective_scan(**inputs, backend="cpu").square().sum(), x, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match='backend="chunked"'):
+        torch.autograd.grad(dx.sum(), x)
+
+
+@every_backend
+def test_decays_of_any_size(backend):
+    for dtype in (torch.float32, torch.float64):
+        sizes = [0.0, 1e-30, 1e-3, 1, 20, 80, 86, 88, 100, 700, 720, 1e4, 1e30, torch.inf]
+        A = -torch.tensor(sizes, dtype=dtype)[:, None]
+        one = torch.ones(1, 1, len(sizes), dtype=dtype)
+        state = selective_scan(
+            *(0 * one, one, A, one[..., :1], one[..., :1]),
+            initial_state=one.mT.contiguous(),
+            return_state=True,
+            backend=backend,
+        )[1]
+        expected = A.double().exp()[None]
+        tiny = torch.finfo(dtype).tiny
+        torch.testing.assert_close(state.double(), expected, rtol=1e-6, atol=tiny)
+        assert state[0, -1] == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_call_gives_what_the_loop_gives(seed):
+    rng = random.Random(seed)
+    T = rng.choice((0, 1, 2, 7, 16, 17, 40))
+    lengths = None
+    if rng.random() < 0.3:
+        bounds = [0, *sorted(rng.randint(0, T) for _ in range(rng.randint(0, 4))), T]
+        lengths = tuple(b - a for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+    dtype = rng.choice(DTYPES)
+    case = Case(
+        batch=1 if lengths is not None else rng.choice((0, 1, 2, 3)),
+        T=T,
+        channels=rng.choice((1, 2, 7, 8, 9, 33, 64, 70)),
+        N=rng.choice((1, 2, 3, 8, 16, 19)),
+        D=rng.random() < 0.5,
+        mask=rng.choice((None, "left", "right", "middle", "all")),
+        lengths=lengths,
+        initial=rng.random() < 0.5,
+        strong=dtype != torch.float16 and rng.random() < 0.3,  # which has no 1e5
+        strided=rng.random() < 0.5,
+    )
+    inputs = make_inputs(case, dtype, seed)
+    expected = run_with_gradients(selective_scan, to_float64(inputs), "reference")
+    assert_all_close(run_with_gradients(selective_scan, inputs, "cpu"), expected, dtype)
+
+
+# ---- equal by construction ----
+
+
+@every_backend
+@pytest.mark.parametrize("where", ["left", "right", "middle"])
+def test_padded_equals_unpadded_whatever_the_padding_holds(where, backend):
+    inputs = make_inputs(Case(mask=where, initial=True))
+    kept = inputs.pop("key_mask")
+    for name in PER_TOKEN:
+        inputs[name][~kept] = torch.nan
+    leaves = {name: x.requires_grad_() for name, x in tensors_of(inputs).items()}
+    function = functools.partial(selective_scan, return_state=True, backend=backend)
+    y, state = function(**inputs, key_mask=kept)
+    weights = torch.randn(y.shape, dtype=y.dtype)
+    weights[~kept] = torch.nan  # nor does the gradient that comes from padding matter
+    found = torch.autograd.grad([y, state], leaves.values(), [weights, torch.ones_like(state)])
+    gradients = dict(zip(leaves, found, strict=True))
+    assert (y[~kept] == 0).all()
+    assert all((gradients[name][~kept] == 0).all() for name in PER_TOKEN)
+    assert all(x.isfinite().all() for x in gradients.values())
+    for b in range(2):
+        row = {name: inputs[name][b : b + 1, kept[b]] for name in PER_TOKEN}
+        row["initial_state"] = inputs["initial_state"][b : b + 1]
+        y_b, state_b = function(**inputs | row)
+        torch.testing.assert_close(y[b, kept[b]], y_b[0])
+        torch.testing.assert_close(state[b], state_b[0])
+
+
+@every_backend
+def test_packed_equals_separate(backend):
+    lengths = (3, 0, 20, 1, 18)
+    inputs = make_inputs(Case(batch=1, T=42, lengths=lengths, initial=True, mask="middle"))
+    function = functools.partial(selective_scan, return_state=True, backend=backend)
+    y, state = function(**inputs)
+    bounds, initial = inputs.pop("cu_seqlens").tolist(), inputs.pop("initial_state")
+    for n, length in enumerate(lengths):
+        tokens = slice(bounds[n], bounds[n] + length)
+        (piece,) = pieces_of(inputs, tokens)
+        y_n, state_n = function(**piece, initial_state=initial[n : n + 1])
+        torch.testing.assert_close(y[:, tokens], y_n)
+        torch.testing.assert_close(state[n], state_n[0])
+
+
+@every_backend
+@pytest.mark.parametrize("cut", [0, 1, 16, 20, 40])
+def test_any_split_equals_the_whole(cut, backend):
+    inputs = make_inputs(Case(T=40, mask="middle", initial=True))
+    function = functools.partial(selective_scan, return_state=True, backend=backend)
+    whole, end = function(**inputs)
+    state, parts = inputs.pop("initial_state"), []
+    for piece in pieces_of(inputs, slice(0, cut), slice(cut, 40)):
+        y, state = function(**piece, initial_state=state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    torch.testing.assert_close(state, end)
+
+
+def test_results_are_the_same_to_the_bit_with_any_number_of_threads():
+    before = torch.get_num_threads()
+    cases = [Case(batch=1, T=60, channels=200), Case(batch=30, T=9, mask="middle", initial=True)]
+    cases += [Case(batch=1, T=70, channels=70, N=16, lengths=(3, 57, 0, 10))]
+    try:
+        for case in cases:
+            inputs = make_inputs(case, torch.float32)
+            torch.set_num_threads(1)
+            expected = run_with_gradients(selective_scan, inputs, "cpu")
+            for threads in (2, 3, 7):
+                torch.set_num_threads(threads)
+                actual = run_with_gradients(selective_scan, inputs, "cpu")
+                for name, x in expected.items():
+                    assert torch.equal(actual[name], x), name
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_pieces_of_a_sequence_combine_to_its_state(heads, is_masked):
+    """As the recurrence says it, with heads of channels and without."""
+    T, P, N = 12, 3, 4
+    of = () if heads is None else (heads,)
+    inputs = {
+        "x": torch.randn(2, T, *of, P),
+        "dt": torch.rand(2, T, *of, P),
+        "B": torch.randn(2, T, *of, N),
+        "C": torch.randn(2, T, *of, N),
+    }
+    recurrence = SelectiveScanRecurrence(-torch.rand(*of, P, N), torch.randn(*of, P))
+    key_mask = torch.rand(2, T) < 0.6 if is_masked else None
+    y, whole = recurrence.run(inputs, {}, Tokens(is_causal=True, key_mask=key_mask))
+    pieces, state, outputs = [], recurrence.start(inputs), []
+    for tokens in (slice(0, 5), slice(5, 5), slice(5, 11), slice(11, 12)):
+        piece = {name: x[:, tokens] for name, x in inputs.items()}
+        mask = None if key_mask is None else key_mask[:, tokens]
+        of_piece = Tokens(is_causal=True, key_mask=mask)
+        pieces.append(recurrence.piece(piece, of_piece))
+        if tokens.stop == T:
+            outputs.append(recurrence.step_(piece, state, of_piece))
+        else:
+            y_i, state = recurrence.run(piece, state, of_piece)
+            outputs.append(y_i)
+    together = {name: torch.stack([p[name] for p in pieces]) for name in pieces[0]}
+    torch.testing.assert_close(recurrence.combine(together), whole)
+    torch.testing.assert_close(state, whole)
+    torch.testing.assert_close(torch.cat(outputs, 1), y)
+    assert recurrence.state_sizes()["kv"].shape == whole["kv"].shape[1:]
+
+
+# ---- a step ----
+
+STEP_CASES = [
+    Case(T=4),
+    Case(T=4, N=16, mask="middle", initial=True, strided=True, channels=130),
+    Case(T=3, N=1, D=False),
+    Case(batch=30, T=3, channels=70),
+    Case(batch=0, T=1),
+    Case(T=4, strong=True, initial=True),
+]
+
+
+def random_token(dtype=torch.float64):
+    """Arguments of a step."""
+    inputs = make_inputs(Case(T=1, initial=True), dtype)
+    token = {name: x[:, 0] if name in PER_TOKEN else x for name, x in inputs.items()}
+    return token | {"state": token.pop("initial_state")}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "chunked", "reference"])
+@pytest.mark.parametrize("case", STEP_CASES, ids=str)
+def test_a_loop_of_steps_equals_the_whole(case, backend):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        inputs = make_inputs(case, dtype)
+        whole, end = selective_scan(**inputs, return_state=True, backend="cpu")
+        state = inputs.pop("initial_state", torch.zeros_like(end)).clone()
+        if case.strided:
+            state = strided(state)
+        address, strides = state.data_ptr(), state.stride()
+        for t in range(case.T):
+            token = {"D": None} | inputs
+            per_token = [name for name in (*PER_TOKEN, "key_mask") if name in inputs]
+            token |= {name: inputs[name][:, t] for name in per_token}
+            y = selective_scan_step_(**token, state=state, backend=backend)
+            assert y.dtype == dtype and y.shape == token["x"].shape
+            assert_all_close({"y": y}, {"y": whole[:, t].double()}, dtype)
+        assert_all_close({"state": state}, {"state": end.double()}, state.dtype)
+        assert (state.data_ptr(), state.stride()) == (address, strides)
+
+
+@every_backend
+def test_a_masked_step_ignores_nan(backend):
+    token = random_token()
+    before = token["state"].clone()
+    for name in PER_TOKEN:
+        token[name][0] = torch.nan
+    y = selective_scan_step_(**token, key_mask=torch.tensor([0, 1]), backend=backend)
+    assert torch.equal(token["state"][0], before[0]) and (y[0] == 0).all()
+    assert not torch.equal(token["state"][1], before[1])
+    assert y.isfinite().all() and token["state"].isfinite().all()
+
+
+@every_backend
+def test_a_step_refuses_to_drop_a_gradient(backend):
+    token = random_token()
+    token["A"].requires_grad_()
+    with pytest.raises(RuntimeError, match="call it under torch.no_grad"):
+        selective_scan_step_(**token, backend=backend)
+
+
+@every_backend
+def test_autograd_notices_a_state_that_a_step_changed(backend):
+    token = random_token()
+    y = (token["state"].requires_grad_() ** 2).sum()
+    with torch.no_grad():
+        selective_scan_step_(**token, backend=backend)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+# ---- torch ----
+
+
+@every_backend
+def test_compiles_as_one_graph_forward_and_backward(backend):
+    inputs = make_inputs(Case(T=20, mask="middle", initial=True))
+    compiled = torch.compile(selective_scan, fullgraph=True, backend="aot_eager")
+    actual = run_with_gradients(compiled, inputs, backend)
+    expected = run_with_gradients(selective_scan, inputs, backend)
+    assert_all_close(actual, expected, torch.float64)
+
+
+@every_backend
+def test_a_compiled_step_updates_the_state(backend):
+    token = random_token()
+    copied = token | {"state": token["state"].clone()}
+    compiled = torch.compile(selective_scan_step_, fullgraph=True, backend="aot_eager")
+    y = selective_scan_step_(**token, backend=backend)
+    torch.testing.assert_close(compiled(**copied, backend=backend), y)
+    torch.testing.assert_close(copied["state"], token["state"])
+
+
+def test_the_ops_are_what_torch_expects():
+    names = (*("x", "dt", "A", "B", "C", "D"), "key_mask", "cu_seqlens", "initial_state")
+    for case in (
+        Case(T=5, channels=3, mask="middle", initial=True),
+        Case(batch=1, T=6, D=False, lengths=(2, 4)),
+    ):
+        inputs = dict.fromkeys(names) | make_inputs(case)
+        for x in tensors_of(inputs).values():
+            x.requires_grad_()
+        arguments = tuple(inputs[name] for name in names)
+        torch.library.opcheck(library.ops.selective_scan.default, arguments)
+        plain = [None if x is None else x.detach() for x in arguments]
+        y, state = library.ops.selective_scan(*plain)
+        torch.library.opcheck(library.ops.selective_scan_backward.default, (y, state, *plain))
+    token = random_token() | {"key_mask": torch.tensor([True, False])}
+    step = [token[name] for name in (*("x", "dt", "A", "B", "C", "D"), "key_mask", "state")]
+    torch.library.opcheck(library.ops.selective_scan_step_.default, step)
+
+
+@every_backend
+def test_autocast_leaves_the_sums_alone(backend):
+    inputs = make_inputs(Case(), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = selective_scan(**inputs, backend=backend)
+    assert_all_close({"y": y}, {"y": expected_of(Case(), torch.float32)["y"]}, torch.float32)
+
+
+@every_backend
+def test_step_sizes_and_weights_of_other_dtypes_are_taken(backend):
+    inputs = make_inputs(Case(T=3), torch.bfloat16)
+    lower = inputs | {name: inputs[name].bfloat16() for name in ("dt", "A", "D")}
+    want = selective_scan(**lower | {n: lower[n].float() for n in ("dt", "A", "D")})
+    torch.testing.assert_close(selective_scan(**lower, backend=backend), want)
+    state = torch.zeros(2, 19, 5)
+    for t in range(3):
+        token = lower | {name: lower[name][:, t] for name in PER_TOKEN}
+        y = selective_scan_step_(**token, state=state, backend=backend)
+        torch.testing.assert_close(y, want[:, t])
+
+
+# ---- wrong arguments ----
+
+
+def changed(name, change):
+    return lambda inputs: inputs | {name: change(inputs[name])}
+
+
+def given(**arguments):
+    return lambda inputs: inputs | arguments
+
+
+WRONG = {
+    "x rank": (changed("x", lambda x: x[0]), r"x must have the 3 dimensions \(batch, T, channels"),
+    "x dtype": (changed("x", lambda x: x.int()), "x must be float32, .*got torch.int32"),
+    "no channel": (
+        changed("x", lambda x: x[..., :0]),
+        r"x must have at least one channel, got shape \(2, 21, 0\)",
+    ),
+    "dt shape": (changed("dt", lambda x: x[:, 1:]), r"dt must have shape \(2, 21, 19\), got"),
+    "dt dtype": (changed("dt", lambda x: x.int()), "dt must be float32, .*got torch.int32"),
+    "dt sign": (changed("dt", lambda x: x - 9), "dt must be at least 0, got -"),
+    "A shape": (changed("A", lambda x: x.t()), r"A must have shape \(19, N\), .*got \(5, 19\)"),
+    "A sign": (changed("A", lambda x: -x), "A must be at most 0, got "),
+    "B shape": (
+        changed("B", lambda x: x[..., 1:]),
+        r"B must have shape \(2, 21, 5\), got \(2, 21, 4\)",
+    ),
+    "C dtype": (
+        changed("C", lambda x: x.double()),
+        "C must have x's dtype torch.float32, got torch.float64",
+    ),
+    "C device": (changed("C", lambda x: x.to("meta")), "C must be on x's device cpu, got meta"),
+    "D shape": (changed("D", lambda x: x[:1]), r"D must have shape \(19,\), got \(1,\)"),
+    "D device": (changed("D", lambda x: x.to("meta")), "D must be on x's device cpu, got meta"),
+    "mask shape": (
+        given(key_mask=torch.ones(2, 20)),
+        r"key_mask must have shape \(2, 21\), got \(2, 20\)",
+    ),
+    "mask values": (given(key_mask=torch.full((2, 21), 2)), "key_mask must hold bool or 0 and 1"),
+    "packed rows": (
+        given(cu_seqlens=torch.tensor([0, 21])),
+        r"cu_seqlens must come with a batch of one packed row, got x of shape \(2, 21, 19\)",
+    ),
+    "state shape": (
+        given(initial_state=torch.zeros(2, 5, 19)),
+        r"initial_state must have shape \(2, 19, 5\), got \(2, 5, 19\)",
+    ),
+    "state dtype": (
+        given(initial_state=torch.zeros(2, 19, 5).bfloat16()),
+        "initial_state must be torch.float32 for torch.float32 inputs, got torch.bfloat16",
+    ),
+    "backend": (given(backend="gpu"), "backend must be one of .* got 'gpu'"),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_named(wrong, backend):
+    change, message = WRONG[wrong]
+    inputs = make_inputs(Case(), torch.float32) | {"backend": backend}
+    with pytest.raises(ValueError, match=message):
+        selective_scan(**change(inputs))
+
+
+WRONG_STEPS = {
+    "x": (lambda x: x[:, None], r"x must have the 2 dimensions \(batch, channels\), got"),
+    "dt": (lambda x: x[:1], "dt must have shape"),
+    "A": (lambda x: x[:1], "A must have shape"),
+    "B": (lambda x: x[:1], "B must have shape"),
+    "C": (lambda x: x[:1], "C must have shape"),
+    "D": (lambda x: x[:1], "D must have shape"),
+    "state": (lambda x: x[:, 1:], r"state must have shape \(2, 19, 5\), got"),
+    "key_mask": (lambda x: x[:1], r"key_mask must have shape \(2,\), got \(1,\)"),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", WRONG_STEPS)
+def test_a_wrong_argument_of_a_step_is_named(name, backend):
+    token = random_token() | {"key_mask": torch.ones(2, dtype=torch.bool)}
+    change, message = WRONG_STEPS[name]
+    with pytest.raises(ValueError, match=message):
+        selective_scan_step_(**token | {name: change(token[name])}, backend=backend)
+
+
+WRONG_FOR_THE_OP = {
+    "x": (lambda x: x.int(), "x must be float32, bfloat16, float16 or float64, got int32"),
+    "dt": (lambda x: x[1:], r"dt must have shape \(2, 21, 19\)"),
+    "A": (lambda x: x[1:], r"A must have shape \(19, 5\)"),
+    "B": (lambda x: x[:, 1:], r"B must have shape \(2, 21, 5\)"),
+    "C": (lambda x: x.half(), "C must be float32 here, got float16"),
+    "D": (lambda x: x[1:], r"D must have shape \(19,\)"),
+    "key_mask": (lambda _: torch.ones(2, 20).bool(), r"key_mask must have shape \(2, 21\)"),
+    "cu_seqlens": (lambda _: torch.tensor([0, 21]).int(), "cu_seqlens .*needs a batch of 1, got 2"),
+    "initial_state": (lambda _: torch.zeros(2, 5, 19), "initial_state must have shape"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FOR_THE_OP)
+def test_the_compiled_op_itself_refuses_what_would_read_out_of_bounds(name):
+    inputs = make_inputs(Case(), torch.float32) | dict.fromkeys(
+        ("key_mask", "cu_seqlens", "initial_state")
+    )
+    change, message = WRONG_FOR_THE_OP[name]
+    wrong = inputs | {name: change(inputs[name])}
+    with pytest.raises(RuntimeError, match=f"::selective_scan: {message}"):
+        library.ops.selective_scan(*wrong.values())
+    with pytest.raises(RuntimeError, match=f"::selective_scan_backward: {message}"):
+        library.ops.selective_scan_backward(inputs["x"], None, *wrong.values())
+
+
+def test_cuda_has_no_kernels_of_it_and_says_so():
+    with pytest.raises(RuntimeError, match="backend 'cuda' can't run: "):
+        selective_scan(**make_inputs(Case()), backend="cuda")
+
+
+# ---- instruction sets ----
+
+
+OTHERS = set(library.cpu_instruction_sets_built()) - {library.cpu_instruction_set()}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_the_numbers_on_every_other_instruction_set(name):
+    numbers = "reference_s and not chunked or decays_of or loop_of_steps and cpu"
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qx", __file__, "-k", numbers],
+        env=os.environ | {"HF_LINEAR_ATTENTION_CPU_ISA": name},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    refused = "this CPU can't run it" in result.stdout
+    assert result.returncode == 0 or refused, result.stdout
