@@ -46,8 +46,8 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        product = fastest_product(input, self.weight, self.bias)
-        return product(input, self.weight, self.bias)
+        weight, bias = self.weight, self.bias  # each a search among the module's parameters
+        return fastest_product(input, weight, bias)(input, weight, bias)
 
 
 def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:

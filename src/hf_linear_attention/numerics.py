@@ -16,7 +16,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def at_least_float32(x: Tensor) -> Tensor:
     """x in its accumulation dtype."""
-    return x.to(accumulation_dtype(x.dtype))
+    dtype = accumulation_dtype(x.dtype)
+    return x if x.dtype is dtype else x.to(dtype)  # asked many times for every token
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
