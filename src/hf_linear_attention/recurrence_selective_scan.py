@@ -5,6 +5,7 @@ Shapes: B batch, T time, H heads of channels, P channels, of a head where there 
 a state for each channel, n pieces of a sequence.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,21 +24,22 @@ class SelectiveScanRecurrence(Recurrence):
     is "kv" (B, P, N). With heads, that each have a B and a C, (B, T, H, P), (B, T, H, N) and
     (B, H, P, N).
 
-    It holds A (P, N) or (H, P, N), and D (P,) or (H, P), of which there is no token's, so that
-    tokens that were recorded can be read again.
+    It holds a layer's A_log (P, N) or (H, P, N), of which A = -exp(A_log), and D (P,) or (H, P),
+    so that tokens that were recorded can be read again: the parameters, which cost no memory, and
+    not what is made of them for each forward.
     """
 
-    A: Tensor
+    A_log: Tensor
     D: Tensor | None = None
 
     only_read: ClassVar[tuple[str, ...]] = ("C",)
 
     def state_sizes(self) -> dict[str, StateSize]:
-        return {"kv": StateSize(tuple(self.A.shape), is_sum=True)}
+        return {"kv": StateSize(tuple(self.A_log.shape), is_sum=True)}
 
     def start(self, inputs: Inputs) -> State:
         x, *_ = _all_of(inputs)
-        return {"kv": x.new_zeros(x.shape[0], *self.A.shape, dtype=accumulation_dtype(x.dtype))}
+        return {"kv": x.new_zeros(x.shape[0], *self.A_log.shape, dtype=accumulation_dtype(x.dtype))}
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         return self._run(inputs, state, key_mask=tokens.key_mask, cu_seqlens=tokens.cu_seqlens)
@@ -47,10 +49,11 @@ class SelectiveScanRecurrence(Recurrence):
         key_mask, kv = tokens.key_mask, state["kv"]
         if key_mask is not None:
             key_mask = key_mask[:, 0]
-        if self.A.dim() == 2:
-            y = selective_scan_step_(x, dt, self.A, B, C, self.D, kv, key_mask=key_mask)
+        A, D = self._weights(x)
+        if A.dim() == 2:
+            y = selective_scan_step_(x, dt, A, B, C, D, kv, key_mask=key_mask)
             return y[:, None]
-        heads = zip(*(z.unbind(1) for z in (x, dt, B, C, kv)), *self._of_heads(), strict=True)
+        heads = zip(*(z.unbind(1) for z in (x, dt, B, C, kv)), *_of_heads(A, D), strict=True)
         of_heads = [
             selective_scan_step_(x, dt, A, B, C, D, kv, key_mask=key_mask)
             for x, dt, B, C, kv, A, D in heads
@@ -63,11 +66,11 @@ class SelectiveScanRecurrence(Recurrence):
 
     def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state, and "log_decay", as large, by which a piece decays the one before."""
-        _, dt, *_ = _all_of(inputs)
+        x, dt, *_ = _all_of(inputs)
         if tokens.key_mask is not None:
             dt = torch.where(behind(tokens.key_mask, dt), dt, 0)
         after = self.run(inputs, {}, tokens)[1]
-        return {**after, "log_decay": dt.sum(1)[..., None] * self.A}
+        return {**after, "log_decay": dt.sum(1)[..., None] * self._weights(x)[0]}
 
     def combine(self, pieces: dict[str, Tensor]) -> State:
         later = sum_of_later(pieces["log_decay"])
@@ -76,18 +79,24 @@ class SelectiveScanRecurrence(Recurrence):
     def _run(self, inputs: Inputs, state: State, **where: Any) -> tuple[Tensor, State]:
         """The op from a state, `where` being what it is told of the tokens; head by head."""
         tensors, initial = _all_of(inputs), state.get("kv")
-        if self.A.dim() == 2:
-            y, kv = _scan(tensors, self.A, self.D, initial, where)
+        A, D = self._weights(tensors[0])
+        if A.dim() == 2:
+            y, kv = _scan(tensors, A, D, initial, where)
             return y, {"kv": kv}
-        initials = [None] * len(self.A) if initial is None else initial.unbind(1)
+        initials = [None] * len(A) if initial is None else initial.unbind(1)
         of_heads = zip(*(z.unbind(2) for z in tensors), strict=True)
-        heads = zip(of_heads, *self._of_heads(), initials, strict=True)
+        heads = zip(of_heads, *_of_heads(A, D), initials, strict=True)
         outputs, states = zip(*(_scan(*head, where) for head in heads), strict=True)
         return torch.stack(outputs, 2), {"kv": torch.stack(states, 1)}
 
-    def _of_heads(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | list[None]]:
-        """A and D of each head."""
-        return self.A.unbind(0), [None] * len(self.A) if self.D is None else self.D.unbind(0)
+    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A and D, in the dtype of x's sums."""
+        dtype = accumulation_dtype(x.dtype)
+        return -self.A_log.to(dtype).exp(), None if self.D is None else self.D.to(dtype)
+
+
+def _of_heads(A: Tensor, D: Tensor | None) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    return A.unbind(0), [None] * len(A) if D is None else D.unbind(0)
 
 
 def _scan(

@@ -99,3 +99,19 @@ def test_a_model_that_would_mix_them_refuses():
     use_kernels(model)
     with pytest.raises(ValueError, match="Glm5NextTextModel can't take packed sequences"):
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "falcon_mamba"])
+def test_packed_sequences_may_hold_padding(model_type, sequences):
+    model = tiny_upstream(model_type)
+    use_kernels(model)
+    row, bounds = torch.cat(sequences)[None], told_by_bounds(4)["cu_seq_lens_q"].tolist()
+    mask = torch.ones_like(row)
+    mask[0, [0, 3, 10, 11, 22]] = 0
+    with torch.no_grad():
+        y = model(row, attention_mask=mask, **told_by_bounds(4)).logits
+        for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+            real = mask[0, start:end].bool()
+            want = model(row[:, start:end][:, real]).logits
+            got = y[:, start:end][:, real]
+            torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * want.abs().max().item())

@@ -208,8 +208,8 @@ bool convolution(const CpuKernels& cpu, const Threads& threads, const Case& c, A
   p.initial_state = a.random(state, -1, 1);
   const ConvolutionResult result{a.empty(tokens), a.empty(state)};
   const ConvolutionUpstream upstream{rows(a.random(tokens, -1, 1)), a.random(state, -1, 1)};
-  const ConvolutionGradients gradients{a.empty(tokens), a.empty(p.C * p.kernel_size),
-                                       a.empty(p.C), a.empty(state)};
+  const ConvolutionGradients gradients{a.empty(tokens), a.empty(p.C * p.kernel_size), a.empty(p.C),
+                                       a.empty(state)};
   return succeeded(cpu.convolution.forward(p, result, threads)) &&
          succeeded(cpu.convolution.backward(p, upstream, gradients, threads));
 }
@@ -223,6 +223,45 @@ bool convolution_step(const CpuKernels& cpu, const Threads& threads, const Case&
   p.state = {a.empty(s.B * p.S * p.C), p.S * p.C, p.C, 0, 1};
   p.y = a.empty(s.B * p.C);
   return succeeded(cpu.convolution.step(p, threads));
+}
+
+// H V channels, K sums each.
+SelectiveScanSizes scan_sizes(const Sizes& s) { return {s.B, s.H * s.V, s.K, DType::f32}; }
+
+bool selective_scan(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes& s = c.sizes;
+  const Sequences whole = sequences(s, c.cu_seqlens);
+  SelectiveScanProblem p{};
+  static_cast<SelectiveScanSizes&>(p) = scan_sizes(s);
+  p.T = s.T, p.num_sequences = whole.num_sequences, p.cu_seqlens = whole.cu_seqlens;
+  const int64_t tokens = s.B * s.T, state = p.num_sequences * p.C * p.N;
+  const auto rows = [&](int64_t columns, float low) {
+    return View{a.random(tokens * columns, low, 1), s.T * columns, columns, 0, 1};
+  };
+  p.x = rows(p.C, -1), p.dt = rows(p.C, 0), p.write = rows(p.N, -1), p.read = rows(p.N, -1);
+  p.A = a.random(p.C * p.N, -2, 0), p.D = a.random(p.C, -1, 1);
+  p.initial_state = a.random(state, -1, 1);
+  const SelectiveScanResult result{a.empty(tokens * p.C), a.empty(state)};
+  const SelectiveScanUpstream upstream{rows(p.C, -1), a.random(state, -1, 1)};
+  const SelectiveScanGradients gradients{
+      a.empty(tokens * p.C), a.empty(tokens * p.C), a.empty(p.C * p.N), a.empty(tokens * p.N),
+      a.empty(tokens * p.N), a.empty(p.C),          a.empty(state)};
+  return succeeded(cpu.selective_scan.forward(p, result, threads)) &&
+         succeeded(cpu.selective_scan.backward(p, upstream, gradients, threads));
+}
+
+bool selective_scan_step(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes s{c.sizes.B * 40, 1, c.sizes.H, c.sizes.K, c.sizes.V};
+  SelectiveScanStep p{};
+  static_cast<SelectiveScanSizes&>(p) = scan_sizes(s);
+  const auto rows = [&](int64_t columns, float low) {
+    return View{a.random(s.B * columns, low, 1), columns, 0, 0, 1};
+  };
+  p.x = rows(p.C, -1), p.dt = rows(p.C, 0), p.write = rows(p.N, -1), p.read = rows(p.N, -1);
+  p.A = a.random(p.C * p.N, -2, 0), p.D = a.random(p.C, -1, 1);
+  p.state = {a.empty(s.B * p.C * p.N), p.C * p.N, 0, p.N, 1};
+  p.y = a.empty(s.B * p.C);
+  return succeeded(cpu.selective_scan.step(p, threads));
 }
 
 bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
@@ -267,6 +306,8 @@ const std::pair<const char*, Call> kCalls[] = {
     {"delta_rule_step", delta_rule_step},
     {"convolution", convolution},
     {"convolution_step", convolution_step},
+    {"selective_scan", selective_scan},
+    {"selective_scan_step", selective_scan_step},
     {"linear", linear},
     {"rms_norm", rms_norm},
 };

@@ -44,11 +44,7 @@ class Mamba1(ConvolvedLayer):
 
         x, gate = self.split(self.in_proj(hidden_states))
         x = convolve(self.conv1d, x, memory)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        recurrence = SelectiveScanRecurrence(
-            -at_least_float32(self.A_log).exp().to(dtype), self.D.to(dtype)
-        )
-        y = memory.run(recurrence, self.inputs_of_scan(x))
+        y = memory.run(SelectiveScanRecurrence(self.A_log, self.D), self.inputs_of_scan(x))
         memory.write(y.dtype)
 
         y = (y.flatten(2) * F.silu(gate)).to(hidden_states.dtype)
