@@ -358,6 +358,15 @@ def _step_general_(
     key_mask: Tensor | None,
 ) -> Tensor:
     """One token of _run_general, which also checks its arguments."""
+    rule = choose(RULES, backend, q.device, q.dtype)
+    is_plain_sum = feature_map is None and not normalize and eps >= 0 and state[1] is None
+    if is_plain_sum and rule.step_checks and _is_floating(write_strength):
+        try:  # Mamba-2 does this once per layer and token
+            return step_rule_(
+                rule, q, k, v, write_strength, log_decay, key_mask, state[0], 1.0, False, False
+            )
+        except (RuntimeError, ValueError):
+            pass  # what was refused is explained below
     log_decay, key_mask = _check_step(
         q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
     )
@@ -366,7 +375,7 @@ def _step_general_(
         write_strength = check_per_token("write_strength", write_strength, q, tuple(v.shape[:2]))
     if normalize or feature_map is not None:
         q, k, v = _mapped(q, k, v, feature_map, key_mask)
-    rule = choose(RULES, backend, q.device, q.dtype)
+        rule = choose(RULES, backend, q.device, q.dtype)
 
     def step_(values: Tensor, state: Tensor) -> Tensor:
         return step_rule_(
@@ -380,6 +389,10 @@ def _step_general_(
         if key_mask is not None:
             y = torch.where(key_mask[:, None, None], y, 0)
     return y.to(dtype)
+
+
+def _is_floating(x: Tensor | None) -> bool:
+    return x is None or x.is_floating_point()
 
 
 def _mapped(

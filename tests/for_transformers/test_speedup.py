@@ -44,9 +44,13 @@ def test_the_command_prints_what_changes_the_times_and_whether_answers_do(
     assert "torch.float32, threads: 1" in out
 
 
-def test_another_dtype_is_taken(folder, monkeypatch, capsys):
+@pytest.mark.parametrize("is_trainable", [True, False])
+def test_bfloat16_is_trained_where_that_takes_no_hours(is_trainable, folder, monkeypatch, capsys):
+    monkeypatch.setattr(speedup, "is_trainable", lambda dtype: is_trainable)
     call(monkeypatch, "speedup", folder, "--tokens", 8, "--dtype", "bfloat16")
-    assert "torch.bfloat16" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "torch.bfloat16" in out
+    assert ("training step of 8 tokens: left out" in out) != is_trainable
 
 
 def test_other_answers_end_it_with_status_1(folder, monkeypatch, capsys):
