@@ -39,7 +39,8 @@ demo: $(VENV)/installed
 	$(IN_VENV) python examples/generate.py $(DEMO)
 
 test: check $(VENV)/clients
-	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile $(TEST_FLAGS)
+	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \
+		--dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
 bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)

@@ -6,6 +6,14 @@ import torch
 
 from hf_linear_attention import linear, rms_norm
 
+# These start compilers, servers and training: begun last, one of them would keep one process busy
+# while the others have nothing to do.
+SLOW_FOLDERS = ("native", "training", "clients", "docs", "benchmarks")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.parent.name not in SLOW_FOLDERS)
+
 
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():

@@ -6,6 +6,7 @@ from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
+from .for_transformers.op_selective_scan import selective_scan, selective_scan_step_
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
@@ -19,7 +20,6 @@ from .modeling_linear_attention import (
 from .op_convolution import short_convolution, short_convolution_step_
 from .op_delta import delta_rule, delta_rule_step_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
-from .op_selective_scan import selective_scan, selective_scan_step_
 from .registration import register_model_type
 from .sequence_parallel import split_sequence
 

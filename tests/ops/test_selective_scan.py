@@ -16,8 +16,8 @@ from support.attention_cases import assert_all_close
 from support.rule_cases import run_with_gradients, tensors_of, to_float64, with_tensors
 
 from hf_linear_attention import selective_scan, selective_scan_step_
+from hf_linear_attention.for_transformers.recurrence_selective_scan import SelectiveScanRecurrence
 from hf_linear_attention.native import library
-from hf_linear_attention.recurrence_selective_scan import SelectiveScanRecurrence
 from hf_linear_attention.tokens import Tokens
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])

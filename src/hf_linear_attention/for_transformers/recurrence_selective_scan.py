@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .numerics import accumulation_dtype
+from ..numerics import accumulation_dtype
+from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
+from ..tokens import Tokens, behind
 from .op_selective_scan import selective_scan, selective_scan_step_
-from .recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
-from .tokens import Tokens, behind
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ import functools
 import torch
 from torch import Tensor
 
-from .chunks import chunks_of
-from .numerics import accumulation_dtype, without_autocast
-from .tokens import behind
+from ..chunks import chunks_of
+from ..numerics import accumulation_dtype, without_autocast
+from ..tokens import behind
 
 CHUNK_SIZE = 32
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .backends import Missing, choose, native_op, reference_op, unless_missing
-from .checks import (
+from ..backends import Missing, choose, native_op, reference_op, unless_missing
+from ..checks import (
     DTYPES,
     check_cu_seqlens,
     check_key_mask,
@@ -21,8 +21,8 @@ from .checks import (
     is_readable,
     needs_grad,
 )
+from ..tokens import behind
 from .chunked_selective_scan import chunked_selective_scan, chunked_selective_scan_step_
-from .tokens import behind
 
 
 def selective_scan(
