@@ -6,6 +6,7 @@ print(use_kernels(model))
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,11 +45,12 @@ class Left(NamedTuple):
     why: str
 
 
-class Undoable:
+class Undoable(ABC):
     """Undone by `undo()`, or at the end of a `with` block."""
 
+    @abstractmethod
     def undo(self) -> None:
-        raise NotImplementedError
+        """Makes everything what it was."""
 
     def __enter__(self):
         return self
