@@ -84,6 +84,17 @@ def has_compiled(*functions: Callable[..., Any]) -> bool:
     return FORCED_BACKEND in (None, "cpu") and not any(isinstance(f, Missing) for f in functions)
 
 
+class Implementation(NamedTuple):
+    """What a backend has for an op over sequences. `run` is given checked arguments, and returns y
+    and the state; so is `step_`, unless it checks its own.
+    """
+
+    run: Callable[..., tuple[Any, Any]]
+    step_: Callable[..., Any]
+    step_checks: bool = False
+    reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
+
+
 class Backend(NamedTuple):
     """Where ops run, and on which tensors."""
 

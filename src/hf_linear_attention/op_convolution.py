@@ -4,13 +4,10 @@
 Shapes: B batch, T time, C channels, S tokens that a state holds, N packed sequences.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .backends import Missing, choose, native_op, reference_op, unless_missing
+from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from .checks import DTYPES, check_cu_seqlens, check_key_mask, is_readable, needs_grad
 from .chunked_convolution import chunked_short_convolution, chunked_short_convolution_step_
 
@@ -232,17 +229,6 @@ def _step_reference_(
     )
     state.copy_(after)
     return y[:, 0]
-
-
-class Implementation(NamedTuple):
-    """What a backend has for the convolution. `run` is given checked arguments, and returns y and
-    the state; so is `step_`, unless it checks its own.
-    """
-
-    run: Callable[..., tuple[Tensor, Tensor]]
-    step_: Callable[..., Tensor]
-    step_checks: bool = False
-    reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
 
 
 IMPLEMENTATIONS = {

@@ -8,13 +8,10 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim
 packed sequences.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .backends import Missing, choose, native_op, reference_op, unless_missing
+from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from .checks import (
     check_contiguous,
     check_cu_seqlens,
@@ -157,7 +154,7 @@ def delta_rule_step_(
 
 
 def run_rule(
-    implementation: "Implementation",
+    implementation: Implementation,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -182,7 +179,7 @@ def run_rule(
 
 
 def step_rule_(
-    implementation: "Implementation",
+    implementation: Implementation,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -292,17 +289,6 @@ def _step_reference_(
     )
     state.copy_(after)
     return y[:, 0]
-
-
-class Implementation(NamedTuple):
-    """What a backend has for the rule, with or without `delta`, where Hq and Hk divide Hv. `run` is
-    given checked arguments, and returns y and the state; so is `step_`, unless it checks its own.
-    """
-
-    run: Callable[..., tuple[Tensor, Tensor]]
-    step_: Callable[..., Tensor]
-    step_checks: bool = False
-    reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
 
 
 IMPLEMENTATIONS = {

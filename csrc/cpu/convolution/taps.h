@@ -4,7 +4,7 @@
 // computed with, and the activation.
 #pragma once
 
-#include "cpu/common/exp.h"
+#include "cpu/common/normal_exp.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -71,34 +71,18 @@ void write_taps(void* data, DType dtype, int64_t count, const Acc* from, Channel
   });
 }
 
-// Beyond it, in both directions, sigmoid(x) is 0 or 1 to all digits but those of numbers as 1e-37;
-// within, e^-x is a normal number.
-template <class Acc>
-constexpr Acc kSigmoidRange = sizeof(Acc) == sizeof(float) ? Acc(87) : Acc(708);
-
-// Of x not below -kSigmoidRange. As exp, in fewer instructions for the smaller range.
+// Of x not below -kNormalExpRange; beyond that, in both directions, it is 0 or 1 to all digits but
+// those of numbers as 1e-37.
 template <class V>
 HFLA_INLINE V sigmoid(V x) {
   using Acc = ElementOf<V>;
-  using C = Exp<Acc>;
-  using Int = Vec<typename AccTraits<Acc>::Int>;
-  x = -at_most(kSigmoidRange<Acc>, x);
-  const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
-  const V n = rounded_n - C::kRound;
-  const V r = x - n * C::kLn2High - n * C::kLn2Low;
-  V p = broadcast<Acc>(C::kPolynomial[0]);
-  HFLA_UNROLL
-  for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
-  p = (p * r + Acc(1)) * r + Acc(1);
-  // n, in the lowest bits of rounded_n, goes to the exponent; the bits above it leave.
-  const V exp_x = (V)((Int)p + ((Int)rounded_n << C::kMantissaBits));
-  return Acc(1) / (Acc(1) + exp_x);
+  return Acc(1) / (Acc(1) + normal_exp(-at_most(kNormalExpRange<Acc>, x)));
 }
 
 template <class V>
 HFLA_INLINE V activation(bool silu, V u) {
   if (!silu) return u;
-  u = at_least(-kSigmoidRange<ElementOf<V>>, u);  // or a huge one would show how near to 0 is 0
+  u = at_least(-kNormalExpRange<ElementOf<V>>, u);  // or a huge one would show how near to 0 is 0
   return u * sigmoid(u);
 }
 
@@ -106,7 +90,7 @@ HFLA_INLINE V activation(bool silu, V u) {
 template <class V>
 HFLA_INLINE V activation_gradient(bool silu, V u, V dy) {
   if (!silu) return dy;
-  u = at_least(-kSigmoidRange<ElementOf<V>>, u);
+  u = at_least(-kNormalExpRange<ElementOf<V>>, u);
   const V s = sigmoid(u);
   return dy * s * (ElementOf<V>(1) + u * (ElementOf<V>(1) - s));
 }

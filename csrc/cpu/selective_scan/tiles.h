@@ -8,7 +8,7 @@
 // in a register.
 #pragma once
 
-#include "cpu/common/exp.h"
+#include "cpu/common/normal_exp.h"
 #include "cpu/sequences/staging.h"
 #include "kernels/selective_scan.h"
 
@@ -143,24 +143,10 @@ void write_channels(const AccOf<Scalar>* from, const SelectiveScanProblem& p,
   }
 }
 
-// e^x for x not above 0, and 0 where that is less than any normal number. As exp, in fewer
-// instructions for the smaller range.
+// e^x for x not above 0, and 0 where that is less than any normal number.
 template <class V>
 HFLA_INLINE V decay_of(V x) {
-  using Acc = ElementOf<V>;
-  using C = Exp<Acc>;
-  using Int = Vec<typename AccTraits<Acc>::Int>;
-  constexpr Acc kZeroBelow = sizeof(Acc) == sizeof(float) ? Acc(-87) : Acc(-708);
-  const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
-  const V n = rounded_n - C::kRound;
-  const V r = x - n * C::kLn2High - n * C::kLn2Low;
-  V p = broadcast<Acc>(C::kPolynomial[0]);
-  HFLA_UNROLL
-  for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
-  p = (p * r + Acc(1)) * r + Acc(1);
-  // n, in the lowest bits of rounded_n, goes to the exponent; the bits above it leave.
-  p = (V)((Int)p + ((Int)rounded_n << C::kMantissaBits));
-  return select(x < kZeroBelow, V{}, p);  // a NaN stays one
+  return select(x < -kNormalExpRange<ElementOf<V>>, V{}, normal_exp(x));  // a NaN stays one
 }
 
 // Staged: what both directions read of a tile, and the channels' own numbers.

@@ -5,13 +5,10 @@ Shapes: batch, T time, channels, N sums of a state for each channel, rows of sta
 row of the batch, or for each packed sequence.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ..backends import Missing, choose, native_op, reference_op, unless_missing
+from ..backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from ..checks import (
     DTYPES,
     check_cu_seqlens,
@@ -243,17 +240,6 @@ def _step_reference_(
     )
     state.copy_(after)
     return y[:, 0]
-
-
-class Implementation(NamedTuple):
-    """What a backend has for the scan. `run` is given checked arguments, and returns y and the
-    state; so is `step_`, unless it checks its own.
-    """
-
-    run: Callable[..., tuple[Tensor, Tensor]]
-    step_: Callable[..., Tensor]
-    step_checks: bool = False
-    reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
 
 
 IMPLEMENTATIONS = {
