@@ -79,8 +79,8 @@ class ModelArguments:
     decay: str | None = field(
         default=None,
         metadata={
-            "help": 'How attention forgets, "none" or another of the config\'s; without this flag as '
-            "the --preset has it."
+            "help": 'How attention forgets, "none" for a sum that does not; without this flag, as the '
+            "--preset has it."
         },
     )
     config_overrides: str = field(
