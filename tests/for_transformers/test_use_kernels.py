@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -229,18 +228,6 @@ def test_what_is_no_module_is_refused():
 
 
 # ---- beside others ----
-
-
-def test_offloading_after_it_works_and_before_it_is_reported(model, ids):
-    want = logits(model, ids)
-    late = copy.deepcopy(model)
-    use_kernels(model)
-    cpu_offload(model, execution_device="cpu")
-    close(logits(model, ids), want)
-    cpu_offload(late, execution_device="cpu")
-    report = use_kernels(late)
-    assert not report.changed and "as offloading does" in str(report)
-    close(logits(late, ids), want)
 
 
 def test_lora_before_and_after(model, ids):

@@ -198,6 +198,9 @@ CONFIGS = {
     ),
 }
 
+# One model of each family of recurrent layers.
+ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "mamba2", "minimax", "lfm2", "mamba")
+
 
 def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
     """In evaluation mode; the same weights each time."""

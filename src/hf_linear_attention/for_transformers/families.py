@@ -24,6 +24,7 @@ from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
 from .mamba1 import Mamba1, Mamba1OfZamba, Mamba1WithNorms
+from .module_classes import device_type_of, why_it_stays
 from .norms import (
     GateThenNorm,
     LateRoundedNorm,
@@ -71,14 +72,13 @@ class Replacement(NamedTuple):
 
     def why_not(self, module: nn.Module, upstream: type[nn.Module]) -> str | None:
         """Why it must not replace a module of this class of Transformers; None where it may."""
-        if "forward" in vars(module):
-            return "its forward was replaced on the module itself, as offloading does"
+        if (why := why_it_stays(module)) is not None:
+            return why
         if fingerprint(upstream, self.functions) not in self.sources:
             known = ", ".join(dict.fromkeys(self.sources.values()))
             return f"Transformers {transformers.__version__} computes it otherwise than {known} do"
         if self.package is not None and importlib.util.find_spec(self.package) is not None:
-            weight = next(module.parameters(), None)
-            if weight is not None and weight.device.type not in ("cpu", "meta"):
+            if device_type_of(module) not in (None, "cpu", "meta"):
                 return f"Transformers runs it on {self.package} there"
         asked = getattr(self.ours, "why_not", None)
         return None if asked is None else asked(module)

@@ -98,20 +98,19 @@ def tell_layers(
         bounds = find_bounds(given)
     if bounds is None:
         return None
-    name = type(model).__name__
-    if name in MIX_PACKED:
+    if is_one_of(model, MIX_PACKED):
         raise ValueError(
-            f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
-            "that knows no bounds. Give the sequences as rows with an attention_mask"
+            f"{type(model).__name__} can't take packed sequences: its softmax layers choose keys "
+            "by an indexer that knows no bounds. Give the sequences as rows with an attention_mask"
         )
     given[BOUNDS] = bounds
     if all(given.get(cache) is None for cache in CACHES):
         given["use_cache"] = False
     if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
         given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
-    if name in MASK_WITHOUT_POSITIONS and given.get("attention_mask") is None:
+    if is_one_of(model, MASK_WITHOUT_POSITIONS) and given.get("attention_mask") is None:
         given["attention_mask"] = _masks(model, given)
-    if name in HAND_ON_A_MASK:
+    if is_one_of(model, HAND_ON_A_MASK):
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
 
@@ -126,6 +125,11 @@ def forget(head: nn.Module, args: tuple, output: Any) -> None:
     """After it, or its error."""
     if not torch.compiler.is_compiling():
         _told.set(None)
+
+
+def is_one_of(model: nn.Module, names: tuple[str, ...]) -> bool:
+    """Of a class of these names, or of one derived from it, as FSDP2 makes them."""
+    return any(cls.__name__ in names for cls in type(model).__mro__)
 
 
 def _bounds_where_changed(is_new: Tensor, B: int, T: int) -> Tensor:
