@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
-from ..tokens import positions_within
+from ..tokens import positions_within, sequence_of_each_token
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 CACHES = ("past_key_values", "cache_params")
@@ -28,6 +28,8 @@ CACHES = ("past_key_values", "cache_params")
 MIX_PACKED = ("Glm5NextTextModel",)
 # Models that make masks without regard to positions, and take masks that are made already.
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
+# Models that, before 5.22, hand on numbers of sequences, and no bounds.
+HAND_ON_SEQ_IDX = ("Lfm2Model", "Lfm2MoeModel")
 # Models that hand nothing on to their recurrent layers but a mask.
 HAND_ON_A_MASK = ("FalconMambaModel", "JambaModel", "MambaModel")
 
@@ -110,6 +112,9 @@ def tell_layers(
         given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
     if is_one_of(model, MASK_WITHOUT_POSITIONS) and given.get("attention_mask") is None:
         given["attention_mask"] = _masks(model, given)
+    if is_one_of(model, HAND_ON_SEQ_IDX):
+        B, T = _batch_and_time(given)
+        given["seq_idx"] = sequence_of_each_token(bounds, B * T).int().view(B, T)
     if is_one_of(model, HAND_ON_A_MASK):
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
