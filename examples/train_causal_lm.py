@@ -79,7 +79,7 @@ class ModelArguments:
     decay: str | None = field(
         default=None,
         metadata={
-            "help": 'How attention forgets, "none" for a sum that does not; without this flag, as the '
+            "help": 'How attention forgets, "none" for a sum that does not. Without: as the '
             "--preset has it."
         },
     )
