@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hf_linear_attention import use_kernels
+from hf_linear_attention.loss_linear_attention import causal_lm_loss
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
@@ -36,6 +37,15 @@ def test_logits(models, ids):
     theirs, ours = models
     with torch.no_grad():
         close(ours(ids).logits, theirs(ids).logits)
+
+
+def test_losses(models, ids):
+    """With all that a model adds to that of its labels."""
+    theirs, ours = models
+    labels = ids.masked_fill(ids % 3 == 0, -100)
+    assert ours.loss_function is causal_lm_loss
+    with torch.no_grad():
+        close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
 
 
 def gradients(model, ids):

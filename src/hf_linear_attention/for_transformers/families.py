@@ -294,15 +294,20 @@ def fingerprint(upstream: type[nn.Module], functions: tuple[str, ...]) -> str:
     """Of the source of a class's forward, of its methods that this names, and of functions of its
     module.
     """
-    digest = hashlib.sha256(source_of(upstream.forward).encode())
+    things: list[Callable[..., Any] | None] = [upstream.forward]
     for name in inspect.unwrap(upstream.forward).__code__.co_names:
         if name != "forward" and inspect.isfunction(vars(upstream).get(name)):
-            digest.update(source_of(vars(upstream)[name]).encode())
+            things.append(vars(upstream)[name])
     for name in functions:
         module, _, name = name.rpartition(".")
-        found = getattr(importlib.import_module(module or upstream.__module__), name, None)
-        digest.update(b"none" if found is None else source_of(found).encode())
-    return digest.hexdigest()[:12]
+        things.append(getattr(importlib.import_module(module or upstream.__module__), name, None))
+    return fingerprint_of(*things)
+
+
+def fingerprint_of(*things: Callable[..., Any] | None) -> str:
+    """Of the source of functions and classes, where they are."""
+    sources = ["none" if thing is None else source_of(thing) for thing in things]
+    return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from .. import linear
 from ..registration import before_forwards
 from .families import Replacement, made_class, replacement_for
+from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .packing import forget, tell_base, tell_layers
 
 # Heads that do not hand on what they are told of packed sequences.
@@ -72,6 +73,7 @@ class Report(Undoable):
 
     changed: list[Change] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    losses: list[ChangedLoss] = field(default_factory=list)
     hooks: list[RemovableHandle] = field(default_factory=list)
     takes_drafts: list[PreTrainedModel] = field(default_factory=list)
 
@@ -80,6 +82,8 @@ class Report(Undoable):
         for change in self.changed:
             if type(change.module) is change.now:
                 change.module.__class__ = change.before
+        for loss in self.losses:
+            loss.undo()
         for hook in self.hooks:
             hook.remove()
         for model in self.takes_drafts:
@@ -87,6 +91,7 @@ class Report(Undoable):
 
     def __repr__(self) -> str:
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
+        counts.update((type(one.model).__name__, "loss") for one in self.losses)
         counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
         rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
         if not rows:
@@ -134,6 +139,7 @@ def use_kernels(model: nn.Module) -> Report:
         if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
+        _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
     elif not report.left:
         why = "no layer of it has a replacement"
@@ -219,6 +225,16 @@ def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
             else:
                 change = Change(name, module, nn.Linear, linear.Linear, "product of few rows")
                 _change(report, change)
+
+
+def _replace_losses(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    for name, part in _models_in(model):
+        if has_loss(part) and not layers.isdisjoint(part.modules()):
+            why = why_not(part)
+            if why is None:
+                report.losses.append(change_loss(name, part))
+            else:
+                report.left.append(Left(name, type(part).__name__, why))
 
 
 def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
