@@ -101,6 +101,13 @@ def test_a_model_that_would_mix_them_refuses():
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
 
 
+def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows():
+    model = tiny_upstream("inkling_text", log_scaling_n_floor=sum(LENGTHS) - 1)
+    use_kernels(model)
+    with pytest.raises(ValueError, match="in rows of over 22 tokens: its softmax"):
+        model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
+
+
 @pytest.mark.parametrize("model_type", ["mamba2", "falcon_mamba"])
 def test_packed_sequences_may_hold_padding(model_type, sequences):
     model = tiny_upstream(model_type)

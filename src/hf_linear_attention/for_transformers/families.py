@@ -34,6 +34,11 @@ from .norms import (
     OneMoreNormOfGroups,
     PlainNorm,
 )
+from .residual_convolution import (
+    ResidualConvolution,
+    ResidualConvolutionOfTokens,
+    ScaledResidualConvolution,
+)
 from .ssd import SSD, SSDOfFalcon
 
 CACHE = ("transformers.cache_utils.LinearAttentionLayer",)
@@ -130,6 +135,17 @@ LIGHTNING = Replacement(
 
 GATED_CONVOLUTION = Replacement(
     GatedConvolution, "short convolution", {"ef72aad71268": "5.23"}, CONVOLUTION, "causal_conv1d",
+)
+
+RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
+    ours=ResidualConvolution, sources={"98aef4d4520d": "5.23"},
+)
+SCALED_RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
+    ours=ScaledResidualConvolution, sources={"2e0f132603f9": "5.23"},
+)
+RESIDUAL_CONVOLUTION_OF_TOKENS = Replacement(
+    ResidualConvolutionOfTokens, "short convolution", {"7d87bb668adf": "5.23"},
+    ("apply_mask_to_padding_states", *CACHE),
 )
 
 PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.23"}, is_recurrent=False)
@@ -257,6 +273,15 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
     "lfm3": {
         "Lfm3ShortConv": GATED_CONVOLUTION,
         "Lfm3RMSNorm": PLAIN_NORM,
+    },
+    "inkling": {
+        "InklingShortConvolution": RESIDUAL_CONVOLUTION,
+        "InklingRMSNorm": PLAIN_NORM,
+    },
+    "inkling2": {
+        "Inkling2ShortConvolution": SCALED_RESIDUAL_CONVOLUTION,
+        "Inkling2DynamicShortConvolution": RESIDUAL_CONVOLUTION_OF_TOKENS,
+        "Inkling2RMSNorm": LATE_ROUNDED_NORM,
     },
     "minimax": {
         "MiniMaxLightningAttention": LIGHTNING,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..tokens import positions_within
 
@@ -29,7 +29,16 @@ MIX_PACKED = ("Glm5NextTextModel",)
 # Models that make masks without regard to positions, and take masks that are made already.
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
 # Models that hand nothing on to their recurrent layers but a mask.
-HAND_ON_A_MASK = ("FalconMambaModel", "JambaModel", "MambaModel")
+HAND_ON_A_MASK = (
+    "FalconMambaModel",
+    "Inkling2TextModel",
+    "InklingTextModel",
+    "JambaModel",
+    "MambaModel",
+)
+# Models whose softmax layers scale queries by their place in the row, beyond the number of tokens
+# that their config has under this name.
+SCALE_BY_PLACE = {"InklingTextModel": "log_scaling_n_floor"}
 
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
@@ -104,6 +113,13 @@ def tell_layers(
             f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
             "that knows no bounds. Give the sequences as rows with an attention_mask"
         )
+    longest = getattr(model.config, SCALE_BY_PLACE.get(name, ""), None)
+    if longest is not None and _batch_and_time(given)[1] > longest:
+        raise ValueError(
+            f"{name} can't take packed sequences in rows of over {longest} tokens: its softmax "
+            "layers scale by a token's place in the row from there on. Give shorter rows, or the "
+            "sequences as rows with an attention_mask"
+        )
     given[BOUNDS] = bounds
     if all(given.get(cache) is None for cache in CACHES):
         given["use_cache"] = False
@@ -149,14 +165,17 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
     positions. Of embeddings, making them asks for the shape, dtype and device.
     """
     weight, given = model.get_input_embeddings().weight, kwargs.get("attention_mask")
-    mask = create_causal_mask(
-        config=model.config,
-        inputs_embeds=weight.new_empty(*_batch_and_time(kwargs), 0),
-        attention_mask=given,
-        past_key_values=None,
-        position_ids=kwargs["position_ids"],
-    )
-    return {"full_attention": mask, "linear_attention": given}
+    options = {
+        "config": model.config,
+        "inputs_embeds": weight.new_empty(*_batch_and_time(kwargs), 0),
+        "attention_mask": given,
+        "past_key_values": None,
+        "position_ids": kwargs["position_ids"],
+    }
+    masks = {"full_attention": create_causal_mask(**options), "linear_attention": given}
+    if getattr(model.config, "sliding_window", None) is not None:
+        masks["sliding_attention"] = create_sliding_window_causal_mask(**options)
+    return masks
 
 
 def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
