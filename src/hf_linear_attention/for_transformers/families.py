@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import transformers
 from torch import nn
 
+from .drafts import HEADS
 from .gated_convolution import GatedConvolution
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .kda import KDA, KDAOfBailing
@@ -297,6 +298,11 @@ REPLACEMENTS: dict[tuple[str, str], Replacement] = {
     for model, classes in FAMILIES.items()
     for name, replacement in classes.items()
 }
+# the same -> what is put before it in the class that replaces it
+OURS: dict[tuple[str, str], type] = {
+    **{names: replacement.ours for names, replacement in REPLACEMENTS.items()},
+    **HEADS,
+}
 
 
 def replacement_for(cls: type) -> Replacement | None:
@@ -310,7 +316,7 @@ def made_class(module: str, name: str) -> type[nn.Module]:
     so that whoever asks for the name is not surprised; `replaced` is where pickle finds it.
     """
     upstream = getattr(importlib.import_module(module), name)
-    ours = REPLACEMENTS[module, name].ours
+    ours = OURS[module, name]
     body = {"__module__": f"{__package__}.replaced", "__doc__": ours.__doc__}
     return type(name, (ours, upstream), body)
 

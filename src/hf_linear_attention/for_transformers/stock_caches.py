@@ -70,6 +70,7 @@ class StockLayer:
     ) -> None:
         if self.recording is not None:
             self.recording.append(Recorded(num_tokens, key_mask, inputs))
+            self.layer.num_tokens += num_tokens
         if self.views:
             overwrite(self.views, state)
         else:
@@ -103,6 +104,7 @@ class CroppableLayer(LinearAttentionLayer):
     is_croppable = True
     recording: Recording | None
     is_transposed: bool
+    num_tokens: int  # that were read since it records
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens."""
@@ -119,6 +121,7 @@ class CroppableLayer(LinearAttentionLayer):
             self.recording.confirm()
             return
         state = self.recording.remove_last(n)
+        self.num_tokens -= n
         if state:
             overwrite(views_of(self, self.is_transposed), state)
         else:
@@ -126,7 +129,7 @@ class CroppableLayer(LinearAttentionLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.recording = None
+        self.recording, self.num_tokens = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
@@ -162,7 +165,7 @@ def recording_of(
         return None
     if type(layer) in CROPPABLE:
         layer.__class__ = CROPPABLE[type(layer)]
-        layer.recording, layer.is_transposed = None, is_transposed
+        layer.recording, layer.is_transposed, layer.num_tokens = None, is_transposed, 0
     if not isinstance(layer, CroppableLayer):
         raise RuntimeError(
             f"a cache's {type(layer).__name__} can't take tokens back: generate without drafts"

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from .. import linear
 from ..registration import before_forwards
+from .drafts import HEADS
 from .families import Replacement, made_class, replacement_for
 from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .packing import forget, tell_base, tell_layers
@@ -44,6 +45,14 @@ class Left(NamedTuple):
     name: str
     class_name: str
     why: str
+
+
+class Drafting(NamedTuple):
+    """A model that takes drafts now, with its class before and now."""
+
+    model: PreTrainedModel
+    before: type[PreTrainedModel]
+    now: type[PreTrainedModel]
 
 
 class Undoable(ABC):
@@ -75,7 +84,7 @@ class Report(Undoable):
     left: list[Left] = field(default_factory=list)
     losses: list[ChangedLoss] = field(default_factory=list)
     hooks: list[RemovableHandle] = field(default_factory=list)
-    takes_drafts: list[PreTrainedModel] = field(default_factory=list)
+    takes_drafts: list[Drafting] = field(default_factory=list)
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are."""
@@ -86,8 +95,10 @@ class Report(Undoable):
             loss.undo()
         for hook in self.hooks:
             hook.remove()
-        for model in self.takes_drafts:
+        for model, before, now in self.takes_drafts:
             vars(model).pop("_is_stateful", None)
+            if type(model) is now:
+                model.__class__ = before
 
     def __repr__(self) -> str:
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
@@ -257,15 +268,19 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
     can take back tokens. It refuses models that say of themselves that they can't.
     """
     for _, part in _models_in(model):
-        config = part.config.get_text_config()
-        if (
+        if layers.isdisjoint(part.modules()):
+            continue
+        before, config = type(part), part.config.get_text_config()
+        if (before.__module__, before.__name__) in HEADS:
+            part.__class__ = made_class(before.__module__, before.__name__)
+            report.takes_drafts.append(Drafting(part, before, type(part)))
+        elif (
             part._is_stateful
-            and not layers.isdisjoint(part.modules())
             and "past_key_values" in inspect.signature(part.forward).parameters
             and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
         ):
             part._is_stateful = False
-            report.takes_drafts.append(part)
+            report.takes_drafts.append(Drafting(part, before, before))
 
 
 def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
