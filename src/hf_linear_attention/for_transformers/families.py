@@ -22,6 +22,7 @@ from torch import nn
 from .drafts import HEADS
 from .gated_convolution import GatedConvolution
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
+from .indexer import PackedIndexer
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
 from .mamba1 import Mamba1, Mamba1OfZamba, Mamba1WithNorms
@@ -109,6 +110,11 @@ KDA_LAYER = Replacement(
 )
 KDA_OF_BAILING = KDA_LAYER._replace(
     ours=KDAOfBailing, sources={"0328b9beefc7": "5.20", "571943191a51": "5.23"},
+)
+PACKED_INDEXER = Replacement(
+    PackedIndexer, "indexer of packed sequences",
+    {"a6d7941c917e": "5.17", "4c48dba6bf3c": "5.20 to 5.23"},
+    ("Glm5NextTextAttention",), is_recurrent=False,
 )
 SSD_LAYER = Replacement(
     SSD, "Mamba-2's state space",
@@ -209,6 +215,7 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
     },
     "glm5_next": {
         "Glm5NextTextLinearAttention": KDA_LAYER,
+        "Glm5NextTextIndexer": PACKED_INDEXER,
         "Glm5NextTextRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
         "Glm5NextTextRMSNorm": PLAIN_NORM,
     },

@@ -24,13 +24,14 @@ from ..tokens import positions_within
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 CACHES = ("past_key_values", "cache_params")
-# Models whose softmax layers read over the bounds, whatever they are told.
-MIX_PACKED = ("Glm5NextTextModel",)
+# Modules that choose keys without regard to the bounds, unless they were replaced.
+MIX_PACKED = ("Glm5NextTextIndexer",)
 # Models that make masks without regard to positions, and take masks that are made already.
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
 # Models that hand nothing on to their recurrent layers but a mask.
 HAND_ON_A_MASK = (
     "FalconMambaModel",
+    "Glm5NextTextModel",
     "Inkling2TextModel",
     "InklingTextModel",
     "JambaModel",
@@ -108,7 +109,7 @@ def tell_layers(
     if bounds is None:
         return None
     name = type(model).__name__
-    if name in MIX_PACKED:
+    if any(_mixes_packed(module) for module in model.modules()):
         raise ValueError(
             f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
             "that knows no bounds. Give the sequences as rows with an attention_mask"
@@ -130,6 +131,11 @@ def tell_layers(
     if name in HAND_ON_A_MASK:
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
+
+
+def _mixes_packed(module: nn.Module) -> bool:
+    cls = type(module)
+    return cls.__name__ in MIX_PACKED and cls.__module__.startswith("transformers.")
 
 
 def tell_base(head: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -184,7 +190,8 @@ def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
     if "position_ids" not in _parameters(type(model).forward):  # all layers are recurrent
         return MaskAndBounds(mask, bounds)
     masks = mask if isinstance(mask, dict) else _masks(model, kwargs)
-    return {**masks, "linear_attention": MaskAndBounds(masks["linear_attention"], bounds)}
+    told = MaskAndBounds(masks["linear_attention"], bounds)
+    return {**masks, "linear_attention": told, "indexed_attention": told}
 
 
 def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
