@@ -48,7 +48,8 @@ class CroppableMiniMaxCache(MiniMaxCache):
                 "activate_past_recording() before reading those that may have to go"
             )
         for layer in self.layers:
-            layer.crop(-n)
+            if layer.is_initialized:  # those of linear layers are not
+                layer.crop(-n)
         for layer_idx, recording in self.recordings.items():
             if n == 0:
                 recording.confirm()

@@ -118,7 +118,8 @@ def use_kernels(model: nn.Module) -> Report:
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
     `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
     wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart, and
-    `generate` takes drafts. Nothing else in the process changes.
+    `generate` takes drafts. `loss_function` is ours where Transformers' is of the same formula.
+    Nothing else in the process changes.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()
