@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch.nn.functional import cross_entropy
 from transformers import DataCollatorWithFlattening
 from transformers.models.glm5_next import modeling_glm5_next
@@ -124,6 +125,17 @@ def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows():
     use_kernels(model)
     with pytest.raises(ValueError, match="in rows of over 22 tokens: its softmax"):
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_model_that_would_mix_them_refuses(fullgraph, sequences):
+    """One that hands no bounds on to its layers."""
+    model = tiny_upstream("mamba", num_hidden_layers=1)
+    use_kernels(model)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    with pytest.raises((ValueError, Unsupported), match="takes no packed sequences compiled"):
+        compiled(torch.cat(sequences)[None], **told_by_bounds(4))
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "falcon_mamba"])

@@ -37,7 +37,8 @@ def has_loss(model: PreTrainedModel) -> bool:
     """Whether its forward asks `loss_function` for its loss, to which it may add others, of
     routers, say.
     """
-    return "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    return code is not None and "loss_function" in code.co_names
 
 
 def why_not(model: PreTrainedModel) -> str | None:

@@ -98,9 +98,13 @@ def tell_layers(
     which softmax layers would not keep them apart.
 
     Raises:
-        ValueError: the model's softmax layers can't keep them apart.
+        ValueError: the model's softmax layers can't keep them apart, or the model can't be told in
+            a compiled graph.
     """
+    name = type(model).__name__
     if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
+        if name in HAND_ON_A_MASK or _told.get() is not None:
+            _refuse_in_a_graph(name, {BOUNDS: _told.get(), **kwargs})
         return None
     given = _by_name(model, args, kwargs)
     bounds = _told.get()
@@ -108,7 +112,6 @@ def tell_layers(
         bounds = find_bounds(given)
     if bounds is None:
         return None
-    name = type(model).__name__
     if any(_mixes_packed(module) for module in model.modules()):
         raise ValueError(
             f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
@@ -140,8 +143,16 @@ def _mixes_packed(module: nn.Module) -> bool:
 
 def tell_base(head: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        _refuse_in_a_graph(type(head).__name__, kwargs)
+    else:
         _told.set(find_bounds(_by_name(head, args, kwargs)))
+
+
+def _refuse_in_a_graph(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Bounds that would not reach the layers."""
+    if kwargs.get(BOUNDS) is not None:
+        raise ValueError(f"{name} takes no packed sequences compiled: don't compile it")
 
 
 def forget(head: nn.Module, args: tuple, output: Any) -> None:
