@@ -5,9 +5,10 @@
     python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; half an hour
 
 Contenders are one model, as it is and on our kernels; the two share their weights. "Mixers only",
-"norms only" and "products only" have one kind of module replaced, and all others as they were. A
-mixer is a recurrent layer, with its convolution. Weights are random; where a case has fewer layers
-than the whole model, its vocabulary is smaller by as much, so that layers keep their share.
+"norms only", "products only" and "loss only" have one kind of thing replaced, and all others as
+they were. A mixer is a recurrent layer, with its convolution. Weights are random; where a case has
+fewer layers than the whole model, its vocabulary is smaller by as much, so that layers keep their
+share.
 
 A case is one row of T tokens: a prompt, of which the last logits are asked; a token after such a
 prompt; the loss and all gradients, without an optimizer. Peak memory is that of the latter, beyond
@@ -37,7 +38,7 @@ from hf_linear_attention.for_transformers.use_kernels import Report as Changes
 from models import NO_SPECIAL_TOKENS, weight_bytes
 
 BEFORE, AFTER = "before", "use_kernels"
-KINDS = ("mixers", "norms", "products")
+KINDS = ("mixers", "norms", "products", "loss")
 VERIFIED_TOKENS = 100
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -164,7 +165,7 @@ def make_model(name: str, layers: int, dtype: torch.dtype, is_smallest: bool) ->
 
 
 def kind_of(upstream: type[nn.Module]) -> str:
-    """Of a class of modules that use_kernels replaces: one of KINDS."""
+    """Of a class of modules that use_kernels replaces: one of KINDS, "loss" apart."""
     if upstream is nn.Linear:
         return "products"
     replacement = replacement_for(upstream)
@@ -181,7 +182,7 @@ def contender(model: PreTrainedModel, name: str) -> PreTrainedModel:
     assert not report.left, report
     if name != AFTER:
         others = [one for one in report.changed if f"{kind_of(one.before)} only" != name]
-        Changes(others).undo()
+        Changes(others, losses=report.losses if name != "loss only" else []).undo()
     return model
 
 

@@ -2,21 +2,19 @@
 """Transformers' recurrent models take back tokens on our kernels, so generate() may draft."""
 
 import copy
+import pickle
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from hf_linear_attention import use_kernels
+from hf_linear_attention.for_transformers.minimax_cache import CroppableMiniMaxCache
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
 
-# Models of Mamba and Mamba-2 have another name for the cache than generate() expects of them, and
-# MiniMax a cache of its own.
-DRAFT = sorted(CONFIGS.keys() - {"mamba", "falcon_mamba", "mamba2", "minimax"})
 
-
-@pytest.fixture(scope="module", params=DRAFT)
+@pytest.fixture(scope="module", params=CONFIGS)
 def model(request):
     model = tiny_upstream(request.param)
     use_kernels(model)
@@ -99,8 +97,75 @@ def test_a_cache_layer_that_nobody_knows_refuses_to_record(ids):
         model(ids, past_key_values=cache)
 
 
-def test_undone_they_refuse_drafts_again(ids):
-    model = tiny_upstream("qwen3_next")
+@pytest.mark.parametrize(
+    "pair", [("mamba2", "qwen3_next"), ("minimax", "mamba"), ("lfm2", "mamba2")]
+)
+def test_an_assistant_may_be_of_another_family(pair, ids):
+    model, assistant = (tiny_upstream(model_type) for model_type in pair)
+    for each in (model, assistant):
+        use_kernels(each)
+    options = dict(max_new_tokens=10, do_sample=False)
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, assistant_model=assistant, **options), want)
+
+
+def test_minimax_drafts_with_a_linear_layer_first(ids):
+    model = tiny_upstream("minimax", layer_types=["linear_attention", "full_attention"])
+    use_kernels(model)
+    ids = ids.repeat(1, 2)
+    options = dict(max_new_tokens=10, do_sample=False)
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **options), want)
+
+
+def test_minimax_takes_back_no_more_than_it_recorded(ids):
+    model = tiny_upstream("minimax")
+    use_kernels(model)
+    cache = CroppableMiniMaxCache.made_of(None)
+    with torch.no_grad():
+        want = model(ids).logits
+        model(ids[:, :4], past_key_values=cache, use_cache=True)
+        cache.activate_past_recording()
+        model(ids[:, 4:], past_key_values=cache, use_cache=True)
+        with pytest.raises(RuntimeError, match="crop.-6. can't be: 5 tokens can be removed"):
+            cache.crop(-6)
+        cache.crop(-5)
+        later = model(ids[:, 4:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(later, want[:, 4:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "minimax"])
+def test_copies_draft_too_and_saved_ones_are_transformers_own(model_type, ids, tmp_path):
+    model = tiny_upstream(model_type)
+    before = type(model)
+    report = use_kernels(model)
+    assert isinstance(model, before) and type(model).__name__ == before.__name__
+    options = dict(max_new_tokens=5, do_sample=False)
+    want = model.generate(ids, **options)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied.generate(ids, prompt_lookup_num_tokens=3, **options), want)
+    model.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(saved) is before and saved.config.architectures == [before.__name__]
+    report.undo()
+    assert type(model) is before
+
+
+def test_no_output_has_another_name_for_the_cache_unless_it_drafts(ids):
+    model = tiny_upstream("mamba2")
+    use_kernels(model)
+    assert "past_key_values" not in model(ids, use_cache=True)
+    options = dict(max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    plain, drafted = (
+        model.generate(ids, **options, **more) for more in ({}, {"prompt_lookup_num_tokens": 3})
+    )
+    assert torch.equal(plain.sequences, drafted.sequences)
+    assert type(plain.past_key_values) is DynamicCache
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2"])
+def test_undone_they_refuse_drafts_again(model_type, ids):
+    model = tiny_upstream(model_type)
     use_kernels(model).undo()
     with pytest.raises(ValueError, match="not supported with stateful models"):
         model.generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=3)

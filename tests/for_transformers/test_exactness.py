@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hf_linear_attention import use_kernels
-from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+from hf_linear_attention.loss_linear_attention import causal_lm_loss
+from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
 
@@ -38,6 +39,15 @@ def test_logits(models, ids):
         close(ours(ids).logits, theirs(ids).logits)
 
 
+def test_losses(models, ids):
+    """With all that a model adds to that of its labels."""
+    theirs, ours = models
+    labels = ids.masked_fill(ids % 3 == 0, -100)
+    assert ours.loss_function is causal_lm_loss
+    with torch.no_grad():
+        close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
+
+
 def gradients(model, ids):
     model.zero_grad()
     logits = model(ids, use_cache=False).logits
@@ -48,7 +58,7 @@ def gradients(model, ids):
 # In float64 it is upstream that rounds, where it goes to float32 in between.
 @pytest.mark.parametrize("dtype, relative", [(torch.float32, 2e-3), (torch.float64, 2e-4)])
 def test_gradients_of_all_parameters(models, ids, dtype, relative):
-    theirs, ours = (gradients(copy.deepcopy(model).to(dtype), ids) for model in models)
+    theirs, ours = (gradients(cast(copy.deepcopy(model), dtype), ids) for model in models)
     for mine, their in zip(ours, theirs, strict=True):
         if their is None:
             assert mine is None
@@ -92,7 +102,7 @@ def test_a_left_padded_batch_generates_as_its_rows(models, ids):
 
 
 def test_half_precision_is_as_exact_as_upstreams(models, ids):
-    theirs, ours = (copy.deepcopy(model).to(torch.bfloat16) for model in models)
+    theirs, ours = (cast(copy.deepcopy(model), torch.bfloat16) for model in models)
     with torch.no_grad():
         want = models[0](ids).logits
         errors = [(model(ids).logits - want).square().mean(-1) for model in (ours, theirs)]

@@ -30,6 +30,7 @@ class Layer:
         self.layer = recurrent[0].module
         names = inspect.signature(self.layer.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        self.mask_name = "conv_mask" if "conv_mask" in names else "attention_mask"
         self.more = {"position_embeddings": None} if "position_embeddings" in names else {}
 
     def new_cache(self):
@@ -43,7 +44,8 @@ class Layer:
             return self.forward(x, mask, cache)
 
     def forward(self, x, mask, cache):
-        y = self.layer(x, attention_mask=mask, **{self.cache_name: cache}, **self.more)
+        given = {self.mask_name: mask, self.cache_name: cache}
+        y = self.layer(x, **given, **self.more)
         return y[0] if isinstance(y, tuple) else y
 
 

@@ -1,10 +1,15 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Sequences packed in a row train as rows of their own would, in every family."""
 
+import copy
+from unittest import mock
+
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch.nn.functional import cross_entropy
 from transformers import DataCollatorWithFlattening
+from transformers.models.glm5_next import modeling_glm5_next
 
 from hf_linear_attention import use_kernels
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
@@ -12,11 +17,7 @@ from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
 LENGTHS = (7, 1, 12, 3)  # shorter and longer than a convolution and than chunks of upstream's
 
 
-# Its softmax layers mix what is packed, whatever they are told.
-CAN_PACK = sorted(CONFIGS.keys() - {"glm5_next"})
-
-
-@pytest.fixture(scope="module", params=CAN_PACK)
+@pytest.fixture(scope="module", params=CONFIGS)
 def model(request):
     model = tiny_upstream(request.param).train()
     use_kernels(model)
@@ -94,11 +95,47 @@ def test_packed_sequences_are_not_cached():
             model(ids, past_key_values=cache, **told_by_bounds(4))
 
 
-def test_a_model_that_would_mix_them_refuses():
-    model = tiny_upstream("glm5_next")
+@pytest.mark.parametrize("kpool, topk", [(1, 4), (4, 4)])
+def test_an_indexer_chooses_few_keys_in_each_sequence(kpool, topk, sequences):
+    """By pools of keys, from the beginning of each sequence on, and its last incomplete one. With
+    so many heads that no scores are equal, all of them behind a ReLU.
+    """
+    config = copy.deepcopy(CONFIGS["glm5_next"])
+    config["text_config"] |= {"index_kpool": kpool, "index_topk": topk, "index_n_heads": 16}
+    model = tiny_upstream("glm5_next", **config)
+    want = [model(row[None]).logits for row in sequences]
     use_kernels(model)
+    y = model(torch.cat(sequences)[None], **told_by_positions(4)).logits
+    torch.testing.assert_close(y, torch.cat(want, dim=1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_would_mix_them_refuses():
+    """Where its indexer is another than ours stands in for."""
+    model = tiny_upstream("glm5_next")
+    indexer = modeling_glm5_next.Glm5NextTextIndexer
+    with mock.patch.object(indexer, "get_visible_tokens", lambda *args: None):
+        report = use_kernels(model)
+    assert [one.class_name for one in report.left if "otherwise" in one.why] == [indexer.__name__]
     with pytest.raises(ValueError, match="Glm5NextTextModel can't take packed sequences"):
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
+
+
+def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows():
+    model = tiny_upstream("inkling_text", log_scaling_n_floor=sum(LENGTHS) - 1)
+    use_kernels(model)
+    with pytest.raises(ValueError, match="in rows of over 22 tokens: its softmax"):
+        model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_model_that_would_mix_them_refuses(fullgraph, sequences):
+    """One that hands no bounds on to its layers."""
+    model = tiny_upstream("mamba", num_hidden_layers=1)
+    use_kernels(model)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    with pytest.raises((ValueError, Unsupported), match="takes no packed sequences compiled"):
+        compiled(torch.cat(sequences)[None], **told_by_bounds(4))
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "falcon_mamba"])

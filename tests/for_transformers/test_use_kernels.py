@@ -13,6 +13,7 @@ import torch
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
@@ -108,7 +109,8 @@ def test_the_report_says_what_was_changed(model):
         " 1 Qwen3_5GatedDeltaNet  gated delta rule\n"
         " 1 Qwen3_5RMSNormGated   gated norm\n"
         "16 Linear                product of few rows\n"
-        " 7 Qwen3_5RMSNorm        norm"
+        " 7 Qwen3_5RMSNorm        norm\n"
+        " 1 Qwen3_5ForCausalLM    loss"
     )
 
 
@@ -296,20 +298,54 @@ def test_gradient_checkpointing_of_packed_sequences(model_type, ids):
         torch.testing.assert_close(mine, their)
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
-def test_a_step_with_a_static_cache_compiles_whole(model_type, ids):
-    model = tiny_upstream(model_type, num_hidden_layers=1)
+# One model of each family that has a static cache: a layer of each kind, and no experts, whose
+# plain form Transformers can't compile whole.
+STATIC = {
+    "qwen3_5_text": {},
+    "kimi_linear": dict(mlp_layer_types=["dense", "dense"]),
+    "mamba2": dict(num_hidden_layers=1),
+    "mamba": dict(num_hidden_layers=1),
+    "jamba": dict(num_experts=1),
+    "lfm2": {},
+}
+
+
+def addresses(cache):
+    """Of the states of recurrent layers."""
+    layers = [layer for layer in cache.layers if isinstance(layer, LinearAttentionLayer)]
+    states = [x for layer in layers for x in (layer.conv_states[0], layer.recurrent_states[0])]
+    return [state.data_ptr() for state in states if state is not None]
+
+
+@pytest.mark.parametrize("model_type", STATIC)
+def test_a_step_with_a_static_cache_compiles_whole_and_once(model_type, ids):
+    model = tiny_upstream(model_type, **STATIC[model_type])
     want = logits(model, ids)
     use_kernels(model)
-    cache = StaticCache(config=model.config, max_cache_len=16)
-    step = torch.compile(model, fullgraph=True, backend="eager")
+    name = "cache_params" if model_type in ("mamba", "mamba2") else "past_key_values"
+    cache = {name: StaticCache(config=model.config, max_cache_len=16)}
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(model, fullgraph=True, backend=count)
     with torch.no_grad():
-        model(ids[:, :8], use_cache=True, cache_params=cache)
-        states = [layer.recurrent_states[0].data_ptr() for layer in cache.layers]
+        model(ids[:, :8], use_cache=True, **cache)
+        before = addresses(cache[name])
         for t in range(8, 11):
-            y = step(ids[:, t : t + 1], use_cache=True, cache_params=cache).logits
-            close(y, want[:, t : t + 1])
-    assert states == [layer.recurrent_states[0].data_ptr() for layer in cache.layers]
+            close(step(ids[:, t : t + 1], use_cache=True, **cache).logits, want[:, t : t + 1])
+    assert len(graphs) == 1 and before == addresses(cache[name])
+
+
+@pytest.mark.parametrize("model_type", STATIC)
+def test_a_static_cache_generates_as_a_dynamic_one(model_type, ids):
+    model = tiny_upstream(model_type, **STATIC[model_type])
+    options = dict(max_new_tokens=4, do_sample=False)
+    want = model.generate(ids, **options)
+    use_kernels(model)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), want)
 
 
 def test_everywhere_takes_every_model_that_is_used_until_it_is_undone(ids):

@@ -68,6 +68,22 @@ LATENT = dict(
     topk_group=2,
 )
 
+# A sliding and a full layer, each with four convolutions, and experts.
+INKLING = dict(
+    COMMON,
+    layer_types=["hybrid_sliding", "hybrid"],
+    head_dim=8,
+    swa_num_attention_heads=4,
+    swa_num_key_value_heads=4,
+    swa_head_dim=8,
+    sliding_window_size=6,
+    d_rel=4,
+    rel_extent=16,
+    moe_intermediate_size=24,
+    n_routed_experts=3,
+    num_experts_per_tok=2,
+)
+
 # model type -> its config's fields
 OF_ALL_MODELS = {
     "qwen3_next": dict(HYBRID, **DELTA, **MOE),
@@ -189,6 +205,19 @@ OF_ALL_MODELS = {
         conv_bias=True,
     ),
     "lfm3": dict(COMMON, **CONVOLVED, head_dim=8),
+    "inkling_text": dict(
+        INKLING,
+        mlp_layer_types=["dense", "sparse"],
+        n_shared_experts=1,
+        unpadded_vocab_size=VOCAB_SIZE - 2,
+        log_scaling_n_floor=32,
+    ),
+    "inkling2_text": dict(
+        INKLING,
+        unpadded_vocab_size=VOCAB_SIZE - 2,
+        n_layers_per_attn_res_block=1,
+        log_scaling_n_floor=8,
+    ),
     # Its cache counts the tokens of its first layer, which must be a softmax one.
     "minimax": dict(
         COMMON,
@@ -228,4 +257,14 @@ def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
                 weight.add_(0.1 * torch.randn_like(weight))
         for name, weight in model.named_buffers():
             assert weight.isfinite().all(), name
+    return model
+
+
+def cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """The model in a dtype, as from_pretrained makes it: some models keep parts in float32."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for tensors in (model.named_parameters(), model.named_buffers()):
+        for name, x in tensors:
+            if x.is_floating_point() and not any(part in name for part in kept):
+                x.data = x.data.to(dtype)
     return model

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import transformers
 from torch import nn
 
+from .drafts import HEADS
 from .gated_convolution import GatedConvolution
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
+from .indexer import PackedIndexer
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
 from .mamba1 import Mamba1, Mamba1OfZamba, Mamba1WithNorms
@@ -34,6 +36,11 @@ from .norms import (
     OneMoreNorm,
     OneMoreNormOfGroups,
     PlainNorm,
+)
+from .residual_convolution import (
+    ResidualConvolution,
+    ResidualConvolutionOfTokens,
+    ScaledResidualConvolution,
 )
 from .ssd import SSD, SSDOfFalcon
 
@@ -108,6 +115,11 @@ KDA_LAYER = Replacement(
 KDA_OF_BAILING = KDA_LAYER._replace(
     ours=KDAOfBailing, sources={"0328b9beefc7": "5.20", "571943191a51": "5.21 to 5.23"},
 )
+PACKED_INDEXER = Replacement(
+    PackedIndexer, "indexer of packed sequences",
+    {"a6d7941c917e": "5.17", "4c48dba6bf3c": "5.20 to 5.23"},
+    ("Glm5NextTextAttention",), is_recurrent=False,
+)
 SSD_LAYER = Replacement(
     SSD, "Mamba-2's state space",
     {"9b07f9399435": "5.17", "826a20fe3e97": "5.20", "fae0672b8d3f": "5.21 to 5.23"},
@@ -142,6 +154,17 @@ GATED_CONVOLUTION = Replacement(
     GatedConvolution, "short convolution",
     {"995b584918c9": "5.17 to 5.20", "1cfe403c69f7": "5.21", "ef72aad71268": "5.22 to 5.23"},
     CONVOLUTION, "causal_conv1d",
+)
+
+RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
+    ours=ResidualConvolution, sources={"98aef4d4520d": "5.23"},
+)
+SCALED_RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
+    ours=ScaledResidualConvolution, sources={"2e0f132603f9": "5.23"},
+)
+RESIDUAL_CONVOLUTION_OF_TOKENS = Replacement(
+    ResidualConvolutionOfTokens, "short convolution", {"7d87bb668adf": "5.23"},
+    ("apply_mask_to_padding_states", *CACHE),
 )
 
 PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.23"}, is_recurrent=False)
@@ -204,6 +227,7 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
     },
     "glm5_next": {
         "Glm5NextTextLinearAttention": KDA_LAYER,
+        "Glm5NextTextIndexer": PACKED_INDEXER,
         "Glm5NextTextRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
         "Glm5NextTextRMSNorm": PLAIN_NORM,
     },
@@ -270,6 +294,15 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "Lfm3ShortConv": GATED_CONVOLUTION,
         "Lfm3RMSNorm": PLAIN_NORM,
     },
+    "inkling": {
+        "InklingShortConvolution": RESIDUAL_CONVOLUTION,
+        "InklingRMSNorm": PLAIN_NORM,
+    },
+    "inkling2": {
+        "Inkling2ShortConvolution": SCALED_RESIDUAL_CONVOLUTION,
+        "Inkling2DynamicShortConvolution": RESIDUAL_CONVOLUTION_OF_TOKENS,
+        "Inkling2RMSNorm": LATE_ROUNDED_NORM,
+    },
     "minimax": {
         "MiniMaxLightningAttention": LIGHTNING,
         "MiniMaxRMSNorm": PLAIN_NORM,
@@ -284,6 +317,11 @@ REPLACEMENTS: dict[tuple[str, str], Replacement] = {
     for model, classes in FAMILIES.items()
     for name, replacement in classes.items()
 }
+# the same -> what is put before it in the class that replaces it
+OURS: dict[tuple[str, str], type] = {
+    **{names: replacement.ours for names, replacement in REPLACEMENTS.items()},
+    **HEADS,
+}
 
 
 def replacement_for(cls: type) -> Replacement | None:
@@ -297,7 +335,7 @@ def made_class(module: str, name: str) -> type[nn.Module]:
     so that whoever asks for the name is not surprised; `replaced` is where pickle finds it.
     """
     upstream = getattr(importlib.import_module(module), name)
-    ours = REPLACEMENTS[module, name].ours
+    ours = OURS[module, name]
     body = {"__module__": f"{__package__}.replaced", "__doc__": ours.__doc__}
     return type(name, (ours, upstream), body)
 
@@ -306,15 +344,20 @@ def fingerprint(upstream: type[nn.Module], functions: tuple[str, ...]) -> str:
     """Of the source of a class's forward, of its methods that this names, and of functions of its
     module.
     """
-    digest = hashlib.sha256(source_of(upstream.forward).encode())
+    things: list[Callable[..., Any] | None] = [upstream.forward]
     for name in inspect.unwrap(upstream.forward).__code__.co_names:
         if name != "forward" and inspect.isfunction(vars(upstream).get(name)):
-            digest.update(source_of(vars(upstream)[name]).encode())
+            things.append(vars(upstream)[name])
     for name in functions:
         module, _, name = name.rpartition(".")
-        found = getattr(importlib.import_module(module or upstream.__module__), name, None)
-        digest.update(b"none" if found is None else source_of(found).encode())
-    return digest.hexdigest()[:12]
+        things.append(getattr(importlib.import_module(module or upstream.__module__), name, None))
+    return fingerprint_of(*things)
+
+
+def fingerprint_of(*things: Callable[..., Any] | None) -> str:
+    """Of the source of functions and classes, where they are."""
+    sources = ["none" if thing is None else source_of(thing) for thing in things]
+    return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
 
 
 @functools.cache

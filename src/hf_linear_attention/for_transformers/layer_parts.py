@@ -76,6 +76,7 @@ def begin(
     attention_mask: Tensor | None,
     kwargs: Mapping[str, Any],
     is_transposed: bool = False,
+    state_idx: int = 0,
 ) -> tuple[Tensor, LayerMemory]:
     """What the forward of a layer with a stock cache begins with: hidden states, in one row where
     sequences are packed, and the layer's memory. Arguments as of `tokens_of` and StockLayer.
@@ -83,7 +84,8 @@ def begin(
     tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
     stored = None
     if cache is not None:
-        stored = StockLayer(cache, layer.layer_idx, is_transposed, hidden_states.dtype)
+        dtype = hidden_states.dtype
+        stored = StockLayer(cache, layer.layer_idx, is_transposed, dtype, state_idx)
     T = hidden_states.shape[1]
     hidden_states, _ = tokens.one_row(hidden_states)
     return hidden_states, LayerMemory(stored, tokens, T)

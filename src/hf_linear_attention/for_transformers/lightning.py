@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from ..cache_recording import Recorded
 from ..memory import LayerMemory
 from ..numerics import accumulation_dtype, at_least_float32
 from ..recurrence import Inputs, Recurrence, State
@@ -19,13 +20,19 @@ from .layer_parts import tokens_of
 
 
 class MiniMaxLayer:
-    """One layer of MiniMax's cache, as LayerMemory reads and writes it: "kv" (B, H, D, D)."""
-
-    may_change = True  # in place
+    """One layer of MiniMax's cache, as LayerMemory reads and writes it: "kv" (B, H, D, D). It
+    records where that is a CroppableMiniMaxCache that is to.
+    """
 
     def __init__(self, cache: Cache, layer_idx: int, dtype: torch.dtype):
         self.cache, self.layer_idx = cache, layer_idx
         self.dtype = accumulation_dtype(dtype)
+        recording_of = getattr(cache, "recording_of", None)
+        self.recording = None if recording_of is None else recording_of(layer_idx, self.read())
+
+    @property
+    def may_change(self) -> bool:
+        return self.recording is None
 
     def read(self) -> State:
         kv = self.cache.get_linear_cache(self.layer_idx)
@@ -41,6 +48,8 @@ class MiniMaxLayer:
         key_mask: Tensor | None,
         dtype: torch.dtype,
     ) -> None:
+        if self.recording is not None:
+            self.recording.append(Recorded(num_tokens, key_mask, inputs))
         self.cache.set_linear_cache(self.layer_idx, state["kv"])
 
 
@@ -49,7 +58,7 @@ class Lightning(nn.Module):
     then a norm over all heads, and a gate.
     """
 
-    takes_tokens_back = False  # MiniMax's cache can't
+    takes_tokens_back = True
 
     qkv_proj: nn.Module
     act_fn: nn.Module

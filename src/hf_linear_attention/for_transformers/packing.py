@@ -18,20 +18,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..tokens import positions_within, sequence_of_each_token
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 CACHES = ("past_key_values", "cache_params")
-# Models whose softmax layers read over the bounds, whatever they are told.
-MIX_PACKED = ("Glm5NextTextModel",)
+# Modules that choose keys without regard to the bounds, unless they were replaced.
+MIX_PACKED = ("Glm5NextTextIndexer",)
 # Models that make masks without regard to positions, and take masks that are made already.
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
 # Models that, before 5.22, hand on numbers of sequences, and no bounds.
 HAND_ON_SEQ_IDX = ("Lfm2Model", "Lfm2MoeModel")
 # Models that hand nothing on to their recurrent layers but a mask.
-HAND_ON_A_MASK = ("FalconMambaModel", "JambaModel", "MambaModel")
+HAND_ON_A_MASK = (
+    "FalconMambaModel",
+    "Glm5NextTextModel",
+    "Inkling2TextModel",
+    "InklingTextModel",
+    "JambaModel",
+    "MambaModel",
+)
+# Models whose softmax layers scale queries by their place in the row, beyond the number of tokens
+# that their config has under this name.
+SCALE_BY_PLACE = {"InklingTextModel": "log_scaling_n_floor"}
 
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
@@ -90,9 +100,13 @@ def tell_layers(
     which softmax layers would not keep them apart.
 
     Raises:
-        ValueError: the model's softmax layers can't keep them apart.
+        ValueError: the model's softmax layers can't keep them apart, or the model can't be told in
+            a compiled graph.
     """
+    name = type(model).__name__
     if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
+        if is_one_of(model, HAND_ON_A_MASK) or _told.get() is not None:
+            _refuse_in_a_graph(name, {BOUNDS: _told.get(), **kwargs})
         return None
     given = _by_name(model, args, kwargs)
     bounds = _told.get()
@@ -100,10 +114,17 @@ def tell_layers(
         bounds = find_bounds(given)
     if bounds is None:
         return None
-    if is_one_of(model, MIX_PACKED):
+    if any(_mixes_packed(module) for module in model.modules()):
         raise ValueError(
-            f"{type(model).__name__} can't take packed sequences: its softmax layers choose keys "
-            "by an indexer that knows no bounds. Give the sequences as rows with an attention_mask"
+            f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
+            "that knows no bounds. Give the sequences as rows with an attention_mask"
+        )
+    longest = _longest_row(model)
+    if longest is not None and _batch_and_time(given)[1] > longest:
+        raise ValueError(
+            f"{name} can't take packed sequences in rows of over {longest} tokens: its softmax "
+            "layers scale by a token's place in the row from there on. Give shorter rows, or the "
+            "sequences as rows with an attention_mask"
         )
     given[BOUNDS] = bounds
     if all(given.get(cache) is None for cache in CACHES):
@@ -120,10 +141,29 @@ def tell_layers(
     return (), given
 
 
+def _mixes_packed(module: nn.Module) -> bool:
+    cls = type(module)
+    return cls.__name__ in MIX_PACKED and cls.__module__.startswith("transformers.")
+
+
+def _longest_row(model: PreTrainedModel) -> int | None:
+    """Beyond which it scales by place; None for models that never do."""
+    names = (SCALE_BY_PLACE.get(cls.__name__) for cls in type(model).__mro__)
+    return getattr(model.config, next(filter(None, names), ""), None)
+
+
 def tell_base(head: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        _refuse_in_a_graph(type(head).__name__, kwargs)
+    else:
         _told.set(find_bounds(_by_name(head, args, kwargs)))
+
+
+def _refuse_in_a_graph(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Bounds that would not reach the layers."""
+    if kwargs.get(BOUNDS) is not None:
+        raise ValueError(f"{name} takes no packed sequences compiled: don't compile it")
 
 
 def forget(head: nn.Module, args: tuple, output: Any) -> None:
@@ -158,14 +198,17 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
     positions. Of embeddings, making them asks for the shape, dtype and device.
     """
     weight, given = model.get_input_embeddings().weight, kwargs.get("attention_mask")
-    mask = create_causal_mask(
-        config=model.config,
-        inputs_embeds=weight.new_empty(*_batch_and_time(kwargs), 0),
-        attention_mask=given,
-        past_key_values=None,
-        position_ids=kwargs["position_ids"],
-    )
-    return {"full_attention": mask, "linear_attention": given}
+    options = {
+        "config": model.config,
+        "inputs_embeds": weight.new_empty(*_batch_and_time(kwargs), 0),
+        "attention_mask": given,
+        "past_key_values": None,
+        "position_ids": kwargs["position_ids"],
+    }
+    masks = {"full_attention": create_causal_mask(**options), "linear_attention": given}
+    if getattr(model.config, "sliding_window", None) is not None:
+        masks["sliding_attention"] = create_sliding_window_causal_mask(**options)
+    return masks
 
 
 def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
@@ -174,7 +217,8 @@ def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
     if "position_ids" not in _parameters(type(model).forward):  # all layers are recurrent
         return MaskAndBounds(mask, bounds)
     masks = mask if isinstance(mask, dict) else _masks(model, kwargs)
-    return {**masks, "linear_attention": MaskAndBounds(masks["linear_attention"], bounds)}
+    told = MaskAndBounds(masks["linear_attention"], bounds)
+    return {**masks, "linear_attention": told, "indexed_attention": told}
 
 
 def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:

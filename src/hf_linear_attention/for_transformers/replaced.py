@@ -5,9 +5,9 @@ made when they are asked for, so that no model of Transformers is imported befor
 
 from torch import nn
 
-from .families import REPLACEMENTS, made_class
+from .families import OURS, made_class
 
-_MODULES = {name: module for module, name in REPLACEMENTS}
+_MODULES = {name: module for module, name in OURS}
 
 
 def __getattr__(name: str) -> type[nn.Module]:

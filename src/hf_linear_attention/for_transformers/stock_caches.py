@@ -27,13 +27,22 @@ class StockLayer:
     Transformers keeps (B, C, W + 1), whose first is never read again, and (B, H, K, V), or with
     `is_transposed` (B, H, V, K). Both are handed out as views, which a step changes in place. A
     transposed state lies in memory as ours: a cache keeps the layout of what it is given first.
+    Where a layer has several convolutions, this is the one of state_idx.
     """
 
-    def __init__(self, cache: Cache, layer_idx: int, is_transposed: bool, dtype: torch.dtype):
+    def __init__(
+        self,
+        cache: Cache,
+        layer_idx: int,
+        is_transposed: bool,
+        dtype: torch.dtype,
+        state_idx: int = 0,
+    ):
         self.layer = cache.layers[layer_idx]
         self.is_transposed = is_transposed
         self.dtype = accumulation_dtype(dtype)
-        self.views = views_of(self.layer, is_transposed)
+        self.state_idx = state_idx
+        self.views = views_of(self.layer, is_transposed, state_idx)
         self.recording = recording_of(self.layer, self.views, is_transposed)
 
     @property
@@ -61,20 +70,22 @@ class StockLayer:
     ) -> None:
         if self.recording is not None:
             self.recording.append(Recorded(num_tokens, key_mask, inputs))
+            self.layer.num_tokens += num_tokens
         if self.views:
             overwrite(self.views, state)
         else:
-            self.layer.update_conv_state(F.pad(state["conv"].transpose(1, 2), (1, 0)))
+            conv = F.pad(state["conv"].transpose(1, 2), (1, 0))
+            self.layer.update_conv_state(conv, state_idx=self.state_idx)
             if "kv" in state:
                 kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
                 self.layer.update_recurrent_state(kv)
 
 
-def views_of(layer: LinearAttentionLayer, is_transposed: bool) -> State:
+def views_of(layer: LinearAttentionLayer, is_transposed: bool, state_idx: int = 0) -> State:
     """What a cache layer holds, in our shapes; {} before the first token."""
-    if not layer.has_previous_state[0]:
+    if not layer.has_previous_state[state_idx]:
         return {}
-    views = {"conv": layer.conv_states[0][..., 1:].transpose(1, 2)}
+    views = {"conv": layer.conv_states[state_idx][..., 1:].transpose(1, 2)}
     if layer.is_recurrent_states_initialized[0]:
         kv = layer.recurrent_states[0]
         views["kv"] = kv.transpose(-1, -2) if is_transposed else kv
@@ -93,6 +104,7 @@ class CroppableLayer(LinearAttentionLayer):
     is_croppable = True
     recording: Recording | None
     is_transposed: bool
+    num_tokens: int  # that were read since it records
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens."""
@@ -109,6 +121,7 @@ class CroppableLayer(LinearAttentionLayer):
             self.recording.confirm()
             return
         state = self.recording.remove_last(n)
+        self.num_tokens -= n
         if state:
             overwrite(views_of(self, self.is_transposed), state)
         else:
@@ -116,7 +129,7 @@ class CroppableLayer(LinearAttentionLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.recording = None
+        self.recording, self.num_tokens = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
@@ -152,7 +165,7 @@ def recording_of(
         return None
     if type(layer) in CROPPABLE:
         layer.__class__ = CROPPABLE[type(layer)]
-        layer.recording, layer.is_transposed = None, is_transposed
+        layer.recording, layer.is_transposed, layer.num_tokens = None, is_transposed, 0
     if not isinstance(layer, CroppableLayer):
         raise RuntimeError(
             f"a cache's {type(layer).__name__} can't take tokens back: generate without drafts"

@@ -20,7 +20,9 @@ from transformers import PreTrainedModel
 
 from .. import linear
 from ..registration import before_forwards
+from .drafts import HEADS
 from .families import Replacement, made_class, replacement_for
+from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, why_it_stays
 from .packing import forget, is_one_of, tell_base, tell_layers
 
@@ -44,6 +46,14 @@ class Left(NamedTuple):
     name: str
     class_name: str
     why: str
+
+
+class Drafting(NamedTuple):
+    """A model that takes drafts now, with its class before and now."""
+
+    model: PreTrainedModel
+    before: type[PreTrainedModel]
+    now: type[PreTrainedModel]
 
 
 class Undoable(ABC):
@@ -73,8 +83,9 @@ class Report(Undoable):
 
     changed: list[Change] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    losses: list[ChangedLoss] = field(default_factory=list)
     hooks: list[RemovableHandle] = field(default_factory=list)
-    takes_drafts: list[PreTrainedModel] = field(default_factory=list)
+    takes_drafts: list[Drafting] = field(default_factory=list)
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
@@ -83,13 +94,18 @@ class Report(Undoable):
         for change in self.changed:
             if type(change.module) is change.now:
                 change_class(change.module, change.before)
+        for loss in self.losses:
+            loss.undo()
         for hook in self.hooks:
             hook.remove()
-        for model in self.takes_drafts:
+        for model, before, now in self.takes_drafts:
             vars(model).pop("_is_stateful", None)
+            if type(model) is now:
+                change_class(model, before)
 
     def __repr__(self) -> str:
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
+        counts.update((type(one.model).__name__, "loss") for one in self.losses)
         counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
         rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
         if not rows:
@@ -105,7 +121,8 @@ def use_kernels(model: nn.Module) -> Report:
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
     `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
     wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart, and
-    `generate` takes drafts. Nothing else in the process changes.
+    `generate` takes drafts. `loss_function` is ours where Transformers' is of the same formula.
+    Nothing else in the process changes.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()
@@ -136,6 +153,7 @@ def use_kernels(model: nn.Module) -> Report:
         if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
+        _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
     elif not report.left:
         why = "no layer of it has a replacement"
@@ -222,6 +240,16 @@ def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
                 _change(report, change)
 
 
+def _replace_losses(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    for name, part in _models_in(model):
+        if has_loss(part) and not layers.isdisjoint(part.modules()):
+            why = why_not(part)
+            if why is None:
+                report.losses.append(change_loss(name, part))
+            else:
+                report.left.append(Left(name, type(part).__name__, why))
+
+
 def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
     """Lets models tell their layers of packed sequences. Hooks, since Transformers looks up what a
     model can return by its class.
@@ -242,15 +270,19 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
     can take back tokens. It refuses models that say of themselves that they can't.
     """
     for _, part in _models_in(model):
-        config = part.config.get_text_config()
-        if (
+        if layers.isdisjoint(part.modules()):
+            continue
+        before, config = type(part), part.config.get_text_config()
+        if (before.__module__, before.__name__) in HEADS:
+            change_class(part, made_class(before.__module__, before.__name__))
+            report.takes_drafts.append(Drafting(part, before, type(part)))
+        elif (
             part._is_stateful
-            and not layers.isdisjoint(part.modules())
             and "past_key_values" in inspect.signature(part.forward).parameters
             and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
         ):
             part._is_stateful = False
-            report.takes_drafts.append(part)
+            report.takes_drafts.append(Drafting(part, before, before))
 
 
 def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:

@@ -1,0 +1,98 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What lets generate() draft with models of Transformers whose caches have another name, or are of
+another class, than it expects: Mamba, Mamba-2, Falcon-Mamba and MiniMax.
+
+Drafts are of an assistant, which is such a model itself perhaps, or of prompt lookup.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig
+from transformers.generation import GenerationMode
+from transformers.utils import ModelOutput
+
+
+def is_drafting(generation_config: GenerationConfig, mode: GenerationMode) -> bool:
+    """Whether tokens are drafted: for the model, or by it."""
+    return mode == GenerationMode.ASSISTED_GENERATION or bool(generation_config.is_assistant)
+
+
+class CountedCache(DynamicCache):
+    """One of recurrent layers only, which knows the number of its tokens, all of them recorded."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return getattr(self.layers[layer_idx], "num_tokens", 0)
+
+
+class DraftsOfMamba:
+    """A head whose cache is `cache_params`, and while it drafts `past_key_values`, too."""
+
+    _is_stateful = False
+
+    def __call__(self, *args, **kwargs) -> Any:
+        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        cache = kwargs.get("cache_params")
+        if isinstance(cache, CountedCache) and isinstance(output, ModelOutput):
+            output["past_key_values"] = cache
+        return output
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, past_key_values: DynamicCache | None = None, **kwargs
+    ) -> dict[str, Any]:
+        if past_key_values is not None:
+            kwargs["cache_params"] = past_key_values
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        *args,
+    ) -> None:
+        ours, theirs = "cache_params", "past_key_values"
+        if theirs in model_kwargs:  # an assistant is called again
+            model_kwargs[ours] = model_kwargs.pop(theirs)
+        super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, generation_mode, *args
+        )
+        cache = model_kwargs.get(ours)
+        if cache is not None and is_drafting(generation_config, generation_mode):
+            if type(cache) is DynamicCache:
+                cache.__class__ = CountedCache
+            model_kwargs[theirs] = model_kwargs.pop(ours)
+
+
+class DraftsOfMiniMax:
+    """A head that makes its cache in the forward, where generate() must have it before."""
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        *args,
+    ) -> None:
+        from .minimax_cache import CroppableMiniMaxCache  # imports a model of Transformers
+
+        super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, generation_mode, *args
+        )
+        uses_cache = generation_config.use_cache is not False
+        if uses_cache and is_drafting(generation_config, generation_mode):
+            cache = CroppableMiniMaxCache.made_of(model_kwargs.get("past_key_values"))
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+            model_kwargs["past_key_values"] = cache
+
+
+# (module, name) of heads of Transformers -> what is put before them
+HEADS: dict[tuple[str, str], type] = {
+    ("transformers.models.falcon_mamba.modeling_falcon_mamba", "FalconMambaForCausalLM"): (
+        DraftsOfMamba
+    ),
+    ("transformers.models.mamba.modeling_mamba", "MambaForCausalLM"): DraftsOfMamba,
+    ("transformers.models.mamba2.modeling_mamba2", "Mamba2ForCausalLM"): DraftsOfMamba,
+    ("transformers.models.minimax.modeling_minimax", "MiniMaxForCausalLM"): DraftsOfMiniMax,
+}

@@ -1,0 +1,64 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""MiniMax's cache, so that it takes tokens back. Importing this imports Transformers' MiniMax."""
+
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
+
+from ..cache_recording import Recording
+from ..recurrence import State
+
+
+class CroppableMiniMaxCache(MiniMaxCache):
+    """One that records once it is told to, and knows how many tokens it has where its first layer
+    is a linear one, too.
+    """
+
+    is_croppable = True
+    is_recording: bool
+    recordings: dict[int, Recording]  # by layer
+
+    @classmethod
+    def made_of(cls, cache: MiniMaxCache | None) -> "CroppableMiniMaxCache":
+        """A new one, or this one, which becomes one."""
+        if isinstance(cache, cls):
+            return cache
+        cache = MiniMaxCache() if cache is None else cache
+        cache.__class__ = cls
+        cache.is_recording, cache.recordings = False, {}
+        return cache
+
+    def recording_of(self, layer_idx: int, state: State) -> Recording | None:
+        """What records the tokens of a linear layer, which has this state now."""
+        if not self.is_recording:
+            return None
+        if layer_idx not in self.recordings:
+            self.recordings[layer_idx] = Recording({name: x.clone() for name, x in state.items()})
+        return self.recordings[layer_idx]
+
+    def activate_past_recording(self) -> None:
+        super().activate_past_recording()
+        self.is_recording = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens."""
+        n = abs(tokens_to_remove)
+        recorded = min((one.num_tokens for one in self.recordings.values()), default=0)
+        if n > recorded:
+            raise RuntimeError(
+                f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
+                "activate_past_recording() before reading those that may have to go"
+            )
+        for layer in self.layers:
+            if layer.is_initialized:  # those of linear layers are not
+                layer.crop(-n)
+        for layer_idx, recording in self.recordings.items():
+            if n == 0:
+                recording.confirm()
+            else:
+                state = recording.remove_last(n)
+                self.linear_cache[layer_idx] = state["kv"].clone() if state else []
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return max((layer.get_seq_length() for layer in self.layers), default=0)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0

@@ -1,0 +1,131 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Short convolutions beside the identity in Transformers: Inkling and Inkling 2, which have four in
+each layer, behind its keys, values, attention and MLP.
+
+Shapes: B batch, T time, C channels, H heads, k tokens that a convolution reads.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache
+from transformers.integrations.accelerate import force_accelerate_hooks
+
+from ..memory import LayerMemory
+from ..numerics import at_least_float32
+from ..recurrence import Inputs, Recurrence, State
+from ..short_convolution import ConvolutionWindow
+from ..tokens import Tokens
+from .layer_parts import begin, convolve
+
+
+class ConvolvedBeside(nn.Module):
+    """What both kinds have. While a cache records, to take tokens back, they leave it all to
+    Transformers, whose cache knows how where there are convolutions only.
+    """
+
+    takes_tokens_back = True
+
+    layer_idx: int
+    conv_idx: int
+    conv_kernel_size: int
+
+    def is_recorded(self, cache: Cache | None) -> bool:
+        return cache is not None and cache.is_recording_past(self.layer_idx)
+
+    def begin(
+        self, hidden_states: Tensor, cache: Cache | None, mask: Any
+    ) -> tuple[Tensor, LayerMemory]:
+        """As layer_parts.begin, and in float32 or better."""
+        x = at_least_float32(hidden_states)
+        return begin(self, x, cache, mask, {}, state_idx=self.conv_idx)
+
+
+class ResidualConvolution(ConvolvedBeside):
+    """y_t = x_t + sum_j weight_j x_{t-k+1+j}, channel by channel, in float32 or better."""
+
+    conv1d: nn.Conv1d
+
+    @force_accelerate_hooks("conv1d")  # its weights are read without calling it
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Cache | None = None,
+        conv_mask: Tensor | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """hidden_states (B, T, C) -> (B, T, C)"""
+        if self.is_recorded(past_key_values):
+            return super().forward(hidden_states, past_key_values, conv_mask, **kwargs)
+        x, memory = self.begin(hidden_states, past_key_values, conv_mask)
+        y = x + convolve(self.conv1d, x, memory, activation=None)
+        memory.write(y.dtype)
+        return self.scaled(y).to(hidden_states.dtype).view_as(hidden_states)
+
+    def scaled(self, y: Tensor) -> Tensor:
+        return y
+
+
+class ScaledResidualConvolution(ResidualConvolution):
+    """Inkling 2's: the same by 1 / sqrt(k + 1)."""
+
+    def scaled(self, y: Tensor) -> Tensor:
+        return y / math.sqrt(self.conv_kernel_size + 1)
+
+
+class ResidualConvolutionOfTokens(ConvolvedBeside):
+    """Inkling 2's other kind, where each token brings weights of its own, one of each head and lag,
+    that are added to those of the channels.
+    """
+
+    static_weight: Tensor  # (k, C), that of the present token first
+    weight_proj: nn.Module
+    num_heads: int
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        dynamic_input: Tensor,
+        past_key_values: Cache | None = None,
+        conv_mask: Tensor | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """hidden_states (B, T, C) and what weights are made of -> (B, T, C)"""
+        if self.is_recorded(past_key_values):
+            return super().forward(
+                hidden_states, dynamic_input, past_key_values, conv_mask, **kwargs
+            )
+        x, memory = self.begin(hidden_states, past_key_values, conv_mask)
+        k, C = self.static_weight.shape
+        of_tokens = self.weight_proj(dynamic_input).to(x.dtype).view(*x.shape[:2], -1, k)
+        of_channels = self.static_weight.to(x.dtype).view(k, self.num_heads, -1)
+        weights = of_tokens.transpose(2, 3)[..., None] + of_channels  # (B, T, k, H, C / H)
+        inputs = {"x": x, "weights": weights.flatten(3)}
+        y = x + memory.run(WindowOfWeightedTokens("conv", C, k, None), inputs)
+        memory.write(y.dtype)
+        return (y / math.sqrt(2 * k + 1)).to(hidden_states.dtype).view_as(hidden_states)
+
+
+class WindowOfWeightedTokens(ConvolutionWindow):
+    """With "weights" (B, T, k, C) of each token, that of the token itself first: the sum of what a
+    convolution by one lag after the other reads.
+    """
+
+    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        x, weights = inputs["x"], inputs["weights"]
+        assert x is not None and weights is not None
+        k, C = self.kernel_size, self.channels
+        y = torch.zeros_like(x)
+        after: State = {}
+        for lag in range(k):
+            only = F.one_hot(torch.tensor(k - 1 - lag), k).to(x)
+            one_lag = {"x": x, "weight": only.expand(C, 1, k), "bias": None}
+            earlier, after = super().run(one_lag, state, tokens)
+            y = torch.addcmul(y, weights[:, :, lag], earlier)
+        return y, after
+
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        return Recurrence.step_(self, inputs, state, tokens)
