@@ -24,9 +24,12 @@ import time
 import types
 from pathlib import Path
 
-# Read when PyTorch and Transformers are imported, so the same for all programs. The code of models
-# is copied to a folder beside each program.
-FIXED = {"HF_MODULES_CACHE": "modules", "HF_HUB_OFFLINE": "1"}
+# Read when PyTorch and Transformers are imported, so the same for all programs.
+FIXED = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_ENDPOINT": "http://127.0.0.1:9",  # which refuses every connection
+    "OMP_NUM_THREADS": "1",  # in programs so small, several would only wait for each other
+}
 READ_AT_IMPORT = ("HF_", "OMP_", "TORCH_", "TRANSFORMERS_")
 OURS = "HF_LINEAR_ATTENTION_"
 
@@ -37,21 +40,24 @@ def run_python(
     """What `python *arguments` printed, as text, and how it ended: `-c program`, `-m module` or a
     script, each with arguments of its own, and with `variables` added to the environment.
     """
-    fixed = [n for n in variables if n.startswith(READ_AT_IMPORT) and not n.startswith(OURS)]
-    if fixed:
-        raise ValueError(f"{', '.join(fixed)} is read before the program begins: use subprocess")
+    early = [n for n in variables if n.startswith(READ_AT_IMPORT) and not n.startswith(OURS)]
+    if early:
+        raise ValueError(f"{', '.join(early)} is read before the program begins: use subprocess")
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         request = {
             "arguments": words,
             "cwd": str(cwd or os.getcwd()),
-            "environment": os.environ | FIXED | variables,
+            "environment": os.environ | fixed_variables() | variables,
             "streams": [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)],
             "timeout": timeout,
         }
         server = the_server()
         print(json.dumps(request), file=server.stdin, flush=True)
-        status = json.loads(server.stdout.readline())
+        reply = server.stdout.readline()
+        if not reply:
+            raise RuntimeError(f"the server of new Pythons ended with status {server.wait()}")
+        status = json.loads(reply)
         printed = []
         for file in (out, err):
             file.seek(0)
@@ -62,9 +68,17 @@ def run_python(
 
 
 @functools.cache
+def fixed_variables() -> dict[str, str]:
+    """FIXED, and a folder of this session's for the code of models."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return {**FIXED, "HF_MODULES_CACHE": folder.name}
+
+
+@functools.cache
 def the_server() -> subprocess.Popen:
     # Without the caller's PYTHONPATH, which programs may change.
-    environment = {n: x for n, x in os.environ.items() if n != "PYTHONPATH"} | FIXED
+    environment = {n: x for n, x in os.environ.items() if n != "PYTHONPATH"} | fixed_variables()
     server = subprocess.Popen(
         [sys.executable, __file__],
         env=environment,

@@ -46,9 +46,7 @@ def new_process(modules: Path, **variables: str) -> dict:
 
 
 def run(script: str, *arguments: str | Path, modules: Path, **variables: str):
-    """The last line that a new Python prints, read as JSON. It runs in the folder `modules`, where
-    it copies the code of models to.
-    """
+    """The last line that a new Python prints, read as JSON. It runs in the folder `modules`."""
     result = run_python("-c", script, *arguments, cwd=modules, PYTHONPATH=PACKAGE, **variables)
     return last_line(result)
 
