@@ -10,11 +10,11 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOME = ["gated", "hybrid", *NEWER]  # compiling takes seconds
+SOME = ["gated", "hybrid", *NEWER]  # compiling a layer takes seconds
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,6 @@ def new_compiler():
     counters.clear()
     yield
     torch._dynamo.reset()
-
-
-def shallow_model(variant: str):
-    """Of one layer where all are alike, since a compiler takes time for each."""
-    fields = VARIANTS[variant]
-    layers = len(fields.get("layer_types", ["linear_attention"]))
-    return tiny_model(dtype=torch.float32, **{**fields, "num_hidden_layers": layers})
 
 
 def num_graphs() -> int:
@@ -57,7 +50,7 @@ def read(forward, ids, cache, pieces):
     ],
 )
 def test_a_static_cache_grows_without_another_graph(variant, backend):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 40)
     whole = read(model, ids, None, 40)
     cache = StaticLinearAttentionCache(model.config, max_cache_len=40)
@@ -90,7 +83,7 @@ def test_a_memory_of_any_length_is_read_by_the_same_graph():
 
 @pytest.mark.parametrize("variant", ["paper"])
 def test_the_usual_cache_grows_without_many_graphs(variant):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 30)
     cache = LinearAttentionCache(model.config)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
@@ -103,7 +96,7 @@ def test_the_usual_cache_grows_without_many_graphs(variant):
 
 @pytest.mark.parametrize("variant", SOME)
 def test_a_prompt_compiles_into_one_graph(variant):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 12)
     cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
@@ -113,7 +106,7 @@ def test_a_prompt_compiles_into_one_graph(variant):
 
 @pytest.mark.parametrize("variant", ["hybrid", "aaren"])
 def test_addresses_never_change(variant):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     cache = StaticLinearAttentionCache(model.config, max_cache_len=40)
     ids = random_ids(2, 9)
     compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
@@ -136,7 +129,7 @@ def compile_everywhere(**kwargs) -> CompileConfig:
 
 @pytest.mark.parametrize("variant", SOME)
 def test_generate_compiles_one_graph_for_all_tokens(variant):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, :4] = 0
     ids = random_ids(2, 9)
@@ -196,7 +189,7 @@ def saved_and_loaded(program):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_forward_is_exported_for_any_length(variant):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     T = torch.export.Dim("T", min=2, max=60)
     program = torch.export.export(
         Logits(model), (random_ids(2, 7),), dynamic_shapes={"input_ids": {1: T}}
@@ -210,7 +203,7 @@ def test_forward_is_exported_for_any_length(variant):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_a_step_is_exported_with_its_cache(variant):
-    model = shallow_model(variant)
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 20)
     cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     model(ids[:, :1], past_key_values=cache)

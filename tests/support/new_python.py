@@ -30,8 +30,7 @@ FIXED = {
     "HF_ENDPOINT": "http://127.0.0.1:9",  # which refuses every connection
     "OMP_NUM_THREADS": "1",  # in programs so small, several would only wait for each other
 }
-READ_AT_IMPORT = ("HF_", "OMP_", "TORCH_", "TRANSFORMERS_")
-OURS = "HF_LINEAR_ATTENTION_"
+READ_AT_IMPORT = ("HF_H", "HF_ENDPOINT", "HF_MODULES", "HF_TOKEN", "OMP_", "TRANSFORMERS_")
 
 
 def run_python(
@@ -40,7 +39,7 @@ def run_python(
     """What `python *arguments` printed, as text, and how it ended: `-c program`, `-m module` or a
     script, each with arguments of its own, and with `variables` added to the environment.
     """
-    early = [n for n in variables if n.startswith(READ_AT_IMPORT) and not n.startswith(OURS)]
+    early = [name for name in variables if name.startswith(READ_AT_IMPORT)]
     if early:
         raise ValueError(f"{', '.join(early)} is read before the program begins: use subprocess")
     words = [str(argument) for argument in arguments]

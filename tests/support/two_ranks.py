@@ -24,7 +24,7 @@ from hf_linear_attention import (
     register_feature_map,
     split_sequence,
 )
-from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
 
 SIZES = {"vocab_size": 42}  # transformers 5.17 gathers logits of even numbers of words only
 MASKS = {
@@ -270,7 +270,7 @@ SEQUENCE_PARALLEL = (
 )
 # Of each kind of state one, that runs over all masks; the others over the one that has holes.
 OVER_MASKS = ("gated", "dpfp", "aaren", "preset_deltanet", "preset_mamba2")
-# Four layers whose norms, in float32, magnify each other's rounding.
+# Layers whose norms, in float32, magnify each other's rounding.
 SMALLER = {"preset_kimi_linear": {"initializer_range": 0.25}}
 CROSS = {
     "add_cross_attention": True,
@@ -279,15 +279,15 @@ CROSS = {
     "num_key_value_heads": 2,
 }
 QUANTISED = {
-    **{name: VARIANTS[name] for name in ("paper", "dpfp", "aaren", "gated", "hybrid")},
-    **{name: VARIANTS[name] for name in ("preset_t2r", "preset_performer", *NEWER)},
+    **{name: shallow(name) for name in ("paper", "dpfp", "aaren", "gated", "hybrid")},
+    **{name: shallow(name) for name in ("preset_t2r", "preset_performer", *NEWER)},
     "conv": {"conv_kernel_size": 3},
     "cross": CROSS,
 }
 CHECKS: dict[str, Callable[[Path], None]] = {
     **{
         f"heads_are_shared[{name}]": partial(
-            heads_are_shared, **VARIANTS[name], **SMALLER.get(name, {})
+            heads_are_shared, **shallow(name), **SMALLER.get(name, {})
         )
         for name in TENSOR_PARALLEL
     },
