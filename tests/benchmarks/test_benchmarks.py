@@ -81,6 +81,15 @@ def test_transformers_models_are_measured_before_and_after(tmp_path, monkeypatch
     assert cases == {"prompt of 16 tokens", "a token after 16", "training step of 16 tokens"}
 
 
+def test_a_note_says_where_the_time_of_a_model_goes():
+    before = bench_upstream.make_model("Qwen3.5", 4, torch.float32, is_smallest=True)
+    after = bench_upstream.contender(before, bench_upstream.AFTER)
+    step = bench_upstream.speedup.training_step(after, bench_upstream.random_tokens(after, 16))
+    shares = bench_upstream.where_time_goes(step)
+    assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0
+    assert bench_upstream.note_of("x", {"norms": 0.25, "rest": 0.75}) == "x: norms 25%, rest 75%"
+
+
 def test_a_contender_has_one_kind_of_module_replaced():
     before = bench_upstream.make_model("Qwen3.5", 4, torch.float32, is_smallest=True)
     for kind in bench_upstream.KINDS:

@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig, pipeline
-from trl import SFTConfig, SFTTrainer
 
 from hf_linear_attention import (
     LinearAttentionForCausalLM,
@@ -21,18 +19,12 @@ from hf_linear_attention import (
 )
 from hf_linear_attention.linear import Linear
 from saved_models import new_process, word_tokenizer
+from sft import PACKED, sft_trainer, words
 from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAMES = ["paper", "gated", "hybrid", "aaren", "learned", *NEWER]
-
-
-def words(*lengths: int) -> list[str]:
-    """Texts of so many words."""
-    return [
-        " ".join(f"w{i}" for i in random_ids(length, seed=length).tolist()) for length in lengths
-    ]
 
 
 def greedy(model, ids: torch.Tensor, **options) -> torch.Tensor:
@@ -97,39 +89,6 @@ def test_lora_trains_and_comes_back_merged_or_not(name, tmp_path):
 
 
 # TRL
-
-
-def sft_trainer(model, folder, rows: int = 8, **options) -> SFTTrainer:
-    """A trainer for one step of SGD over all of eight texts of different lengths."""
-    config = SFTConfig(
-        str(folder),
-        per_device_train_batch_size=rows,
-        max_steps=1,
-        optim="sgd",
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        report_to=[],
-        logging_strategy="no",
-        save_strategy="no",
-        **options,
-    )
-    texts = Dataset.from_dict({"text": words(3, 9, 4, 7, 11, 5, 10, 6)})
-    return SFTTrainer(
-        model=model,
-        args=config,
-        train_dataset=texts,
-        processing_class=word_tokenizer(eos_token="w40"),
-    )
-
-
-PACKED = {
-    "bfd": {"packing": True, "packing_strategy": "bfd", "max_length": 16},
-    "padding_free": {"padding_free": True, "max_length": None},
-}
 
 
 @pytest.mark.parametrize("name", ["paper", "gated", "hybrid", "aaren", *NEWER])

@@ -47,6 +47,12 @@ def test_the_readmes_picture_is_of_the_newest_times(newest, tmp_path):
     assert "](docs/context.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_readmes_picture_of_gains_is_that_of_the_newest_result(newest):
+    path, _ = newest["upstream"]
+    assert report.GAINS.read_bytes() == path.with_suffix(".png").read_bytes()
+    assert "](docs/use_kernels.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
     tables = {"README": report.choices(newest["compare"][1])}
     tables["PAGE"] = report.section(*newest["decode"])
@@ -58,11 +64,12 @@ def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
         old.write_text(written[name].replace(table, "an old table"), encoding="utf-8")
         assert old.read_text(encoding="utf-8") != written[name]
         monkeypatch.setattr(report, name, old)
-    monkeypatch.setattr(report, "PICTURE", tmp_path / "context.png")
+    for picture in ("PICTURE", "GAINS"):
+        monkeypatch.setattr(report, picture, tmp_path / getattr(report, picture).name)
     report.main()
     for name, text in written.items():
         assert getattr(report, name).read_text(encoding="utf-8") == text
-    assert report.PICTURE.exists()
+    assert report.PICTURE.exists() and report.GAINS.exists()
 
 
 def test_a_missing_result_is_an_error(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
@@ -119,6 +120,22 @@ def test_every_norm_of_falcon_is_as_upstream(norm):
         want = model(ids).logits
         use_kernels(model)
         close(model(ids).logits, want)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "jamba"])
+def test_an_adapter_on_the_step_sizes_of_mamba_counts(model_type):
+    """Upstream reads the weights of dt_proj past it, if it was not merged into them."""
+    model = tiny_upstream(model_type)
+    ids = torch.randint(2, VOCAB_SIZE - 4, (2, T))
+    adapter = LoraConfig(target_modules=["dt_proj"], init_lora_weights=False)
+    adapted = get_peft_model(model, adapter)
+    with torch.no_grad():
+        without = adapted(input_ids=ids).logits
+        with use_kernels(adapted):
+            got = adapted(input_ids=ids).logits
+        want = adapted.merge_and_unload()(input_ids=ids).logits
+    close(got, want)
+    assert (want - without).abs().max() > 1e-2 * want.abs().max()
 
 
 def test_a_mask_of_another_length_is_refused(x):

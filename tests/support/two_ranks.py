@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Checks that two processes make together, and say which hold: torchrun ... two_ranks.py FOLDER"""
 
+import copy
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import TorchAOBaseTensor
@@ -23,8 +25,10 @@ from hf_linear_attention import (
     LinearAttentionForSequenceClassification,
     register_feature_map,
     split_sequence,
+    use_kernels,
 )
 from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
+from upstream_models import ONE_OF_EACH, tiny_upstream
 
 SIZES = {"vocab_size": 42}  # transformers 5.17 gathers logits of even numbers of words only
 MASKS = {
@@ -258,6 +262,49 @@ def what_needs_the_whole_sequence_is_refused(folder: Path) -> None:
             split_sequence(wrong)
 
 
+# Transformers' own models on our kernels
+
+
+def in_ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def in_fsdp2(model: nn.Module) -> nn.Module:
+    """Its layers, its base model and itself, which become of other classes."""
+    for part in (*model.base_model.layers, model.base_model, model):
+        fully_shard(part)
+    return model
+
+
+def changed_models_train_packed_as_others_do_rows(
+    folder: Path, model_type: str, wrap: Callable[[nn.Module], nn.Module], is_wrapped_first: bool
+) -> None:
+    whole = tiny_upstream(model_type).train()
+    parallel = copy.deepcopy(whole)
+    if is_wrapped_first:
+        parallel = wrap(parallel)
+        report = use_kernels(parallel)
+    else:
+        report = use_kernels(parallel)
+        parallel = wrap(parallel)
+    assert report.changed and not report.left
+    ids = random_ids(4, 9)
+    loss_of_rows(whole, ids, input_ids=ids, use_cache=False).backward()
+    own = ids[2 * dist.get_rank() :][:2]
+    positions = torch.arange(9).repeat(1, 2)
+    loss_of_rows(parallel, own, input_ids=own.view(1, -1), position_ids=positions).backward()
+    expected = gradients(whole)
+    for name, gradient in gradients(parallel).items():
+        want = expected[name]
+        atol = 2e-3 * want.abs().max().item()
+        torch.testing.assert_close(gradient, want, rtol=0, atol=atol, msg=name)
+
+
+def loss_of_rows(model: nn.Module, rows: Tensor, **inputs) -> Tensor:
+    logits = model(**inputs).logits.view(*rows.shape, -1)[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
 TENSOR_PARALLEL = (
     *("paper", "softmax", "dpfp", "aaren", "gated", "learned", "hybrid"),
     *("preset_t2r", "preset_performer", "preset_retnet", "preset_qwen3_next", *NEWER),
@@ -311,6 +358,16 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "sequences_are_shared[checkpointing]": partial(
         sequences_are_shared, mask=None, checkpointing=True, **VARIANTS["gated"]
     ),
+    **{
+        f"changed_models_train[{model_type}-{wrap.__name__}-{is_wrapped_first}]": partial(
+            changed_models_train_packed_as_others_do_rows,
+            model_type=model_type,
+            wrap=wrap,
+            is_wrapped_first=is_wrapped_first,
+        )
+        for model_type in ONE_OF_EACH
+        for wrap, is_wrapped_first in ((in_ddp, True), (in_fsdp2, True), (in_fsdp2, False))
+    },
     **{
         check.__name__: check
         for check in (

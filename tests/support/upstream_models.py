@@ -4,6 +4,8 @@ state changes the tokens.
 """
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL,
 )
@@ -67,7 +69,7 @@ LATENT = dict(
 )
 
 # model type -> its config's fields
-CONFIGS = {
+OF_ALL_MODELS = {
     "qwen3_next": dict(HYBRID, **DELTA, **MOE),
     "qwen3_5_text": dict(HYBRID, **DELTA),
     "qwen3_5_moe_text": dict(HYBRID, **DELTA, **MOE),
@@ -197,6 +199,19 @@ CONFIGS = {
         head_dim=8,
     ),
 }
+
+# Models and classes that the oldest Transformers lacks, and a version that has them.
+SINCE = {"bailing_hybrid": "5.20", "lfm3": "5.23", "NemotronHRMSNormGated": "5.20"}
+
+
+def is_here(name: str) -> bool:
+    """Whether the installed Transformers has this model or class."""
+    return Version(transformers.__version__) >= Version(SINCE.get(name, "5.17"))
+
+
+CONFIGS = {name: config for name, config in OF_ALL_MODELS.items() if is_here(name)}
+# One model of each family of recurrent layers.
+ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "mamba2", "minimax", "lfm2", "mamba")
 
 
 def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:

@@ -141,8 +141,8 @@ def test_wrong_flags_are_named(args, message, capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ([], {"decay": "per_token", "feature_map": "elu+1"}),
-        (["--decay", "none"], {"decay": "none", "feature_map": "elu+1"}),
+        ([], {"decay": "per_token", "mixer": "delta_rule"}),
+        (["--decay", "none"], {"decay": "none", "mixer": "delta_rule"}),
         (["--preset", "katharopoulos"], {"decay": "none", "feature_map": "elu+1"}),
         (["--preset", "retnet"], {"decay": "retnet", "gate_act": "silu", "hidden_size": 128}),
         (["--preset", "retnet", "--decay", "per_head"], {"decay": "per_head", "gate_act": "silu"}),

@@ -24,6 +24,7 @@ from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
 from .mamba1 import Mamba1, Mamba1OfZamba, Mamba1WithNorms
+from .module_classes import device_type_of, why_it_stays
 from .norms import (
     GateThenNorm,
     LateRoundedNorm,
@@ -71,14 +72,13 @@ class Replacement(NamedTuple):
 
     def why_not(self, module: nn.Module, upstream: type[nn.Module]) -> str | None:
         """Why it must not replace a module of this class of Transformers; None where it may."""
-        if "forward" in vars(module):
-            return "its forward was replaced on the module itself, as offloading does"
+        if (why := why_it_stays(module)) is not None:
+            return why
         if fingerprint(upstream, self.functions) not in self.sources:
             known = ", ".join(dict.fromkeys(self.sources.values()))
             return f"Transformers {transformers.__version__} computes it otherwise than {known} do"
         if self.package is not None and importlib.util.find_spec(self.package) is not None:
-            weight = next(module.parameters(), None)
-            if weight is not None and weight.device.type not in ("cpu", "meta"):
+            if device_type_of(module) not in (None, "cpu", "meta"):
                 return f"Transformers runs it on {self.package} there"
         asked = getattr(self.ours, "why_not", None)
         return None if asked is None else asked(module)
@@ -87,40 +87,50 @@ class Replacement(NamedTuple):
 # fmt: off
 GATED_DELTA = Replacement(
     GatedDelta, "gated delta rule",
-    {"2bc9629c5c0f": "5.17 to 5.20", "12096e0293e8": "5.23"},
+    {"2bc9629c5c0f": "5.17 to 5.20", "93c181e4a987": "5.21 to 5.22", "12096e0293e8": "5.23"},
     DELTA_RULE, "fla",
 )
 GATED_DELTA_OF_QWEN3_NEXT = GATED_DELTA._replace(
-    ours=GatedDeltaOfQwen3Next, sources={"80b4815c9e55": "5.17 to 5.20", "644a61655baf": "5.23"},
+    ours=GatedDeltaOfQwen3Next, sources={
+        "80b4815c9e55": "5.17 to 5.20", "a30c4c97f167": "5.21 to 5.22", "644a61655baf": "5.23",
+    },
 )
 GATED_DELTA_OF_OLMO = GATED_DELTA._replace(
-    ours=GatedDeltaOfOlmo, sources={"278eb4ca725d": "5.17 to 5.20", "07b7e99af4a8": "5.23"},
+    ours=GatedDeltaOfOlmo, sources={
+        "278eb4ca725d": "5.17 to 5.20", "4b5ba2da5026": "5.21 to 5.22", "07b7e99af4a8": "5.23",
+    },
 )
 KDA_LAYER = Replacement(
     KDA, "Kimi delta attention",
-    {"6094d06945a2": "5.17 to 5.20", "d89afa14b01b": "5.23"},
+    {"6094d06945a2": "5.17 to 5.20", "d89afa14b01b": "5.21 to 5.23"},
     KIMI_DELTA, "fla",
 )
 KDA_OF_BAILING = KDA_LAYER._replace(
-    ours=KDAOfBailing, sources={"0328b9beefc7": "5.20", "571943191a51": "5.23"},
+    ours=KDAOfBailing, sources={"0328b9beefc7": "5.20", "571943191a51": "5.21 to 5.23"},
 )
 SSD_LAYER = Replacement(
     SSD, "Mamba-2's state space",
-    {"9b07f9399435": "5.17", "826a20fe3e97": "5.20", "fae0672b8d3f": "5.23"},
+    {"9b07f9399435": "5.17", "826a20fe3e97": "5.20", "fae0672b8d3f": "5.21 to 5.23"},
     STATE_SPACE, "mamba_ssm",
 )
 SSD_OF_FALCON = SSD_LAYER._replace(
     ours=SSDOfFalcon,
-    sources={"6499622a7f34": "5.17", "728bc8a095b3": "5.20", "4ed845dc6c84": "5.23"},
+    sources={"6499622a7f34": "5.17", "728bc8a095b3": "5.20", "4ed845dc6c84": "5.21 to 5.23"},
 )
 MAMBA1_LAYER = Replacement(
-    Mamba1, "Mamba's state space", {"8c3b0b447aa8": "5.23"}, SELECTIVE_SCAN, "mamba_ssm",
+    Mamba1, "Mamba's state space",
+    {"b445819ce4d9": "5.17 to 5.20", "8c3b0b447aa8": "5.21 to 5.23"},
+    SELECTIVE_SCAN, "mamba_ssm",
 )
 MAMBA1_WITH_NORMS = MAMBA1_LAYER._replace(
-    ours=Mamba1WithNorms, sources={"6faa82a5020f": "5.23", "b4cf110bd4dd": "5.23"},
+    ours=Mamba1WithNorms, sources={
+        "4da1c6154d02": "5.17 to 5.20", "6faa82a5020f": "5.21 to 5.23",  # Falcon-Mamba's
+        "2a2307efd8eb": "5.17 to 5.20", "b4cf110bd4dd": "5.21 to 5.23",  # Jamba's
+    },
 )
 MAMBA1_OF_ZAMBA = MAMBA1_LAYER._replace(
-    ours=Mamba1OfZamba, sources={"1075f7cf5ed1": "5.23"},
+    ours=Mamba1OfZamba,
+    sources={"a6f1a6cd9171": "5.17", "91663e2dcaf8": "5.20", "1075f7cf5ed1": "5.21 to 5.23"},
 )
 LIGHTNING = Replacement(
     Lightning, "lightning attention",
@@ -129,7 +139,9 @@ LIGHTNING = Replacement(
 )
 
 GATED_CONVOLUTION = Replacement(
-    GatedConvolution, "short convolution", {"ef72aad71268": "5.23"}, CONVOLUTION, "causal_conv1d",
+    GatedConvolution, "short convolution",
+    {"995b584918c9": "5.17 to 5.20", "1cfe403c69f7": "5.21", "ef72aad71268": "5.22 to 5.23"},
+    CONVOLUTION, "causal_conv1d",
 )
 
 PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.23"}, is_recurrent=False)
@@ -155,7 +167,7 @@ GATE_THEN_NORM = NORM_THEN_GATE._replace(
     ours=GateThenNorm, sources={"ff3654df3895": "5.17 to 5.20", "aec0fa17fa67": "5.17 to 5.23"},
 )
 NORM_OF_FALCON = NORM_THEN_GATE._replace(
-    ours=NormOfFalcon, sources={"71372cf4e12c": "5.17 to 5.20", "2f45cd599fdc": "5.23"},
+    ours=NormOfFalcon, sources={"71372cf4e12c": "5.17 to 5.20", "2f45cd599fdc": "5.21 to 5.23"},
 )
 
 # Classes by their names, for each model of Transformers. No two models have one of the same name.

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
-from ..tokens import positions_within
+from ..tokens import positions_within, sequence_of_each_token
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 CACHES = ("past_key_values", "cache_params")
@@ -28,6 +28,8 @@ CACHES = ("past_key_values", "cache_params")
 MIX_PACKED = ("Glm5NextTextModel",)
 # Models that make masks without regard to positions, and take masks that are made already.
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
+# Models that, before 5.22, hand on numbers of sequences, and no bounds.
+HAND_ON_SEQ_IDX = ("Lfm2Model", "Lfm2MoeModel")
 # Models that hand nothing on to their recurrent layers but a mask.
 HAND_ON_A_MASK = ("FalconMambaModel", "JambaModel", "MambaModel")
 
@@ -98,20 +100,22 @@ def tell_layers(
         bounds = find_bounds(given)
     if bounds is None:
         return None
-    name = type(model).__name__
-    if name in MIX_PACKED:
+    if is_one_of(model, MIX_PACKED):
         raise ValueError(
-            f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
-            "that knows no bounds. Give the sequences as rows with an attention_mask"
+            f"{type(model).__name__} can't take packed sequences: its softmax layers choose keys "
+            "by an indexer that knows no bounds. Give the sequences as rows with an attention_mask"
         )
     given[BOUNDS] = bounds
     if all(given.get(cache) is None for cache in CACHES):
         given["use_cache"] = False
     if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
         given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
-    if name in MASK_WITHOUT_POSITIONS and given.get("attention_mask") is None:
+    if is_one_of(model, MASK_WITHOUT_POSITIONS) and given.get("attention_mask") is None:
         given["attention_mask"] = _masks(model, given)
-    if name in HAND_ON_A_MASK:
+    if is_one_of(model, HAND_ON_SEQ_IDX):
+        B, T = _batch_and_time(given)
+        given["seq_idx"] = sequence_of_each_token(bounds, B * T).int().view(B, T)
+    if is_one_of(model, HAND_ON_A_MASK):
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
 
@@ -126,6 +130,11 @@ def forget(head: nn.Module, args: tuple, output: Any) -> None:
     """After it, or its error."""
     if not torch.compiler.is_compiling():
         _told.set(None)
+
+
+def is_one_of(model: nn.Module, names: tuple[str, ...]) -> bool:
+    """Of a class of these names, or of one derived from it, as FSDP2 makes them."""
+    return any(cls.__name__ in names for cls in type(model).__mro__)
 
 
 def _bounds_where_changed(is_new: Tensor, B: int, T: int) -> Tensor:

@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from .. import linear
 from ..registration import before_forwards
 from .families import Replacement, made_class, replacement_for
-from .packing import forget, tell_base, tell_layers
+from .module_classes import change_class, why_it_stays
+from .packing import forget, is_one_of, tell_base, tell_layers
 
 # Heads that do not hand on what they are told of packed sequences.
 HAND_NOTHING_ON = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
@@ -76,10 +77,12 @@ class Report(Undoable):
     takes_drafts: list[PreTrainedModel] = field(default_factory=list)
 
     def undo(self) -> None:
-        """Makes the model what it was. Copies that were made of it meanwhile stay as they are."""
+        """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
+        so do modules that became of another class meanwhile, as those given to FSDP2 do.
+        """
         for change in self.changed:
             if type(change.module) is change.now:
-                change.module.__class__ = change.before
+                change_class(change.module, change.before)
         for hook in self.hooks:
             hook.remove()
         for model in self.takes_drafts:
@@ -111,8 +114,7 @@ def use_kernels(model: nn.Module) -> Report:
             ...
 
     Args:
-        model: with any weights, in any precision, on any device, wrapped by PEFT or not. What is
-            offloaded must be so after this call, not before it.
+        model: with any weights, in any precision, on any device or several, wrapped by PEFT or not.
 
     Returns:
         What was changed, and what was left alone.
@@ -183,7 +185,7 @@ def _replace(report: Report, name: str, module: nn.Module, replacement: Replacem
 
 
 def _change(report: Report, change: Change) -> None:
-    change.module.__class__ = change.now
+    change_class(change.module, change.now)
     report.changed.append(change)
 
 
@@ -213,8 +215,7 @@ def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
         if replacement is not None:
             _replace(report, name, module, replacement)
         elif type(module) is nn.Linear and _is_on_cpu(module) and linear.IS_COMPILED:
-            if "forward" in vars(module):
-                why = "its forward was replaced on the module itself, as offloading does"
+            if (why := why_it_stays(module)) is not None:
                 report.left.append(Left(name, "Linear", why))
             else:
                 change = Change(name, module, nn.Linear, linear.Linear, "product of few rows")
@@ -231,7 +232,7 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
         if not inner:
             hook = part.register_forward_pre_hook(tell_layers, with_kwargs=True)
             report.hooks.append(hook)
-        elif type(part).__name__ in HAND_NOTHING_ON:
+        elif is_one_of(part, HAND_NOTHING_ON):
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
 
