@@ -64,8 +64,10 @@ def compile_one(nvcc: str, source: Path, architecture: str, directory: Path) -> 
     """Compiles for one architecture and returns what the compiler printed."""
     virtual = architecture.replace("sm_", "compute_")
     name = "-".join(source.relative_to(CSRC).parts)
-    target = directory / f"{name}.{architecture}.o"
-    command = [nvcc, "-std=c++17", "-O3", f"-I{CSRC}", "-Xptxas=-v", "-c", source, "-o", target]
+    target = directory / f"{name}.{architecture}"
+    # for the device alone: compiling for the host takes a fifth of the time
+    kind = "-cubin" if architecture.startswith("sm_") else "-ptx"
+    command = [nvcc, "-std=c++17", "-O3", f"-I{CSRC}", "-Xptxas=-v", kind, source, "-o", target]
     command.append(f"-gencode=arch={virtual},code={architecture}")
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:

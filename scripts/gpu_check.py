@@ -80,20 +80,18 @@ class Checks:
 
 
 def describe(environment: dict[str, str]) -> dict[str, Any]:
-    result = subprocess.run(
-        [sys.executable, "-c", DESCRIBE], env=environment, capture_output=True, text=True
-    )
-    if result.returncode:
-        raise SystemExit(f"torch and the package could not be imported:\n{result.stderr}")
-    return json.loads(result.stdout.splitlines()[-1])
+    """With the package in src where none is installed, as `environment` then says."""
+    command = [sys.executable, "-c", DESCRIBE]
+    for path in ({}, {"PYTHONPATH": str(ROOT / "src")}):
+        environment |= path
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if result.returncode == 0:
+            return json.loads(result.stdout.splitlines()[-1])
+    raise SystemExit(f"torch and the package could not be imported:\n{result.stderr}")
 
 
 def prepare(checks: Checks, environment: dict[str, str]) -> dict[str, Any]:
     """The device, once there are kernels for it; builds them in place where there are none."""
-    if subprocess.run(
-        [sys.executable, "-c", "import hf_linear_attention"], env=environment, capture_output=True
-    ).returncode:
-        environment["PYTHONPATH"] = str(ROOT / "src")
     found = describe(environment)
     if found["device"] is None:
         raise SystemExit(

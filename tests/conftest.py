@@ -1,6 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What every test runs under: a fixed seed, and uninitialised memory that shows itself."""
 
+import gc
+
 import pytest
 import torch
 
@@ -9,6 +11,12 @@ from hf_linear_attention import linear, rms_norm
 # These start compilers, servers and training: begun last, one of them would keep one process busy
 # while the others have nothing to do.
 SLOW_FOLDERS = ("native", "training", "clients", "docs", "benchmarks")
+
+
+def pytest_collection_finish():
+    """What was imported stays: to look through it takes the garbage collector a second or two."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

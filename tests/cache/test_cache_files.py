@@ -3,8 +3,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
+from new_python import run_python
 from tiny import (
     NEWER,
     VARIANTS,
@@ -82,7 +81,8 @@ def test_another_process_generates_the_same_bits(variant, tmp_path):
     model.save_pretrained(tmp_path / "model")
     cache.save(tmp_path / "cache.safetensors")
     numbers = ",".join(str(x) for x in ids[0].tolist())
-    subprocess.run([sys.executable, "-c", CONTINUE, numbers], cwd=tmp_path, check=True, timeout=120)
+    continued = run_python("-c", CONTINUE, numbers, cwd=tmp_path)
+    assert continued.returncode == 0, continued.stderr
     here = model.generate(
         ids,
         past_key_values=cache,

@@ -2,6 +2,9 @@
 """Models on the Hub (a stand-in for it): pushed, and loaded again, with and without the package."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from fake_hub import TOKEN, FakeHub, running_hub
 from hf_linear_attention import LinearAttentionForSequenceClassification
-from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
+from saved_models import WITHOUT_PACKAGE, last_line, new_process, word_tokenizer
 from tiny import VARIANTS, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,6 +65,13 @@ def talk_to(hub: FakeHub, cache) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1",
         "no_proxy": "127.0.0.1",
     }
+
+
+def run(script: str, *arguments: str | Path, modules: Path, **variables: str):
+    """The last line that a process prints, which is new in all: it imports Transformers, too."""
+    process = new_process(modules, **variables)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return last_line(subprocess.run(command, **process, capture_output=True, timeout=300))
 
 
 @pytest.fixture(scope="module")

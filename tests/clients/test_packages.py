@@ -238,8 +238,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["gated", "hybrid", "aaren", "preset_performer"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, options) for name in ("gated", "hybrid") for options in OPTIONS),
+        *((name, "beams") for name in ("aaren", "preset_performer")),
+    ],
+)
 def test_one_model_generates_in_many_threads_at_once(name, options):
     model = tiny_model(dtype=torch.float32, **VARIANTS[name])
     rows = 1 if options == "drafts" else 2

@@ -2,11 +2,11 @@
 """The Python in docs/, run page by page, in order, as a reader would; and where pages link to."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from new_python import run_python
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -23,13 +23,7 @@ def test_there_are_pages_with_snippets():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_snippet_runs(page, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(SNIPPETS[page])],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    result = run_python("-c", "\n".join(SNIPPETS[page]), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 

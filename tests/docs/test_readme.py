@@ -2,7 +2,6 @@
 """The README's Python, run in order, as a reader would."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from new_python import run_python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -45,13 +45,7 @@ def test_every_python_snippet_runs(demo_output):
     snippets = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     assert len(snippets) >= 3
     # In a process of its own: what the snippets import and register must not help other tests.
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(snippets)],
-        cwd=demo_output,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = run_python("-c", "\n".join(snippets), cwd=demo_output)
     assert result.returncode == 0, result.stderr
     sizes = re.findall(r"^\d+ tokens: (\d+) bytes", result.stdout, re.MULTILINE)
     assert len(sizes) == 2

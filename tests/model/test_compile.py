@@ -10,11 +10,11 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from tiny import NEWER, VARIANTS, assert_near, random_ids, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOME = ["gated", "hybrid", *NEWER]  # compiling takes seconds
+SOME = ["gated", "hybrid", *NEWER]  # compiling a layer takes seconds
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def read(forward, ids, cache, pieces):
     ],
 )
 def test_a_static_cache_grows_without_another_graph(variant, backend):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 40)
     whole = read(model, ids, None, 40)
     cache = StaticLinearAttentionCache(model.config, max_cache_len=40)
@@ -83,7 +83,7 @@ def test_a_memory_of_any_length_is_read_by_the_same_graph():
 
 @pytest.mark.parametrize("variant", ["paper"])
 def test_the_usual_cache_grows_without_many_graphs(variant):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 30)
     cache = LinearAttentionCache(model.config)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
@@ -96,7 +96,7 @@ def test_the_usual_cache_grows_without_many_graphs(variant):
 
 @pytest.mark.parametrize("variant", SOME)
 def test_a_prompt_compiles_into_one_graph(variant):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 12)
     cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
@@ -106,7 +106,7 @@ def test_a_prompt_compiles_into_one_graph(variant):
 
 @pytest.mark.parametrize("variant", ["hybrid", "aaren"])
 def test_addresses_never_change(variant):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     cache = StaticLinearAttentionCache(model.config, max_cache_len=40)
     ids = random_ids(2, 9)
     compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
@@ -129,7 +129,7 @@ def compile_everywhere(**kwargs) -> CompileConfig:
 
 @pytest.mark.parametrize("variant", SOME)
 def test_generate_compiles_one_graph_for_all_tokens(variant):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, :4] = 0
     ids = random_ids(2, 9)
@@ -189,7 +189,7 @@ def saved_and_loaded(program):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_forward_is_exported_for_any_length(variant):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     T = torch.export.Dim("T", min=2, max=60)
     program = torch.export.export(
         Logits(model), (random_ids(2, 7),), dynamic_shapes={"input_ids": {1: T}}
@@ -203,7 +203,7 @@ def test_forward_is_exported_for_any_length(variant):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_a_step_is_exported_with_its_cache(variant):
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     ids = random_ids(2, 20)
     cache = StaticLinearAttentionCache(model.config, max_cache_len=20)
     model(ids[:, :1], past_key_values=cache)

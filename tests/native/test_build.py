@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from new_python import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 CUDA = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
@@ -289,9 +291,8 @@ def run_report_from(wheel, directory):
 
 def run_report_in(directory):
     """`python -m hf_linear_attention` of the package in this directory."""
-    command = (sys.executable, "-m", "hf_linear_attention")
-    result = run(*command, cwd=directory, PYTHONPATH=str(directory))
-    assert result.returncode == 0, result.stdout
+    result = run_python("-m", "hf_linear_attention", cwd=directory, PYTHONPATH=str(directory))
+    assert result.returncode == 0, result.stderr
     return result.stdout
 
 

@@ -6,13 +6,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import hf_linear_attention
+from new_python import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -40,7 +40,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     linked = [f"-L{torch_libraries}", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"]
     command = [*CXX, *flags, *sources, *linked, "-o", package / "_C.so"]
     subprocess.run(command, check=True)
-    return os.environ | {"PYTHONPATH": str(directory)}
+    return {"PYTHONPATH": str(directory)}
 
 
 def test_ops_pass_their_tests_on_emulated_kernels(environment):
@@ -51,8 +51,7 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
         "(refuses and not sign and not cu_seqlens and not packing and not dz and not rms_norm)"
     )
     tests = [ROOT / "tests" / "ops" / "test_ops.py", "-k", chosen]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, **environment)
     assert result.returncode == 0, result.stdout
     assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
 
@@ -77,14 +76,14 @@ except RuntimeError as error:
 
 
 def test_nothing_to_do_is_done_and_float64_refused(environment):
-    command = [sys.executable, "-c", NOTHING_AND_FLOAT64]
-    assert subprocess.check_output(command, env=environment, text=True).splitlines() == [
+    result = run_python("-c", NOTHING_AND_FLOAT64, **environment)
+    assert result.stdout.splitlines() == [
         "[0, 3, 4, 5] [0, 2, 3, 5] 0.0 [0, 3, 4, 3]",
         "[2, 0, 4, 5] [2, 2, 3, 5] 0.0 [2, 0, 4, 3]",
         "[1, 0, 4, 5] [0, 2, 3, 5] 0.0 [1, 0, 4, 3]",
         "hf_linear_attention::linear_attention: q must be float32, bfloat16 or float16 on CUDA, "
         "got float64",
-    ]
+    ], result.stderr
 
 
 TRY_A_CALL = """
@@ -95,9 +94,7 @@ print(_why_a_call_fails(torch.device("cpu")))
 
 
 def test_one_call_shows_whether_a_driver_takes_the_kernels(environment):
-    command = [sys.executable, "-c", TRY_A_CALL]
-    assert subprocess.check_output(command, env=environment, text=True) == "None\n"
+    assert run_python("-c", TRY_A_CALL, **environment).stdout == "None\n"
     error = "CUDA driver version is insufficient for CUDA runtime version"
-    broken = environment | {"EMULATED_DRIVER_ERROR": error}
-    reason = subprocess.check_output(command, env=broken, text=True)
+    reason = run_python("-c", TRY_A_CALL, **environment, EMULATED_DRIVER_ERROR=error).stdout
     assert reason.startswith("its kernels fail on cpu: ") and error in reason

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "cuda_report.py"
 sys.path.insert(0, str(SCRIPT.parent))
-from cuda_report import Kernel, find_nvcc, parse  # noqa: E402
+from cuda_report import ARCHITECTURES, Kernel, find_nvcc, parse  # noqa: E402
 
 PRINTED = """
 ptxas info    : 0 bytes gmem
@@ -65,5 +65,8 @@ def test_a_report_is_made_of_what_any_compiler_prints(tmp_path):
 
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 def test_all_kernels_compile_without_spills():
-    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
+    """PTX has no registers yet; that it compiles, the wheel of test_build.py shows."""
+    real = [name for name in ARCHITECTURES if name.startswith("sm_")]
+    result = subprocess.run([sys.executable, SCRIPT, *real], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert all(re.search(rf"^{name} .* walk_kernel", result.stdout, re.M) for name in real)

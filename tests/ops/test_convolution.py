@@ -4,9 +4,6 @@ construction.
 """
 
 import functools
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -143,6 +140,7 @@ def random_windows(T=9, C=5, k=4):
 # ---- numbers ----
 
 
+@pytest.mark.kernel_numbers
 @every_backend
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_are_the_reference_s(case, backend):
@@ -163,6 +161,7 @@ HALF_CASES = [
 ]
 
 
+@pytest.mark.kernel_numbers
 @every_backend
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("case", HALF_CASES, ids=str)
@@ -214,6 +213,7 @@ def test_the_compiled_form_refuses_a_second_derivative_and_names_the_one_that_ca
         torch.autograd.grad(dx.sum(), weight)
 
 
+@pytest.mark.kernel_numbers
 @every_backend
 def test_silu_of_any_size(backend):
     for dtype in (torch.float32, torch.float64):
@@ -343,6 +343,7 @@ def state_in(state, layout):
     return laid_out(state, layout).clone(memory_format=torch.preserve_format)
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("layout", ["plain", "channels_first"])
 @pytest.mark.parametrize("backend", ["cpu", "chunked", "reference"])
 @pytest.mark.parametrize("case", STEP_CASES, ids=str)
@@ -562,21 +563,3 @@ def test_the_compiled_op_itself_refuses_what_would_read_out_of_bounds(name):
 def test_cuda_has_no_kernels_of_it_and_says_so():
     with pytest.raises(RuntimeError, match="backend 'cuda' can't run: "):
         short_convolution(*random_windows(), backend="cuda")
-
-
-# ---- instruction sets ----
-
-
-@pytest.mark.parametrize("name", library.cpu_instruction_sets_built())
-def test_the_numbers_on_every_instruction_set(name):
-    numbers = "reference_s and not chunked or silu_of or loop_of_steps and cpu"
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", __file__, "-k", numbers],
-        env=os.environ | {"HF_LINEAR_ATTENTION_CPU_ISA": name},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    refused = "this CPU can't run it" in result.stdout
-    assert result.returncode == 0 or refused, result.stdout

@@ -396,9 +396,9 @@ def test_a_step_refuses_to_drop_a_gradient(which, backend):
 # ---- torch.compile ----
 
 COMPILED_CASES = [
-    RuleCase(T=33, decay="channel", mask="middle", initial=True),
-    RuleCase(T=33, Hv=4),
-    RuleCase(op="linear_attention", T=33, decay="channel", normalize=True, feature_map="elu+1"),
+    RuleCase(T=9, decay="channel", mask="middle", initial=True),
+    RuleCase(T=9, Hv=4),
+    RuleCase(op="linear_attention", T=9, decay="channel", normalize=True, feature_map="elu+1"),
 ]
 
 

@@ -1,9 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The delta rule's compiled ops against the loop in float64: sizes, layouts, dtypes, extremes."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +8,7 @@ import torch
 
 from attention_cases import TOLERANCE
 from delta_rule_cases import Case, in_float64, make_inputs
-from hf_linear_attention.native import delta_rule, library
+from hf_linear_attention.native import delta_rule
 from hf_linear_attention.numerics import accumulation_dtype
 from hf_linear_attention.reference.delta_rule import reference_delta_rule
 
@@ -68,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.kernel_numbers
 @every_decay
 @with_and_without_delta
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -79,6 +77,7 @@ def test_forward_is_the_reference_s(case, delta, decay):
 SIZES = [(1, 1), (7, 20), (20, 7), (16, 64), (64, 16), (96, 17), (128, 128), (200, 1), (256, 48)]
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("K, V", SIZES)
 def test_any_size(K, V):
     for decay in DECAYS:
@@ -86,6 +85,7 @@ def test_any_size(K, V):
             assert_forward_is_the_reference_s(Case(B=1, K=K, V=V, decay=decay, mask=True), dtype)
 
 
+@pytest.mark.kernel_numbers
 @every_dtype
 @every_decay
 @pytest.mark.parametrize("layout", ["plain", "strided"])
@@ -93,6 +93,7 @@ def test_every_dtype_and_layout(dtype, decay, layout):
     assert_forward_is_the_reference_s(Case(decay=decay, layout=layout, T=70, Hk=1), dtype)
 
 
+@pytest.mark.kernel_numbers
 def test_errors_are_what_the_tokens_found_missing():
     for layout in ("plain", "strided"):
         for mask in (False, True):
@@ -120,6 +121,7 @@ def test_errors_are_what_the_tokens_found_missing():
                 assert_close(errors[:, t], found, torch.float32)
 
 
+@pytest.mark.kernel_numbers
 @with_and_without_delta
 @every_decay
 def test_extreme_decays_strengths_and_keys(decay, delta):
@@ -140,6 +142,7 @@ def test_extreme_decays_strengths_and_keys(decay, delta):
     assert_close(state, wanted_state, torch.float32)
 
 
+@pytest.mark.kernel_numbers
 @every_decay
 def test_a_nan_reaches_nothing_before_it(decay):
     arguments, options = make_inputs(Case(decay=decay, T=40), torch.float32)
@@ -200,6 +203,7 @@ def step_arguments(case, dtype):
     return (*token, 0.3, case.normalize_qk, case.delta), arguments, options
 
 
+@pytest.mark.kernel_numbers
 @every_dtype
 @every_decay
 @with_and_without_delta
@@ -221,6 +225,7 @@ def test_a_step_is_one_token(dtype, decay, delta):
         assert_close(token[6], wanted_state, token[6].dtype)
 
 
+@pytest.mark.kernel_numbers
 def test_a_step_with_extremes():
     for extreme in (-torch.inf, -1e30, 0):
         for decay in ("head", "channel"):
@@ -336,20 +341,3 @@ def test_the_op_is_what_torch_expects(decay, delta):
     torch.library.opcheck(
         torch.ops.hf_linear_attention.delta_rule_step_.default, token, test_utils=checks
     )
-
-
-# ---- instruction sets ----
-
-
-@pytest.mark.parametrize("name", library.cpu_instruction_sets_built())
-def test_all_of_this_on_every_instruction_set(name):
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", __file__, "-k", "not every_instruction_set"],
-        env=os.environ | {"HF_LINEAR_ATTENTION_CPU_ISA": name},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    refused = "this CPU can't run it" in result.stdout
-    assert result.returncode == 0 or refused, result.stdout

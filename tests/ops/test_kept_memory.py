@@ -9,10 +9,7 @@ import ctypes
 import gc
 import io
 import multiprocessing
-import os
 import resource
-import subprocess
-import sys
 import threading
 import time
 
@@ -23,6 +20,7 @@ from torch.profiler import profile
 from hf_linear_attention.native import library, rms_norm
 from hf_linear_attention.native.linear_attention import forward as linear_attention
 from hf_linear_attention.native.linear_attention import step_
+from new_python import run_python
 
 MB = 1 << 20
 ROWS = MB // 4 // 64  # of x (ROWS, 64) float32, which is the least that is kept
@@ -56,8 +54,7 @@ def qkv(T: int = 1024, **options) -> list[torch.Tensor]:
 
 
 def run(program: str, **environment: str) -> str:
-    command = [sys.executable, "-c", PROGRAM + program, str(library.LIBRARY_PATH.parent)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    done = run_python("-c", PROGRAM + program, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -137,13 +134,8 @@ def test_threads_never_share_memory():
     assert 0 < library.kept_bytes() <= 256 * MB
 
 
-# Loads the ops alone, which takes a fraction of the package's time.
 PROGRAM = """
-import os, sys, types
-import torch
-package = types.ModuleType("hf_linear_attention")  # without Transformers, which takes seconds
-package.__path__ = [sys.argv[1]]
-sys.modules["hf_linear_attention"] = package
+import os, torch
 from hf_linear_attention.native import library, rms_norm
 def results(count):
     return [rms_norm.rms_norm(torch.ones(4096, 64), torch.ones(64), 0.0) for _ in range(count)]

@@ -3,9 +3,6 @@
 
 import functools
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +27,7 @@ from hf_linear_attention.op_linear import (
     linear_attention,
     linear_attention_step_,
 )
+from new_python import run_python
 
 BACKENDS = ["cpu", "chunked"]  # "cpu" fails, and is not skipped, where the library was not built
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -613,9 +611,8 @@ def test_the_environment_forces_a_backend():
         "from hf_linear_attention.backends import choose_backend\n"
         "print(choose_backend(None, 'cpu').name)"
     )
-    environment = os.environ | {"HF_LINEAR_ATTENTION_BACKEND": "chunked"}
-    command = [sys.executable, "-c", code]
-    assert subprocess.check_output(command, env=environment, text=True).strip() == "chunked"
+    result = run_python("-c", code, HF_LINEAR_ATTENTION_BACKEND="chunked")
+    assert result.stdout.strip() == "chunked", result.stderr
 
 
 def test_a_forced_backend_never_falls_through(monkeypatch):
@@ -701,8 +698,9 @@ def test_on_a_machine_without_a_gpu_nothing_is_tried():
         "x = torch.ones(1, 2, 1, 4); linear_attention(x, x, x); assert cuda._found == {};"
         "print(backend_report()['cuda'])"
     )
-    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert printed.splitlines()[-1] in (
+    result = run_python("-c", program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] in (
         "this build has no CUDA kernels",
         "torch finds no CUDA device",
     )

@@ -1,15 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The compiled CPU kernels where they are cut differently: by instruction set, by awkward sizes, by
 threads; and what they make of subnormals, infinities and NaN.
-
-The last test runs all others once for each instruction set that was built.
 """
 
 import functools
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -23,18 +18,11 @@ from attention_cases import (
     run_with_gradients,
 )
 from hf_linear_attention import linear_attention, linear_attention_step_
-from hf_linear_attention.native import library
 
 kernel = functools.partial(linear_attention, backend="cpu")
 reference = functools.partial(linear_attention, backend="reference")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-FORCED = os.environ.get("HF_LINEAR_ATTENTION_CPU_ISA")
-
-
-def test_the_forced_instruction_set_is_active():
-    assert library.cpu_instruction_set() == (FORCED or library.cpu_instruction_set())
 
 
 # ---- awkward sizes ----
@@ -50,6 +38,7 @@ SHAPES = [
 ] + [(33, size, size) for size in SIZES]
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("T, K, V", SHAPES)
 def test_awkward_sizes(T, K, V):
     for dtype in (torch.float32, torch.bfloat16):
@@ -62,6 +51,7 @@ def test_awkward_sizes(T, K, V):
         assert_all_close(actual, expected(inputs()), dtype)
 
 
+@pytest.mark.kernel_numbers
 @every_dtype
 def test_a_loop_of_steps_at_awkward_sizes(dtype):
     for K, V in itertools.pairwise(SIZES):
@@ -118,6 +108,7 @@ def test_results_repeat_to_the_bit_and_hardly_depend_on_threads(division, dtype)
 # ---- subnormals, infinities, NaN ----
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_subnormals_are_kept(dtype):
     """Of v, and of the gradients: all is linear in them, so they shrink all results alike."""
@@ -158,6 +149,7 @@ def same_kinds(actual, expected):
     return torch.equal(kinds(actual), kinds(expected))
 
 
+@pytest.mark.kernel_numbers
 @every_dtype
 @pytest.mark.parametrize("value", SPECIAL, ids=str)
 @pytest.mark.parametrize("where", ["q", "k", "v"])
@@ -177,6 +169,7 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(feature_map, where, 
             assert same_kinds(state.z, exact_state.z)
 
 
+@pytest.mark.kernel_numbers
 @every_dtype
 def test_gradients_are_finite_where_nothing_infinite_is_read(dtype):
     """A NaN that comes in with one token's gradient stays with what that token has seen."""
@@ -194,17 +187,3 @@ def test_gradients_are_finite_where_nothing_infinite_is_read(dtype):
     for gradient in (dq[:, :21], dq[:, 22:], dq[:, :, 0], dk[:, 22:], dk[:, :, 0], dv[:, 22:]):
         assert gradient.isfinite().all()
     assert dv[:, :, 0].isfinite().all()
-
-
-@pytest.mark.parametrize("name", library.cpu_instruction_sets_built())
-def test_all_of_this_on_every_instruction_set(name):
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", __file__, "-k", "not every_instruction_set"],
-        env=os.environ | {"HF_LINEAR_ATTENTION_CPU_ISA": name},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    refused = "this CPU can't run it" in result.stdout
-    assert result.returncode == 0 or refused, result.stdout

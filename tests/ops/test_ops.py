@@ -5,24 +5,18 @@ B batch, T time, Hq query heads, Hkv key-value heads, K key dim, V value dim, N 
 """
 
 import importlib
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from hf_linear_attention import linear_attention, native  # which fails where there is no library
-from hf_linear_attention.native.library import (
-    LIBRARY_PATH,
-    cpu_instruction_set,
-    cpu_instruction_sets_built,
-)
+from hf_linear_attention.native.library import LIBRARY_PATH
 from hf_linear_attention.native.linear import linear
 from hf_linear_attention.native.linear_attention import FEATURE_MAPS, step_
 from hf_linear_attention.native.rms_norm import rms_norm
 from hf_linear_attention.reference import reference_linear_attention
+from new_python import run_python
 
 OP = torch.ops.hf_linear_attention
 TENSORS = ("q", "k", "v", "log_decay", "key_mask", "cu_seqlens", "initial_kv", "initial_z")
@@ -259,6 +253,7 @@ TOLERANCE = {
 }
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @every_variant
 def test_matches_the_float64_reference(variant, dtype):
@@ -359,6 +354,7 @@ def test_second_derivative_is_refused_by_the_kernel_and_given_by_chunked():
     dq.sum().backward()
 
 
+@pytest.mark.kernel_numbers
 def test_step_is_one_token_of_forward():
     args = step_arguments()
     unpacked = {n: args[n][:, None] for n in ("q", "k", "v", "log_decay", "key_mask")}
@@ -389,6 +385,7 @@ LINEAR_TOLERANCE = {
 }
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("dtype", LINEAR_TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 21])
 def test_linear_matches_float64(rows, dtype):
@@ -417,6 +414,7 @@ def test_linear_of_nothing(inputs, outputs):
     torch.testing.assert_close(OP.linear(**args), torch.nn.functional.linear(*args.values()))
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_linear_treats_inf_and_nan_as_torch_does(rows):
     args = linear_arguments(shape=(rows,), inputs=37)
@@ -479,6 +477,7 @@ RMS_NORM_SHAPES = [
 ]
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", RMS_NORM_SHAPES)
 def test_rms_norm_matches_float64(shape, dtype):
@@ -539,6 +538,7 @@ def test_rms_norm_of_nothing(shape):
     assert not args["weight"].grad.any()
 
 
+@pytest.mark.kernel_numbers
 def test_rms_norm_treats_inf_nan_and_zero_as_torch_does():
     args = rms_norm_arguments(shape=(4, 37), dtype=torch.float32)
     with torch.no_grad():
@@ -771,54 +771,6 @@ def test_nothing_to_do_is_done(sizes):
     torch.testing.assert_close(args["initial_kv"].grad, torch.ones_like(kv))
 
 
-# ---- instruction sets ----
-
-
-def test_the_forced_instruction_set_is_active():
-    forced = os.environ.get("HF_LINEAR_ATTENTION_CPU_ISA")
-    active = cpu_instruction_set()
-    assert active == (forced or active)
-    assert active in cpu_instruction_sets_built()
-
-
-@pytest.mark.parametrize("name", cpu_instruction_sets_built())
-def test_every_instruction_set_matches_the_reference(name):
-    these = (
-        "matches_the_float64_reference and (everything or not_causal or not_normalised)"
-        " or step_is_one_token or linear_matches or linear_treats or rms_norm_matches"
-        " or rms_norm_treats or forced_instruction_set"
-    )
-    result = run_python(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", these),
-        HF_LINEAR_ATTENTION_CPU_ISA=name,
-    )
-    refused = "this CPU can't run it" in result.stdout
-    assert result.returncode == 0 or refused, result.stdout
-
-
-def test_an_unknown_instruction_set_is_refused_when_it_is_used():
-    program = (
-        "import torch; from hf_linear_attention import linear_attention;"
-        "x = torch.ones(1, 2, 1, 4); print('imported');"
-        "linear_attention(x, x, x, backend='cpu')"
-    )
-    result = run_python("-c", program, HF_LINEAR_ATTENTION_CPU_ISA="mmx")
-    before, after = result.stdout.split("imported\n")
-    assert "RuntimeError" not in before and "RuntimeError" in after
-    assert "HF_LINEAR_ATTENTION_CPU_ISA=mmx, but this build has" in after
-
-
-def run_python(*command, **environment):
-    return subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-
-
 # ---- loading ----
 
 
@@ -861,4 +813,4 @@ def test_a_forked_process_can_use_the_ops():
         "child or os._exit(0 if after.equal(before) else 1);"
         "print(os.waitpid(child, 0)[1])"
     )
-    assert run_python("-W", "ignore", "-c", program).stdout.splitlines()[-1] == "0"
+    assert run_python("-c", program).stdout.splitlines()[-1] == "0"

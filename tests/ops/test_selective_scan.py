@@ -4,10 +4,7 @@ construction.
 """
 
 import functools
-import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -131,6 +128,7 @@ def pieces_of(inputs, *slices):
 # ---- numbers ----
 
 
+@pytest.mark.kernel_numbers
 @every_backend
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_are_the_reference_s(case, backend):
@@ -139,6 +137,7 @@ def test_values_and_gradients_are_the_reference_s(case, backend):
         assert_all_close(actual, expected_of(case, dtype), dtype)
 
 
+@pytest.mark.kernel_numbers
 @every_backend
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_the_reference_s_rounded_once(dtype, backend):
@@ -181,6 +180,7 @@ def test_the_compiled_form_refuses_a_second_derivative_and_names_the_one_that_ca
         torch.autograd.grad(dx.sum(), x)
 
 
+@pytest.mark.kernel_numbers
 @every_backend
 def test_decays_of_any_size(backend):
     for dtype in (torch.float32, torch.float64):
@@ -352,6 +352,7 @@ def random_token(dtype=torch.float64):
     return token | {"state": token.pop("initial_state")}
 
 
+@pytest.mark.kernel_numbers
 @pytest.mark.parametrize("backend", ["cpu", "chunked", "reference"])
 @pytest.mark.parametrize("case", STEP_CASES, ids=str)
 def test_a_loop_of_steps_equals_the_whole(case, backend):
@@ -579,24 +580,3 @@ def test_the_compiled_op_itself_refuses_what_would_read_out_of_bounds(name):
 def test_cuda_has_no_kernels_of_it_and_says_so():
     with pytest.raises(RuntimeError, match="backend 'cuda' can't run: "):
         selective_scan(**make_inputs(Case()), backend="cuda")
-
-
-# ---- instruction sets ----
-
-
-OTHERS = set(library.cpu_instruction_sets_built()) - {library.cpu_instruction_set()}
-
-
-@pytest.mark.parametrize("name", sorted(OTHERS))
-def test_the_numbers_on_every_instruction_set_but_the_best(name):
-    numbers = "reference_s and not chunked or decays_of or loop_of_steps and cpu"
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", __file__, "-k", numbers],
-        env=os.environ | {"HF_LINEAR_ATTENTION_CPU_ISA": name},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    refused = "this CPU can't run it" in result.stdout
-    assert result.returncode == 0 or refused, result.stdout

@@ -4,7 +4,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,6 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 import hf_linear_attention
+from new_python import run_python
 from tiny import VOCAB_SIZE
 
 WITHOUT_PACKAGE = 'import sys; sys.modules["hf_linear_attention"] = None\n'  # its import fails
@@ -26,12 +26,15 @@ def word_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", **special_tokens)
 
 
+PACKAGE = str(Path(hf_linear_attention.__file__).parents[1])
+
+
 def new_process(modules: Path, **variables: str) -> dict:
     """How to start a process that nobody answers, which copies the code of models to `modules`."""
     return {
         "env": {
             **os.environ,
-            "PYTHONPATH": str(Path(hf_linear_attention.__file__).parents[1]),
+            "PYTHONPATH": PACKAGE,
             "HF_MODULES_CACHE": str(modules),
             "HF_HUB_OFFLINE": "1",
             **variables,
@@ -43,12 +46,12 @@ def new_process(modules: Path, **variables: str) -> dict:
 
 
 def run(script: str, *arguments: str | Path, modules: Path, **variables: str):
-    """The last line that a new Python prints, read as JSON."""
-    result = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        **new_process(modules, **variables),
-        capture_output=True,
-        timeout=300,
-    )
+    """The last line that a new Python prints, read as JSON. It runs in the folder `modules`."""
+    result = run_python("-c", script, *arguments, cwd=modules, PYTHONPATH=PACKAGE, **variables)
+    return last_line(result)
+
+
+def last_line(result: subprocess.CompletedProcess):
+    """The last line that a process printed, read as JSON."""
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])

@@ -103,6 +103,13 @@ def over_variants(some: Iterable[str], name: str, values: Iterable) -> pytest.Ma
     return pytest.mark.parametrize(("variant", name), cases)
 
 
+def shallow(variant: str) -> dict:
+    """The variant with one layer of each type, for tests that take time for each layer."""
+    fields = VARIANTS[variant]
+    types = list(dict.fromkeys(fields.get("layer_types", ["linear_attention"])))
+    return {**fields, "layer_types": types, "num_hidden_layers": len(types)}
+
+
 def tiny_config(**kwargs) -> LinearAttentionConfig:
     sizes = {
         "vocab_size": VOCAB_SIZE,

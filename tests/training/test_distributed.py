@@ -2,9 +2,7 @@
 """Two processes compute what one does, under the launchers that users start them with."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +10,13 @@ import torch
 from test_training import assert_same_steps
 from transformers import AutoModelForCausalLM
 
+from new_python import run_python
 from tiny import assert_near, random_ids
 from trainer_runs import train
 from two_ranks import CHECKS
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
-# one thread each: two processes on two cores
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 RUNS = {
     "ddp": ("plain", "performer", "accumulated", "checkpointed", "smoothed", "bfloat16"),
     "fsdp2": (
@@ -32,13 +29,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def launch(module: str, *args: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, (module, *args))],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    """The launcher is a fork, its two ranks are processes that are new in all."""
+    return run_python("-m", module, *args, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,15 @@ def test_sequences_are_grouped_by_length(tmp_path):
     assert losses == pytest.approx([loss_by_hand(rows, "gated") for rows in batches], rel=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["aaren", "gated", "hybrid", *NEWER])
+SIGNALS = ["return_position_ids", "return_flash_attn_kwargs", "return_seq_idx"]
+
+
 @pytest.mark.parametrize(
-    "signal", ["return_position_ids", "return_flash_attn_kwargs", "return_seq_idx"]
+    ("variant", "signal"),
+    [
+        *((variant, SIGNALS[0]) for variant in ("aaren", "gated", "hybrid", *NEWER)),
+        *((variant, signal) for variant in ("gated", "hybrid") for signal in SIGNALS[1:]),
+    ],
 )
 def test_sequences_without_padding_are_read_as_if_alone(variant, signal, tmp_path):
     signals = {"return_position_ids": False, signal: True}

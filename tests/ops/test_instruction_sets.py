@@ -1,0 +1,56 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The CPU kernels of every instruction set that was built, where other tests run those of the best.
+
+Tests that are marked `kernel_numbers` hold kernels against the reference over sizes, dtypes and
+extremes. For each of the other instruction sets they run again, in one process that is made to use
+it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hf_linear_attention.native.library import cpu_instruction_set, cpu_instruction_sets_built
+from new_python import run_python
+
+FORCE = "HF_LINEAR_ATTENTION_CPU_ISA"
+ACTIVE = (
+    "from hf_linear_attention.native.library import cpu_instruction_set; "
+    "print(cpu_instruction_set())"
+)
+OTHERS = sorted(set(cpu_instruction_sets_built()) - {cpu_instruction_set()})
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_numbers_are_the_reference_s_on_every_instruction_set(name):
+    active = run_python("-c", ACTIVE, **{FORCE: name})
+    if "this CPU can't run it" in active.stderr:
+        return
+    assert active.stdout.strip() == name, active.stderr
+    result = run_python(
+        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", Path(__file__).parent),
+        *("-m", "kernel_numbers", "-k", "not chunked"),
+        **{FORCE: name},
+    )
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_best_that_runs_here_is_used_where_none_is_forced():
+    runs = {
+        name: run_python("-c", ACTIVE, **{FORCE: name}) for name in cpu_instruction_sets_built()
+    }
+    can_run = [name for name, active in runs.items() if active.returncode == 0]  # best first
+    assert cpu_instruction_set() == (os.environ.get(FORCE) or can_run[0])
+    assert "base" in can_run
+
+
+def test_an_unknown_one_is_refused_when_it_is_used():
+    program = (
+        "import torch; from hf_linear_attention import linear_attention;"
+        "x = torch.ones(1, 2, 1, 4); print('imported');"
+        "linear_attention(x, x, x, backend='cpu')"
+    )
+    result = run_python("-c", program, **{FORCE: "mmx"})
+    assert "imported\n" in result.stdout
+    assert f"{FORCE}=mmx, but this build has" in result.stderr
