@@ -31,6 +31,7 @@ def test_the_numbers_are_the_reference_s_on_every_instruction_set(name):
     result = run_python(
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", Path(__file__).parent),
         *("-m", "kernel_numbers", "-k", "not chunked"),
+        timeout=3000,
         **{FORCE: name},
     )
     assert result.returncode == 0, result.stdout
