@@ -17,8 +17,8 @@ Each result is written to --runs at once, and the next call goes on from there: 
 only what it was at. `--stop-after 150` ends it by itself, before what would begin after so many
 seconds. When all is there, results/ gets the table and the plot; `--report` writes what is there,
 and trains nothing. `--report --earlier results/FILE.json` takes from an earlier comparison the
-scores that are missing, of tasks and numbers of weights that are the same: after a change of one
-preset the others need not be trained again.
+scores that are missing, or of fewer seeds, of tasks and numbers of weights that are the same: after
+a change of one preset the others need not be trained again.
 """
 
 import copy
@@ -374,7 +374,9 @@ def summary(setting: Setting, systems: list[str], log: Log) -> list[dict[str, An
 def add_earlier(
     rows: list[dict[str, Any]], setting: Setting, earlier: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The rows with the scores of an earlier result, where they have none and all was the same."""
+    """The rows with the scores of an earlier result, where that has more of them and all was the
+    same.
+    """
     before = {row["system"]: row for row in earlier["rows"]}
     same_tasks = [
         task
@@ -385,7 +387,10 @@ def add_earlier(
         old = before.get(row["system"], {"tasks": {}, "parameters": {}})
         for task in same_tasks:
             is_same = row["parameters"].get(task) == old["parameters"].get(task)
-            if task not in row["tasks"] and task in old["tasks"] and is_same:
+            scores, old_scores = (
+                x["tasks"].get(task, {"scores": []})["scores"] for x in (row, old)
+            )
+            if is_same and len(old_scores) > len(scores):
                 row["tasks"][task] = old["tasks"][task]
     return rows
 

@@ -127,15 +127,31 @@ def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows():
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_compiled_model_that_would_mix_them_refuses(fullgraph, sequences):
-    """One that hands no bounds on to its layers."""
-    model = tiny_upstream("mamba", num_hidden_layers=1)
+NOT_HANDED_ON = ("mamba", "mamba2")  # by the head, or by head and base model
+
+
+@pytest.mark.parametrize("model_type", NOT_HANDED_ON)
+def test_a_compiled_graph_that_would_mix_them_is_refused(model_type, sequences):
+    model = tiny_upstream(model_type, num_hidden_layers=1)
     use_kernels(model)
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     with pytest.raises((ValueError, Unsupported), match="takes no packed sequences compiled"):
         compiled(torch.cat(sequences)[None], **told_by_bounds(4))
+
+
+@pytest.mark.parametrize("part", ["model", "base_model"])
+@pytest.mark.parametrize("model_type", NOT_HANDED_ON)
+def test_a_model_compiled_in_pieces_keeps_them_apart(model_type, part, sequences):
+    model = tiny_upstream(model_type, num_hidden_layers=1)
+    use_kernels(model)
+    row = torch.cat(sequences)[None]
+    expected = model(row, **told_by_bounds(4)).logits
+    torch.compiler.reset()
+    (model if part == "model" else model.base_model).compile(backend="eager")
+    torch.testing.assert_close(model(row, **told_by_bounds(4)).logits, expected)
+    alone = model(row[:, :4]).logits  # and forgets them
+    torch.testing.assert_close(alone, expected[:, :4])
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "falcon_mamba"])

@@ -229,8 +229,16 @@ OF_ALL_MODELS = {
     ),
 }
 
-# Models and classes that the oldest Transformers lacks, and a version that has them.
-SINCE = {"bailing_hybrid": "5.20", "lfm3": "5.23", "NemotronHRMSNormGated": "5.20"}
+# Models and classes that the oldest Transformers lacks, or is left alone with, and since when not.
+SINCE = {
+    "bailing_hybrid": "5.20",
+    "inkling": "5.21",  # before, its own drafts and beams fail
+    "inkling_text": "5.21",
+    "inkling2": "5.23",
+    "inkling2_text": "5.23",
+    "lfm3": "5.23",
+    "NemotronHRMSNormGated": "5.20",
+}
 
 
 def is_here(name: str) -> bool:

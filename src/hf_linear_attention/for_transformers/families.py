@@ -157,7 +157,7 @@ GATED_CONVOLUTION = Replacement(
 )
 
 RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
-    ours=ResidualConvolution, sources={"98aef4d4520d": "5.23"},
+    ours=ResidualConvolution, sources={"98aef4d4520d": "5.21 to 5.23"},
 )
 SCALED_RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
     ours=ScaledResidualConvolution, sources={"2e0f132603f9": "5.23"},

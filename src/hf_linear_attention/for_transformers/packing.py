@@ -45,6 +45,8 @@ SCALE_BY_PLACE = {"InklingTextModel": "log_scaling_n_floor"}
 
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
+# True of a base model that is told so now; a compiled graph can ask for this, and not for `_told`.
+IS_TOLD = "_is_told_of_packed_sequences"
 
 
 class MaskAndBounds(NamedTuple):
@@ -105,8 +107,9 @@ def tell_layers(
     """
     name = type(model).__name__
     if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
-        if is_one_of(model, HAND_ON_A_MASK) or _told.get() is not None:
-            _refuse_in_a_graph(name, {BOUNDS: _told.get(), **kwargs})
+        is_given = kwargs.get(BOUNDS) is not None and is_one_of(model, HAND_ON_A_MASK)
+        if is_given or getattr(model, IS_TOLD, False):
+            _refuse_in_a_graph(name)
         return None
     given = _by_name(model, args, kwargs)
     bounds = _told.get()
@@ -152,24 +155,28 @@ def _longest_row(model: PreTrainedModel) -> int | None:
     return getattr(model.config, next(filter(None, names), ""), None)
 
 
-def tell_base(head: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
     if torch.compiler.is_compiling():
-        _refuse_in_a_graph(type(head).__name__, kwargs)
-    else:
-        _told.set(find_bounds(_by_name(head, args, kwargs)))
+        if kwargs.get(BOUNDS) is not None:
+            _refuse_in_a_graph(type(head).__name__)
+        return
+    _told.set(find_bounds(_by_name(head, args, kwargs)))
+    setattr(head.base_model, IS_TOLD, _told.get() is not None)
 
 
-def _refuse_in_a_graph(name: str, kwargs: Mapping[str, Any]) -> None:
-    """Bounds that would not reach the layers."""
-    if kwargs.get(BOUNDS) is not None:
-        raise ValueError(f"{name} takes no packed sequences compiled: don't compile it")
-
-
-def forget(head: nn.Module, args: tuple, output: Any) -> None:
+def forget(head: PreTrainedModel, args: tuple, output: Any) -> None:
     """After it, or its error."""
+    setattr(head.base_model, IS_TOLD, False)
     if not torch.compiler.is_compiling():
         _told.set(None)
+
+
+def _refuse_in_a_graph(name: str) -> None:
+    """Bounds that would not reach the layers. Without fullgraph=True this ends the graph, and the
+    hook that raised it runs again outside of it.
+    """
+    raise ValueError(f"{name} takes no packed sequences compiled: don't compile it")
 
 
 def is_one_of(model: nn.Module, names: tuple[str, ...]) -> bool:

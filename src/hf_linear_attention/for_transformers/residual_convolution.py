@@ -34,7 +34,7 @@ class ConvolvedBeside(nn.Module):
     conv_kernel_size: int
 
     def is_recorded(self, cache: Cache | None) -> bool:
-        return cache is not None and cache.is_recording_past(self.layer_idx)
+        return cache is not None and getattr(cache.layers[self.layer_idx], "record_past", False)
 
     def begin(
         self, hidden_states: Tensor, cache: Cache | None, mask: Any
