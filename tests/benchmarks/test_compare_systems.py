@@ -374,20 +374,23 @@ def test_time_that_runs_out_ends_it_between_runs(tiny, tmp_path, capsys):
     assert "stopped: 0 of 15 training runs are done" in capsys.readouterr().out
 
 
-def test_an_earlier_result_gives_what_is_missing_and_was_the_same(tiny, whole):
+def test_an_earlier_result_gives_what_is_missing_or_of_fewer_seeds_and_was_the_same(tiny, whole):
     document = {
         "setting": json.loads(json.dumps(asdict(tiny))),
         "rows": json.loads(json.dumps(summary(tiny, NAMES, whole))),
     }
     missing = [{**row, "tasks": {}} for row in document["rows"]]
-    missing[1]["tasks"] = {"text": "newer"}
+    seeds = len(document["rows"][1]["tasks"]["recall"]["scores"])
+    newer, fewer = ({"scores": [9.0] * n} for n in (seeds, seeds - 1))
+    missing[1]["tasks"] = {"recall": newer, "text": fewer}
     longer = replace(tiny.trials["copy"], steps=99)
     other = replace(tiny, trials={**tiny.trials, "copy": longer})
     rows = add_earlier(missing, other, document)
     assert rows[0]["tasks"] == {
         task: document["rows"][0]["tasks"][task] for task in ("text", "recall")
     }
-    assert rows[1]["tasks"]["text"] == "newer"
+    assert rows[1]["tasks"]["recall"] == newer
+    assert rows[1]["tasks"]["text"] == document["rows"][1]["tasks"]["text"] != fewer
     other_sizes = [{**row, "parameters": {"text": 1}, "tasks": {}} for row in document["rows"]]
     assert all(row["tasks"] == {} for row in add_earlier(other_sizes, tiny, document))
 
