@@ -65,8 +65,12 @@ def test_a_report_is_made_of_what_any_compiler_prints(tmp_path):
 
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 def test_all_kernels_compile_without_spills():
-    """PTX has no registers yet; that it compiles, the wheel of test_build.py shows."""
-    real = [name for name in ARCHITECTURES if name.startswith("sm_")]
-    result = subprocess.run([sys.executable, SCRIPT, *real], capture_output=True, text=True)
+    """On the oldest and the newest architecture, since each takes a minute; the script alone does
+    all. PTX has no registers yet; that it compiles, the wheel of test_build.py shows.
+    """
+    oldest, *_, newest = [name for name in ARCHITECTURES if name.startswith("sm_")]
+    command = [sys.executable, SCRIPT, oldest, newest]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert all(re.search(rf"^{name} .* walk_kernel", result.stdout, re.M) for name in real)
+    for name in (oldest, newest):
+        assert re.search(rf"^{name} .* walk_kernel", result.stdout, re.M)
