@@ -50,7 +50,8 @@ class Linear {
     const int64_t tasks = ceil_div(p_.out, task_outputs_);
     const int64_t workers = p_.in * p_.out < kSerialWork ? 1 : min(tasks, max(1, threads_.count));
     const int64_t x_size = padded_rows_ * x_stride_;
-    const int64_t sums_size = round_up(padded_rows_ * task_outputs_, W);
+    // The last row is read in whole vectors, too.
+    const int64_t sums_size = round_up(padded_rows_ * task_outputs_ + W - 1, W);
     const Buffer buffer((x_size + workers * sums_size) * static_cast<int64_t>(sizeof(Acc)));
     if (!buffer.data()) return Status::out_of_memory;
     Acc* const x = reinterpret_cast<Acc*>(buffer.data());
