@@ -17,7 +17,8 @@ template <class V>
 HFLA_INLINE V normal_exp(V x) {
   using Acc = ElementOf<V>;
   using C = Exp<Acc>;
-  using Int = Vec<typename AccTraits<Acc>::Int>;
+  // Unsigned, since that may overflow: beyond the range.
+  using Bits = UIntVec<Acc>;
   const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
   const V n = rounded_n - C::kRound;
   const V r = x - n * C::kLn2High - n * C::kLn2Low;
@@ -26,7 +27,7 @@ HFLA_INLINE V normal_exp(V x) {
   for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
   p = (p * r + Acc(1)) * r + Acc(1);
   // n, in the lowest bits of rounded_n, goes to the exponent; the bits above it leave.
-  return (V)((Int)p + ((Int)rounded_n << C::kMantissaBits));
+  return (V)((Bits)p + ((Bits)rounded_n << C::kMantissaBits));
 }
 
 }  // namespace
