@@ -12,7 +12,7 @@ from transformers import DataCollatorWithFlattening
 from transformers.models.glm5_next import modeling_glm5_next
 
 from hf_linear_attention import use_kernels
-from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
 
 LENGTHS = (7, 1, 12, 3)  # shorter and longer than a convolution and than chunks of upstream's
 
@@ -120,8 +120,9 @@ def test_a_model_that_would_mix_them_refuses():
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
 
 
-def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows():
-    model = tiny_upstream("inkling_text", log_scaling_n_floor=sum(LENGTHS) - 1)
+@pytest.mark.parametrize("model_type", [name for name in ("inkling_text",) if is_here(name)])
+def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows(model_type):
+    model = tiny_upstream(model_type, log_scaling_n_floor=sum(LENGTHS) - 1)
     use_kernels(model)
     with pytest.raises(ValueError, match="in rows of over 22 tokens: its softmax"):
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))

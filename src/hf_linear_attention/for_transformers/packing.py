@@ -39,6 +39,8 @@ HAND_ON_A_MASK = (
     "JambaModel",
     "MambaModel",
 )
+# Types of layers that are told so, the last as it was called in 5.17.
+TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention")
 # Models whose softmax layers scale queries by their place in the row, beyond the number of tokens
 # that their config has under this name.
 SCALE_BY_PLACE = {"InklingTextModel": "log_scaling_n_floor"}
@@ -225,7 +227,7 @@ def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
         return MaskAndBounds(mask, bounds)
     masks = mask if isinstance(mask, dict) else _masks(model, kwargs)
     told = MaskAndBounds(masks["linear_attention"], bounds)
-    return {**masks, "linear_attention": told, "indexed_attention": told}
+    return {**masks, **dict.fromkeys(TELL_BY_MASK, told)}
 
 
 def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
