@@ -37,6 +37,9 @@ ADDRESS = "-fsanitize=address,undefined"
 # What of memory stays in the process is another question with the checks' own allocator.
 LEFT_OUT = ["--ignore", "tests/ops/test_instruction_sets.py"]
 LEFT_OUT += ["--ignore", "tests/ops/test_kept_memory.py"]
+# Its tolerance is for fused multiply-adds, which -O0 does not make.
+SUM_OF_MANY_ROWS = "test_values_and_gradients_are_those_of_transformers[shape2-dtype0]"
+LEFT_OUT += ["--deselect", f"tests/ops/test_rms_norm.py::{SUM_OF_MANY_ROWS}"]
 LEFT_OUT += ["-k", "not chunked and not compile and not opcheck"]
 OPTIONS = {
     # Python and torch keep what they have until the process ends.

@@ -52,10 +52,10 @@ def test_values_and_gradients_are_those_of_transformers(shape, dtype, compiled_c
     # LlamaRMSNorm's mean is in float32
     precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     torch.testing.assert_close(y, expected, rtol=4 * precision, atol=4 * precision)
-    # of the gradients each has its own rounding, with or without fused multiply-adds
+    # of the gradients each has its own rounding
     for gradient, other in ((dx, expected_dx), (dweight, expected_dweight)):
         assert gradient.dtype == dtype
-        assert (gradient - other).abs().max() <= 16 * precision * other.abs().max()
+        assert (gradient - other).abs().max() <= 8 * precision * other.abs().max()
 
 
 def with_autocast(norm, x):
