@@ -120,7 +120,7 @@ def test_a_model_that_would_mix_them_refuses():
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
 
 
-@pytest.mark.parametrize("model_type", [name for name in ("inkling_text",) if is_here(name)])
+@pytest.mark.parametrize("model_type", filter(is_here, ["inkling_text"]))
 def test_a_model_that_scales_by_places_in_a_row_refuses_long_rows(model_type):
     model = tiny_upstream(model_type, log_scaling_n_floor=sum(LENGTHS) - 1)
     use_kernels(model)
