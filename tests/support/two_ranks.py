@@ -1,7 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Checks that two processes make together, and say which hold: torchrun ... two_ranks.py FOLDER"""
+"""Checks that two processes make together, and say which hold: python two_ranks.py FOLDER"""
 
 import copy
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -383,17 +384,27 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 }
 
 
-if __name__ == "__main__":
+def make_all_checks(rank: int, folder: Path) -> None:
+    """In one of two processes, as torchrun would start it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # not where tests import this for the names of its checks
     register_feature_map("per_feature", PerFeature)
     register_feature_map("per_feature_of_all_heads", PerFeatureOfAllHeads)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    meeting = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": 2}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **meeting)
     for number, (name, check) in enumerate(CHECKS.items()):
         torch.manual_seed(0)
-        check(Path(sys.argv[1]) / str(number))
+        check(folder / str(number))
         dist.barrier()
-        if dist.get_rank() == 0:
+        if rank == 0:
             print(f"holds: {name}", flush=True)
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # Forks, since each would import all this again: it takes as long as half of the checks.
+    torch.multiprocessing.start_processes(
+        make_all_checks, (Path(sys.argv[1]),), nprocs=2, start_method="fork"
+    )

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Two processes compute what one does, under the launchers that users start them with."""
+"""Two processes compute what one does: two forks, and two that Accelerate's launcher starts."""
 
 import json
 import subprocess
@@ -28,15 +28,10 @@ RUNS = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def launch(module: str, *args: object) -> subprocess.CompletedProcess:
-    """The launcher is a fork, its two ranks are processes that are new in all."""
-    return run_python("-m", module, *args, CUDA_VISIBLE_DEVICES="")
-
-
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> subprocess.CompletedProcess:
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node", 2)
-    return launch(*torchrun, SUPPORT / "two_ranks.py", tmp_path_factory.mktemp("two_ranks"))
+    folder = tmp_path_factory.mktemp("two_ranks")
+    return run_python(SUPPORT / "two_ranks.py", folder, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -67,9 +62,11 @@ def together(tmp_path_factory):
     def run(config: str):
         if config not in folders:
             folder = tmp_path_factory.mktemp(config)
-            arguments = ("launch", "--config_file", CONFIGS / f"{config}.yaml")
+            # the launcher is a fork, its two ranks are processes that are new in all
+            accelerate = ("-m", "accelerate.commands.accelerate_cli", "launch")
+            accelerate += ("--config_file", CONFIGS / f"{config}.yaml")
             script = (SUPPORT / "trainer_runs.py", folder, *RUNS[config])
-            result = launch("accelerate.commands.accelerate_cli", *arguments, *script)
+            result = run_python(*accelerate, *script, CUDA_VISIBLE_DEVICES="")
             assert result.returncode == 0, result.stderr[-6000:]
             folders[config] = folder
         return folders[config]
