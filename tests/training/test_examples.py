@@ -3,11 +3,9 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import evaluate
@@ -15,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from new_python import FIXED, run_python
+from new_python import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -24,7 +22,6 @@ import generate  # noqa: E402
 import text_blocks  # noqa: E402
 import train_causal_lm  # noqa: E402
 
-ENVIRONMENT = {**os.environ, **FIXED}  # no hub: the examples must not need one
 SMALL = (
     "--hidden_size 32 --intermediate_size 64 --num_hidden_layers 2 --num_attention_heads 2 "
     "--vocab_size 400 --block_size 64 --max_eval_bytes 4000 "
@@ -72,16 +69,27 @@ def test_training_lowers_the_held_out_loss_and_saves_everything(trained):
     assert code_file in saved
 
 
+# Runs a script until a file is there, and kills it then.
+KILLED = """
+import os, runpy, signal, sys, threading, time
+def kill(file=sys.argv[1]):
+    while not os.path.exists(file):
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill, daemon=True).start()
+_, _, script, *arguments = sys.argv
+sys.path[0] = os.path.dirname(script)
+sys.argv[:] = [script, *arguments]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
 def test_a_killed_run_resumes_to_the_loss_of_an_uninterrupted_one(text, trained, tmp_path):
     args = [*SMALL, "--text_file", text, "--output_dir", tmp_path]
-    command = [sys.executable, EXAMPLES / "train_causal_lm.py", *args]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     state_file = tmp_path / "checkpoint-20" / "trainer_state.json"
-    deadline = time.monotonic() + 240
-    while process.poll() is None and not state_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    script = EXAMPLES / "train_causal_lm.py"
+    killed = run_python("-c", KILLED, state_file, script, *args, timeout=240)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "metrics.json").exists()
     (tmp_path / "checkpoint-59").mkdir()  # as if killed while saving: to be passed over
 
