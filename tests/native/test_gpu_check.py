@@ -10,18 +10,38 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from new_python import run_python
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import gpu_check  # noqa: E402
 
 
-def run(*arguments, **environment):
-    command = [sys.executable, ROOT / "scripts" / "gpu_check.py", *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+def run_in_a_fork(command, *, env, cwd=None, timeout=300, **_) -> subprocess.CompletedProcess:
+    """As subprocess.run, of a Python."""
+    assert command[0] == sys.executable
+    others = {name: value for name, value in env.items() if os.environ.get(name) != value}
+    result = run_python(*command[1:], cwd=cwd, timeout=timeout, **others)
+    print(result.stdout, result.stderr)
+    return result
 
 
-def test_everything_runs_on_a_cpu_and_is_written_down(tmp_path):
-    chosen = dict(PYTEST_ADDOPTS="-k 'small_cases or compiled_step'")
-    result = run("--device", "cpu", "--seed", "3", "--results", tmp_path, **chosen)
-    assert result.returncode == 0, result.stdout + result.stderr
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the script with these arguments, and returns what it exits with."""
+    monkeypatch.setattr(subprocess, "run", run_in_a_fork)
+
+    def main(*arguments: object) -> str | int | None:
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            gpu_check.main()
+        return ended.value.code
+
+    return main
+
+
+def test_everything_runs_on_a_cpu_and_is_written_down(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'small_cases or compiled_step'")
+    assert not run("--device", "cpu", "--seed", "3", "--results", tmp_path)
     (path,) = tmp_path.iterdir()
     assert path.name.endswith("-cpu.json")
     document = json.loads(path.read_text())
@@ -35,8 +55,7 @@ def test_everything_runs_on_a_cpu_and_is_written_down(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_fails():
-    result = run()
-    assert result.returncode != 0
-    assert "No check was made" in result.stderr
-    assert "finds no CUDA device here" in result.stderr
+def test_without_a_gpu_it_says_so_and_fails(run):
+    message = run()
+    assert "No check was made" in message
+    assert "finds no CUDA device here" in message
