@@ -20,6 +20,7 @@ struct CpuKernels {
   ConvolutionOnCpu convolution;
   SelectiveScanOnCpu selective_scan;
   LinearOnCpu linear;
+  ManyRowsLinearOnCpu many_rows_linear;
   RmsNormOnCpu rms_norm;
 };
 

@@ -17,6 +17,18 @@ struct LinearProblem {
   void* y;             // (rows, out)
 };
 
+// Sums are float32.
+struct ManyRowsLinearProblem {
+  int64_t rows, in, out;
+  DType dtype;         // not f64
+  const void* x;       // (rows, in), any strides
+  const void* weight;  // (out, in), any strides
+  const void* bias;    // (out,), optional, contiguous
+  void* y;             // (rows, out), contiguous
+  int64_t x_strides[2], weight_strides[2];
+};
+
 using LinearOnCpu = Status (*)(const LinearProblem&, const Threads&);
+using ManyRowsLinearOnCpu = Status (*)(const ManyRowsLinearProblem&, const Threads&);
 
 }  // namespace hfla

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""nn.Linear, faster on the CPU: for few rows, as in generation, and on AMD's for many, too."""
+"""nn.Linear, faster on the CPU: for few rows, as in generation, and in some dtypes for many."""
 
-import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,30 +12,45 @@ from torch.nn import functional as F
 from .backends import has_compiled, native_op
 
 few_rows_product = native_op("linear", version=1)
+many_rows_product = native_op("many_rows_linear", version=1)
 onednn_product = native_op("onednn_linear", version=1)
 IS_COMPILED = has_compiled(few_rows_product, onednn_product)
 
-# Up to so many rows the compiled product is the faster one, by benchmarks of both; for more rows,
-# torch's reads the weights less often.
-MAX_ROWS = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch.float64: 8}
 
+def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor]]]:
+    """What beats torch's products on this processor, by dtype: a number of multiplications, by
+    benchmarks of both, and the product that is faster from there on.
 
-def mkl_leaves_avx512_aside() -> bool:
-    """Whether torch multiplies float32 matrices at half of what this processor can do: by MKL, on
-    one of AMD's that has AVX-512.
+    torch multiplies float32 by MKL, which leaves AVX-512 aside on AMD's processors, where oneDNN
+    takes half the time. It multiplies bfloat16 and float16 by oneDNN, and where that lacks the
+    instructions by plain loops, at a tenth of the speed of float32.
     """
     cpuinfo = Path("/proc/cpuinfo")
-    return (
-        torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and cpuinfo.exists()
-        and "AuthenticAMD" in cpuinfo.read_text()
-    )
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    products: dict[torch.dtype, tuple[int, Callable[..., Tensor]]] = {}
+    if "AuthenticAMD" in text and "avx512f" in flags and torch.backends.mkl.is_available():
+        products[torch.float32] = 2**21, onednn_product
+    if "avx2" in flags and has_compiled(many_rows_product):
+        if "avx512f" not in flags:
+            products[torch.bfloat16] = 2**20, many_rows_product
+        if "avx512_fp16" not in flags:
+            products[torch.float16] = 2**20, many_rows_product
+    return products
 
 
-# From so many multiplications on, oneDNN's product is the faster one.
-MIN_ONEDNN_WORK = 2**21 if mkl_leaves_avx512_aside() else math.inf
+MANY_ROWS = products_of_many_rows()
+TORCH = (0, F.linear)
+
+# Up to so many rows the product of few rows is the faster one, by benchmarks of all: those of many
+# rows read the weights less often, but prepare them first.
+MAX_ROWS = {
+    torch.float32: 32,
+    torch.bfloat16: 16 if torch.bfloat16 in MANY_ROWS else 8,
+    torch.float16: 32,
+    torch.float64: 8,
+}
 
 
 class Linear(nn.Linear):
@@ -56,9 +71,8 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
         return F.linear
     if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
         return few_rows_product
-    if x.dtype == torch.float32 and x.numel() * weight.shape[0] >= MIN_ONEDNN_WORK:
-        return onednn_product
-    return F.linear
+    least, product = MANY_ROWS.get(x.dtype, TORCH)
+    return product if x.numel() * weight.shape[0] >= least else F.linear
 
 
 def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

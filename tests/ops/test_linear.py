@@ -2,6 +2,7 @@
 """The layer that takes nn.Linear's place: when it leaves the product to the compiled op."""
 
 import copy
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -156,75 +157,194 @@ def test_every_product_of_a_models_token_runs_compiled(compiled_calls):
     assert not compiled_calls
 
 
-# ---- many rows, by oneDNN ----
+# ---- many rows ----
+
+PRODUCTS = ["many_rows_product", "onednn_product"]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-def onednn_arguments(shape, bias):
+@pytest.fixture(params=PRODUCTS)
+def calls(request, monkeypatch, shapes_given_to):
+    """The shapes of x that one product has been given, which is the faster one for all of them."""
+    shapes = shapes_given_to(request.param)
+    product = getattr(linear, request.param)
+    monkeypatch.setattr(linear, "MANY_ROWS", {torch.float32: (0, product)})
+    return shapes
+
+
+def leaves_of(arguments):
+    return [x for x in arguments if x is not None]
+
+
+def arguments_of(rows, inputs, outputs, bias=True, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
-    sizes = [(*shape, 24), (10, 24), *([(10,)] if bias else [])]
-    tensors = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
-    return tensors if bias else [*tensors, None]
+    sizes = [(*rows, inputs), (outputs, inputs), (outputs,)]
+    x, weight, b = (
+        torch.randn(size, generator=generator).to(dtype).requires_grad_() for size in sizes
+    )
+    return [x, weight, b if bias else None]
 
 
-@pytest.fixture
-def onednn_calls(monkeypatch, shapes_given_to):
-    """The shapes of x that oneDNN has been given, which is for all of them the faster one."""
-    monkeypatch.setattr(linear, "MIN_ONEDNN_WORK", 0)
-    return shapes_given_to("onednn_product")
+def assert_close(actual, exact, dtype):
+    """Within a tolerance of the largest number."""
+    for one, other in zip(actual, exact, strict=True):
+        largest = other.abs().max().item() if other.numel() else 0
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=TOLERANCE[dtype] * largest)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(100,), (3, 7), (1, 1)])
-def test_onednn_gives_the_values_and_gradients_of_torch(shape, bias):
-    arguments = onednn_arguments(shape, bias)
+@pytest.mark.parametrize("rows", [(100,), (3, 7), (1, 1)])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_values_and_first_and_second_gradients_are_torchs(name, rows, bias):
+    arguments = arguments_of(rows, 24, 10, bias)
     exact = [None if x is None else x.detach().double().requires_grad_() for x in arguments]
-    leaves, exact_leaves = ([x for x in some if x is not None] for some in (arguments, exact))
 
-    def results(product, arguments, leaves):
+    def results(product, arguments):
         y = product(*arguments)
+        leaves = leaves_of(arguments)
         gradients = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
         second = torch.autograd.grad(sum(g.cos().sum() for g in gradients), leaves)
         return [y, *gradients, *second]
 
-    actual = results(linear.onednn_product, arguments, leaves)
-    expected = results(nn.functional.linear, exact, exact_leaves)
-    torch.testing.assert_close([x.double() for x in actual], expected, rtol=1e-4, atol=1e-3)
+    actual = results(getattr(linear, name), arguments)
+    torch.testing.assert_close(
+        [x.double() for x in actual], results(nn.functional.linear, exact), rtol=1e-4, atol=1e-3
+    )
+
+
+# Tiles, blocks and copies that are full, that are not, and of which there are several.
+SHAPES = [
+    ((0,), 5, 3),
+    ((5,), 0, 3),
+    ((5,), 3, 0),
+    ((1,), 1, 1),
+    ((7,), 9, 17),
+    ((12,), 256, 32),
+    ((2, 13), 257, 33),
+    ((97,), 520, 50),
+    ((200,), 12000, 9),
+]
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows, inputs, outputs", SHAPES)
+def test_many_rows_of_every_shape_and_dtype(rows, inputs, outputs, dtype):
+    arguments = arguments_of(rows, inputs, outputs, dtype=dtype)
+    exact = [x.detach().double().requires_grad_() for x in arguments]
+    y, exact_y = linear.many_rows_product(*arguments), nn.functional.linear(*exact)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert_close(
+        [y, *torch.autograd.grad(y, arguments, dy)],
+        [exact_y, *torch.autograd.grad(exact_y, exact, dy.double())],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@torch.no_grad()
+def test_many_rows_of_any_strides(dtype):
+    x, weight, _ = arguments_of((40,), 70, 21, dtype=dtype)
+    y = linear.many_rows_product(x, weight, None)
+    # what lies between the elements must not be read as one of them
+    spread_x, spread_weight = (
+        torch.full((3 * n, 2 * m), math.nan, dtype=dtype) for n, m in (x.shape, weight.shape)
+    )
+    spread_x[::3, ::2], spread_weight[::3, ::2] = x, weight
+    for one in (x, x.t().contiguous().t(), spread_x[::3, ::2], x[:1].expand(40, 70)):
+        for other in (weight, weight.t().contiguous().t(), spread_weight[::3, ::2]):
+            expected = y if one.stride(0) else y[:1].expand_as(y)
+            assert torch.equal(linear.many_rows_product(one, other, None), expected)
+
+
+@torch.no_grad()
+def test_a_row_is_the_same_alone_and_on_any_number_of_threads():
+    x, weight, bias = arguments_of((100,), 700, 300)
+    y = linear.many_rows_product(x, weight, bias)
+    assert torch.equal(linear.many_rows_product(x[37:38], weight, bias), y[37:38])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert torch.equal(linear.many_rows_product(x, weight, bias), y)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def test_what_many_rows_does_not_take_is_an_error():
+    x, weight, bias = arguments_of((4,), 24, 10)
+    with pytest.raises(RuntimeError, match=r"weight must have shape \(10, 23\), got \(10, 24\)"):
+        linear.many_rows_product(x[:, 1:], weight, bias)
+    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16, got float64"):
+        linear.many_rows_product(x.double(), weight.double(), None)
+    with pytest.raises(RuntimeError, match="weight must be float32 here, got bfloat16"):
+        linear.many_rows_product(x, weight.bfloat16(), None)
+    with pytest.raises(RuntimeError, match=r"bias must have shape \(10,\), got \(9,\)"):
+        linear.many_rows_product(x, weight, bias[1:])
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_onednn_passes_opcheck(bias):
-    op = torch.ops.hf_linear_attention.onednn_linear.default
-    torch.library.opcheck(op, tuple(onednn_arguments((3, 7), bias)))
+@pytest.mark.parametrize("name", ["many_rows_linear", "onednn_linear"])
+def test_they_pass_opcheck(name, bias):
+    op = getattr(torch.ops.hf_linear_attention, name).default
+    torch.library.opcheck(op, tuple(arguments_of((21,), 24, 10, bias)))
 
 
-def test_onednn_takes_any_strides_and_computes_only_what_is_needed():
-    x, weight, bias = onednn_arguments((6, 4), True)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_only_what_is_needed_is_computed(name):
+    x, weight, bias = arguments_of((6, 4), 24, 10)
     x = x.detach().transpose(0, 1)
-    y = linear.onednn_product(x, weight, bias)
+    y = getattr(linear, name)(x, weight, bias)
     torch.testing.assert_close(y, nn.functional.linear(x, weight, bias))
     (gradient,) = torch.autograd.grad(y.sum(), bias)
     assert gradient.tolist() == [24] * 10
 
 
-def test_training_runs_on_onednn_where_that_is_faster(onednn_calls):
+def test_training_runs_on_the_faster_product(calls):
     layer, twin = layer_and_twin()
     x = torch.randn(2, 50, 24)
     for model in (layer, twin):
         model(x).square().sum().backward()
     torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
     torch.testing.assert_close(layer.bias.grad, twin.bias.grad)
-    layer.double()(x.double())  # which oneDNN does not have
+    layer.double()(x.double())  # for which there is none
     with torch.autocast("cpu", torch.bfloat16):
         layer.float()(x)
-    assert onednn_calls == [(2, 50, 24)]
+    assert calls == [(2, 50, 24)]
     with pytest.raises(RuntimeError):
         layer(x[..., 1:])
 
 
-def test_training_on_onednn_compiles_into_one_graph(onednn_calls):
+def test_training_on_it_compiles_into_one_graph(calls):
     layer, twin = layer_and_twin()
     x = torch.randn(100, 24)
     torch.compile(layer, fullgraph=True)(x).square().sum().backward()
     twin(x).square().sum().backward()
     torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
-    assert onednn_calls  # while it was traced
+    assert calls  # while it was traced
+
+
+# By vendor and flags: the dtypes that have a product faster than torch's, and which.
+PROCESSORS = {
+    "GenuineIntel avx2": {"bfloat16": "many_rows_product", "float16": "many_rows_product"},
+    "GenuineIntel avx2 avx512f": {"float16": "many_rows_product"},
+    "GenuineIntel avx2 avx512f avx512_fp16": {},
+    "AuthenticAMD avx2": {"bfloat16": "many_rows_product", "float16": "many_rows_product"},
+    "AuthenticAMD avx2 avx512f": {"float16": "many_rows_product", "float32": "onednn_product"},
+    "AuthenticAMD sse2": {},
+    "": {},
+}
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_the_products_of_a_processor(processor, monkeypatch):
+    vendor, _, flags = processor.partition(" ")
+    text = f"vendor_id\t: {vendor}\nflags\t\t: fpu {flags} ht\n" if processor else ""
+    monkeypatch.setattr(linear.Path, "read_text", lambda path: text)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    products = linear.products_of_many_rows()
+    expected = {
+        getattr(torch, dtype): getattr(linear, name)
+        for dtype, name in PROCESSORS[processor].items()
+    }
+    assert {dtype: product for dtype, (_, product) in products.items()} == expected

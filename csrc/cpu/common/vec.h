@@ -50,9 +50,10 @@ struct AccTraits<double> {
 template <class Acc>
 using UIntVec = Vec<typename AccTraits<Acc>::UInt>;
 
+// x - 0 is x; x + 0 is not, for a zero of x may be negative, so that compilers add it.
 template <class Acc>
 HFLA_INLINE Vec<Acc> broadcast(Acc x) {
-  return Vec<Acc>{} + x;
+  return x - Vec<Acc>{};
 }
 
 // `condition` is the result of a comparison of vectors.

@@ -16,6 +16,7 @@ OPS = {
     ("selective_scan", 1): selective_scan.forward,
     ("selective_scan_step_", 1): selective_scan.step_,
     ("linear", 1): linear.linear,
+    ("many_rows_linear", 1): linear.many_rows_linear,
     ("onednn_linear", 1): linear.onednn_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,

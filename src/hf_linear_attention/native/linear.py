@@ -1,5 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Products with a weight on the CPU: the compiled one for few rows, and oneDNN's."""
+"""Products with a weight on the CPU: the compiled ones for few rows and for many, and oneDNN's."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ _registrations.impl(
     "CPU",
 )
 _linear = ops.linear.default
+_many_rows_linear = ops.many_rows_linear.default
 _onednn_linear = ops.onednn_linear.default
 
 
@@ -41,6 +44,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _linear(x.contiguous(), weight, bias)
 
 
+def many_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear` for many rows, on the CPU; differentiable.
+
+    Args:
+        x, weight, bias: (..., in), (out, in), (out,), of one dtype: float32, bfloat16 or float16.
+            x and weight may have any strides.
+
+    Returns:
+        y (..., out). Sums are float32, also those of gradients, and rounded once.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return _many_rows_linear(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear` in float32 on the CPU, by oneDNN; differentiable.
 
@@ -57,6 +77,7 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @torch.library.register_fake("hf_linear_attention::onednn_linear", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::many_rows_linear", lib=_registrations)
 @torch.library.register_fake("hf_linear_attention::linear", lib=_registrations)
 def _fake_linear(x, weight, bias):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -67,20 +88,23 @@ def _keep_for_linear_backward(ctx, inputs, output):
     ctx.save_for_backward(x, weight)
 
 
-def _differentiate_linear(ctx, dy):
-    x, weight = ctx.saved_tensors
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-    dy_rows = dy.flatten(0, -2)
-    return (
-        _onednn_linear(dy, weight.t(), None) if needs_x else None,
-        _onednn_linear(dy_rows.t(), x.flatten(0, -2).t(), None) if needs_weight else None,
-        dy_rows.sum(0) if needs_bias else None,
+def _make_differentiable(op):
+    """Gives an op (x, weight, bias) of any strides gradients, which are the same op's results."""
+
+    def differentiate(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        dy_rows = dy.flatten(0, -2)
+        return (
+            op(dy, weight.t(), None) if needs_x else None,
+            op(dy_rows.t(), x.flatten(0, -2).t(), None) if needs_weight else None,
+            dy_rows.sum(0) if needs_bias else None,
+        )
+
+    torch.library.register_autograd(
+        op, differentiate, setup_context=_keep_for_linear_backward, lib=_registrations
     )
 
 
-torch.library.register_autograd(
-    "hf_linear_attention::onednn_linear",
-    _differentiate_linear,
-    setup_context=_keep_for_linear_backward,
-    lib=_registrations,
-)
+_make_differentiable(_onednn_linear)
+_make_differentiable(_many_rows_linear)

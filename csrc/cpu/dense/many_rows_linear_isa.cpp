@@ -1,0 +1,222 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// y = x Wᵀ + bias for many rows of x, as in prompts and in training.
+//
+// After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): both
+// matrices are copied, as float32, into panels, each as many rows as a tile of y has, in the order
+// in which the tile's sums read them. All of x is copied first, or as many rows of it as the last
+// cache holds. Of a panel of W, a worker copies a block, which fills the first-level cache, and the
+// panels of x stream past it. So W is read once, and a tile's sums leave the registers only between
+// blocks.
+//
+// A sum's order depends on the block's length only, not on the threads nor on other rows.
+
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+#include "cpu/common/transpose.h"
+#include "cpu/common/vec.h"
+#include "cpu/dense/kernels.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+using V = Vec<float>;
+constexpr int64_t W = kLanes<float>;
+
+// A tile of y: as many sums as registers hold beside two vectors of W and one number of x.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t kTileRows = 12;
+#else
+constexpr int64_t kTileRows = 6;
+#endif
+constexpr int64_t kTileVectors = 2;
+constexpr int64_t kTileColumns = kTileVectors * W;
+constexpr int64_t kTileSize = kTileRows * kTileColumns;
+
+constexpr int64_t kBlock = 256;                   // of the inner dimension
+constexpr int64_t kMaxFloats = int64_t{1} << 20;  // of x that are copied at once
+constexpr int64_t kMinRows = 16 * kTileRows;      // that are copied at once, even if it is more
+
+// A matrix whose rows are put into panels.
+template <class Scalar>
+struct Matrix {
+  const Scalar* data;
+  int64_t rows, row_stride, column_stride;
+
+  Matrix(const void* data, int64_t rows, const int64_t (&strides)[2])
+      : data(static_cast<const Scalar*>(data)),
+        rows(rows),
+        row_stride(strides[0]),
+        column_stride(strides[1]) {}
+
+  // The columns [begin, end) of the rows from `row` on as (end - begin, panel_rows), with zeros
+  // for rows that are not there.
+  template <int64_t panel_rows>
+  void pack(int64_t row, int64_t begin, int64_t end, float* to) const {
+    const Scalar* from = data + row * row_stride + begin * column_stride;
+    const int64_t rows_left = rows - row;
+    int64_t column = begin;
+    if (row_stride != 1) {
+      for (; column + W <= end; column += W, from += W * column_stride, to += W * panel_rows) {
+        pack_square<panel_rows>(from, rows_left, column + W == end, to);
+      }
+    }
+    for (; column < end; ++column, from += column_stride, to += panel_rows) {
+      for (int64_t r = 0; r < panel_rows; r += W) {
+        const V x = load_vector(from, row_stride, r, max(0, min(W, rows_left - r)));
+        put<panel_rows>(to, r, column + 1 == end, x);
+      }
+    }
+  }
+
+ private:
+  // W columns, the last rows first, because of what `put` writes.
+  template <int64_t panel_rows>
+  HFLA_INLINE void pack_square(const Scalar* from, int64_t rows_left, bool is_last,
+                               float* to) const {
+    for (int64_t r = (panel_rows - 1) / W * W; r >= 0; r -= W) {
+      const int64_t count = min(rows_left - r, panel_rows - r);
+      V square[W] = {};
+      HFLA_UNROLL
+      for (int64_t i = 0; i < W; ++i) {
+        if (i < count) square[i] = load_vector(from + (r + i) * row_stride, column_stride, 0, W);
+      }
+      transpose(square);
+      HFLA_UNROLL
+      for (int64_t i = 0; i < W; ++i) {
+        put<panel_rows>(to + i * panel_rows, r, is_last && i + 1 == W, square[i]);
+      }
+    }
+  }
+
+  // The panel's rows from r on, of one column. A whole vector may reach into the first rows of the
+  // next column, which are written later.
+  template <int64_t panel_rows>
+  HFLA_INLINE static void put(float* to, int64_t r, bool is_last_column, V x) {
+    store_vector(to, 1, r, is_last_column ? min(W, panel_rows - r) : W, x);
+  }
+};
+
+template <class Scalar>
+class ManyRowsLinear {
+ public:
+  ManyRowsLinear(const ManyRowsLinearProblem& p, const Threads& threads)
+      : p_(p),
+        threads_(threads),
+        x_(p.x, p.rows, p.x_strides),
+        weight_(p.weight, p.out, p.weight_strides),
+        rows_together_(min(round_up(p.rows, kTileRows),
+                           max(kMinRows, kMaxFloats / max(1, p.in) / kTileRows * kTileRows))) {}
+
+  Status run() const {
+    const int64_t workers = p_.rows * p_.in * p_.out < kSerialWork ? 1 : max(1, threads_.count);
+    const int64_t x_size = rows_together_ * p_.in;
+    const int64_t sums_size = p_.in > kBlock ? rows_together_ * kTileColumns : 0;
+    const int64_t own_size = kTileColumns * kBlock + sums_size;  // of a worker
+    const Buffer buffer((x_size + workers * own_size) * static_cast<int64_t>(sizeof(float)));
+    if (!buffer.data()) return Status::out_of_memory;
+    float* const x = reinterpret_cast<float*>(buffer.data());
+    for (int64_t row = 0; row < p_.rows; row += rows_together_) {
+      const int64_t end = min(p_.rows, row + rows_together_);
+      run_tasks(threads_, workers, ceil_div(end - row, kTileRows), [&](int64_t, int64_t panel) {
+        const int64_t r = panel * kTileRows;
+        x_.template pack<kTileRows>(row + r, 0, p_.in, x + r * p_.in);
+      });
+      run_tasks(threads_, workers, ceil_div(p_.out, kTileColumns),
+                [&](int64_t worker, int64_t panel) {
+                  float* const w = x + x_size + worker * own_size;
+                  compute(row, end, panel * kTileColumns, x, w, w + kTileColumns * kBlock);
+                });
+    }
+    return Status::ok;
+  }
+
+ private:
+  // The outputs of a panel of W for the rows [row, row_end), of which x has the panels; w (a block
+  // of W's panel) and sums (of all tiles) are the worker's own memory.
+  void compute(int64_t row, int64_t row_end, int64_t column, const float* x, float* w,
+               float* sums) const {
+    int64_t begin = 0;
+    do {
+      const int64_t end = min(p_.in, begin + kBlock);
+      weight_.template pack<kTileColumns>(column, begin, end, w);
+      const float* x_block = x + begin * kTileRows;
+      float* tile_sums = sums;
+      for (int64_t r = row; r < row_end; r += kTileRows) {
+        add_up_tile(r, column, begin, end, x_block, w, tile_sums);
+        x_block += p_.in * kTileRows;
+        tile_sums += kTileSize;
+      }
+      begin = end;
+    } while (begin < p_.in);
+  }
+
+  // A block's part of the sums of a tile. What was added up before is in `sums`.
+  HFLA_NOINLINE void add_up_tile(int64_t row, int64_t column, int64_t begin, int64_t end,
+                                 const float* x, const float* w, float* sums) const {
+    V sum[kTileRows][kTileVectors] = {};
+    if (begin > 0) {
+      for_tile([&](int64_t r, int64_t v) { sum[r][v] = load(sums + r * kTileColumns + v * W); });
+    }
+#pragma GCC unroll 4
+    for (int64_t i = begin; i < end; ++i, w += kTileColumns, x += kTileRows) {
+      V weight[kTileVectors];
+      HFLA_UNROLL
+      for (int64_t v = 0; v < kTileVectors; ++v) weight[v] = load(w + v * W);
+      for_tile([&](int64_t r, int64_t v) { sum[r][v] += broadcast(x[r]) * weight[v]; });
+    }
+    if (end < p_.in) {
+      for_tile([&](int64_t r, int64_t v) { store(sums + r * kTileColumns + v * W, sum[r][v]); });
+    } else {
+      finish(row, column, sum);
+    }
+  }
+
+  template <class Body>
+  HFLA_INLINE static void for_tile(Body body) {
+    HFLA_UNROLL
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      HFLA_UNROLL
+      for (int64_t v = 0; v < kTileVectors; ++v) body(r, v);
+    }
+  }
+
+  HFLA_INLINE void finish(int64_t row, int64_t column,
+                          const V (&sum)[kTileRows][kTileVectors]) const {
+    const Scalar* const bias = static_cast<const Scalar*>(p_.bias);
+    HFLA_UNROLL
+    for (int64_t v = 0; v < kTileVectors; ++v) {
+      const int64_t c = column + v * W, count = min(W, p_.out - c);
+      if (count <= 0) break;
+      const V added = bias ? load_vector(bias, 1, c, count) : V{};
+      Scalar* y = static_cast<Scalar*>(p_.y) + row * p_.out;
+      HFLA_UNROLL
+      for (int64_t r = 0; r < kTileRows; ++r, y += p_.out) {
+        if (row + r < p_.rows) store_vector(y, 1, c, count, sum[r][v] + added);
+      }
+    }
+  }
+
+  const ManyRowsLinearProblem& p_;
+  const Threads& threads_;
+  const Matrix<Scalar> x_, weight_;
+  const int64_t rows_together_;  // of x, that are copied at once
+};
+
+}  // namespace
+
+Status many_rows_linear(const ManyRowsLinearProblem& problem, const Threads& threads) {
+  switch (problem.dtype) {
+    case DType::f32:
+      return ManyRowsLinear<float>(problem, threads).run();
+    case DType::bf16:
+      return ManyRowsLinear<BFloat16>(problem, threads).run();
+    case DType::f16:
+      return ManyRowsLinear<Float16>(problem, threads).run();
+    case DType::f64:
+      break;
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace hfla::HFLA_ISA
