@@ -23,6 +23,7 @@ const CpuKernels kernels = {
     {convolution_forward, convolution_backward, convolution_step},
     {selective_scan_forward, selective_scan_backward, selective_scan_step},
     linear,
+    quantized_linear,
     {rms_norm, rms_norm_backward},
 };
 
