@@ -33,7 +33,7 @@ def quantized_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Product
     kind = _kind(type(weight))
     if kind is None or not x.is_cpu:
         return None
-    if _runs_compiled(x, weight, bias) and kind.is_known(weight):
+    if _runs_compiled(x, bias) and kind.is_known(weight):
         return kind.product
     return kind.other_product
 
@@ -44,12 +44,13 @@ def bits_of(weight: Tensor) -> int | None:
     return None if kind is None or not kind.is_known(weight) else kind.bits
 
 
-def _runs_compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _runs_compiled(x: Tensor, bias: Tensor | None) -> bool:
     return (
         IS_COMPILED
         and type(x) is Tensor
         and x.dtype in DTYPES
-        and x.numel() <= MAX_ROWS * weight.shape[1]
+        and x.dim() > 0
+        and x.numel() <= MAX_ROWS * x.shape[-1]
         and (bias is None or (type(bias) is nn.Parameter and bias.dtype is x.dtype))
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
@@ -57,6 +58,9 @@ def _runs_compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 # ---- torchao's tensors ----
+#
+# Only the plain tensors that they are made of are asked for anything: an attribute of a tensor that
+# torchao's own class answers takes many microseconds.
 
 
 class Int8:
@@ -96,7 +100,7 @@ class Int4:
         return (
             weight.activation_dtype == torch.bfloat16  # not: float8
             and weight.act_pre_scale is None
-            and weight.dim() == 2
+            and weight.qdata.dim() == 2
             and weight.block_size[0] == 1
             and weight.block_size[1] % 2 == 0
             and weight.qdata.is_contiguous()

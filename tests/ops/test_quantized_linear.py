@@ -2,6 +2,7 @@
 """Products with weights of 8 and 4 bits: the ops, and which of torchao's weights they are given."""
 
 import copy
+import random
 from contextlib import nullcontext
 
 import pytest
@@ -100,13 +101,37 @@ def test_the_ops_match_float64(bits, rows, dtype):
             scale_dtype = torch.bfloat16 if rows % 2 else torch.float32
             numbers = dict(zero_dtype=zero_dtype, scale_dtype=scale_dtype, bias=outputs % 2 == 1)
             args = op_arguments(bits, **sizes, **numbers)
-            y = OPS[bits](**args)
-            expected, weight = expected_of(bits, **args)
-            assert y.dtype == dtype
-            # Sums of floats, which zero points may make larger than their results, rounded once.
-            sums = args["x"].double().abs().sum(-1, keepdim=True) * weight.abs().max()
-            bound = ROUNDING[dtype] * expected.abs() + 1e-6 * sums
-            assert ((y.double() - expected).abs() <= bound).all(), (inputs, outputs, group)
+            assert_matches_float64(bits, args)
+
+
+def assert_matches_float64(bits, args):
+    y = OPS[bits](**args)
+    expected, weight = expected_of(bits, **args)
+    assert y.dtype == args["x"].dtype
+    # Sums of floats, which zero points may make larger than their results, rounded once.
+    sums = args["x"].double().abs().sum(-1, keepdim=True) * weight.abs().max()
+    bound = ROUNDING[y.dtype] * expected.abs() + 1e-6 * sums
+    assert ((y.double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("seed", range(100))
+def test_random_calls_match_float64(seed):
+    rng = random.Random(seed)
+    bits = rng.choice((8, 4))
+    group = rng.randint(1, 80) * (8 // bits)
+    args = op_arguments(
+        bits,
+        shape=(rng.randint(1, 3), rng.randint(1, 22)),
+        inputs=group * rng.randint(1, 6),
+        outputs=rng.randint(1, 300),
+        group=group,
+        dtype=rng.choice(list(ROUNDING)),
+        scale_dtype=rng.choice(list(ROUNDING)),
+        zero_dtype=rng.choice((None, *NUMBERS[bits], *ROUNDING)),
+        bias=rng.random() < 0.5,
+    )
+    assert_matches_float64(bits, args)
 
 
 @pytest.mark.parametrize("bits", OPS)
