@@ -3,8 +3,8 @@
 // y = x Wᵀ + bias for few rows of x and a W of 8 or 4 bits with scales for groups of inputs.
 //
 // Nothing of x is rounded: values become floats in registers, and are multiplied by x as it is.
-// With few rows a worker walks through consecutive outputs, as in linear_isa.cpp; sums of a group
-// are scaled once. With more rows than kMaxRows, some outputs' values become floats in the
+// With few rows a worker walks through consecutive outputs, as in linear_isa.cpp, and scales sums
+// of kUnit products. With more rows than kMaxRows, some outputs' values become floats in the
 // first-level cache, scale included, which all rows then share.
 //
 // What zero points add to an output, group by group, is a product with the sum of the group's
