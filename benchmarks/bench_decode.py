@@ -9,7 +9,9 @@ Contenders, all of 12 layers x 768 and with random weights:
   the rest of the model sets;
 - ours where nn.Linear multiplies: how much of the gain is that of the compiled product;
 - Transformers' Llama (SDPA), with the cache that generate() makes and with StaticCache;
-- Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA).
+- Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA);
+- ours with torchao's weights of 8 and 4 bits, and with torchao's own product of the former, where
+  torchao is installed.
 
 "generate()" is the time between two tokens inside generate(), "forward" that of model(...) alone.
 A long context is not read, but made up: after eight real tokens, keys and values in softmax caches
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -45,9 +48,12 @@ from models import (
     SIZE,
     SMALLEST,
     Size,
+    count_weights,
     make_model,
+    make_quantised,
     random_tokens,
     torch_products,
+    torchao_products,
     weight_bytes,
 )
 
@@ -56,6 +62,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 IDENTITY = "ours, attention = v"
 NN_LINEAR = "ours, nn.Linear"
 STATIC = "Llama, StaticCache"
+BITS = {"ours, 8 bits": 8, "ours, 4 bits": 4}
+TORCHAO = "ours, 8 bits, torchao's product"
+QUANTISED = ("ours", "ours, bfloat16", *BITS, TORCHAO)
 
 
 class StepClock(StoppingCriteria):
@@ -157,7 +166,7 @@ class Decoder:
             elif isinstance(layer, (DynamicLayer, StaticLayer)):
                 cache += layer.keys.nbytes + layer.values.nbytes
         weights = weight_bytes(self.model)
-        flops = 2 * weights / self.model.dtype.itemsize * self.rows
+        flops = 2 * count_weights(self.model) * self.rows
         return Work(flops, weights + cache, bandwidth="read")
 
 
@@ -199,6 +208,7 @@ class Setting(NamedTuple):
     longest_forward: int  # context at which model(...) is timed by itself, too
     flat: tuple[int, ...]  # of ours by itself
     batches: tuple[tuple[int, int], ...]
+    quantised: tuple[tuple[int, int], ...]  # of ours, in float32, bfloat16, 8 and 4 bits
     half: tuple[int, ...]  # in bfloat16
     prompts_of_all: tuple[int, ...]
     prompts: tuple[int, ...]
@@ -215,6 +225,7 @@ SETTINGS = {
         longest_forward=16,
         flat=(16, 32),
         batches=((2, 16),),
+        quantised=((1, 16), (5, 16)),
         half=(16,),
         prompts_of_all=(),
         prompts=(16,),
@@ -227,6 +238,7 @@ SETTINGS = {
         longest_forward=0,
         flat=(128, 100_000),
         batches=((8, 1024),),
+        quantised=((1, 128),),
         half=(128,),
         prompts_of_all=(),
         prompts=(4096,),
@@ -239,6 +251,7 @@ SETTINGS = {
         longest_forward=1024,
         flat=(128, 1024, 4096, 16384, 100_000),
         batches=((8, 1024), (8, 4096), (32, 128), (32, 1024)),
+        quantised=((1, 128), (8, 128), (32, 128)),
         half=(128, 4096),
         prompts_of_all=(1024,),
         prompts=(4096, 16384),
@@ -292,6 +305,28 @@ class Bench:
             case = f"{rows} x {context} tokens"
             self.report.add(f"{what}, {suffix}", case, context, timings, work)
 
+    def quantised(self) -> dict[str, PreTrainedModel]:
+        """Ours in fewer and fewer bits, verified; nothing where torchao is not installed."""
+        if find_spec("torchao") is None:
+            self.report.notes.append("without weights of 8 and 4 bits: torchao is not installed")
+            return {}
+        size = self.setting.size
+        models = {name: make_quantised(bits, size) for name, bits in BITS.items()}
+        models = {"ours, bfloat16": make_model("ours", torch.bfloat16, size), **models}
+        for name, model in models.items():
+            self.report.errors[name] = verify(model, size)
+        return {"ours": self.models["ours"], **models, TORCHAO: models["ours, 8 bits"]}
+
+    def time_quantised(self, models: dict[str, PreTrainedModel], rows: int, context: int) -> None:
+        make = partial(Decoder, size=self.setting.size, rows=rows, context=context)
+        decoders = {name: make(model) for name, model in models.items()}
+        samples = {name: decoder.sample_generate for name, decoder in decoders.items()}
+        samples[TORCHAO] = within(torchao_products, samples[TORCHAO])
+        timings = self.report.time(samples, self.setting.budget)
+        work = {name: decoder.least_work() for name, decoder in decoders.items()}
+        case = f"{rows} x {context} tokens"
+        self.report.add(f"generate(), bits of weights, {rows} rows", case, context, timings, work)
+
     def time_flatness(self) -> None:
         """Ours at all contexts in turn; ratios are to the shortest."""
         contexts = self.setting.flat
@@ -322,10 +357,7 @@ class Bench:
 
         samples = {name: sample_of_prompt(model) for name, model in models.items()}
         timings = self.report.time(samples, self.setting.budget)
-        work = {
-            name: Work(2 * T * weight_bytes(model) / model.dtype.itemsize, None)
-            for name, model in models.items()
-        }
+        work = {name: Work(2 * T * count_weights(model), None) for name, model in models.items()}
         self.report.add("prompt, float32", f"1 x {T} tokens", T, timings, work)
 
 
@@ -348,6 +380,9 @@ def main() -> None:
     halves = bench.halves()
     for context in setting.half:
         bench.time_per_token(halves, "1 row, bfloat16", 1, context)
+    if quantised := bench.quantised():
+        for rows, context in setting.quantised:
+            bench.time_quantised(quantised, rows, context)
     for T in setting.prompts_of_all:
         bench.time_prompt(bench.models, T)
     for T in setting.prompts:

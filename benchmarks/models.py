@@ -20,7 +20,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_linear_attention import LinearAttentionConfig, backends, linear
+from hf_linear_attention import (
+    LinearAttentionConfig,
+    backends,
+    linear,
+    pack_int4_weights,
+    quantized,
+)
 
 logging.set_verbosity_error()  # that Mamba2 lacks its CUDA kernels is no news on a CPU
 
@@ -85,17 +91,54 @@ def make_model(name: str, dtype: torch.dtype = torch.float32, size: Size = SIZE)
     return AutoModelForCausalLM.from_config(make_config(name, size), dtype=dtype).eval()
 
 
+def make_quantised(bits: int, size: Size = SIZE) -> PreTrainedModel:
+    """Ours in float32 with torchao's weights in its linear layers: of 8 bits, with a scale for each
+    output, or of 4, with bfloat16 scales and zero points for each 32 inputs. Embeddings stay.
+    """
+    from torchao.quantization import (
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+        PerGroup,
+        quantize_,
+    )
+
+    model = make_model("ours", size=size)
+    if bits == 8:
+        quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))
+    else:
+        groups = PerGroup(32)
+        quantize_(model, IntxWeightOnlyConfig(torch.int4, groups, scale_dtype=torch.bfloat16))
+        pack_int4_weights(model)
+    return model
+
+
 def random_tokens(size: Size, *shape: int) -> Tensor:
     return torch.randint(size.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes that one token must read: all weights, except a table of which it reads a row."""
+def weights_of_a_token(model: PreTrainedModel) -> list[Tensor]:
+    """What one token must read: all weights, except a table of which it reads a row."""
     tables = [
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
     ]
     head = model.get_output_embeddings().weight
-    return sum(w.nbytes for w in model.parameters() if id(w) not in tables or w is head)
+    return [w for w in model.parameters() if id(w) not in tables or w is head]
+
+
+def count_weights(model: PreTrainedModel) -> int:
+    return sum(w.numel() for w in weights_of_a_token(model))
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    return sum(bytes_of(w) for w in weights_of_a_token(model))
+
+
+def bytes_of(weight: Tensor) -> int:
+    """Also of a tensor that is made of others, as torchao's are."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight.nbytes
+    names, _ = weight.__tensor_flatten__()
+    return sum(getattr(weight, name).nbytes for name in names)
 
 
 @contextmanager
@@ -112,6 +155,13 @@ def cache_bytes(name: str, context: int, size: Size = SIZE) -> int:
         "Llama": 2 * size.head_dim * context,  # keys and values
     }
     return 4 * size.layers * size.heads * per_head[name]
+
+
+@contextmanager
+def torchao_products() -> Iterator[None]:
+    """Meanwhile, torchao multiplies by its weights of 8 bits itself."""
+    with mock.patch.object(quantized, "IS_COMPILED", False):
+        yield
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from hf_linear_attention import linear, rms_norm
+from hf_linear_attention import linear, quantized, rms_norm
 
 # These start compilers, servers and training: begun last, one of them would keep one process busy
 # while the others have nothing to do.
@@ -53,8 +53,14 @@ def shapes_given_to(monkeypatch):
     """Called with the name of an op that a layer calls, returns the shapes of x that the op is
     given from then on.
     """
-    callers = dict.fromkeys(("few_rows_product", "many_rows_product", "onednn_product"), linear)
-    callers["compiled_rms_norm"] = rms_norm
+    callers = {
+        "few_rows_product": linear,
+        "many_rows_product": linear,
+        "onednn_product": linear,
+        "int8_product": quantized,
+        "int4_product": quantized,
+        "compiled_rms_norm": rms_norm,
+    }
 
     def listen(name):
         shapes = []

@@ -24,6 +24,7 @@ const CpuKernels kernels = {
     {selective_scan_forward, selective_scan_backward, selective_scan_step},
     linear,
     many_rows_linear,
+    quantized_linear,
     {rms_norm, rms_norm_backward},
 };
 

@@ -8,6 +8,7 @@
 #include "kernels/delta_rule.h"
 #include "kernels/linear.h"
 #include "kernels/linear_attention.h"
+#include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
 #include "kernels/selective_scan.h"
 
@@ -21,6 +22,7 @@ struct CpuKernels {
   SelectiveScanOnCpu selective_scan;
   LinearOnCpu linear;
   ManyRowsLinearOnCpu many_rows_linear;
+  QuantizedLinearOnCpu quantized_linear;
   RmsNormOnCpu rms_norm;
 };
 

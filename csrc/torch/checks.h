@@ -23,6 +23,7 @@ constexpr DTypeName kDTypeNames[] = {
     {aoti_torch_dtype_float16, "float16"}, {aoti_torch_dtype_bfloat16, "bfloat16"},
     {aoti_torch_dtype_int32, "int32"},     {aoti_torch_dtype_int64, "int64"},
     {aoti_torch_dtype_bool, "bool"},       {aoti_torch_dtype_uint8, "uint8"},
+    {aoti_torch_dtype_int8, "int8"},
 };
 
 // A dtype in a message; its name is looked up only when the message is written.

@@ -19,8 +19,8 @@ struct Ops {
   int64_t count;
 };
 
-extern const Ops convolution_ops, delta_rule_ops, linear_attention_ops, linear_ops, rms_norm_ops,
-    selective_scan_ops;
+extern const Ops convolution_ops, delta_rule_ops, linear_attention_ops, linear_ops,
+    quantized_linear_ops, rms_norm_ops, selective_scan_ops;
 
 template <int64_t count>
 constexpr Ops ops_of(const Op (&table)[count]) {

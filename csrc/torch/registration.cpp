@@ -10,7 +10,8 @@ namespace hfla {
 namespace {
 
 constexpr const Ops* kAllOps[] = {&linear_attention_ops, &delta_rule_ops, &convolution_ops,
-                                  &selective_scan_ops,   &linear_ops,     &rms_norm_ops};
+                                  &selective_scan_ops,   &linear_ops,     &quantized_linear_ops,
+                                  &rms_norm_ops};
 
 // The libraries live as long as the process: torch keeps pointers to the kernels.
 TorchLibraryHandle implementations_for(const char* dispatch_key) {

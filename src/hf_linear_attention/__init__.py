@@ -6,6 +6,7 @@ from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
+from .for_transformers.int4_weights import pack_int4_weights
 from .for_transformers.op_selective_scan import selective_scan, selective_scan_step_
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .modeling_linear_attention import (
@@ -45,6 +46,7 @@ __all__ = [
     "delta_rule_step_",
     "linear_attention",
     "linear_attention_step_",
+    "pack_int4_weights",
     "register_decay",
     "register_feature_map",
     "selective_scan",

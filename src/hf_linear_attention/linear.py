@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backends import has_compiled, native_op
+from .quantized import quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
@@ -56,8 +57,8 @@ MAX_ROWS = {
 class Linear(nn.Linear):
     """nn.Linear: the same parameters, the same answers but for rounding.
 
-    Nobody knows the other products but this package, so they take plain tensors only, where no
-    autocast or exported program is wanted; all else goes the usual way.
+    Nobody knows the other products but this package, so they take plain tensors only, and torchao's
+    weights, where no autocast or exported program is wanted; all else goes the usual way.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class Linear(nn.Linear):
 def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
     """What computes x (..., in), weight (out, in), bias (out,) -> (..., out)."""
     if not (IS_COMPILED and are_plain(x, weight, bias)):
-        return F.linear
+        return quantized_product(x, weight, bias) or F.linear
     if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
         return few_rows_product
     least, product = MANY_ROWS.get(x.dtype, TORCH)

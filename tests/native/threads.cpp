@@ -277,6 +277,21 @@ bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays
   return succeeded(cpu.linear(p, threads));
 }
 
+bool quantized_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const int64_t in = 32 * c.sizes.T, out = 700;
+  for (const int64_t rows : {3, 7}) {
+    QuantizedLinearProblem p{};
+    p.rows = rows, p.in = in, p.out = out, p.group = 32, p.bits = 4, p.dtype = DType::f32;
+    p.x = a.random(rows * in, -1, 1);
+    p.weight = a.random(in * out / 8, -1, 1);  // bits of any kind
+    p.scale = {a.random(in / 32 * out, 0, 1), NumberType::f32, 1, out};
+    p.zero = {a.random(in / 32 * out, -1, 1), NumberType::f32, 1, out};
+    p.y = a.empty(rows * out);
+    if (!succeeded(cpu.quantized_linear(p, threads))) return false;
+  }
+  return true;
+}
+
 bool rms_norm(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t rows = 10 * c.sizes.T, columns = 64;
   const RmsNormProblem p{
@@ -309,6 +324,7 @@ const std::pair<const char*, Call> kCalls[] = {
     {"selective_scan", selective_scan},
     {"selective_scan_step", selective_scan_step},
     {"linear", linear},
+    {"quantized_linear", quantized_linear},
     {"rms_norm", rms_norm},
 };
 

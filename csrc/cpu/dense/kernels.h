@@ -5,12 +5,14 @@
 
 #include "cpu/common/isa.h"
 #include "kernels/linear.h"
+#include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
 
 namespace hfla::HFLA_ISA {
 
 Status linear(const LinearProblem&, const Threads&);
 Status many_rows_linear(const ManyRowsLinearProblem&, const Threads&);
+Status quantized_linear(const QuantizedLinearProblem&, const Threads&);
 Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 

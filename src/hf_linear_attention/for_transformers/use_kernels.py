@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from .. import linear
+from .. import linear, quantized
 from ..registration import before_forwards
 from .drafts import HEADS
 from .families import Replacement, made_class, replacement_for
@@ -121,8 +121,9 @@ def use_kernels(model: nn.Module) -> Report:
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
     `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
     wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart, and
-    `generate` takes drafts. `loss_function` is ours where Transformers' is of the same formula.
-    Nothing else in the process changes.
+    `generate` takes drafts. `loss_function` is ours where Transformers' is of the same formula. In
+    models without recurrent layers, too, products of few rows with torchao's weights of 8 and 4
+    bits become ours (docs/quantization.md). Nothing else in the process changes.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()
@@ -155,7 +156,8 @@ def use_kernels(model: nn.Module) -> Report:
         _replace_parts(report, model, layers)
         _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
-    elif not report.left:
+    _replace_quantized_products(report, model)
+    if not report.changed and not report.left:
         why = "no layer of it has a replacement"
         report.left.append(Left("", type(model).__name__, why))
     return report
@@ -233,11 +235,24 @@ def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
         if replacement is not None:
             _replace(report, name, module, replacement)
         elif type(module) is nn.Linear and _is_on_cpu(module) and linear.IS_COMPILED:
-            if (why := why_it_stays(module)) is not None:
-                report.left.append(Left(name, "Linear", why))
-            else:
-                change = Change(name, module, nn.Linear, linear.Linear, "product of few rows")
-                _change(report, change)
+            if quantized.bits_of(module.weight) is None:
+                _replace_product(report, name, module, "product of few rows")
+
+
+def _replace_quantized_products(report: Report, model: nn.Module) -> None:
+    """With torchao's weights on the CPU, anywhere in a model: they gain more than others."""
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and _is_on_cpu(module) and quantized.IS_COMPILED:
+            bits = quantized.bits_of(module.weight)
+            if bits is not None:
+                _replace_product(report, name, module, f"product of few rows, {bits} bits")
+
+
+def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) -> None:
+    if (why := why_it_stays(module)) is not None:
+        report.left.append(Left(name, "Linear", why))
+    else:
+        _change(report, Change(name, module, nn.Linear, linear.Linear, gist))
 
 
 def _replace_losses(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:

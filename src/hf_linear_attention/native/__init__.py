@@ -1,7 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The compiled kernels. Importing this raises ImportError where there are none, and says why."""
 
-from . import convolution, cuda, delta_rule, linear, linear_attention, rms_norm, selective_scan
+from . import (
+    convolution,
+    cuda,
+    delta_rule,
+    linear,
+    linear_attention,
+    quantized_linear,
+    rms_norm,
+    selective_scan,
+)
 
 # What code that travels with checkpoints may call, by name and version. Such code outlives
 # versions of this package: an entry stays, and keeps its arguments, their meaning and its results;
@@ -18,6 +27,8 @@ OPS = {
     ("linear", 1): linear.linear,
     ("many_rows_linear", 1): linear.many_rows_linear,
     ("onednn_linear", 1): linear.onednn_linear,
+    ("int8_linear", 1): quantized_linear.int8_linear,
+    ("int4_linear", 1): quantized_linear.int4_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
 }

@@ -1,0 +1,171 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// How values of 8 and of 4 bits become floats, without moving them: the order in which they come is
+// that in which x is made to lie.
+#pragma once
+
+#include "cpu/common/vec.h"
+#include "kernels/quantized_linear.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+constexpr int64_t kUnit = 32;  // values that are unpacked together
+constexpr int64_t W = kLanes<float>;
+constexpr int kVectors = kUnit / W;  // of a unit
+
+using Floats = Vec<float>;
+using Ints = Vec<int32_t>;
+using Bits = Vec<uint32_t>;
+
+// ---- what a unit of values is, and how it becomes floats ----
+
+// A unit is 32 values as they are, read a vector's worth at a time; or where no instruction makes
+// bytes wider, two vectors of words of four values, which are shifted to their place, and x lies in
+// that order.
+struct EightBits {
+  static constexpr int64_t kBytes = kUnit;
+
+#if defined(__AVX2__)
+  using Unit = const int8_t*;
+
+  static HFLA_INLINE Unit load(const int8_t* from) { return from; }
+
+  static HFLA_INLINE Floats floats(Unit unit, int i) {
+#if defined(__AVX512F__)
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + i * W));
+    return __builtin_convertvector((Ints)_mm512_maskz_cvtepi8_epi32(-1, values), Floats);
+#else
+    const __m128i values = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(unit + i * W));
+    return __builtin_convertvector((Ints)_mm256_cvtepi8_epi32(values), Floats);
+#endif
+  }
+
+  static int64_t place(int64_t i, int64_t lane) { return i * W + lane; }
+#else
+  struct Unit {
+    Ints words[2];
+  };
+
+  static HFLA_INLINE Unit load(const int8_t* from) {
+    static_assert(W == 4);
+    Unit unit;
+    __builtin_memcpy(&unit, from, sizeof unit);
+    return unit;
+  }
+
+  static HFLA_INLINE Floats floats(const Unit& unit, int i) {
+    return __builtin_convertvector((unit.words[i / 4] << (24 - 8 * (i % 4))) >> 24, Floats);
+  }
+
+  static int64_t place(int64_t i, int64_t lane) { return 16 * (i / 4) + 4 * lane + i % 4; }
+#endif
+
+  static float multiplier(int64_t) { return 1; }
+  static constexpr bool is_lifted(int64_t) { return false; }
+  static constexpr float kLift = 0;
+};
+
+// A unit is four words of eight values. Every four lanes have all four words, and each lane one of
+// its eight values: nothing is moved within a vector, nor shifted, for x lies in this order, too,
+// and is divided by what a value's place in the word multiplies it by. To make the values
+// nonnegative, 8 is added to all but the highest one, which has the word's sign.
+struct FourBits {
+  using Unit = Bits;
+  static constexpr int64_t kBytes = kUnit / 2;
+  static constexpr int64_t kCopies = W / 4;
+
+  static HFLA_INLINE Unit load(const int8_t* from) { return four_words(from) ^ 0x08888888u; }
+
+  static HFLA_INLINE Floats floats(Unit unit, int i) {
+    return __builtin_convertvector((Ints)(unit & mask(i)), Floats);
+  }
+
+  static constexpr int64_t in_word(int64_t i, int64_t lane) { return i + kVectors * (lane / 4); }
+  static int64_t place(int64_t i, int64_t lane) { return 8 * (lane % 4) + in_word(i, lane); }
+  static float multiplier(int64_t place) { return 1.0f / static_cast<float>(1 << 4 * (place % 8)); }
+  static constexpr bool is_lifted(int64_t place) { return place % 8 != 7; }
+  static constexpr float kLift = 8;
+
+ private:
+  static HFLA_INLINE Bits mask(int i) {
+    Bits result{};
+    HFLA_UNROLL
+    for (int lane = 0; lane < W; ++lane) result[lane] = 0xfu << (4 * in_word(i, lane));
+    return result;
+  }
+
+  static HFLA_INLINE Bits four_words(const int8_t* from) {
+#if defined(__AVX512F__)
+    // Of all lanes: the unmasked intrinsic warns of an uninitialised variable of its own.
+    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (Bits)_mm512_maskz_broadcast_i32x4(-1, words);
+#elif defined(__AVX2__)
+    return (Bits)_mm256_broadcastsi128_si256(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    Bits words;
+    static_assert(sizeof words == 16);
+    __builtin_memcpy(&words, from, sizeof words);
+    return words;
+#endif
+  }
+};
+
+// ---- numbers of groups ----
+
+HFLA_INLINE Floats load_number_vector(const int8_t* from, int64_t stride, int64_t count) {
+#if defined(__AVX2__)
+  if (stride == 1 && count == W) return EightBits::floats(from, 0);
+#endif
+  Floats result{};
+  for (int64_t i = 0; i < count; ++i) result[i] = from[i * stride];
+  return result;
+}
+
+template <class Number>
+HFLA_INLINE Floats load_number_vector(const Number* from, int64_t stride, int64_t count) {
+  return load_vector(from, stride, 0, count);
+}
+
+template <class Number>
+void store_numbers_of(const Number* from, const int64_t (&strides)[2], int64_t rows,
+                      int64_t columns, float* to, int64_t to_stride) {
+  for (int64_t row = 0; row < rows; ++row, from += strides[0], to += to_stride) {
+    for_each_vector<float>(0, columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      store(to + c, load_number_vector(from + c * strides[1], strides[1], count));
+    });
+  }
+}
+
+// A matrix from `offset` on as floats, zeros behind each row up to a whole vector; all zeros where
+// there are no numbers.
+inline void store_numbers(const GroupNumbers& numbers, int64_t offset, const int64_t (&strides)[2],
+                          int64_t rows, int64_t columns, float* to, int64_t to_stride) {
+  const auto store_as = [&](auto number) {
+    const auto* from = static_cast<const decltype(number)*>(numbers.data) + offset;
+    store_numbers_of(from, strides, rows, columns, to, to_stride);
+  };
+  if (numbers.data == nullptr) {
+    __builtin_memset(to, 0, sizeof(float) * static_cast<size_t>(rows * to_stride));
+    return;
+  }
+  switch (numbers.type) {
+    case NumberType::f32:
+      return store_as(float{});
+    case NumberType::bf16:
+      return store_as(BFloat16{});
+    case NumberType::f16:
+      return store_as(Float16{});
+    case NumberType::i8:
+      return store_as(int8_t{});
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

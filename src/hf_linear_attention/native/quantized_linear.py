@@ -1,0 +1,65 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Products of few rows with weights of 8 and 4 bits, on the CPU."""
+
+import torch
+from torch import Tensor
+
+from .library import ops
+
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+_int8_linear = ops.int8_linear.default
+_int4_linear = ops.int4_linear.default
+
+
+def int8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """x W^T + bias for few rows, on the CPU, with W = (weight - zero_point) scale. No gradient.
+
+    Args:
+        x: (..., in) float32, bfloat16 or float16.
+        weight: (out, in) int8, contiguous.
+        scale: (out, groups), one for each group of consecutive inputs, or (1, 1); float32,
+            bfloat16 or float16, of any strides.
+        zero_point: of scale's shape, int8 or a dtype of scales; None is 0.
+        bias: (out,) of x's dtype.
+
+    Returns:
+        y (..., out) of x's dtype. W, x and sums are float32, and sums are rounded once.
+
+    Raises:
+        RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
+    """
+    _refuse_gradients(x, bias)
+    return _int8_linear(x.contiguous(), weight, scale, zero_point, bias)
+
+
+def int4_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """x W^T + bias for few rows, on the CPU, with W = weight scale + zero_point. No gradient.
+
+    Args:
+        weight: (out, in / 2) int8, contiguous: two values from -8 to 7 in each byte, the one of
+            the earlier input in the lower bits.
+        scale: (groups, out), one for each group of consecutive inputs, an even number of them;
+            float32, bfloat16 or float16, of any strides. Multiples of 32 are fast.
+        zero_point: of scale's shape, of a dtype of scales; None is 0.
+        x, bias: as of `int8_linear`, and so are results and errors.
+    """
+    _refuse_gradients(x, bias)
+    return _int4_linear(x.contiguous(), weight, scale, zero_point, bias)
+
+
+def _refuse_gradients(x: Tensor, bias: Tensor | None) -> None:
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        raise RuntimeError(
+            "the compiled products of quantised weights have no gradient: call them under "
+            "torch.no_grad()"
+        )
+
+
+@torch.library.register_fake("hf_linear_attention::int8_linear", lib=_registrations)
+@torch.library.register_fake("hf_linear_attention::int4_linear", lib=_registrations)
+def _fake_linear(x, weight, scale, zero_point, bias):
+    return x.new_empty(*x.shape[:-1], weight.shape[0])

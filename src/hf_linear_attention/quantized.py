@@ -1,0 +1,136 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Products of few rows with torchao's weights of 8 and 4 bits on the CPU, and 4 bits packed there.
+
+torchao's tensors are known by their names, and are read as they lie: nothing is kept beside them.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .backends import has_compiled, native_op
+
+int8_product = native_op("int8_linear", version=1)
+int4_product = native_op("int4_linear", version=1)
+IS_COMPILED = has_compiled(int8_product, int4_product)
+
+MAX_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
+
+Product = Callable[[Tensor, Any, Tensor | None], Tensor]
+
+
+def quantized_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Product | None:
+    """What computes x (..., in), weight (out, in), bias (out,) -> (..., out) where the weight is
+    one of torchao's that we multiply here; None where torchao, or torch, does.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    kind = _kind(type(weight))
+    if kind is None or not x.is_cpu:
+        return None
+    if _runs_compiled(x, bias) and kind.is_known(weight):
+        return kind.product
+    return kind.other_product
+
+
+def bits_of(weight: Tensor) -> int | None:
+    """How many bits our product reads of each of a weight's values; None where it is not ours."""
+    kind = _kind(type(weight))
+    return None if kind is None or not kind.is_known(weight) else kind.bits
+
+
+def _runs_compiled(x: Tensor, bias: Tensor | None) -> bool:
+    return (
+        IS_COMPILED
+        and type(x) is Tensor
+        and x.dtype in DTYPES
+        and x.dim() > 0
+        and x.numel() <= MAX_ROWS * x.shape[-1]
+        and (bias is None or (type(bias) is nn.Parameter and bias.dtype is x.dtype))
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+# ---- torchao's tensors ----
+#
+# Only the plain tensors that they are made of are asked for anything: an attribute of a tensor that
+# torchao's own class answers takes many microseconds.
+
+
+class Int8:
+    """Values (out, in) of 8 bits, W = (qdata - zero_point) scale: Int8WeightOnlyConfig's, for each
+    output, group of inputs, or all together; and IntxWeightOnlyConfig's, of 1 to 8 bits, each in a
+    byte.
+    """
+
+    bits = 8
+    other_product: Product | None = None  # torchao's own
+
+    @staticmethod
+    def is_known(weight: Any) -> bool:
+        return (
+            getattr(weight, "act_quant_kwargs", None) is None
+            and getattr(weight, "activation_quantization", None) is None
+            and getattr(weight, "act_pre_scale", None) is None
+            and weight.qdata.is_contiguous()
+            and weight.scale.dim() == 2
+            and (weight.block_size[0] == 1 or weight.scale.numel() == 1)
+        )
+
+    @staticmethod
+    def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        return int8_product(x, weight.qdata, weight.scale, weight.zero_point, bias)
+
+
+class Int4:
+    """Values (out, in / 2), two in a byte, W = qdata scale + zero_point, which are (groups, out):
+    Int4WeightOnlyConfig's in its plain format.
+    """
+
+    bits = 4
+
+    @staticmethod
+    def is_known(weight: Any) -> bool:
+        return (
+            weight.activation_dtype == torch.bfloat16  # not: float8
+            and weight.act_pre_scale is None
+            and weight.qdata.dim() == 2
+            and weight.block_size[0] == 1
+            and weight.block_size[1] % 2 == 0
+            and weight.qdata.is_contiguous()
+        )
+
+    @staticmethod
+    def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        return int4_product(x, weight.qdata, weight.scale, weight.zero_point, bias)
+
+    @staticmethod
+    def other_product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """torchao's own needs mslk, a package for GPUs, so on the CPU there is none."""
+        if weight.act_pre_scale is not None:
+            x = x * weight.act_pre_scale
+        return F.linear(x, dequantize_int4(weight).to(x.dtype), bias)
+
+
+KINDS: dict[str, Any] = {"Int8Tensor": Int8, "IntxUnpackedToInt8Tensor": Int8, "Int4Tensor": Int4}
+
+
+@cache
+def _kind(weight_class: type) -> Any:
+    is_torchaos = weight_class.__module__.partition(".")[0] == "torchao"
+    return KINDS.get(weight_class.__name__) if is_torchaos else None
+
+
+def dequantize_int4(weight: Any) -> Tensor:
+    """What an Int4Tensor (out, in) stands for, in float32."""
+    low, high = (weight.qdata << 4) >> 4, weight.qdata >> 4
+    values = torch.stack((low, high), dim=-1).flatten(-2).float()
+    groups = values.unflatten(-1, (-1, weight.block_size[-1]))
+    scale, zero = (x.float().t().unsqueeze(-1) for x in (weight.scale, weight.zero_point))
+    return (groups * scale + zero).flatten(-2)
