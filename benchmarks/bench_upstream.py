@@ -2,7 +2,7 @@
 """Transformers' own recurrent models, before and after `use_kernels`: prompts, tokens, training.
 
     python benchmarks/bench_upstream.py           # two models of a few layers, under three minutes
-    python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; half an hour
+    python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; 40 minutes
 
 Contenders are one model, as it is and on our kernels; the two share their weights. "Mixers only",
 "norms only", "products only" and "loss only" have one kind of thing replaced, and all others as

@@ -277,6 +277,18 @@ bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays
   return succeeded(cpu.linear(p, threads));
 }
 
+bool many_rows_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const int64_t rows = 20 * c.sizes.T, in = 300, out = 100;
+  ManyRowsLinearProblem p{};
+  p.rows = rows, p.in = in, p.out = out, p.dtype = DType::f32;
+  p.x = a.random(rows * in, -1, 1);
+  p.weight = a.random(out * in, -1, 1);
+  p.y = a.empty(rows * out);
+  p.x_strides[0] = in, p.x_strides[1] = 1;
+  p.weight_strides[0] = 1, p.weight_strides[1] = out;
+  return succeeded(cpu.many_rows_linear(p, threads));
+}
+
 bool quantized_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t in = 32 * c.sizes.T, out = 700;
   for (const int64_t rows : {3, 7}) {
@@ -324,6 +336,7 @@ const std::pair<const char*, Call> kCalls[] = {
     {"selective_scan", selective_scan},
     {"selective_scan_step", selective_scan_step},
     {"linear", linear},
+    {"many_rows_linear", many_rows_linear},
     {"quantized_linear", quantized_linear},
     {"rms_norm", rms_norm},
 };
