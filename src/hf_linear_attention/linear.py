@@ -31,7 +31,8 @@ def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor
     found = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
     flags = set(found[1].split()) if found else set()
     products: dict[torch.dtype, tuple[int, Callable[..., Tensor]]] = {}
-    if "AuthenticAMD" in text and "avx512f" in flags and torch.backends.mkl.is_available():
+    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    if "AuthenticAMD" in text and "avx512f" in flags and has_both:
         products[torch.float32] = 2**21, onednn_product
     if "avx2" in flags and has_compiled(many_rows_product):
         if "avx512f" not in flags:
