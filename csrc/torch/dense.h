@@ -17,4 +17,13 @@ inline int64_t count_rows(const Tensor& x) {
   return rows;
 }
 
+// For x (..., in), new memory of (..., out).
+inline Tensor empty_outputs(const Tensor& x, int64_t out) {
+  const int64_t dim = x.dim();
+  int64_t sizes[Tensor::kMaxDim];
+  for (int64_t d = 0; d < dim - 1; ++d) sizes[d] = x.size(d);
+  sizes[dim - 1] = out;
+  return Tensor::empty(x.dtype(), sizes, dim, x.device());
+}
+
 }  // namespace hfla

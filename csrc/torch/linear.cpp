@@ -9,31 +9,32 @@
 namespace hfla {
 namespace {
 
+// What both problems have: all but the rows and strides of x (..., in), and y.
+template <class Problem>
+void set_matrices(Problem& p, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const Device device = x.device();
+  p.dtype = dtype_of("x", x);
+  p.in = x.size(x.dim() - 1);
+  check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
+  p.out = weight.size(0);
+  check_tensor("weight", weight, device, x.dtype(), {p.out, p.in});
+  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
+  p.x = x.data();
+  p.weight = weight.data();
+  p.bias = data_or_null(bias);
+}
+
 void linear(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor x = arguments.tensor();
   const Tensor weight = arguments.tensor();
   const Tensor bias = arguments.optional_tensor();
 
-  const Device device = x.device();
   LinearProblem p{};
-  p.dtype = dtype_of("x", x);
   p.rows = count_rows(x);
-  const int64_t dim = x.dim();
-  p.in = x.size(dim - 1);
-  check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
-  p.out = weight.size(0);
-  check_contiguous_tensor("weight", weight, device, x.dtype(), {p.out, p.in});
-  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
-
-  int64_t sizes[Tensor::kMaxDim];
-  for (int64_t d = 0; d < dim - 1; ++d) sizes[d] = x.size(d);
-  sizes[dim - 1] = p.out;
-  Tensor y = Tensor::empty(x.dtype(), sizes, dim, device);
-
-  p.x = x.data();
-  p.weight = weight.data();
-  p.bias = data_or_null(bias);
+  set_matrices(p, x, weight, bias);
+  check(weight.is_contiguous(), "weight must be contiguous");
+  Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
   check_status(cpu().linear(p, torch_threads()));
   give_back(stack, y);
@@ -45,28 +46,16 @@ void many_rows_linear(StableIValue* stack) {
   const Tensor weight = arguments.tensor();
   const Tensor bias = arguments.optional_tensor();
 
-  const Device device = x.device();
   ManyRowsLinearProblem p{};
-  p.dtype = dtype_of("x", x);
-  check(p.dtype != DType::f64, "x must be float32, bfloat16 or float16, got float64");
   check(x.dim() == 2, "x must have shape (rows, in), got ", shape_of(x));
-  check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
   p.rows = x.size(0);
-  p.in = x.size(1);
-  p.out = weight.size(0);
-  check_tensor("weight", weight, device, x.dtype(), {p.out, p.in});
-  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
-
-  const int64_t sizes[] = {p.rows, p.out};
-  Tensor y = Tensor::empty(x.dtype(), sizes, 2, device);
-
+  set_matrices(p, x, weight, bias);
+  check(p.dtype != DType::f64, "x must be float32, bfloat16 or float16, got float64");
   for (int64_t d = 0; d < 2; ++d) {
     p.x_strides[d] = x.strides()[d];
     p.weight_strides[d] = weight.strides()[d];
   }
-  p.x = x.data();
-  p.weight = weight.data();
-  p.bias = data_or_null(bias);
+  Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
   check_status(cpu().many_rows_linear(p, torch_threads()));
   give_back(stack, y);

@@ -82,11 +82,7 @@ void quantized_linear(StableIValue* stack) {
   p.bits = bits;
   set_matrices(p, x, weight, bias);
   set_groups(p, x, scale, zero_point, /*out_dim=*/bits == 8 ? 0 : 1);
-  const int64_t dim = x.dim();
-  int64_t sizes[Tensor::kMaxDim];
-  for (int64_t d = 0; d < dim - 1; ++d) sizes[d] = x.size(d);
-  sizes[dim - 1] = p.out;
-  Tensor y = Tensor::empty(x.dtype(), sizes, dim, x.device());
+  Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
   check_status(cpu().quantized_linear(p, torch_threads()));
   give_back(stack, y);

@@ -28,9 +28,9 @@ struct AccOfScalar<double> {
 template <class Scalar>
 using AccOf = typename AccOfScalar<Scalar>::type;
 
-// Calls run(a number of the tensors' type), which returns a Status.
+// Calls run(a number of the tensors' type), where none are double.
 template <class Run>
-HFLA_INLINE Status with_dtype(DType dtype, Run run) {
+HFLA_INLINE auto with_dtype_but_double(DType dtype, Run run) {
   switch (dtype) {
     case DType::f32:
       return run(float{});
@@ -39,9 +39,16 @@ HFLA_INLINE Status with_dtype(DType dtype, Run run) {
     case DType::f16:
       return run(Float16{});
     case DType::f64:
-      return run(double{});
+      break;
   }
   __builtin_unreachable();
+}
+
+// Calls run(a number of the tensors' type), which returns a Status.
+template <class Run>
+HFLA_INLINE Status with_dtype(DType dtype, Run run) {
+  if (dtype == DType::f64) return run(double{});
+  return with_dtype_but_double(dtype, run);
 }
 
 }  // namespace

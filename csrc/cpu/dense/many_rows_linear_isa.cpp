@@ -206,17 +206,9 @@ class ManyRowsLinear {
 }  // namespace
 
 Status many_rows_linear(const ManyRowsLinearProblem& problem, const Threads& threads) {
-  switch (problem.dtype) {
-    case DType::f32:
-      return ManyRowsLinear<float>(problem, threads).run();
-    case DType::bf16:
-      return ManyRowsLinear<BFloat16>(problem, threads).run();
-    case DType::f16:
-      return ManyRowsLinear<Float16>(problem, threads).run();
-    case DType::f64:
-      break;
-  }
-  __builtin_unreachable();
+  return with_dtype_but_double(problem.dtype, [&](auto scalar) {
+    return ManyRowsLinear<decltype(scalar)>(problem, threads).run();
+  });
 }
 
 }  // namespace hfla::HFLA_ISA

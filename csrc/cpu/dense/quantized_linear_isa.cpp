@@ -127,17 +127,7 @@ class QuantizedLinear {
   // ---- x ----
 
   void stage_x() const {
-    switch (p_.dtype) {
-      case DType::f32:
-        return stage_x_of<float>();
-      case DType::bf16:
-        return stage_x_of<BFloat16>();
-      case DType::f16:
-        return stage_x_of<Float16>();
-      case DType::f64:
-        break;
-    }
-    __builtin_unreachable();
+    with_dtype_but_double(p_.dtype, [&](auto scalar) { stage_x_of<decltype(scalar)>(); });
   }
 
   template <class Scalar>
@@ -443,17 +433,8 @@ class QuantizedLinear {
   // ---- y ----
 
   void finish(const Own& own, int64_t begin, int64_t end) const {
-    switch (p_.dtype) {
-      case DType::f32:
-        return finish_of<float>(own, begin, end);
-      case DType::bf16:
-        return finish_of<BFloat16>(own, begin, end);
-      case DType::f16:
-        return finish_of<Float16>(own, begin, end);
-      case DType::f64:
-        break;
-    }
-    __builtin_unreachable();
+    with_dtype_but_double(p_.dtype,
+                          [&](auto scalar) { finish_of<decltype(scalar)>(own, begin, end); });
   }
 
   template <class Scalar>
