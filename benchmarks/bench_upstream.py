@@ -4,11 +4,12 @@
     python benchmarks/bench_upstream.py           # two models of a few layers, under three minutes
     python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; 40 minutes
 
-Contenders are one model, as it is and on our kernels; the two share their weights. "Mixers only",
-"norms only", "products only" and "loss only" have one kind of thing replaced, and all others as
-they were. A mixer is a recurrent layer, with its convolution. Weights are random; where a case has
-fewer layers than the whole model, its vocabulary is smaller by as much, so that layers keep their
-share.
+Contenders are one model, as it is and on our kernels; the two share their weights. "Without
+mixers", norms, products or loss has that kind of thing as it was, and all others replaced: what is
+lost then is what the kind contributes. (One kind alone would say the same, in twice the time, for
+most of these would keep the slow layers.) A mixer is a recurrent layer, with its convolution.
+Weights are random; where a case has fewer layers than the whole model, its vocabulary is smaller by
+as much, so that layers keep their share.
 
 A case is one row of T tokens: a prompt, of which the last logits are asked; a token after such a
 prompt; the loss and all gradients, without an optimizer. Peak memory is that of the latter, beyond
@@ -173,6 +174,11 @@ def kind_of(upstream: type[nn.Module]) -> str:
     return "mixers" if replacement.is_recurrent else "norms"
 
 
+def without(kind: str) -> str:
+    """The name of the contender that has all but this kind replaced."""
+    return f"without {kind}"
+
+
 def contender(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """The model with what a contender of that name has replaced, on the same weights."""
     if name == BEFORE:
@@ -181,8 +187,8 @@ def contender(model: PreTrainedModel, name: str) -> PreTrainedModel:
     report = use_kernels(model)
     assert not report.left, report
     if name != AFTER:
-        others = [one for one in report.changed if f"{kind_of(one.before)} only" != name]
-        Changes(others, losses=report.losses if name != "loss only" else []).undo()
+        undone = [one for one in report.changed if without(kind_of(one.before)) == name]
+        Changes(undone, losses=report.losses if name == without("loss") else []).undo()
     return model
 
 
@@ -203,7 +209,7 @@ class Case(NamedTuple):
     names: tuple[str, ...] = (AFTER, BEFORE)
 
 
-ALL = (AFTER, BEFORE, *(f"{kind} only" for kind in KINDS))
+ALL = (AFTER, BEFORE, *map(without, KINDS))
 WITHOUT_TOKEN = ("prompt", "training step")
 HALF = torch.bfloat16
 SETTINGS = {

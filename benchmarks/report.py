@@ -142,7 +142,7 @@ def section_of_gains(path: Path, document: dict[str, Any]) -> str:
     rows = document["rows"]
     lines = [
         f"**{TITLES['upstream']}**: median ms before and after `use_kernels`, how many times as "
-        "fast as before that is, and would be if one kind of module alone were replaced; and MiB "
+        "fast as before that is, and is still where one kind of module stays as it was; and MiB "
         f"that a training step needs. {place(document)}{disturbance_of(rows)}",
         "",
         *gains_table(rows),
@@ -161,7 +161,7 @@ def section_of_gains(path: Path, document: dict[str, Any]) -> str:
 def gains_table(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each case."""
     after, before = "use_kernels", "before"
-    kinds = [name for name in dict.fromkeys(row["contender"] for row in rows) if "only" in name]
+    kinds = [name for name in dict.fromkeys(row["contender"] for row in rows) if "without" in name]
     titles = ["", before, after, "gain", *kinds, f"MiB {before}", f"MiB {after}"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for (panel, case), contenders in by_case(rows).items():
