@@ -11,7 +11,9 @@ Contenders, all of 12 layers x 768 and with random weights:
 - Transformers' Llama (SDPA), with the cache that generate() makes and with StaticCache;
 - Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA);
 - ours with torchao's weights of 8 and 4 bits, and with torchao's own product of the former, where
-  torchao is installed.
+  torchao is installed;
+- beside those, the same Llama in llama.cpp, with its weights of 32, 16, 8 and 4 bits, where --llama
+  names the Python of an environment that has it (`pip install llama-cpp-python gguf safetensors`).
 
 "generate()" is the time between two tokens inside generate(), "forward" that of model(...) alone.
 A long context is not read, but made up: after eight real tokens, keys and values in softmax caches
@@ -23,10 +25,11 @@ Shares of the bandwidth count the weights, and what the cache holds, read once.
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -44,6 +47,7 @@ from transformers.cache_utils import (
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache
 from identity import identity_attention
+from llama_cpp_models import LlamaCpp
 from models import (
     SIZE,
     SMALLEST,
@@ -238,7 +242,7 @@ SETTINGS = {
         longest_forward=0,
         flat=(128, 100_000),
         batches=((8, 1024),),
-        quantised=((1, 128),),
+        quantised=((1, 128), (1, 4096)),
         half=(128,),
         prompts_of_all=(),
         prompts=(4096,),
@@ -251,7 +255,7 @@ SETTINGS = {
         longest_forward=1024,
         flat=(128, 1024, 4096, 16384, 100_000),
         batches=((8, 1024), (8, 4096), (32, 128), (32, 1024)),
-        quantised=((1, 128), (8, 128), (32, 128)),
+        quantised=((1, 128), (1, 4096), (8, 128), (32, 128)),
         half=(128, 4096),
         prompts_of_all=(1024,),
         prompts=(4096, 16384),
@@ -268,6 +272,12 @@ class Bench:
         self.setting = setting
         self.models = {name: make_model(name, size=setting.size) for name in setting.names}
         self.pair = {name: self.models[name] for name in PAIR}
+        self.llama: LlamaCpp | None = None
+        if report.flags.llama is None:
+            report.notes.append("without llama.cpp: --llama was not given")
+        else:
+            self.llama = LlamaCpp(report.flags.llama, self.models["Llama"], setting.size)
+            report.notes.append(f"llama-cpp-python {self.llama.version}, its cache in float16")
 
     def verify(self) -> None:
         size, errors = self.setting.size, self.report.errors
@@ -276,6 +286,8 @@ class Bench:
         errors[STATIC] = verify(self.models["Llama"], size, is_static=True)
         with torch_products():
             errors[NN_LINEAR] = verify(self.models["ours"], size)
+        if self.llama is not None:
+            errors |= self.llama.verify()
 
     def halves(self) -> dict[str, PreTrainedModel]:
         """The pair in bfloat16, verified, beside ours in float32."""
@@ -322,8 +334,10 @@ class Bench:
         decoders = {name: make(model) for name, model in models.items()}
         samples = {name: decoder.sample_generate for name, decoder in decoders.items()}
         samples[TORCHAO] = within(torchao_products, samples[TORCHAO])
-        timings = self.report.time(samples, self.setting.budget)
         work = {name: decoder.least_work() for name, decoder in decoders.items()}
+        with nullcontext(({}, {})) if self.llama is None else self.llama.at(rows, context) as peers:
+            timings = self.report.time(samples | peers[0], self.setting.budget)
+            work |= peers[1]
         case = f"{rows} x {context} tokens"
         self.report.add(f"generate(), bits of weights, {rows} rows", case, context, timings, work)
 
@@ -363,7 +377,9 @@ class Bench:
 
 def main() -> None:
     assert __doc__ is not None
-    flags = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--llama", type=Path, help="a Python with llama-cpp-python, a contender")
+    flags = arguments.parse_args()
     report = Report("decode", "tokens of context", "ours", flags)
     report.notes.append(
         "softmax caches are filled with random numbers, and ours is told how long its context is: "

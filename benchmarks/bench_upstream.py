@@ -226,7 +226,9 @@ SETTINGS = {
         Case("Mamba-2", 24, 1024),
         Case("Qwen3.5", 12, 1024),
         Case("Qwen3.5", 4, 4096, work=WITHOUT_TOKEN),
-        *(Case(name, 4, 1024, names=ALL) for name in MODELS),
+        # A training step of Kimi Linear takes minutes before, of which mixers are nearly all.
+        Case("Kimi Linear", 4, 1024),
+        *(Case(name, 4, 1024, names=ALL) for name in MODELS if name != "Kimi Linear"),
         *(Case(name, 4, 1024, HALF) for name in MODELS),
     ],
 }

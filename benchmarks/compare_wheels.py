@@ -25,7 +25,6 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -39,6 +38,7 @@ from typing import Any, NamedTuple
 import torch
 
 import harness
+from processes import Worker
 
 HERE = Path(__file__).parent
 PACKAGE = "hf_linear_attention"
@@ -136,38 +136,18 @@ def unpack(source: Path, folder: Path) -> None:
     compileall.compile_dir(folder, quiet=1)
 
 
-class Version:
-    """A process with one version of the package, and what it is asked."""
+class Version(Worker):
+    """A process with one version of the package: its worker's methods are what it can be asked."""
 
     def __init__(self, folder: Path, threads: int):
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(folder), str(HERE)]),
-            "OMP_WAIT_POLICY": "passive",  # who waits for its turn must not take time
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "wheel_worker.py", str(threads), folder],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            [sys.executable, HERE / "wheel_worker.py", threads, folder],
+            {
+                "PYTHONPATH": os.pathsep.join([str(folder), str(HERE)]),
+                "OMP_WAIT_POLICY": "passive",  # who waits for its turn must not take time
+            },
         )
-        self.import_seconds = self._answer("import")
-
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Calls a method of the worker."""
-        assert self.process.stdin is not None
-        print(json.dumps({"do": do, **arguments}), file=self.process.stdin, flush=True)
-        return self._answer(do)
-
-    def _answer(self, do: str) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer = self.process.stdout.readline()
-        if not answer:
-            sys.exit(f"{' '.join(map(str, self.process.args))} ended when asked to {do}")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        self.process.communicate(timeout=60)
+        self.import_seconds = self.answer("import")
 
 
 # ---- verified, then timed ----

@@ -72,31 +72,34 @@ def interleave(
     """Lets each contender take one sample (a call that returns seconds) per round.
 
     There are as many rounds as fit into `budget` seconds, within MIN_ROUNDS and MAX_ROUNDS, after
-    one that warms up. `patience` is how many seconds may be spent beyond that on waiting for other
-    processes to leave the machine alone, and on repeating rounds that they disturbed.
+    one that warms up; that one counts, too, where it took longer than the budget. `patience` is how
+    many seconds may be spent beyond that on waiting for other processes to leave the machine alone,
+    and on repeating rounds that they disturbed.
     """
+
+    def a_round() -> tuple[dict[str, float], float]:
+        others = OtherProcesses()
+        seconds = {name: sample() for name, sample in samples.items()}
+        return seconds, others.share()
+
     start = time.perf_counter()
-    for sample in samples.values():
-        sample()
+    first = a_round()
     took = time.perf_counter() - start
     num_rounds = int(min(max(budget / took, MIN_ROUNDS), MAX_ROUNDS))
     out_of_patience = start + (1 + num_rounds) * took + patience
     gc.collect()
-    rounds: list[dict[str, float]] = []
-    disturbances: list[float] = []
+    rounds = [first] if took > budget else []
     while len(rounds) < num_rounds:
         wait_until_quiet(out_of_patience - time.perf_counter() if patience else 0)
-        others = OtherProcesses()
-        seconds = {name: sample() for name, sample in samples.items()}
-        share = others.share()
+        seconds, share = a_round()
         if share < QUIET or not patience or time.perf_counter() > out_of_patience:
-            rounds.append(seconds)
-            disturbances.append(share)
+            rounds.append((seconds, share))
+    disturbance = max(share for _, share in rounds)
     result = {}
     for name in samples:
-        seconds = [a_round[name] for a_round in rounds]
+        times = [seconds[name] for seconds, _ in rounds]
         result[name] = Timing(
-            statistics.median(seconds), min(seconds), max(seconds), num_rounds, max(disturbances)
+            statistics.median(times), min(times), max(times), num_rounds, disturbance
         )
     return result
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -15,6 +16,7 @@ import bench_ops  # noqa: E402
 import bench_training  # noqa: E402
 import bench_upstream  # noqa: E402
 import harness  # noqa: E402
+import llama_cpp_models  # noqa: E402
 import report  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,6 +70,47 @@ def test_generation_is_measured(tmp_path, monkeypatch):
         bench_decode.QUANTISED
     )
     assert contenders(document, "prompt, float32") == {"ours", "Llama"}
+
+
+class LlamaByTransformers:
+    """Answers as llama_cpp_worker.py does, which needs llama.cpp."""
+
+    def __init__(self, command):
+        assert Path(command[1]).is_file()
+        self.models = {}
+
+    def ask(self, do, kind, **arguments):
+        return getattr(self, do)(kind, **arguments)
+
+    def load(self, kind, folder):
+        self.models[kind] = AutoModelForCausalLM.from_pretrained(folder)
+        return {"version": "1.2"}
+
+    @torch.no_grad()
+    def prepare(self, kind, tokens, context):
+        assert len(tokens[0]) <= context
+        return {"logits": self.models[kind](torch.tensor(tokens)).logits[:, -1].tolist()}
+
+    def sample(self, kind, steps):
+        return {"seconds": 1e-3 * steps}
+
+    def release(self, kind):
+        return {}
+
+
+def test_llama_cpp_is_measured_beside_weights_of_few_bits(monkeypatch):
+    monkeypatch.setattr(llama_cpp_models, "Worker", LlamaByTransformers)
+    model = bench_decode.make_model("Llama", size=bench_decode.SMALLEST)
+    llama = llama_cpp_models.LlamaCpp(Path("python"), model, bench_decode.SMALLEST)
+    names = set(map(llama_cpp_models.name_of, llama_cpp_models.KINDS))
+    assert llama.verify() == dict.fromkeys(names, pytest.approx(0, abs=1e-5))
+    with llama.at(rows=2, context=16) as (samples, work):
+        assert samples.keys() == work.keys() == names
+        assert {sample() for sample in samples.values()} == {1e-3 * llama_cpp_models.STEPS}
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    with pytest.raises(SystemExit, match="llama.cpp's Llama, F32 is wrong"):
+        llama.verify()
 
 
 def test_a_training_step_is_measured(tmp_path, monkeypatch):
