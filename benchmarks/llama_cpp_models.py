@@ -15,7 +15,7 @@ from models import Size, count_weights, random_tokens
 from processes import Worker
 
 # Kinds of weights: bits of one, with its share of a scale; how far logits may be from float32's.
-KINDS = {"F32": (32, 1e-3), "BF16": (16, 3e-2), "Q8_0": (8.5, 3e-2), "Q4_0": (4.5, 0.3)}
+KINDS = {"F32": (32, 5e-3), "BF16": (16, 3e-2), "Q8_0": (8.5, 0.1), "Q4_0": (4.5, 0.6)}
 REAL_TOKENS = 8
 STEPS = 8  # per sample
 CACHE_BYTES = 2  # of a number in the cache
