@@ -148,9 +148,3 @@ def check_state(
         raise ValueError(f"{name} must be {dtype} for {q.dtype} inputs, got {state.dtype}")
     if state.device != q.device:
         raise ValueError(f"{name} must be on {of}'s device {q.device}, got {state.device}")
-
-
-def check_contiguous(name: str, x: Tensor) -> None:
-    """What changes in place."""
-    if not x.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")

@@ -172,15 +172,19 @@ def test_a_cuda_graph_records_steps_and_sequences():
     copy = LinearAttentionState(*(x.clone() for x in state))
     wanted = [linear_attention_step_(**arguments, state=copy) for _ in range(3)][-1]
     sequence, _ = attend(**inputs)
+    slots = LinearAttentionState(*(torch.cat([x, x])[::2] for x in state))
+    indices = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
+    for x, its_rows in zip(slots, state, strict=True):
+        x[[2, 0, 1]] = its_rows
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = linear_attention_step_(**arguments, state=state)
+        y = linear_attention_step_(**arguments, state=slots, state_indices=indices)
         captured, _ = attend(**inputs)
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()
-    assert y.equal(wanted) and state.kv.equal(copy.kv) and captured.equal(sequence)
+    assert y.equal(wanted) and slots.kv[[2, 0, 1]].equal(copy.kv) and captured.equal(sequence)
 
 
 @needs_a_gpu

@@ -63,13 +63,14 @@ class Step {
 
  private:
   void step(Scratch& s, int64_t batch, int64_t head) {
-    if (p_.key_mask && !p_.key_mask[batch]) {
+    const int64_t slot = slot_of(p_, batch);
+    if (slot < 0) {
       zero_row(s.y, 0, p_.V);
     } else {
       const Acc kq = prepare(s, batch, head);
       load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
       const Acc beta = p_.beta.data ? *token_row<const Acc>(p_.beta, batch, head) : Acc(1);
-      Acc* const state = static_cast<Acc*>(p_.state) + (batch * p_.Hkv + head) * p_.K * p_.V;
+      Acc* const state = static_cast<Acc*>(p_.state) + slot * p_.state_slot + head * p_.K * p_.V;
       const Token token{s, beta, kq, state};
       p_.delta ? update<true>(token) : update<false>(token);
     }

@@ -15,6 +15,13 @@ HFLA_INLINE T* token_row(const View& view, int64_t batch, int64_t head) {
   return static_cast<T*>(view.data) + batch * view.batch + head * view.head;
 }
 
+// The slot with the state of a batch row; -1: it has none, or its token is padding.
+template <class Problem>
+HFLA_INLINE int64_t slot_of(const Problem& p, int64_t batch) {
+  if (p.key_mask && !p.key_mask[batch]) return -1;
+  return p.slots.state_indices ? p.slots.state_indices[batch] : batch;
+}
+
 // Calls step(scratch, batch, head) for all heads of states. Every worker has one Scratch, which is
 // made of a Carver and the problem. Returns whether there was memory for them.
 template <class Scratch, class Problem, class Step>
