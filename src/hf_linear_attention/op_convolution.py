@@ -67,7 +67,7 @@ def short_convolution(
     values); Gu and Dao, "Mamba", arXiv 2312.00752 (causal, with SiLU).
     """
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    silu = _check_tensors(x, weight, bias, activation, 3)
+    silu = check_convolution(x, weight, bias, activation, 3)
     rows = x.shape[0]
     if cu_seqlens is not None:
         readable = chosen.reads_cu_seqlens or is_readable(cu_seqlens)
@@ -75,7 +75,7 @@ def short_convolution(
         rows = cu_seqlens.shape[0] - 1
         cu_seqlens = cu_seqlens.to(torch.int32)
     if initial_state is not None:
-        _check_state("initial_state", initial_state, x, rows, weight.shape[1])
+        check_convolution_state("initial_state", initial_state, x, rows, weight.shape[1])
     y, state = chosen.run(
         x,
         weight,
@@ -132,7 +132,7 @@ def short_convolution_step_(
     return step_on_slots_(step_, (state,), state_indices)
 
 
-def _check_tensors(
+def check_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, dims: int
 ) -> bool:
     """Whether the activation is SiLU; x is (B, T, C) for 3 dims, (B, C) for 2."""
@@ -163,7 +163,10 @@ def _check_tensors(
     return IS_SILU[activation]
 
 
-def _check_state(name: str, state: Tensor, x: Tensor, rows: int, kernel_size: int) -> None:
+def check_convolution_state(
+    name: str, state: Tensor, x: Tensor, rows: int, kernel_size: int
+) -> None:
+    """A state called `name` of so many rows or slots."""
     C, least = x.shape[-1], kernel_size - 1
     shape = tuple(state.shape)
     if len(shape) != 3 or (shape[0], shape[2]) != (rows, C) or shape[1] < least:
@@ -186,13 +189,13 @@ def _check_step(
     state_indices: Tensor | None,
 ) -> Tensor | None:
     """Everything about one token's arguments; key_mask as bool, without rows that have no slot."""
-    _check_tensors(x, weight, bias, activation, 2)
-    slots = num_slots(state, state_indices, x)
-    _check_state("state", state, x, slots, weight.shape[1])
+    check_convolution(x, weight, bias, activation, 2)
+    slots = num_slots(state, state_indices, x.shape[0])
+    check_convolution_state("state", state, x, slots, weight.shape[1])
     key_mask = check_key_mask(key_mask, x, "x", features=1)
     if state_indices is None:
         return key_mask
-    check_state_indices(state_indices, x, slots, of="x")
+    check_state_indices(state_indices, x.shape[0], slots, x, of="x")
     return rows_with_a_slot(state_indices, key_mask)
 
 

@@ -254,14 +254,14 @@ def _check_step(
     backends take, the last without the rows that have no slot.
     """
     check_qkv(q, k, v, 3)
-    slots = num_slots(state, state_indices, q)
+    slots = num_slots(state, state_indices, q.shape[0])
     check_state("state", state, q, (slots, v.shape[1], q.shape[2], v.shape[2]))
     check_slots("state", state)
     if beta is not None:
         beta = check_per_token("beta", beta, q, tuple(v.shape[:-1]))
     key_mask = check_key_mask(key_mask, q)
     if state_indices is not None:
-        check_state_indices(state_indices, q, slots)
+        check_state_indices(state_indices, q.shape[0], slots, q)
         key_mask = rows_with_a_slot(state_indices, key_mask)
     return beta, check_log_decay(log_decay, q, v, key_mask), key_mask
 

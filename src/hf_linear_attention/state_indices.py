@@ -24,17 +24,18 @@ def check_slots(name: str, state: Tensor) -> None:
         raise ValueError(f"the slots of {name} must not overlap, got strides {state.stride()}")
 
 
-def num_slots(state: Tensor, state_indices: Tensor | None, q: Tensor) -> int:
-    """How many states a step may be given: one for each of q's rows, or any number by index."""
-    return q.shape[0] if state_indices is None or state.dim() == 0 else state.shape[0]
+def num_slots(state: Tensor, state_indices: Tensor | None, rows: int) -> int:
+    """How many states there must be: one for each of the rows, or any number by index."""
+    return rows if state_indices is None or state.dim() == 0 else state.shape[0]
 
 
-def check_state_indices(state_indices: Tensor, q: Tensor, slots: int, of: str = "q") -> None:
+def check_state_indices(
+    state_indices: Tensor, rows: int, slots: int, q: Tensor, of: str = "q"
+) -> None:
     """Which slot has the state of each row; values only where they are readable. of: q's name."""
-    expected = (q.shape[0],)
-    if tuple(state_indices.shape) != expected:
+    if tuple(state_indices.shape) != (rows,):
         raise ValueError(
-            f"state_indices must have shape {expected}, got {tuple(state_indices.shape)}"
+            f"state_indices must have shape {(rows,)}, got {tuple(state_indices.shape)}"
         )
     if state_indices.dtype != torch.int32:
         raise ValueError(f"state_indices must be torch.int32, got {state_indices.dtype}")

@@ -167,14 +167,14 @@ def check_step(
     backends take, the latter without the rows that have no slot.
     """
     check_qkv(q, k, v, 3)
-    slots = num_slots(state[0], state_indices, q)
+    slots = num_slots(state[0], state_indices, q.shape[0])
     check_linear_state(state, "state", q, v, slots, normalize)
     for name, x in zip(("kv", "z"), state, strict=True):
         if x is not None:
             check_slots(f"state.{name}", x)
     key_mask = check_key_mask(key_mask, q)
     if state_indices is not None:
-        check_state_indices(state_indices, q, slots)
+        check_state_indices(state_indices, q.shape[0], slots, q)
         key_mask = rows_with_a_slot(state_indices, key_mask)
     log_decay = check_log_decay(log_decay, q, v, key_mask)
     check_options(feature_map, eps)

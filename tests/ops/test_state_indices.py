@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """States by slot: every backend against the float64 loop on states that were gathered before.
 
-B batch, K key dim, V value dim.
+B batch, T time, K key dim, V value dim.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +13,14 @@ from torch import Tensor
 from attention_cases import assert_all_close
 from hf_linear_attention import (
     LinearAttentionState,
+    delta_rule,
+    delta_rule_,
     delta_rule_step_,
+    linear_attention,
+    linear_attention_,
     linear_attention_step_,
+    short_convolution,
+    short_convolution_,
     short_convolution_step_,
 )
 from hf_linear_attention.native.library import ops
@@ -223,19 +229,20 @@ def test_a_compiled_step_by_slot(case, backend):
     torch.testing.assert_close(states, eager)
 
 
+def on_meta(values: Any) -> Any:
+    """Without values that one could look at."""
+    if isinstance(values, dict):
+        return {name: on_meta(x) for name, x in values.items()}
+    if isinstance(values, list):
+        return [on_meta(x) for x in values]
+    return values.to("meta") if isinstance(values, Tensor) else values
+
+
 @every_case
-def test_nothing_waits_for_a_device(case):
-    """A meta tensor has no values that one could look at."""
-
-    def on_meta(values):
-        if isinstance(values, list):
-            return [on_meta(x) for x in values]
-        return values.to("meta") if isinstance(values, Tensor) else values
-
-    token = {name: on_meta(x) for name, x in make_token(case, 3, torch.float32).items()}
-    slots = on_meta(make_states(case, 5, torch.float32))
+def test_a_step_by_slot_waits_for_no_device(case):
+    token, slots = make_token(case, 3, torch.float32), make_states(case, 5, torch.float32)
     indices = on_meta(int32([4, -1, 0]))
-    y = take_step(case, token, slots, state_indices=indices, backend="chunked")
+    y = take_step(case, on_meta(token), on_meta(slots), state_indices=indices, backend="chunked")
     assert len(y) == 3 and y.is_meta
 
 
@@ -310,3 +317,215 @@ def test_a_wrong_argument_is_named_and_nothing_is_changed(name, case, backend):
     with pytest.raises(ValueError, match=message):
         take_step(case, token, slots, state_indices=indices, backend=backend)
     assert all(map(torch.equal, slots, before))
+
+
+# ---- sequences ----
+
+# Of a step: the op on states as values, and in place.
+OF_SEQUENCES = {
+    LINEAR: (linear_attention, linear_attention_),
+    delta_rule_step_: (delta_rule, delta_rule_),
+    short_convolution_step_: (short_convolution, short_convolution_),
+}
+OF_TOKENS = ("q", "k", "v", "x", "log_decay", "beta", "write_strength")
+
+
+def make_sequences(case: str, B: int, T: int, dtype: torch.dtype) -> dict[str, Any]:
+    inputs = make_token(case, B * T, dtype)
+    return {n: x.unflatten(0, (B, T)) if n in OF_TOKENS else x for n, x in inputs.items()}
+
+
+def run_in_place(case: str, inputs: dict[str, Any], states: list[Tensor], **more: Any) -> Tensor:
+    step_ = CASES[case][0]
+    state = LinearAttentionState(*states, *[None] * (2 - len(states)))
+    return OF_SEQUENCES[step_][1](**inputs, state=state if step_ is LINEAR else states[0], **more)
+
+
+def run_as_value(
+    case: str, inputs: dict[str, Any], states: list[Tensor], **more: Any
+) -> tuple[Tensor, list[Tensor]]:
+    step_ = CASES[case][0]
+    before = LinearAttentionState(*states, *[None] * (2 - len(states)))
+    y, after = OF_SEQUENCES[step_][0](
+        **inputs, initial_state=before if step_ is LINEAR else before.kv, return_state=True, **more
+    )
+    return y, [x for x in (after if step_ is LINEAR else [after]) if x is not None]
+
+
+def one_by_one(case, inputs, states, bounds, indices, is_new) -> tuple[Tensor, list[Tensor]]:
+    """By the loop in float64: outputs, 0 where there is no state, and the states (N, ...)."""
+    inputs, states, outputs, after = as_float64(inputs), as_float64(states), [], []
+    for n, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        own = {name: x[:, start:end] if name in OF_TOKENS else x for name, x in inputs.items()}
+        before = [torch.zeros_like(x[n : n + 1]) if is_new[n] else x[n : n + 1] for x in states]
+        y, ends = run_as_value(case, own, before, backend="reference")
+        outputs.append(y if indices[n] >= 0 else torch.zeros_like(y))
+        after.append(ends)
+    return torch.cat(outputs, 1), [torch.cat(rows) for rows in zip(*after, strict=True)]
+
+
+# Two sequences are empty, one of them new; one has no slot; the last five tokens are no one's.
+BOUNDS = [0, 4, 4, 71, 72, 80, 80, 81]
+INDICES = [3, 6, 0, 5, -1, 8, 1]
+IS_NEW = [False, True, True, False, False, False, True]
+PACKED = {
+    "cu_seqlens": torch.tensor(BOUNDS),
+    "state_indices": int32(INDICES),
+    "is_new": torch.tensor(IS_NEW),
+}
+
+
+def packed_call(case: str, dtype: torch.dtype):
+    """Inputs, states and their buffers for PACKED, with NaN wherever nobody may look."""
+    inputs = make_sequences(case, 1, BOUNDS[-1] + 5, dtype)
+    states = make_states(case, len(INDICES), dtype)
+    no_one = [*range(72, 80), *range(81, 86)]
+    for name, x in inputs.items():
+        if name in OF_TOKENS:
+            x[:, no_one] = torch.nan
+    has_slot = int32(INDICES) >= 0
+    at = [index for index in INDICES if index >= 0]
+    buffers = [Buffer(x[has_slot], at, slots=10) for x in states]
+    for buffer in buffers:
+        buffer.slots[[i for i, new in zip(INDICES, IS_NEW, strict=True) if new]] = torch.nan
+    return inputs, states, buffers
+
+
+@every_backend
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_packed_sequences_go_on_from_their_slots(case, dtype, backend):
+    inputs, states, buffers = packed_call(case, dtype)
+    before = [buffer.pages.clone() for buffer in buffers]
+    slots = [buffer.slots for buffer in buffers]
+    y = run_in_place(case, inputs, slots, **PACKED, backend=backend)
+    of_all, after = one_by_one(case, inputs, states, BOUNDS, INDICES, IS_NEW)
+    assert_all_close({"y": y[:, :-5]}, {"y": of_all}, dtype)
+    assert not y[:, -5:].any() and not y[:, 72:80].any()
+    at = torch.tensor([index for index in INDICES if index >= 0])
+    has_slot = int32(INDICES) >= 0
+    for buffer, pages, rows in zip(buffers, before, after, strict=True):
+        assert_all_close({"state": buffer.slots[at]}, {"state": rows[has_slot]}, buffer.slots.dtype)
+        assert not buffer.slots[6].any()  # empty and new
+        assert torch.equal(buffer.slots[8], buffer.slots_of(pages)[8])  # empty
+        buffer.assert_changed_only(pages, at.tolist(), buffer.slots[at])
+
+
+@every_backend
+@every_case
+def test_sequences_of_all_slots_are_those_on_states_as_values(case, backend):
+    """In rows and packed, where no sequence is without a slot, and none ends early."""
+    padding = {"key_mask": torch.rand(3, 9) < 0.7, "backend": backend}
+    bounds = {"cu_seqlens": torch.tensor([0, 4, 4, 9], dtype=torch.int32), "backend": backend}
+    for B, options in ((3, padding), (1, bounds)):
+        inputs = make_sequences(case, B, 9, torch.float32)
+        slots, order = make_states(case, 3, torch.float32), [2, 0, 1]
+        for indices in (None, int32(order)):
+            rows = slots if indices is None else [x[order] for x in slots]
+            y, after = run_as_value(case, inputs, rows, **options)
+            assert torch.equal(
+                run_in_place(case, inputs, slots, state_indices=indices, **options), y
+            )
+            named = slots if indices is None else [x[order] for x in slots]
+            assert all(map(torch.equal, named, after))
+
+
+@every_backend
+@every_case
+def test_a_prompt_in_pieces_and_a_token_are_the_whole(case, backend):
+    inputs = make_sequences(case, 1, 9, torch.float64)
+    slots = [x.fill_(torch.nan) for x in make_states(case, 4, torch.float64)]
+    options = {"state_indices": int32([2]), "backend": backend}
+    outputs = []
+    for start, end in ((0, 5), (5, 8)):
+        piece = {n: x[:, start:end] if n in OF_TOKENS else x for n, x in inputs.items()}
+        bounds = {"cu_seqlens": torch.tensor([0, end - start]), "is_new": torch.tensor([not start])}
+        outputs.append(run_in_place(case, piece, slots, **bounds, **options))
+    token = {n: x[:, 8] if n in OF_TOKENS else x for n, x in inputs.items()}
+    outputs.append(take_step(case, token, slots, **options)[:, None])
+    zeros = [torch.zeros_like(x[:1]) for x in slots]
+    wanted, after = run_as_value(case, inputs, zeros, backend="reference")
+    torch.testing.assert_close(torch.cat(outputs, 1), wanted)
+    torch.testing.assert_close([x[2:3] for x in slots], after)
+
+
+@pytest.mark.parametrize("case", ["linear", "delta", "convolution"])
+def test_compiled_sequences_by_slot(case):
+    torch.compiler.reset()
+    inputs, _, buffers = packed_call(case, torch.float32)
+    slots, eager = [b.slots.clone() for b in buffers], [b.slots.clone() for b in buffers]
+    y = run_in_place(case, inputs, eager, **PACKED, backend="cpu")
+    compiled = torch.compile(run_in_place, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(case, inputs, slots, **PACKED, backend="cpu"), y)
+    torch.testing.assert_close(slots, eager, equal_nan=True)
+
+
+# By name: B, T, slots, indices, bounds.
+NOTHING = {
+    "no rows": (0, 3, 4, [], None),
+    "no tokens": (2, 0, 4, [3, 0], None),
+    "no sequences": (1, 3, 4, [], [0]),
+    "no slots": (2, 3, 0, [-1, -1], None),
+}
+
+
+@every_backend
+@every_case
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_to_do_is_done(name, case, backend):
+    B, T, num_slots, indices, bounds = NOTHING[name]
+    inputs = make_sequences(case, B, T, torch.float32)
+    slots = make_states(case, num_slots, torch.float32)
+    before = [x.clone() for x in slots]
+    sequences = {"state_indices": int32(indices)}
+    if bounds is not None:
+        sequences["cu_seqlens"] = torch.tensor(bounds)
+    y = run_in_place(case, inputs, slots, **sequences, backend=backend)
+    assert y.shape[:2] == (B, T) and not y.any()
+    assert all(map(torch.equal, slots, before))
+
+
+# By name: what is wrong of the call for PACKED, and what the error says.
+WRONG_SEQUENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "too few": ({"state_indices": int32(INDICES[1:])}, r"state_indices must have shape \(7,\)"),
+    "too large": ({"state_indices": int32([10, *INDICES[1:]])}, "state_indices must be from -1 to"),
+    "twice": ({"state_indices": int32([5, *INDICES[1:]])}, "must differ from each other, got 5 tw"),
+    "no indices": ({"state_indices": None}, r"state.* must have shape \(7, .*, got \(10, "),
+    "new shape": (
+        {"is_new": torch.ones(6, dtype=torch.bool)},
+        r"is_new must have shape \(7,\), got",
+    ),
+    "new dtype": ({"is_new": torch.ones(7)}, "is_new must be torch.bool, got torch.float32"),
+    "new device": ({"is_new": PACKED["is_new"].to("meta")}, "is_new must be on .* cpu, got meta"),
+    "bounds": (
+        {"cu_seqlens": torch.tensor([*BOUNDS[:-1], 87])},
+        "cu_seqlens must rise from 0 to at most T = 86 without falling, got",
+    ),
+    "falling": ({"cu_seqlens": torch.tensor([0, 5, 4, 71, 72, 80, 80, 81])}, "without falling"),
+    "mask": ({"key_mask": torch.ones(1, 80)}, r"key_mask must have shape \(1, 86\), got"),
+}
+
+
+@pytest.mark.parametrize("case", ["linear", "mamba", "delta", "convolution"])
+@pytest.mark.parametrize("name", WRONG_SEQUENCES)
+def test_a_wrong_argument_of_sequences_is_named_and_nothing_is_changed(name, case):
+    wrong, message = WRONG_SEQUENCES[name]
+    inputs, _, buffers = packed_call(case, torch.float32)
+    before = [buffer.pages.clone() for buffer in buffers]
+    slots = [buffer.slots for buffer in buffers]
+    for backend in BACKENDS:
+        with pytest.raises(ValueError, match=message):
+            run_in_place(case, inputs, slots, **PACKED | wrong, backend=backend)
+    for buffer, pages in zip(buffers, before, strict=True):
+        buffer.assert_changed_only(pages, [], pages[:0, 4:-4].view(0, *buffer.shape[1:]))
+
+
+@every_case
+def test_sequences_in_place_refuse_to_drop_a_gradient(case):
+    inputs, _, buffers = packed_call(case, torch.float32)
+    slots = [buffer.slots for buffer in buffers]
+    inputs["x" if "x" in inputs else "v"].requires_grad_()
+    with pytest.raises(RuntimeError, match="updates its state in place and has no gradient: call"):
+        run_in_place(case, inputs, slots, **PACKED)
+    with torch.no_grad():
+        run_in_place(case, inputs, slots, **PACKED)
