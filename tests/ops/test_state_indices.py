@@ -449,8 +449,17 @@ def test_a_prompt_in_pieces_and_a_token_are_the_whole(case, backend):
     torch.testing.assert_close([x[2:3] for x in slots], after)
 
 
+@every_case
+def test_sequences_by_slot_wait_for_no_device(case):
+    inputs, slots = make_sequences(case, 3, 9, torch.float32), make_states(case, 5, torch.float32)
+    rows = {"state_indices": int32([4, -1, 0]), "is_new": torch.tensor([True, False, False])}
+    y = run_in_place(case, on_meta(inputs), on_meta(slots), **on_meta(rows), backend="chunked")
+    assert y.shape[:2] == (3, 9) and y.is_meta
+
+
 @pytest.mark.parametrize("case", ["linear", "delta", "convolution"])
 def test_compiled_sequences_by_slot(case):
+    """Compiled code may not look at values, either: it does what is done on a device."""
     torch.compiler.reset()
     inputs, _, buffers = packed_call(case, torch.float32)
     slots, eager = [b.slots.clone() for b in buffers], [b.slots.clone() for b in buffers]
