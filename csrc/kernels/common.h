@@ -37,6 +37,13 @@ struct Sequences : HeadSizes {
   const bool* key_mask;  // (B, T) contiguous, optional
 };
 
+// Where the states of a step's batch rows are in a buffer of states.
+struct Slots {
+  int64_t count;                 // states in the buffer
+  const int32_t* state_indices;  // (B,) the one of each row, all different, -1: it has none; null:
+                                 // row b has state b
+};
+
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
 enum class Status : int32_t { ok, positive_log_decay, out_of_memory };
 

@@ -60,8 +60,9 @@ struct ConvolutionStep : ConvolutionSizes {
   View x;  // (B, C)
   Taps weight, bias;
   const bool* key_mask;  // (B,) contiguous, optional
-  View state;            // (B, S, C), any strides, updated in place
-  void* y;               // (B, C) contiguous
+  Slots slots;
+  View state;  // (slots, S, C), any strides, updated in place
+  void* y;     // (B, C) contiguous
 };
 
 struct ConvolutionOnCpu {

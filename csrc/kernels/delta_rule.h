@@ -67,8 +67,10 @@ struct DeltaRuleStep : HeadSizes, DeltaRuleOptions, DeltaRuleGroups {
   View log_decay;  // (B, Hv) or (B, Hv, K) acc, optional
   bool decay_per_channel;
   const bool* key_mask;  // (B,) contiguous, optional
-  void* state;           // (B, Hv, K, V) acc, contiguous, updated in place
-  View y;                // (B, Hv, V) of dtype
+  Slots slots;
+  void* state;         // (slots, Hv, K, V) acc, updated in place; each slot contiguous
+  int64_t state_slot;  // stride between slots
+  View y;              // (B, Hv, V) of dtype
 };
 
 struct DeltaRuleOnCpu {

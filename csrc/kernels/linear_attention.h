@@ -54,9 +54,11 @@ struct LinearAttentionStep : HeadSizes, LinearAttentionOptions {
   View q, k, v;          // (B, Hq, K), (B, Hkv, K), (B, Hkv, V)
   View log_decay;        // (B, Hkv) acc, optional
   const bool* key_mask;  // (B,) contiguous, optional
-  void *kv, *z;  // (B, Hkv, K, V), (B, Hkv, K) acc, contiguous, updated in place; z null when not
-                 // normalised
-  View y;        // (B, Hq, V) of dtype
+  Slots slots;
+  void *kv, *z;  // (slots, Hkv, K, V), (slots, Hkv, K) acc, updated in place; each slot contiguous;
+                 // z null when not normalised
+  int64_t kv_slot, z_slot;  // strides between slots
+  View y;                   // (B, Hq, V) of dtype
 };
 
 struct LinearAttentionOnCpu {

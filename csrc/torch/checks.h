@@ -6,6 +6,8 @@
 // answer, and never reads out of bounds.
 #pragma once
 
+#include <vector>
+
 #include "kernels/common.h"
 #include "torch/shim.h"
 
@@ -105,5 +107,50 @@ const Element* data_or_null(const Tensor& tensor) {
 
 // Kernels' structs have one pointer type for what they read and what they write.
 inline void* input_data(const Tensor& tensor) { return const_cast<void*>(tensor.data()); }
+
+// ---- states by slot ----
+
+// A state that a step changes: rows or slots, contiguous each, and apart. Returns the stride
+// between them.
+inline int64_t check_slots(const char* name, const Tensor& state, Device device, int32_t dtype,
+                           std::initializer_list<int64_t> sizes) {
+  check_tensor(name, state, device, dtype, sizes);
+  const int64_t *size = state.sizes(), *stride = state.strides();
+  if (size[0] == 0) return 0;
+  int64_t numbers = 1;  // in what the dimensions so far hold
+  for (int64_t d = state.dim() - 1; d > 0; --d) {
+    check(size[d] == 1 || stride[d] == numbers, "each slot of ", name, " must be contiguous");
+    numbers *= size[d];
+  }
+  check(size[0] == 1 || stride[0] >= numbers, "the slots of ", name, " must not overlap");
+  return stride[0];
+}
+
+// How many slots a state has: one for each of B rows, or any number with indices. What it must be
+// besides, check_slots says.
+inline int64_t num_slots(const Tensor& state, const Tensor& state_indices, int64_t B) {
+  return state_indices && state.dim() > 0 ? state.size(0) : B;
+}
+
+// The CPU kernels write where these say, so the contents are checked as well. To look at those of a
+// device would be to wait for it; its kernels check each before they use it.
+inline Slots check_state_indices(const Tensor& state_indices, Device device, int64_t B,
+                                 int64_t count) {
+  if (!state_indices) return {count, nullptr};
+  check_contiguous_tensor("state_indices", state_indices, device, aoti_torch_dtype_int32(), {B});
+  const auto* const indices = data_or_null<int32_t>(state_indices);
+  if (is_cuda(device)) return {count, indices};
+
+  std::vector<bool> taken(static_cast<size_t>(count));
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t index = indices[b];
+    check(index >= -1 && index < count, "state_indices must be from -1 to ", count - 1, ", got ",
+          index);
+    if (index < 0) continue;
+    check(!taken[index], "state_indices must differ from each other, got ", index, " twice");
+    taken[index] = true;
+  }
+  return {count, indices};
+}
 
 }  // namespace hfla

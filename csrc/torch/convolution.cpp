@@ -132,14 +132,19 @@ void step(StableIValue* stack) {
   const Tensor bias = arguments.optional_tensor();
   const Tensor key_mask = arguments.optional_tensor();
   Tensor state = arguments.tensor();
+  const bool silu = arguments.boolean();
+  const Tensor state_indices = arguments.optional_tensor();
+
   ConvolutionStep p{};
   static_cast<ConvolutionSizes&>(p) = check_sizes(x, weight, bias, 2);
-  p.silu = arguments.boolean();
+  p.silu = silu;
   if (key_mask) {
     check_contiguous_tensor("key_mask", key_mask, x.device(), aoti_torch_dtype_bool(), {p.B});
   }
   p.S = check_state_length("state", state, p.kernel_size);
-  check_tensor("state", state, x.device(), x.dtype(), {p.B, p.S, p.C});
+  const int64_t slots = num_slots(state, state_indices, p.B);
+  check_tensor("state", state, x.device(), x.dtype(), {slots, p.S, p.C});
+  p.slots = check_state_indices(state_indices, x.device(), p.B, slots);
   Tensor y = Tensor::empty(x.dtype(), {p.B, p.C}, x.device());
 
   const int64_t* stride = x.strides();
@@ -169,7 +174,7 @@ constexpr Op kOps[] = {
      boxed<backward, kBackward>, false},
     {kStep,
      "short_convolution_step_(Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
-     "Tensor(a!) state, bool silu) -> Tensor y",
+     "Tensor(a!) state, bool silu, Tensor? state_indices=None) -> Tensor y",
      boxed<step, kStep>, false},
 };
 

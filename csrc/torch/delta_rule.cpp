@@ -142,6 +142,7 @@ void step(StableIValue* stack) {
   const Tensor key_mask = arguments.optional_tensor();
   Tensor state = arguments.tensor();
   const DeltaRuleOptions options = take_options(arguments);
+  const Tensor state_indices = arguments.optional_tensor();
 
   const Dimensions d = check_qkv(q, k, v, 3, SharedHeads::of_q_and_k);
   const int32_t acc = accumulation_dtype(d.dtype);
@@ -155,7 +156,9 @@ void step(StableIValue* stack) {
   if (key_mask) {
     check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {p.B});
   }
-  check_contiguous_tensor("state", state, d.device, acc, {p.B, p.Hkv, p.K, p.V});
+  const int64_t slots = num_slots(state, state_indices, p.B);
+  p.state_slot = check_slots("state", state, d.device, acc, {slots, p.Hkv, p.K, p.V});
+  p.slots = check_state_indices(state_indices, d.device, p.B, slots);
   Tensor y = Tensor::empty(q.dtype(), {p.B, p.Hkv, p.V}, d.device);
 
   p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
@@ -189,7 +192,8 @@ constexpr Op kOps[] = {
      boxed<backward, kBackward>, false},
     {kStep,
      "delta_rule_step_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-     "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta) -> Tensor y",
+     "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta, "
+     "Tensor? state_indices=None) -> Tensor y",
      boxed<step, kStep>, false},
 };
 

@@ -199,6 +199,7 @@ void step(StableIValue* stack) {
   const int64_t feature_map = arguments.integer();
   const bool normalize = arguments.boolean();
   const double eps = arguments.number();
+  const Tensor state_indices = arguments.optional_tensor();
 
   const Dimensions d = check_qkv(q, k, v, 3);
   const int32_t acc = accumulation_dtype(d.dtype);
@@ -206,13 +207,15 @@ void step(StableIValue* stack) {
   if (key_mask) {
     check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {d.B});
   }
-  check_contiguous_tensor("kv", kv, d.device, acc, {d.B, d.Hkv, d.K, d.V});
+  LinearAttentionStep p{};
+  const int64_t slots = num_slots(kv, state_indices, d.B);
+  p.kv_slot = check_slots("kv", kv, d.device, acc, {slots, d.Hkv, d.K, d.V});
   check(bool(z) == normalize, "z must be ",
         normalize ? "given with normalize" : "None without normalize");
-  if (z) check_contiguous_tensor("z", z, d.device, acc, {d.B, d.Hkv, d.K});
+  if (z) p.z_slot = check_slots("z", z, d.device, acc, {slots, d.Hkv, d.K});
+  p.slots = check_state_indices(state_indices, d.device, d.B, slots);
   Tensor y = Tensor::empty(q.dtype(), {d.B, d.Hq, d.V}, d.device);
 
-  LinearAttentionStep p{};
   static_cast<HeadSizes&>(p) = d;
   p.feature_map = check_feature_map(feature_map);
   p.normalize = normalize;
@@ -255,7 +258,8 @@ constexpr Op kOps[] = {
      boxed<backward, kBackward>, true},
     {kStep,
      "linear_attention_step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
-     "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps) -> Tensor y",
+     "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps, "
+     "Tensor? state_indices=None) -> Tensor y",
      boxed<step, kStep>, true},
 };
 

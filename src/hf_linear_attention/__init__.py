@@ -20,6 +20,7 @@ from .modeling_linear_attention import (
 )
 from .op_convolution import short_convolution, short_convolution_step_
 from .op_delta import delta_rule, delta_rule_step_
+from .op_in_place import delta_rule_, linear_attention_, short_convolution_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import register_model_type
 from .sequence_parallel import split_sequence
@@ -43,8 +44,10 @@ __all__ = [
     "StaticLinearAttentionCache",
     "TOVACache",
     "delta_rule",
+    "delta_rule_",
     "delta_rule_step_",
     "linear_attention",
+    "linear_attention_",
     "linear_attention_step_",
     "pack_int4_weights",
     "register_decay",
@@ -52,6 +55,7 @@ __all__ = [
     "selective_scan",
     "selective_scan_step_",
     "short_convolution",
+    "short_convolution_",
     "short_convolution_step_",
     "split_sequence",
     "use_kernels",

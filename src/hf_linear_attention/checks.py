@@ -114,8 +114,12 @@ def check_key_mask(
     return key_mask != 0
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool, name: str = "q") -> None:
-    """Bounds of packed sequences; their values only where they are readable. name: q's."""
+def check_cu_seqlens(
+    cu_seqlens: Tensor, q: Tensor, readable: bool, name: str = "q", may_end_early: bool = False
+) -> None:
+    """Bounds of packed sequences; their values only where they are readable. name: q's.
+    may_end_early: there may be tokens behind the last sequence.
+    """
     if q.shape[0] != 1:
         raise ValueError(
             "cu_seqlens must come with a batch of one packed row, "
@@ -130,11 +134,11 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, readable: bool, name: str = 
             f"cu_seqlens must be on {name}'s device {q.device}, got {cu_seqlens.device}"
         )
     if readable:
-        bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != q.shape[1] or bounds != sorted(bounds):
-            raise ValueError(
-                f"cu_seqlens must rise from 0 to T = {q.shape[1]} without falling, got {bounds}"
-            )
+        bounds, T = cu_seqlens.tolist(), q.shape[1]
+        ends = bounds[-1] <= T if may_end_early else bounds[-1] == T
+        if bounds[0] != 0 or not ends or bounds != sorted(bounds):
+            end = f"at most T = {T}" if may_end_early else f"T = {T}"
+            raise ValueError(f"cu_seqlens must rise from 0 to {end} without falling, got {bounds}")
 
 
 def check_state(
@@ -148,9 +152,3 @@ def check_state(
         raise ValueError(f"{name} must be {dtype} for {q.dtype} inputs, got {state.dtype}")
     if state.device != q.device:
         raise ValueError(f"{name} must be on {of}'s device {q.device}, got {state.device}")
-
-
-def check_contiguous(name: str, x: Tensor) -> None:
-    """What changes in place."""
-    if not x.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")

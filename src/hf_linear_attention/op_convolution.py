@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
-from .checks import DTYPES, check_cu_seqlens, check_key_mask, is_readable, needs_grad
+from .checks import (
+    DTYPES,
+    check_cu_seqlens,
+    check_key_mask,
+    is_readable,
+    needs_grad,
+)
 from .chunked_convolution import chunked_short_convolution, chunked_short_convolution_step_
+from .state_indices import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
 
 IS_SILU = {"silu": True, None: False}  # by activation
 
@@ -60,7 +67,7 @@ def short_convolution(
     values); Gu and Dao, "Mamba", arXiv 2312.00752 (causal, with SiLU).
     """
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    silu = _check_tensors(x, weight, bias, activation, 3)
+    silu = check_convolution(x, weight, bias, activation, 3)
     rows = x.shape[0]
     if cu_seqlens is not None:
         readable = chosen.reads_cu_seqlens or is_readable(cu_seqlens)
@@ -68,7 +75,7 @@ def short_convolution(
         rows = cu_seqlens.shape[0] - 1
         cu_seqlens = cu_seqlens.to(torch.int32)
     if initial_state is not None:
-        _check_state("initial_state", initial_state, x, rows, weight.shape[1])
+        check_convolution_state("initial_state", initial_state, x, rows, weight.shape[1])
     y, state = chosen.run(
         x,
         weight,
@@ -89,6 +96,7 @@ def short_convolution_step_(
     *,
     activation: str | None = "silu",
     key_mask: Tensor | None = None,
+    state_indices: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """One token of `short_convolution` for every row, without gradient; `state` changes in place.
@@ -98,6 +106,7 @@ def short_convolution_step_(
         state: (B, S, C) of x's dtype, of any strides: where an array is (B, C, S), pass its
             transpose(1, 2).
         key_mask: (B,).
+        state_indices: (B,) int32, the slot of `state` for each row, as in `linear_attention_step_`.
         The others: as in `short_convolution`.
 
     Returns:
@@ -113,12 +122,17 @@ def short_convolution_step_(
             "call it under torch.no_grad(), or use short_convolution"
         )
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    if not chosen.step_checks:
-        key_mask = _check_step(x, weight, bias, activation, key_mask, state)
-    return chosen.step_(x, weight, bias, activation, key_mask, state)
+    if chosen.step_checks:
+        return chosen.step_(x, weight, bias, activation, key_mask, state, state_indices)
+    key_mask = _check_step(x, weight, bias, activation, key_mask, state, state_indices)
+
+    def step_(rows: Tensor) -> Tensor:
+        return chosen.step_(x, weight, bias, activation, key_mask, rows)
+
+    return step_on_slots_(step_, (state,), state_indices)
 
 
-def _check_tensors(
+def check_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, dims: int
 ) -> bool:
     """Whether the activation is SiLU; x is (B, T, C) for 3 dims, (B, C) for 2."""
@@ -149,7 +163,10 @@ def _check_tensors(
     return IS_SILU[activation]
 
 
-def _check_state(name: str, state: Tensor, x: Tensor, rows: int, kernel_size: int) -> None:
+def check_convolution_state(
+    name: str, state: Tensor, x: Tensor, rows: int, kernel_size: int
+) -> None:
+    """A state called `name` of so many rows or slots."""
     C, least = x.shape[-1], kernel_size - 1
     shape = tuple(state.shape)
     if len(shape) != 3 or (shape[0], shape[2]) != (rows, C) or shape[1] < least:
@@ -169,15 +186,22 @@ def _check_step(
     activation: str | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None,
 ) -> Tensor | None:
-    """Everything about one token's arguments; key_mask as bool."""
-    _check_tensors(x, weight, bias, activation, 2)
-    _check_state("state", state, x, x.shape[0], weight.shape[1])
-    return check_key_mask(key_mask, x, "x", features=1)
+    """Everything about one token's arguments; key_mask as bool, without rows that have no slot."""
+    check_convolution(x, weight, bias, activation, 2)
+    slots = num_slots(state, state_indices, x.shape[0])
+    check_convolution_state("state", state, x, slots, weight.shape[1])
+    key_mask = check_key_mask(key_mask, x, "x", features=1)
+    if state_indices is None:
+        return key_mask
+    check_state_indices(state_indices, x.shape[0], slots, x, of="x")
+    return rows_with_a_slot(state_indices, key_mask)
 
 
 _native = native_op("short_convolution", version=1)
 _native_step_ = native_op("short_convolution_step_", version=1)
+_native_step_on_slots_ = native_op("short_convolution_step_", version=2)
 _reference = reference_op("short_convolution", version=1)
 
 
@@ -188,14 +212,18 @@ def _step_compiled_(
     activation: str | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None,
 ) -> Tensor:
     # This runs once per layer and token: what the kernel refuses is explained only afterwards.
     try:
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, x, "x", features=1)
-        return _native_step_(x, weight, bias, key_mask, state, IS_SILU[activation])
+        token = x, weight, bias, key_mask, state, IS_SILU[activation]
+        if state_indices is None:
+            return _native_step_(*token)
+        return _native_step_on_slots_(*token, state_indices)
     except (RuntimeError, KeyError):
-        _check_step(x, weight, bias, activation, key_mask, state)
+        _check_step(x, weight, bias, activation, key_mask, state, state_indices)
         raise
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from .checks import (
-    check_contiguous,
     check_cu_seqlens,
     check_key_mask,
     check_log_decay,
@@ -24,6 +23,13 @@ from .checks import (
     needs_grad,
 )
 from .chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
+from .state_indices import (
+    check_slots,
+    check_state_indices,
+    num_slots,
+    rows_with_a_slot,
+    step_on_slots_,
+)
 
 
 def delta_rule(
@@ -123,6 +129,7 @@ def delta_rule_step_(
     scale: float | None = None,
     normalize_qk: bool = False,
     key_mask: Tensor | None = None,
+    state_indices: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """One token of `delta_rule` for every row, without gradient; `state` changes in place.
@@ -130,8 +137,10 @@ def delta_rule_step_(
     Args:
         q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V).
         beta: (B, Hv).
-        state: contiguous (B, Hv, K, V), float32, or float64 for float64 inputs.
+        state: (B, Hv, K, V), float32, or float64 for float64 inputs. Each row is contiguous, and
+            rows are as far apart as they like.
         log_decay, key_mask: (B, Hv) or (B, Hv, K), and (B,).
+        state_indices: (B,) int32, the slot of `state` for each row, as in `linear_attention_step_`.
         The others: as in `delta_rule`.
 
     Returns:
@@ -149,7 +158,18 @@ def delta_rule_step_(
     chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return step_rule_(
-        chosen, q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta=True
+        chosen,
+        q,
+        k,
+        v,
+        beta,
+        log_decay,
+        key_mask,
+        state,
+        scale,
+        normalize_qk,
+        delta=True,
+        state_indices=state_indices,
     )
 
 
@@ -190,22 +210,34 @@ def step_rule_(
     scale: float,
     normalize_qk: bool,
     delta: bool,
+    state_indices: Tensor | None,
 ) -> Tensor:
     """A backend's step for any grouping of heads; it checks the arguments."""
     Hq, Hv = q.shape[1], v.shape[1]
-    if Hq > Hv or not implementation.step_checks:
-        beta, log_decay, key_mask = _check_step(q, k, v, beta, log_decay, key_mask, state)
-    own = state
-    if Hq > Hv:  # as in run_rule
-        G = Hq // Hv
-        v, own = v.repeat_interleave(G, 1), state.repeat_interleave(G, 1)
+    if Hq <= Hv and implementation.step_checks:
+        return implementation.step_(
+            q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta, state_indices
+        )
+    beta, log_decay, key_mask = _check_step(
+        q, k, v, beta, log_decay, key_mask, state, state_indices
+    )
+    G = max(Hq // Hv, 1)
+    if G > 1:  # as in run_rule
+        v = v.repeat_interleave(G, 1)
         beta, log_decay = (
             None if x is None else x.repeat_interleave(G, 1) for x in (beta, log_decay)
         )
-    y = implementation.step_(q, k, v, beta, log_decay, key_mask, own, scale, normalize_qk, delta)
-    if Hq > Hv:
-        state.copy_(own[:, ::G])
-    return y
+
+    def step_(rows: Tensor) -> Tensor:
+        own = rows.repeat_interleave(G, 1) if G > 1 else rows
+        y = implementation.step_(
+            q, k, v, beta, log_decay, key_mask, own, scale, normalize_qk, delta
+        )
+        if G > 1:
+            rows.copy_(own[:, ::G])
+        return y
+
+    return step_on_slots_(step_, (state,), state_indices)
 
 
 def _check_step(
@@ -216,21 +248,27 @@ def _check_step(
     log_decay: Tensor | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Everything about one token's arguments; beta, log_decay and key_mask in the dtypes that
-    backends take.
+    backends take, the last without the rows that have no slot.
     """
     check_qkv(q, k, v, 3)
-    check_state("state", state, q, (q.shape[0], v.shape[1], q.shape[2], v.shape[2]))
-    check_contiguous("state", state)
+    slots = num_slots(state, state_indices, q.shape[0])
+    check_state("state", state, q, (slots, v.shape[1], q.shape[2], v.shape[2]))
+    check_slots("state", state)
     if beta is not None:
         beta = check_per_token("beta", beta, q, tuple(v.shape[:-1]))
     key_mask = check_key_mask(key_mask, q)
+    if state_indices is not None:
+        check_state_indices(state_indices, q.shape[0], slots, q)
+        key_mask = rows_with_a_slot(state_indices, key_mask)
     return beta, check_log_decay(log_decay, q, v, key_mask), key_mask
 
 
 _native = native_op("delta_rule", version=1)
 _native_step_ = native_op("delta_rule_step_", version=1)
+_native_step_on_slots_ = native_op("delta_rule_step_", version=2)
 _reference = reference_op("delta_rule", version=1)
 
 
@@ -245,6 +283,7 @@ def _step_compiled_(
     scale: float,
     normalize_qk: bool,
     delta: bool,
+    state_indices: Tensor | None = None,
 ) -> Tensor:
     # This runs once per layer and token: what the kernel refuses is explained only afterwards.
     try:
@@ -254,9 +293,12 @@ def _step_compiled_(
             log_decay = log_decay.to(state.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)
-        return _native_step_(q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta)
+        token = q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta
+        if state_indices is None:
+            return _native_step_(*token)
+        return _native_step_on_slots_(*token, state_indices)
     except RuntimeError:
-        _check_step(q, k, v, beta, log_decay, key_mask, state)
+        _check_step(q, k, v, beta, log_decay, key_mask, state, state_indices)
         raise
 
 

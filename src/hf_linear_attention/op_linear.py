@@ -14,21 +14,28 @@ from torch import Tensor
 
 from .backends import choose, native_op, reference_op, unless_missing
 from .checks import (
-    check_contiguous,
     check_cu_seqlens,
     check_key_mask,
     check_log_decay,
     check_per_token,
     check_qkv,
-    check_state,
     is_readable,
     needs_grad,
 )
-from .chunked_linear import chunked_linear_attention, chunked_step_
+from .chunked_linear import chunked_linear_attention
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype
 from .op_delta import IMPLEMENTATIONS as RULES
 from .op_delta import run_rule, step_rule_
+from .step_linear import (
+    check_linear_state,
+    check_options,
+    check_step,
+    native_step_,
+    step_chunked_,
+    step_compiled_,
+    step_reference_,
+)
 
 
 class LinearAttentionState(NamedTuple):
@@ -109,14 +116,14 @@ def linear_attention(
         rows = cu_seqlens.shape[0] - 1
         cu_seqlens = cu_seqlens.to(torch.int32)
     if initial_state is not None:
-        _check_state(initial_state, "initial_state", q, v, rows, normalize)
+        check_linear_state(initial_state, "initial_state", q, v, rows, normalize)
     key_mask = check_key_mask(key_mask, q)
     log_decay = check_log_decay(log_decay, q, v, key_mask)
     if log_decay is not None and not is_causal:
         raise ValueError(
             "log_decay must be None with is_causal=False, where no token comes before another"
         )
-    _check_options(feature_map, eps)
+    check_options(feature_map, eps)
     run = chosen.run
     if not _is_plain(q, k, v, log_decay, write_strength):
         run = partial(_run_general, backend, write_strength)
@@ -148,15 +155,21 @@ def linear_attention_step_(
     normalize: bool = True,
     eps: float = 1e-6,
     key_mask: Tensor | None = None,
+    state_indices: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """One token of `linear_attention` for every row, without gradient; `state` changes in place.
 
     Args:
         q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V).
-        state: contiguous kv (B, Hv, K, V) and z (B, Hv, K), float32, or float64 for float64
-            inputs; z is None without `normalize`.
+        state: kv (B, Hv, K, V) and z (B, Hv, K), float32, or float64 for float64 inputs; z is None
+            without `normalize`. Each row is contiguous, and rows are as far apart as they like.
         log_decay, write_strength, key_mask: (B, Hv) or (B, Hv, K), (B, Hv), and (B,).
+        state_indices: (B,) int32, with states of as many slots as there may be in the place of B
+            rows: which slot has the state of each row, no one twice. A row whose index is -1 has
+            none: its output is 0, and its token changes nothing. Slots that are not named are
+            neither read nor written. On CUDA the values are not checked, because looking would wait
+            for the device; its kernel answers an index that is no slot's with NaN.
         The others: as in `linear_attention`.
 
     Returns:
@@ -174,88 +187,11 @@ def linear_attention_step_(
     step_ = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).step_
     if not _is_plain(q, k, v, log_decay, write_strength):
         step_ = partial(_step_general_, backend, write_strength)
-    return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
+    return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask, state_indices)
 
 
 _native = native_op("linear_attention", version=1)
-_native_step_ = native_op("linear_attention_step_", version=1)
 _reference = reference_op("linear_attention", version=1)
-
-
-def _step_compiled_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearAttentionState,
-    log_decay: Tensor | None,
-    feature_map: str | None,
-    normalize: bool,
-    eps: float,
-    key_mask: Tensor | None,
-) -> Tensor:
-    # This runs once per layer and token: what the kernel refuses is explained only afterwards.
-    kv, z = state
-    if not eps >= 0:  # the kernel takes any
-        _check_options(feature_map, eps)
-    try:
-        if log_decay is not None and log_decay.dtype is not kv.dtype:
-            log_decay = log_decay.to(kv.dtype)
-        if key_mask is not None and key_mask.dtype is not torch.bool:
-            key_mask = check_key_mask(key_mask, q)
-        return _native_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps)
-    except (RuntimeError, KeyError):
-        _check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask)
-        raise
-
-
-def _step_chunked_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearAttentionState,
-    log_decay: Tensor | None,
-    feature_map: str | None,
-    normalize: bool,
-    eps: float,
-    key_mask: Tensor | None,
-) -> Tensor:
-    log_decay, key_mask = _check_step(
-        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
-    )
-    return chunked_step_(
-        q, k, v, state, log_decay, feature_map=feature_map, eps=eps, key_mask=key_mask
-    )
-
-
-def _step_reference_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearAttentionState,
-    log_decay: Tensor | None,
-    feature_map: str | None,
-    normalize: bool,
-    eps: float,
-    key_mask: Tensor | None,
-) -> Tensor:
-    log_decay, key_mask = _check_step(
-        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
-    )
-    y, after = _reference(
-        q[:, None],
-        k[:, None],
-        v[:, None],
-        None if log_decay is None else log_decay[:, None],
-        feature_map=feature_map,
-        key_mask=None if key_mask is None else key_mask[:, None],
-        initial_state=state,
-        normalize=normalize,
-        eps=eps,
-    )
-    for old, new in zip(state, after, strict=True):
-        if old is not None and new is not None:
-            old.copy_(new)
-    return y[:, 0]
 
 
 def _is_plain(
@@ -356,6 +292,7 @@ def _step_general_(
     normalize: bool,
     eps: float,
     key_mask: Tensor | None,
+    state_indices: Tensor | None,
 ) -> Tensor:
     """One token of _run_general, which also checks its arguments."""
     rule = choose(RULES, backend, q.device, q.dtype)
@@ -363,12 +300,23 @@ def _step_general_(
     if is_plain_sum and rule.step_checks and _is_floating(write_strength):
         try:  # Mamba-2 does this once per layer and token
             return step_rule_(
-                rule, q, k, v, write_strength, log_decay, key_mask, state[0], 1.0, False, False
+                rule,
+                q,
+                k,
+                v,
+                write_strength,
+                log_decay,
+                key_mask,
+                state[0],
+                1.0,
+                False,
+                False,
+                state_indices,
             )
         except (RuntimeError, ValueError):
             pass  # what was refused is explained below
-    log_decay, key_mask = _check_step(
-        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask
+    log_decay, key_mask = check_step(
+        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask, state_indices
     )
     dtype = q.dtype
     if write_strength is not None:
@@ -379,7 +327,18 @@ def _step_general_(
 
     def step_(values: Tensor, state: Tensor) -> Tensor:
         return step_rule_(
-            rule, q, k, values, write_strength, log_decay, key_mask, state, 1.0, False, False
+            rule,
+            q,
+            k,
+            values,
+            write_strength,
+            log_decay,
+            key_mask,
+            state,
+            1.0,
+            False,
+            False,
+            state_indices,
         )
 
     kv, z = state
@@ -420,61 +379,10 @@ class Implementation(NamedTuple):
     reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
 
 
-_compiled = unless_missing(Implementation(_native, _step_compiled_), _native, _native_step_)
+_compiled = unless_missing(Implementation(_native, step_compiled_), _native, native_step_)
 IMPLEMENTATIONS = {
     "cuda": _compiled,
     "cpu": _compiled,
-    "chunked": Implementation(chunked_linear_attention, _step_chunked_, True),
-    "reference": unless_missing(Implementation(_reference, _step_reference_, True), _reference),
+    "chunked": Implementation(chunked_linear_attention, step_chunked_, True),
+    "reference": unless_missing(Implementation(_reference, step_reference_, True), _reference),
 }
-
-
-def _check_state(
-    state: tuple[Tensor, Tensor | None], name: str, q: Tensor, v: Tensor, rows: int, normalize: bool
-) -> None:
-    kv, z = state
-    if normalize and z is None:
-        raise ValueError(f"{name}.z must be a tensor with normalize=True, got None")
-    if not normalize and z is not None:
-        raise ValueError(
-            f"{name}.z must be None with normalize=False, got a tensor of shape {tuple(z.shape)}"
-        )
-    shape = (rows, v.shape[-2], q.shape[-1], v.shape[-1])
-    check_state(f"{name}.kv", kv, q, shape)
-    if z is not None:
-        check_state(f"{name}.z", z, q, shape[:-1])
-
-
-def _check_options(feature_map: str | None, eps: float) -> None:
-    if feature_map is not None and feature_map not in POINTWISE:
-        raise ValueError(
-            f"feature_map must be None or one of {', '.join(map(repr, POINTWISE))} "
-            f"(other maps are applied to q and k before), got {feature_map!r}"
-        )
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
-
-
-def _check_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearAttentionState,
-    log_decay: Tensor | None,
-    feature_map: str | None,
-    normalize: bool,
-    eps: float,
-    key_mask: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Everything about one token's arguments; returns log_decay and key_mask in the dtypes that
-    backends take.
-    """
-    check_qkv(q, k, v, 3)
-    _check_state(state, "state", q, v, q.shape[0], normalize)
-    for name, x in zip(("kv", "z"), state, strict=True):
-        if x is not None:
-            check_contiguous(f"state.{name}", x)
-    key_mask = check_key_mask(key_mask, q)
-    log_decay = check_log_decay(log_decay, q, v, key_mask)
-    _check_options(feature_map, eps)
-    return log_decay, key_mask

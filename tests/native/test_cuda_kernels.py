@@ -74,13 +74,20 @@ class BackwardResult(Structure):
     ]
 
 
+class Slots(Structure):
+    _fields_ = [("count", c_int64), ("state_indices", c_void_p)]
+
+
 class StepProblem(Structure):
     _anonymous_ = ["options"]
     _fields_ = [
         *HEAD_SIZES,
         ("options", Options),
         *((n, View) for n in ("q", "k", "v", "log_decay")),
-        *((n, c_void_p) for n in ("key_mask", "kv", "z")),
+        ("key_mask", c_void_p),
+        ("slots", Slots),
+        *((n, c_void_p) for n in ("kv", "z")),
+        *((n, c_int64) for n in ("kv_slot", "z_slot")),
         ("y", View),
     ]
 
@@ -307,7 +314,7 @@ def test_wrong_cu_seqlens_stay_within_the_tensors(library):
 # ---- the step ----
 
 
-def run_step(library, inputs, t: int, state, schedule: int) -> Tensor:
+def run_step(library, inputs, t: int, state, schedule: int, state_indices=None) -> Tensor:
     """One token of linear_attention's inputs; the state is updated in place."""
     token = {
         n: None if x is None else x[:, t]
@@ -324,6 +331,8 @@ def run_step(library, inputs, t: int, state, schedule: int) -> Tensor:
     step.normalize, step.eps = inputs["normalize"], inputs["eps"]
     step.q, step.k, step.v, step.log_decay = map(token_view, token.values())
     step.key_mask, step.kv, step.z = pointer(mask), pointer(state.kv), pointer(state.z)
+    step.slots = Slots(len(state.kv), pointer(state_indices))
+    step.kv_slot, step.z_slot = (0 if x is None else x.stride(0) for x in state)
     step.y = token_view(y)
     call(library, "step", step, schedule=schedule)
     return y
@@ -345,6 +354,50 @@ def check_steps(library, case: Case, dtype=torch.float32, schedule=0) -> None:
 @pytest.mark.parametrize("case", STEP_CASES, ids=str)
 def test_steps_are_the_reference_token_by_token(library, case, dtype, schedule):
     check_steps(library, case, dtype, schedule)
+
+
+def in_slots(x: Tensor, at: list[int], gap: int) -> Tensor:
+    """A buffer of 6 slots, numbers of NaN between them, with row i of x in slot at[i]."""
+    pages = torch.full((6, x[0].numel() + gap), torch.nan)
+    slots = pages[:, : x[0].numel()].view(6, *x.shape[1:])
+    slots[at] = x
+    return slots
+
+
+@pytest.mark.parametrize("gap", [0, 3, 8])
+@pytest.mark.parametrize("case", STEP_CASES, ids=str)
+def test_steps_by_slot_are_those_of_rows_in_order(library, case, gap):
+    inputs = attention_cases.make_inputs(case, torch.float32)
+    state, at = inputs["initial_state"], [4, 1][: case.B]
+    slots = LinearAttentionState(*(None if x is None else in_slots(x, at, gap) for x in state))
+    rows = LinearAttentionState(*(None if x is None else x.clone() for x in state))
+    indices = torch.tensor(at, dtype=torch.int32)
+    # Slots that are not aligned as the first one is are read by narrow loads, and added up in
+    # another order; all others are the same to the bit.
+    within = dict(rtol=1e-4, atol=1e-5) if gap == 3 else dict(rtol=0, atol=0)
+    for t in range(case.T):
+        wanted = run_step(library, inputs, t, rows, 0)
+        y = run_step(library, inputs, t, slots, 0, indices)
+        torch.testing.assert_close(y, wanted, **within)
+    for x, row in zip(slots, rows, strict=True):
+        if x is not None:
+            torch.testing.assert_close(x[at], row, **within)
+            assert x[[slot for slot in range(6) if slot not in at]].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_index_of_no_slot_touches_nothing_and_shows(library, dtype):
+    """Nobody checks indices on CUDA: -1 is no slot, and any other that is none gives NaN."""
+    inputs = attention_cases.make_inputs(Case(B=5, T=1, Hq=4, initial=True), dtype)
+    slots = LinearAttentionState(*(x[:3].clone() for x in inputs["initial_state"]))
+    rows = LinearAttentionState(*(x[:3].clone() for x in inputs["initial_state"]))
+    indices = torch.tensor([0, -1, 2, 3, -(2**31)], dtype=torch.int32)
+    y = run_step(library, inputs, 0, slots, 0, indices)
+    token = {n: x[[0, 0, 2]] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    token["key_mask"] = torch.tensor([True, False, True])[:, None]
+    assert y[:3].equal(run_step(library, token, 0, rows, 0)[:3])
+    assert y[3:].isnan().all()
+    assert slots.kv.equal(rows.kv) and slots.z.equal(rows.z)
 
 
 # ---- the emulator itself ----

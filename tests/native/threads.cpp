@@ -47,6 +47,10 @@ class Arrays {
     if (is_result) results_.push_back(arrays_.back().get());
     return arrays_.back()->data();
   }
+  int32_t* indices(int64_t size) {
+    indices_.emplace_back(std::make_unique<std::vector<int32_t>>(size));
+    return indices_.back()->data();
+  }
   Numbers results() const {
     Numbers all;
     for (const Numbers* x : results_) all.insert(all.end(), x->begin(), x->end());
@@ -57,6 +61,7 @@ class Arrays {
   std::mt19937 engine_{1};
   std::vector<std::unique_ptr<Numbers>> arrays_;
   std::vector<Numbers*> results_;
+  std::vector<std::unique_ptr<std::vector<int32_t>>> indices_;
 };
 
 struct Sizes {
@@ -83,6 +88,13 @@ struct Case {
   Sizes sizes;
   std::vector<int32_t> cu_seqlens;
 };
+
+// Every second slot, in falling order: row b of a step has its state in slot 2 (B - 1 - b).
+Slots every_second_slot(Arrays& a, int64_t B) {
+  int32_t* const indices = a.indices(B);
+  for (int64_t b = 0; b < B; ++b) indices[b] = static_cast<int32_t>(2 * (B - 1 - b));
+  return {2 * B, indices};
+}
 
 // Many heads; few, so that columns are divided; one, so that time is; packed sequences.
 const Case kCases[] = {
@@ -130,7 +142,9 @@ bool linear_attention_step(const CpuKernels& cpu, const Threads& threads, const 
   p.q = view(a.random(s.heads(s.K), -1, 1), s, s.K);
   p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
   p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
-  p.kv = a.empty(s.B * s.H * s.K * s.V), p.z = a.empty(s.B * s.H * s.K);
+  p.slots = every_second_slot(a, s.B);
+  p.kv_slot = s.H * s.K * s.V, p.z_slot = s.H * s.K;
+  p.kv = a.empty(p.slots.count * p.kv_slot), p.z = a.empty(p.slots.count * p.z_slot);
   p.y = view(a.empty(s.heads(s.V)), s, s.V);
   return succeeded(cpu.linear_attention.step(p, threads));
 }
@@ -179,7 +193,9 @@ bool delta_rule_step(const CpuKernels& cpu, const Threads& threads, const Case& 
   p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
   p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
   p.beta = view(a.random(s.heads(1), 0, 1), s, 0);
-  p.state = a.empty(s.B * s.H * s.K * s.V);
+  p.slots = every_second_slot(a, s.B);
+  p.state_slot = s.H * s.K * s.V;
+  p.state = a.empty(p.slots.count * p.state_slot);
   p.y = view(a.empty(s.heads(s.V)), s, s.V);
   return succeeded(cpu.delta_rule.step(p, threads));
 }
@@ -220,7 +236,8 @@ bool convolution_step(const CpuKernels& cpu, const Threads& threads, const Case&
   static_cast<ConvolutionSizes&>(p) = convolution_sizes(s);
   p.x = {a.random(s.B * p.C, -1, 1), p.C, 0, 0, 1};
   p.weight = taps(a, p.C, p.kernel_size), p.bias = taps(a, p.C, 1);
-  p.state = {a.empty(s.B * p.S * p.C), p.S * p.C, p.C, 0, 1};
+  p.slots = every_second_slot(a, s.B);
+  p.state = {a.empty(p.slots.count * p.S * p.C), p.S * p.C, p.C, 0, 1};
   p.y = a.empty(s.B * p.C);
   return succeeded(cpu.convolution.step(p, threads));
 }

@@ -533,6 +533,7 @@ def test_code_that_needs_a_newer_op_runs_chunked_and_says_why(tmp_path, monkeypa
     folder = tmp_path / "saved_with_a_checkpoint"
     folder.mkdir()
     ours = ("op_linear", "op_delta", "backends", "checks", "feature_maps", "numerics")
+    ours += ("step_linear", "state_indices")
     for name in (*ours, "tokens", "chunks", "chunked_linear", "chunked_delta"):
         code = (Path(op_linear.__file__).parent / f"{name}.py").read_text()
         op = 'native_op("linear_attention", version={})'

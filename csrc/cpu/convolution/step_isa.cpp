@@ -6,6 +6,7 @@
 #include "cpu/common/tasks.h"
 #include "cpu/convolution/kernels.h"
 #include "cpu/convolution/taps.h"
+#include "cpu/sequences/step.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -43,7 +44,8 @@ class Step {
  private:
   void step(int64_t b, Channels channels, const Acc* weight, const Acc* bias) const {
     Scalar* const y = static_cast<Scalar*>(p_.y) + b * p_.C + channels.begin;
-    if (p_.key_mask && !p_.key_mask[b]) {
+    const int64_t slot = slot_of(p_, b);
+    if (slot < 0) {
       __builtin_memset(y, 0, sizeof(Scalar) * static_cast<size_t>(channels.count));
       return;
     }
@@ -51,7 +53,7 @@ class Step {
     const Scalar* const token =
         static_cast<const Scalar*>(x.data) + b * x.batch + channels.begin * x.dim;
     Scalar* const rows =
-        static_cast<Scalar*>(state.data) + b * state.batch + channels.begin * state.dim;
+        static_cast<Scalar*>(state.data) + slot * state.batch + channels.begin * state.dim;
     const int64_t S = p_.S, unread = S + 1 - p_.kernel_size;  // rows too old for the window
     for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
       Vec<Acc> u = load(bias + c);

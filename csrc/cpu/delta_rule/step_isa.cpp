@@ -63,13 +63,14 @@ class Step {
 
  private:
   void step(Scratch& s, int64_t batch, int64_t head) {
-    if (p_.key_mask && !p_.key_mask[batch]) {
+    const int64_t slot = slot_of(p_, batch);
+    if (slot < 0) {
       zero_row(s.y, 0, p_.V);
     } else {
       const Acc kq = prepare(s, batch, head);
       load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
       const Acc beta = p_.beta.data ? *token_row<const Acc>(p_.beta, batch, head) : Acc(1);
-      Acc* const state = static_cast<Acc*>(p_.state) + (batch * p_.Hkv + head) * p_.K * p_.V;
+      Acc* const state = static_cast<Acc*>(p_.state) + slot * p_.state_slot + head * p_.K * p_.V;
       const Token token{s, beta, kq, state};
       p_.delta ? update<true>(token) : update<false>(token);
     }
@@ -144,9 +145,7 @@ class Step {
   void update_columns(const Token& token, int64_t c) const {
     const int64_t K = p_.K, V = p_.V, count = partial ? V - c : W;
     const auto [s, beta, kq, state] = token;
-    // The next columns, or those of the next head, are fetched meanwhile: a row of these is too
-    // short for the processor to foresee the others.
-    const Acc* const next = c + 2 * block * W <= V ? state + c + block * W : state + K * V;
+    const Acc* const next = next_columns<block>(state, c, K, V);
     Vec<Acc> predicted[block] = {}, out[block] = {}, u[block];
     for (int64_t r = 0; delta && r < K; ++r) {
       HFLA_UNROLL
@@ -163,10 +162,7 @@ class Step {
       u[b] = beta * (delta ? v - predicted[b] : v);
     }
     for (int64_t r = 0; r < K; ++r) {
-      HFLA_UNROLL
-      for (int line = 0; line < block * kVectorBytes; line += kCacheLine) {
-        __builtin_prefetch(reinterpret_cast<const char*>(next + r * V) + line);
-      }
+      fetch_row<block>(next + r * V);
       HFLA_UNROLL
       for (int b = 0; b < block; ++b) {
         Acc* const at = state + r * V + c + b * W;

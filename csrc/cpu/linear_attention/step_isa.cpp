@@ -61,7 +61,8 @@ class Step {
 
  private:
   void step(Scratch& s, int64_t batch, int64_t head) {
-    if (p_.key_mask && !p_.key_mask[batch]) {
+    const int64_t slot = slot_of(p_, batch);
+    if (slot < 0) {
       __builtin_memset(s.y, 0, sizeof(Acc) * group_ * s.v_stride);
       return store_outputs(s, batch, head);
     }
@@ -75,10 +76,11 @@ class Step {
     load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
 
     const Acc decay = decay_at(batch, head);
-    const int64_t row = batch * p_.Hkv + head;
     for (int64_t g = 0; g < group_; ++g) s.scale[g] = 1;
-    if (p_.normalize) update_normalizer(s, decay, static_cast<Acc*>(p_.z) + row * p_.K);
-    update_state(s, decay, static_cast<Acc*>(p_.kv) + row * p_.K * p_.V);
+    if (p_.normalize) {
+      update_normalizer(s, decay, static_cast<Acc*>(p_.z) + slot * p_.z_slot + head * p_.K);
+    }
+    update_state(s, decay, static_cast<Acc*>(p_.kv) + slot * p_.kv_slot + head * p_.K * p_.V);
     store_outputs(s, batch, head);
   }
 
@@ -118,10 +120,12 @@ class Step {
     Vec<Acc> value[block];
     HFLA_UNROLL
     for (int b = 0; b < block; ++b) value[b] = load(s.v + c + b * W);
+    const Acc* const next = next_columns<block>(kv, c, p_.K, p_.V);
     for (int64_t g = 0; g < group_; ++g) {
       const Acc* const q = s.q + g * s.k_stride;
       Vec<Acc> out[block] = {};
       for (int64_t r = 0; r < p_.K; ++r) {
+        if (g == 0) fetch_row<block>(next + r * p_.V);
         HFLA_UNROLL
         for (int b = 0; b < block; ++b) {
           Acc* const at = kv + r * p_.V + c + b * W;

@@ -54,20 +54,23 @@ KERNEL LAUNCH_BOUNDS(kStepThreads, 4) step_kernel(const GRID_CONSTANT LinearAtte
   float* const den = partial + group * shape.num_rows * turn;      // (group, warps), without eps
 
   const bool keep = !p.key_mask || p.key_mask[b];
+  const int64_t slot = p.slots.state_indices ? p.slots.state_indices[b] : b;
   const Scalar* const q = static_cast<const Scalar*>(p.q.data) + b * p.q.batch;
   const Scalar* const k = static_cast<const Scalar*>(p.k.data) + b * p.k.batch + head * p.k.head;
   const Scalar* const v = static_cast<const Scalar*>(p.v.data) + b * p.v.batch + head * p.v.head;
   Scalar* const y = static_cast<Scalar*>(p.y.data) + b * p.y.batch;
-  if (!keep) {  // neither writes nor forgets nor reads
+  if (!keep || slot < 0 || slot >= p.slots.count) {  // neither writes nor forgets nor reads
+    // Nobody has checked indices, since that would wait for the device: a wrong one gives NaN.
+    const float nothing = !keep || slot == -1 ? 0 : NAN;
     for (int64_t i = thread; i < heads * p.V; i += kStepThreads) {
-      y[(head * heads + i / p.V) * p.y.head + i % p.V * p.y.dim] = from_float<Scalar>(0);
+      y[(head * heads + i / p.V) * p.y.head + i % p.V * p.y.dim] = from_float<Scalar>(nothing);
     }
     return;
   }
   const float* const g = static_cast<const float*>(p.log_decay.data);
   const float decay = g ? expf(g[b * p.log_decay.batch + head * p.log_decay.head]) : 1;
-  float* const kv = static_cast<float*>(p.kv) + (b * p.Hkv + head) * p.K * p.V;
-  float* const z = p.normalize ? static_cast<float*>(p.z) + (b * p.Hkv + head) * p.K : nullptr;
+  float* const kv = static_cast<float*>(p.kv) + slot * p.kv_slot + head * p.K * p.V;
+  float* const z = p.normalize ? static_cast<float*>(p.z) + slot * p.z_slot + head * p.K : nullptr;
 
   for (int64_t i = thread; i < p.K; i += kStepThreads) {
     phi_k[i] = apply<Scalar>(p.feature_map, to_float(k[i * p.k.dim]));
@@ -165,8 +168,10 @@ int launch_step(const LinearAttentionStep& p, Stream stream) {
 
 template <class Scalar>
 int step(const LinearAttentionStep& p, Stream stream) {
-  // torch aligns storages; a row of a state is aligned for wide loads if its length is.
-  const bool wide = p.V % 4 == 0 && reinterpret_cast<uintptr_t>(p.kv) % 16 == 0;
+  // torch aligns storages; a row of a state is aligned for wide loads if its length is, and that
+  // from slot to slot.
+  const bool wide =
+      p.V % 4 == 0 && p.kv_slot % 4 == 0 && reinterpret_cast<uintptr_t>(p.kv) % 16 == 0;
   if (p.Hq == p.Hkv)
     return wide ? launch_step<Scalar, 1, 4>(p, stream) : launch_step<Scalar, 1, 1>(p, stream);
   return wide ? launch_step<Scalar, 4, 4>(p, stream) : launch_step<Scalar, 4, 1>(p, stream);

@@ -18,10 +18,13 @@ from . import (
 OPS = {
     ("linear_attention", 1): linear_attention.forward,
     ("linear_attention_step_", 1): linear_attention.step_,
+    ("linear_attention_step_", 2): linear_attention.step_,  # with state_indices
     ("delta_rule", 1): delta_rule.forward,
     ("delta_rule_step_", 1): delta_rule.step_,
+    ("delta_rule_step_", 2): delta_rule.step_,  # with state_indices
     ("short_convolution", 1): convolution.forward,
     ("short_convolution_step_", 1): convolution.step_,
+    ("short_convolution_step_", 2): convolution.step_,  # with state_indices
     ("selective_scan", 1): selective_scan.forward,
     ("selective_scan_step_", 1): selective_scan.step_,
     ("linear", 1): linear.linear,

@@ -59,6 +59,7 @@ def step_(
     key_mask: Tensor | None,
     state: Tensor,
     silu: bool,
+    state_indices: Tensor | None = None,
 ) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
@@ -67,6 +68,8 @@ def step_(
         weight, bias, silu: as in `forward`.
         key_mask: (B,) bool.
         state: (B, S, C) of x's dtype, with any strides.
+        state_indices: (B,) int32, all different: which slot of `state`, of any number of them, is
+            that of each row. -1: none, y is 0.
 
     Returns:
         y (B, C).
@@ -76,7 +79,9 @@ def step_(
     """
     if key_mask is not None:
         key_mask = key_mask.contiguous()
-    y = _step_(x, weight, bias, key_mask, state, silu)
+    if state_indices is not None:
+        state_indices = state_indices.contiguous()
+    y = _step_(x, weight, bias, key_mask, state, silu, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((state,))
     return y
@@ -102,7 +107,7 @@ def _fake_backward(dy, dstate, x, weight, bias, key_mask, cu_seqlens, initial_st
 
 
 @torch.library.register_fake("hf_linear_attention::short_convolution_step_", lib=_registrations)
-def _fake_step_(x, weight, bias, key_mask, state, silu):
+def _fake_step_(x, weight, bias, key_mask, state, silu, state_indices=None):
     return x.new_empty(x.shape)
 
 

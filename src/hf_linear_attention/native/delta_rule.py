@@ -81,6 +81,7 @@ def step_(
     scale: float,
     normalize_qk: bool,
     delta: bool,
+    state_indices: Tensor | None = None,
 ) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
@@ -89,8 +90,10 @@ def step_(
         beta: (B, Hv) in the accumulation dtype; None for ones.
         log_decay: (B, Hv) or (B, Hv, K) in the accumulation dtype, at most 0.
         key_mask: (B,) bool.
-        state: (B, Hv, K, V) in the accumulation dtype, contiguous.
+        state: (B, Hv, K, V) in the accumulation dtype, each row contiguous.
         delta: False writes beta v, whatever the state holds.
+        state_indices: (B,) int32, all different: which slot of `state`, of any number of them, is
+            that of each row. -1: none, y is 0.
 
     Returns:
         y (B, Hv, V).
@@ -100,7 +103,10 @@ def step_(
     """
     if key_mask is not None:
         key_mask = key_mask.contiguous()
-    y = _step_(q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta)
+    if state_indices is not None:
+        state_indices = state_indices.contiguous()
+    options = scale, normalize_qk, delta
+    y = _step_(q, k, v, beta, log_decay, key_mask, state, *options, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((state,))
     return y
@@ -146,7 +152,9 @@ def _fake_backward(
 
 
 @torch.library.register_fake("hf_linear_attention::delta_rule_step_", lib=_registrations)
-def _fake_step_(q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta):
+def _fake_step_(
+    q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta, state_indices=None
+):
     return v.new_empty(v.shape)
 
 

@@ -80,6 +80,7 @@ def step_(
     feature_map: str | None,
     normalize: bool,
     eps: float,
+    state_indices: Tensor | None = None,
 ) -> Tensor:
     """One token for every row; kv and z are updated in place. It has no gradient.
 
@@ -87,9 +88,11 @@ def step_(
         q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V), of one dtype, with any strides.
         log_decay: (B, Hkv) in the accumulation dtype, at most 0.
         key_mask: (B,) bool.
-        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, contiguous; z is None without
-            `normalize`.
+        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, each row contiguous; z is None
+            without `normalize`.
         feature_map: one of FEATURE_MAPS, or None for "identity".
+        state_indices: (B,) int32, all different: which slot of kv and z, of any number of them, has
+            the state of each row. -1: none, y is 0. On CUDA an index that is no slot's gives NaN.
 
     Returns:
         y (B, Hq, V).
@@ -99,7 +102,10 @@ def step_(
     """
     if key_mask is not None:
         key_mask = key_mask.contiguous()
-    y = _step_(q, k, v, log_decay, key_mask, kv, z, _INDEX[feature_map], normalize, eps)
+    if state_indices is not None:
+        state_indices = state_indices.contiguous()
+    options = _INDEX[feature_map], normalize, eps
+    y = _step_(q, k, v, log_decay, key_mask, kv, z, *options, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
     return y
@@ -147,7 +153,9 @@ def _fake_backward(
 
 
 @torch.library.register_fake("hf_linear_attention::linear_attention_step_", lib=_registrations)
-def _fake_step_(q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps):
+def _fake_step_(
+    q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps, state_indices=None
+):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 

@@ -1,0 +1,305 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The ops over whole sequences with states by slot: what a server calls on pieces of prompts.
+
+These are functions of their own, and not options of `linear_attention`, `delta_rule` and
+`short_convolution`, because they promise something else: a state changes in place, where those take
+and return values; there is no gradient; and there may be room that no sequence fills, which a batch
+of one size for all CUDA graphs needs. As of PyTorch's own, the names end in _.
+
+States are copied out of their slots before the op and back behind it: a quarter of the op's time
+for pieces of 64 tokens, which is little beside a layer's products. For single tokens it would be
+more than the op itself, and the steps work on slots where they are.
+
+Shapes: B batch, T time, N sequences: as many as `cu_seqlens` bounds, else B.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .checks import (
+    check_cu_seqlens,
+    check_key_mask,
+    check_qkv,
+    check_state,
+    is_readable,
+    needs_grad,
+)
+from .op_convolution import check_convolution, check_convolution_state, short_convolution
+from .op_delta import delta_rule
+from .op_linear import LinearAttentionState, linear_attention
+from .state_indices import (
+    check_slots,
+    check_state_indices,
+    clear_rows_,
+    num_slots,
+    read_slots,
+    write_slots_,
+)
+from .step_linear import check_linear_state
+from .tokens import sequence_of_each_token
+
+
+def linear_attention_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState | tuple[Tensor, Tensor | None],
+    log_decay: Tensor | None = None,
+    *,
+    write_strength: Tensor | None = None,
+    feature_map: str | None = None,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    is_new: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """`linear_attention` that goes on from `state` and leaves the state after the last token there,
+    without gradient.
+
+    Args:
+        state: kv (slots, Hv, K, V) and z (slots, Hv, K), as in `linear_attention_step_`.
+        cu_seqlens: (N + 1,) int32 or int64, bounds of N sequences packed in one row (B = 1): 0,
+            ..., at most T. A sequence may be empty: its state is what it was, or zero if it is new.
+            Tokens behind the last bound belong to no sequence: their outputs are 0, and what they
+            hold reaches nothing.
+        state_indices: (N,) int32, the slot of each sequence, no one twice. A sequence whose index
+            is -1 has none: its outputs are 0, and its tokens change nothing. Slots that are not
+            named stay as they are. None: there are N slots, in order.
+        is_new: (N,) bool, true where a sequence begins from zero, whatever its slot holds (NaN,
+            too). None: all go on from what is there.
+        The others: as in `linear_attention`, which is causal here. On CUDA the values of cu_seqlens
+            and state_indices are not checked.
+
+    Returns:
+        y (B, T, max(Hq, Hv), V) of q's dtype.
+
+    Raises:
+        ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be
+            needed. Then no state has changed.
+    """
+    _refuse_gradients("linear_attention", q, k, v, log_decay, write_strength, *state)
+    check_qkv(q, k, v, 4)
+    batch = _sequences(q, cu_seqlens, state_indices, is_new, key_mask, state[0])
+    check_linear_state(state, "state", q, v, batch.slots, normalize)
+    for name, x in zip(("kv", "z"), state, strict=True):
+        if x is not None:
+            check_slots(f"state.{name}", x)
+    kv, z = state
+    y, after = linear_attention(
+        q,
+        k,
+        v,
+        log_decay,
+        write_strength=write_strength,
+        feature_map=feature_map,
+        key_mask=batch.key_mask,
+        cu_seqlens=batch.cu_seqlens,
+        initial_state=(batch.read(kv), None if z is None else batch.read(z)),
+        return_state=True,
+        normalize=normalize,
+        eps=eps,
+        backend=backend,
+    )
+    batch.write_(kv, after.kv)
+    if z is not None and after.z is not None:
+        batch.write_(z, after.z)
+    return y
+
+
+def delta_rule_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    normalize_qk: bool = False,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    is_new: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """`delta_rule` that goes on from `state` and leaves the state after the last token there,
+    without gradient.
+
+    Args:
+        state: (slots, Hv, K, V), as in `delta_rule_step_`.
+        cu_seqlens, state_indices, is_new: as in `linear_attention_`.
+        The others: as in `delta_rule`.
+
+    Returns:
+        y (B, T, max(Hq, Hv), V) of q's dtype.
+
+    Raises:
+        ValueError, RuntimeError: as `delta_rule`; RuntimeError also where a gradient would be
+            needed. Then no state has changed.
+    """
+    _refuse_gradients("delta_rule", q, k, v, beta, log_decay, state)
+    check_qkv(q, k, v, 4)
+    batch = _sequences(q, cu_seqlens, state_indices, is_new, key_mask, state)
+    check_state("state", state, q, (batch.slots, v.shape[2], q.shape[3], v.shape[3]))
+    check_slots("state", state)
+    y, after = delta_rule(
+        q,
+        k,
+        v,
+        beta,
+        log_decay,
+        scale=scale,
+        normalize_qk=normalize_qk,
+        key_mask=batch.key_mask,
+        cu_seqlens=batch.cu_seqlens,
+        initial_state=batch.read(state),
+        return_state=True,
+        backend=backend,
+    )
+    batch.write_(state, after)
+    return y
+
+
+def short_convolution_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    *,
+    activation: str | None = "silu",
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    is_new: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """`short_convolution` that goes on from `state` and leaves the last tokens there, without
+    gradient.
+
+    Args:
+        state: (slots, S, C), as in `short_convolution_step_`.
+        cu_seqlens, state_indices, is_new: as in `linear_attention_`.
+        The others: as in `short_convolution`.
+
+    Returns:
+        y (B, T, C) of x's dtype.
+
+    Raises:
+        ValueError, RuntimeError: as `short_convolution`; RuntimeError also where a gradient would
+            be needed. Then no state has changed.
+    """
+    _refuse_gradients("short_convolution", x, weight, bias, state)
+    check_convolution(x, weight, bias, activation, 3)
+    batch = _sequences(x, cu_seqlens, state_indices, is_new, key_mask, state, features=1, of="x")
+    check_convolution_state("state", state, x, batch.slots, weight.shape[1])
+    y, after = short_convolution(
+        x,
+        weight,
+        bias,
+        activation=activation,
+        key_mask=batch.key_mask,
+        cu_seqlens=batch.cu_seqlens,
+        initial_state=batch.read(state),
+        return_state=True,
+        backend=backend,
+    )
+    batch.write_(state, after)
+    return y
+
+
+class _Sequences(NamedTuple):
+    """The sequences of a batch as the ops take them, and where their states are.
+
+    Where there are tokens of no sequence, behind the last bound, they are one more sequence, and it
+    has no slot. What has no slot is padding, whose state is zero.
+    """
+
+    slots: int  # in a state
+    cu_seqlens: Tensor | None  # (N + 1,) int32, from 0 to T
+    key_mask: Tensor | None  # (B, T)
+    state_indices: Tensor  # (N,) int32
+    from_zero: Tensor | None  # (N,) bool
+
+    def read(self, state: Tensor) -> Tensor:
+        """The state (N, ...) that each sequence goes on from."""
+        rows = read_slots(state, self.state_indices)
+        if self.from_zero is not None:
+            clear_rows_(rows, self.from_zero)
+        return rows
+
+    def write_(self, state: Tensor, rows: Tensor) -> None:
+        write_slots_(state, self.state_indices, rows)
+
+
+def _sequences(
+    q: Tensor,
+    cu_seqlens: Tensor | None,
+    state_indices: Tensor | None,
+    is_new: Tensor | None,
+    key_mask: Tensor | None,
+    state: Tensor,
+    features: int = 2,
+    of: str = "q",
+) -> _Sequences:
+    """All that is said of sequences, checked; q is (B, T, ...) with so many dimensions of features,
+    and is called `of`.
+    """
+    B, T = q.shape[:2]
+    key_mask = check_key_mask(key_mask, q, of, features)
+    N = B
+    if cu_seqlens is not None:
+        readable = is_readable(cu_seqlens)
+        check_cu_seqlens(cu_seqlens, q, readable, of, may_end_early=True)
+        N = cu_seqlens.shape[0] - 1
+        cu_seqlens = cu_seqlens.to(torch.int32)
+    slots = num_slots(state, state_indices, N)
+    if state_indices is None:
+        state_indices = torch.arange(N, dtype=torch.int32, device=q.device)
+    check_state_indices(state_indices, N, slots, q, of)
+    if is_new is not None:
+        _check_is_new(is_new, N, q, of)
+    if _all_have_a_slot(cu_seqlens, state_indices, T):
+        return _Sequences(slots, cu_seqlens, key_mask, state_indices, is_new)
+
+    if cu_seqlens is not None:
+        cu_seqlens = F.pad(cu_seqlens, (0, 1), value=T)
+        state_indices = F.pad(state_indices, (0, 1), value=-1)
+        is_new = None if is_new is None else F.pad(is_new, (0, 1))
+    has_slot = state_indices >= 0
+    from_zero = ~has_slot if is_new is None else ~has_slot | is_new
+    if cu_seqlens is None:
+        keep = has_slot[:, None].expand(B, T)
+    else:
+        keep = has_slot[sequence_of_each_token(cu_seqlens, T)][None]
+    key_mask = keep if key_mask is None else keep & key_mask
+    return _Sequences(slots, cu_seqlens, key_mask, state_indices, from_zero)
+
+
+def _all_have_a_slot(cu_seqlens: Tensor | None, state_indices: Tensor, T: int) -> bool:
+    """Whether every token has one, as far as it can be seen without waiting for a device."""
+    if not is_readable(state_indices) or bool((state_indices < 0).any()):
+        return False
+    return cu_seqlens is None or int(cu_seqlens[-1]) == T
+
+
+def _check_is_new(is_new: Tensor, N: int, q: Tensor, of: str) -> None:
+    if tuple(is_new.shape) != (N,):
+        raise ValueError(f"is_new must have shape {(N,)}, got {tuple(is_new.shape)}")
+    if is_new.dtype != torch.bool:
+        raise ValueError(f"is_new must be torch.bool, got {is_new.dtype}")
+    if is_new.device != q.device:
+        raise ValueError(f"is_new must be on {of}'s device {q.device}, got {is_new.device}")
+
+
+def _refuse_gradients(function: str, *tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and needs_grad(*tensors):
+        raise RuntimeError(
+            f"{function}_ updates its state in place and has no gradient: call it under "
+            f"torch.no_grad(), or use {function}"
+        )
