@@ -32,6 +32,7 @@ TITLES = {
     "decode": "Generation",
     "training": "Training step",
     "upstream": "Transformers' own models",
+    "serving": "Many clients at once",
 }
 PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
@@ -44,6 +45,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "prompt, float32",
     ),
     "training": ("training step",),
+    "serving": ("HTTP", "one process"),
 }
 CHOICES = {  # the systems in the README's table, and what for
     "gated_deltanet": "**Start here.** The best on text, at constant memory",

@@ -15,7 +15,16 @@ from transformers.utils.generic import is_flash_attention_requested
 from .cache import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
 from .cache_rows import count_rows
 from .inputs import count_past, hide_left_padding, left_padding_of
+from .recurrence import State
+from .slots import KeepKeys, SlotBatch, SlotCache
 
+NO_ENGINE = (
+    "continuous batching (generate_batch, init_continuous_batching) needs the package "
+    "hf-linear-attention, and a release of Transformers that it was made for: the "
+    "PagedAttentionCache has no place of its own for the state of linear attention. {}. generate() "
+    "takes left-padded batches, and rows of a cache come and go by LinearAttentionCache.join and "
+    "batch_select_indices"
+)
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
 # the ways of generate() that never take a token back, nor move a row
 ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -122,16 +131,43 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             outputs["attentions"] = ((),) * num_new_tokens
         return outputs
 
-    def init_continuous_batching(self, *args, **kwargs):
-        """Refuses, for `generate_batch()`, too: Transformers' paged cache holds keys and values of
-        softmax layers, page by page, and has no place for a state.
+    def init_continuous_batching(
+        self, generation_config=None, continuous_batching_config=None, workload_hints=None
+    ):
+        """As in Transformers, for `generate_batch()` and `transformers serve`, too, where this
+        package is installed. Transformers' paged cache alone holds keys and values of softmax
+        layers, page by page, and has no place for a state.
         """
-        raise NotImplementedError(
-            "continuous batching (generate_batch, init_continuous_batching) needs a model that "
-            "keeps all it remembers in Transformers' PagedAttentionCache, which has no place for "
-            "the state of linear attention. generate() takes left-padded batches, and rows of a "
-            "cache come and go by LinearAttentionCache.join and batch_select_indices"
-        )
+        try:
+            from hf_linear_attention.serving.continuous_batching import (
+                continuous_batching_manager,
+            )
+
+            return continuous_batching_manager(
+                self, generation_config, continuous_batching_config, workload_hints
+            )
+        except ImportError as error:
+            raise NotImplementedError(NO_ENGINE.format(error)) from error
+
+    def slot_cache(
+        self,
+        states: dict[int, State],
+        slots: list[int],
+        lengths: list[int],
+        is_new: list[bool],
+        keep_keys: KeepKeys | None = None,
+    ) -> SlotCache:
+        """The `past_key_values` of a forward for an engine with continuous batching, which gives
+        packed tokens (1, T) of sequences, with `cu_seq_lens_q` and their positions.
+
+        Args:
+            states: for the number of each layer with recurrences its tensors (S, ...) by name, S
+                being the number of slots: of all that the recurrences' `state_sizes` say.
+            slots, lengths, is_new: of each sequence in the batch its slot, its number of tokens,
+                and whether they are its first. Those that go on by one token come first.
+            keep_keys: for latent attention: `slots.KeepKeys`.
+        """
+        return SlotCache(states, SlotBatch.of(slots, lengths, is_new, self.device), keep_keys)
 
 
 def check_generation(generation_config: GenerationConfig, mode: GenerationMode) -> None:

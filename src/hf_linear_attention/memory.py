@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .recurrence import Inputs, Recurrence, State
 from .sequence_parallel import state_before
+from .slots import SlotLayer
 from .tokens import Tokens
 
 
@@ -33,15 +34,18 @@ class LayerCache(Protocol):
 
 
 class LayerMemory:
-    """Runs a layer's recurrences from what was read before, be that cached, on other ranks or
-    nothing, and keeps what they leave:
+    """Runs a layer's recurrences from what was read before, be that cached, in slots, on other
+    ranks or nothing, and keeps what they leave:
 
         memory = LayerMemory(cache_layer, tokens, num_tokens)
         y = memory.run(recurrence, inputs)  # for each of the layer's
         memory.write(dtype)
     """
 
-    def __init__(self, cache: LayerCache | None, tokens: Tokens, num_tokens: int):
+    def __init__(self, cache: LayerCache | SlotLayer | None, tokens: Tokens, num_tokens: int):
+        self.slots: SlotLayer | None = None
+        if isinstance(cache, SlotLayer):  # which reads and writes by itself
+            self.slots, cache = cache, None
         self.cache = cache
         self.tokens = tokens
         self.num_tokens = num_tokens
@@ -58,6 +62,8 @@ class LayerMemory:
 
     def run(self, recurrence: Recurrence, inputs: Inputs) -> Tensor:
         """The recurrence's outputs for the inputs (B, T, ...)."""
+        if self.slots is not None:
+            return self.slots.run(recurrence, inputs, self.tokens)
         if self.cache is not None:
             self.inputs.append((recurrence, inputs))
         if self.is_step:

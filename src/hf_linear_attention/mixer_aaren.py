@@ -7,6 +7,7 @@ Shapes: B batch, T time, C hidden size, H heads, D head dim, N packed sequences.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from .numerics import accumulation_dtype
 from .op_linear import linear_attention, linear_attention_step_
 from .recurrence import Inputs, Recurrence, State, StateSize
 from .tensor_parallel import call, find_head_shard
-from .tokens import Tokens, positions_within
+from .tokens import Tokens, positions_within, sequence_of_each_token
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class AarenRecurrence(Recurrence):
     num_heads: int
     head_dim: int
     eps: float
+
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         H, D = self.num_heads, self.head_dim
@@ -74,11 +77,38 @@ class AarenRecurrence(Recurrence):
         if v.shape[1] == 0:
             before = state if "running_max" in state else self.start(inputs)
             running_max = before["running_max"][:, None]
-        return y, {"kv": kv, "z": z, "running_max": running_max[:, -1].contiguous()}
+        last = running_max[:, -1]
+        if tokens.cu_seqlens is not None:
+            last = running_max[0, tokens.cu_seqlens[1:].long() - 1]
+        return y, {"kv": kv, "z": z, "running_max": last.contiguous()}
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        y, running_max = self._step_(inputs, state, state["running_max"], tokens, None)
+        state["running_max"].copy_(running_max)
+        return y
+
+    def step_in_slots_(
+        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        rows = slots.long()
+        before = states["running_max"].index_select(0, rows)
+        y, running_max = self._step_(inputs, states, before, tokens, slots)
+        states["running_max"].index_copy_(0, rows, running_max)
+        return y
+
+    def _step_(
+        self,
+        inputs: Inputs,
+        state: State,
+        past_max: Tensor,
+        tokens: Tokens,
+        state_indices: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """y, with "kv" and "z" changed in place, and the running maximum (B, H), which was past_max
+        (B, H) before.
+        """
         scores, v = _given(inputs)
-        phi_k, log_decay, running_max = below_maximum(scores, state["running_max"], tokens.key_mask)
+        phi_k, log_decay, running_max = below_maximum(scores, past_max, tokens.key_mask)
         phi_k = phi_k.to(v.dtype)
         y = linear_attention_step_(
             torch.ones_like(phi_k)[:, 0],
@@ -88,9 +118,9 @@ class AarenRecurrence(Recurrence):
             log_decay[:, 0],
             eps=self.eps,
             key_mask=None if tokens.key_mask is None else tokens.key_mask[:, 0],
+            state_indices=state_indices,
         )
-        state["running_max"].copy_(running_max[:, 0])
-        return y[:, None]
+        return y[:, None], running_max[:, 0]
 
     def combine(self, pieces: dict[str, Tensor]) -> State:
         """Sums of exp(s_j - m) with the largest m of all; -inf, and nothing, for no pieces."""
@@ -168,21 +198,24 @@ def below_maximum(
     """Scores s (B, T, H) -> exp(s_t - m_t) (B, T, H, 1), and m_(t-1) - m_t and m_t (B, T, H), which
     have no gradient: the output does not depend on m.
 
-    past_max (B, H) is m before them; key_mask (B, T) is False for padding, cu_seqlens (N + 1,) are
-    the bounds of packed sequences in one row. All in the dtype of the scores.
+    past_max (B, H) is m before them, (N, H) before packed sequences in one row, whose bounds are
+    cu_seqlens (N + 1,); key_mask (B, T) is False for padding. All in the dtype of the scores.
     """
     with torch.no_grad():
         if key_mask is not None:
             seen = scores.masked_fill(~key_mask[..., None], -torch.inf)
         else:
             seen = scores
-        if past_max is None:
-            past_max = scores.new_full((scores.shape[0], scores.shape[2]), -torch.inf)
-        if cu_seqlens is None:
+        if cu_seqlens is not None:
+            before, now = _running_max_within(seen, cu_seqlens)
+            if past_max is not None:
+                past = past_max[sequence_of_each_token(cu_seqlens, scores.shape[1])]
+                before, now = torch.maximum(before, past), torch.maximum(now, past)
+        else:
+            if past_max is None:
+                past_max = scores.new_full((scores.shape[0], scores.shape[2]), -torch.inf)
             running = torch.cat([past_max[:, None], seen], 1).cummax(1).values
             before, now = running[:, :-1], running[:, 1:]
-        else:
-            before, now = _running_max_within(seen, cu_seqlens)
         # Nothing comes before the first token that is not padding: nothing to forget.
         log_decay = torch.where(before == -torch.inf, 0, before - now)
     weights = scores - now

@@ -59,6 +59,7 @@ from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
 from .short_convolution import ShortConvolution
+from .slots import SlotCache
 from .tensor_parallel import keep_meshes
 from .tokens import Tokens
 
@@ -333,17 +334,19 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
 
     def _cache(
         self,
-        past_key_values: Cache | None,
+        past_key_values: Cache | SlotCache | None,
         use_cache: bool | None,
         cu_seqlens: Tensor | None,
         sequence_group: Any,
-    ) -> Cache | None:
+    ) -> Cache | SlotCache | None:
         """The cache to read and write, with this model's layers; a new one where that is wanted."""
         without_cache = {  # what goes without one
             "sequence_group": sequence_group is not None,
             "packed sequences": cu_seqlens is not None,
             "is_causal=False": not self.config.is_causal,
         }
+        if isinstance(past_key_values, SlotCache):
+            return past_key_values
         if past_key_values is not None:
             for what, is_so in without_cache.items():
                 if is_so:

@@ -9,6 +9,8 @@ Shapes: B batch, T time.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -30,11 +32,26 @@ class StateSize(NamedTuple):
     is_sum: bool  # kept in the dtype of sums, float32 or better; otherwise in the model's
 
 
+class SlotPieces(NamedTuple):
+    """Pieces of M sequences, packed into one row, whose states are rows ("slots") of larger
+    tensors. None is empty.
+    """
+
+    slots: Tensor  # (M,) int32, no two the same
+    is_new: Tensor  # (M,) bool: whether a sequence begins here, whatever its slot holds
+    cu_seqlens: Tensor  # (M + 1,) int32, 0 first
+    known: tuple[tuple[int, int, int, bool], ...]  # the same: slot, start, stop, is new
+
+
 class Recurrence(ABC):
     """A value without weights, so that a cache may keep it, copy it, and outlive the model."""
 
     # Inputs that leave no trace in the state, as queries, and so are not recorded.
     only_read: ClassVar[tuple[str, ...]] = ()
+    # Inputs that are not (B, T, ...), but parameters, the same for all tokens.
+    parameters: ClassVar[tuple[str, ...]] = ()
+    # Whether `run` takes and gives a state for each of several packed sequences.
+    packs_states: ClassVar[bool] = False
     # Whether tokens of a model that is not causal read what comes after them, too.
     reads_ahead: ClassVar[bool] = False
 
@@ -70,6 +87,51 @@ class Recurrence(ABC):
         for name, x in after.items():
             state[name].copy_(x)
         return y
+
+    # For continuous batching: states are rows ("slots") of larger tensors, the layer's by name, and
+    # change in place. These copy them out and back; an op that finds its rows itself is faster.
+
+    def step_in_slots_(
+        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        """`step_` of rows (n, 1, ...), whose states are in slots (n,) int32, no two the same."""
+        slots = slots.long()
+        state = {name: states[name].index_select(0, slots) for name in self.state_sizes()}
+        y = self.step_(inputs, state, tokens)
+        for name, x in state.items():
+            states[name].index_copy_(0, slots, x)
+        return y
+
+    def run_in_slots_(
+        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        """`run` of packed pieces of sequences, (1, T, ...)."""
+        names, outputs = self.state_sizes(), []
+        for slot, _, _, is_new in pieces.known:
+            if is_new:
+                self.reset_({name: states[name][slot] for name in names})
+        if self.packs_states:
+            slots = pieces.slots.long()
+            state = {name: states[name].index_select(0, slots) for name in names}
+            y, after = self.run(inputs, state, tokens._replace(cu_seqlens=pieces.cu_seqlens))
+            for name, x in after.items():
+                states[name].index_copy_(0, slots, x.to(states[name].dtype))
+            return y
+        for slot, start, stop, _ in pieces.known:
+            piece = self.tokens_of(inputs, itemgetter((slice(None), slice(start, stop))))
+            state = {name: states[name][slot, None] for name in names}
+            y, after = self.run(piece, state, tokens._replace(cu_seqlens=None))
+            outputs.append(y)
+            for name, x in after.items():
+                state[name].copy_(x)
+        return torch.cat(outputs, dim=1)
+
+    def tokens_of(self, inputs: Inputs, take: Callable[[Tensor], Tensor]) -> Inputs:
+        """The inputs with `take` of all that is (B, T, ...)."""
+        return {
+            name: x if x is None or name in self.parameters else take(x)
+            for name, x in inputs.items()
+        }
 
     def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
         """The state that `run` gave, from what was recorded: inputs without those `only_read`."""

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from .numerics import accumulation_dtype
 from .op_delta import delta_rule, delta_rule_step_
-from .recurrence import Inputs, Recurrence, State, StateSize
+from .op_in_place import delta_rule_
+from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
 from .tokens import Tokens
 
 
@@ -42,6 +43,33 @@ class DeltaRecurrence(Recurrence):
         return _run(inputs, state.get("kv"), key_mask=tokens.key_mask, cu_seqlens=tokens.cu_seqlens)
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        return self._step_(inputs, state, tokens, None)
+
+    def step_in_slots_(
+        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        return self._step_(inputs, states, tokens, slots)
+
+    def run_in_slots_(
+        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        q, k, v, beta, log_decay = _all_of(inputs)
+        return delta_rule_(
+            q,
+            k,
+            v,
+            beta,
+            states["kv"],
+            log_decay,
+            normalize_qk=True,
+            cu_seqlens=pieces.cu_seqlens,
+            state_indices=pieces.slots,
+            is_new=pieces.is_new,
+        )
+
+    def _step_(
+        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    ) -> Tensor:
         q, k, v, beta, log_decay = _all_of(inputs)
         key_mask = tokens.key_mask
         y = delta_rule_step_(
@@ -53,6 +81,7 @@ class DeltaRecurrence(Recurrence):
             None if log_decay is None else log_decay[:, 0],
             normalize_qk=True,
             key_mask=None if key_mask is None else key_mask[:, 0],
+            state_indices=state_indices,
         )
         return y[:, None]
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype, without_autocast
+from .op_in_place import linear_attention_
 from .op_linear import linear_attention, linear_attention_step_
-from .recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
+from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize, sum_of_later
 from .tokens import Tokens, behind
 
 
@@ -57,6 +58,32 @@ class LinearRecurrence(Recurrence):
         )
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        return self._step_(inputs, state, tokens, None)
+
+    def step_in_slots_(
+        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        return self._step_(inputs, states, tokens, slots)
+
+    def run_in_slots_(
+        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        return linear_attention_(
+            *_tensors(inputs),
+            (states["kv"], states.get("z")),
+            inputs.get("log_decay"),
+            write_strength=inputs.get("write_strength"),
+            feature_map=self.feature_map,
+            normalize=self.normalize,
+            eps=self.eps,
+            cu_seqlens=pieces.cu_seqlens,
+            state_indices=pieces.slots,
+            is_new=pieces.is_new,
+        )
+
+    def _step_(
+        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    ) -> Tensor:
         q, k, v = _tensors(inputs)
         log_decay, write_strength = inputs.get("log_decay"), inputs.get("write_strength")
         key_mask = tokens.key_mask
@@ -71,6 +98,7 @@ class LinearRecurrence(Recurrence):
             normalize=self.normalize,
             eps=self.eps,
             key_mask=None if key_mask is None else key_mask[:, 0],
+            state_indices=state_indices,
         )
         return y[:, None]
 

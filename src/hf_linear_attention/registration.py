@@ -7,7 +7,9 @@ classes, but for the last one, which is the installed package's alone.
 
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -132,3 +134,26 @@ def before_forwards(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], 
     if "__call__" not in vars(PreTrainedModel):
         PreTrainedModel.__call__ = call
     return stop
+
+
+_making_a_paged_cache = threading.RLock()
+
+
+@contextmanager
+def allocators_of_paged_cache(allocators: dict[str, type]) -> Iterator[None]:
+    """Lets Transformers' paged cache be made with these allocators for types of layers.
+
+    It looks them up in a table of its own, which has none for "linear_attention". The table is as
+    before behind the `with`: other models of the process are to get what Transformers has for them.
+    Only the package does this, for continuous batching.
+    """
+    from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
+
+    with _making_a_paged_cache:
+        before = dict(ATTN_TYPE_TO_ALLOCATOR)
+        ATTN_TYPE_TO_ALLOCATOR.update(allocators)
+        try:
+            yield
+        finally:
+            ATTN_TYPE_TO_ALLOCATOR.clear()
+            ATTN_TYPE_TO_ALLOCATOR.update(before)

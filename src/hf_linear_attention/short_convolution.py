@@ -15,7 +15,8 @@ from transformers import initialization as init
 
 from .memory import LayerMemory
 from .op_convolution import short_convolution, short_convolution_step_
-from .recurrence import Inputs, Recurrence, State, StateSize
+from .op_in_place import short_convolution_
+from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
 from .tokens import Tokens
 
 
@@ -32,6 +33,8 @@ class ConvolutionWindow(Recurrence):
     activation: str | None = "silu"
 
     only_read: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {self.name: StateSize((self.kernel_size - 1, self.channels), is_sum=False)}
@@ -56,13 +59,47 @@ class ConvolutionWindow(Recurrence):
         return y, {self.name: window}
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        x, weight, bias = _tensors_of(inputs)
-        past, key_mask = state[self.name], tokens.key_mask
-        if past.dtype != x.dtype:  # as under autocast
+        if state[self.name].dtype != _given(inputs, "x").dtype:  # as under autocast
             return super().step_(inputs, state, tokens)
-        key_mask = None if key_mask is None else key_mask[:, 0]
+        return self._step_(inputs, state, tokens, None)
+
+    def step_in_slots_(
+        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        if states[self.name].dtype != _given(inputs, "x").dtype:
+            return super().step_in_slots_(inputs, states, slots, tokens)
+        return self._step_(inputs, states, tokens, slots)
+
+    def run_in_slots_(
+        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        x, weight, bias = _tensors_of(inputs)
+        if states[self.name].dtype != x.dtype:
+            return super().run_in_slots_(inputs, states, pieces, tokens)
+        return short_convolution_(
+            x,
+            weight,
+            bias,
+            states[self.name],
+            activation=self.activation,
+            cu_seqlens=pieces.cu_seqlens,
+            state_indices=pieces.slots,
+            is_new=pieces.is_new,
+        )
+
+    def _step_(
+        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    ) -> Tensor:
+        x, weight, bias = _tensors_of(inputs)
+        key_mask = tokens.key_mask
         y = short_convolution_step_(
-            x[:, 0], weight, bias, past, activation=self.activation, key_mask=key_mask
+            x[:, 0],
+            weight,
+            bias,
+            state[self.name],
+            activation=self.activation,
+            key_mask=None if key_mask is None else key_mask[:, 0],
+            state_indices=state_indices,
         )
         return y[:, None]
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import bench_decode  # noqa: E402
 import bench_ops  # noqa: E402
+import bench_serving  # noqa: E402
 import bench_training  # noqa: E402
 import bench_upstream  # noqa: E402
 import harness  # noqa: E402
@@ -147,3 +148,15 @@ def test_a_contender_has_all_but_one_kind_of_thing_replaced():
             kinds.add("loss")
         assert kinds == set(bench_upstream.KINDS) - {kind}
         assert model.lm_head.weight is before.lm_head.weight
+
+
+def test_serving_is_measured(tmp_path, monkeypatch):
+    document = run(bench_serving, tmp_path, monkeypatch)
+    assert contenders(document, "HTTP, per token") == set(bench_serving.HTTP)
+    assert contenders(document, "HTTP, first token") == set(bench_serving.HTTP)
+    assert contenders(document, "one process, per token") == {
+        bench_serving.ENGINE,
+        bench_serving.GENERATE_BATCH,
+        bench_serving.ONE_BY_ONE,
+        bench_serving.PADDED,
+    }

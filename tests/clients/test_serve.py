@@ -57,12 +57,16 @@ def saved(tmp_path_factory):
     return SimpleNamespace(folder=folder, texts=texts, chats=chats)
 
 
-@pytest.fixture(scope="module", params=["with", "without"])
+@pytest.fixture(scope="module", params=["with", "without", "batched"])
 def server(request, saved, tmp_path_factory):
-    """The URL of a running `transformers serve`, with the package and without."""
+    """The URL of a running `transformers serve`, with the package and without, one request at a
+    time or all together.
+    """
     modules, port = tmp_path_factory.mktemp("modules"), free_port()
     preamble = WITHOUT_PACKAGE if request.param == "without" else ""
     arguments = [saved.folder, "--trust-remote-code", "--device", "cpu", "--port", port]
+    if request.param == "batched":
+        arguments += ["--continuous-batching"]
     log = modules / "log"
     with log.open("w") as file:
         process = subprocess.Popen(

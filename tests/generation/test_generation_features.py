@@ -460,21 +460,3 @@ def test_a_cache_of_other_rows_is_refused(rows, max_cache_len):
     message = f"past_key_values must have 3 rows, or 1 if it is not static, got {rows}"
     with pytest.raises(ValueError, match=message):
         generate(model, {"input_ids": random_ids(1, 5)}, past_key_values=cache, num_beams=3)
-
-
-@pytest.mark.parametrize("variant", ["paper", "hybrid", "preset_softmax"])
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda model: model.generate_batch([[1, 2, 3]], max_new_tokens=3),
-        lambda model: model.generate(random_ids(1, 3), cache_implementation="paged"),
-        lambda model: model.init_continuous_batching(),
-    ],
-    ids=["generate_batch", "paged", "manager"],
-)
-def test_continuous_batching_says_what_is_missing(variant, run):
-    model = tiny_model(**VARIANTS[variant])
-    before = model.config._attn_implementation
-    with pytest.raises(NotImplementedError, match="PagedAttentionCache, .*the state"):
-        run(model)
-    assert model.config._attn_implementation == before

@@ -1,0 +1,283 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Serving: what many clients get of a model together, and how long each waits for its first token.
+
+    python benchmarks/bench_serving.py           # 1, 16 and 32 clients; in three minutes
+    python benchmarks/bench_serving.py --full    # 1 to 64 clients, longer answers; in fifteen
+
+Over HTTP on the loopback, `transformers serve` with --continuous-batching and without, where one
+request waits for the other. In one process, `generate_batch`, and `generate()` for the prompts one
+by one and as a batch, which begins and ends for all at once.
+
+All prompts have as many tokens, and all answers. "per token" is the time in which all clients
+together get one: 1000 / tokens per second. "first token" is the mean over the clients, which all
+ask at the same moment. Clients are threads of this process and take processor time, too.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from harness import Report, Timing, parser
+from models import Size, make_model
+
+BATCHED, ALONE = "continuous batching", "one at a time"
+HTTP = {BATCHED: ["--continuous-batching"], ALONE: []}
+ENGINE, GENERATE_BATCH = "generate_batch's engine", "generate_batch"
+ONE_BY_ONE, PADDED = "generate(), one by one", "generate(), batch"
+SERVE = """
+import sys
+from transformers.cli.transformers import main
+sys.argv[0] = "transformers"
+main()
+"""
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DEMO = Size(128, 344, 4, 4, 2048)
+
+
+class Setting(NamedTuple):
+    size: Size
+    prompt: int  # tokens of each
+    answer: int
+    clients: tuple[int, ...]
+
+
+SETTINGS = {
+    "smallest": Setting(Size(32, 64, 2, 2, 100), 4, 3, (2,)),
+    "short": Setting(DEMO, 16, 64, (1, 16, 32)),
+    "full": Setting(DEMO, 16, 128, (1, 2, 4, 8, 16, 32, 64)),
+}
+
+
+# ---- servers and clients ----
+
+
+class Server(NamedTuple):
+    url: str
+    model: str
+    process: subprocess.Popen
+
+    def wait(self) -> None:
+        """Until it answers."""
+        while not self.is_up():
+            if self.process.poll() is not None:
+                sys.exit(f"transformers serve has ended: {self.process.args}")
+            time.sleep(0.1)
+
+    def is_up(self) -> bool:
+        try:
+            with OPENER.open(f"{self.url}/health", timeout=5) as response:
+                return response.status == 200
+        except OSError:
+            return False
+
+    def ask(self, prompt: str, tokens: int, stream: bool = False) -> str:
+        """The answer; of a stream the first of it."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps({**body, "stream": stream}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with OPENER.open(request, timeout=600) as response:
+            if not stream:
+                return json.loads(response.read())["choices"][0]["text"]
+            for line in response:
+                if line.startswith(b"data: {"):
+                    return json.loads(line[6:])["choices"][0]["text"]
+        raise RuntimeError("a stream ended before its first token")
+
+
+@contextmanager
+def server(folder: Path, arguments: list[str], threads: int) -> Iterator[Server]:
+    """A `transformers serve` of the model in a folder, which takes seconds to begin."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    command = [str(folder), "--trust-remote-code", "--device", "cpu", "--port", str(port)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, "serve", *command, *arguments],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "HF_HUB_OFFLINE": "1",
+            "HF_MODULES_CACHE": f"{folder}/modules",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield Server(f"http://127.0.0.1:{port}", str(folder), process)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def all_at_once(tasks: list[Callable[[], object]]) -> list[float]:
+    """Runs each in a thread of its own; the seconds until each was done."""
+    seconds = [0.0] * len(tasks)
+    start = time.perf_counter()
+
+    def run(number: int) -> None:
+        tasks[number]()
+        seconds[number] = time.perf_counter() - start
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seconds
+
+
+# ---- the model ----
+
+
+def save_model(folder: Path, size: Size) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """With random weights, and a tokenizer of as many words."""
+    words = {f"w{number}": number for number in range(size.vocab_size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
+    model = make_model("ours", size=size)
+    model.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return model, fast
+
+
+def make_prompts(number: int, setting: Setting) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(1, setting.size.vocab_size, (number, setting.prompt), generator=generator)
+
+
+def answers(model: PreTrainedModel, prompts: torch.Tensor, tokens: int) -> torch.Tensor:
+    output = model.generate(prompts, max_new_tokens=tokens, do_sample=False)
+    return output[:, prompts.shape[1] :]
+
+
+def engine_settings(
+    tokens: int, requests: int
+) -> tuple[GenerationConfig, ContinuousBatchingConfig]:
+    greedy = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1)
+    return greedy, ContinuousBatchingConfig(max_requests_per_batch=requests)
+
+
+# ---- what is measured ----
+
+
+def measure_http(report: Report, servers: dict[str, Server], texts: list[str], answer: int) -> None:
+    clients, first = len(texts), {name: [] for name in servers}
+
+    def sample_of(running: Server) -> Callable[[], float]:
+        tasks = [lambda text=text: running.ask(text, answer) for text in texts]
+        return lambda: max(all_at_once(tasks)) / (clients * answer)
+
+    def first_of(name: str, running: Server) -> Callable[[], float]:
+        tasks = [lambda text=text: running.ask(text, answer, stream=True) for text in texts]
+        return lambda: statistics.mean(all_at_once(tasks))
+
+    case = f"{clients} clients, answers of {answer} tokens"
+    timings = report.time({name: sample_of(running) for name, running in servers.items()}, 30)
+    report.add("HTTP, per token", case, clients, timings, {})
+    first = {name: first_of(name, running) for name, running in servers.items()}
+    report.add("HTTP, first token", case, clients, report.time(first, 10), {})
+
+
+def measure_here(
+    report: Report, model: PreTrainedModel, prompts: torch.Tensor, tokens: int
+) -> None:
+    lists, settings = prompts.tolist(), engine_settings(tokens, len(prompts))
+    manager = model.init_continuous_batching(*settings)
+    manager.start()
+
+    def engine() -> None:
+        waiting = set(manager.add_requests(lists))
+        while waiting:
+            waiting.discard(manager.get_result().request_id)
+
+    def one_by_one() -> None:
+        for prompt in prompts:
+            answers(model, prompt[None], tokens)
+
+    runs = {
+        ENGINE: engine,
+        GENERATE_BATCH: lambda: model.generate_batch(lists, *settings),
+        ONE_BY_ONE: one_by_one,
+        PADDED: lambda: answers(model, prompts, tokens),
+    }
+
+    def sample_of(run: Callable[[], object]) -> Callable[[], float]:
+        def sample() -> float:
+            start = time.perf_counter()
+            run()
+            return (time.perf_counter() - start) / (len(prompts) * tokens)
+
+        return sample
+
+    timings: dict[str, Timing] = report.time({n: sample_of(run) for n, run in runs.items()}, 20)
+    manager.stop()
+    case = f"{len(prompts)} requests, answers of {tokens} tokens"
+    reference = timings[ENGINE]
+    report.add("one process, per token", case, len(prompts), timings, {}, reference=reference)
+
+
+def verify(servers: dict[str, Server], texts: list[str], expected: list[str], answer: int) -> None:
+    for name, running in servers.items():
+        got = [running.ask(text, answer) for text in texts]
+        if got != expected:
+            sys.exit(f"{name} answers other tokens than generate()")
+
+
+def run(flags: argparse.Namespace, folder: Path) -> None:
+    report = Report("serving", "clients", BATCHED, flags)
+    setting = SETTINGS[flags.setting]
+    model, tokenizer = save_model(folder, setting.size)
+    prompts = make_prompts(max(setting.clients), setting)
+    texts = tokenizer.batch_decode(prompts)
+    expected = tokenizer.batch_decode(answers(model, prompts[:2], setting.answer))
+    with (
+        server(folder, HTTP[BATCHED], flags.threads) as batched,
+        server(folder, HTTP[ALONE], flags.threads) as alone,
+    ):
+        servers = {BATCHED: batched, ALONE: alone}
+        for each in servers.values():
+            each.wait()
+        verify(servers, texts[:2], expected, setting.answer)
+        for clients in setting.clients:
+            measure_http(report, servers, texts[:clients], setting.answer)
+    for clients in setting.clients:
+        measure_here(report, model, prompts[:clients], setting.answer)
+    report.save()
+
+
+def main() -> None:
+    assert __doc__ is not None
+    flags = parser(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run(flags, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

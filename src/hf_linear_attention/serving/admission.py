@@ -1,0 +1,61 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What is refused of a request before it meets others in a batch, so that it fails alone.
+
+Whatever would raise an error in a forward ends all requests of that batch.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# The range of each parameter that requests may have of their own.
+RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("greater than 0", lambda value: value > 0),
+    "top_k": ("at least 1", lambda value: value >= 1),
+    "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
+}
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a model and its memory allow.
+
+    Raises, when called with a request's state: ValueError, which says what is wrong.
+    """
+
+    vocab_size: int
+    longest: float = math.inf  # in tokens that are read
+    reason: str = ""  # for that
+    may_be_endless: bool = True  # whether an end token alone may end an answer
+
+    def __call__(self, request: Any) -> None:
+        tokens, new = request.initial_tokens, request.max_new_tokens
+        if not tokens:
+            raise ValueError("a prompt must have at least one token, got none")
+        wrong = [x for x in tokens if not is_integer(x) or not 0 <= x < self.vocab_size]
+        if wrong:
+            raise ValueError(
+                f"tokens must be integers from 0 to {self.vocab_size - 1}, got {wrong[0]!r}"
+            )
+        if new is not None and (not is_integer(new) or new < 1):
+            raise ValueError(f"max_new_tokens must be None or an integer from 1 on, got {new!r}")
+        if new is None and not (self.may_be_endless and request._eos_token_ids):
+            raise ValueError(
+                "max_new_tokens must be given where there is no end token"
+                f"{'' if self.may_be_endless else f', or {self.reason}'}; got None"
+            )
+        length = len(tokens) + (0 if new is None else new - 1)  # the last one is not read
+        if length > self.longest:
+            raise ValueError(
+                f"prompt and answer must have at most {self.longest + 1} tokens, {self.reason}; "
+                f"got a prompt of {len(tokens)} and max_new_tokens={new}"
+            )
+        for name, value in request.logit_processor_kwargs.items():
+            range_, is_in_range = RANGES.get(name, ("", lambda value: True))
+            if not is_in_range(value):
+                raise ValueError(f"{name} must be {range_}, got {value!r}")
+
+
+def is_integer(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)

@@ -1,0 +1,111 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Continuous batching: sequences come and go, and each has a slot, one row of larger tensors, for
+what the layers remember of it.
+
+A batch is packed into one row: first sequences that go on by one token, which take a step in place,
+then pieces of any lengths, which begin or go on.
+
+Shapes: S slots, n steps, M pieces, T tokens of all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .recurrence import Inputs, Recurrence, SlotPieces, State
+from .tokens import Tokens
+
+# What a layer of softmax attention keeps of new tokens, for all that it then attends to:
+# (keys, values, layer_idx) -> (keys, values)
+KeepKeys = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+class SlotBatch(NamedTuple):
+    """The slots of a batch, the same for all layers."""
+
+    steps: Tensor  # (n,) int32: slots of sequences that go on by one token, the first n tokens
+    pieces: SlotPieces | None  # of all tokens behind; None where there are none
+
+    @classmethod
+    def of(
+        cls,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        is_new: Sequence[bool],
+        device: torch.device | str,
+    ) -> "SlotBatch":
+        """Of sequences with so many tokens each, in order: those that `is_step` come first."""
+        steps = [is_step(length, new) for length, new in zip(lengths, is_new, strict=True)]
+        n = sum(steps)
+        if not all(steps[:n]):
+            raise ValueError(
+                "sequences that go on by one token must come first in a batch, got "
+                f"lengths={list(lengths)}, is_new={list(is_new)}"
+            )
+        pieces = None
+        if n < len(slots):
+            stops = list(accumulate(lengths[n:]))
+            starts = [0, *stops[:-1]]
+            pieces = SlotPieces(
+                slots=torch.tensor(slots[n:], dtype=torch.int32, device=device),
+                is_new=torch.tensor(is_new[n:], device=device),
+                cu_seqlens=torch.tensor([0, *stops], dtype=torch.int32, device=device),
+                known=tuple(zip(slots[n:], starts, stops, is_new[n:], strict=True)),
+            )
+        return cls(torch.tensor(slots[:n], dtype=torch.int32, device=device), pieces)
+
+
+def is_step(length: int, is_new: bool) -> bool:
+    """Whether a sequence of a batch is a single token that goes on from others."""
+    return length == 1 and not is_new
+
+
+class SlotLayer:
+    """What one layer remembers of all sequences: tensors (S, ...) by name, of any strides between
+    slots.
+    """
+
+    def __init__(self, states: State, batch: SlotBatch):
+        self.states = states
+        self.batch = batch
+
+    def run(self, recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> Tensor:
+        """The recurrence's outputs for the batch's inputs (1, T, ...). States change in place."""
+        steps, pieces = self.batch
+        n, outputs = len(steps), []
+        if n > 0:
+            rows = recurrence.tokens_of(inputs, lambda x: x[0, :n, None])  # (n, 1, ...)
+            one_by_one = tokens._replace(cu_seqlens=None)
+            y = recurrence.step_in_slots_(rows, self.states, steps, one_by_one)
+            outputs.append(y.transpose(0, 1))
+        if pieces is not None:
+            behind = recurrence.tokens_of(inputs, lambda x: x[:, n:])
+            outputs.append(recurrence.run_in_slots_(behind, self.states, pieces, tokens))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+class SlotCache:
+    """The `past_key_values` of one forward of a continuous batch.
+
+    Args:
+        states: of every layer with recurrences, by its number.
+        batch: which sequences are in the batch, and where.
+        keep_keys: for latent softmax attention, which makes its keys of what it keeps. Other
+            softmax layers keep theirs in their attention function, as Transformers has it.
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self, states: Mapping[int, State], batch: SlotBatch, keep_keys: KeepKeys | None = None
+    ):
+        self.layers = {number: SlotLayer(state, batch) for number, state in states.items()}
+        self.keep_keys = keep_keys
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any) -> Any:
+        if self.keep_keys is None:
+            return keys, values
+        return self.keep_keys(keys, values, layer_idx)

@@ -1,0 +1,174 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Continuous batching of checkpoints with their code, recurrences of users, and what can't be."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.cli.serving.utils import CBGenerateManager
+from transformers.generation.continuous_batching import cache as paged_cache
+
+from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
+from hf_linear_attention.configuration_linear_attention import MIXER_NEEDS
+from hf_linear_attention.mixers import RECURRENT_MIXERS
+from moving_average import MovingSumMixer
+from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
+from tiny import HYBRID, VARIANTS, VOCAB_SIZE, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GENERATE_BATCH = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+torch.set_num_threads(1)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules")
+try:
+    outputs = model.generate_batch(
+        json.loads(sys.argv[2]),
+        GenerationConfig(max_new_tokens=int(sys.argv[3]), do_sample=False, eos_token_id=-1),
+        ContinuousBatchingConfig(page_size=8, num_blocks=100),
+    )
+    print(json.dumps([output.generated_tokens for output in outputs.values()]))
+except NotImplementedError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a model, and what it answers to PROMPTS."""
+    folder = tmp_path_factory.mktemp("model")
+    model = tiny_model(dtype=torch.float32, **VARIANTS["hybrid"])
+    model.save_pretrained(folder)
+    return folder, [alone(model, prompt) for prompt in PROMPTS]
+
+
+def test_a_checkpoint_s_code_uses_the_installed_package(saved, tmp_path):
+    folder, expected = saved
+    arguments = folder, json.dumps(PROMPTS), NEW_TOKENS
+    assert run(GENERATE_BATCH, *arguments, modules=tmp_path) == expected
+
+
+def test_without_the_package_an_error_says_so(saved, tmp_path):
+    arguments = saved[0], json.dumps(PROMPTS), NEW_TOKENS
+    error = run(WITHOUT_PACKAGE + GENERATE_BATCH, *arguments, modules=tmp_path)
+    assert "needs the package hf-linear-attention" in error
+    assert "PagedAttentionCache has no place of its own for the state" in error
+
+
+@pytest.mark.parametrize("layers", [{}, {"layer_types": HYBRID, "sliding_window": 5}])
+def test_a_recurrence_of_a_user_is_served(layers, monkeypatch):
+    monkeypatch.setitem(RECURRENT_MIXERS, "moving_sum", MovingSumMixer)
+    monkeypatch.setitem(MIXER_NEEDS, "moving_sum", {})
+    model = tiny_model(mixer="moving_sum", **layers)
+    with engine(model, {"max_batch_tokens": 20}) as manager:
+        answers = tokens_of(results(manager, manager.add_requests(PROMPTS)))
+    assert answers == [alone(model, prompt) for prompt in PROMPTS]
+
+
+def test_a_model_of_half_precision_keeps_its_sums_in_float32():
+    model = tiny_model(dtype=torch.bfloat16, **VARIANTS["gated"])
+    with engine(model) as manager:
+        states = manager.batch_processor.cache.cache_allocators["linear_attention"].states
+        assert {name: x.dtype for name, x in states[0].items()} == {
+            "kv": torch.float32,
+            **dict.fromkeys(("q_conv", "k_conv", "v_conv"), torch.bfloat16),
+        }
+        answers = tokens_of(results(manager, manager.add_requests(PROMPTS[:3])))
+    assert all(len(answer) == NEW_TOKENS for answer in answers)
+
+
+def test_other_models_see_transformers_as_it_was():
+    with engine(tiny_model()):
+        assert "linear_attention" not in paged_cache.ATTN_TYPE_TO_ALLOCATOR
+
+
+def test_generate_leads_here_too():
+    model = tiny_model()
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": -1}
+    outputs = model.generate(torch.tensor([PROMPTS[0]]), cache_implementation="paged", **options)
+    assert outputs.flatten().tolist() == PROMPTS[0] + alone(model, PROMPTS[0], 5)
+
+
+def test_a_manager_is_kept_for_later():
+    model = tiny_model(**VARIANTS["hybrid"])
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
+    settings = ContinuousBatchingConfig(page_size=8, num_blocks=50)
+    expected = [alone(model, prompt) for prompt in PROMPTS[:3]]
+    for _ in range(2):
+        outputs = model.generate_batch(PROMPTS[:3], config, settings, persistent_manager=True)
+        assert tokens_of(list(outputs.values())) == expected
+    model.destroy_cached_continuous_batching_manager()
+
+
+@pytest.mark.parametrize(
+    "missing", ["cache_allocators", "model_runner"], ids=["allocators", "runner"]
+)
+def test_with_another_transformers_an_error_says_so(missing, monkeypatch):
+    engine_of_ours = "hf_linear_attention.serving"
+    for name in [name for name in sys.modules if name.startswith(engine_of_ours)]:
+        monkeypatch.delitem(sys.modules, name)
+    module = f"transformers.generation.continuous_batching.{missing}"
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(NotImplementedError, match="a release of Transformers that it was made for"):
+        tiny_model().init_continuous_batching()
+
+
+@pytest.mark.parametrize("version", ["5.19.0", "5.24.0.dev0", "6.0.0"])
+def test_a_release_that_it_was_not_made_for_is_named(version, monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", version)
+    message = f"made for transformers 5.20 to 5.23, and here is {version}"
+    with pytest.raises(NotImplementedError, match=message):
+        tiny_model().init_continuous_batching()
+
+
+def test_what_has_no_slots_is_refused():
+    cross = tiny_model(add_cross_attention=True)
+    with pytest.raises(NotImplementedError, match="without cross attention"):
+        cross.init_continuous_batching()
+    old = tiny_model()
+    monkey = type("OldModel", (type(old),), {"slot_cache": property(lambda self: self.missing)})
+    old.__class__ = monkey
+    with pytest.raises(NotImplementedError, match="a checkpoint's code of a newer"):
+        old.init_continuous_batching()
+
+
+def test_in_transformers_serve_a_client_hangs_up_and_a_wrong_request_fails():
+    """By the class of `transformers serve` that talks to the engine."""
+    model, tokenizer = tiny_model(**VARIANTS["gated"]), word_tokenizer()
+    endless = GenerationConfig(max_new_tokens=10**6, do_sample=False, eos_token_id=-1)
+    server = CBGenerateManager()
+    server.init_cb(model, endless)
+
+    async def clients():
+        def ask(tokens: list[int], name: str):
+            inputs = {"input_ids": tokens}
+            return server.generate_streaming(model, tokenizer, inputs, endless, name)
+
+        texts, streamer = ask(PROMPTS[0], "hangs up")
+        assert (await texts.get()).strip() == f"w{alone(model, PROMPTS[0])[0]}"
+        wrong, _ = ask([VOCAB_SIZE], "wrong")
+        assert "tokens must be integers" in (await wrong.get()).msg
+        streamer.cancel()
+        few = GenerationConfig(max_new_tokens=NEW_TOKENS, eos_token_id=-1)
+        right = {"input_ids": PROMPTS[1]}
+        _, _, tokens = await server.generate_non_streaming(model, tokenizer, right, few, "right")
+        assert tokens == alone(model, PROMPTS[1])
+        with pytest.raises(RuntimeError, match="a prompt must have at least one token"):
+            await server.generate_non_streaming(model, tokenizer, {"input_ids": []}, few, "empty")
+
+    try:
+        asyncio.run(clients())
+        cache = server.scheduler.cache
+        cache.pool.try_to_free_sectors()
+        assert not server.scheduler.has_pending_requests()
+        assert cache.compute_free_capacity() == 1
+        assert not server._cb.output_router.result_handlers
+    finally:
+        server.stop()
