@@ -210,21 +210,25 @@ def measure_limits(num_bytes: int = COPY_BYTES) -> Limits:
         "copy": min(_seconds(lambda: copy.copy_(source), 1) for _ in range(9)),
         "read": min(_seconds(source.sum, 1) for _ in range(9)),
     }
-    return Limits(_measure_flops(), 2 * num_bytes / best["copy"], num_bytes / best["read"])
+    flops, read = _measure_peak(num_bytes)
+    return Limits(flops, 2 * num_bytes / best["copy"], max(read, num_bytes / best["read"]))
 
 
-def _measure_flops() -> float | None:
+def _measure_peak(num_bytes: int) -> tuple[float | None, float]:
+    """What peak.cpp says of multiply-adds and of reading; None and 0 where it could not run."""
     with tempfile.TemporaryDirectory() as directory:
         program = f"{directory}/peak"
         flags = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-pthread"]
+        arguments = [str(torch.get_num_threads()), str(num_bytes >> 20)]
         try:
             compiler = os.environ.get("CXX", "c++")
             subprocess.run([compiler, *flags, HERE / "peak.cpp", "-o", program], check=True)
-            output = subprocess.check_output([program, str(torch.get_num_threads())])
+            output = subprocess.check_output([program, *arguments])
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"No share of the peak is given, because peak.cpp could not run: {error}")
-            return None
-    return float(output) * 1e9
+            return None, 0
+    flops, read = output.split()
+    return float(flops) * 1e9, float(read) * 1e9
 
 
 def describe_machine() -> dict[str, Any]:

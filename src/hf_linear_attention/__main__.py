@@ -11,6 +11,8 @@ from importlib import metadata
 import torch
 
 from .backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
+from .linear import product_report
+from .quantized import quantized_report
 
 ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
 
@@ -43,6 +45,9 @@ def print_report() -> None:
     print("\nused when none is named")
     for device_type in ("cpu", "cuda"):
         print(f"  {device_type + ' tensors':<13} {default_backend(device_type)}")
+    print("\nproducts with weights on the CPU")
+    for weights, product in (product_report() | quantized_report()).items():
+        print(f"  {weights:<10} {product}")
     print("\nenvironment")
     settings = {name: v for name, v in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
     for name, value in sorted(settings.items()):

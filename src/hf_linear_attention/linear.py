@@ -9,13 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backends import has_compiled, native_op
+from .backends import FORCED_BACKEND, Missing, has_compiled, native_op
 from .quantized import quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
 onednn_product = native_op("onednn_linear", version=1)
 IS_COMPILED = has_compiled(few_rows_product, onednn_product)
+
+
+def processor() -> tuple[str, frozenset[str]]:
+    """All that Linux says of the processor, and the flags in it; nothing elsewhere."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    return text, frozenset(found[1].split() if found else ())
 
 
 def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor]]]:
@@ -26,10 +34,7 @@ def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor
     takes half the time. It multiplies bfloat16 and float16 by oneDNN, and where that lacks the
     instructions by plain loops, at a tenth of the speed of float32.
     """
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    found = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
-    flags = set(found[1].split()) if found else set()
+    text, flags = processor()
     products: dict[torch.dtype, tuple[int, Callable[..., Tensor]]] = {}
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if "AuthenticAMD" in text and "avx512f" in flags and has_both:
@@ -42,17 +47,47 @@ def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor
     return products
 
 
-MANY_ROWS = products_of_many_rows()
-TORCH = (0, F.linear)
-
 # Up to so many rows the product of few rows is the faster one, by benchmarks of all: those of many
 # rows read the weights less often, but prepare them first.
-MAX_ROWS = {
-    torch.float32: 32,
-    torch.bfloat16: 16 if torch.bfloat16 in MANY_ROWS else 8,
-    torch.float16: 32,
-    torch.float64: 8,
+ROWS_ON_AVX2 = {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8}
+ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch.float64: 8}
+
+
+def rows_that_are_few() -> dict[torch.dtype, int]:
+    _, flags = processor()
+    return ROWS_ON_AVX2 if "avx2" in flags and "avx512f" not in flags else ROWS_ELSEWHERE
+
+
+MANY_ROWS = products_of_many_rows()
+MAX_ROWS = rows_that_are_few()
+TORCH = (0, F.linear)
+
+# What `python -m hf_linear_attention` says of each product, and of torch's in its place.
+REASONS = {
+    few_rows_product: "the compiled product for few rows, which reads the weights at full speed",
+    many_rows_product: "the compiled product for many rows, since torch's lacks instructions here",
+    onednn_product: "oneDNN's product, since torch's, MKL, leaves AVX-512 aside on this processor",
 }
+
+
+def product_report() -> dict[str, str]:
+    """By dtype of x and the weight, which product `Linear` takes on the CPU, and why."""
+    if not IS_COMPILED:
+        missing = [f.reason for f in (few_rows_product, onednn_product) if isinstance(f, Missing)]
+        why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
+        return dict.fromkeys(map(_name, MAX_ROWS), f"torch's product ({why})")
+    report = {}
+    for dtype, rows in MAX_ROWS.items():
+        choices = [f"up to {rows} rows without gradients {REASONS[few_rows_product]}"]
+        least, product = MANY_ROWS.get(dtype, TORCH)
+        if product is not F.linear:
+            choices.append(f"from {least:,} multiplications on {REASONS[product]}")
+        report[_name(dtype)] = "; ".join([*choices, "else torch's"])
+    return report
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Linear(nn.Linear):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backends import has_compiled, native_op
+from .backends import FORCED_BACKEND, Missing, has_compiled, native_op
 
 int8_product = native_op("int8_linear", version=1)
 int4_product = native_op("int4_linear", version=1)
@@ -44,6 +44,18 @@ def bits_of(weight: Tensor) -> int | None:
     return None if kind is None or not kind.is_known(weight) else kind.bits
 
 
+def quantized_report() -> dict[str, str]:
+    """By bits of the weight, which product `Linear` takes on the CPU, and why."""
+    missing = [f.reason for f in (int8_product, int4_product) if isinstance(f, Missing)]
+    why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
+    compiled = "the compiled product, which reads the values as they are"
+    first = f"up to {MAX_ROWS} rows without gradients {compiled}; else "
+    return {
+        f"{kind.bits} bits": f"{first}{kind.other}" if IS_COMPILED else f"{kind.other} ({why})"
+        for kind in (Int8, Int4)
+    }
+
+
 def _runs_compiled(x: Tensor, bias: Tensor | None) -> bool:
     return (
         IS_COMPILED
@@ -70,7 +82,8 @@ class Int8:
     """
 
     bits = 8
-    other_product: Product | None = None  # torchao's own
+    other_product: Product | None = None
+    other = "torchao's"
 
     @staticmethod
     def is_known(weight: Any) -> bool:
@@ -94,6 +107,7 @@ class Int4:
     """
 
     bits = 4
+    other = "torch's, of floats that are made of them"
 
     @staticmethod
     def is_known(weight: Any) -> bool:

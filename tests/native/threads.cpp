@@ -282,16 +282,19 @@ bool selective_scan_step(const CpuKernels& cpu, const Threads& threads, const Ca
 }
 
 bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
-  const int64_t rows = 3, in = 16 * c.sizes.T, out = 700;
-  const LinearProblem p{rows,
-                        in,
-                        out,
-                        DType::f32,
-                        a.random(rows * in, -1, 1),
-                        a.random(in * out, -1, 1),
-                        a.random(out, -1, 1),
-                        a.empty(rows * out)};
-  return succeeded(cpu.linear(p, threads));
+  const int64_t in = 16 * c.sizes.T, out = 701;
+  for (const int64_t rows : {1, 7}) {  // without and with weights that are asked for in advance
+    const LinearProblem p{rows,
+                          in,
+                          out,
+                          DType::f32,
+                          a.random(rows * in, -1, 1),
+                          a.random(in * out, -1, 1),
+                          a.random(out, -1, 1),
+                          a.empty(rows * out)};
+    if (!succeeded(cpu.linear(p, threads))) return false;
+  }
+  return true;
 }
 
 bool many_rows_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hf_linear_attention import linear
+from hf_linear_attention import linear, quantized
+from hf_linear_attention.__main__ import print_report
+from hf_linear_attention.backends import Missing
 from hf_linear_attention.linear import MAX_ROWS, Linear
 from tiny import OtherTensor, tiny_model
 
@@ -157,10 +159,59 @@ def test_every_product_of_a_models_token_runs_compiled(compiled_calls):
     assert not compiled_calls
 
 
+# Rows and inputs that fill tiles and blocks, and that do not; outputs that are few and many.
+FEW_ROWS_SHAPES = [
+    (0, 5, 3),
+    (3, 0, 7),
+    (2, 3, 0),
+    (1, 1, 1),
+    (1, 40, 6),
+    (2, 33, 29),
+    (3, 64, 13),
+    (4, 1100, 12),
+    (5, 31, 100),
+    (7, 1025, 25),
+    (8, 768, 40),
+    (33, 1537, 8),
+]
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", MAX_ROWS)
+@pytest.mark.parametrize("rows, inputs, outputs", FEW_ROWS_SHAPES)
+@torch.no_grad()
+def test_few_rows_of_every_shape_and_dtype(rows, inputs, outputs, dtype):
+    x, weight, bias = (y.detach() for y in arguments_of((rows,), inputs, outputs, dtype=dtype))
+    for b in (bias, None):
+        y = linear.few_rows_product(x, weight, b)
+        exact = nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        assert y.dtype == dtype
+        assert_close([y], [exact], dtype)
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", MAX_ROWS)
+@torch.no_grad()
+def test_no_number_depends_on_other_rows_on_the_outputs_beside_it_or_on_threads(dtype):
+    x, weight, bias = (y.detach() for y in arguments_of((9,), 1300, 331, dtype=dtype))
+    y = linear.few_rows_product(x, weight, bias)
+    for rows in (slice(3, 4), slice(3, 5), slice(2, 7)):
+        assert torch.equal(linear.few_rows_product(x[rows], weight, bias), y[rows])
+    part = slice(17, 100)
+    assert torch.equal(linear.few_rows_product(x, weight[part], bias[part]), y[:, part])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 2)
+    try:
+        assert torch.equal(linear.few_rows_product(x, weight, bias), y)
+    finally:
+        torch.set_num_threads(threads)
+
+
 # ---- many rows ----
 
 PRODUCTS = ["many_rows_product", "onednn_product"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+OF_EVERY_DTYPE = TOLERANCE | {torch.float64: 1e-12}
 
 
 @pytest.fixture(params=PRODUCTS)
@@ -189,7 +240,9 @@ def assert_close(actual, exact, dtype):
     """Within a tolerance of the largest number."""
     for one, other in zip(actual, exact, strict=True):
         largest = other.abs().max().item() if other.numel() else 0
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=TOLERANCE[dtype] * largest)
+        torch.testing.assert_close(
+            one.double(), other, rtol=0, atol=OF_EVERY_DTYPE[dtype] * largest
+        )
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -348,3 +401,29 @@ def test_the_products_of_a_processor(processor, monkeypatch):
         for dtype, name in PROCESSORS[processor].items()
     }
     assert {dtype: product for dtype, (_, product) in products.items()} == expected
+    is_avx2 = "avx2" in flags and "avx512f" not in flags
+    rows = linear.ROWS_ON_AVX2 if is_avx2 else linear.ROWS_ELSEWHERE
+    assert linear.rows_that_are_few() is rows
+
+
+def test_the_report_says_which_product_runs_and_why(monkeypatch, capsys):
+    monkeypatch.setattr(linear, "MAX_ROWS", {torch.float32: 12, torch.bfloat16: 34})
+    many = {torch.float32: (5678, linear.onednn_product)}
+    monkeypatch.setattr(linear, "MANY_ROWS", many)
+    print_report()
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "up to 12 rows without gradients the compiled product" in lines["float32"]
+    assert "from 5,678 multiplications on oneDNN's" in lines["float32"]
+    assert "up to 34 rows" in lines["bfloat16"] and "multiplications" not in lines["bfloat16"]
+    assert f"up to {quantized.MAX_ROWS} rows" in lines["8"] and "torchao's" in lines["8"]
+    for module in (linear, quantized):
+        monkeypatch.setattr(module, "IS_COMPILED", False)
+        monkeypatch.setattr(module, "FORCED_BACKEND", "chunked")
+    print_report()
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    for weights in ("float32", "bfloat16", "8", "4"):
+        assert "compiled" not in lines[weights]
+        assert lines[weights].endswith("(HF_LINEAR_ATTENTION_BACKEND=chunked)")
+    monkeypatch.setattr(linear, "few_rows_product", Missing("it was not built"))
+    print_report()
+    assert "torch's product (it was not built)" in capsys.readouterr().out
