@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..mixer_softmax import LatentAttention, SoftmaxAttention
 
 PAGED = "hf_linear_attention_in_vllm"  # as Transformers' interface has `paged_attention`
@@ -35,7 +34,7 @@ def paged_attention(
     attentions: vLLM's, by the layer's number. Which tokens belong together and what came before,
     its forward context says.
     """
-    attention = attentions[str(module.layer_idx)]
+    attention: Any = attentions[str(module.layer_idx)]
     size = attention.head_size
     rows = [  # (T, heads * size): features of zeros change no score, and are cut off values again
         F.pad(x[0].transpose(0, 1), (0, size - x.shape[-1])).flatten(1) for x in (q, k, v)
@@ -47,7 +46,7 @@ def paged_attention(
 AttentionInterface.register(PAGED, paged_attention)
 
 
-def key_size(config: LinearAttentionConfig) -> int:
+def key_size(config: PreTrainedConfig) -> int:
     """Features of a head's keys in softmax layers; values have no more."""
     if config.softmax_mixer == "mla":
         return max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
@@ -73,7 +72,7 @@ def padded_head_size(size: int) -> int:
     return min(fitting)
 
 
-def make_attentions(model: nn.Module, vllm_config: Any) -> nn.ModuleDict:
+def make_attentions(model: PreTrainedModel, vllm_config: Any) -> nn.ModuleDict:
     """vLLM's attention for each softmax layer of a model, by the layer's number."""
     config, ranks = model.config, vllm_config.parallel_config.tensor_parallel_size
     attentions = nn.ModuleDict()
@@ -95,6 +94,6 @@ def make_attentions(model: nn.Module, vllm_config: Any) -> nn.ModuleDict:
     return attentions
 
 
-def no_masks(config: LinearAttentionConfig) -> dict[str, torch.Tensor | None]:
+def no_masks(config: PreTrainedConfig) -> dict[str, torch.Tensor | None]:
     """For the model's forward: masks of each type of layer, which vLLM makes itself."""
     return dict.fromkeys(config.active_layer_types)

@@ -81,8 +81,10 @@ class PagedLinearAttentionForCausalLM(
         T = len(positions)
         cache = self.cache()
         n = T if cache is None else cache.num_tokens  # behind them is padding
+        if inputs_embeds is not None:  # vLLM may give the ids, too
+            input_ids = None
         outputs = self.model(
-            input_ids=None if inputs_embeds is not None else input_ids[None, :n],
+            input_ids=None if input_ids is None else input_ids[None, :n],
             inputs_embeds=None if inputs_embeds is None else inputs_embeds[None, :n],
             position_ids=positions[None, :n],
             attention_mask=no_masks(self.config),

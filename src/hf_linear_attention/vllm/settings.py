@@ -50,7 +50,7 @@ class Settings(VerifyAndUpdateConfig):
                 os.environ.setdefault(name, value)
 
 
-def own_config(config: PreTrainedConfig) -> LinearAttentionConfig:
+def own_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A config of this package, where vLLM has loaded that of a checkpoint's code."""
     if isinstance(config, LinearAttentionConfig):
         return config
@@ -80,7 +80,7 @@ def more_than_one(number: int) -> bool:
     return number > 1
 
 
-def check_model(config: LinearAttentionConfig) -> None:
+def check_model(config: PreTrainedConfig) -> None:
     """Raises a ValueError for a model that answers only alone, or not as a language model."""
     if config.add_cross_attention:
         raise ValueError(
@@ -95,7 +95,7 @@ def check_model(config: LinearAttentionConfig) -> None:
             )
 
 
-def check_ranks(config: LinearAttentionConfig, ranks: int) -> None:
+def check_ranks(config: PreTrainedConfig, ranks: int) -> None:
     """Raises a ValueError where ranks of tensor parallelism can't have equal shares."""
     shared = {name: getattr(config, name) for name in fields_of_shares(config)}
     for name, number in shared.items():
@@ -111,7 +111,7 @@ def check_ranks(config: LinearAttentionConfig, ranks: int) -> None:
             )
 
 
-def fields_of_shares(config: LinearAttentionConfig) -> set[str]:
+def fields_of_shares(config: PreTrainedConfig) -> set[str]:
     """What of a config ranks have equal shares of."""
     fields = {"intermediate_size"}
     if LINEAR in config.layer_types:

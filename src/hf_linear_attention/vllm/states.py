@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..mixers import build_mixer
 from ..recurrence import Recurrence, State
 from ..serving.slot_layout import SlotLayout
@@ -27,14 +27,14 @@ from ..slots import SlotBatch, SlotCache, SlotLayer
 from ..tensor_parallel import TENSOR_PARALLEL_STYLES
 
 
-def layout_of_layer(config: LinearAttentionConfig, dtype: torch.dtype, ranks: int) -> SlotLayout:
+def layout_of_layer(config: PreTrainedConfig, dtype: torch.dtype, ranks: int) -> SlotLayout:
     """Where the parts of a linear layer's state lie, as one of so many ranks of tensor parallelism
     has them; all layers have the same. Without parts where no layer is linear.
     """
     if "linear_attention" not in config.layer_types:
         return SlotLayout({0: {}}, 0)
     with torch.device("meta"):
-        mixer = build_mixer(config, config.layer_types.index("linear_attention"))
+        mixer: Any = build_mixer(config, config.layer_types.index("linear_attention"))
     recurrences = [of_one_rank(recurrence, ranks) for recurrence in mixer.recurrences]
     return SlotLayout.of_recurrences({0: recurrences}, dtype)
 
