@@ -31,7 +31,7 @@ class SlotBatch(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return len(self.steps) + (0 if self.pieces is None else self.pieces.bounds[-1])
+        return len(self.steps) + (0 if self.pieces is None else self.pieces.known[-1][2])
 
     @classmethod
     def of(
