@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
 from ..mixer_softmax import LatentAttention, SoftmaxAttention
+from ..registration import add_attention
 
 PAGED = "hf_linear_attention_in_vllm"  # as Transformers' interface has `paged_attention`
 
@@ -43,7 +44,7 @@ def paged_attention(
     return y.unflatten(-1, (q.shape[1], size))[None, ..., : v.shape[-1]], None
 
 
-AttentionInterface.register(PAGED, paged_attention)
+add_attention(PAGED, paged_attention)
 
 
 def key_size(config: PreTrainedConfig) -> int:
