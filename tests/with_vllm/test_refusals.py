@@ -1,10 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What can't be is said before a model is loaded."""
 
+import os
+
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
-from in_vllm import make_model
+from in_vllm import LONGEST, make_model
 
 SETTINGS = {
     "LoRA": ({"enable_lora": True}, "enable_lora"),
@@ -61,3 +63,19 @@ def test_models(name, tmp_path):
     make_model("paper", **changes).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         make_config(tmp_path)
+
+
+def test_more_tokens_than_learned_positions(tmp_path, monkeypatch, folder):
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert make_config(folder, max_model_len=2 * LONGEST).model_config.max_model_len == 2 * LONGEST
+    make_model("learned").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"at most max_position_embeddings={LONGEST}"):
+        make_config(tmp_path, max_model_len=2 * LONGEST)
+
+
+def test_threads_sleep_while_they_wait(folder, monkeypatch):
+    monkeypatch.delenv("KMP_BLOCKTIME")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    make_config(folder)
+    assert os.environ["KMP_BLOCKTIME"] == "0"
+    assert os.environ["OMP_WAIT_POLICY"] == "active"  # as the user has it

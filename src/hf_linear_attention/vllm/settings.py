@@ -43,7 +43,7 @@ class Settings(VerifyAndUpdateConfig):
         """Refuses what can't be, and lets threads sleep while they wait."""
         config = own_config(vllm_config.model_config.hf_config)
         check_settings(vllm_config)
-        check_model(config)
+        check_model(config, vllm_config.model_config.max_model_len)
         check_ranks(config, vllm_config.parallel_config.tensor_parallel_size)
         if current_platform.is_cpu():
             for name, value in THREADS_WAIT.items():
@@ -80,11 +80,19 @@ def more_than_one(number: int) -> bool:
     return number > 1
 
 
-def check_model(config: PreTrainedConfig) -> None:
-    """Raises a ValueError for a model that answers only alone, or not as a language model."""
+def check_model(config: PreTrainedConfig, longest: int) -> None:
+    """Raises a ValueError for a model that answers only alone, needs more than a prompt, or has no
+    positions for so many tokens.
+    """
     if config.add_cross_attention:
         raise ValueError(
             "add_cross_attention must be False in vLLM, where a request has no memory to attend to"
+        )
+    limit = config.max_position_embeddings
+    if config.position_embedding_type == "learned" and longest > limit:
+        raise ValueError(
+            f"max_model_len must be at most max_position_embeddings={limit} with learned "
+            f"positions, got {longest}"
         )
     if config.position_embedding_type == "rotary" and config.rope_parameters is not None:
         kind = config.rope_parameters.get("rope_type")
