@@ -77,6 +77,21 @@ SETTINGS = {
 class Server(NamedTuple):
     url: str
     model: str
+    process: subprocess.Popen
+
+    def wait(self) -> None:
+        """Until it answers."""
+        while not self.is_up():
+            if self.process.poll() is not None:
+                sys.exit(f"transformers serve has ended: {self.process.args}")
+            time.sleep(0.1)
+
+    def is_up(self) -> bool:
+        try:
+            with OPENER.open(f"{self.url}/health", timeout=5) as response:
+                return response.status == 200
+        except OSError:
+            return False
 
     def ask(self, prompt: str, tokens: int, stream: bool = False) -> str:
         """The answer; of a stream the first of it."""
@@ -97,7 +112,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def server(folder: Path, arguments: list[str], threads: int) -> Iterator[Server]:
-    """A running `transformers serve` of the model in a folder."""
+    """A `transformers serve` of the model in a folder, which takes seconds to begin."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -114,23 +129,10 @@ def server(folder: Path, arguments: list[str], threads: int) -> Iterator[Server]
         stderr=subprocess.DEVNULL,
     )
     try:
-        running = Server(f"http://127.0.0.1:{port}", str(folder))
-        while not is_up(running):
-            if process.poll() is not None:
-                sys.exit(f"transformers serve {' '.join([*command, *arguments])} has ended")
-            time.sleep(0.1)
-        yield running
+        yield Server(f"http://127.0.0.1:{port}", str(folder), process)
     finally:
         process.terminate()
         process.wait()
-
-
-def is_up(running: Server) -> bool:
-    try:
-        with OPENER.open(f"{running.url}/health", timeout=5) as response:
-            return response.status == 200
-    except OSError:
-        return False
 
 
 def all_at_once(tasks: list[Callable[[], object]]) -> list[float]:
@@ -260,6 +262,8 @@ def run(flags: argparse.Namespace, folder: Path) -> None:
         server(folder, HTTP[ALONE], flags.threads) as alone,
     ):
         servers = {BATCHED: batched, ALONE: alone}
+        for each in servers.values():
+            each.wait()
         verify(servers, texts[:2], expected, setting.answer)
         for clients in setting.clients:
             measure_http(report, servers, texts[:clients], setting.answer)

@@ -142,11 +142,12 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             from hf_linear_attention.serving.continuous_batching import (
                 continuous_batching_manager,
             )
+
+            return continuous_batching_manager(
+                self, generation_config, continuous_batching_config, workload_hints
+            )
         except ImportError as error:
             raise NotImplementedError(NO_ENGINE.format(error)) from error
-        return continuous_batching_manager(
-            self, generation_config, continuous_batching_config, workload_hints
-        )
 
     def slot_cache(
         self,

@@ -67,16 +67,26 @@ def read_slots(state: Tensor, state_indices: Tensor) -> Tensor:
     return state.index_select(0, state_indices.clamp(min=0))
 
 
+def clear_rows_(rows: Tensor, which: Tensor) -> None:
+    """Makes rows (B, ...) zero where `which` (B,) is true, also those that hold NaN."""
+    if is_readable(which):
+        rows.index_fill_(0, which.nonzero()[:, 0], 0)  # looks at no other row
+    else:
+        rows.masked_fill_(behind(which, rows), 0)
+
+
 def write_slots_(state: Tensor, state_indices: Tensor, rows: Tensor) -> None:
     """Writes rows (B, ...) to the slots that indices name."""
     if min(len(state), len(rows)) == 0:
         return
-    if is_readable(state_indices) and bool((state_indices >= 0).all()):
+    has_slot = state_indices >= 0
+    if is_readable(state_indices):
+        if not has_slot.all():
+            state_indices, rows = state_indices[has_slot], rows[has_slot]
         state.index_copy_(0, state_indices.long(), rows)
         return
     # To leave rows out would wait for the device to say which. One without a slot writes what the
     # first that has one writes, to the same place; where none has one, what is there.
-    has_slot = state_indices >= 0
     every_row = torch.arange(len(rows), device=rows.device)
     row = torch.where(has_slot, every_row, has_slot.int().argmax())
     indices = state_indices[row]

@@ -23,7 +23,12 @@ from cuda_cases import (
     STEP_CASES,
     assert_all_close,
 )
-from hf_linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
+from hf_linear_attention import (
+    LinearAttentionState,
+    linear_attention,
+    linear_attention_,
+    linear_attention_step_,
+)
 from hf_linear_attention.chunked_linear import chunked_linear_attention
 from hf_linear_attention.reference import reference_linear_attention
 
@@ -208,9 +213,21 @@ def test_nothing_waits_for_the_device():
     inputs = attention_cases.make_inputs(
         Case(B=1, T=75, lengths=(40, 35), decay="mild", mask="middle"), torch.float32, DEVICE, SEED
     )
-    attend(**inputs)
+    case = Case(B=4, T=1, initial=True)
+    slots = attention_cases.make_inputs(case, torch.float32, DEVICE, SEED)["initial_state"]
+    indices = torch.tensor([2, -1], dtype=torch.int32, device=DEVICE)
+    in_place = inputs | {"cu_seqlens": torch.tensor([0, 40, 70], device=DEVICE), "state": slots}
+    in_place |= {"state_indices": indices, "is_new": indices == 2, "backend": DEVICE}
+    del in_place["is_causal"]
+
+    def call_all():
+        attend(**inputs)
+        return linear_attention_(**in_place)
+
+    call_all()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        attend(**inputs)
+        y = call_all()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert y[:, :40].isfinite().all() and not y[:, 40:].any()

@@ -20,10 +20,14 @@ from support.rule_cases import (
 
 from hf_linear_attention import (
     LinearAttentionState,
+    delta_rule,
+    delta_rule_,
     delta_rule_step_,
     linear_attention,
+    linear_attention_,
     linear_attention_step_,
     short_convolution,
+    short_convolution_,
     short_convolution_step_,
 )
 from hf_linear_attention.native.library import ops
@@ -169,17 +173,65 @@ def test_a_valid_step_is_a_token_of_the_whole(seed):
     else:
         after = [x.clone() for x in states_of(before)]
     token = {name: surrounded(x[:, 0], rng) for name, x in first.items()}
+    (rows,) = after
+    slots, indices = in_slots(rows, rng) if rng.random() < 0.5 else (rows, None)
+    options |= {"state_indices": indices, "backend": "cpu"}
     if function is linear_attention:
-        given = LinearAttentionState(after[0], None)
-        actual = linear_attention_step_(**token, **options, state=given, backend="cpu")
+        given = LinearAttentionState(slots, None)
+        actual = linear_attention_step_(**token, **options, state=given)
     elif function is short_convolution:
-        after[0] = surrounded(after[0], rng)
+        slots = surrounded(slots, rng)
         options = {"bias": None} | options
-        actual = short_convolution_step_(**token, **options, state=after[0], backend="cpu")
+        actual = short_convolution_step_(**token, **options, state=slots)
     else:
-        actual = delta_rule_step_(**token, **options, state=after[0], backend="cpu")
+        actual = delta_rule_step_(**token, **options, state=slots)
     assert_all_close({"y": actual}, {"y": y[:, 0].double()}, dtype)
-    assert_all_close({"state": after[0]}, {"state": states_of(state)[0].double()}, after[0].dtype)
+    if indices is not None:
+        others = sorted(set(range(len(slots))) - set(indices.tolist()))
+        assert slots[others].isnan().all()
+        slots = slots[indices]
+    assert_all_close({"state": slots}, {"state": states_of(state)[0].double()}, slots.dtype)
+
+
+IN_PLACE = {
+    linear_attention: linear_attention_,
+    delta_rule: delta_rule_,
+    short_convolution: short_convolution_,
+}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_valid_call_in_place_leaves_in_slots_what_the_loop_leaves(seed):
+    rng = random.Random(seed)
+    function, inputs, dtype = random_call(rng)
+    while not inputs.pop("is_causal", True):
+        function, inputs, dtype = random_call(rng)
+    y, state = function(**to_float64(inputs), return_state=True, backend="reference")
+    (wanted,) = states_of(state)
+    before = inputs.pop("initial_state", None)
+    if before is None:  # then whatever slots hold must not matter
+        own = dtype if function is short_convolution else torch.promote_types(dtype, torch.float32)
+        rows = torch.full(wanted.shape, torch.nan, dtype=own)
+    else:
+        (rows,) = states_of(before)
+    slots, indices = in_slots(rows, rng)
+    is_new = torch.full((len(rows),), before is None)
+    inputs = surrounded_inputs(inputs, rng) | {"state_indices": indices, "is_new": is_new}
+    if function is short_convolution:
+        inputs = {"bias": None} | inputs
+    given = LinearAttentionState(slots, None) if function is linear_attention else slots
+    actual = IN_PLACE[function](**inputs, state=given, backend="cpu")
+    assert_all_close({"y": actual}, {"y": y}, dtype)
+    assert_all_close({"state": slots[indices]}, {"state": wanted}, slots.dtype)
+
+
+def in_slots(rows, rng):
+    """Rows of states anywhere in a larger array, all else NaN, and where each is."""
+    count = len(rows) + rng.randint(0, 3)
+    slots = torch.full((count, *rows.shape[1:]), torch.nan, dtype=rows.dtype)
+    indices = torch.tensor(rng.sample(range(count), len(rows)), dtype=torch.int32)
+    slots[indices] = rows
+    return slots, indices
 
 
 # Dimensions of the convolution's tensors that no other size of is right.

@@ -19,10 +19,14 @@ from hf_linear_attention import (
     linear_attention,
     linear_attention_,
     linear_attention_step_,
+    op_convolution,
+    op_delta,
     short_convolution,
     short_convolution_,
     short_convolution_step_,
+    step_linear,
 )
+from hf_linear_attention.backends import Missing
 from hf_linear_attention.native.library import ops
 
 BACKENDS = ["cpu", "chunked", "reference"]
@@ -254,23 +258,46 @@ OPS = {
 }
 
 
-# Of a case: its compiled op, the arguments before key_mask, and those behind the state.
-OPS = {
-    "linear": (ops.linear_attention_step_, ("q", "k", "v", "log_decay"), (1, True, 1e-6)),
-    "delta": (ops.delta_rule_step_, ("q", "k", "v", "beta", "log_decay"), (1.0, True, True)),
-    "convolution": (ops.short_convolution_step_, ("x", "weight", "bias"), (True,)),
-}
-
-
-@pytest.mark.parametrize("indices", [None, [4, -1, 0]])
-@pytest.mark.parametrize("case", OPS)
-def test_the_compiled_steps_pass_opcheck(case, indices):
-    op, tensors, options = OPS[case]
-    slots = 3 if indices is None else 5
+def arguments_of_op(case: str, slots: int) -> tuple[Any, ...]:
+    """For 3 rows: all but state_indices."""
+    _, tensors, options = OPS[case]
     token, states = make_token(case, 3, torch.float32), make_states(case, slots, torch.float32)
-    arguments = (*(token[name] for name in tensors), None, *states, *options)
-    indices = None if indices is None else int32(indices)
-    torch.library.opcheck(op.default, (*arguments, indices))
+    return (*(token[name] for name in tensors), None, *states, *options)
+
+
+@pytest.mark.parametrize("case", OPS)
+def test_the_compiled_steps_pass_opcheck(case):
+    op = OPS[case][0].default
+    torch.library.opcheck(op, arguments_of_op(case, slots=3))
+    torch.library.opcheck(op, (*arguments_of_op(case, slots=5), int32([4, -1, 0])))
+
+
+@pytest.mark.parametrize("case", OPS)
+def test_the_compiled_steps_themselves_refuse_what_would_write_out_of_bounds(case):
+    arguments = arguments_of_op(case, slots=5)
+    for indices, message in (
+        (int32([0, 5, 1]), "state_indices must be from -1 to 4, got 5"),
+        (int32([0, -2, 1]), "state_indices must be from -1 to 4, got -2"),
+        (int32([3, 0, 3]), "state_indices must differ from each other, got 3 twice"),
+        (int32([0, 1]), r"state_indices must have shape \(3,\), got \(2,\)"),
+        (torch.tensor([0, 1, 2]), "state_indices must be int32 here, got int64"),
+        (int32([0, 1, 2, 3, 4])[::2], "state_indices must be contiguous"),
+        (None, r"must have shape \(3, .* got \(5, "),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            OPS[case][0](*arguments, indices)
+
+
+@pytest.mark.parametrize("case", ["linear", "linear, general", "delta", "convolution"])
+def test_with_an_older_package_only_steps_by_slot_are_missing(case, monkeypatch):
+    """Code of a checkpoint may be newer than the installed package."""
+    reason = "the installed hf-linear-attention does not have version 2"
+    for module in (step_linear, op_delta, op_convolution):
+        monkeypatch.setattr(module, "_native_step_on_slots_", Missing(reason))
+    token, states = make_token(case, 3, torch.float32), make_states(case, 3, torch.float32)
+    take_step(case, token, states, backend="cpu")
+    with pytest.raises(RuntimeError, match=reason):
+        take_step(case, token, states, state_indices=int32([0, 1, 2]), backend="cpu")
 
 
 def overlapping(x: Tensor) -> Tensor:
@@ -449,8 +476,17 @@ def test_a_prompt_in_pieces_and_a_token_are_the_whole(case, backend):
     torch.testing.assert_close([x[2:3] for x in slots], after)
 
 
+@every_case
+def test_sequences_by_slot_wait_for_no_device(case):
+    inputs, slots = make_sequences(case, 3, 9, torch.float32), make_states(case, 5, torch.float32)
+    rows = {"state_indices": int32([4, -1, 0]), "is_new": torch.tensor([True, False, False])}
+    y = run_in_place(case, on_meta(inputs), on_meta(slots), **on_meta(rows), backend="chunked")
+    assert y.shape[:2] == (3, 9) and y.is_meta
+
+
 @pytest.mark.parametrize("case", ["linear", "delta", "convolution"])
 def test_compiled_sequences_by_slot(case):
+    """Compiled code may not look at values, either: it does what is done on a device."""
     torch.compiler.reset()
     inputs, _, buffers = packed_call(case, torch.float32)
     slots, eager = [b.slots.clone() for b in buffers], [b.slots.clone() for b in buffers]

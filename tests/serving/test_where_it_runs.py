@@ -1,20 +1,23 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Continuous batching of checkpoints with their code, recurrences of users, and what can't be."""
 
+import asyncio
 import json
 import sys
 
 import pytest
 import torch
+import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.cli.serving.utils import CBGenerateManager
 from transformers.generation.continuous_batching import cache as paged_cache
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
 from hf_linear_attention.configuration_linear_attention import MIXER_NEEDS
 from hf_linear_attention.mixers import RECURRENT_MIXERS
 from moving_average import MovingSumMixer
-from saved_models import WITHOUT_PACKAGE, run
-from tiny import HYBRID, VARIANTS, tiny_model
+from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
+from tiny import HYBRID, VARIANTS, VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,6 +120,14 @@ def test_with_another_transformers_an_error_says_so(missing, monkeypatch):
         tiny_model().init_continuous_batching()
 
 
+@pytest.mark.parametrize("version", ["5.19.0", "5.24.0.dev0", "6.0.0"])
+def test_a_release_that_it_was_not_made_for_is_named(version, monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", version)
+    message = f"made for transformers 5.20 to 5.23, and here is {version}"
+    with pytest.raises(NotImplementedError, match=message):
+        tiny_model().init_continuous_batching()
+
+
 def test_what_has_no_slots_is_refused():
     cross = tiny_model(add_cross_attention=True)
     with pytest.raises(NotImplementedError, match="without cross attention"):
@@ -126,3 +137,38 @@ def test_what_has_no_slots_is_refused():
     old.__class__ = monkey
     with pytest.raises(NotImplementedError, match="a checkpoint's code of a newer"):
         old.init_continuous_batching()
+
+
+def test_in_transformers_serve_a_client_hangs_up_and_a_wrong_request_fails():
+    """By the class of `transformers serve` that talks to the engine."""
+    model, tokenizer = tiny_model(**VARIANTS["gated"]), word_tokenizer()
+    endless = GenerationConfig(max_new_tokens=10**6, do_sample=False, eos_token_id=-1)
+    server = CBGenerateManager()
+    server.init_cb(model, endless)
+
+    async def clients():
+        def ask(tokens: list[int], name: str):
+            inputs = {"input_ids": tokens}
+            return server.generate_streaming(model, tokenizer, inputs, endless, name)
+
+        texts, streamer = ask(PROMPTS[0], "hangs up")
+        assert (await texts.get()).strip() == f"w{alone(model, PROMPTS[0])[0]}"
+        wrong, _ = ask([VOCAB_SIZE], "wrong")
+        assert "tokens must be integers" in (await wrong.get()).msg
+        streamer.cancel()
+        few = GenerationConfig(max_new_tokens=NEW_TOKENS, eos_token_id=-1)
+        right = {"input_ids": PROMPTS[1]}
+        _, _, tokens = await server.generate_non_streaming(model, tokenizer, right, few, "right")
+        assert tokens == alone(model, PROMPTS[1])
+        with pytest.raises(RuntimeError, match="a prompt must have at least one token"):
+            await server.generate_non_streaming(model, tokenizer, {"input_ids": []}, few, "empty")
+
+    try:
+        asyncio.run(clients())
+        cache = server.scheduler.cache
+        cache.pool.try_to_free_sectors()
+        assert not server.scheduler.has_pending_requests()
+        assert cache.compute_free_capacity() == 1
+        assert not server._cb.output_router.result_handlers
+    finally:
+        server.stop()

@@ -145,9 +145,7 @@ class Step {
   void update_columns(const Token& token, int64_t c) const {
     const int64_t K = p_.K, V = p_.V, count = partial ? V - c : W;
     const auto [s, beta, kq, state] = token;
-    // The next columns, or those of the next head, are fetched meanwhile: a row of these is too
-    // short for the processor to foresee the others.
-    const Acc* const next = c + 2 * block * W <= V ? state + c + block * W : state + K * V;
+    const Acc* const next = next_columns<block>(state, c, K, V);
     Vec<Acc> predicted[block] = {}, out[block] = {}, u[block];
     for (int64_t r = 0; delta && r < K; ++r) {
       HFLA_UNROLL
@@ -164,10 +162,7 @@ class Step {
       u[b] = beta * (delta ? v - predicted[b] : v);
     }
     for (int64_t r = 0; r < K; ++r) {
-      HFLA_UNROLL
-      for (int line = 0; line < block * kVectorBytes; line += kCacheLine) {
-        __builtin_prefetch(reinterpret_cast<const char*>(next + r * V) + line);
-      }
+      fetch_row<block>(next + r * V);
       HFLA_UNROLL
       for (int b = 0; b < block; ++b) {
         Acc* const at = state + r * V + c + b * W;

@@ -120,10 +120,12 @@ class Step {
     Vec<Acc> value[block];
     HFLA_UNROLL
     for (int b = 0; b < block; ++b) value[b] = load(s.v + c + b * W);
+    const Acc* const next = next_columns<block>(kv, c, p_.K, p_.V);
     for (int64_t g = 0; g < group_; ++g) {
       const Acc* const q = s.q + g * s.k_stride;
       Vec<Acc> out[block] = {};
       for (int64_t r = 0; r < p_.K; ++r) {
+        if (g == 0) fetch_row<block>(next + r * p_.V);
         HFLA_UNROLL
         for (int b = 0; b < block; ++b) {
           Acc* const at = kv + r * p_.V + c + b * W;

@@ -5,6 +5,7 @@
 
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
+#include "cpu/common/vec.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -20,6 +21,22 @@ template <class Problem>
 HFLA_INLINE int64_t slot_of(const Problem& p, int64_t batch) {
   if (p.key_mask && !p.key_mask[batch]) return -1;
   return p.slots.state_indices ? p.slots.state_indices[batch] : batch;
+}
+
+// Where the columns are that come after `block` vectors of them from c on, in a state (K, V): the
+// next ones, or the first of the next head. They are fetched meanwhile, row by row: a row of these
+// is too short for the processor to foresee the others.
+template <int block, class Acc>
+HFLA_INLINE const Acc* next_columns(const Acc* state, int64_t c, int64_t K, int64_t V) {
+  constexpr int64_t W = kLanes<Acc>;
+  return c + 2 * block * W <= V ? state + c + block * W : state + K * V;
+}
+template <int block, class Acc>
+HFLA_INLINE void fetch_row(const Acc* row) {
+  HFLA_UNROLL
+  for (int line = 0; line < block * kVectorBytes; line += kCacheLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(row) + line);
+  }
 }
 
 // Calls step(scratch, batch, head) for all heads of states. Every worker has one Scratch, which is

@@ -3,7 +3,8 @@
 serve --continuous-batching`) for this package's models, whose states have no place in its pages.
 
 `continuous_batching_manager` is what `init_continuous_batching` of a model calls, be its class the
-package's or a checkpoint's copy. It was made for MADE_FOR, and asks whether what it needs is there.
+package's or a checkpoint's copy. Transformers' engine is another with every release: this was made
+for MADE_FOR.
 
 Shapes: T tokens of all sequences in a batch, V size of the vocabulary.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import (
@@ -38,7 +40,7 @@ from .slot_layout import SlotLayout, round_up
 
 logger = logging.getLogger(__name__)
 
-MADE_FOR = "5.23"
+MADE_FOR = ("5.20", "5.21", "5.22", "5.23")  # of Transformers
 # What Transformers would choose for a GPU: all of its memory, and masks for 8192 tokens at once.
 CPU_TOKENS = 512  # in a batch: others wait while a prompt is read
 CPU_SLOTS = 128
@@ -197,9 +199,11 @@ def continuous_batching_manager(
     """What `init_continuous_batching` returns: as in Transformers, or the one that was kept.
 
     Raises:
+        ImportError: Transformers' release is none of MADE_FOR.
         NotImplementedError: the model, or its code, can't be served so.
         ValueError: the settings can't be, for states.
     """
+    check_release(transformers.__version__)
     check_model(model)
     kept = getattr(model, "_cached_continuous_batching_manager", None)
     if isinstance(kept, ContinuousBatchingManager):
@@ -212,6 +216,14 @@ def continuous_batching_manager(
     if continuous_batching_config is None:
         continuous_batching_config = ContinuousBatchingConfig()
     return SlotManager(model, generation_config, continuous_batching_config, workload_hints)
+
+
+def check_release(version: str) -> None:
+    """Raises an ImportError for a release of Transformers that this was not made for."""
+    if ".".join(version.split(".")[:2]) not in MADE_FOR:
+        raise ImportError(
+            f"it was made for transformers {MADE_FOR[0]} to {MADE_FOR[-1]}, and here is {version}"
+        )
 
 
 def check_model(model: PreTrainedModel) -> None:

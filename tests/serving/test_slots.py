@@ -1,0 +1,84 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""A forward by slots, as any engine would call it, and how slots lie in memory."""
+
+import pytest
+import torch
+
+from hf_linear_attention.serving.allocators import fit_into_sectors
+from hf_linear_attention.serving.slot_layout import ALIGNMENT, SlotLayout
+from tiny import VARIANTS, assert_near, random_ids, shallow, tiny_config, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PURE = [
+    name
+    for name, fields in VARIANTS.items()
+    if set(tiny_config(**fields).layer_types) == {"linear_attention"}
+]
+SLOTS = 6
+# Batches of (sequence, first token, last token), which an engine might make of two sequences.
+BATCHES = [
+    [(0, 0, 4), (1, 0, 1)],  # two begin
+    [(0, 4, 5), (1, 1, 5)],  # one goes on by a token, beside a piece
+    [(1, 5, 6), (0, 5, 6)],  # both do
+    [(1, 6, 7), (0, 6, 9), (2, 0, 3)],  # and a third begins beside a piece
+]
+SLOT_OF = {0: 4, 1: 2, 2: 3}
+
+
+@torch.no_grad()
+def read_batch(model, states, texts, batch) -> torch.Tensor:
+    lengths = [stop - start for _, start, stop in batch]
+    cache = model.slot_cache(
+        states,
+        slots=[SLOT_OF[text] for text, _, _ in batch],
+        lengths=lengths,
+        is_new=[start == 0 for _, start, _ in batch],
+    )
+    ids = torch.cat([texts[text][start:stop] for text, start, stop in batch])
+    positions = torch.cat([torch.arange(start, stop) for _, start, stop in batch])
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    return model(
+        ids[None], position_ids=positions[None], cu_seq_lens_q=bounds, past_key_values=cache
+    ).logits[0]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_batches_of_pieces_are_the_whole(name):
+    model = tiny_model(**shallow(name))
+    layout = SlotLayout.of_model(model)
+    memory = torch.full((SLOTS, layout.nbytes + ALIGNMENT), 255, dtype=torch.uint8)  # NaN
+    states = layout.views(memory)
+    texts = [random_ids(9, seed=seed) for seed in range(3)]
+    with torch.no_grad():
+        expected = [model(text[None]).logits[0] for text in texts]
+    for batch in BATCHES:
+        logits = read_batch(model, states, texts, batch)
+        assert_near(logits, torch.cat([expected[text][start:stop] for text, start, stop in batch]))
+    others = [slot for slot in range(SLOTS) if slot not in SLOT_OF.values()]
+    assert (memory[others] == 255).all()
+    assert (memory[:, layout.nbytes :] == 255).all()
+
+
+def test_tensors_of_a_slot_do_not_overlap():
+    layout = SlotLayout.of_model(tiny_model(**VARIANTS["aaren"]))
+    memory = torch.zeros(2, layout.nbytes, dtype=torch.uint8)
+    views = [x for parts in layout.views(memory).values() for x in parts.values()]
+    for number, view in enumerate(views, 1):
+        view[1].fill_(number)
+    assert [view[1].unique().tolist() for view in views] == [[n + 1] for n in range(len(views))]
+    assert not memory[0].any()
+
+
+def test_single_tokens_come_first():
+    with pytest.raises(ValueError, match="must come first in a batch, got lengths="):
+        tiny_model().slot_cache({}, slots=[1, 2], lengths=[3, 1], is_new=[True, False])
+
+
+@pytest.mark.parametrize("sector", [128, 2048, 6 * 1024, 100 * 128])
+def test_slots_fit_into_sectors(sector):
+    for nbytes in (1, 64, 65, 1000, 2048, 2049, 5000, 100_000):
+        size = fit_into_sectors(nbytes, sector)
+        assert size >= nbytes and size % ALIGNMENT == 0
+        assert sector % size == 0 or size % sector == 0
+        assert size - nbytes < sector
