@@ -7,6 +7,7 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$p" && exit; done)
 VENV ?= .venv
+VENV_VLLM ?= .venv-vllm
 DEMO ?= outputs/demo
 
 IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
@@ -17,11 +18,12 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo test bench compare sanitize gpu-check check format clean
+.PHONY: help demo test test-vllm bench compare sanitize gpu-check check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
 	@echo "make sanitize   look for memory errors and races in the CPU kernels, under 15 minutes"
@@ -41,6 +43,10 @@ demo: $(VENV)/installed
 test: check $(VENV)/clients
 	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \
 		--dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+
+# The files are named, for a run of all tests leaves this folder out.
+test-vllm: $(VENV_VLLM)/installed
+	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest tests/with_vllm/test_*.py $(TEST_FLAGS)
 
 bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)
@@ -83,16 +89,28 @@ $(VENV)/clients: $(VENV)/installed
 		--constraint constraints.txt 'hf-linear-attention[clients]'
 	@touch $@
 
-$(VENV)/created:
+# All that vLLM needs there is in one list: without --no-deps pip would add programs for images and
+# sound. PyTorch's CPU build comes from its own index, where pip's have none.
+$(VENV_VLLM)/installed: $(VENV_VLLM)/created tests/with_vllm/requirements.txt $(SOURCES)
+	rm -rf build/lib*
+	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps \
+		--extra-index-url https://download.pytorch.org/whl/cpu \
+		"$$(grep '^torch==' tests/with_vllm/requirements.txt)"
+	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps \
+		--requirement tests/with_vllm/requirements.txt
+	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps .
+	@touch $@
+
+$(VENV)/created $(VENV_VLLM)/created:
 	@[ -n '$(PYTHON)' ] || { \
 		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo 'Python 3.10 or newer is needed. Name one: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }
-	@echo 'Setting up $(VENV): this downloads PyTorch and takes a few minutes, the first time only.'
-	@[ -x '$(VENV)/bin/python' ] || '$(PYTHON)' -m venv '$(VENV)' || { \
-		rm -rf '$(VENV)'; \
+	@echo 'Setting up $(@D): this downloads PyTorch and takes a few minutes, the first time only.'
+	@[ -x '$(@D)/bin/python' ] || '$(PYTHON)' -m venv '$(@D)' || { \
+		rm -rf '$(@D)'; \
 		echo 'No virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; \
 		exit 1; }
 	@touch $@

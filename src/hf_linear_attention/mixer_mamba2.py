@@ -122,7 +122,7 @@ class Mamba2(LinearAttentionBase):
         """Of all groups' keys or queries (B, T, G, K) those that this rank's heads share."""
         if shard is None:
             return x
-        ranks = shard.mesh.size()
+        ranks = shard.num_ranks
         parts = math.lcm(self.heads.keys, ranks)
         if self.heads.values % parts != 0:
             raise ValueError(

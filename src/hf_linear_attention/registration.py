@@ -91,6 +91,13 @@ def register_model_type(config_class: type[PreTrainedConfig]) -> None:
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
 
 
+def add_attention(name: str, function: Callable[..., Any]) -> None:
+    """Makes a function one that a config may name for softmax layers. Only the package does this,
+    for an engine that keeps keys and values itself, under a name that nobody else has.
+    """
+    AttentionInterface.register(name, function)
+
+
 def observe_attention(observe: Callable[[Callable, str], Any]) -> None:
     """Lets bounded caches see what attention functions do; to others nothing changes.
 

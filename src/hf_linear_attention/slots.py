@@ -29,6 +29,10 @@ class SlotBatch(NamedTuple):
     steps: Tensor  # (n,) int32: slots of sequences that go on by one token, the first n tokens
     pieces: SlotPieces | None  # of all tokens behind; None where there are none
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.steps) + (0 if self.pieces is None else self.pieces.known[-1][2])
+
     @classmethod
     def of(
         cls,

@@ -77,6 +77,10 @@ class HeadShard(NamedTuple):
 
     mesh: Any  # torch.distributed's DeviceMesh of the ranks that share the heads
 
+    @property
+    def num_ranks(self) -> int:
+        return self.mesh.size()
+
     def take(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of dimension `dim`, which counts heads, of an x that all ranks have.
 
@@ -146,17 +150,20 @@ def find_head_shard(
     """
     if x.shape[-1] == projection.out_features:
         return None
+    shard = getattr(projection, "head_shard", None)  # where an engine has sharded it
     mesh = getattr(projection.weight, "device_mesh", None)
     mesh = getattr(projection, "mesh_of_weight", None) if mesh is None else mesh
-    if mesh is None:
+    if shard is None and mesh is not None:
+        shard = HeadShard(mesh)
+    if shard is None:
         raise RuntimeError(
             f"a projection to {num_heads} heads has given {x.shape[-1]} of its "
             f"{projection.out_features} features, and neither its weight, as a DTensor would, nor "
             "from_pretrained has said on which ranks the others are"
         )
-    if num_heads % mesh.size() != 0:
+    if num_heads % shard.num_ranks != 0:
         raise ValueError(
-            f"{field}={num_heads} must be a multiple of the {mesh.size()} ranks of "
+            f"{field}={num_heads} must be a multiple of the {shard.num_ranks} ranks of "
             "tensor parallelism"
         )
-    return HeadShard(mesh)
+    return shard

@@ -9,12 +9,14 @@ Shapes: S slots.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from ..recurrence import Recurrence
 
 ALIGNMENT = 64  # bytes: a cache line
 
@@ -42,11 +44,24 @@ class SlotLayout:
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "SlotLayout":
         """By what the mixers of its layers say of their recurrences."""
-        dtypes = {True: torch.promote_types(model.dtype, torch.float32), False: model.dtype}
+        layers = enumerate(model.model.layers)
+        recurrences = {
+            number: layer.self_attn.recurrences
+            for number, layer in layers
+            if hasattr(layer.self_attn, "recurrences")
+        }
+        return cls.of_recurrences(recurrences, model.dtype)
+
+    @classmethod
+    def of_recurrences(
+        cls, layers: Mapping[int, Iterable[Recurrence]], dtype: torch.dtype
+    ) -> "SlotLayout":
+        """Of each layer's, in a model that computes in `dtype`."""
+        dtypes = {True: torch.promote_types(dtype, torch.float32), False: dtype}
         parts: dict[int, dict[str, Part]] = {}
         nbytes = 0
-        for number, layer in enumerate(model.model.layers):
-            for recurrence in getattr(layer.self_attn, "recurrences", ()):
+        for number, recurrences in layers.items():
+            for recurrence in recurrences:
                 for name, size in recurrence.state_sizes().items():
                     part = Part(nbytes, tuple(size.shape), dtypes[size.is_sum])
                     parts.setdefault(number, {})[name] = part
