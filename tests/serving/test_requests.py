@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engines import PROMPTS, alone, engine, results, tokens_of, wait_until
+from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of, wait_until
 from tiny import VARIANTS, VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,6 +97,7 @@ def test_a_handler_gets_what_was_ready_before_it(model):
     with engine(model) as manager:
         asyncio.run(listen())
         assert manager.output_router.output_queue.empty()
+    assert [len(output.generated_tokens) for output in outputs] == list(range(1, NEW_TOKENS + 1))
     assert outputs[-1].generated_tokens == alone(model, PROMPTS[0])
 
 

@@ -14,6 +14,7 @@ import functools
 import logging
 import math
 import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,10 @@ from transformers.generation.continuous_batching import (
     ContinuousBatchingManager,
     PagedAttentionCache,
 )
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+from transformers.generation.continuous_batching.continuous_api import (
+    ContinuousBatchProcessor,
+    OutputRouter,
+)
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import (
     infer_max_single_request_tokens,
@@ -68,6 +72,7 @@ class SlotManager(ContinuousBatchingManager):
             raise NotImplementedError(
                 "continuous batching needs a model without tensor parallelism"
             )
+        self.output_router = OrderedRouter()
         give_memory(self.continuous_batching_config, model, self.layout)
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
@@ -76,9 +81,8 @@ class SlotManager(ContinuousBatchingManager):
             return super()._create_batch_processor()
         with allocators_of_paged_cache(self.allocators):
             processor = super()._create_batch_processor()
-        scheduler = with_slots(processor.scheduler)
-        scheduler.admit = admission_to(self.model, processor.cache)
-        scheduler.forget = self._forget
+        admit = admission_to(self.model, processor.cache)
+        scheduler = with_slots(processor.scheduler, admit, self._forget)
         processor.scheduler = processor.offloading_manager.scheduler = scheduler
         allocators = processor.cache.cache_allocators
         if "full_attention" not in allocators:
@@ -91,9 +95,10 @@ class SlotManager(ContinuousBatchingManager):
         return processor
 
     def warmup(self) -> None:
-        """Makes the memory. There are no graphs to capture."""
+        """As in Transformers. Models with states have no graphs to capture."""
         if self.batch_processor is None:
             self.batch_processor = self._create_batch_processor()
+        self.batch_processor.warmup(self.paged_model)
         self.warmed_up = True
 
     def _generation_step(self) -> None:
@@ -131,10 +136,22 @@ class SlotManager(ContinuousBatchingManager):
             self.output_router.result_handlers.pop(request_id, None)
 
     def register_result_handler(self, request_id: str, callback) -> None:
-        """As in Transformers; and what was ready before goes to the handler, too."""
-        super().register_result_handler(request_id, callback)
-        for output in take_outputs(self.output_router.output_queue, request_id):
-            self.output_router.deliver(output)
+        """As in Transformers; and what was ready before goes to the handler first."""
+        router = self.output_router
+        with router._lock:
+            super().register_result_handler(request_id, callback)
+            router.deliver_batch(take_outputs(router.output_queue, request_id))
+
+
+class OrderedRouter(OutputRouter):
+    """An OutputRouter none of whose outputs can pass by a handler that is being registered."""
+
+    def __init__(self):
+        super().__init__()
+        self._lock = threading.RLock()
+
+    def deliver(self, output: GenerationOutput) -> None:
+        self.deliver_batch([output])  # which looks for a handler and acts under one lock
 
 
 class PagedModel:
@@ -156,17 +173,9 @@ class PagedModel:
 
     def __call__(self, **batch: Any) -> Any:
         """Logits (1, requests, V) of tokens (1, T), as `logits_to_keep` asks for them."""
-        requests = self.io.requests_in_batch
-        lengths = [request.query_length for request in requests]
-        starts = [request.state.position_offset - request.query_length for request in requests]
-        slots = list(range(len(requests)))
-        if self.slots is not None:
-            slots = [self.slots.slot_of(request.state.request_id) for request in requests]
         cache = self.model.slot_cache(
             self.states,
-            slots=slots,
-            lengths=lengths,
-            is_new=[start == 0 for start in starts],
+            *self._sequences(),
             keep_keys=None if self.latent is None else self._keep_keys(batch),
         )
         arguments = {name: batch[name] for name in FOR_ALL_LAYERS}
@@ -174,6 +183,17 @@ class PagedModel:
             arguments = {**batch, "attention_mask": self._masks(batch["attention_mask"])}
             del arguments["is_causal"]  # of the attention function, not of the model
         return self.model(past_key_values=cache, **arguments)
+
+    def _sequences(self) -> tuple[list[int], list[int], list[bool]]:
+        """Slots, lengths, and whether they begin here, of those in the batch."""
+        if self.slots is None:
+            return [], [], []
+        requests = self.io.requests_in_batch
+        return (
+            [self.slots.slot_of(request.state.request_id) for request in requests],
+            [request.query_length for request in requests],
+            [request.state.position_offset == request.query_length for request in requests],
+        )
 
     def _masks(self, masks: Any) -> dict[str, Tensor | None]:
         """By type of layer; all None for flash attention, which makes its own."""

@@ -52,8 +52,13 @@ def child_id(request_id: str, number: int) -> str:
     return f"{request_id}__child#{number}"
 
 
-def with_slots(scheduler: Scheduler, **attributes: Any) -> Scheduler:
+def with_slots(
+    scheduler: Scheduler, admit: Callable[[Any], None], forget: Callable[[str], None]
+) -> Scheduler:
     """A scheduler like this one, which has scheduled nothing yet."""
     kind = type(scheduler)
-    made = type(f"Slot{kind.__name__}", (SlotScheduling, kind), attributes)
-    return made(scheduler.cache, scheduler.safety_margin, scheduler.max_requests_per_batch)
+    made = type(f"Slot{kind.__name__}", (SlotScheduling, kind), {})(
+        scheduler.cache, scheduler.safety_margin, scheduler.max_requests_per_batch
+    )
+    made.admit, made.forget, made.batch = admit, forget, []
+    return made
