@@ -40,10 +40,14 @@ class SlotBatch(NamedTuple):
         lengths: Sequence[int],
         is_new: Sequence[bool],
         device: torch.device | str,
+        num_steps: int | None = None,
     ) -> "SlotBatch":
-        """Of sequences with so many tokens each, in order: those that `is_step` come first."""
+        """Of sequences with so many tokens each, in order: those that `is_step` come first.
+
+        num_steps: how many of the first take a step, where that is not all that could.
+        """
         steps = [is_step(length, new) for length, new in zip(lengths, is_new, strict=True)]
-        n = sum(steps)
+        n = sum(steps) if num_steps is None else num_steps
         if not all(steps[:n]):
             raise ValueError(
                 "sequences that go on by one token must come first in a batch, got "

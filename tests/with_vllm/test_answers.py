@@ -23,6 +23,7 @@ MODELS = [
     "preset_gated_deltanet",
     "preset_mamba2",
     "preset_hgrn2",
+    "preset_performer",  # has a buffer in its checkpoint
     "preset_kimi_linear",
 ]
 

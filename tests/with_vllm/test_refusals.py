@@ -4,8 +4,12 @@
 import os
 
 import pytest
+import vllm
+from vllm import ModelRegistry
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
+from hf_linear_attention.vllm import ARCHITECTURE, register
 from in_vllm import LONGEST, make_model
 
 SETTINGS = {
@@ -35,6 +39,16 @@ MODELS = {
         "at most 512 features",
     ),
 }
+
+
+def test_another_release_of_vllm(monkeypatch, folder):
+    monkeypatch.setattr(vllm, "__version__", "0.33.0")
+    monkeypatch.setitem(MODELS_CONFIG_MAP, ARCHITECTURE, None)
+    monkeypatch.setitem(ModelRegistry.models, ARCHITECTURE, None)
+    register()
+    assert MODELS_CONFIG_MAP[ARCHITECTURE] is None  # which that release may not have
+    with pytest.raises(RuntimeError, match="made for vLLM 0.32, and this is 0.33.0"):
+        ModelRegistry.models[ARCHITECTURE].load_model_cls()
 
 
 def make_config(folder, **settings):

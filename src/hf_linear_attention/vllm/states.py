@@ -9,6 +9,7 @@ Shapes: S slots, N sequences in a batch.
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from ..mixers import build_mixer
 from ..recurrence import Recurrence, State
 from ..serving.slot_layout import SlotLayout
 from ..short_convolution import ConvolutionWindow
-from ..slots import SlotBatch, SlotCache, SlotLayer
+from ..slots import SlotBatch, SlotCache, SlotLayer, is_step
 from ..tensor_parallel import TENSOR_PARALLEL_STYLES
 
 
@@ -62,20 +63,21 @@ class SlotBatchBuilder(AttentionMetadataBuilder):
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> SlotBatch:
         batch = common_attn_metadata
-        slots = mamba_get_block_table_tensor(
+        all_slots = mamba_get_block_table_tensor(
             batch.block_table_tensor, batch.seq_lens, self.kv_cache_spec, self.mode
-        )[:, 0]  # (N,)
+        )[:, 0].tolist()
         bounds = batch.query_start_loc_cpu.tolist()  # N + 1 of them
-        lengths = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
-        totals = batch.seq_lens.tolist()
-        present = [number for number, length in enumerate(lengths) if length > 0]
-        slots = slots.tolist()
-        return SlotBatch.of(
-            [slots[number] for number in present],
-            [lengths[number] for number in present],
-            [totals[number] == lengths[number] for number in present],
-            self.device,
-        )
+        slots, lengths, is_new = [], [], []
+        for slot, start, stop, total in zip(
+            all_slots, bounds, bounds[1:], batch.seq_lens.tolist(), strict=False
+        ):
+            if stop > start:  # else there is no request
+                slots.append(slot)
+                lengths.append(stop - start)
+                is_new.append(total == stop - start)
+        # Engines of GPUs may have prompts of one token among those that go on by one.
+        num_steps = sum(1 for _ in takewhile(bool, map(is_step, lengths, is_new)))
+        return SlotBatch.of(slots, lengths, is_new, self.device, num_steps)
 
 
 class SlotBackend(AttentionBackend):
