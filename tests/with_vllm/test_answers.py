@@ -56,7 +56,8 @@ def test_prompts_in_pieces(variant, saved):
 @pytest.mark.parametrize("variant", MODELS)
 def test_prompts_that_begin_alike(variant, saved):
     folder, expected = saved(variant)
-    with engine(folder, enable_prefix_caching=True, block_size=32) as llm:
+    settings = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 48}
+    with engine(folder, **settings) as llm:
         for reads_again in (False, True):
             answers = outputs(llm, PROMPTS)
             assert tokens_of(answers) == expected
