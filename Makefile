@@ -90,11 +90,10 @@ $(VENV)/clients: $(VENV)/installed
 	@touch $@
 
 # All that vLLM needs there is in one list: without --no-deps pip would add programs for images and
-# sound. PyTorch's CPU build comes from its own index, where pip's have none.
+# sound. PyTorch comes first, with what the build of it that pip finds here needs.
 $(VENV_VLLM)/installed: $(VENV_VLLM)/created tests/with_vllm/requirements.txt $(SOURCES)
 	rm -rf build/lib*
-	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps \
-		--extra-index-url https://download.pytorch.org/whl/cpu \
+	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check \
 		"$$(grep '^torch==' tests/with_vllm/requirements.txt)"
 	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps \
 		--requirement tests/with_vllm/requirements.txt
