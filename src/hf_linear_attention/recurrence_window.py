@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .numerics import accumulation_dtype, without_autocast
 from .recurrence import Inputs, Recurrence, State, StateSize
 from .tokens import Tokens, positions_within
-from .windowed_softmax import join, sink_attention, window_attention
+from .windowed_softmax import attention_to, join, window_attention
 
 
 class WindowOutput(NamedTuple):
@@ -86,21 +86,55 @@ class WindowRecurrence(Recurrence):
                 else:
                     sinks = self._sinks_of_each(kvf, num_before)
                 seen = has_left >= torch.arange(self.num_sinks, device=q.device)
-                of_sinks = sink_attention(q, sinks, seen)
+                of_sinks = attention_to(q, sinks, seen)
                 y, log_size = (
                     join(y, log_size, *of_sinks),
                     torch.logaddexp(log_size, of_sinks[1]),
                 )
-        leaves = (has_left >= self.num_sinks)[..., None]
-        old_v, old_f = extended[:, :T, :, K:].split([self.value_dim, self.feature_dim], dim=-1)
-        old_f = old_f.masked_fill(~leaves, 0)
-        parts = [y, log_size, old_v, old_f]
-        out = torch.cat([x.flatten(2).to(y.dtype) for x in parts], dim=-1)
+        out = self._in_one(y, log_size, extended[:, :T], has_left)
         if order is not None:
             assert tokens.key_mask is not None
             out = _take(out, order.argsort(dim=1))
             out = out.masked_fill(~tokens.key_mask[..., None], 0)
         return out, after
+
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        q, key_mask = _given(inputs, "q"), tokens.key_mask
+        window, count = state["window"], state["window_count"]
+        kvf = _given(inputs, "kvf").to(window.dtype)
+        W, N, kv = self.window, self.num_sinks, self.key_dim + self.value_dim
+        has_left = count - W  # in front of the token, (B, 1)
+        leaving = window[:, :1].clone()
+        moved = torch.cat([window[:, 1:], kvf], dim=1)  # all that the token sees
+        recent, ages = moved[..., :kv], torch.arange(W - 1, -1, -1, device=q.device)
+        seen = ages <= count
+        is_real = True if key_mask is None else key_mask
+        if N > 0:
+            number = torch.arange(N, device=q.device)
+            is_next = (number == count) & is_real
+            sinks = torch.where(is_next[..., None, None], kvf[..., :kv], state["sinks"])
+            state["sinks"].copy_(sinks)
+            recent = torch.cat([sinks, recent], dim=1)
+            seen = torch.cat([number <= has_left, seen], dim=1)
+        with without_autocast(q.device.type):
+            y, log_size = attention_to(q, recent, seen[:, None])
+        out = self._in_one(y, log_size, leaving, has_left[..., None])
+        if key_mask is not None:
+            moved = torch.where(key_mask[..., None, None], moved, window)
+            out = out.masked_fill(~key_mask[..., None], 0)
+        window.copy_(moved)
+        count.copy_((count + is_real).clamp(max=W + N))
+        return out
+
+    def _in_one(self, y: Tensor, log_size: Tensor, leaving: Tensor, has_left: Tensor) -> Tensor:
+        """All of `WindowOutput` in one tensor (B, T, features): what leaves the window is given
+        (B, T, Hkv, K + V + F), and how many tokens have left it before, (B or 1, T, 1).
+        """
+        sizes = [self.key_dim, self.value_dim, self.feature_dim]
+        _, v, features = leaving.split(sizes, dim=-1)
+        features = features.masked_fill((has_left < self.num_sinks)[..., None], 0)
+        parts = [y, log_size, v, features]
+        return torch.cat([x.flatten(2).to(y.dtype) for x in parts], dim=-1)
 
     def outputs(self, out: Tensor, num_heads: int) -> WindowOutput:
         """What `run` gave for so many heads of keys and values."""

@@ -90,21 +90,22 @@ def _in_blocks(
     return y[:, :T], log_size[:, :T]
 
 
-def sink_attention(q: Tensor, sinks: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax attention over first tokens.
+def attention_to(q: Tensor, kv: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax attention to a few tokens.
 
     Args:
         q: (B, T, Hq, K).
-        sinks: keys and values (B, N, Hkv, K + V), or for every token others (B, T, N, Hkv, K + V).
+        kv: their keys and values (B, N, Hkv, K + V), or for every token others, (B, T, N, Hkv,
+            K + V).
         seen: (B or 1, T, N) bool, which of them each token sees.
 
     Returns:
         as `window_attention`; the logarithm is about -1e30 where a token sees none.
     """
-    K, Hkv = q.shape[-1], sinks.shape[-2]
-    keys, values = at_least_float32(sinks).split([K, sinks.shape[-1] - K], dim=-1)
+    K, Hkv = q.shape[-1], kv.shape[-2]
+    keys, values = at_least_float32(kv).split([K, kv.shape[-1] - K], dim=-1)
     q = (at_least_float32(q) * K**-0.5).unflatten(2, (Hkv, -1))
-    of_each = "bnh" if sinks.dim() == 4 else "btnh"
+    of_each = "bnh" if kv.dim() == 4 else "btnh"
     scores = torch.einsum(f"bthgk,{of_each}k->bthgn", q, keys)
     scores = scores.masked_fill(~seen[:, :, None, None], HIDDEN)
     log_size = scores.logsumexp(-1)
