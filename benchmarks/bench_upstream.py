@@ -2,7 +2,8 @@
 """Transformers' own recurrent models, before and after `use_kernels`: prompts, tokens, training.
 
     python benchmarks/bench_upstream.py           # two models of a few layers, under three minutes
-    python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; 40 minutes
+    python benchmarks/bench_upstream.py --full    # all models, float32 and bfloat16; 50 minutes
+    python benchmarks/bench_upstream.py --full --resume    # what an interrupted run has left
 
 Contenders are one model, as it is and on our kernels; the two share their weights. "Without
 mixers", norms, products or loss has that kind of thing as it was, and all others replaced: what is
@@ -228,7 +229,10 @@ SETTINGS = {
         Case("Qwen3.5", 4, 4096, work=WITHOUT_TOKEN),
         # A training step of Kimi Linear takes minutes before, of which mixers are nearly all.
         Case("Kimi Linear", 4, 1024),
-        *(Case(name, 4, 1024, names=ALL) for name in MODELS if name != "Kimi Linear"),
+        *(Case(name, 4, 1024, names=ALL) for name in ("Mamba-2", "Qwen3.5", "MiniMax")),
+        # Before, the time of Falcon-Mamba's training grows by the square of the tokens.
+        Case("Falcon-Mamba", 4, 1024, work=("prompt", "token"), names=ALL),
+        Case("Falcon-Mamba", 4, 256, work=("training step",), names=ALL),
         *(Case(name, 4, 1024, HALF) for name in MODELS),
     ],
 }
@@ -302,14 +306,20 @@ def note_of(contender_name: str, shares: dict[str, float]) -> str:
 
 def bench(report: Report, case: Case) -> None:
     name, layers, T, dtype, _, names = case
+    panel = f"{name}, {layers} layers, {str(dtype).removeprefix('torch.')}"
+    titles = {
+        work: f"a token after {T}" if work == "token" else f"{work} of {T} tokens"
+        for work in case.work
+        if work != "training step" or speedup.is_trainable(dtype)
+    }
+    titles = {work: title for work, title in titles.items() if not report.has(panel, title)}
+    if not titles:
+        return
     before = make_model(name, layers, dtype, report.is_smallest)
     models = {contender_name: contender(before, contender_name) for contender_name in names}
-    panel = f"{name}, {layers} layers, {str(dtype).removeprefix('torch.')}"
     report.errors[panel] = verify(before, models[AFTER])
     ids = random_tokens(before, T)
-    for work in case.work:
-        if work == "training step" and not speedup.is_trainable(dtype):
-            continue
+    for work, title in titles.items():
         peak_mib = None
         if work == "training step":
             setting = (name, layers, T, dtype, report.is_smallest)
@@ -317,7 +327,6 @@ def bench(report: Report, case: Case) -> None:
         runs = {key: speedup.WORK[work](model, ids) for key, model in models.items()}
         timings = report.time({key: sample_of(run) for key, run in runs.items()}, 20)
         least = least_work(before, work, T)
-        title = f"a token after {T}" if work == "token" else f"{work} of {T} tokens"
         for key in (BEFORE, AFTER):
             note = note_of(key, where_time_goes(runs[key]))
             report.notes.append(f"{panel}: {title}: {note}")
@@ -349,8 +358,12 @@ class GainReport(Report):
 
 def main() -> None:
     assert __doc__ is not None
-    flags = parser(__doc__).parse_args()
-    report = GainReport("upstream", "T", AFTER, flags)
+    arguments = parser(__doc__)
+    arguments.add_argument(
+        "--resume", action="store_true", help="go on with a run of today that was interrupted"
+    )
+    flags = arguments.parse_args()
+    report = GainReport("upstream", "T", AFTER, flags, flags.resume)
     for case in SETTINGS[flags.setting]:
         bench(report, case)
     report.save()

@@ -306,6 +306,7 @@ class Report:
     x_label: str
     baseline: str  # contender that ratios refer to
     flags: argparse.Namespace  # of `parser`
+    is_resumed: bool = False  # goes on with a run of today that was interrupted
     notes: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)  # relative, before timing
     rows: list[Row] = field(default_factory=list)
@@ -317,12 +318,32 @@ class Report:
         self.date = datetime.now(timezone.utc)
         self.commit = commit()
         self.machine = describe_machine()
+        self.result_path = result_path(
+            self.flags.results, self.date, self.machine, self.bench, self.flags.setting
+        )
+        if self.is_resumed:
+            self._take_interrupted()
         self.limits = measure_limits(COPY_BYTES >> 4 if self.is_smallest else COPY_BYTES)
         print(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         print(
             f"peak {_scaled(self.limits.flops)} GFLOP/s, copy {_scaled(self.limits.copy)} GB/s, "
             f"read {_scaled(self.limits.read)} GB/s"
         )
+
+    def _take_interrupted(self) -> None:
+        """Takes what a run of today has saved that was interrupted on this machine."""
+        path = self.result_path
+        saved = json.loads(path.read_text()) if path.exists() else {"is_complete": True}
+        if saved["is_complete"] or saved["machine"] != self.machine:
+            raise SystemExit(f"{path} is not of a run that was interrupted on this machine")
+        self.rows = [Row(**row) for row in saved["rows"]]
+        self.notes, self.errors = saved["notes"], saved["relative_errors"]
+        if saved["commit"] != self.commit:
+            self.commit = f"{saved['commit']}, {self.commit}"
+
+    def has(self, panel: str, case: str) -> bool:
+        """Whether an interrupted run has measured this."""
+        return any((row.panel, row.case) == (panel, case) for row in self.rows)
 
     def time(self, samples: Mapping[str, Callable[[], float]], budget: float) -> dict[str, Timing]:
         """`interleave`, by the flags. In the smallest setting, of as few rounds as can be."""
@@ -378,11 +399,10 @@ class Report:
 
     def save(self, is_complete: bool = True) -> None:
         """Writes the JSON of `result_path`, and the plot beside it."""
-        flags = self.flags
-        path = result_path(flags.results, self.date, self.machine, self.bench, flags.setting)
+        path = self.result_path
         document = {
             "bench": self.bench,
-            "is_full": flags.setting == "full",
+            "is_full": self.flags.setting == "full",
             "is_complete": is_complete,
             "date": self.date.isoformat(timespec="seconds"),
             "commit": self.commit,

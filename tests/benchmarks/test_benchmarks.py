@@ -23,9 +23,9 @@ import report  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def run(benchmark, folder: Path, monkeypatch) -> dict:
+def run(benchmark, folder: Path, monkeypatch, *more: str) -> dict:
     """What the benchmark writes."""
-    flags = ["--smallest", "--threads", "1", "--results", str(folder)]
+    flags = ["--smallest", "--threads", "1", "--results", str(folder), *more]
     monkeypatch.setattr(sys, "argv", [benchmark.__file__, *flags])
     benchmark.main()
     (path,) = folder.glob("*-smallest.json")
@@ -126,6 +126,19 @@ def test_transformers_models_are_measured_before_and_after(tmp_path, monkeypatch
     assert panels == set(bench_upstream.MODELS)
     cases = {row["case"] for row in document["rows"]}
     assert cases == {"prompt of 16 tokens", "a token after 16", "training step of 16 tokens"}
+
+    (path,) = tmp_path.glob("*.json")
+    with pytest.raises(SystemExit, match="is not of a run that was interrupted"):
+        run(bench_upstream, tmp_path, monkeypatch, "--resume")
+    last = document["rows"][-1]["panel"]
+    of_last = [row for row in document["rows"] if row["panel"] == last]
+    rest = [row for row in document["rows"] if row not in of_last]
+    path.write_text(json.dumps(document | {"rows": rest, "is_complete": False}))
+    resumed = run(bench_upstream, tmp_path, monkeypatch, "--resume")
+    assert [row for row in resumed["rows"] if row not in rest] != of_last  # measured anew
+    names = [(row["panel"], row["case"], row["contender"]) for row in document["rows"]]
+    assert [(row["panel"], row["case"], row["contender"]) for row in resumed["rows"]] == names
+    assert resumed["rows"][: len(rest)] == rest
 
 
 def test_a_note_says_where_the_time_of_a_model_goes():
