@@ -3,6 +3,8 @@
 
 from .cache import LinearAttentionCache, StaticLinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
+from .conversion.convert import Conversion, convert
+from .conversion.report import ConversionReport
 from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
@@ -28,6 +30,8 @@ from .sequence_parallel import split_sequence
 register_model_type(LinearAttentionConfig)
 
 __all__ = [
+    "Conversion",
+    "ConversionReport",
     "Decay",
     "FeatureMap",
     "LinearAttentionCache",
@@ -43,6 +47,7 @@ __all__ = [
     "SinkCache",
     "StaticLinearAttentionCache",
     "TOVACache",
+    "convert",
     "delta_rule",
     "delta_rule_",
     "delta_rule_step_",

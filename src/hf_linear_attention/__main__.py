@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """`python -m hf_linear_attention`: what would run here, and why not what would not. With `speedup
-MODEL`: what `use_kernels` gains with a model of Transformers.
+MODEL`: what `use_kernels` gains with a model of Transformers. With `convert MODEL OUT`: a softmax
+model of Transformers as a linear-attention one.
 """
 
 import os
@@ -24,8 +25,15 @@ def main() -> None:
         from .for_transformers import speedup
 
         speedup.main(sys.argv[2:])
+    elif sys.argv[1] == "convert":
+        from .conversion import command
+
+        command.main(sys.argv[2:])
     else:
-        sys.exit(f"the only command is 'speedup MODEL', got {' '.join(sys.argv[1:])!r}")
+        sys.exit(
+            "the commands are 'speedup MODEL' and 'convert MODEL OUT', got "
+            f"{' '.join(sys.argv[1:])!r}"
+        )
 
 
 def print_report() -> None:

@@ -39,9 +39,16 @@ SIZES = (
     "v_head_dim",
     "max_position_embeddings",
     "sliding_window",
+    "window_size",
+    "window_sinks",
     "cross_attention_hidden_size",
 )
-MAY_BE_0 = ("intermediate_size",)  # which means that there is none
+MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
+# Feature maps under which weights are never negative, and as large as they are.
+WEIGHTS = (
+    *("elu+1", "relu", "relu2", "exp", "softmax"),
+    *("polynomial2", "taylor", "dpfp", "t2r", "hedgehog"),
+)
 # The values of other fields that each mixer of a "linear_attention" layer can have, by its
 # definition; mixers.py has their modules.
 MIXER_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -65,11 +72,16 @@ MIXER_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "value_act": (None,),
         "decay": ("none",),
     },
+    "window": {
+        "feature_map": WEIGHTS,
+        "normalizer": ("z",),
+        "value_act": (None,),
+    },
 }
 # Mixers that have no form without an order of tokens.
-READ_THE_PAST = ("aaren", "delta_rule", "mamba2")
+READ_THE_PAST = ("aaren", "delta_rule", "mamba2", "window")
 # Mixers with softmax's heads, of which queries share keys and values; in others values share keys.
-HEADS_OF_SOFTMAX = ("linear", "aaren")
+HEADS_OF_SOFTMAX = ("linear", "aaren", "window")
 DERIVED = {  # fields that None leaves to the others, each after those that it is made of
     "num_key_value_heads": lambda config: config.num_attention_heads,
     "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
@@ -81,6 +93,7 @@ DERIVED = {  # fields that None leaves to the others, each after those that it i
     "qk_nope_head_dim": lambda config: config.head_dim,
     "qk_rope_head_dim": lambda config: max(config.head_dim // 2, 1),
     "v_head_dim": lambda config: config.head_dim,
+    "attention_out_bias": lambda config: config.attention_bias,
     "scale_embeddings": lambda config: config.position_embedding_type == "sinusoidal",
     "layer_types": lambda config: ["linear_attention"] * config.num_hidden_layers,
 }
@@ -92,6 +105,7 @@ DERIVED_FROM = (
     "expand_k",
     "expand_v",
     "num_hidden_layers",
+    "attention_bias",
     "position_embedding_type",
 )
 
@@ -107,6 +121,8 @@ class LinearAttentionConfig(PreTrainedConfig):
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads, hidden_act, rms_norm_eps,
         initializer_range, attention_bias, mlp_bias, tie_word_embeddings, use_cache: as in Llama.
+        attention_out_bias: whether the projection behind attention has a bias; by default as
+            attention_bias says of those before it. Qwen2 has the others alone.
         intermediate_size: features of the MLPs; 0: there are none.
         rope_parameters: of "rotary" positions, as in Llama, for layers of all types: rope_type
             "default", "linear", "dynamic", "yarn", "llama3", "longrope" or "proportional", and
@@ -130,7 +146,12 @@ class LinearAttentionConfig(PreTrainedConfig):
             queries of norm 1, which takes feature_map="identity", a norm for normalizer, and gives
             its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
             space, whose other fields `presets.py` has: linear_num_key_heads are its groups,
-            linear_key_head_dim is the size of its state.
+            linear_key_head_dim is the size of its state; or "window", softmax attention over a
+            window of the last tokens and linear attention over all older ones, under one
+            denominator, for layers that were softmax attention (`mixer_window.py`). It takes
+            normalizer="z", adds no attention_eps, and a feature_map whose weights are not negative.
+        window_size, window_sinks: tokens of that window, the current one included, and how many of
+            the first tokens softmax attention goes on seeing.
         linear_allow_neg_eigval: whether beta, how much of a value "delta_rule" writes, is up to 2
             instead of 1: then a state can change its sign, and follow parity.
         softmax_mixer: what layers of other types mix tokens by: "softmax", or "mla", multi-head
@@ -138,8 +159,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: for "mla" the features of that
             vector, of keys: a head's own and those that all share, and of values; by default
             4 head_dim, head_dim, head_dim // 2 and head_dim.
-        use_qk_norm: whether softmax layers bring each head's q and k to unit mean square, by norms
-            with a weight.
+        use_qk_norm: whether softmax layers, and those of mixer="window", bring each head's q and k
+            to unit mean square, by norms with a weight.
         attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
             runs before them (`feature_maps.py`), or one registered by `register_feature_map`. With
@@ -165,6 +186,8 @@ class LinearAttentionConfig(PreTrainedConfig):
             3.5), "learned" (added, too), "rotary" (on q and k, before the feature map) or "none".
         linear_rotary: whether "rotary" positions also turn q and k of mixer="linear", and not only
             those of softmax layers.
+        rotary_layers: for every layer whether "rotary" positions turn its q and k; None: in all,
+            as far as linear_rotary and the mixer let them. SmolLM3 has layers without.
         scale_embeddings: whether embeddings are multiplied by sqrt(hidden_size) (section 3.4
             there). Without, the outputs of gated_rms_norm, large from the start, outweigh them. By
             default with sinusoidal positions only.
@@ -212,11 +235,14 @@ class LinearAttentionConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    attention_out_bias: bool | None = None
     mlp_bias: bool = False
     attention_dropout: int | float = 0.0
     rope_parameters: RopeParameters | dict | None = None
 
     mixer: str = "linear"
+    window_size: int = 64
+    window_sinks: int = 4
     linear_allow_neg_eigval: bool = False
     softmax_mixer: str = "softmax"
     kv_lora_rank: int | None = None
@@ -241,6 +267,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     time_step_limit: list[int | float] | tuple[int | float, ...] | None = None
     position_embedding_type: str = "sinusoidal"
     linear_rotary: bool = True
+    rotary_layers: list[bool] | None = None
     scale_embeddings: bool | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
@@ -253,6 +280,14 @@ class LinearAttentionConfig(PreTrainedConfig):
         """The types of the layers that run: to draft, generate() may lower `num_hidden_layers`."""
         assert self.layer_types is not None
         return self.layer_types[: self.num_hidden_layers]
+
+    def has_positions(self, layer_idx: int) -> bool:
+        """Whether "rotary" positions, if the model has them, turn q and k of a layer."""
+        assert self.layer_types is not None
+        is_linear = self.layer_types[layer_idx] == "linear_attention"
+        if is_linear and not self.linear_rotary:
+            return False
+        return self.rotary_layers is None or self.rotary_layers[layer_idx]
 
     @property
     def num_state_heads(self) -> int:
@@ -366,6 +401,11 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"layer_types must have num_hidden_layers={self.num_hidden_layers} entries, "
                 f"got {len(layer_types)}"
             )
+        if self.rotary_layers is not None and len(self.rotary_layers) != self.num_hidden_layers:
+            raise ValueError(
+                f"rotary_layers must have num_hidden_layers={self.num_hidden_layers} entries, got "
+                f"{len(self.rotary_layers)}"
+            )
         if "sliding_attention" in layer_types and self.sliding_window is None:
             raise ValueError(
                 'sliding_window must be given where layer_types has "sliding_attention"'
@@ -432,7 +472,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 'position_embedding_type must not be "rotary" with mixer="aaren", whose queries '
                 "have no position"
             )
-        turns = self.mixer == "linear" and self.linear_rotary
+        turns = self.mixer in ("linear", "window") and self.linear_rotary
         has_linear = "linear_attention" in (self.layer_types or [])
         if has_linear and turns and self.linear_key_head_dim != self.head_dim:
             raise ValueError(

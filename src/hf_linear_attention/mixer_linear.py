@@ -80,7 +80,7 @@ class LinearAttentionBase(nn.Module):
         for name, size in self.sizes.items():
             in_size = C if name == "q" else kv_input_size
             self.add_module(f"{name}_proj", Linear(in_size, size, bias=bias))
-        self.o_proj = Linear(out_size, C, bias=bias)
+        self.o_proj = Linear(out_size, C, bias=config.attention_out_bias)
         self.has_conv = False  # unless a subclass adds them
         self.value_act = None if config.value_act is None else ACT2FN[config.value_act]
         self.is_gated = config.is_gated
@@ -169,7 +169,7 @@ class LinearAttention(MappedAttention):
         self.layer_idx = layer_idx
         # Keys that the decay gives have their last form; a pointwise phi is then of queries alone.
         self.query_map = config.feature_map if gives_keys else None
-        self.has_positions = config.linear_rotary
+        self.has_positions = config.has_positions(layer_idx)
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
         self.float16_is_enough = self.feature_map is None or self.feature_map.float16_is_enough

@@ -30,6 +30,7 @@ class SoftmaxAttention(nn.Module):
         self.layer_idx = layer_idx
         self.layer_type = config.layer_types[layer_idx]
         self.is_causal = config.is_causal
+        self.has_positions = config.has_positions(layer_idx)
         is_sliding = self.layer_type == "sliding_attention"
         self.sliding_window = config.sliding_window if is_sliding else None
         self.add_projections(config)
@@ -48,7 +49,7 @@ class SoftmaxAttention(nn.Module):
         self.q_proj = Linear(C, config.num_attention_heads * D, bias=bias)
         self.k_proj = Linear(C, config.num_key_value_heads * D, bias=bias)
         self.v_proj = Linear(C, config.num_key_value_heads * D, bias=bias)
-        self.o_proj = Linear(config.num_attention_heads * D, C, bias=bias)
+        self.o_proj = Linear(config.num_attention_heads * D, C, bias=config.attention_out_bias)
         self.has_qk_norm = config.use_qk_norm
         if self.has_qk_norm:
             self.q_norm = RMSNorm(D, eps=config.rms_norm_eps)
@@ -63,7 +64,7 @@ class SoftmaxAttention(nn.Module):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if self.has_qk_norm:
             q, k = call(self.q_norm, shard, q), call(self.k_norm, shard, k)
-        if tokens.position_embeddings is not None:
+        if tokens.position_embeddings is not None and self.has_positions:
             q, k = rotate(q, k, tokens.position_embeddings, heads_at=1)
         return q, k, v, shard
 
@@ -128,7 +129,7 @@ class LatentAttention(SoftmaxAttention):
         self.kv_a_proj_with_mqa = Linear(C, self.latent_size + self.shared_size, bias=bias)
         self.kv_a_layernorm = RMSNorm(self.latent_size, eps=1e-6)  # as there, always
         self.kv_b_proj = Linear(self.latent_size, H * (self.own_size + self.value_size), bias=False)
-        self.o_proj = Linear(H * self.value_size, C, bias=bias)
+        self.o_proj = Linear(H * self.value_size, C, bias=config.attention_out_bias)
 
     def project(
         self, hidden_states: Tensor, tokens: Tokens

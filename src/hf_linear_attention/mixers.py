@@ -14,6 +14,7 @@ from .mixer_delta import DeltaRule
 from .mixer_linear import LinearAttention
 from .mixer_mamba2 import Mamba2
 from .mixer_softmax import LatentAttention, SoftmaxAttention
+from .mixer_window import WindowedAttention
 
 # By the config's `mixer`, in layers of the type "linear_attention"; what each needs of the other
 # fields is in configuration_linear_attention.py.
@@ -22,6 +23,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "aaren": Aaren,
     "delta_rule": DeltaRule,
     "mamba2": Mamba2,
+    "window": WindowedAttention,
 }
 SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
     "softmax": SoftmaxAttention,

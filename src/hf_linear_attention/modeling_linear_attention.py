@@ -53,6 +53,7 @@ from .mixer_aaren import LearnedQuery
 from .mixer_cross import CrossAttention
 from .mixer_mamba2 import Mamba2
 from .mixer_softmax import SoftmaxAttention
+from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
 from .registration import register_base_model, register_models
@@ -93,7 +94,7 @@ class LinearAttentionMLP(nn.Module):
 
 
 # Modules whose `reset_parameters` says how their parameters start.
-OF_OUR_OWN = (FeatureMap, Decay, LowerBounds, LearnedQuery, Mamba2, ShortConvolution)
+OF_OUR_OWN = (FeatureMap, Decay, LowerBounds, LearnedQuery, Mamba2, Mixing, ShortConvolution)
 
 
 class LinearAttentionDecoderLayer(GradientCheckpointingLayer):

@@ -10,6 +10,7 @@ from tiny import VARIANTS, tiny_config
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
 MAMBA2 = VARIANTS["preset_mamba2"]
 DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
+WINDOW = {"mixer": "window"}
 MLA = {"softmax_mixer": "mla", "layer_types": ["full_attention"] * 3}
 
 
@@ -80,6 +81,13 @@ def test_the_default_is_the_paper():
         ({**AAREN, "normalizer": "gated_rms_norm"}, "normalizer must be 'z' with .*aaren"),
         ({**AAREN, "num_key_value_heads": 2}, "num_key_value_heads must be .*=4 .*got 2"),
         ({**AAREN, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*aaren'),
+        ({**WINDOW, "feature_map": "identity"}, "feature_map must be 'elu.*window.*got 'identity'"),
+        ({**WINDOW, "feature_map": "favor+"}, "feature_map must be 'elu.*window.*got 'favor"),
+        ({**WINDOW, "normalizer": "rms_norm"}, "normalizer must be 'z' with mixer='window'"),
+        ({**WINDOW, "is_causal": False}, 'mixer must not be "window" with is_causal=False'),
+        ({**WINDOW, "window_size": 0}, "window_size=0 must be at least 1"),
+        ({**WINDOW, "window_sinks": -1}, "window_sinks=-1 must be at least 0"),
+        ({"rotary_layers": [True]}, "rotary_layers must have num_hidden_layers=3 entries, got 1"),
         ({"is_causal": False, "decay": "retnet"}, "decay .*is_causal=False.*got 'retnet'"),
     ],
 )

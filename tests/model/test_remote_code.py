@@ -213,9 +213,9 @@ def test_it_serves_every_auto_class_and_can_be_saved_again(saved, tmp_path):
     assert tokens[0].tolist() == expected
 
 
-def test_every_preset_runs_without_the_package(tmp_path):
+def test_every_preset_and_a_window_run_without_the_package(tmp_path):
     prompt, expected = [3, 14, 15, 9, 26], {}
-    for name, fields in PRESET_VARIANTS.items():
+    for name, fields in {**PRESET_VARIANTS, "window": VARIANTS["window"]}.items():
         model = tiny_model(dtype=torch.float32, **fields)
         model.save_pretrained(tmp_path / "models" / name)
         tokens = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)

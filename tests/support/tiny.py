@@ -39,6 +39,16 @@ AXES = {
         "conv_kernel_size": 3,
         "conv_bias": True,
     },
+    "window": {
+        "mixer": "window",
+        "feature_map": "hedgehog",
+        "window_size": 3,
+        "window_sinks": 2,
+        "num_key_value_heads": 2,
+        "decay": "per_token",
+        "use_qk_norm": True,
+        "position_embedding_type": "rotary",
+    },
     "learned": {"position_embedding_type": "learned", "tie_word_embeddings": True},
     "hybrid": {
         "layer_types": HYBRID,
@@ -89,8 +99,11 @@ VARIANTS = {
 }
 # Of newer kinds of states those that many tests run over: the delta rule's, with value heads that
 # share key heads, and with a decay for every channel beside latent softmax attention; and sums,
-# with decays that give the keys, and with write strengths.
-NEWER = ("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2")
+# with decays that give the keys, and with write strengths; and a window, with sums of what left it.
+NEWER = (
+    *("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2"),
+    "window",
+)
 
 
 def over_variants(some: Iterable[str], name: str, values: Iterable) -> pytest.MarkDecorator:

@@ -1,0 +1,82 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""`python -m hf_linear_attention convert MODEL OUT`: a folder with the converted model."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from .convert import KEPT, MIXERS, config_for, convert
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def main(arguments: list[str]) -> None:
+    """Converts, saves and says what became of the weights. Ends the program where that can't be."""
+    flags = parse(arguments)
+    out = Path(flags.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        sys.exit(f"{out} must be a new or an empty folder")
+    options = {"mixer": flags.mixer, "softmax_layers": flags.softmax_layers, **flags.overrides}
+    try:
+        # before anything large is read
+        config_for(AutoConfig.from_pretrained(flags.model), **options)
+        model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
+        converted, report = convert(model, **options)
+    except (OSError, TypeError, ValueError) as error:
+        sys.exit(f"{flags.model} can't be converted: {error}")
+    converted.card_metadata["base_model"] = flags.model
+    converted.save_pretrained(out)
+    print(f"{report}\ntokenizer: {save_tokenizer(flags.model, out)}\nsaved in {out}")
+
+
+def save_tokenizer(name: str, out: Path) -> str:
+    """Saves the tokenizer of a model, with its chat template, and says which it is."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        return f"none, for none can be loaded: {error}"
+    tokenizer.save_pretrained(out)
+    template = "with" if tokenizer.chat_template else "without"
+    return f"{type(tokenizer).__name__}, {template} a chat template"
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m hf_linear_attention convert",
+        description="A softmax model of Transformers as a linear-attention model.",
+    )
+    parser.add_argument("model", help="a folder, or a name on the Hub")
+    parser.add_argument("out", help="a folder that is not there yet")
+    parser.add_argument(
+        "--mixer", choices=MIXERS, default="window", help="of linear layers; default: window"
+    )
+    parser.add_argument(
+        "--softmax-layers",
+        type=read_layers,
+        default="none",
+        help=f"{KEPT}, as 3,7,11; default: none",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's")
+    parser.add_argument(
+        "--overrides", type=read_fields, default={}, help="more fields of the config, as JSON"
+    )
+    return parser.parse_args(arguments)
+
+
+def read_layers(text: str) -> str | int | list[int]:
+    """What `convert` takes for softmax_layers."""
+    if text in ("none", "all"):
+        return text
+    numbers = [int(part) for part in text.split(",") if part]
+    return numbers if "," in text else numbers[0]
+
+
+def read_fields(text: str) -> dict[str, Any]:
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
+        raise ValueError("not a dict")
+    return fields

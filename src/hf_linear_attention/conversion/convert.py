@@ -1,0 +1,237 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""A softmax model of Transformers as a model of this package, with the weights that it has.
+
+Shapes: C hidden size, D head dim, G query heads that share a key-value head.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..configuration_linear_attention import LinearAttentionConfig
+from ..modeling_linear_attention import LinearAttentionForCausalLM
+from .report import ConversionReport
+from .sources import check_model, fields_of, layer_types_of
+
+CONFIG = LinearAttentionConfig
+LINEAR = "linear_attention"
+GATED = {"normalizer": "gated_rms_norm", "gate_act": "silu"}
+DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
+# What linear layers may become, by name: fields of the config. As softmax layers have none, there
+# are no convolutions on q, k and v; conv_kernel_size=4 adds them.
+MIXERS: dict[str, dict[str, Any]] = {
+    "window": {"mixer": "window", "feature_map": "hedgehog"},
+    "hedgehog": {"feature_map": "hedgehog"},
+    "t2r": {"feature_map": "t2r"},
+    "elu+1": {"feature_map": "elu+1"},
+    "gated_linear": {"feature_map": "identity", "decay": "per_token", **GATED},
+    "deltanet": DELTA,
+    "gated_deltanet": {**DELTA, "decay": "per_token", **GATED},
+    "kda": {**DELTA, "decay": "kda", "normalizer": "gated_rms_norm", "low_rank_gate": True},
+}
+KEPT = "none, all, a number n for every n-th layer, or a list of layers that stay softmax"
+
+
+class Conversion(NamedTuple):
+    """The model, and what became of each parameter."""
+
+    model: LinearAttentionForCausalLM
+    report: ConversionReport
+
+
+def convert(
+    model: PreTrainedModel,
+    mixer: str = "window",
+    *,
+    softmax_layers: str | int | Sequence[int] = "none",
+    layer_types: Sequence[str] | None = None,
+    **overrides: Any,
+) -> Conversion:
+    """A model of this package with the weights of a softmax model, whose layers become linear, or
+    stay as they are.
+
+    With every layer as it was it computes what the original does. A linear layer starts from the
+    projections of the softmax layer, and has to be trained. Weights are copies: `model` is left as
+    it is. The result is on its device, in its dtype and its mode.
+
+    Args:
+        model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3 or Gemma with a language
+            head, neither quantised nor sharded.
+        mixer: what linear layers are, by name: `MIXERS`.
+        softmax_layers: which layers stay what they are: "none", "all", every n-th (n: layers
+            n - 1, 2 n - 1, ...), or a list of their numbers, from 0.
+        layer_types: the same layer by layer: "linear_attention", or the type that a layer has.
+        overrides: fields of the config that win over those of the mixer.
+
+    Raises:
+        ValueError: the model is none that can be converted, or an argument is wrong.
+    """
+    source = check_model(model)
+    overrides = {"tie_word_embeddings": _is_tied(model), **overrides}
+    config = config_for(
+        model.config, mixer, softmax_layers=softmax_layers, layer_types=layer_types, **overrides
+    )
+    with torch.device("meta"):
+        target = LinearAttentionForCausalLM(config)
+    weights, report = transfer(model, target, config, source.norms_add_1)
+    del target
+    converted = LinearAttentionForCausalLM.from_pretrained(
+        None,
+        config=config,
+        state_dict=weights,
+        dtype=model.dtype,
+        attn_implementation=model.config._attn_implementation,
+    )
+    converted.generation_config = copy.deepcopy(model.generation_config)
+    return Conversion(converted.to(model.device).train(model.training), report)
+
+
+def config_for(
+    original: Any,
+    mixer: str = "window",
+    *,
+    softmax_layers: str | int | Sequence[int] = "none",
+    layer_types: Sequence[str] | None = None,
+    **overrides: Any,
+) -> LinearAttentionConfig:
+    """The config of the model that `convert` makes of one with the config `original`.
+
+    Raises:
+        ValueError: as `convert`.
+    """
+    if mixer not in MIXERS:
+        raise ValueError(f"mixer must be one of {', '.join(map(repr, MIXERS))}, got {mixer!r}")
+    unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(CONFIG)})
+    if unknown:
+        raise ValueError(f"overrides must be fields of {CONFIG.__name__}, got {unknown}")
+    fields = {**fields_of(original), **MIXERS[mixer]}
+    if fields.get("mixer") == "delta_rule":  # whose queries can't share keys
+        fields["linear_num_key_heads"] = original.num_attention_heads
+    types = layer_types_of(original)
+    if layer_types is None:
+        kept = _kept_layers(softmax_layers, len(types))
+        layer_types = [kind if i in kept else LINEAR for i, kind in enumerate(types)]
+    elif softmax_layers != "none":
+        raise ValueError(
+            f"softmax_layers and layer_types say the same: give one, got {softmax_layers!r} and "
+            f"{list(layer_types)}"
+        )
+    _check_layer_types(layer_types, types)
+    return CONFIG(**{**fields, **overrides}, layer_types=list(layer_types))
+
+
+def _kept_layers(softmax_layers: str | int | Sequence[int], L: int) -> set[int]:
+    """The numbers of those of L layers that stay softmax."""
+    if softmax_layers == "none":
+        return set()
+    if softmax_layers == "all":
+        return set(range(L))
+    if isinstance(softmax_layers, int) and softmax_layers is not True:
+        if softmax_layers < 1:
+            raise ValueError(f"softmax_layers={softmax_layers} must be at least 1 ({KEPT})")
+        return set(range(softmax_layers - 1, L, softmax_layers))
+    if isinstance(softmax_layers, (str, int)) or not all(type(i) is int for i in softmax_layers):
+        raise ValueError(f"softmax_layers must be {KEPT}, got {softmax_layers!r}")
+    wrong = [i for i in softmax_layers if not 0 <= i < L]
+    if wrong:
+        raise ValueError(f"softmax_layers must be from 0 to {L - 1}, got {wrong}")
+    return set(softmax_layers)
+
+
+def _check_layer_types(layer_types: Sequence[str], types: Sequence[str]) -> None:
+    """Raises a ValueError where a layer would be another softmax layer than it was."""
+    if len(layer_types) != len(types):
+        raise ValueError(
+            f"layer_types must have an entry for each of {len(types)} layers, got "
+            f"{len(layer_types)}"
+        )
+    for i, (new, old) in enumerate(zip(layer_types, types, strict=True)):
+        if new not in (LINEAR, old):
+            raise ValueError(
+                f"layer_types[{i}] must be {LINEAR!r} or {old!r}, as it was; got {new!r}"
+            )
+
+
+def _is_tied(model: PreTrainedModel) -> bool:
+    """Whether embeddings and the language head are one tensor."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+# ---- weights ----
+
+
+def transfer(
+    model: PreTrainedModel,
+    target: LinearAttentionForCausalLM,
+    config: LinearAttentionConfig,
+    norms_add_1: bool = False,
+) -> tuple[dict[str, Tensor], ConversionReport]:
+    """The weights that `target`, on whatever device, takes of `model`, by name.
+
+    Raises:
+        ValueError: a parameter has another shape than its place; one is left over, or none is
+            there, where it is not a linear layer's.
+    """
+    given, wanted = (dict(x.named_parameters()) for x in (model, target))
+    changes = {name: _change(name, config, norms_add_1) for name in given}
+    weights, copied, changed = {}, [], {}
+    for name, x in given.items():
+        if name not in wanted:
+            continue
+        how, change = changes[name] or ("", torch.clone)
+        y = change(x.detach())
+        if y.shape != wanted[name].shape:
+            raise ValueError(
+                f"{name} must have the shape {tuple(wanted[name].shape)} that the config says, got "
+                f"{tuple(y.shape)}"
+            )
+        weights[name] = y
+        if how:
+            changed[name] = how
+        else:
+            copied.append(name)
+    new = [name for name in wanted if name not in given]
+    left_out = [name for name in given if name not in wanted]
+    for what, names in (("has no", new), ("has a", left_out)):
+        for name in names:
+            if not _is_of_linear_layer(name, config):
+                raise ValueError(f"model {what} {name}, as no {type(model).__name__} should")
+    return weights, ConversionReport(
+        tuple(config.active_layer_types), tuple(copied), changed, tuple(new), tuple(left_out)
+    )
+
+
+Change = tuple[str, Callable[[Tensor], Tensor]]
+
+
+def _change(name: str, config: LinearAttentionConfig, norms_add_1: bool) -> Change | None:
+    """How a parameter is to be changed, in words and as a function of it; None: not at all."""
+    parts = name.split(".")
+    if norms_add_1 and parts[-2].endswith("norm"):
+        return "1 + weight, as norms multiply by it", lambda x: (1 + x.float()).to(x.dtype)
+    G = config.num_attention_heads // (config.num_key_value_heads or 1)
+    shares_queries = config.mixer != "delta_rule"
+    if not _is_of_linear_layer(name, config) or shares_queries or G == 1:
+        return None
+    if parts[-2] not in ("k_proj", "v_proj"):
+        return None
+
+    def repeat(x: Tensor) -> Tensor:
+        """(Hkv D, ...) -> (Hq D, ...)"""
+        return x.unflatten(0, (-1, config.head_dim)).repeat_interleave(G, 0).flatten(0, 1)
+
+    return f"each head {G} times, for every query head that shared it", repeat
+
+
+def _is_of_linear_layer(name: str, config: LinearAttentionConfig) -> bool:
+    """Whether a parameter belongs to the attention of a layer that becomes linear."""
+    parts = name.split(".")
+    if parts[:2] != ["model", "layers"] or parts[3] != "self_attn":
+        return False
+    return config.active_layer_types[int(parts[2])] == LINEAR

@@ -1,0 +1,167 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The models of Transformers that can be converted: what of their configs ours says, and why others
+can't be.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+# Fields that both configs have, with one meaning.
+SHARED_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "use_cache",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "rope_parameters",
+)
+# Fields of configs that say of any model that it has what ours can't have, and what that is.
+UNSUPPORTED_FIELDS = {
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "attn_logit_softcapping": "soft-capping of attention scores",
+    "final_logit_softcapping": "soft-capping of logits",
+    "use_bidirectional_attention": "attention in both directions",
+}
+SOFT_CAPPED = "soft-capping, a scale of queries of its own and norms behind attention and MLP"
+OTHER_NORMS = "norms behind attention and MLP, and rotary positions of two kinds"
+# What models that one might try have beside that.
+UNSUPPORTED_MODELS = {
+    "gemma2": SOFT_CAPPED,
+    "gemma3": f"{OTHER_NORMS}, and images",
+    "gemma3_text": OTHER_NORMS,
+    "gemma3n_text": OTHER_NORMS,
+    "olmo2": "norms behind attention and MLP",
+    "olmo3": "norms behind attention and MLP",
+    "phi3": "projections that are one for q, k and v",
+    "cohere": "layers whose MLP reads what attention reads",
+    "granite": "multipliers of residuals, embeddings, scores and logits",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model of Transformers whose layers are as ours: its parameters have the names of ours.
+
+    fields: what else of its config ours has, under the same name.
+    fixed: what its class does, and no field says.
+    norms_add_1: whether its norms of the hidden size multiply by 1 + weight.
+    """
+
+    class_name: str
+    fields: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    norms_add_1: bool = False
+
+
+SOURCES: dict[str, Source] = {  # by model type
+    "llama": Source("LlamaForCausalLM", ("attention_bias", "mlp_bias")),
+    "mistral": Source("MistralForCausalLM"),
+    "qwen2": Source(
+        "Qwen2ForCausalLM", fixed={"attention_bias": True, "attention_out_bias": False}
+    ),
+    "qwen3": Source("Qwen3ForCausalLM", ("attention_bias",), {"use_qk_norm": True}),
+    "smollm3": Source("SmolLM3ForCausalLM", ("attention_bias", "mlp_bias")),
+    "gemma": Source(
+        "GemmaForCausalLM", ("attention_bias",), {"scale_embeddings": True}, norms_add_1=True
+    ),
+}
+
+
+def find_source(config: PreTrainedConfig) -> Source:
+    """What is known of the model that a config is of.
+
+    Raises:
+        ValueError: it can't be converted; the message names what is not supported.
+    """
+    model_type = config.model_type
+    found = {what for name, what in UNSUPPORTED_FIELDS.items() if getattr(config, name, None)}
+    if model_type in UNSUPPORTED_MODELS:
+        found = {UNSUPPORTED_MODELS[model_type]}
+    if model_type not in SOURCES or found:
+        has = f", which has {' and '.join(sorted(found))}" if found else ""
+        raise ValueError(
+            f"model must be one of {', '.join(map(repr, SOURCES))}, with layers as ours, got "
+            f"{model_type!r}{has}"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            "model must not be quantised: its attention needs weights that can be trained; got "
+            f"quantization_config={config.quantization_config}"
+        )
+    return SOURCES[model_type]
+
+
+def layer_types_of(config: PreTrainedConfig) -> list[str]:
+    """The type of each layer, as our configs call them."""
+    L = config.num_hidden_layers
+    if config.model_type == "mistral":  # which has no types, but one window for all layers, or none
+        return ["full_attention" if config.sliding_window is None else "sliding_attention"] * L
+    return list((getattr(config, "layer_types", None) or ["full_attention"] * L)[:L])
+
+
+def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of our config that say what another is, but for layer_types.
+
+    Raises:
+        ValueError: as `find_source`.
+    """
+    source = find_source(config)
+    heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
+    fields = {name: copy.deepcopy(getattr(config, name)) for name in SHARED_FIELDS + source.fields}
+    if fields["rope_parameters"].get("rope_type") == "default":
+        fields["rope_parameters"].pop("partial_rotary_factor", None)  # these models don't read it
+    if "sliding_attention" in layer_types_of(config):
+        fields["sliding_window"] = config.sliding_window
+    has_rope = getattr(config, "no_rope_layers", None)
+    if has_rope is not None and not all(has_rope):
+        fields["rotary_layers"] = [bool(has) for has in has_rope[: config.num_hidden_layers]]
+    return {
+        **fields,
+        "head_dim": config.hidden_size // heads if head_dim is None else head_dim,
+        "attention_dropout": config.attention_dropout or 0.0,
+        "position_embedding_type": "rotary",
+        "scale_embeddings": False,
+        **source.fixed,
+    }
+
+
+def check_model(model: nn.Module) -> Source:
+    """What is known of a model.
+
+    Raises:
+        ValueError: it can't be converted, or its weights are not there, or are no plain numbers.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model must be a model of Transformers, got {type(model).__name__}; one with PEFT's "
+            "adapters comes out of its merge_and_unload()"
+        )
+    source = find_source(model.config)
+    if type(model).__name__ != source.class_name:
+        raise ValueError(f"model must be a {source.class_name}, got {type(model).__name__}")
+    for name, x in model.named_parameters():
+        if type(x) not in (nn.Parameter, Tensor) or not x.is_floating_point():
+            raise ValueError(
+                f"model must not be quantised or sharded: {name} is {type(x).__name__} of "
+                f"{x.dtype}, and must be a plain tensor of floating-point numbers"
+            )
+        if x.device == torch.device("meta"):
+            raise ValueError(f"model must hold its weights: {name} is on the meta device")
+    return source

@@ -1,0 +1,242 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""mixer="window": softmax over the last tokens and the first, sums over the others, under one
+denominator.
+"""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_linear_attention import windowed_softmax
+from hf_linear_attention.cache import LinearAttentionCache
+from hf_linear_attention.mixer_window import Mixing, WindowedAttention
+from hf_linear_attention.recurrence_window import WindowRecurrence
+from hf_linear_attention.tokens import Tokens
+from hf_linear_attention.windowed_softmax import join, window_attention
+from tiny import tiny_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CAUSAL = Tokens(is_causal=True)
+Hq, Hkv, D, C = 4, 2, 8, 32
+CASES = {
+    "hedgehog": {"feature_map": "hedgehog", "window_size": 4, "window_sinks": 2},
+    "t2r_decaying": {"feature_map": "t2r", "window_size": 3, "decay": "per_head"},
+    "elu+1_alone": {"feature_map": "elu+1", "window_size": 5, "window_sinks": 0},
+    "forgetting": {
+        **{"feature_map": "relu", "window_size": 1, "window_sinks": 1},
+        **{"decay": "per_token"},
+    },
+    "more_sinks_than_window": {"feature_map": "exp", "window_size": 2, "window_sinks": 5},
+    "per_channel": {"feature_map": "elu+1", "window_size": 2, "window_sinks": 1, "decay": "gla"},
+}
+
+
+def config_of(**fields):
+    kwargs = {"num_key_value_heads": Hkv, "position_embedding_type": "none", "layer_types": None}
+    return tiny_config(mixer="window", **{**kwargs, **fields})
+
+
+def build(dtype=torch.float64, **fields) -> WindowedAttention:
+    """A layer with random parameters, those that begin as constants included."""
+    torch.manual_seed(0)
+    layer = WindowedAttention(config_of(**fields), layer_idx=0)
+    with torch.no_grad():
+        for x in layer.parameters():
+            x.add_(0.5 * torch.randn_like(x))
+    return layer.to(dtype)
+
+
+def hidden(*shape, seed=1, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, C, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def loop(layer, x):
+    """One row x (T, C) -> (T, C), token by token, by the definition."""
+    q, k, v = (getattr(layer, f"{n}_proj")(x).unflatten(-1, (-1, D)) for n in "qkv")
+    phi_q, phi_k = (t[0] for t in layer._map(q[None], k[None], None))
+    log_decay = layer.decay(x[None])
+    log_decay = None if log_decay is None else log_decay[0]
+    W, N, outputs = layer.window.window, layer.window.num_sinks, []
+    for t in range(len(x)):
+        for h in range(Hq):
+            g, num, den = h // (Hq // Hkv), torch.zeros(D, dtype=x.dtype), 0.0
+            for j in range(t + 1):
+                if t - j < W or j < N:
+                    weight = (q[t, h] @ k[j, g] / math.sqrt(D)).exp()
+                else:
+                    phi = phi_k[j, g]
+                    if log_decay is not None:  # since it left the window, with token j + W
+                        phi = phi * log_decay[j + W + 1 : t + 1, g].sum(0).exp()
+                    weight = layer.mixing.log_factor[h].exp() * (phi_q[t, h] @ phi)
+                num, den = num + weight * v[j, g], den + weight
+            outputs.append(num / den)
+    return layer.o_proj(torch.stack(outputs).view(len(x), Hq * D))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_the_definition(case):
+    layer, x = build(**CASES[case]), hidden(2, 13)
+    expected = torch.stack([loop(layer, row) for row in x])
+    torch.testing.assert_close(layer(x, CAUSAL)[0], expected)
+
+
+def test_it_is_the_definition_over_several_blocks_of_queries():
+    layer, x = build(feature_map="hedgehog", window_size=20, window_sinks=2), hidden(1, 68)
+    torch.testing.assert_close(layer(x, CAUSAL)[0][0], loop(layer, x[0]))
+
+
+def read_in_pieces(layer, x, pieces, mask=None):
+    """With a cache, in pieces of so many tokens."""
+    cache, outputs, start = LinearAttentionCache(config_of()), [], 0
+    for length in pieces:
+        part = None if mask is None else mask[:, start : start + length]
+        tokens = CAUSAL._replace(key_mask=part)
+        with torch.no_grad():
+            outputs.append(layer(x[:, start : start + length], tokens, cache)[0])
+        start += length
+    return torch.cat(outputs, 1)
+
+
+@pytest.mark.parametrize("pieces", [[1] * 13, [6, 1, 6], [2, 11], [12, 1], [0, 3, 0, 10]], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_any_split_is_the_whole(case, pieces):
+    layer, x = build(**CASES[case]), hidden(2, 13)
+    torch.testing.assert_close(read_in_pieces(layer, x, pieces), layer(x, CAUSAL)[0])
+
+
+@pytest.mark.parametrize("pieces", [[14], [1] * 14, [5, 9]], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_padding_anywhere_changes_nothing(case, pieces):
+    layer, x = build(**CASES[case]), hidden(3, 14)
+    mask = torch.ones(3, 14, dtype=torch.bool)
+    mask[0, :5] = mask[1, 9:] = False
+    mask[2, [0, 3, 4, 8, 13]] = False
+    x[~mask] = 100.0
+    y = read_in_pieces(layer, x, pieces, mask)
+    for row in range(3):
+        alone = layer(x[row, mask[row]][None], CAUSAL)[0]
+        torch.testing.assert_close(y[row, mask[row]][None], alone)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_packed_sequences_are_read_as_if_alone(case):
+    layer, lengths = build(**CASES[case]), [1, 9, 3, 11]
+    rows = [hidden(1, length, seed=length) for length in lengths]
+    bounds = torch.tensor([0, 1, 10, 13, 24], dtype=torch.int32)
+    y = layer(torch.cat(rows, 1), CAUSAL._replace(cu_seqlens=bounds))[0]
+    torch.testing.assert_close(y, torch.cat([layer(row, CAUSAL)[0] for row in rows], 1))
+
+
+@pytest.mark.parametrize("case", ["hedgehog", "forgetting"])
+def test_gradients_are_those_of_the_formula(case):
+    layer = build(hidden_size=8, **CASES[case])
+    x = hidden(1, 9)[..., :8].clone().requires_grad_()
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    mask[0, 1] = False
+    tokens = CAUSAL._replace(key_mask=mask)
+
+    def run(x, *parameters):
+        return layer(x, tokens)[0][mask]
+
+    assert torch.autograd.gradcheck(run, (x, layer.mixing.log_factor, layer.k_proj.weight))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_float32_is_near_float64_for_scores_of_any_size(scale):
+    layer, x = build(**CASES["hedgehog"]), hidden(1, 20)
+    with torch.no_grad():
+        layer.q_proj.weight *= scale  # scores up to some hundreds
+        layer.k_proj.weight *= scale
+        expected = layer(x, CAUSAL)[0]
+        actual = layer.float()(x.float(), CAUSAL)[0]
+    torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near(dtype):
+    layer, x = build(**CASES["hedgehog"]), hidden(1, 40)
+    expected = layer(x, CAUSAL)[0]
+    actual = layer.to(dtype)(x.to(dtype), CAUSAL)[0]
+    assert actual.dtype == dtype
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=0, atol=0.06 * expected.abs().max().item()
+    )
+
+
+def test_parts_that_are_far_apart_are_joined_without_a_nan():
+    y, other = torch.tensor([[1.0], [2.0]])[..., None]
+    for log_size, other_size, expected in (
+        (200.0, -200.0, 1.0),
+        (-200.0, 200.0, 2.0),
+        (5.0, -torch.inf, 1.0),
+        (-1e30, 0.0, 2.0),
+        (90.0, 90.0, 1.5),
+    ):
+        sizes = torch.tensor([log_size]), torch.tensor([other_size])
+        torch.testing.assert_close(join(y, sizes[0], other, sizes[1]).item(), expected)
+
+
+def test_without_older_tokens_no_gradient_is_nan():
+    mixing = Mixing(1)
+    y, size = torch.randn(1, 2, 1, 3), torch.zeros(1, 2, 1)
+    sums = torch.tensor([0.0, 0, 0, 0, 1, 2, 3, 4]).view(1, 2, 1, 4).requires_grad_()
+    mixing(y, size, sums).sum().backward()
+    assert sums.grad.isfinite().all()
+    assert mixing.log_factor.grad.isfinite().all()
+
+
+class LargestTensor(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+def test_memory_grows_as_the_tokens_and_not_as_their_square():
+    def largest(T):
+        q, k = torch.randn(1, T, 2, 4), torch.randn(1, T + 16, 2, 4)
+        with LargestTensor() as mode:
+            window_attention(q, k, k, torch.arange(T)[None], 16)
+        return mode.numel
+
+    assert largest(4096) <= 2.1 * largest(2048)
+    assert largest(4096) <= 2 * 4096 * (16 + 64)
+    assert largest(16384) <= 4.1 * largest(4096)  # in pieces
+
+
+def test_pieces_of_long_texts_are_the_whole(monkeypatch):
+    q, k, v = torch.randn(1, 90, 4, 4), torch.randn(1, 97, 2, 4), torch.randn(1, 97, 2, 3)
+    whole = window_attention(q, k, v, torch.arange(90)[None], 7)
+    monkeypatch.setattr(windowed_softmax, "PIECE", 40)
+    for actual, expected in zip(
+        window_attention(q, k, v, torch.arange(90)[None], 7), whole, strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+LENGTHS = [[6, 5, 4], [1, 1, 13], [0, 2, 1, 12], [15], [3, 0, 12]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("window", [3, 7])
+def test_pieces_combine_to_the_state_of_the_whole(lengths, window):
+    recurrence = WindowRecurrence(2, 3, 2, 4, window, num_sinks=3)
+    kvf = torch.randn(2, 15, 2, 9, dtype=torch.float64)
+    mask = torch.rand(2, 15) > 0.3
+    whole = recurrence.replay({"kvf": kvf}, {}, mask)
+    parts = zip(kvf.split(lengths, 1), mask.split(lengths, 1), strict=True)
+    pieces = [recurrence.piece({"kvf": x}, CAUSAL._replace(key_mask=m)) for x, m in parts]
+    combined = recurrence.combine({k: torch.stack([p[k] for p in pieces]) for k in pieces[0]})
+    assert combined.keys() == whole.keys() == recurrence.state_sizes().keys()
+    for name, x in whole.items():
+        torch.testing.assert_close(combined[name], x)
+    none = recurrence.combine({name: x[None][:0] for name, x in pieces[0].items()})
+    for name, x in recurrence.start({"kvf": kvf}).items():
+        torch.testing.assert_close(none[name], x)
