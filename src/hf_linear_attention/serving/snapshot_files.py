@@ -17,13 +17,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..cache_files import fingerprint, read_file, write_file
+from ..cache_files import NOT_IN_THE_STATE, read_file, write_file
 from .slot_layout import SlotLayout
 from .snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 
 FILE_FORMAT = "hf-linear-attention prompt 1"
+# fields of a config that say where a model is from, or what is known of it otherwise
+ORIGIN = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
 Fits = Callable[[int, int, dict[str, Tensor]], bool]  # start, stop, tensors
 
@@ -90,7 +92,9 @@ def fingerprint_of(model: PreTrainedModel, layout: SlotLayout) -> str:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with ThreadPoolExecutor() as pool:  # hashing lets other threads run
         hashes = dict(zip(tensors, pool.map(hash_of, tensors.values()), strict=True))
-    text = json.dumps([fingerprint(model.config), hashes, repr(layout)], sort_keys=True)
+    config = model.config.to_dict().items()
+    config = {name: x for name, x in config if name not in ORIGIN | NOT_IN_THE_STATE}
+    text = json.dumps([config, hashes, repr(layout)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
