@@ -6,7 +6,8 @@
 
 Over HTTP on the loopback, `transformers serve` with --continuous-batching and without, where one
 request waits for the other. In one process, `generate_batch`, and `generate()` for the prompts one
-by one and as a batch, which begins and ends for all at once.
+by one and as a batch, which begins and ends for all at once. There, too, the first token after a
+long prompt that is new, and after one that only ends otherwise.
 
 All prompts have as many tokens, and all answers. "per token" is the time in which all clients
 together get one: 1000 / tokens per second. "first token" is the mean over the clients, which all
@@ -41,12 +42,14 @@ from transformers import (
 )
 
 from harness import Report, Timing, parser
+from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from models import Size, make_model
 
 BATCHED, ALONE = "continuous batching", "one at a time"
 HTTP = {BATCHED: ["--continuous-batching"], ALONE: []}
 ENGINE, GENERATE_BATCH = "generate_batch's engine", "generate_batch"
 ONE_BY_ONE, PADDED = "generate(), one by one", "generate(), batch"
+NEW, SHARED = "a new prompt", "one that begins like it"
 SERVE = """
 import sys
 from transformers.cli.transformers import main
@@ -62,13 +65,15 @@ class Setting(NamedTuple):
     prompt: int  # tokens of each
     answer: int
     clients: tuple[int, ...]
+    long_prompt: int  # tokens
 
 
 SETTINGS = {
-    "smallest": Setting(Size(32, 64, 2, 2, 100), 4, 3, (2,)),
-    "short": Setting(DEMO, 16, 64, (1, 16, 32)),
-    "full": Setting(DEMO, 16, 128, (1, 2, 4, 8, 16, 32, 64)),
+    "smallest": Setting(Size(32, 64, 2, 2, 100), 4, 3, (2,), 600),
+    "short": Setting(DEMO, 16, 64, (1, 16, 32), 16_000),
+    "full": Setting(DEMO, 16, 128, (1, 2, 4, 8, 16, 32, 64), 16_000),
 }
+QUESTION = 16  # tokens at the end of a long prompt
 
 
 # ---- servers and clients ----
@@ -243,6 +248,56 @@ def measure_here(
     report.add("one process, per token", case, len(prompts), timings, {}, reference=reference)
 
 
+def long_prompt_model(size: Size, num_softmax: int) -> PreTrainedModel:
+    """Its last layers have full attention."""
+    torch.manual_seed(0)
+    linear = ["linear_attention"] * (size.layers - num_softmax)
+    config = LinearAttentionConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        layer_types=[*linear, *["full_attention"] * num_softmax],
+    )
+    return LinearAttentionForCausalLM(config).eval()
+
+
+def measure_long_prompt(report: Report, model: PreTrainedModel, name: str, length: int) -> None:
+    """Until the first token of a prompt of which nothing is known, and then of one like it."""
+    greedy, settings = engine_settings(tokens=1, requests=1)
+    settings.num_blocks = length // settings.page_size + 2
+    manager = model.init_continuous_batching(greedy, settings)
+    manager.start()
+    generator, last = torch.Generator().manual_seed(0), []
+
+    def tokens(number: int) -> list[int]:
+        return torch.randint(model.config.vocab_size, (number,), generator=generator).tolist()
+
+    def first_token(prompt: list[int]) -> list[int]:
+        last[:] = prompt
+        manager.add_request(prompt)
+        return manager.get_result().generated_tokens
+
+    def seconds(prompt: list[int]) -> float:
+        start = time.perf_counter()
+        first_token(prompt)
+        return time.perf_counter() - start
+
+    samples = {
+        NEW: lambda: seconds(tokens(length)),
+        SHARED: lambda: seconds(last[:-QUESTION] + tokens(QUESTION)),
+    }
+    timings = report.time(samples, 10)
+    again = first_token(last)
+    manager.stop()
+    if again != answers(model, torch.tensor([last]), 1)[0].tolist():
+        sys.exit(f"{name}: a prompt that begins like another gets another token than generate()'s")
+    case = f"{name}, {length} tokens"
+    reference = timings[SHARED]
+    report.add("long prompt, first token", case, length, timings, {}, reference=reference)
+
+
 def verify(servers: dict[str, Server], texts: list[str], expected: list[str], answer: int) -> None:
     for name, running in servers.items():
         got = [running.ask(text, answer) for text in texts]
@@ -269,6 +324,9 @@ def run(flags: argparse.Namespace, folder: Path) -> None:
             measure_http(report, servers, texts[:clients], setting.answer)
     for clients in setting.clients:
         measure_here(report, model, prompts[:clients], setting.answer)
+    for name, num_softmax in {"pure": 0, "hybrid": 1}.items():
+        model = long_prompt_model(setting.size, num_softmax)
+        measure_long_prompt(report, model, name, setting.long_prompt)
     report.save()
 
 

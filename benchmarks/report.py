@@ -45,7 +45,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "prompt, float32",
     ),
     "training": ("training step",),
-    "serving": ("HTTP", "one process"),
+    "serving": ("HTTP", "one process", "long prompt"),
 }
 CHOICES = {  # the systems in the README's table, and what for
     "gated_deltanet": "**Start here.** The best on text, at constant memory",

@@ -5,6 +5,7 @@ import json
 import os
 import uuid
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,15 +47,7 @@ def save_cache(cache: Cache, path: str | os.PathLike) -> None:
         "config": json.dumps(fingerprint(cache.config), sort_keys=True),
         "layers": json.dumps(layers),
     }
-    metadata["checksum"] = _checksum(tensors, metadata)
-    # of this process alone, and beside the file, so that it can take its place at once
-    unfinished = f"{os.fspath(path)}.{uuid.uuid4().hex}.unfinished"
-    try:
-        save_file(tensors, unfinished, metadata=metadata)
-        os.replace(unfinished, path)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
+    write_file(path, tensors, metadata)
 
 
 def load_into(
@@ -66,7 +59,8 @@ def load_into(
     Raises:
         FileNotFoundError, ValueError: as `LinearAttentionCache.load`.
     """
-    tensors, metadata = _read_file(path, device)
+    tensors, metadata = read_file(path, FILE_FORMATS, "LinearAttentionCache.save")
+    tensors = {name: x.to(device) for name, x in tensors.items()}
     _check_config(path, json.loads(metadata["config"]), cache.config)
     cache.left_padding = tensors.pop(LEFT_PADDING, None)
     by_layer: list[dict[str, Tensor]] = [{} for _ in cache.layers]
@@ -112,6 +106,51 @@ def _check_dtype(path: str | os.PathLike, saved: str, dtype: torch.dtype | None)
         )
 
 
+def write_file(
+    path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> None:
+    """Writes a safetensors file with a checksum of everything in it, all of it or nothing."""
+    metadata = {**metadata, "checksum": _checksum(tensors, metadata)}
+    # of this process alone, and beside the file, so that it can take its place at once
+    unfinished = f"{os.fspath(path)}.{uuid.uuid4().hex}.unfinished"
+    try:
+        save_file(tensors, unfinished, metadata=metadata)
+        os.replace(unfinished, path)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+
+
+def read_file(
+    path: str | os.PathLike, formats: Sequence[str], writer: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of what `write_file` has written, on the CPU.
+
+    Args:
+        formats: of which the metadata's "format" must be one.
+        writer: who writes such files, for the error.
+
+    Raises:
+        FileNotFoundError; ValueError: the file is damaged, or another.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    if metadata.get("format") not in formats:
+        raise ValueError(
+            f"{path} must be a file that {writer} wrote, of format "
+            f"{' or '.join(map(repr, formats))}, got format {metadata.get('format')!r}"
+        )
+    checksum = metadata.pop("checksum", None)
+    if checksum != _checksum(tensors, metadata):
+        raise ValueError(f"{path} is damaged: its checksum does not fit what it holds")
+    # copies: memory of their own, which may change in place
+    return {name: x.clone() for name, x in tensors.items()}, metadata
+
+
 def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
     """Of everything in a file, in an order of its own."""
     checksum = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
@@ -120,25 +159,3 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
         checksum = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), checksum)
         checksum = zlib.crc32(x.flatten().view(torch.uint8).numpy().data, checksum)
     return f"{checksum:08x}"
-
-
-def _read_file(
-    path: str | os.PathLike, device: torch.device | str
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    if metadata.get("format") not in FILE_FORMATS:
-        formats = " or ".join(map(repr, FILE_FORMATS))
-        raise ValueError(
-            f"{path} must be a file that LinearAttentionCache.save wrote, of format {formats}, "
-            f"got format {metadata.get('format')!r}"
-        )
-    checksum = metadata.pop("checksum", None)
-    if checksum != _checksum(tensors, metadata):
-        raise ValueError(f"{path} is damaged: its checksum does not fit what it holds")
-    # copies: memory of their own, which may change in place
-    return {name: x.clone().to(device) for name, x in tensors.items()}, metadata

@@ -173,3 +173,5 @@ def test_serving_is_measured(tmp_path, monkeypatch):
         bench_serving.ONE_BY_ONE,
         bench_serving.PADDED,
     }
+    long_prompts = {bench_serving.NEW, bench_serving.SHARED}
+    assert contenders(document, "long prompt, first token") == long_prompts

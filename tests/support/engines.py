@@ -25,15 +25,18 @@ def alone(model, prompt: list[int], new_tokens: int = NEW_TOKENS) -> list[int]:
 
 
 @contextmanager
-def engine(model, settings: dict | None = None, **generation: Any) -> Iterator[Any]:
-    """A running manager. At its end all memory has come back."""
+def engine(
+    model, settings: dict | None = None, start: bool = True, **generation: Any
+) -> Iterator[Any]:
+    """A manager that runs, unless the test is to start it. At its end all memory has come back."""
     settings = {"page_size": 8, "num_blocks": 400, **(settings or {})}
     manager = model.init_continuous_batching(
         GenerationConfig(**{"max_new_tokens": NEW_TOKENS, **GREEDY, **generation}),
         ContinuousBatchingConfig(**settings),
     )
     manager.warmup()
-    manager.start()
+    if start:
+        manager.start()
     try:
         yield manager
         wait_until(lambda: not manager.batch_processor.has_pending_requests())

@@ -40,6 +40,7 @@ from ..registration import allocators_of_paged_cache
 from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
 from .scheduling import child_id, with_slots
+from .shared_prompts import SharingManager
 from .slot_layout import SlotLayout, round_up
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ CPU_SLOTS = 128
 CPU_PAGED_TOKENS = 2**14
 
 
-class SlotManager(ContinuousBatchingManager):
+class SlotManager(SharingManager):
     """A ContinuousBatchingManager that also gives each request a slot for its states."""
 
     batch_processor: ContinuousBatchProcessor | None
@@ -74,6 +75,7 @@ class SlotManager(ContinuousBatchingManager):
             )
         self.output_router = OrderedRouter()
         give_memory(self.continuous_batching_config, model, self.layout)
+        self.share_prompts()
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         """As in Transformers, for its parts know of full and sliding attention only."""
@@ -92,6 +94,7 @@ class SlotManager(ContinuousBatchingManager):
         if LINEAR in allocators:
             count_no_keys(processor.inputs_and_outputs, is_pure=len(allocators) == 1)
         self.paged_model = PagedModel(self.model, processor)
+        self.prompts.attach(processor)
         return processor
 
     def warmup(self) -> None:
@@ -104,6 +107,7 @@ class SlotManager(ContinuousBatchingManager):
     def _generation_step(self) -> None:
         assert self.batch_processor is not None
         self.batch_processor._generation_step(self.paged_model)
+        self.prompts.after_step(self.batch_processor.scheduler.batch)
 
     def _generation_loop_body(self, batch_processor, bootstrapping: bool) -> bool:
         """As in Transformers, where an error ends all requests, and the loop."""

@@ -8,9 +8,10 @@ from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.continuous_batching.scheduler import Scheduler
 
 from ..slots import is_step
+from .shared_prompts import PromptScheduling
 
 
-class SlotScheduling:
+class SlotScheduling(PromptScheduling):
     """Mixed into the scheduler that a config names."""
 
     admit: Callable[[Any], None]  # raises an error for a request that can't be
