@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -133,6 +134,16 @@ def test_a_model_that_sees_is_served_as_far_as_it_reads_text():
     use_kernels(model)
     with engine(model, PIECES) as manager:
         assert answers_of_engine(manager) == expected
+
+
+def test_adapters_are_served():
+    options = {"target_modules": ["in_proj_qkv", "q_proj"], "init_lora_weights": False}
+    model = get_peft_model(tiny_upstream("qwen3_5_text"), LoraConfig(**options)).eval()
+    use_kernels(model)
+    ids = torch.tensor(PROMPTS[1:2])
+    expected = model.generate(input_ids=ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+    with engine(model, PIECES) as manager:
+        assert answers_of_engine(manager)[1] == expected[0, ids.shape[1] :].tolist()
 
 
 def test_sums_are_in_float32_and_windows_in_the_model_s_dtype():
