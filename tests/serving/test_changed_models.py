@@ -188,6 +188,14 @@ def test_another_mask_of_softmax_layers_is_refused():
         model.init_continuous_batching()
 
 
+def test_a_model_on_several_devices_is_refused():
+    model = tiny_upstream("mamba2")
+    use_kernels(model)
+    model.backbone.norm_f.to("meta")
+    with pytest.raises(NotImplementedError, match="on several devices: cpu, meta"):
+        model.init_continuous_batching()
+
+
 def test_undo_brings_back_transformers_engine_and_forgets_ours():
     model, before = tiny_upstream("mamba2"), GenerationMixin.init_continuous_batching
     report = use_kernels(model)

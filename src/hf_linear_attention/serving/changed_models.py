@@ -211,6 +211,9 @@ def family_of(base: PreTrainedModel) -> Family:
     family = FAMILIES[name]
     if family.never_with and getattr(base.config, family.never_with, None) is not None:
         raise refusal(base, f"its config has a {family.never_with}")
+    devices = sorted({str(parameter.device) for parameter in base.parameters()})
+    if len(devices) > 1:
+        raise refusal(base, f"its weights are on several devices: {', '.join(devices)}")
     for where, module in base.named_modules():
         if is_recurrent(module) and not hasattr(module, "recurrences"):
             raise refusal(
