@@ -121,8 +121,9 @@ _preparations: list[Callable[[PreTrainedModel], None]] = []
 
 
 def before_forwards(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], None]:
-    """Lets `prepare` see every model of Transformers each time before it is called, until what this
-    returns is called. Only the package does this, where a user asks for `use_kernels_everywhere`.
+    """Lets `prepare` see every model of Transformers each time before it is called, or is to serve
+    continuous batches, until what this returns is called. Only the package does this, where a user
+    asks for `use_kernels_everywhere`.
     """
 
     def call(self, *args, **kwargs):
@@ -131,15 +132,25 @@ def before_forwards(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], 
                 each(self)
         return torch.nn.Module.__call__(self, *args, **kwargs)
 
+    def init_continuous_batching(self, *args, **kwargs):
+        before = type(self)
+        for each in tuple(_preparations):
+            each(self)
+        is_changed = type(self) is not before
+        asked: Any = self if is_changed else super(GenerationMixin, self)
+        return asked.init_continuous_batching(*args, **kwargs)
+
     def stop() -> None:
         if prepare in _preparations:
             _preparations.remove(prepare)
         if not _preparations and "__call__" in vars(PreTrainedModel):
             del PreTrainedModel.__call__
+            del GenerationMixin.init_continuous_batching
 
     _preparations.append(prepare)
     if "__call__" not in vars(PreTrainedModel):
         PreTrainedModel.__call__ = call
+        GenerationMixin.init_continuous_batching = init_continuous_batching
     return stop
 
 

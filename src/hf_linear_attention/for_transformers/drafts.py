@@ -12,6 +12,8 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.generation import GenerationMode
 from transformers.utils import ModelOutput
 
+from .served import Served
+
 
 def is_drafting(generation_config: GenerationConfig, mode: GenerationMode) -> bool:
     """Whether tokens are drafted: for the model, or by it."""
@@ -25,7 +27,7 @@ class CountedCache(DynamicCache):
         return getattr(self.layers[layer_idx], "num_tokens", 0)
 
 
-class DraftsOfMamba:
+class DraftsOfMamba(Served):
     """A head whose cache is `cache_params`, and while it drafts `past_key_values`, too."""
 
     _is_stateful = False
@@ -64,7 +66,7 @@ class DraftsOfMamba:
             model_kwargs[theirs] = model_kwargs.pop(ours)
 
 
-class DraftsOfMiniMax:
+class DraftsOfMiniMax(Served):
     """A head that makes its cache in the forward, where generate() must have it before."""
 
     def _prepare_cache_for_generation(

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from .layer_parts import begin, convolve
+from ..recurrence import Recurrence
+from .layer_parts import begin, convolve, window_of
 
 
 class GatedConvolution(nn.Module):
@@ -38,3 +39,8 @@ class GatedConvolution(nn.Module):
         y = gate_out * convolve(self.conv, gate_in * x, memory, activation=None)
         memory.write(y.dtype)
         return self.out_proj(y).view(B, T, -1)
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers."""
+        return [window_of(self.conv, activation=None)]

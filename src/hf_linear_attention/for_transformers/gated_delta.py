@@ -60,12 +60,15 @@ class GatedDelta(ConvolvedLayer):
             "beta": self.beta(b),
             "log_decay": decay * F.softplus(at_least_float32(a) + self.dt_bias),
         }
-        recurrence = DeltaRecurrence(self.num_v_heads, self.head_k_dim, self.head_v_dim)
-        y = memory.run(recurrence, inputs)
+        y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)
 
         z = z.unflatten(-1, (-1, self.head_v_dim))
         return self.project_out(y, z).view(B, T, -1)
+
+    @property
+    def recurrence(self) -> DeltaRecurrence:
+        return DeltaRecurrence(self.num_v_heads, self.head_k_dim, self.head_v_dim)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, T, 2 Hk K + Hv V), the gate (B, T, Hv V), and what the write

@@ -50,11 +50,15 @@ class KDA(ConvolvedLayer):
             "beta": self.b_proj(hidden_states).sigmoid(),
             "log_decay": at_least_float32(self.forget_gate(hidden_states)),
         }
-        y = memory.run(DeltaRecurrence(self.num_heads, self.head_dim, self.head_dim), inputs)
+        y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)
 
         y = self.o_norm(y, self.gate(hidden_states).unflatten(-1, (-1, self.head_dim)))
         return self.o_proj(y.flatten(2)).view(B, T, -1)
+
+    @property
+    def recurrence(self) -> DeltaRecurrence:
+        return DeltaRecurrence(self.num_heads, self.head_dim, self.head_dim)
 
     def gate(self, hidden_states: Tensor) -> Tensor:
         """(B, T, H K)"""

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ..memory import LayerMemory
+from ..recurrence import Recurrence
 from ..short_convolution import ConvolutionWindow
+from ..slots import SlotCache
 from ..tokens import Tokens
 from .packing import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
@@ -32,6 +34,16 @@ class ConvolvedLayer(nn.Module):
         if layer.activation in ("silu", "swish"):
             return None
         return f"its convolution is followed by {layer.activation!r}, and ours by SiLU"
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """That behind the convolution."""
+        raise NotImplementedError
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers."""
+        return [self.recurrence, window_of(self.conv1d)]
 
 
 def tokens_of(
@@ -72,7 +84,7 @@ def tokens_of(
 def begin(
     layer: Any,  # of a layer_idx
     hidden_states: Tensor,
-    cache: Cache | None,
+    cache: Cache | SlotCache | None,
     attention_mask: Tensor | None,
     kwargs: Mapping[str, Any],
     is_transposed: bool = False,
@@ -81,6 +93,8 @@ def begin(
     """What the forward of a layer with a stock cache begins with: hidden states, in one row where
     sequences are packed, and the layer's memory. Arguments as of `tokens_of` and StockLayer.
     """
+    if isinstance(cache, SlotCache):
+        return hidden_states, memory_in_slots(layer, hidden_states, cache)
     tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
     stored = None
     if cache is not None:
@@ -91,12 +105,23 @@ def begin(
     return hidden_states, LayerMemory(stored, tokens, T)
 
 
+def memory_in_slots(layer: Any, hidden_states: Tensor, cache: SlotCache) -> LayerMemory:
+    """The memory of a layer in a continuous batch, all of whose tokens (1, T, C) are real."""
+    tokens = Tokens(is_causal=True)
+    return LayerMemory(cache.layers[layer.layer_idx], tokens, hidden_states.shape[1])
+
+
+def window_of(conv1d: nn.Conv1d, activation: str | None = "silu") -> ConvolutionWindow:
+    """What a causal convolution remembers, channel by channel; then SiLU or no activation."""
+    channels, _, kernel_size = conv1d.weight.shape
+    return ConvolutionWindow("conv", channels, kernel_size, activation)
+
+
 def convolve(
     conv1d: nn.Conv1d, x: Tensor, memory: LayerMemory, activation: str | None = "silu"
 ) -> Tensor:
     """x (B, T, C) through a causal convolution, channel by channel, and SiLU or no activation."""
-    channels, _, kernel_size = conv1d.weight.shape
-    recurrence = ConvolutionWindow("conv", channels, kernel_size, activation)
+    recurrence = window_of(conv1d, activation)
     x_in = x.to(conv1d.weight.dtype)
     y = memory.run(recurrence, {"x": x_in, "weight": conv1d.weight, "bias": conv1d.bias})
     return y.to(x.dtype)

@@ -16,7 +16,8 @@ from ..memory import LayerMemory
 from ..numerics import accumulation_dtype, at_least_float32
 from ..recurrence import Inputs, Recurrence, State
 from ..recurrence_linear import LinearRecurrence
-from .layer_parts import tokens_of
+from ..slots import SlotCache
+from .layer_parts import memory_in_slots, tokens_of
 
 
 class MiniMaxLayer:
@@ -77,9 +78,9 @@ class Lightning(nn.Module):
         attention_mask: Tensor | None,
         past_key_values: Cache | None = None,
         **kwargs,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C) -> (B, T, C), and the state (B, H, D, D) after the last token, of
-        each sequence where several are packed.
+        each sequence where several are packed; None where states are in slots.
         """
         B, T, _ = hidden_states.shape
         hidden_states, memory = self.begin(hidden_states, past_key_values, attention_mask, kwargs)
@@ -88,21 +89,32 @@ class Lightning(nn.Module):
         qkv = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (H, 3 * D))
         q, k, v = qkv.split(D, dim=-1)
         log_decay = -at_least_float32(self.slope_rate).view(1, 1, H).expand(qkv.shape[:3])
-        recurrence = LinearRecurrence(H, D, D, normalize=False)
-        y = memory.run(recurrence, {"q": q, "k": k, "v": v, "log_decay": log_decay})
+        y = memory.run(self.recurrence, {"q": q, "k": k, "v": v, "log_decay": log_decay})
         memory.write(y.dtype)
 
         y = self.norm(y.flatten(2))
         y = self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * y)
-        return y.view(B, T, -1), memory.state["kv"]
+        return y.view(B, T, -1), memory.state.get("kv")
+
+    @property
+    def recurrence(self) -> LinearRecurrence:
+        D = self.head_dim
+        return LinearRecurrence(self.num_attention_heads, D, D, normalize=False)
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers."""
+        return [self.recurrence]
 
     def begin(
         self,
         hidden_states: Tensor,
-        cache: Cache | None,
+        cache: Cache | SlotCache | None,
         attention_mask: Tensor | None,
         kwargs: Mapping[str, Any],
     ) -> tuple[Tensor, LayerMemory]:
+        if isinstance(cache, SlotCache):
+            return hidden_states, memory_in_slots(self, hidden_states, cache)
         tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
         stored = None
         if cache is not None:

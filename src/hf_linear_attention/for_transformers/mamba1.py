@@ -44,11 +44,15 @@ class Mamba1(ConvolvedLayer):
 
         x, gate = self.split(self.in_proj(hidden_states))
         x = convolve(self.conv1d, x, memory)
-        y = memory.run(SelectiveScanRecurrence(self.A_log, self.D), self.inputs_of_scan(x))
+        y = memory.run(self.recurrence, self.inputs_of_scan(x))
         memory.write(y.dtype)
 
         y = (y.flatten(2) * F.silu(gate)).to(hidden_states.dtype)
         return self.out_proj(y).view(B, T, -1)
+
+    @property
+    def recurrence(self) -> SelectiveScanRecurrence:
+        return SelectiveScanRecurrence(self.A_log, self.D)
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, 2 I) -> what is convolved, and the gate, (B, T, I) each."""

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from ..slots import SlotCache
 from ..tokens import positions_within, sequence_of_each_token
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
@@ -107,6 +108,8 @@ def tell_layers(
         ValueError: the model's softmax layers can't keep them apart, or the model can't be told in
             a compiled graph.
     """
+    if is_continuous_batch(kwargs):  # whose slots say which token is of which sequence
+        return None
     name = type(model).__name__
     if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
         is_given = kwargs.get(BOUNDS) is not None and is_one_of(model, HAND_ON_A_MASK)
@@ -159,6 +162,8 @@ def _longest_row(model: PreTrainedModel) -> int | None:
 
 def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
+    if is_continuous_batch(kwargs):
+        return
     if torch.compiler.is_compiling():
         if kwargs.get(BOUNDS) is not None:
             _refuse_in_a_graph(type(head).__name__)
@@ -172,6 +177,10 @@ def forget(head: PreTrainedModel, args: tuple, output: Any) -> None:
     setattr(head.base_model, IS_TOLD, False)
     if not torch.compiler.is_compiling():
         _told.set(None)
+
+
+def is_continuous_batch(kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(kwargs.get(name), SlotCache) for name in CACHES)
 
 
 def _refuse_in_a_graph(name: str) -> None:

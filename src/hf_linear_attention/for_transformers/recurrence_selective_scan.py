@@ -33,6 +33,7 @@ class SelectiveScanRecurrence(Recurrence):
     D: Tensor | None = None
 
     only_read: ClassVar[tuple[str, ...]] = ("C",)
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {"kv": StateSize(tuple(self.A_log.shape), is_sum=True)}

@@ -67,15 +67,16 @@ class SSD(ConvolvedLayer):
             "log_decay": -at_least_float32(self.A_log).exp() * dt,
             "write_strength": dt,
         }
-        recurrence = LinearRecurrence(
-            self.num_heads, self.ssm_state_size, self.head_dim, normalize=False
-        )
-        y = memory.run(recurrence, inputs)
+        y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)
 
         y = torch.addcmul(y, x, self.D[:, None].to(x.dtype)).flatten(2)
         y = self.gated_norm(y, gate)
         return self.out_proj(y.to(hidden_states.dtype)).view(B, T, -1)
+
+    @property
+    def recurrence(self) -> LinearRecurrence:
+        return LinearRecurrence(self.num_heads, self.ssm_state_size, self.head_dim, normalize=False)
 
     def project(self, hidden_states: Tensor) -> Tensor:
         return self.in_proj(hidden_states)

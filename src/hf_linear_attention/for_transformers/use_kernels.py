@@ -25,6 +25,7 @@ from .families import Replacement, made_class, replacement_for
 from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, why_it_stays
 from .packing import forget, is_one_of, tell_base, tell_layers
+from .served import forget_manager, generates, served_class
 
 # Heads that do not hand on what they are told of packed sequences.
 HAND_NOTHING_ON = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
@@ -48,8 +49,8 @@ class Left(NamedTuple):
     why: str
 
 
-class Drafting(NamedTuple):
-    """A model that takes drafts now, with its class before and now."""
+class ChangedHead(NamedTuple):
+    """A model that takes drafts now, or continuous batches, with its class before and now."""
 
     model: PreTrainedModel
     before: type[PreTrainedModel]
@@ -85,7 +86,8 @@ class Report(Undoable):
     left: list[Left] = field(default_factory=list)
     losses: list[ChangedLoss] = field(default_factory=list)
     hooks: list[RemovableHandle] = field(default_factory=list)
-    takes_drafts: list[Drafting] = field(default_factory=list)
+    takes_drafts: list[ChangedHead] = field(default_factory=list)
+    takes_batches: list[ChangedHead] = field(default_factory=list)
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
@@ -98,8 +100,9 @@ class Report(Undoable):
             loss.undo()
         for hook in self.hooks:
             hook.remove()
-        for model, before, now in self.takes_drafts:
+        for model, before, now in (*self.takes_batches, *self.takes_drafts):
             vars(model).pop("_is_stateful", None)
+            forget_manager(model)
             if type(model) is now:
                 change_class(model, before)
 
@@ -120,10 +123,11 @@ def use_kernels(model: nn.Module) -> Report:
     Each module that has a replacement becomes one of a subclass of its class, which has the same
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
     `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
-    wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart, and
-    `generate` takes drafts. `loss_function` is ours where Transformers' is of the same formula. In
-    models without recurrent layers, too, products of few rows with torchao's weights of 8 and 4
-    bits become ours (docs/quantization.md). Nothing else in the process changes.
+    wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart,
+    `generate` takes drafts, and continuous batching has places for states. `loss_function` is ours
+    where Transformers' is of the same formula. In models without recurrent layers, too, products of
+    few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md). Nothing else
+    in the process changes.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()
@@ -156,6 +160,7 @@ def use_kernels(model: nn.Module) -> Report:
         _replace_parts(report, model, layers)
         _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
+        _allow_continuous_batching(report, model, layers)
     _replace_quantized_products(report, model)
     if not report.changed and not report.left:
         why = "no layer of it has a replacement"
@@ -290,14 +295,23 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
         before, config = type(part), part.config.get_text_config()
         if (before.__module__, before.__name__) in HEADS:
             change_class(part, made_class(before.__module__, before.__name__))
-            report.takes_drafts.append(Drafting(part, before, type(part)))
+            report.takes_drafts.append(ChangedHead(part, before, type(part)))
         elif (
             part._is_stateful
             and "past_key_values" in inspect.signature(part.forward).parameters
             and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
         ):
             part._is_stateful = False
-            report.takes_drafts.append(Drafting(part, before, before))
+            report.takes_drafts.append(ChangedHead(part, before, before))
+
+
+def _allow_continuous_batching(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    """Lets `init_continuous_batching` of heads lead to the engine that has places for states."""
+    for _, part in _models_in(model):
+        before = type(part)
+        if generates(before) and not layers.isdisjoint(part.modules()):
+            change_class(part, served_class(before.__name__))
+            report.takes_batches.append(ChangedHead(part, before, type(part)))
 
 
 def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:

@@ -44,11 +44,10 @@ class SlotLayout:
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "SlotLayout":
         """By what the mixers of its layers say of their recurrences."""
-        layers = enumerate(model.model.layers)
         recurrences = {
-            number: layer.self_attn.recurrences
-            for number, layer in layers
-            if hasattr(layer.self_attn, "recurrences")
+            module.layer_idx: module.recurrences
+            for module in model.modules()
+            if hasattr(module, "recurrences")
         }
         return cls.of_recurrences(recurrences, model.dtype)
 

@@ -1,0 +1,68 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Heads of models that use_kernels has changed, whose continuous batching has places for states.
+
+Each is of a class of the name of Transformers' own, made when it is asked for, which pickle finds
+here.
+"""
+
+import functools
+
+import transformers
+from transformers import PreTrainedModel
+
+NO_ENGINE = (
+    "continuous batching of recurrent models needs a release of Transformers that this package's "
+    "engine was made for: {}. generate() works as ever"
+)
+
+
+class Served:
+    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too."""
+
+    def init_continuous_batching(
+        self, generation_config=None, continuous_batching_config=None, workload_hints=None
+    ):
+        """As in Transformers, which has no place for a state.
+
+        Raises:
+            NotImplementedError: the model can't be served so; it says which part of it, and why.
+                Or Transformers is another than the engine was made for.
+            ValueError: the settings can't be, for states.
+        """
+        try:
+            from ..serving.changed_models import manager_of_changed_model
+
+            return manager_of_changed_model(
+                self, generation_config, continuous_batching_config, workload_hints
+            )
+        except ImportError as error:
+            raise NotImplementedError(NO_ENGINE.format(error)) from error
+
+
+def generates(cls: type) -> bool:
+    """Whether a class is a head of Transformers that has continuous batching, but not yet ours."""
+    return (
+        hasattr(cls, "init_continuous_batching")
+        and getattr(transformers, cls.__name__, None) is cls
+    )
+
+
+@functools.cache
+def served_class(name: str) -> type[PreTrainedModel]:
+    """What a head of Transformers of this name becomes."""
+    upstream = getattr(transformers, name)
+    body = {"__module__": __name__, "__doc__": upstream.__doc__}
+    return type(name, (Served, upstream), body)
+
+
+def forget_manager(model: PreTrainedModel) -> None:
+    """Ends a manager that was kept for later sessions."""
+    if hasattr(model, "destroy_cached_continuous_batching_manager"):
+        model.destroy_cached_continuous_batching_manager()
+
+
+def __getattr__(name: str) -> type[PreTrainedModel]:
+    upstream = getattr(transformers, name, None)
+    if not isinstance(upstream, type) or not generates(upstream):
+        raise AttributeError(f"Transformers has no model {name} that generates")
+    return served_class(name)

@@ -1,0 +1,242 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Continuous batching of Transformers' own recurrent models that `use_kernels` has changed.
+
+Their recurrent layers take a SlotCache in the place of a cache of Transformers, and their softmax
+layers are Transformers', with its pages. The engine is that of this package's models: it sees a
+ServedModel, which answers as one of them does.
+
+Shapes: T tokens of all sequences in a batch.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+from ..for_transformers.families import replacement_for
+from ..for_transformers.packing import is_one_of
+from ..for_transformers.served import Served
+from ..recurrence import State
+from ..slots import KeepKeys, SlotBatch, SlotCache
+from .allocators import LINEAR
+from .continuous_batching import continuous_batching_manager
+
+
+class Family(NamedTuple):
+    """What the engine must know of a model."""
+
+    attention: str | None = None  # the class of its softmax layers, if it has any
+    is_latent: bool = False  # whether these keep latent vectors, of which they make keys
+    never_with: str | None = None  # what the config may not have, for it changes softmax layers
+
+
+# Models whose layers `use_kernels` changes, by the name of the class that holds the layers.
+FAMILIES = {
+    "BailingHybridModel": Family("BailingHybridAttention", is_latent=True),
+    "BambaModel": Family("BambaAttention"),
+    "FalconH1Model": Family("FalconH1Attention"),
+    "FalconMambaModel": Family(),
+    "GraniteMoeHybridModel": Family("GraniteMoeHybridAttention"),
+    "JambaModel": Family("JambaAttention"),
+    "KimiLinearModel": Family("KimiLinearAttention", is_latent=True),
+    "Lfm2Model": Family("Lfm2Attention"),
+    "Lfm2MoeModel": Family("Lfm2MoeAttention"),
+    "Lfm3Model": Family("Lfm3Attention"),
+    "Mamba2Model": Family(),
+    "MambaModel": Family(),
+    "MiniMaxModel": Family("MiniMaxAttention", never_with="sliding_window"),
+    "NemotronHModel": Family("NemotronHAttention"),
+    "OlmoHybridModel": Family("OlmoHybridAttention"),
+    "Qwen3NextModel": Family("Qwen3NextAttention"),
+    "Qwen3_5MoeTextModel": Family("Qwen3_5MoeAttention"),
+    "Qwen3_5TextModel": Family("Qwen3_5Attention"),
+}
+SHARED = "its softmax layers are one module, and pages are found by a module's number"
+INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
+CONVOLVED = "convolutions beside its softmax layers have no slots"
+WHY_NOT = {
+    "Glm5NextTextModel": INDEXED,
+    "Inkling2TextModel": CONVOLVED,
+    "InklingTextModel": CONVOLVED,
+    "Qwen4ExpTextModel": INDEXED,
+    "Zamba2Model": SHARED,
+    "ZambaModel": SHARED,
+}
+
+
+# By all types of layers for which these models make masks that they are not given.
+NO_MASKS = dict.fromkeys(("full_attention", "sliding_attention", LINEAR, "conv"))
+
+
+def manager_of_changed_model(
+    model: Any,
+    generation_config: GenerationConfig | None = None,
+    continuous_batching_config: ContinuousBatchingConfig | None = None,
+    workload_hints: Any = None,
+) -> ContinuousBatchingManager:
+    """`continuous_batching_manager` of a model of Transformers that `use_kernels` has changed.
+
+    Raises:
+        NotImplementedError: the model can't be served so; it says which part of it, and why.
+        ValueError: the settings can't be, for states.
+    """
+    served: Any = ServedModel(model)
+    return continuous_batching_manager(
+        served, generation_config, continuous_batching_config, workload_hints
+    )
+
+
+class ServedModel:
+    """A changed model as the engine calls it. What is not here is the model's own.
+
+    Raises:
+        NotImplementedError: the model can't be served.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        base = base_of(model)
+        family = family_of(base)
+        self._model: Any = model
+        self._takes_masks = family.attention is not None
+        self.config = ServedConfig(base, family)
+        parameters = inspect.signature(type(model).forward).parameters
+        self._cache = "cache_params" if "cache_params" in parameters else "past_key_values"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    @property
+    def _cached_continuous_batching_manager(self) -> ContinuousBatchingManager:
+        return self._model._cached_continuous_batching_manager
+
+    @_cached_continuous_batching_manager.setter
+    def _cached_continuous_batching_manager(self, manager: ContinuousBatchingManager) -> None:
+        self._model._cached_continuous_batching_manager = manager
+
+    def eval(self) -> "ServedModel":
+        self._model.eval()
+        return self
+
+    def set_attn_implementation(self, name: str) -> None:
+        if self._takes_masks:  # else nobody would use it, and Transformers warns
+            self._model.set_attn_implementation(name)
+
+    def slot_cache(
+        self,
+        states: dict[int, State],
+        slots: list[int],
+        lengths: list[int],
+        is_new: list[bool],
+        keep_keys: KeepKeys | None = None,
+    ) -> SlotCache:
+        """As of this package's models."""
+        batch = SlotBatch.of(slots, lengths, is_new, self._model.device)
+        return SlotCache(states, batch, keep_keys)
+
+    def __call__(self, past_key_values: SlotCache, **batch: Any) -> Any:
+        """The model's output for tokens (1, T)."""
+        is_changed = isinstance(self._model, Served)
+        if not is_changed:
+            raise RuntimeError("what use_kernels did to the model was undone while it is served")
+        if self._takes_masks:
+            batch["attention_mask"] = {**NO_MASKS, **batch.get("attention_mask", {})}
+        return self._model(**{self._cache: past_key_values}, **batch)
+
+
+class ServedConfig:
+    """A changed model's config, with what the engine reads of this package's configs. What is not
+    here is the config's own.
+    """
+
+    add_cross_attention = False
+    position_embedding_type = "rope"  # or none, but no learned ones
+
+    def __init__(self, base: PreTrainedModel, family: Family):
+        config: Any = base.config.get_text_config()
+        self._config = config
+        self.softmax_mixer = "mla" if family.is_latent else "softmax"
+        layers = softmax_layers(base, family)
+        types = [type_of(layers.get(i)) for i in range(config.num_hidden_layers)]
+        if LINEAR not in types:  # all layers have states beside softmax attention
+            types.append(LINEAR)
+        self.layer_types = self.active_layer_types = types
+        # Without softmax layers, these are what `num_blocks` and estimates of memory count in.
+        heads = getattr(config, "num_attention_heads", 1) if layers else 1
+        self.num_attention_heads = heads
+        self.num_key_value_heads = heads
+        self.head_dim = config.hidden_size // heads
+        if layers:
+            self.num_key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+            self.head_dim = getattr(next(iter(layers.values())), "head_dim", self.head_dim)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> "ServedConfig":
+        return self
+
+
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model that holds its recurrent layers."""
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    with_layers = [part for part in models if any(map(is_recurrent, part.modules()))]
+    return with_layers[-1]  # parts come behind what they are in
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether it is a layer that `use_kernels` has replaced, or left alone."""
+    found = (replacement_for(cls) for cls in type(module).__mro__)
+    return any(replacement is not None and replacement.is_recurrent for replacement in found)
+
+
+def family_of(base: PreTrainedModel) -> Family:
+    """What is known of it.
+
+    Raises:
+        NotImplementedError: it can't be served, or one of its layers can't.
+    """
+    name = next((cls.__name__ for cls in type(base).__mro__ if cls.__name__ in FAMILIES), None)
+    if name is None:
+        why = next(
+            (WHY_NOT[cls.__name__] for cls in type(base).__mro__ if cls.__name__ in WHY_NOT),
+            "nobody has tried it",
+        )
+        raise refusal(base, why)
+    family = FAMILIES[name]
+    if family.never_with and getattr(base.config, family.never_with, None) is not None:
+        raise refusal(base, f"its config has a {family.never_with}")
+    devices = sorted({str(parameter.device) for parameter in base.parameters()})
+    if len(devices) > 1:
+        raise refusal(base, f"its weights are on several devices: {', '.join(devices)}")
+    for where, module in base.named_modules():
+        if is_recurrent(module) and not hasattr(module, "recurrences"):
+            raise refusal(
+                base,
+                f"{where} ({type(module).__name__}) is Transformers' own, which has no slots; the "
+                "report of use_kernels says why",
+            )
+    return family
+
+
+def refusal(base: PreTrainedModel, why: str) -> NotImplementedError:
+    return NotImplementedError(f"continuous batching can't serve {type(base).__name__}: {why}")
+
+
+def type_of(attention: Any | None) -> str:
+    """What a layer keeps in pages, if it has softmax attention."""
+    if attention is None:
+        return LINEAR
+    has_window = getattr(attention, "sliding_window", None) is not None
+    return "sliding_attention" if has_window else "full_attention"
+
+
+def softmax_layers(base: PreTrainedModel, family: Family) -> dict[int, Any]:
+    """The modules of softmax attention by their number."""
+    names = () if family.attention is None else (family.attention,)
+    return {module.layer_idx: module for module in base.modules() if is_one_of(module, names)}
