@@ -276,6 +276,8 @@ def settings_for_states(
         return settings
     if types == {LINEAR}:
         settings.auto_switch_to_flash = False  # nobody would use it
+        if settings.safety_margin is None:
+            settings.safety_margin = 0.0  # no request comes to need more than its slot
     is_compiled = settings.default_compile_level > 0
     is_compiled |= settings.varlen_compile_config is not None
     refused = {
