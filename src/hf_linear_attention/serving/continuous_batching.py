@@ -39,6 +39,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from ..registration import allocators_of_paged_cache
 from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
+from .broken_rows import NO_TOKEN, RowSampler, take_out
 from .scheduling import child_id, with_slots
 from .slot_layout import SlotLayout, round_up
 
@@ -92,6 +93,7 @@ class SlotManager(ContinuousBatchingManager):
         if LINEAR in allocators:
             count_no_keys(processor.inputs_and_outputs, is_pure=len(allocators) == 1)
         self.paged_model = PagedModel(self.model, processor)
+        self.sampler = RowSampler(processor.model_runner)
         return processor
 
     def warmup(self) -> None:
@@ -102,8 +104,12 @@ class SlotManager(ContinuousBatchingManager):
         self.warmed_up = True
 
     def _generation_step(self) -> None:
-        assert self.batch_processor is not None
-        self.batch_processor._generation_step(self.paged_model)
+        processor = self.batch_processor
+        assert processor is not None
+        processor._generation_step(self.paged_model)
+        if self.sampler.broken:
+            for state in take_out(processor, self.sampler.broken):
+                self._fail(processor, state, ArithmeticError(NO_TOKEN))
 
     def _generation_loop_body(self, batch_processor, bootstrapping: bool) -> bool:
         """As in Transformers, where an error ends all requests, and the loop."""
