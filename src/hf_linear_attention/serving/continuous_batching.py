@@ -40,6 +40,7 @@ from ..registration import allocators_of_paged_cache
 from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
 from .broken_rows import NO_TOKEN, RowSampler, take_out
+from .guard import GuardedManager
 from .scheduling import child_id, with_slots
 from .slot_layout import SlotLayout, round_up
 
@@ -52,7 +53,7 @@ CPU_SLOTS = 128
 CPU_PAGED_TOKENS = 2**14
 
 
-class SlotManager(ContinuousBatchingManager):
+class SlotManager(GuardedManager):
     """A ContinuousBatchingManager that also gives each request a slot for its states."""
 
     batch_processor: ContinuousBatchProcessor | None
@@ -135,11 +136,6 @@ class SlotManager(ContinuousBatchingManager):
         for number in range(unborn):
             child = state.fork(child_id(state.request_id, number))
             processor.output_router.fail_and_deliver(child, error)
-
-    def _forget(self, request_id: str) -> None:
-        """Of a cancelled request, which gets no last output, who waits for it."""
-        with self.output_router._lock:
-            self.output_router.result_handlers.pop(request_id, None)
 
     def register_result_handler(self, request_id: str, callback) -> None:
         """As in Transformers; and what was ready before goes to the handler first."""
