@@ -18,7 +18,7 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo test test-vllm bench compare sanitize gpu-check check format clean
+.PHONY: help demo test test-vllm bench compare sanitize soak gpu-check check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
 	@echo "make sanitize   look for memory errors and races in the CPU kernels, under 15 minutes"
+	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
@@ -59,6 +60,9 @@ compare: $(VENV)/installed
 
 sanitize: $(VENV)/installed
 	$(IN_VENV) python scripts/sanitize.py $(SANITIZE_FLAGS)
+
+soak: $(VENV)/clients
+	$(IN_VENV) python scripts/soak.py $(SOAK_FLAGS)
 
 # Fetches nothing: it takes the Python of $(VENV), or else PYTHON, with the torch that it has.
 gpu-check:

@@ -83,6 +83,25 @@ class SlotAllocator(CacheAllocator):
         raise NotImplementedError("a layer with slots keeps no keys and values")
 
 
+class FiniteKeys:
+    """Mixed into allocators of pages. A mask of 0 and -inf hides the keys and values of the others
+    in a batch, but not NaN or infinity among them: these are 0 for whoever reads.
+    """
+
+    def update(self, key_states, value_states, layer_idx, read_index, write_index):
+        return super().update(  # type: ignore[misc]
+            finite(key_states), finite(value_states), layer_idx, read_index, write_index
+        )
+
+
+class FullAllocator(FiniteKeys, FullAttentionCacheAllocator):
+    pass
+
+
+class SlidingAllocator(FiniteKeys, SlidingAttentionCacheAllocator):
+    pass
+
+
 class LatentAllocator(FullAttentionCacheAllocator):
     """Pages for latent attention: a row for each token, its latent vector and its part of the keys
     that all heads share (L + R).
@@ -118,7 +137,7 @@ class LatentAllocator(FullAttentionCacheAllocator):
         """(1, 1, T, L) and (1, 1, T, R) -> (1, 1, S, L) and (1, 1, S, R), for rows to read (S,), or
         none where nothing was read before, and rows to write (T,).
         """
-        rows, new = self.rows[layer_idx], torch.cat([latent, shared], -1)[0, 0]
+        rows, new = self.rows[layer_idx], finite(torch.cat([latent, shared], -1)[0, 0])
         rows.index_copy_(0, write, new)
         everything = new if read.numel() == 0 else rows.index_select(0, read)
         latent, shared = everything[None, None].split(self.sizes, dim=-1)
@@ -129,6 +148,10 @@ class LatentAllocator(FullAttentionCacheAllocator):
 
     def get_cache_for_block_table(self, layer_idx):
         raise NotImplementedError("a latent vector is no key")
+
+
+def finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(0, 0, 0)
 
 
 def fit_into_sectors(nbytes: int, sector: int) -> int:
@@ -143,8 +166,8 @@ def fit_into_sectors(nbytes: int, sector: int) -> int:
 
 def allocators_of(config: Any, layout: SlotLayout) -> dict[str, Any]:
     """What makes the allocator of each type of layer, for Transformers' table of them."""
-    full = LatentAllocator if config.softmax_mixer == "mla" else FullAttentionCacheAllocator
-    softmax = {"full_attention": full, "sliding_attention": SlidingAttentionCacheAllocator}
+    full = LatentAllocator if config.softmax_mixer == "mla" else FullAllocator
+    softmax = {"full_attention": full, "sliding_attention": SlidingAllocator}
 
     class SlotAllocatorOfModel(SlotAllocator):
         def __init__(self, index, layer_indices, allow_block_sharing, config, **sizes):

@@ -39,6 +39,8 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from ..registration import allocators_of_paged_cache
 from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
+from .broken_rows import NO_TOKEN, RowSampler, take_out
+from .guard import GuardedManager
 from .scheduling import child_id, with_slots
 from .shared_prompts import SharingManager
 from .slot_layout import SlotLayout, round_up
@@ -52,7 +54,7 @@ CPU_SLOTS = 128
 CPU_PAGED_TOKENS = 2**14
 
 
-class SlotManager(SharingManager):
+class SlotManager(GuardedManager, SharingManager):
     """A ContinuousBatchingManager that also gives each request a slot for its states."""
 
     batch_processor: ContinuousBatchProcessor | None
@@ -95,6 +97,7 @@ class SlotManager(SharingManager):
             count_no_keys(processor.inputs_and_outputs, is_pure=len(allocators) == 1)
         self.paged_model = PagedModel(self.model, processor)
         self.prompts.attach(processor)
+        self.sampler = RowSampler(processor.model_runner)
         return processor
 
     def warmup(self) -> None:
@@ -105,9 +108,13 @@ class SlotManager(SharingManager):
         self.warmed_up = True
 
     def _generation_step(self) -> None:
-        assert self.batch_processor is not None
-        self.batch_processor._generation_step(self.paged_model)
-        self.prompts.after_step(self.batch_processor.scheduler.batch)
+        processor = self.batch_processor
+        assert processor is not None
+        processor._generation_step(self.paged_model)
+        if self.sampler.broken:
+            for state in take_out(processor, self.sampler.broken):
+                self._fail(processor, state, ArithmeticError(NO_TOKEN))
+        self.prompts.after_step(processor.scheduler.batch)
 
     def _generation_loop_body(self, batch_processor, bootstrapping: bool) -> bool:
         """As in Transformers, where an error ends all requests, and the loop."""
@@ -133,11 +140,6 @@ class SlotManager(SharingManager):
         for number in range(unborn):
             child = state.fork(child_id(state.request_id, number))
             processor.output_router.fail_and_deliver(child, error)
-
-    def _forget(self, request_id: str) -> None:
-        """Of a cancelled request, which gets no last output, who waits for it."""
-        with self.output_router._lock:
-            self.output_router.result_handlers.pop(request_id, None)
 
     def register_result_handler(self, request_id: str, callback) -> None:
         """As in Transformers; and what was ready before goes to the handler first."""
@@ -280,6 +282,8 @@ def settings_for_states(
         return settings
     if types == {LINEAR}:
         settings.auto_switch_to_flash = False  # nobody would use it
+        if settings.safety_margin is None:
+            settings.safety_margin = 0.0  # no request comes to need more than its slot
     is_compiled = settings.default_compile_level > 0
     is_compiled |= settings.varlen_compile_config is not None
     refused = {

@@ -1,0 +1,178 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""A manager of continuous batching that is left alone with its clients: it refuses requests at the
+door, and forgets those whose clients have hung up.
+"""
+
+import asyncio
+import queue
+import threading
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
+
+from .over_http import finish_on_signals, has_left, http_error, http_request, whole_number
+
+WAITING_VARIABLE = "HF_LINEAR_ATTENTION_MAX_WAITING"
+WAITING_PER_SLOT = 4  # that may wait, unless the variable says how many
+
+
+class GuardedManager(ContinuousBatchingManager):
+    """A ContinuousBatchingManager whose queue is a Door, for a server's sake.
+
+    max_waiting: how many requests may wait for memory. None, the default: as many as come; over
+    HTTP as many as the environment says, or else WAITING_PER_SLOT for each that has memory.
+    """
+
+    max_waiting: int | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        continuous_batching_config: Any,
+        workload_hints: Any = None,
+    ):
+        super().__init__(model, generation_config, continuous_batching_config, workload_hints)
+        self.max_waiting_over_http = whole_number(WAITING_VARIABLE)
+        self.input_queue: queue.Queue = Door(self, continuous_batching_config.max_queue_size)
+        self._has_begun = threading.Event()
+        self._watchers: set[asyncio.Task] = set()
+
+    def start(self) -> None:
+        """As in Transformers; returns when memory is there, by which requests are judged."""
+        is_running = self.is_running()
+        if not is_running:
+            self._has_begun.clear()
+        super().start()
+        if not is_running:
+            self._has_begun.wait()
+            finish_on_signals(self)
+
+    def _run_generation_loop(self) -> None:
+        try:
+            super()._run_generation_loop()
+        finally:
+            self._has_begun.set()  # and has ended, if there was no memory
+
+    def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
+        if not self._has_begun.is_set():
+            self._has_begun.set()
+        return super()._generation_loop_body(batch_processor, bootstrapping)
+
+    def add_request(
+        self, input_ids: list[int], request_id: str | None = None, *others: Any, **options: Any
+    ) -> str | None:
+        """As in Transformers, which returns None where the manager is stopping.
+
+        Raises:
+            queue.Full: more than `max_waiting` requests would wait.
+            starlette.exceptions.HTTPException: over HTTP, whatever is wrong with the request.
+        """
+        added = super().add_request(input_ids, request_id, *others, **options)
+        if added is None and request_id is not None and http_request() is not None:
+            self._forget(request_id)
+            raise http_error(queue.Full("the server is stopping"))
+        return added
+
+    def register_result_handler(self, request_id: str, callback: Any) -> None:
+        """As in Transformers, where two clients that use one id get each other's answers."""
+        if request_id in self.output_router.result_handlers and http_request() is not None:
+            raise http_error(already_there(request_id))
+        super().register_result_handler(request_id, callback)
+
+    def end_with_client(self, request: Any, request_id: str) -> None:
+        """Has a request that is not streamed cancelled when its client hangs up."""
+        listener = self.output_router.result_handlers.get(request_id)
+        if listener is not None:
+            watcher = asyncio.get_running_loop().create_task(
+                self._wait_for_end(request, request_id, listener)
+            )
+            self._watchers.add(watcher)
+            watcher.add_done_callback(self._watchers.discard)
+
+    async def _wait_for_end(self, request: Any, request_id: str, listener: tuple) -> None:
+        await has_left(request)
+        if self.output_router.result_handlers.get(request_id) is listener:  # not answered yet
+            self.cancel_request(request_id)
+            # The server's function waits for an answer, even if only to end; and the listener stays
+            # for what the engine may still say.
+            listener[0](GenerationOutput(request_id))
+
+    def _forget(self, request_id: str) -> None:
+        """Of a request that gets no last output, who waits for it."""
+        with self.output_router._lock:
+            self.output_router.result_handlers.pop(request_id, None)
+
+
+class Door(queue.Queue):
+    """The queue of a manager's new requests, which refuses some.
+
+    Over HTTP all that can't be, with the status that fits. Elsewhere only those that are too many:
+    what else is wrong with a request, its output says.
+    """
+
+    def __init__(self, manager: GuardedManager, maxsize: int):
+        super().__init__(maxsize)
+        self.manager = manager
+
+    def put(self, item: RequestState, block: bool = True, timeout: float | None = None) -> None:
+        manager, http = self.manager, http_request()
+        if http is None:
+            self._check_room(manager.max_waiting)
+            super().put(item, block, timeout)
+            return
+        if self._has(item.request_id):
+            raise http_error(already_there(item.request_id))
+        try:
+            if manager.batch_processor is not None:
+                manager.batch_processor.scheduler.admit(item)
+            self._check_room(self._limit_over_http())
+        except (ValueError, queue.Full) as error:
+            manager._forget(item.request_id)
+            raise http_error(error) from None
+        super().put(item, block, timeout)
+        if not item.streaming:  # the server itself listens to clients of streams
+            manager.end_with_client(http, item.request_id)
+
+    def _limit_over_http(self) -> int:
+        for limit in (self.manager.max_waiting, self.manager.max_waiting_over_http):
+            if limit is not None:
+                return limit
+        return WAITING_PER_SLOT * self._seats()
+
+    def _seats(self) -> int:
+        """How many requests can have memory at a time."""
+        processor = self.manager.batch_processor
+        if processor is None:
+            return 0
+        allocators = processor.cache.cache_allocators.values()
+        return min(
+            processor.scheduler.max_requests_per_batch, *(each.num_blocks for each in allocators)
+        )
+
+    def _check_room(self, limit: int | None) -> None:
+        if limit is None:
+            return
+        waiting = self.qsize() - self._seats()
+        processor = self.manager.batch_processor
+        if processor is not None:
+            scheduler = processor.scheduler
+            waiting += len(scheduler.active_requests) + len(scheduler.waiting_requests)
+        if waiting >= limit:
+            raise queue.Full(f"{limit} requests are waiting already, and no more may")
+
+    def _has(self, request_id: str) -> bool:
+        """Whether a request with this id is under way."""
+        with self.mutex:
+            is_new = any(state.request_id == request_id for state in self.queue)
+        processor = self.manager.batch_processor
+        if is_new or processor is None:
+            return is_new
+        scheduler = processor.scheduler
+        return request_id in scheduler.active_requests or request_id in scheduler.waiting_requests
+
+
+def already_there(request_id: str) -> ValueError:
+    return ValueError(f"a request with the id {request_id!r} is under way: choose another")

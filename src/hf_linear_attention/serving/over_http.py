@@ -1,0 +1,122 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What of HTTP a manager of continuous batching can know, and say, in `transformers serve`.
+
+Transformers' server gives a manager tokens and takes tokens from it: it says nothing of the request
+over HTTP, of a client that hangs up, or of the end of the server. Nothing of it is changed here.
+The request is found where the server's own function has it, in the call that adds tokens to the
+manager; an error raised there is answered with its status; and the signals that end the server are
+heard before uvicorn, which is told of them.
+"""
+
+import asyncio
+import os
+import queue
+import signal
+import sys
+import threading
+import weakref
+from types import FrameType
+from typing import Any
+
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus
+
+STATUS = {ValueError: 400, queue.Full: 503}  # of errors
+RETRY_SECONDS = 1
+STOP_VARIABLE, STOP_SECONDS = "HF_LINEAR_ATTENTION_STOP_SECONDS", 30
+CLOSE_SECONDS = 5  # beyond these, for clients that don't read what they were sent
+
+
+def whole_number(variable: str) -> int | None:
+    """Of an environment variable; None where it is not set.
+
+    Raises:
+        ValueError: it is no such number.
+    """
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"{variable} must be a whole number from 0 on, got {text!r}")
+    return int(text)
+
+
+def http_request() -> Any | None:
+    """The HTTP request, Starlette's, that this call is to answer; or None.
+
+    That is a variable of the server's function that the call comes from, and nowhere else.
+    """
+    requests = sys.modules.get("starlette.requests")
+    frame = None if requests is None else sys._getframe(1)
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, requests.Request):  # type: ignore[union-attr]
+                return value
+        frame = frame.f_back
+    return None
+
+
+def http_error(error: Exception) -> Exception:
+    """The same, for Starlette to answer: {"detail": its text}, with the status that fits."""
+    from starlette.exceptions import HTTPException
+
+    status = STATUS[type(error)]
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else None
+    return HTTPException(status, str(error), headers)
+
+
+async def has_left(request: Any) -> None:
+    """Waits until the client has hung up, or has its answer, which to Starlette is the same."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def finish_on_signals(manager: ContinuousBatchingManager) -> None:
+    """In a process that serves by uvicorn, SIGTERM lets the manager end what it has begun, for
+    STOP_SECONDS at most, and then the process, with 0. In any other this does nothing.
+
+    uvicorn waits for its clients without limit, and ends by the signal itself. Transformers leaves
+    the manager's thread running, for which the process waits for ever after SIGINT.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    if not isinstance(handler, StopSignals):
+        uvicorn = sys.modules.get("uvicorn.server")
+        server = getattr(handler, "__self__", None)  # of the method that hears the signal
+        if uvicorn is None or not isinstance(server, uvicorn.Server):
+            return
+        handler = StopSignals(server, asyncio.get_running_loop())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, handler)
+    handler.managers.add(manager)
+
+
+class StopSignals:
+    """Hears the signals that end a uvicorn server."""
+
+    def __init__(self, server: Any, loop: asyncio.AbstractEventLoop):
+        self.server, self.loop = server, loop
+        seconds = whole_number(STOP_VARIABLE)
+        self.seconds = STOP_SECONDS if seconds is None else seconds
+        self.managers: weakref.WeakSet[ContinuousBatchingManager] = weakref.WeakSet()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.server.handle_exit(number, frame)
+        else:
+            self.server.should_exit = True  # and no more: it would raise the signal again
+        if self.server.config.timeout_graceful_shutdown is None:
+            self.server.config.timeout_graceful_shutdown = self.seconds + CLOSE_SECONDS
+        self.loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._stop(BackgroundThreadStatus.FLUSH_AND_STOP)
+        self.loop.call_later(self.seconds, self._stop, BackgroundThreadStatus.HARD_STOP)
+
+    def _stop(self, how: int) -> None:
+        for manager in list(self.managers):
+            manager.background_thread_status.request_stop(
+                how, manager.distributed_helper.global_rank
+            )
+            manager._wake_up_loop.set()

@@ -1,0 +1,75 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""A request whose logits are NaN ends with an error, and no other with it."""
+
+import pytest
+import torch
+
+from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
+from hf_linear_attention.serving.broken_rows import NO_TOKEN
+from tiny import VARIANTS, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LONG = 60  # tokens: not at an end before it is poisoned
+MODELS = {
+    "pure": (VARIANTS["gated"], 3),
+    "hybrid": (VARIANTS["hybrid"], 60),
+    "latent": (VARIANTS["preset_kimi_linear"], 60),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request):
+    """A model, settings of the engine, and what generate() answers to the first PROMPTS."""
+    fields, num_blocks = MODELS[request.param]
+    model = tiny_model(**fields)
+    return model, {"num_blocks": num_blocks}, [alone(model, ids, LONG) for ids in PROMPTS[:3]]
+
+
+def poison(manager, request_id: str) -> None:
+    """Makes all that a slot holds NaN."""
+    slots = manager.batch_processor.cache.cache_allocators["linear_attention"]
+    with manager.pause():
+        slot = slots.slot_of(request_id)
+        for parts in slots.states.values():
+            for part in parts.values():
+                part[slot] = torch.nan
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 1}], ids=["greedy", "drawn"])
+def test_a_poisoned_slot_fails_its_request_alone(case, sampling):
+    model, settings, expected = case
+    with engine(model, settings, max_new_tokens=LONG, **sampling) as manager:
+        ids = [
+            manager.add_request(PROMPTS[0]),
+            manager.add_request(PROMPTS[1], max_new_tokens=5 * LONG, streaming=True),
+            manager.add_request(PROMPTS[2]),
+        ]
+        assert manager.get_result(timeout=60).request_id == ids[1]
+        poison(manager, ids[1])
+        first, broken, third = results(manager, ids)
+        assert broken.error == NO_TOKEN
+        common = min(len(broken.generated_tokens), LONG)
+        assert broken.generated_tokens[:common] == expected[1][:common]
+        assert tokens_of([first, third]) == [expected[0], expected[2]]
+
+
+def test_memory_begins_at_zero_whatever_was_in_it(case):
+    model, settings, expected = case
+    with engine(model, settings) as manager:
+        with manager.pause():
+            manager.batch_processor.cache.cache_tensor.fill_(255)  # NaN as a number of any size
+        outputs = results(manager, manager.add_requests(PROMPTS[:3]))
+    assert tokens_of(outputs) == [tokens[:NEW_TOKENS] for tokens in expected]
+
+
+def test_a_temperature_that_leaves_no_numbers_fails_its_request_alone():
+    model, sampling = tiny_model(), {"do_sample": True, "temperature": 2.0, "top_k": 5}
+    with engine(model, {"per_request_processors": True}, **sampling) as manager:
+        ids = [
+            manager.add_request(PROMPTS[0], top_k=1),
+            manager.add_request(PROMPTS[1], temperature=1e-44),
+        ]
+        right, broken = results(manager, ids)
+    assert tokens_of([right]) == [alone(model, PROMPTS[0])]
+    assert broken.error == NO_TOKEN

@@ -1,0 +1,220 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What `transformers serve --continuous-batching` answers when requests are wrong or too many, when
+clients hang up, and when it is told to stop. And the smallest soak.
+"""
+
+import http.client
+import json
+import queue
+import random
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+from transformers.cli.serve import Serve
+
+from engines import PROMPTS, engine, results, tokens_of, wait_until
+from hf_linear_attention import LinearAttentionForCausalLM
+from tiny import VARIANTS, tiny_model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import soak  # noqa: E402
+import soak_server  # noqa: E402
+from soak_server import ENDLESS, Client, Question, RefusedError, Server  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+JSON = {"Content-Type": "application/json"}
+MAX_WAITING = 2
+ANSWER = 60  # words
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    model = soak_server.save_model(folder)
+    return SimpleNamespace(
+        folder=folder, questions=soak_server.make_questions(model, 24, 50, ANSWER)
+    )
+
+
+@pytest.fixture(scope="module")
+def running(saved):
+    """A server in this process, with few slots, and a client of it."""
+    model_class = LinearAttentionForCausalLM
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_LINEAR_ATTENTION_MAX_WAITING", str(MAX_WAITING))
+        # It looks for the class there, where it is not to run the code that is saved with a model.
+        patch.setattr(transformers, model_class.__name__, model_class, raising=False)
+        address = SimpleNamespace(folder=saved.folder, port=soak_server.free_port())
+        serve = Serve(
+            str(saved.folder),
+            continuous_batching=True,
+            device="cpu",
+            host="127.0.0.1",
+            port=address.port,
+            cb_num_blocks=1,
+            non_blocking=True,
+        )
+        wait_until(lambda: serve.server.started)
+        client = Client(address, random.Random(0))
+        client.ask(saved.questions[0], 1)
+        manager = serve._generation_state._cb_manager._cb
+        try:
+            yield SimpleNamespace(client=client, manager=manager, server=serve.server)
+        finally:
+            serve.kill_server()
+
+
+def is_idle(running) -> bool:
+    """Nobody has a slot, and no function of the server waits for an answer, nor one for it."""
+    manager = running.manager
+    router = manager.output_router
+    return router.output_queue.empty() and not (
+        manager.batch_processor.has_pending_requests()
+        or router.result_handlers
+        or manager._watchers
+        or running.server.server_state.tasks
+    )
+
+
+@pytest.fixture(autouse=True)
+def idle_at_the_end(request):
+    yield
+    if "running" in request.fixturenames:
+        running = request.getfixturevalue("running")
+        wait_until(lambda: is_idle(running))
+
+
+@pytest.mark.parametrize("name", Client.BAD)
+def test_a_bad_request_gets_the_status_that_fits(name, running, saved, monkeypatch):
+    monkeypatch.setattr(Client, "BAD", {name: Client.BAD[name]})
+    assert running.client.ask_badly(saved.questions[0]) == (name, Client.BAD[name][1])
+
+
+def test_the_answer_says_what_was_wrong(running):
+    with pytest.raises(RefusedError, match="tokens must be integers from 0 to 199, got 200"):
+        running.client.ask(Question("w1 unknown", []), 1)
+
+
+def test_a_full_queue_answers_503(running, saved):
+    client, seats = running.client, running.manager.input_queue._seats()
+    with ExitStack() as streams:
+        for _ in range(seats):
+            next(streams.enter_context(client.stream(Question("w1", []), ENDLESS)))
+        waiting = [client._send(client._body(saved.questions[0], 1)) for _ in range(MAX_WAITING)]
+        wait_until(lambda: len(running.manager.batch_processor.scheduler.waiting_requests) == 2)
+        connection = client._send(client._body(saved.questions[0], 1))
+        response = connection.getresponse()
+        assert response.status == 503
+        assert response.getheader("Retry-After") == "1"
+        assert json.loads(response.read())["detail"].startswith("2 requests are waiting already")
+        connection.close()
+    for connection in waiting:  # their turn has come
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert client.ask(saved.questions[0], 10) == saved.questions[0].answer[:10]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_client_that_hangs_up_before_its_answer_frees_its_slot(path, running):
+    active = running.manager.batch_processor.scheduler.active_requests
+    body = {"model": str(running.client.server.folder), "max_tokens": ENDLESS}
+    text = {"completions": {"prompt": "w1"}}
+    text["chat/completions"] = {"messages": [{"role": "user", "content": "w1"}]}
+    connection = http.client.HTTPConnection("127.0.0.1", running.client.server.port)
+    connection.request("POST", f"/v1/{path}", json.dumps({**body, **text[path]}), JSON)
+    wait_until(lambda: len(active) == 1)
+    connection.close()
+    wait_until(lambda: is_idle(running))
+
+
+@pytest.mark.parametrize("streams", [(True, True), (True, False), (False, True), (False, False)])
+def test_an_id_that_is_in_use_is_refused(streams, running, saved):
+    client, active = running.client, running.manager.batch_processor.scheduler.active_requests
+    headers = {**JSON, "X-Request-ID": "mine"}
+    first, second = (
+        http.client.HTTPConnection("127.0.0.1", client.server.port, timeout=60) for _ in range(2)
+    )
+    question = saved.questions[0]
+    for connection, stream in zip((first, second), streams, strict=True):
+        body = {**client._body(question, ANSWER), "stream": stream}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        wait_until(lambda: "mine" in active)
+    response = second.getresponse()
+    assert response.status == 400
+    assert "a request with the id 'mine' is under way" in response.read().decode()
+    response = first.getresponse()
+    words = list(client._words(response)) if streams[0] else None
+    words = words or json.loads(response.read())["choices"][0]["text"].split()
+    assert words == question.answer
+    first.close(), second.close()
+
+
+def test_sigterm_finishes_what_runs(saved):
+    """For a time; what is not done then fails, and the process ends as if all had been."""
+    limit = 5
+    server = Server(saved.folder, [], {"HF_LINEAR_ATTENTION_STOP_SECONDS": str(limit)})
+    client, question = Client(server, random.Random(0)), saved.questions[0]
+    ended, answers = [], []
+    try:
+        server.wait()
+        with ExitStack() as streams:
+            endless = streams.enter_context(client.stream(Question("w1", []), ENDLESS))
+            stream = streams.enter_context(client.stream(question, len(question.answer)))
+            asked = client._send(client._body(question, len(question.answer)))
+            begun = [next(endless), next(stream)]
+            stopping = threading.Thread(target=lambda: ended.append(server.end("SIGTERM")))
+            stopping.start()
+            assert [begun[1], *stream] == question.answer
+            answer = json.loads(asked.getresponse().read())["choices"][0]["text"]
+            assert answer.split() == question.answer
+            with pytest.raises((OSError, RefusedError)):
+                client.ask(question, 1)
+            with pytest.raises(AssertionError, match="an error: .*before this request completed"):
+                answers.extend(endless)
+            assert answers
+            stopping.join()
+        ((seconds, status),) = ended
+        assert status == 0, server.log_end()
+        assert limit <= seconds < limit + soak_server.END_SECONDS / 2
+    finally:
+        server.end("SIGKILL")
+
+
+def test_from_python_a_full_queue_is_an_error_where_it_has_a_limit():
+    model = tiny_model(**VARIANTS["gated"])
+    with engine(model, {"num_blocks": 1}, max_new_tokens=50) as manager:
+        manager.max_waiting = 1
+        seats = manager.input_queue._seats()
+        ids = [manager.add_request(PROMPTS[0]) for _ in range(seats + 1)]
+        with pytest.raises(queue.Full, match="1 requests are waiting already"):
+            manager.add_request(PROMPTS[0])
+        manager.max_waiting = None
+        ids.append(manager.add_request(PROMPTS[0]))
+        assert len(set(map(tuple, tokens_of(results(manager, ids))))) == 1
+
+
+@pytest.mark.parametrize("text", ["-1", "many", ""])
+def test_a_limit_that_is_no_number_is_refused(text, monkeypatch):
+    monkeypatch.setenv("HF_LINEAR_ATTENTION_MAX_WAITING", text)
+    with pytest.raises(ValueError, match="HF_LINEAR_ATTENTION_MAX_WAITING must be a whole number"):
+        with engine(tiny_model()):
+            pass
+
+
+def test_the_smallest_soak(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["soak.py", "--smallest", "--results", str(tmp_path)])
+    assert soak.main() == 0
+    (path,) = tmp_path.glob("*-soak-smallest.json")
+    document = json.loads(path.read_text())
+    assert document["wrong"] == 0 and document["tokens_compared"] > 0
+    assert document["streams_at_a_time"][0] == document["streams_at_a_time"][1] > 1
+    assert [life["status"] for life in document["servers"]] == [0]
+    assert set(document["outcomes"]) <= set(soak.KINDS)
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
