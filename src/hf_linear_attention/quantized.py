@@ -3,9 +3,9 @@
 
 torchao's tensors are known by their names, and are read as they lie: nothing is kept beside them.
 
-Products of integers are the faster ones, most with 4 bits. They take x rounded to 16 bits, which
-leaves most numbers of half precision what they are: so it is what few rows of these dtypes get, and
-ROUNDING_SETTING in the environment says otherwise.
+Products of integers are the faster ones. They take x rounded to 16 bits, which leaves most numbers
+of half precision what they are: so few rows of these dtypes get them, unless ROUNDING_SETTING in
+the environment says otherwise.
 """
 
 import os
@@ -26,7 +26,7 @@ IS_COMPILED = has_compiled(int8_product, int4_product)
 MAX_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
 
-ROUNDED_ROWS = 8  # at most; with more, products of floats are as fast
+ROUNDED_ROWS = 8  # at most
 ROUNDING_CHOICES = {"half": (torch.bfloat16, torch.float16), "always": DTYPES, "never": ()}
 ROUNDING_SETTING = "HF_LINEAR_ATTENTION_ROUND_ACTIVATIONS"
 
