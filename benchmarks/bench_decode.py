@@ -10,8 +10,8 @@ Contenders, all of 12 layers x 768 and with random weights:
 - ours where nn.Linear multiplies: how much of the gain is that of the compiled product;
 - Transformers' Llama (SDPA), with the cache that generate() makes and with StaticCache;
 - Transformers' GPT-2 (SDPA) and Mamba2 (in PyTorch, for its kernels need CUDA);
-- ours with torchao's weights of 8 and 4 bits, and with torchao's own product of the former, where
-  torchao is installed;
+- ours in bfloat16 with torchao's weights of 8 and 4 bits, whose few rows are products of integers,
+  and with torchao's own product of the former, where torchao is installed;
 - beside those, the same Llama in llama.cpp, with its weights of 32, 16, 8 and 4 bits, where --llama
   names the Python of an environment that has it (`pip install llama-cpp-python gguf safetensors`).
 

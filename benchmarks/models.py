@@ -92,8 +92,9 @@ def make_model(name: str, dtype: torch.dtype = torch.float32, size: Size = SIZE)
 
 
 def make_quantised(bits: int, size: Size = SIZE) -> PreTrainedModel:
-    """Ours in float32 with torchao's weights in its linear layers: of 8 bits, with a scale for each
-    output, or of 4, with bfloat16 scales and zero points for each 32 inputs. Embeddings stay.
+    """Ours in bfloat16, whose few rows products of integers take, with torchao's weights in its
+    linear layers: of 8 bits, with a scale for each output, or of 4, with scales and zero points for
+    each 32 inputs. Embeddings stay.
     """
     from torchao.quantization import (
         Int8WeightOnlyConfig,
@@ -102,7 +103,7 @@ def make_quantised(bits: int, size: Size = SIZE) -> PreTrainedModel:
         quantize_,
     )
 
-    model = make_model("ours", size=size)
+    model = make_model("ours", torch.bfloat16, size)
     if bits == 8:
         quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))
     else:

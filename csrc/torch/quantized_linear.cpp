@@ -79,6 +79,7 @@ void quantized_linear(StableIValue* stack) {
   const Tensor bias = arguments.optional_tensor();
 
   QuantizedLinearProblem p{};
+  p.rounds_x = arguments.boolean();
   p.bits = bits;
   set_matrices(p, x, weight, bias);
   set_groups(p, x, scale, zero_point, /*out_dim=*/bits == 8 ? 0 : 1);
@@ -92,12 +93,12 @@ constexpr char kInt8[] = "int8_linear", kInt4[] = "int4_linear";
 
 constexpr Op kOps[] = {
     {kInt8,
-     "int8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias) -> "
-     "Tensor y",
+     "int8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
+     "bool rounds_x=False) -> Tensor y",
      boxed<quantized_linear<8>, kInt8>, false},
     {kInt4,
-     "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias) -> "
-     "Tensor y",
+     "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
+     "bool rounds_x=False) -> Tensor y",
      boxed<quantized_linear<4>, kInt4>, false},
 };
 

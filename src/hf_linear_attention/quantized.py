@@ -2,8 +2,13 @@
 """Products of few rows with torchao's weights of 8 and 4 bits on the CPU, and 4 bits packed there.
 
 torchao's tensors are known by their names, and are read as they lie: nothing is kept beside them.
+
+Products of integers are the faster ones. They take x rounded to 16 bits, which leaves most numbers
+of half precision what they are: so few rows of these dtypes get them, unless ROUNDING_SETTING in
+the environment says otherwise.
 """
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,12 +19,16 @@ from torch.nn import functional as F
 
 from .backends import FORCED_BACKEND, Missing, has_compiled, native_op
 
-int8_product = native_op("int8_linear", version=1)
-int4_product = native_op("int4_linear", version=1)
+int8_product = native_op("int8_linear", version=2)
+int4_product = native_op("int4_linear", version=2)
 IS_COMPILED = has_compiled(int8_product, int4_product)
 
 MAX_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
+
+ROUNDED_ROWS = 8  # at most
+ROUNDING_CHOICES = {"half": (torch.bfloat16, torch.float16), "always": DTYPES, "never": ()}
+ROUNDING_SETTING = "HF_LINEAR_ATTENTION_ROUND_ACTIVATIONS"
 
 Product = Callable[[Tensor, Any, Tensor | None], Tensor]
 
@@ -44,12 +53,37 @@ def bits_of(weight: Tensor) -> int | None:
     return None if kind is None or not kind.is_known(weight) else kind.bits
 
 
+def rounded_dtypes() -> tuple[torch.dtype, ...]:
+    """Of x that is rounded where it has few rows: what the environment says, or half precision.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    choice = os.environ.get(ROUNDING_SETTING) or "half"
+    if choice not in ROUNDING_CHOICES:
+        choices = ", ".join(map(repr, ROUNDING_CHOICES))
+        raise ValueError(f"{ROUNDING_SETTING} must be one of {choices}, got {choice!r}")
+    return ROUNDING_CHOICES[choice]
+
+
+ROUNDED_DTYPES = rounded_dtypes()  # read once, at import
+
+
+def is_rounded(x: Tensor) -> bool:
+    """Whether compiled products take x (..., in) rounded to 16 bits."""
+    return x.dtype in ROUNDED_DTYPES and x.numel() <= ROUNDED_ROWS * x.shape[-1]
+
+
 def quantized_report() -> dict[str, str]:
     """By bits of the weight, which product `Linear` takes on the CPU, and why."""
     missing = [f.reason for f in (int8_product, int4_product) if isinstance(f, Missing)]
     why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
     compiled = "the compiled product, which reads the values as they are"
-    first = f"up to {MAX_ROWS} rows without gradients {compiled}; else "
+    first = f"up to {MAX_ROWS} rows without gradients {compiled}"
+    if ROUNDED_DTYPES:
+        dtypes = " or ".join(str(dtype).removeprefix("torch.") for dtype in ROUNDED_DTYPES)
+        first += f", up to {ROUNDED_ROWS} of {dtypes} as integers, with x rounded to 16 bits"
+    first += "; else "
     return {
         f"{kind.bits} bits": f"{first}{kind.other}" if IS_COMPILED else f"{kind.other} ({why})"
         for kind in (Int8, Int4)
@@ -98,7 +132,7 @@ class Int8:
 
     @staticmethod
     def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        return int8_product(x, weight.qdata, weight.scale, weight.zero_point, bias)
+        return int8_product(x, weight.qdata, weight.scale, weight.zero_point, bias, is_rounded(x))
 
 
 class Int4:
@@ -122,7 +156,7 @@ class Int4:
 
     @staticmethod
     def product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        return int4_product(x, weight.qdata, weight.scale, weight.zero_point, bias)
+        return int4_product(x, weight.qdata, weight.scale, weight.zero_point, bias, is_rounded(x))
 
     @staticmethod
     def other_product(x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:

@@ -311,9 +311,10 @@ bool many_rows_linear(const CpuKernels& cpu, const Threads& threads, const Case&
 
 bool quantized_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t in = 32 * c.sizes.T, out = 700;
-  for (const int64_t rows : {3, 7}) {
+  for (const auto [rows, rounds_x] : {std::pair{3, false}, {7, false}, {7, true}}) {
     QuantizedLinearProblem p{};
     p.rows = rows, p.in = in, p.out = out, p.group = 32, p.bits = 4, p.dtype = DType::f32;
+    p.rounds_x = rounds_x;
     p.x = a.random(rows * in, -1, 1);
     p.weight = a.random(in * out / 8, -1, 1);  // bits of any kind
     p.scale = {a.random(in / 32 * out, 0, 1), NumberType::f32, 1, out};

@@ -23,58 +23,18 @@ from torchao.quantization import (
 from hf_linear_attention import pack_int4_weights, quantized
 from hf_linear_attention.linear import Linear
 from hf_linear_attention.quantized import MAX_ROWS, dequantize_int4
-
-OP = torch.ops.hf_linear_attention
+from quantized_cases import (
+    NUMBERS,
+    OP,
+    OPS,
+    ROUNDING,
+    assert_matches_float64,
+    expected_of,
+    op_arguments,
+)
 
 # ---- the ops ----
 
-NUMBERS = {8: (torch.int8, torch.float32), 4: (torch.bfloat16,)}  # what zero points may be of
-
-
-def op_arguments(
-    bits,
-    shape=(3,),
-    inputs=64,
-    outputs=7,
-    group=32,
-    dtype=torch.float32,
-    scale_dtype=torch.float32,
-    zero_dtype=None,
-    bias=True,
-):
-    """Arguments of int8_linear and int4_linear, by name and in their order."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator)
-
-    values = torch.randint(-128, 128, (outputs, inputs * bits // 8), generator=generator)
-    groups = inputs // group if group else 0
-    sizes = (outputs, groups) if bits == 8 else (groups, outputs)
-    return dict(
-        x=normal(*shape, inputs).to(dtype),
-        weight=values.to(torch.int8),
-        scale=normal(*sizes).to(scale_dtype),
-        zero_point=None if zero_dtype is None else (10 * normal(*sizes)).to(zero_dtype),
-        bias=normal(outputs).to(dtype) if bias else None,
-    )
-
-
-def expected_of(bits, x, weight, scale, zero_point, bias):
-    """In float64."""
-    zero_point = torch.zeros_like(scale) if zero_point is None else zero_point
-    scale, zero_point = scale.double(), zero_point.double()
-    if bits == 4:
-        weight = torch.stack(((weight << 4) >> 4, weight >> 4), dim=-1).flatten(-2)
-        scale, zero_point = scale.t(), zero_point.t()
-    size = weight.shape[1] // scale.shape[1]
-    scale, zero_point = (x.repeat_interleave(size, dim=1) for x in (scale, zero_point))
-    weight = weight.double()
-    weight = (weight - zero_point) * scale if bits == 8 else weight * scale + zero_point
-    return F.linear(x.double(), weight, None if bias is None else bias.double()), weight
-
-
-OPS = {8: OP.int8_linear.default, 4: OP.int4_linear.default}
 SIZES = {  # inputs, outputs, inputs of a group
     8: [(1, 1, 1), (3, 7, 3), (20, 64, 5), (129, 50, 43), (768, 101, 768), (768, 37, 32)],
     4: [
@@ -87,7 +47,6 @@ SIZES = {  # inputs, outputs, inputs of a group
         (224, 5, 112),
     ],
 }
-ROUNDING = {torch.float32: 2**-23, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 @pytest.mark.kernel_numbers
@@ -102,16 +61,6 @@ def test_the_ops_match_float64(bits, rows, dtype):
             numbers = dict(zero_dtype=zero_dtype, scale_dtype=scale_dtype, bias=outputs % 2 == 1)
             args = op_arguments(bits, **sizes, **numbers)
             assert_matches_float64(bits, args)
-
-
-def assert_matches_float64(bits, args):
-    y = OPS[bits](**args)
-    expected, weight = expected_of(bits, **args)
-    assert y.dtype == args["x"].dtype
-    # Sums of floats, which zero points may make larger than their results, rounded once.
-    sums = args["x"].double().abs().sum(-1, keepdim=True) * weight.abs().max()
-    bound = ROUNDING[y.dtype] * expected.abs() + 1e-6 * sums
-    assert ((y.double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.kernel_numbers

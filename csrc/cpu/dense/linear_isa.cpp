@@ -12,6 +12,7 @@
 // the threads.
 
 #include "cpu/common/memory.h"
+#include "cpu/common/registers.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
@@ -36,16 +37,6 @@ constexpr int64_t kMaxUndivided = 1024;
 
 // Fewer passes over a tile's weights convert them each time.
 constexpr int64_t kMinPassesToCopy = 3;
-
-// The compiler would rather load a number again for each use than keep it in a register.
-template <class V>
-HFLA_INLINE void keep_in_register(V& x) {
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
-#endif
-}
 
 // The first or the second half of two vectors' worth of elements, which are divided between the
 // two in whichever way takes the fewest instructions: those of W and of x alike.

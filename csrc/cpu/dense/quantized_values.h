@@ -91,14 +91,6 @@ struct FourBits {
   static constexpr bool is_lifted(int64_t place) { return place % 8 != 7; }
   static constexpr float kLift = 8;
 
- private:
-  static HFLA_INLINE Bits mask(int i) {
-    Bits result{};
-    HFLA_UNROLL
-    for (int lane = 0; lane < W; ++lane) result[lane] = 0xfu << (4 * in_word(i, lane));
-    return result;
-  }
-
   static HFLA_INLINE Bits four_words(const int8_t* from) {
 #if defined(__AVX512F__)
     // Of all lanes: the unmasked intrinsic warns of an uninitialised variable of its own.
@@ -113,6 +105,14 @@ struct FourBits {
     __builtin_memcpy(&words, from, sizeof words);
     return words;
 #endif
+  }
+
+ private:
+  static HFLA_INLINE Bits mask(int i) {
+    Bits result{};
+    HFLA_UNROLL
+    for (int lane = 0; lane < W; ++lane) result[lane] = 0xfu << (4 * in_word(i, lane));
+    return result;
   }
 };
 
@@ -142,29 +142,33 @@ void store_numbers_of(const Number* from, const int64_t (&strides)[2], int64_t r
   }
 }
 
+// body(data), of the numbers' type.
+template <class Body>
+HFLA_INLINE void with_numbers(const GroupNumbers& numbers, Body body) {
+  switch (numbers.type) {
+    case NumberType::f32:
+      return body(static_cast<const float*>(numbers.data));
+    case NumberType::bf16:
+      return body(static_cast<const BFloat16*>(numbers.data));
+    case NumberType::f16:
+      return body(static_cast<const Float16*>(numbers.data));
+    case NumberType::i8:
+      return body(static_cast<const int8_t*>(numbers.data));
+  }
+  __builtin_unreachable();
+}
+
 // A matrix from `offset` on as floats, zeros behind each row up to a whole vector; all zeros where
 // there are no numbers.
 inline void store_numbers(const GroupNumbers& numbers, int64_t offset, const int64_t (&strides)[2],
                           int64_t rows, int64_t columns, float* to, int64_t to_stride) {
-  const auto store_as = [&](auto number) {
-    const auto* from = static_cast<const decltype(number)*>(numbers.data) + offset;
-    store_numbers_of(from, strides, rows, columns, to, to_stride);
-  };
   if (numbers.data == nullptr) {
     __builtin_memset(to, 0, sizeof(float) * static_cast<size_t>(rows * to_stride));
     return;
   }
-  switch (numbers.type) {
-    case NumberType::f32:
-      return store_as(float{});
-    case NumberType::bf16:
-      return store_as(BFloat16{});
-    case NumberType::f16:
-      return store_as(Float16{});
-    case NumberType::i8:
-      return store_as(int8_t{});
-  }
-  __builtin_unreachable();
+  with_numbers(numbers, [&](const auto* data) {
+    store_numbers_of(data + offset, strides, rows, columns, to, to_stride);
+  });
 }
 
 }  // namespace

@@ -32,6 +32,8 @@ OPS = {
     ("onednn_linear", 1): linear.onednn_linear,
     ("int8_linear", 1): quantized_linear.int8_linear,
     ("int4_linear", 1): quantized_linear.int4_linear,
+    ("int8_linear", 2): quantized_linear.int8_linear,  # with rounds_x
+    ("int4_linear", 2): quantized_linear.int4_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
 }

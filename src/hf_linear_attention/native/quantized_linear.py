@@ -12,7 +12,12 @@ _int4_linear = ops.int4_linear.default
 
 
 def int8_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    bias: Tensor | None,
+    rounds_x: bool = False,
 ) -> Tensor:
     """x W^T + bias for few rows, on the CPU, with W = (weight - zero_point) scale. No gradient.
 
@@ -23,19 +28,30 @@ def int8_linear(
             bfloat16 or float16, of any strides.
         zero_point: of scale's shape, int8 or a dtype of scales; None is 0.
         bias: (out,) of x's dtype.
+        rounds_x: round x to 16 bits, so that the products are of integers, which is faster: in each
+            block of inputs, a group's or 256 of them where it has more, to multiples of the power
+            of two that leaves the largest magnitude 15 bits. So numbers of bfloat16 down to a 128th
+            of the largest one's power of two stay what they are, and those of float16 down to a
+            16th. Magnitudes below 2^-112 count as 0. NaN or infinity makes its row NaN.
 
     Returns:
-        y (..., out) of x's dtype. W, x and sums are float32, and sums are rounded once.
+        y (..., out) of x's dtype. W, sums, and x but for `rounds_x` are float32, and sums are
+        rounded once.
 
     Raises:
         RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
     """
     _refuse_gradients(x, bias)
-    return _int8_linear(x.contiguous(), weight, scale, zero_point, bias)
+    return _int8_linear(x.contiguous(), weight, scale, zero_point, bias, rounds_x)
 
 
 def int4_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    bias: Tensor | None,
+    rounds_x: bool = False,
 ) -> Tensor:
     """x W^T + bias for few rows, on the CPU, with W = weight scale + zero_point. No gradient.
 
@@ -45,10 +61,10 @@ def int4_linear(
         scale: (groups, out), one for each group of consecutive inputs, an even number of them;
             float32, bfloat16 or float16, of any strides. Multiples of 32 are fast.
         zero_point: of scale's shape, of a dtype of scales; None is 0.
-        x, bias: as of `int8_linear`, and so are results and errors.
+        x, bias, rounds_x: as of `int8_linear`, and so are results and errors.
     """
     _refuse_gradients(x, bias)
-    return _int4_linear(x.contiguous(), weight, scale, zero_point, bias)
+    return _int4_linear(x.contiguous(), weight, scale, zero_point, bias, rounds_x)
 
 
 def _refuse_gradients(x: Tensor, bias: Tensor | None) -> None:
@@ -61,5 +77,5 @@ def _refuse_gradients(x: Tensor, bias: Tensor | None) -> None:
 
 @torch.library.register_fake("hf_linear_attention::int8_linear", lib=_registrations)
 @torch.library.register_fake("hf_linear_attention::int4_linear", lib=_registrations)
-def _fake_linear(x, weight, scale, zero_point, bias):
+def _fake_linear(x, weight, scale, zero_point, bias, rounds_x=False):
     return x.new_empty(*x.shape[:-1], weight.shape[0])

@@ -1,0 +1,269 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What products with quantised weights share, task by task: scales and zero points as floats, the
+// sums of a task's outputs, and y.
+//
+// What zero points add to an output, group by group, is a product with the sum of the group's
+// inputs: what a sum begins with.
+#pragma once
+
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+#include "cpu/dense/quantized_values.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+constexpr int kTogether = 4;  // vectors of sums, so that no addition waits for another
+
+// is_lifted: whether values were made nonnegative by an addition, which is then taken back.
+template <bool is_lifted>
+class GroupSums {
+ public:
+  // Of all workers.
+  struct Totals {
+    float* of_x;    // (rows, totals_stride): sums of x over a group
+    float* lifted;  // what to add for the inputs whose values have been lifted, of a scale of 1
+
+    // Those of the next group.
+    Totals next() const { return {of_x + 1, lifted ? lifted + 1 : nullptr}; }
+  };
+
+  // A worker's own, for a task.
+  struct Own {
+    float* sums;    // (rows, sums_stride)
+    float* scales;  // (groups, sums_stride), or (task_outputs, totals_stride)
+    float* zeros;   // the same
+  };
+
+  GroupSums(const QuantizedLinearProblem& p, int64_t task_outputs)
+      : p_(p),
+        task_outputs_(task_outputs),
+        groups_(p.in / max(1, p.group)),
+        sums_stride_(round_up(task_outputs, W)),
+        totals_stride_(round_up(groups_, W)),
+        are_outputs_together_(p.scale.out_stride == 1 || groups_ == 1),
+        has_offsets_(p.zero.data != nullptr || is_lifted) {}
+
+  int64_t count() const { return groups_; }
+  int64_t sums_stride() const { return sums_stride_; }
+
+  // Of scales in Own, from an output to the next, and from a group to the next.
+  int64_t scale_out_step() const { return are_outputs_together_ ? 1 : totals_stride_; }
+  int64_t scale_group_step() const { return are_outputs_together_ ? sums_stride_ : 1; }
+
+  // Where the scale of an output of this task and the first group is.
+  const float* scales_of(const Own& own, int64_t output) const {
+    return own.scales + output * scale_out_step();
+  }
+
+  Totals carve_totals(Carver& carver) const {
+    float* const of_x = carver.take<float>(p_.rows * totals_stride_);
+    return {of_x, is_lifted ? carver.take<float>(p_.rows * totals_stride_) : nullptr};
+  }
+
+  // Makes totals 0, for the caller to add to.
+  void clear(const Totals& totals) const {
+    const size_t bytes = sizeof(float) * static_cast<size_t>(p_.rows * totals_stride_);
+    __builtin_memset(totals.of_x, 0, bytes);
+    if (is_lifted) __builtin_memset(totals.lifted, 0, bytes);
+  }
+
+  // Where those of a row are, one for each group.
+  Totals of_row(const Totals& totals, int64_t row) const {
+    const int64_t at = row * totals_stride_;
+    return {totals.of_x + at, is_lifted ? totals.lifted + at : nullptr};
+  }
+
+  Own carve_own(Carver& carver) const {
+    const int64_t scales_size =
+        are_outputs_together_ ? groups_ * sums_stride_ : task_outputs_ * totals_stride_;
+    float* const sums = carver.take<float>(p_.rows * sums_stride_);
+    float* const scales = carver.take<float>(scales_size);
+    return {sums, scales, carver.take<float>(scales_size)};
+  }
+
+  // Scales of the outputs [begin, end); and what sums begin with, for zero points and lifting.
+  void begin(const Own& own, const Totals& totals, int64_t begin, int64_t end) const {
+    __builtin_memset(own.sums, 0, sizeof(float) * static_cast<size_t>(p_.rows * sums_stride_));
+    stage_numbers(p_.scale, begin, end, own.scales);
+    if (!has_offsets_) return;
+    if (!is_lifted && p_.bits == 4 && p_.zero.out_stride == 1) {
+      return begin_sums_of_zeros(own, totals, begin, end);
+    }
+    stage_numbers(p_.zero, begin, end, own.zeros);
+    for (int64_t row = 0; row < p_.rows; ++row) {
+      float* const sums = own.sums + row * sums_stride_;
+      if (are_outputs_together_)
+        begin_sums_of_outputs(own, end - begin, of_row(totals, row), sums);
+      else
+        begin_sums_by_groups(own, end - begin, of_row(totals, row), sums);
+    }
+  }
+
+  // y of the outputs [begin, end) from their sums.
+  void finish(const Own& own, int64_t begin, int64_t end) const {
+    with_dtype_but_double(p_.dtype,
+                          [&](auto scalar) { finish_of<decltype(scalar)>(own, begin, end); });
+  }
+
+ private:
+  // Of 4 bits, whose zero points are not scaled: as they lie.
+  void begin_sums_of_zeros(const Own& own, const Totals& totals, int64_t begin, int64_t end) const {
+    prefetch_numbers(p_.zero, end);
+    with_numbers(p_.zero, [&](const auto* zeros) {
+      for (int64_t row = 0; row < p_.rows; ++row) {
+        const float* const of_x = of_row(totals, row).of_x;
+        float* const sums = own.sums + row * sums_stride_;
+        int64_t c = begin;
+        for (; c + kTogether * W <= end; c += kTogether * W) {
+          add_zeros<kTogether>(zeros + c, W, of_x, sums + c - begin);
+        }
+        for (; c < end; c += W) add_zeros<1>(zeros + c, min(W, end - c), of_x, sums + c - begin);
+      }
+    });
+  }
+
+  // `count`: of each vector.
+  template <int vectors, class Number>
+  void add_zeros(const Number* zeros, int64_t count, const float* totals, float* sums) const {
+    Floats sum_of[vectors] = {};
+    for (int64_t group = 0; group < groups_; ++group, zeros += p_.zero.group_stride) {
+      const Floats total = broadcast(totals[group]);
+      HFLA_UNROLL
+      for (int i = 0; i < vectors; ++i) {
+        sum_of[i] += load_number_vector(zeros + i * W, 1, count) * total;
+      }
+    }
+    HFLA_UNROLL
+    for (int i = 0; i < vectors; ++i) store(sums + i * W, sum_of[i]);
+  }
+
+  void begin_sums_of_outputs(const Own& own, int64_t outputs, const Totals& totals,
+                             float* sums) const {
+    int64_t c = 0;
+    for (; c + kTogether * W <= outputs; c += kTogether * W) {
+      begin_sums<kTogether>(own, c, totals, sums);
+    }
+    for (; c < outputs; c += W) begin_sums<1>(own, c, totals, sums);
+  }
+
+  template <int vectors>
+  void begin_sums(const Own& own, int64_t c, const Totals& totals, float* sums) const {
+    Floats sum_of[vectors] = {};
+    for (int64_t group = 0; group < groups_; ++group) {
+      const Floats total = broadcast(totals.of_x[group]);
+      const int64_t at = group * sums_stride_ + c;
+      HFLA_UNROLL
+      for (int i = 0; i < vectors; ++i) {
+        const Floats scale = load(own.scales + at + i * W), zero = load(own.zeros + at + i * W);
+        sum_of[i] += offset(zero, scale) * total;
+        if constexpr (is_lifted) sum_of[i] += scale * broadcast(totals.lifted[group]);
+      }
+    }
+    HFLA_UNROLL
+    for (int i = 0; i < vectors; ++i) store(sums + c + i * W, sum_of[i]);
+  }
+
+  void begin_sums_by_groups(const Own& own, int64_t outputs, const Totals& totals,
+                            float* sums) const {
+    for (int64_t output = 0; output < outputs; ++output) {
+      Floats sums_of_groups{};
+      for (int64_t c = 0; c < groups_; c += W) {
+        const Floats scale = load(own.scales + output * totals_stride_ + c);
+        const Floats zero = load(own.zeros + output * totals_stride_ + c);
+        sums_of_groups += offset(zero, scale) * load(totals.of_x + c);
+        if constexpr (is_lifted) sums_of_groups += scale * load(totals.lifted + c);
+      }
+      sums[output] = sum<float>(sums_of_groups);
+    }
+  }
+
+  // What the total of a group's inputs is multiplied by.
+  HFLA_INLINE Floats offset(Floats zero, Floats scale) const {
+    return p_.bits == 8 ? -zero * scale : zero;
+  }
+
+  // Numbers of a task's outputs as floats: a row of outputs for each group, or of groups for each
+  // output, zeros behind it.
+  void stage_numbers(const GroupNumbers& numbers, int64_t begin, int64_t end, float* to) const {
+    const int64_t offset = begin * numbers.out_stride;
+    const int64_t outputs = end - begin;
+    if (are_outputs_together_) {
+      prefetch_numbers(numbers, end);
+      const int64_t strides[] = {numbers.group_stride, numbers.out_stride};
+      store_numbers(numbers, offset, strides, groups_, outputs, to, sums_stride_);
+    } else {
+      const int64_t strides[] = {numbers.out_stride, numbers.group_stride};
+      store_numbers(numbers, offset, strides, outputs, groups_, to, totals_stride_);
+    }
+  }
+
+  // Those of the next task, for their groups are far from each other.
+  void prefetch_numbers(const GroupNumbers& numbers, int64_t output) const {
+    if (numbers.data == nullptr) return;
+    const int64_t size = numbers.type == NumberType::f32 ? 4 : 2;
+    const char* at = static_cast<const char*>(numbers.data) + output * size;
+    for (int64_t group = 0; group < groups_; ++group, at += numbers.group_stride * size) {
+      for (int64_t b = 0; b < task_outputs_ * size; b += kCacheLine) __builtin_prefetch(at + b);
+    }
+  }
+
+  template <class Scalar>
+  void finish_of(const Own& own, int64_t begin, int64_t end) const {
+    const Scalar* const bias = static_cast<const Scalar*>(p_.bias);
+    for (int64_t row = 0; row < p_.rows; ++row) {
+      Scalar* const y = static_cast<Scalar*>(p_.y) + row * p_.out;
+      for_each_vector<float>(begin, end, [&](int64_t c, int64_t count) {
+        Floats result = load(own.sums + row * sums_stride_ + c - begin);
+        if (bias) result += load_vector(bias, 1, c, count);
+        store_vector(y, 1, c, count, result);
+      });
+    }
+  }
+
+  const QuantizedLinearProblem& p_;
+  const int64_t task_outputs_, groups_, sums_stride_, totals_stride_;
+  const bool are_outputs_together_, has_offsets_;
+};
+
+// Computes a product's outputs, `task_outputs` of them in a task.
+template <class Product>
+Status run_by_tasks(Product& product, const QuantizedLinearProblem& p, const Threads& threads,
+                    int64_t task_outputs) {
+  const int64_t tasks = ceil_div(p.out, task_outputs);
+  const int64_t workers = p.in * p.out < kSerialWork ? 1 : min(tasks, max(1, threads.count));
+  Carver sizes(nullptr);
+  product.carve_shared(sizes);
+  const int64_t shared_bytes = sizes.used();
+  product.carve_own(sizes);
+  const int64_t own_bytes = sizes.used() - shared_bytes;
+  const Buffer buffer(shared_bytes + workers * own_bytes);
+  if (!buffer.data()) return Status::out_of_memory;
+  Carver carver(buffer.data());
+  product.carve_shared(carver);
+  product.stage_x();
+  run_tasks(threads, workers, tasks, [&](int64_t worker, int64_t task) {
+    Carver own_memory(buffer.data() + shared_bytes + worker * own_bytes);
+    const int64_t begin = task * task_outputs;
+    product.compute(product.carve_own(own_memory), begin, min(p.out, begin + task_outputs));
+  });
+  return Status::ok;
+}
+
+template <int number>
+struct Constant {
+  static constexpr int value = number;
+};
+
+// body(Constant<rows>), of 1 to max_rows.
+template <int max_rows, class Body>
+HFLA_INLINE void with_rows(int64_t rows, Body body) {
+  if constexpr (max_rows > 1) {
+    if (rows < max_rows) return with_rows<max_rows - 1>(rows, body);
+  }
+  body(Constant<max_rows>{});
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

@@ -1,0 +1,95 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// How values of 8 and of 4 bits become integers of 16, without moving them: the order in which they
+// come is that in which x is made to lie. Products of these, added in pairs.
+#pragma once
+
+#include "cpu/dense/quantized_values.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+using Shorts = Vec<int16_t>;
+constexpr int64_t kShorts = kLanes<int16_t>;
+constexpr int kShortVectors = kUnit / kShorts;  // of a unit
+
+// a b, the products of two neighbours in each lane of the sum.
+HFLA_INLINE Ints add_pairs(Shorts a, Shorts b) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_madd_epi16(-1, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  const Ints x = (Ints)a, y = (Ints)b;
+  return ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
+#endif
+}
+
+// A unit is 32 values as they are; or where no instruction makes bytes wider, words of two, which
+// are shifted to their place.
+struct EightBitShorts {
+  static constexpr int64_t kBytes = kUnit;
+  using Unit = const int8_t*;
+
+  static HFLA_INLINE Unit load(const int8_t* from) { return from; }
+
+#if defined(__AVX2__)
+  static HFLA_INLINE Shorts shorts(Unit unit, int i) {
+#if defined(__AVX512F__)
+    const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit));
+    return (Shorts)_mm512_maskz_cvtepi8_epi16(-1, values);
+#else
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + i * kShorts));
+    return (Shorts)_mm256_cvtepi8_epi16(values);
+#endif
+  }
+
+  static int64_t place(int64_t i, int64_t lane) { return i * kShorts + lane; }
+#else
+  static HFLA_INLINE Shorts shorts(Unit unit, int i) {
+    Shorts words;
+    __builtin_memcpy(&words, unit + i / 2 * kVectorBytes, sizeof words);
+    return (i % 2 == 0 ? words << 8 : words) >> 8;
+  }
+
+  static int64_t place(int64_t i, int64_t lane) { return i / 2 * kVectorBytes + 2 * lane + i % 2; }
+#endif
+};
+
+// A unit is eight words of four values. Every eight lanes have all of them, and of each word one
+// value, which is shifted to the word's highest bits, and back.
+struct FourBitShorts {
+  static constexpr int64_t kBytes = kUnit / 2;
+  static constexpr int64_t kCopies = kShorts / 8;
+  using Unit = Bits;
+
+  // As the last vector has it: what comes from the word beside goes when it is shifted back.
+  static HFLA_INLINE Unit load(const int8_t* from) {
+    const Bits words = FourBits::four_words(from);
+    if constexpr (kCopies == 1) return words;
+    Bits left{};
+    HFLA_UNROLL
+    for (int64_t lane = 0; lane < W; ++lane) {
+      left[lane] = static_cast<uint32_t>(12 - 4 * in_word(kShortVectors - 1, 2 * lane));
+    }
+    return words << left;
+  }
+
+  static HFLA_INLINE Shorts shorts(Unit unit, int i) {
+    return ((Shorts)unit << (4 * (kShortVectors - 1 - i))) >> 12;
+  }
+
+  static constexpr int64_t in_word(int64_t i, int64_t lane) {
+    return i + kShortVectors * (lane / 8);
+  }
+  static int64_t place(int64_t i, int64_t lane) { return 4 * (lane % 8) + in_word(i, lane); }
+};
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

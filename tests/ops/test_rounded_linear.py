@@ -1,0 +1,206 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Products with weights of 8 and 4 bits that round x to 16 bits, and when layers take them."""
+
+import random
+
+import pytest
+import torch
+
+from hf_linear_attention import quantized
+from hf_linear_attention.__main__ import print_report
+from new_python import run_python
+from quantized_cases import (
+    NUMBERS,
+    OPS,
+    ROUNDING,
+    assert_matches_float64,
+    expected_of,
+    op_arguments,
+    rounded,
+)
+
+SIZES = {  # inputs, outputs, inputs of a group
+    8: [(1, 1, 1), (20, 64, 5), (129, 50, 43), (768, 101, 768), (600, 37, 300), (256, 13, 32)],
+    4: [(32, 1, 32), (192, 50, 64), (768, 101, 32), (12, 9, 2), (1040, 5, 520), (224, 30, 112)],
+}
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("bits", OPS)
+def test_products_match_float64_with_the_rounded_x(bits, rows, dtype):
+    for inputs, outputs, group in SIZES[bits]:
+        for zero_dtype in (None, *NUMBERS[bits]):
+            sizes = dict(shape=(rows,), inputs=inputs, outputs=outputs, group=group, dtype=dtype)
+            scale_dtype = torch.bfloat16 if rows % 2 else torch.float32
+            numbers = dict(zero_dtype=zero_dtype, scale_dtype=scale_dtype, bias=outputs % 2 == 1)
+            assert_matches_float64(bits, op_arguments(bits, **sizes, **numbers), rounds_x=True)
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("seed", range(60))
+def test_random_calls_match_float64_with_the_rounded_x(seed):
+    rng = random.Random(seed)
+    bits = rng.choice((8, 4))
+    group = rng.randint(1, 80) * (8 // bits)
+    args = op_arguments(
+        bits,
+        shape=(rng.randint(1, 3), rng.randint(1, 4)),
+        inputs=group * rng.randint(1, 6),
+        outputs=rng.randint(1, 300),
+        group=group,
+        dtype=rng.choice(list(ROUNDING)),
+        scale_dtype=rng.choice(list(ROUNDING)),
+        zero_dtype=rng.choice((None, *NUMBERS[bits], *ROUNDING)),
+        bias=rng.random() < 0.5,
+    )
+    if args["x"].dtype != torch.float16:
+        args["x"] *= 10.0 ** rng.randint(-25, 25)
+    assert_matches_float64(bits, args, rounds_x=True)
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("bits", OPS)
+def test_sums_of_integers_are_exact(bits):
+    args = op_arguments(bits, inputs=256, outputs=50, group=256, bias=False)
+    generator = torch.Generator().manual_seed(0)
+    args["x"] = torch.randint(-400, 400, (3, 256), generator=generator).float()
+    args["scale"] = torch.full_like(args["scale"], 0.5)
+    assert torch.equal(OPS[bits](**args, rounds_x=True), expected_of(bits, **args)[0].float())
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("bits", OPS)
+def test_the_largest_numbers_overflow_nothing(bits):
+    args = op_arguments(bits, inputs=1024, group=1024, bias=False)
+    args["x"] = torch.full((3, 1024), 2.0 - 2**-23)  # which becomes 2^14, not 2^15
+    args["weight"].fill_(-128 if bits == 8 else -120)  # two of -8
+    args["scale"].fill_(1)
+    assert_matches_float64(bits, args, rounds_x=True)
+    args["x"].fill_(2.0 - 2**-14)  # 2^15 - 1
+    assert_matches_float64(bits, args, rounds_x=True)
+    args["x"].fill_(torch.finfo(torch.float32).max / 2**20)
+    assert_matches_float64(bits, args, rounds_x=True)
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("bits", OPS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_makes_its_row_nan_and_no_other(bits, value):
+    args = op_arguments(bits, shape=(6,), inputs=320)
+    expected = OPS[bits](**args, rounds_x=True)
+    args["x"][2, 77] = value
+    args["x"][4, 319] = value
+    y = OPS[bits](**args, rounds_x=True)
+    assert y[[2, 4]].isnan().all()
+    others = [0, 1, 3, 5]
+    assert torch.equal(y[others], expected[others])
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("bits", OPS)
+def test_rows_of_zeros_and_of_next_to_nothing_give_the_bias(bits):
+    args = op_arguments(bits, shape=(2,), zero_dtype=torch.bfloat16)
+    args["x"][0] = 0
+    args["x"][1] *= 1e-36
+    assert torch.equal(OPS[bits](**args, rounds_x=True), args["bias"].expand(2, 7))
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("bits", OPS)
+def test_a_row_is_answered_alike_among_any_others(bits):
+    args = op_arguments(bits, shape=(7,), inputs=320, outputs=30, zero_dtype=torch.bfloat16)
+    together = OPS[bits](**args, rounds_x=True)
+    alone = [OPS[bits](**args | {"x": x}, rounds_x=True) for x in args["x"]]
+    assert torch.equal(together, torch.stack(alone))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_half_precision_stay_what_they_are_where_none_is_much_larger(dtype):
+    x = torch.randn(50, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = torch.where(x.abs() < (2**-4 if dtype == torch.bfloat16 else 2**-1), 1, x).float()
+    assert torch.equal(rounded(x, 256), x)
+
+
+def test_rounding_is_of_the_last_of_16_bits():
+    x = torch.randn(50, 512, generator=torch.Generator().manual_seed(0))
+    error = (rounded(x, 512) - x).abs().unflatten(-1, (2, 256)).amax(-1)
+    largest = x.abs().unflatten(-1, (2, 256)).amax(-1)
+    assert (error <= 2.0**-15 * largest).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+@pytest.mark.parametrize("bits", OPS)
+def test_threads_change_no_bit(bits, rows):
+    args = op_arguments(bits, shape=(rows,), inputs=256, outputs=1001, zero_dtype=torch.bfloat16)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(OPS[bits](**args, rounds_x=True))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("bits", OPS)
+def test_any_shape_and_order_of_numbers(bits):
+    for shape in [(), (1,), (2, 3), (0,), (2, 0, 3)]:
+        assert_matches_float64(bits, op_arguments(bits, shape=shape), rounds_x=True)
+    assert OPS[bits](**op_arguments(bits, outputs=0), rounds_x=True).shape == (3, 0)
+    args = op_arguments(bits, inputs=0)
+    assert torch.equal(OPS[bits](**args, rounds_x=True), args["bias"].expand(3, 7))
+    args = op_arguments(bits, inputs=96, zero_dtype=torch.bfloat16)
+    for name in ("scale", "zero_point"):
+        args[name] = torch.stack([args[name].t().contiguous().t()] * 2, dim=-1)[..., 0]
+    assert_matches_float64(bits, args, rounds_x=True)
+
+
+@pytest.mark.parametrize("bits", OPS)
+def test_they_pass_opcheck(bits):
+    args = op_arguments(bits, shape=(2, 1), zero_dtype=torch.bfloat16)
+    torch.library.opcheck(OPS[bits], tuple(args.values()), dict(rounds_x=True))
+
+
+# ---- when ----
+
+REPORTED = (
+    "up to 64 rows without gradients the compiled product, which reads the values as they are, up "
+    "to 8 of bfloat16 or float16 as integers, with x rounded to 16 bits; else "
+)
+
+
+def test_by_default_few_rows_of_half_precision_are_rounded(capsys):
+    rows = quantized.ROUNDED_ROWS
+    for dtype in ROUNDING:
+        is_half = dtype != torch.float32
+        assert quantized.is_rounded(torch.ones(rows, 64, dtype=dtype)) == is_half
+        assert not quantized.is_rounded(torch.ones(rows + 1, 1, 64, dtype=dtype))
+    print_report()
+    assert capsys.readouterr().out.count(REPORTED) == 2
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (
+            "never",
+            "8 bits     up to 64 rows without gradients the compiled product, which reads "
+            "the values as they are; else torchao's",
+        ),
+        ("always", "up to 8 of float32 or bfloat16 or float16 as integers"),
+        ("", REPORTED),
+    ],
+)
+def test_the_environment_says_what_is_rounded(choice, said):
+    result = run_python("-m", "hf_linear_attention", **{quantized.ROUNDING_SETTING: choice})
+    assert said in result.stdout, result.stderr
+
+
+def test_another_choice_is_refused():
+    setting = {quantized.ROUNDING_SETTING: "sometimes"}
+    result = run_python("-c", "import hf_linear_attention", **setting)
+    expected = f"{quantized.ROUNDING_SETTING} must be one of 'half', 'always', 'never', got 'someti"
+    assert expected in result.stderr
