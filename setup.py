@@ -8,7 +8,7 @@ Where it can't be built, the package is installed without it, with a warning, an
 where only the CUDA kernels can't, without these. Environment: CXX, CXXFLAGS, LDFLAGS as usual;
 HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 turns a warning into an error (that about CUDA, where CUDA is
 asked for). HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES names what to compile the CUDA kernels for:
-"sm_90a" or "sm_80,compute_80", say, "all", "native" (the GPUs that are here; the default of a build
+"sm_90" or "sm_80,compute_80", say, "all", "native" (the GPUs that are here; the default of a build
 in place, which is for development), or "none". nvcc is looked for in CUDA_HOME, in CUDA_PATH, on
 PATH and among pip's packages. Metadata is in setup.cfg.
 """
@@ -47,8 +47,9 @@ if platform.machine() in ("x86_64", "AMD64"):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
     INSTRUCTION_SETS |= {"avx2": avx2, "avx512": avx2 + avx512}
 
-# Machine code for some devices, and PTX that drivers compile for all that come after.
-CUDA_ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+# Machine code for the devices of each major version, which those of its later minor versions run,
+# too; and PTX that drivers compile for all others.
+CUDA_ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_80")
 CUDA_SETTING = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
 
 
@@ -112,7 +113,7 @@ def cuda_architectures(in_place: bool) -> list[str]:
         if not re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", name):
             raise CompileError(
                 f'{CUDA_SETTING} must be "all", "native", "none" or names such as '
-                f'"sm_90a,compute_80", got {setting!r}'
+                f'"sm_90,compute_80", got {setting!r}'
             )
     return names
 

@@ -2,17 +2,18 @@
 """Compiles the CUDA kernels and prints what each takes of a multiprocessor, on no GPU.
 
     python scripts/cuda_report.py                 # every architecture
-    python scripts/cuda_report.py sm_90a          # some
+    python scripts/cuda_report.py sm_90          # some
+    python scripts/cuda_report.py --keep cubins  # leaves what it compiled there, for cuda_sass.py
 
 Ends with an error if a kernel doesn't compile or spills registers.
 """
 
+import argparse
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 # The last is PTX, which a driver compiles for what comes after: it has no numbers here.
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_80")
 
 
 # What a kernel asks for in shared memory when it is launched: in C++, from its template arguments.
@@ -64,9 +65,10 @@ def compile_one(nvcc: str, source: Path, architecture: str, directory: Path) -> 
     """Compiles for one architecture and returns what the compiler printed."""
     virtual = architecture.replace("sm_", "compute_")
     name = "-".join(source.relative_to(CSRC).parts)
-    target = directory / f"{name}.{architecture}"
+    suffix = ".cubin" if architecture.startswith("sm_") else ".ptx"
+    target = directory / f"{name}.{architecture}{suffix}"
     # for the device alone: compiling for the host takes a fifth of the time
-    kind = "-cubin" if architecture.startswith("sm_") else "-ptx"
+    kind = suffix.replace(".", "-")
     command = [nvcc, "-std=c++17", "-O3", f"-I{CSRC}", "-Xptxas=-v", kind, source, "-o", target]
     command.append(f"-gencode=arch={virtual},code={architecture}")
     result = subprocess.run(command, capture_output=True, text=True)
@@ -116,13 +118,19 @@ def shared_memory(names: list[str]) -> dict[str, int]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("architectures", nargs="*", default=ARCHITECTURES)
+    parser.add_argument("--keep", type=Path, help="a directory for the compiled files")
+    options = parser.parse_args()
     nvcc = find_nvcc()
     if nvcc is None:
         raise SystemExit("nvcc is neither on PATH nor in CUDA_HOME")
-    architectures = sys.argv[1:] or ARCHITECTURES
-    jobs = [(s, a) for a in architectures for s in sorted((CSRC / "cuda").rglob("*.cu"))]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
-        outputs = pool.map(lambda job: compile_one(nvcc, *job, Path(name)), jobs)
+    sources = sorted((CSRC / "cuda").rglob("*.cu"))
+    jobs = [(source, name) for name in options.architectures for source in sources]
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
+        directory = options.keep or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        outputs = pool.map(lambda job: compile_one(nvcc, *job, directory), jobs)
         reports = {job: parse(text) for job, text in zip(jobs, outputs, strict=True)}
 
     shared = shared_memory(sorted({k.name for kernels in reports.values() for k in kernels}))

@@ -71,6 +71,7 @@ struct LinearAttentionOnCpu {
 // For one dtype. Pointers are the device's. All calls are asynchronous, and return cudaSuccess or
 // another cudaError_t.
 struct LinearAttentionOnCuda {
+  int (*load)();  // all kernels, onto the current device
   int (*forward)(const LinearAttentionProblem&, const LinearAttentionResult&, const CudaPlace&);
   int (*backward)(const LinearAttentionProblem&, const LinearAttentionUpstream&,
                   const LinearAttentionGradients&, const CudaPlace&);

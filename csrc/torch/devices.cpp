@@ -2,6 +2,8 @@
 
 #include "torch/devices.h"
 
+#include <atomic>
+
 namespace hfla {
 namespace {
 
@@ -30,6 +32,17 @@ const CpuKernels& cpu() {
   if (!chosen) fail(why_not);
   return *chosen;
 }
+
+#ifdef HFLA_WITH_CUDA
+void load_once(const CudaKernels& kernels, Device device, DType dtype) {
+  static std::atomic<uint64_t> loaded[int(DType::f64)];  // a bit for each device
+  const uint64_t bit = uint64_t(1) << (device.index & 63);
+  std::atomic<uint64_t>& of_dtype = loaded[int(dtype)];
+  if (of_dtype.load(std::memory_order_relaxed) & bit) return;
+  check_cuda(kernels.linear_attention->load());
+  of_dtype.fetch_or(bit);
+}
+#endif
 
 void check_status(Status status) {
   switch (status) {

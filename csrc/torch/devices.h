@@ -12,7 +12,7 @@
 
 namespace hfla {
 
-// What the CUDA kernels were compiled for, such as "sm_90a, compute_80"; empty without any.
+// What the CUDA kernels were compiled for, such as "sm_90, compute_80"; empty without any.
 // setup.py defines HFLA_WITH_CUDA so where it found nvcc.
 #ifdef HFLA_WITH_CUDA
 constexpr const char* kCudaBuilt = HFLA_WITH_CUDA;
@@ -36,12 +36,17 @@ inline void check_cuda(int error) {
     fail("CUDA says: ", cuda_error_text(error), " (kernels of this build: ", kCudaBuilt, ")");
 }
 
+// The first call for a dtype loads all its kernels onto the current device: whatever is called next
+// may be captured in a graph.
+void load_once(const CudaKernels& kernels, Device device, DType dtype);
+
 // Calls on_cuda(kernels, stream); or on_cuda(kernels, place), first to ask how large a workspace
 // has to be. torch keeps the memory for others on this stream as soon as the tensor is gone.
 template <class OnCuda>
 void run_on_cuda(Device device, DType dtype, OnCuda on_cuda) {
   const CudaKernels& kernels = *cuda_kernels(dtype);
   const CudaContext context(device.index);
+  load_once(kernels, device, dtype);
   if constexpr (std::is_invocable_v<OnCuda, const CudaKernels&, void*>) {
     check_cuda(on_cuda(kernels, context.stream()));
   } else {

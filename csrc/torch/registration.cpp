@@ -65,5 +65,5 @@ extern "C" const char* hfla_cpu_instruction_set(const char** why_not) {
   return kernels ? kernels->instruction_set : nullptr;
 }
 
-// What the CUDA kernels were compiled for, such as "sm_90a, compute_80"; empty without any.
+// What the CUDA kernels were compiled for, such as "sm_90, compute_80"; empty without any.
 extern "C" const char* hfla_cuda_architectures() { return hfla::kCudaBuilt; }

@@ -22,6 +22,29 @@ int64_t size_of_problems() {
          sizeof(hfla::LinearAttentionStep) + sizeof(hfla::CudaDevice) + sizeof(hfla::CudaPlace);
 }
 
+// As the first op on a device does.
+int load_kernels() {
+  int error = 0;
+  for (const auto dtype : {hfla::DType::f32, hfla::DType::bf16, hfla::DType::f16}) {
+    error = error ? error : kernels(dtype).load();
+  }
+  return error;
+}
+
+// Launches need them again.
+void unload_kernels() { hfla::cuda::emulator::machine().loaded.clear(); }
+
+void set_most_shared_bytes(int64_t bytes) {
+  hfla::cuda::emulator::machine().most_shared_bytes = bytes;
+}
+
+// Of a launch since the last call.
+int64_t most_blocks() {
+  const int64_t most = hfla::cuda::emulator::machine().most_blocks;
+  hfla::cuda::emulator::machine().most_blocks = 0;
+  return most;
+}
+
 void set_schedule(unsigned schedule) { hfla::cuda::emulator::machine().schedule = schedule; }
 
 // Leaves out a barrier, in one warp or (-1) all.
@@ -49,6 +72,19 @@ int backward(const hfla::LinearAttentionProblem* p, const hfla::LinearAttentionU
 }
 
 int step(const hfla::LinearAttentionStep* p) { return kernels(p->dtype).step(*p, nullptr); }
+
+// The sum of `count` ones times `x` as tensor cores accumulate it: all in one accumulator, or in
+// one that starts afresh for each `fresh` of them.
+float accumulated(int64_t count, float x, int64_t fresh) {
+  using namespace hfla::cuda;
+  const double products[8] = {x, x, x, x, x, x, x, x};
+  float sum = 0, chunk = 0;
+  for (int64_t i = 0; i < count; i += 8) {
+    emulator::add_products(chunk, products, 8, 8);
+    if ((i + 8) % fresh == 0) sum += chunk, chunk = 0;
+  }
+  return sum + chunk;
+}
 
 const char* feature_map_name(int64_t index) { return hfla::kFeatureMapNames[index]; }
 }

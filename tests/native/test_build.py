@@ -195,9 +195,9 @@ def test_wheel_with_cuda_kernels_says_so_and_runs_where_torch_has_no_cuda(
 
 
 BROKEN_CUDA = {
-    "no_toolkit": ("sm_90a", "no bin/nvcc with include/cuda_runtime.h and libcudart_static.a"),
-    "failing_nvcc": ("sm_90a", "nvcc failed, as it says above"),
-    "no_architecture": ("H100", 'must be "all", "native", "none" or names such as "sm_90a'),
+    "no_toolkit": ("sm_90", "no bin/nvcc with include/cuda_runtime.h and libcudart_static.a"),
+    "failing_nvcc": ("sm_90", "nvcc failed, as it says above"),
+    "no_architecture": ("H100", 'must be "all", "native", "none" or names such as "sm_90'),
 }
 
 

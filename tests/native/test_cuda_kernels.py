@@ -9,7 +9,18 @@ import os
 import shlex
 import shutil
 import subprocess
-from ctypes import POINTER, Structure, byref, c_bool, c_double, c_int32, c_int64, c_uint, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_bool,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint,
+    c_void_p,
+)
 from pathlib import Path
 
 import pytest
@@ -153,6 +164,11 @@ def build(directory: Path) -> ctypes.CDLL:
     loaded.forward.argtypes = [POINTER(s) for s in (Problem, ForwardResult, Place)]
     loaded.backward.argtypes = [POINTER(s) for s in (Problem, BackwardInput, BackwardResult, Place)]
     loaded.step.argtypes = [POINTER(StepProblem)]
+    loaded.set_most_shared_bytes.argtypes = [c_int64]
+    loaded.most_blocks.restype = c_int64
+    loaded.accumulated.restype = c_float
+    loaded.accumulated.argtypes = [c_int64, c_float, c_int64]
+    assert loaded.load_kernels() == 0
     assert loaded.size_of_problems() == sum(ctypes.sizeof(s) for s in STRUCTURES)
     return loaded
 
@@ -174,13 +190,21 @@ def call(library: ctypes.CDLL, function: str, *arguments: Structure, schedule: i
         failed = run(*map(byref, arguments))
     else:
         *arguments, device = arguments
-        needed = c_int64(0)
-        run(*map(byref, arguments), byref(Place(device, None, ctypes.pointer(needed))))
-        workspace = torch.full((needed.value + 1,), 0xFF, dtype=torch.uint8)
-        place = Place(device, workspace.data_ptr(), ctypes.pointer(needed))
+        library.set_most_shared_bytes(device.shared_bytes)
+        needed = workspace_bytes(library, function, *arguments, device)
+        workspace = torch.full((needed + 1,), 0xFF, dtype=torch.uint8)
+        place = Place(device, workspace.data_ptr(), ctypes.pointer(c_int64(0)))
         failed = run(*map(byref, arguments), byref(place))
     if failed:
         raise EmulatorError(library.emulator_error().decode())
+
+
+def workspace_bytes(library, function: str, *arguments: Structure) -> int:
+    *arguments, device = arguments
+    needed = c_int64(0)
+    place = Place(device, None, ctypes.pointer(needed))
+    getattr(library, function)(*map(byref, arguments), byref(place))
+    return needed.value
 
 
 def make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, options) -> Problem:
@@ -272,6 +296,86 @@ def test_heads_of_any_size(library, K, V, device):
     check(
         library, Case(B=1, T=70, Hq=1, Hkv=1, K=K, V=V, decay="mild", initial=True), device=device
     )
+
+
+# Wide tiles and one row more than they have, which fits into tall ones where the device has these.
+LARGE_HEADS = Case(B=1, T=140, Hq=1, Hkv=1, K=64, V=128, decay="mild", initial=True)
+
+
+@pytest.mark.parametrize("device", [LARGE, LITTLE_MEMORY], ids=["large", "little_memory"])
+def test_large_heads_in_bfloat16(library, device):
+    check(library, LARGE_HEADS, torch.bfloat16, device=device)
+
+
+def test_a_kernel_that_asks_for_more_shared_memory_than_there_is_is_found(library):
+    with pytest.raises(EmulatorError, match="more shared memory than the device has"):
+        check(library, Case(), device=Device(132, 4 << 10, 0))
+
+
+def test_the_walks_of_backward_take_turns_in_one_workspace(library):
+    """Heads of 256 features need 0.6 GB for each walk's partial sums."""
+    B, T, H, D = 8, 2048, 32, 256
+    problem = Problem(B, H, H, D, D, DTYPES.index(torch.bfloat16), T, B)
+    problem.normalize = problem.is_causal = True
+    # Nothing is launched, so that nobody looks behind a pointer that is not null.
+    dy, den = View(1), 1
+    upstream = BackwardInput(dy, None, None, ForwardResult(dy, den, None, None))
+    result = BackwardResult(dlog_decay=View(1))
+    forward = workspace_bytes(library, "forward", problem, ForwardResult(), LARGE)
+    backward = workspace_bytes(library, "backward", problem, upstream, result, LARGE)
+    assert 0.5e9 < forward < 0.7e9
+    assert forward < backward < 1.2 * forward
+
+
+LONG_CASES = [
+    Case(B=1, T=600, Hq=4, K=4, V=4, decay="resets", initial=True),
+    Case(B=1, T=600, lengths=(0, 299, 1, 300), K=4, V=4, decay="mild", mask="middle", initial=True),
+]
+
+
+@pytest.mark.parametrize("case", LONG_CASES, ids=str)
+def test_the_decay_s_gradient_is_summed_from_piece_to_piece(library, case):
+    check(library, case)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 5])
+def test_a_sequence_is_cut_into_as_many_pieces_as_there_are_places(library, multiprocessors):
+    places = 4 * multiprocessors  # for blocks with narrow tiles
+    inputs = attention_cases.make_inputs(Case(B=1, T=3000, K=4, V=4), torch.float32)
+    library.most_blocks()
+    emulated(library, Device(multiprocessors, 227 << 10, 0))(**inputs)
+    assert 0.8 * places <= library.most_blocks() <= places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_a_long_sequence_are_not_truncated(library, dtype):
+    """Tensor cores cut off what they add to, always to the same side; states are not kept there."""
+    T = 4096
+    case = Case(B=1, T=T, Hq=1, Hkv=1, K=4, V=4, feature_map=None)
+    inputs = attention_cases.make_inputs(case, dtype)
+    inputs["k"], inputs["v"] = inputs["k"].abs(), inputs["v"].abs()
+    _, wanted = reference_linear_attention(**attention_cases.to_float64(inputs))
+    _, state = emulated(library, Device(1, 227 << 10, T))(**inputs)
+    for got, of in zip(state, wanted, strict=True):
+        assert (got / of - 1).mean().abs() < 2e-6
+
+
+def test_a_sum_that_stays_in_a_tensor_core_is_noticed(library):
+    x, count = torch.tensor(0.7).item(), 32768
+    kept = library.accumulated(count, x, count)
+    fresh = library.accumulated(count, x, 64)
+    assert kept / (x * count) - 1 < -1e-4
+    assert abs(fresh / (x * count) - 1) < 5e-6
+
+
+def test_whatever_is_launched_was_loaded_by_the_first_call(library):
+    """So that a graph can be captured after it: loading is not allowed then."""
+    library.unload_kernels()
+    try:
+        with pytest.raises(EmulatorError, match="a kernel that was not loaded"):
+            check(library, Case())
+    finally:
+        library.load_kernels()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

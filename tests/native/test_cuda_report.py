@@ -6,22 +6,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "cuda_report.py"
 sys.path.insert(0, str(SCRIPT.parent))
+import cuda_sass  # noqa: E402
 from cuda_report import ARCHITECTURES, Kernel, find_nvcc, parse  # noqa: E402
 
 PRINTED = """
 ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'tidy' for 'sm_90a'
+ptxas info    : Compiling entry function 'tidy' for 'sm_90'
 ptxas info    : Function properties for tidy
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 40 registers, used 0 barriers
 ptxas info    : Compile time = 29.488 ms
-ptxas info    : Compiling entry function 'greedy' for 'sm_90a'
+ptxas info    : Compiling entry function 'greedy' for 'sm_90'
 ptxas info    : Function properties for greedy
     232 bytes stack frame, 284 bytes spill stores, 4812 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 232 bytes cumulative stack size
@@ -55,22 +57,134 @@ def test_a_report_is_made_of_what_any_compiler_prints(tmp_path):
     nvcc.write_text(f"#!/bin/sh\ncat >&2 <<'END'{printed}END\n")
     nvcc.chmod(0o755)
     environment = {**os.environ, "CUDA_HOME": str(tmp_path)}
-    command = [sys.executable, SCRIPT, "sm_90a"]
+    command = [sys.executable, SCRIPT, "sm_90"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    walk, step = (re.search(rf"sm_90a .* {k}_k.*", result.stdout)[0] for k in ("walk", "step"))
+    walk, step = (re.search(rf"sm_90 .* {k}_k.*", result.stdout)[0] for k in ("walk", "step"))
     assert walk.split()[1] == "40" and step.split()[1] == "255"  # registers
     assert int(walk.split()[2]) > 1000 and int(step.split()[2]) > 1000  # bytes of shared memory
     assert result.returncode != 0 and "a kernel spills registers" in result.stderr
 
 
-@pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
-def test_all_kernels_compile_without_spills():
-    """On the oldest and the newest architecture, since each takes a minute; the script alone does
-    all. PTX has no registers yet; that it compiles, the wheel of test_build.py shows.
-    """
-    oldest, *_, newest = [name for name in ARCHITECTURES if name.startswith("sm_")]
-    command = [sys.executable, SCRIPT, oldest, newest]
-    result = subprocess.run(command, capture_output=True, text=True)
+# On the oldest and the newest architecture, since each takes a minute; the script alone does all.
+# PTX has no registers yet; that it compiles, the wheel of test_build.py shows.
+OLDEST, *_, NEWEST = [name for name in ARCHITECTURES if name.startswith("sm_")]
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+needs_disassembler = pytest.mark.skipif(
+    find_nvcc() is None or cuda_sass.find_disassembler() is None, reason="needs nvcc and nvdisasm"
+)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What the report says of all kernels, and the folder with them: compiled once."""
+    directory = tmp_path_factory.mktemp("cubins")
+    command = [sys.executable, SCRIPT, "--keep", directory, OLDEST, NEWEST]
+    return subprocess.run(command, capture_output=True, text=True), directory
+
+
+@needs_nvcc
+def test_all_kernels_compile_without_spills(compiled):
+    result, _ = compiled
     assert result.returncode == 0, result.stdout + result.stderr
-    for name in (oldest, newest):
+    for name in (OLDEST, NEWEST):
         assert re.search(rf"^{name} .* walk_kernel", result.stdout, re.M)
+
+
+# ---- the machine code ----
+
+
+class Bounds(NamedTuple):
+    """What the machine code of a kernel may have of each kind: what it had when it was looked at
+    last, and a bit.
+    """
+
+    loads_ahead: int  # at least so many loads of 16 bytes on their way at once
+    instructions: int
+    products: int  # at least, each with its operands in registers of their own
+    operand_loads: int
+    per_run: int  # instructions in a loop for each 16 bytes loaded
+    stores_of_16_bits: int = 2  # in the loop for what has no aligned pairs
+
+
+WIDE = "walk_kernel<BFloat16, BlockShape<64, 128, 64> >"
+TALL = "walk_kernel<BFloat16, BlockShape<128, 144, 64> >"
+BOUNDS = {WIDE: Bounds(4, 12500, 100, 56, 100), TALL: Bounds(4, 12500, 100, 56, 100)}
+
+
+def faults(code: list[cuda_sass.Instruction], bounds: Bounds) -> list[str]:
+    """What is worse than the bounds, in words."""
+
+    def number(pattern: str) -> int:
+        return cuda_sass.count(code, pattern)
+
+    loading = [loop for loop in cuda_sass.loops(code) if loop.wide_loads]
+    found = {
+        "loads are not ahead": cuda_sass.wide_loads_in_flight(code) < bounds.loads_ahead,
+        "stores of 16 bits": number(cuda_sass.STORE_OF_16_BITS) > bounds.stores_of_16_bits,
+        "more instructions": len(code) > bounds.instructions,
+        "fewer products": number(cuda_sass.PRODUCT) < bounds.products,
+        "more loads of operands": number(cuda_sass.OPERAND_LOAD) > bounds.operand_loads,
+        "no loop that loads": not loading,
+        "slow loops": any(x.instructions > bounds.per_run * x.wide_loads for x in loading),
+    }
+    return [fault for fault, is_there in found.items() if is_there]
+
+
+@needs_disassembler
+@pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
+def test_the_machine_code_is_what_the_source_means(compiled, architecture):
+    _, directory = compiled
+    [cubin] = directory.glob(f"*bf16.cu.{architecture}.cubin")
+    kernels = cuda_sass.disassemble(cuda_sass.find_disassembler(), cubin)
+    assert {name: faults(kernels[name], bounds) for name, bounds in BOUNDS.items()} == {
+        WIDE: [],
+        TALL: [],
+    }
+
+
+GOOD_CODE = """
+	.section	.text.good,"ax",@progbits
+.text.good:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/                   LDG.E.128.CONSTANT R8, desc[UR4][R2.64+0x10] ;
+        /*0030*/                   FADD R20, R4, R5 ;
+        /*0040*/                   STS.128 [R24], R8 ;
+        /*0050*/               @P1 BRA `(.L_x_0) ;
+        /*0060*/                   LDSM.16.MT88.4 R12, [R25] ;
+        /*0070*/                   HMMA.16816.F32.BF16 R16, R12, R4, R16 ;
+        /*0080*/                   STG.E desc[UR4][R2.64], R16 ;
+        /*0090*/                   EXIT ;
+.L_x_1:
+        /*00a0*/                   BRA `(.L_x_1);
+"""
+GOOD = Bounds(2, 11, 1, 1, 3, 0)
+PLANTED = {  # what is in the place of what, and how it shows
+    "loads are not ahead": ("LDG.E.128.CONSTANT R8,", "LDG.E.128.CONSTANT R4,"),
+    "stores of 16 bits": ("STG.E desc", "STG.E.U16 desc"),
+    "more instructions": ("        /*0090*/", "        /*0084*/ NOP ;\n        /*0090*/"),
+    "fewer products": ("HMMA.16816.F32.BF16", "FFMA"),
+    "more loads of operands": ("FADD R20, R4, R5", "LDSM.16.M88.2 R20, [R25]"),
+    "no loop that loads": ("@P1 BRA `(.L_x_0)", "@P1 BRA `(.L_x_1)"),
+}
+
+
+def test_machine_code_is_read():
+    code = cuda_sass.parse(GOOD_CODE)["good"]
+    assert len(code) == 11
+    assert cuda_sass.wide_loads_in_flight(code) == 2
+    assert cuda_sass.loops(code) == [cuda_sass.Loop(5, 0, 0, 2, 1)]
+    assert faults(code, GOOD) == []
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_of_machine_code_is_found(fault):
+    was, now = PLANTED[fault]
+    assert was in GOOD_CODE
+    assert fault in faults(cuda_sass.parse(GOOD_CODE.replace(was, now))["good"], GOOD)
+
+
+def test_a_slow_loop_is_found():
+    code = cuda_sass.parse(GOOD_CODE)["good"]
+    assert faults(code, GOOD._replace(per_run=2)) == ["slow loops"]

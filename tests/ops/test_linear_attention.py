@@ -661,6 +661,22 @@ def test_a_gpu_that_refuses_the_kernels_runs_chunked_and_the_report_says_why(a_g
     assert tried == [0, 1]  # once for each device
 
 
+def test_a_gpu_that_refuses_the_kernels_is_worth_one_warning(a_gpu):
+    a_gpu(lambda device: "the driver is too old" if device.index == 0 else None)
+    with pytest.warns(UserWarning, match="slower on cuda:0: the driver is too old") as caught:
+        for index in (0, 1, 0, 1):
+            choose_backend(None, torch.device("cuda", index))
+    assert len(caught) == 1
+
+
+def test_a_machine_without_cuda_is_worth_none(a_gpu, monkeypatch, recwarn):
+    for reason in cuda.NO_CUDA:
+        monkeypatch.setattr(cuda, "_why_not_by_build", lambda index, reason=reason: reason)
+        monkeypatch.setattr(cuda, "_found", {})
+        assert choose_backend(None, torch.device("cuda", 0)).name == "chunked"
+    assert not recwarn.list
+
+
 def test_nothing_is_tried_while_a_graph_is_captured(a_gpu, monkeypatch):
     a_gpu(lambda device: "the driver is too old")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -19,6 +19,8 @@
 #define BOTH __host__ __device__ __forceinline__  // for the host, too
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(count) PRAGMA(unroll count)
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 
 namespace hfla::cuda {
@@ -32,9 +34,6 @@ DEV char* shared_memory() {
 }
 
 DEV void sync_block() { __syncthreads(); }
-
-// Keeps the compiler from moving memory accesses to the other side.
-DEV void finish_before() { asm volatile("" ::: "memory"); }
 
 // All 32 lanes take part in what follows.
 template <class T>
@@ -53,7 +52,17 @@ DEV T shuffle_xor(T value, int lanes) {
 DEV float bits_to_float(uint32_t bits) { return __uint_as_float(bits); }
 DEV uint32_t float_to_bits(float x) { return __float_as_uint(x); }
 
-DEV float fast_exp(float x) { return __expf(x); }  // to about 2^-20 of it
+// To about 2^-20 of it, and 0 in place of what is not normal.
+DEV float fast_exp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
+DEV float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 DEV uint16_t to_bf16(float x) {
   uint16_t bits;
@@ -119,6 +128,17 @@ DEV void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 }
 
 using Stream = cudaStream_t;
+
+// A kernel's code is loaded onto the current device by the first call that needs it; by this one,
+// if it comes first. A launch then loads nothing, which a graph that is being captured may not do.
+template <class... Parameters>
+int load(void (*kernel)(Parameters...)) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+}
+
+// What was in this memory of the device is no longer needed.
+inline void forget(void*, int64_t) {}
 
 // Returns cudaSuccess, or what the runtime says.
 template <class... Parameters, class... Arguments>

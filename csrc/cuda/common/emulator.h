@@ -10,10 +10,12 @@
 // NaN.
 //
 // Reported as an error: threads of a block that wait at different barriers, or wait while others
-// have ended; the same for collective operations of a warp; writes beyond the end of shared memory.
+// have ended; the same for collective operations of a warp; writes beyond the end of shared memory;
+// more shared memory than the device has; a launch of a kernel that was not loaded before.
 //
-// Not emulated: the memory hierarchy, several blocks at once, and the rounding inside of mma (the
-// sums here are exact to float, in the order of k).
+// Sums inside of mma are truncated, not rounded, as tensor cores do it (truncated_sum).
+//
+// Not emulated: the memory hierarchy, and several blocks at once.
 #pragma once
 
 #include <setjmp.h>
@@ -27,6 +29,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +39,7 @@
 #define BOTH inline
 #define UNROLL
 #define NO_UNROLL
+#define UNROLL_BY(count)
 #define LAUNCH_BOUNDS(threads, blocks)
 
 namespace hfla::cuda {
@@ -76,6 +80,9 @@ struct Machine {
   unsigned schedule = 0;
   int missing_barrier = 0;   // the line of a barrier that is left out
   int missing_in_warp = -1;  // by this warp; -1: by all
+  int64_t most_shared_bytes = INT64_MAX;
+  std::set<void*> loaded;   // set by load
+  int64_t most_blocks = 0;  // of a launch
   std::string error;
 };
 
@@ -200,6 +207,43 @@ inline float tf32_part(uint32_t bits) {
   return x;
 }
 
+// c plus products as the tensor cores of an A100 sum them up, after the model in arXiv 2512.07004
+// (those of an H100 take twice as many at a time and one bit more): all are aligned to the largest,
+// what is below one bit after float's last is cut off before the sum, and so is the sum's end.
+inline float truncated_sum(float c, const double* products, int count) {
+  double largest = std::fabs(double(c)), sum = c;
+  for (int k = 0; k < count; ++k) {
+    sum += products[k];
+    largest = std::max(largest, std::fabs(products[k]));
+  }
+  if (!std::isfinite(sum) || largest == 0) return float(sum);
+  uint64_t exponent;
+  std::memcpy(&exponent, &largest, sizeof exponent);
+  constexpr uint64_t kBitsBelow = 23 + 1, kOne = uint64_t(1) << 52;
+  exponent = exponent / kOne - kBitsBelow;  // of the last bit that counts
+  const auto power_of_two = [](uint64_t biased) {
+    const uint64_t bits = biased * kOne;
+    double x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+  };
+  const double last = power_of_two(exponent), scale = power_of_two(2 * 1023 - exponent);
+  int64_t units = int64_t(c * scale);
+  for (int k = 0; k < count; ++k) units += int64_t(products[k] * scale);
+  const double total = double(units) * last;
+  uint64_t bits;
+  std::memcpy(&bits, &total, sizeof bits);
+  bits &= ~((uint64_t(1) << 29) - 1);  // a float's 23 bits of 52
+  double truncated;
+  std::memcpy(&truncated, &bits, sizeof truncated);
+  return float(truncated);
+}
+
+// c += products in groups of `at_once`.
+inline void add_products(float& c, const double* products, int count, int at_once) {
+  for (int k = 0; k < count; k += at_once) c = truncated_sum(c, products + k, at_once);
+}
+
 // The guard after the end of shared memory.
 constexpr int64_t kGuardBytes = 4096;
 constexpr char kPoison = char(0xff);
@@ -218,8 +262,6 @@ inline void sync_block(int line = __builtin_LINE()) {
   }
   emulator::leave(emulator::FiberState::at_block_barrier, line);
 }
-
-inline void finish_before() {}
 
 template <class T>
 T shuffle(T value, int lane, int line = __builtin_LINE()) {
@@ -249,6 +291,7 @@ inline uint32_t float_to_bits(float x) {
 }
 
 inline float fast_exp(float x) { return std::exp(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
 
 // Rounded to the nearest, ties to even.
 inline uint16_t to_bf16(float x) {
@@ -286,12 +329,14 @@ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[
       emulator::exchange({{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, 0}, line);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    double products[16];
     for (int k = 0; k < 16; ++k) {
       const int quad = k % 8 / 2;
       const uint32_t pair_a = all[row % 8 * 4 + quad].a[row / 8 + 2 * (k / 8)];
       const uint32_t pair_b = all[column * 4 + quad].b[k / 8];
-      c[i] += emulator::bf16_half(pair_a, k % 2) * emulator::bf16_half(pair_b, k % 2);
+      products[k] = double(emulator::bf16_half(pair_a, k % 2)) * emulator::bf16_half(pair_b, k % 2);
     }
+    emulator::add_products(c[i], products, 16, 8);
   }
 }
 
@@ -302,21 +347,38 @@ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[
       emulator::exchange({{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, 0}, line);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    double products[8];
     for (int k = 0; k < 8; ++k) {
       const uint32_t of_a = all[row % 8 * 4 + k % 4].a[row / 8 + 2 * (k / 4)];
       const uint32_t of_b = all[column * 4 + k % 4].b[k / 4];
-      c[i] += emulator::tf32_part(of_a) * emulator::tf32_part(of_b);
+      products[k] = double(emulator::tf32_part(of_a)) * emulator::tf32_part(of_b);
     }
+    emulator::add_products(c[i], products, 8, 4);
   }
 }
 
 using Stream = void*;
+
+template <class... Parameters>
+int load(void (*kernel)(Parameters...)) {
+  emulator::machine().loaded.insert(reinterpret_cast<void*>(kernel));
+  return 0;
+}
+
+// It is NaN again, lest a kernel reads of it what another left there.
+inline void forget(void* memory, int64_t bytes) {
+  std::memset(memory, emulator::kPoison, size_t(bytes));
+}
 
 // Runs all blocks, one after another. Returns 0, or 1 with machine().error set.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t shared_bytes, Stream,
            const Arguments&... arguments) {
   emulator::Machine& m = emulator::machine();
+  if (blocks == 0) return 0;
+  m.most_blocks = std::max(m.most_blocks, blocks);
+  if (!m.loaded.count(reinterpret_cast<void*>(kernel))) m.error = "a kernel that was not loaded";
+  if (shared_bytes > m.most_shared_bytes) m.error = "more shared memory than the device has";
   m.body = [&] { kernel(arguments...); };
   for (m.block = 0; m.block < blocks && m.error.empty(); ++m.block) {
     m.shared.assign(size_t(shared_bytes + emulator::kGuardBytes), emulator::kPoison);

@@ -13,17 +13,25 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 class Carver {
  public:
   explicit Carver(void* base) : base_(static_cast<char*>(base)) {}
-  float* take(int64_t count) {
-    float* const array = base_ ? reinterpret_cast<float*>(base_ + used_) : nullptr;
-    used_ += ceil_div(count * int64_t(sizeof(float)), kAlignment) * kAlignment;
+  template <class T>
+  T* take(int64_t count) {
+    T* const array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += ceil_div(count * int64_t(sizeof(T)), kAlignment) * kAlignment;
+    if (used_ > most_) most_ = used_;
     return array;
   }
+  // Takes back all that was handed out since used() was this.
+  void take_back(int64_t used) {
+    if (base_) forget(base_ + used, used_ - used);
+    used_ = used;
+  }
   int64_t used() const { return used_; }
+  int64_t most() const { return most_; }
 
  private:
   static constexpr int64_t kAlignment = 256;
   char* base_;
-  int64_t used_ = 0;
+  int64_t used_ = 0, most_ = 0;
 };
 
 // Launches in order until one fails. Without a workspace it launches nothing, and only measures.
@@ -32,8 +40,11 @@ class Launcher {
   Launcher(void* workspace, Stream stream)
       : carver_(workspace), measuring_(!workspace), stream_(stream) {}
 
-  float* take(int64_t count) { return carver_.take(count); }
-  int64_t workspace_bytes() const { return carver_.used(); }
+  template <class T = float>
+  T* take(int64_t count) {
+    return carver_.take<T>(count);
+  }
+  int64_t workspace_bytes() const { return carver_.most(); }
   int error() const { return error_; }
 
   template <class Kernel, class Arguments>
@@ -42,6 +53,20 @@ class Launcher {
     if (measuring_ || error_) return;
     error_ = launch(kernel, blocks, threads, shared_bytes, stream_, arguments);
   }
+
+  // What is taken while this lives is free for others afterwards: launches come one after the
+  // other, so that those before have done with it.
+  class Scope {
+   public:
+    explicit Scope(Launcher& launcher) : carver_(launcher.carver_), used_(carver_.used()) {}
+    ~Scope() { carver_.take_back(used_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Carver& carver_;
+    const int64_t used_;
+  };
 
  private:
   Carver carver_;

@@ -8,7 +8,7 @@
 // and parts of a and b that the loaders below fetch from a tile in shared memory (tiles.cuh), or
 // from its transpose. Column i of load_a_transposed is row i of the tile, times a weight if
 // `weighted`; the weights that a lane needs are those of columns column_of_a(0), column_of_a(1),
-// ...
+// ... Several b, of columns that follow, are loaded by one call.
 //
 // Each kind also makes an operand a of accumulators, for a product of products without a way
 // through shared memory. It may permute the depth, as load_b_for_accumulators then does with b.
@@ -57,28 +57,39 @@ struct Bf16Operands {
     }
     return a;
   }
-  template <class Tile>
-  DEV static B load_b(const Tile& tile, int k, int column) {
-    B b;
-    load_matrices<true>(b.x, tile.at(k + thread_index() % 16, column));
-    return b;
+  template <int count, class Tile>
+  DEV static void load_b(B (&b)[count], const Tile& tile, int k, int column) {
+    const int lane = thread_index() % 32;
+    load_each<true>(b, tile.at(k + lane % 16, column), lane / 16 * 8);
   }
-  template <class Tile>
-  DEV static B load_b_transposed(const Tile& tile, int k, int column) {
-    const int lane = thread_index() % 16;
-    B b;
-    load_matrices<false>(b.x, tile.at(column + lane % 8, k + lane / 8 * 8));
-    return b;
+  template <int count, class Tile>
+  DEV static void load_b_transposed(B (&b)[count], const Tile& tile, int k, int column) {
+    const int lane = thread_index() % 32;
+    load_each<false>(b, tile.at(column + lane % 8, k + lane / 8 % 2 * 8),
+                     lane / 16 * 8 * tile.kStride);
   }
   DEV static A from_accumulators(const float (*c)[4]) {  // kDepth / 8 of them
     return {{to_bf16_pair(c[0][0], c[0][1]), to_bf16_pair(c[0][2], c[0][3]),
              to_bf16_pair(c[1][0], c[1][1]), to_bf16_pair(c[1][2], c[1][3])}};
   }
-  template <class Tile>
-  DEV static B load_b_for_accumulators(const Tile& tile, int k, int column) {
-    return load_b(tile, k, column);
+  template <int count, class Tile>
+  DEV static void load_b_for_accumulators(B (&b)[count], const Tile& tile, int k, int column) {
+    load_b(b, tile, k, column);
   }
   DEV static void multiply(float (&c)[4], const A& a, const B& b) { mma_bf16(c, a.x, b.x); }
+
+ private:
+  // One, or two by one load: the upper lanes' rows are `further` elements on.
+  template <bool transposed>
+  DEV static void load_each(B (&b)[1], const Element* row, int) {
+    load_matrices<transposed>(b[0].x, row);
+  }
+  template <bool transposed>
+  DEV static void load_each(B (&b)[2], const Element* row, int further) {
+    uint32_t x[4];
+    load_matrices<transposed>(x, row + further);
+    b[0] = {{x[0], x[1]}}, b[1] = {{x[2], x[3]}};
+  }
 };
 
 // Float in, of which `parts` times 11 bits are used: one for float16 inputs, which have no more, in
@@ -131,31 +142,37 @@ struct Tf32Operands {
              a.x);
     return a;
   }
-  template <class Tile>
-  DEV static B load_b(const Tile& tile, int k, int column) {
+  template <int count, class Tile>
+  DEV static void load_b(B (&b)[count], const Tile& tile, int k, int column) {
     const auto [g, t] = lane();
-    B b;
-    split<2>({tile.get(k + t, column + g), tile.get(k + t + 4, column + g)}, b.x);
-    return b;
+    UNROLL
+    for (int i = 0; i < count; ++i) {
+      const int c = column + 8 * i + g;
+      split<2>({tile.get(k + t, c), tile.get(k + t + 4, c)}, b[i].x);
+    }
   }
-  template <class Tile>
-  DEV static B load_b_transposed(const Tile& tile, int k, int column) {
+  template <int count, class Tile>
+  DEV static void load_b_transposed(B (&b)[count], const Tile& tile, int k, int column) {
     const auto [g, t] = lane();
-    B b;
-    split<2>({tile.get(column + g, k + t), tile.get(column + g, k + t + 4)}, b.x);
-    return b;
+    UNROLL
+    for (int i = 0; i < count; ++i) {
+      const int c = column + 8 * i + g;
+      split<2>({tile.get(c, k + t), tile.get(c, k + t + 4)}, b[i].x);
+    }
   }
   DEV static A from_accumulators(const float (*c)[4]) {
     A a;
     split<4>({c[0][0], c[0][2], c[0][1], c[0][3]}, a.x);
     return a;
   }
-  template <class Tile>
-  DEV static B load_b_for_accumulators(const Tile& tile, int k, int column) {
+  template <int count, class Tile>
+  DEV static void load_b_for_accumulators(B (&b)[count], const Tile& tile, int k, int column) {
     const auto [g, t] = lane();
-    B b;
-    split<2>({tile.get(k + 2 * t, column + g), tile.get(k + 2 * t + 1, column + g)}, b.x);
-    return b;
+    UNROLL
+    for (int i = 0; i < count; ++i) {
+      const int c = column + 8 * i + g;
+      split<2>({tile.get(k + 2 * t, c), tile.get(k + 2 * t + 1, c)}, b[i].x);
+    }
   }
   DEV static void multiply(float (&c)[4], const A& a, const B& b) {
     if constexpr (parts == 2) {

@@ -3,30 +3,24 @@
 // Matrices in shared memory.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/common/numbers.h"
 
 namespace hfla::cuda {
 
-// Neighbours that are loaded or stored at once.
+// Neighbours that are loaded or stored at once. They are kept as words: a compiler puts each in a
+// register of its own, where it would unpack elements of two bytes as soon as they are loaded.
 template <class T, int count>
 struct alignas(sizeof(T) * count < 16 ? sizeof(T) * count : 16) Run {
-  T x[count];
+  static constexpr int kWords = count / kPerWord<T>;
+  Word<T> words[kWords];
+  DEV float get(int i) const { return cuda::get<T>(words[i / kPerWord<T>], i % kPerWord<T>); }
 };
 
 template <class T, int count>  // an even one
 DEV Run<T, count> make_run(const float (&x)[count]) {
   Run<T, count> run;
   UNROLL
-  for (int i = 0; i < count; i += 2) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      const uint32_t pair = to_bf16_pair(x[i], x[i + 1]);
-      run.x[i].bits = uint16_t(pair), run.x[i + 1].bits = uint16_t(pair >> 16);
-    } else {
-      run.x[i] = from_float<T>(x[i]), run.x[i + 1] = from_float<T>(x[i + 1]);
-    }
-  }
+  for (int i = 0; i < run.kWords; ++i) run.words[i] = make_word<T>(x + i * kPerWord<T>);
   return run;
 }
 

@@ -14,55 +14,72 @@ template <class Scalar>
 DEV float exponential(float x) {
   return sizeof(Scalar) == 2 ? fast_exp(x) : expf(x);
 }
+template <class Scalar>
+DEV float reciprocal(float x) {
+  return sizeof(Scalar) == 2 ? fast_reciprocal(x) : 1 / x;
+}
 
-template <class Scalar, int count>
-DEV void apply(FeatureMap map, float (&x)[count]) {
-  const auto each = [&](auto f) {
-    UNROLL
-    for (int i = 0; i < count; ++i) x[i] = f(x[i]);
-  };
+template <class Scalar, FeatureMap map>
+DEV float apply(float x) {
+  if constexpr (map == FeatureMap::elu_plus_one) {
+    return x > 0 ? x + 1 : exponential<Scalar>(x);
+  } else if constexpr (map == FeatureMap::relu) {
+    return x <= 0 ? 0 : x;
+  } else if constexpr (map == FeatureMap::relu2) {
+    return x <= 0 ? 0 : x * x;
+  } else if constexpr (map == FeatureMap::silu) {
+    return x * reciprocal<Scalar>(1 + exponential<Scalar>(-x));
+  } else if constexpr (map == FeatureMap::exp) {
+    return exponential<Scalar>(x);
+  } else {
+    return x;
+  }
+}
+
+template <class Scalar, FeatureMap map>
+DEV float derivative(float x) {
+  if constexpr (map == FeatureMap::elu_plus_one) {
+    return x > 0 ? 1 : exponential<Scalar>(x);
+  } else if constexpr (map == FeatureMap::relu) {
+    return x <= 0 ? 0 : 1;
+  } else if constexpr (map == FeatureMap::relu2) {
+    return x <= 0 ? 0 : 2 * x;
+  } else if constexpr (map == FeatureMap::silu) {
+    const float e = exponential<Scalar>(-x), sigmoid = reciprocal<Scalar>(1 + e);
+    const float rest = e > 1 ? 1 - sigmoid : e * sigmoid;  // 1 - sigmoid, without inf * 0
+    return sigmoid * (1 + x * rest);
+  } else if constexpr (map == FeatureMap::exp) {
+    return exponential<Scalar>(x);
+  } else {
+    return 1;
+  }
+}
+
+template <FeatureMap map>
+using Map = std::integral_constant<FeatureMap, map>;
+
+// Calls visit with the map as a constant, so that it is asked for once and not for every number.
+template <class Visit>
+DEV auto with_map(FeatureMap map, Visit visit) {
   switch (map) {
     case FeatureMap::elu_plus_one:
-      return each([](float x) { return x > 0 ? x + 1 : exponential<Scalar>(x); });
+      return visit(Map<FeatureMap::elu_plus_one>{});
     case FeatureMap::relu:
-      return each([](float x) { return x <= 0 ? 0 : x; });
+      return visit(Map<FeatureMap::relu>{});
     case FeatureMap::relu2:
-      return each([](float x) { return x <= 0 ? 0 : x * x; });
+      return visit(Map<FeatureMap::relu2>{});
     case FeatureMap::silu:
-      return each([](float x) { return x / (1 + exponential<Scalar>(-x)); });
+      return visit(Map<FeatureMap::silu>{});
     case FeatureMap::exp:
-      return each([](float x) { return exponential<Scalar>(x); });
+      return visit(Map<FeatureMap::exp>{});
     default:
-      return;
+      return visit(Map<FeatureMap::identity>{});
   }
 }
 
 template <class Scalar>
 DEV float apply(FeatureMap map, float x) {
-  float one[1] = {x};
-  apply<Scalar>(map, one);
-  return one[0];
-}
-
-template <class Scalar>
-DEV float derivative(FeatureMap map, float x) {
-  switch (map) {
-    case FeatureMap::elu_plus_one:
-      return x > 0 ? 1 : exponential<Scalar>(x);
-    case FeatureMap::relu:
-      return x <= 0 ? 0 : 1;
-    case FeatureMap::relu2:
-      return x <= 0 ? 0 : 2 * x;
-    case FeatureMap::silu: {
-      const float e = exponential<Scalar>(-x), sigmoid = 1 / (1 + e);
-      const float rest = e > 1 ? 1 - sigmoid : e * sigmoid;  // 1 - sigmoid, without inf * 0
-      return sigmoid * (1 + x * rest);
-    }
-    case FeatureMap::exp:
-      return exponential<Scalar>(x);
-    default:
-      return 1;
-  }
+  return with_map(map, [x](auto map) { return apply<Scalar, decltype(map)::value>(x); });
 }
 
 }  // namespace hfla::cuda

@@ -25,10 +25,10 @@ namespace hfla::cuda {
 
 // ---- walks ----
 
-// Sizes of tiles: for narrow heads (and for devices with little shared memory), and for heads up to
-// 128, without and with the normaliser's row. Of the wide one in bfloat16 two blocks fit into a
-// multiprocessor, so that one computes while the other loads; with one more strip of rows it would
-// not have the registers. Operands of four bytes take twice the memory.
+// Sizes of tiles, the smaller before the larger. Of the wide one in bfloat16 two blocks fit into a
+// multiprocessor, so that one computes while the other loads; with one more strip of rows, for the
+// normaliser's beside 128, it would not have the registers. Operands of four bytes take twice the
+// memory.
 template <class Scalar>
 struct Tiles {
   using Narrow = BlockShape<32, 48, 32>;
@@ -41,42 +41,60 @@ struct Tiles<BFloat16> {
   using Wide = BlockShape<64, 128, 64>;
   using Tall = BlockShape<128, 144, 64>;
 };
-template <class Scalar>
-struct NarrowTiles : Tiles<Scalar> {
-  using Wide = typename Tiles<Scalar>::Narrow;
-  using Tall = Wide;
-};
 
-template <class Scalar>
-bool is_narrow(const HeadSizes& p, const CudaDevice& device) {
-  using Narrow = typename Tiles<Scalar>::Narrow;
-  return (p.K <= Narrow::kColumns && p.V <= Narrow::kColumns) ||
-         device.shared_bytes < Walker<Scalar, typename Tiles<Scalar>::Tall>::kSharedBytes;
+inline int64_t rows_of(const Walk& walk) {
+  return walk.read.width() > walk.write.width() ? walk.read.width() : walk.write.width();
+}
+template <class S>
+int64_t column_blocks_of(const Walk& walk) {
+  return ceil_div(walk.values.columns, S::kColumns);
 }
 
-// Pieces long enough to be worth the states between them, and short enough to give every
-// multiprocessor two blocks.
-template <class S>
-Pieces make_pieces(const Sequences& p, const CudaDevice& device) {
+// How often tiles of this shape go through a sequence; out of the question where they don't fit.
+template <class Scalar, class S>
+int64_t rounds(const Walk& walk, const CudaDevice& device) {
+  if (Walker<Scalar, S>::kSharedBytes > device.shared_bytes) return INT64_MAX;
+  return ceil_div(rows_of(walk), S::R) * column_blocks_of<S>(walk);
+}
+
+// Calls visit(shape) with the tiles for a walk: those that go through the sequence least often, the
+// smallest of these.
+template <class Scalar, class Visit>
+auto with_shape(const Walk& walk, const CudaDevice& device, Visit visit) {
+  using T = Tiles<Scalar>;
+  const int64_t narrow = rounds<Scalar, typename T::Narrow>(walk, device),
+                wide = rounds<Scalar, typename T::Wide>(walk, device),
+                tall = rounds<Scalar, typename T::Tall>(walk, device);
+  if (narrow <= wide && narrow <= tall) return visit(typename T::Narrow{});
+  return wide <= tall ? visit(typename T::Wide{}) : visit(typename T::Tall{});
+}
+
+// Pieces long enough to be worth the states between them, and as many as there are places for
+// blocks on the device: one more would wait for a place until the others are done.
+template <class Scalar, class S>
+Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
   constexpr int64_t chunk = S::C;
-  Pieces pieces{p.cu_seqlens, p.T, p.num_sequences, 0};
+  Pieces pieces{walk.cu_seqlens, walk.T, walk.num_sequences, 0};
   if (device.piece_length > 0) {
     pieces.length = ceil_div(device.piece_length, chunk) * chunk;
     return pieces;
   }
   constexpr int64_t kMinChunks = 4;
-  const int64_t blocks = p.B * p.Hkv * ceil_div(p.V, S::kColumns);
-  const int64_t wanted = ceil_div(2 * device.multiprocessors, blocks > 0 ? blocks : 1);
-  const int64_t chunks = ceil_div(ceil_div(p.T, chunk), wanted);
-  pieces.length = chunk * (chunks > kMinChunks ? chunks : kMinChunks);
-  if (wanted <= 1) pieces.length = chunk * (ceil_div(p.T, chunk) + 1);
+  const int64_t fitting = device.shared_bytes / Walker<Scalar, S>::kSharedBytes;
+  const int64_t places =
+      device.multiprocessors * (fitting < S::kBlocks ? fitting : int64_t(S::kBlocks));
+  const int64_t blocks = walk.B * walk.num_heads() * column_blocks_of<S>(walk);
+  const int64_t wanted = blocks > 0 ? places / blocks : 1;
+  const int64_t chunks = ceil_div(walk.T, chunk);
+  const int64_t of_a_piece = wanted > 1 ? ceil_div(chunks, wanted) : chunks + 1;
+  pieces.length = chunk * (of_a_piece > kMinChunks ? of_a_piece : kMinChunks);
   return pieces;
 }
 
-inline Walk make_walk(const LinearAttentionProblem& p, const Pieces& pieces) {
+inline Walk make_walk(const LinearAttentionProblem& p) {
   Walk walk{};
   static_cast<Sequences&>(walk) = p;
-  walk.pieces = pieces;
+  walk.reads = walk.writes = true;
   walk.log_decay = p.log_decay;
   walk.causal = p.is_causal;
   walk.eps = static_cast<float>(p.eps);
@@ -86,30 +104,18 @@ inline Walk make_walk(const LinearAttentionProblem& p, const Pieces& pieces) {
 
 template <class Scalar, class S>
 void launch_walk(Launcher& launcher, const Walk& walk) {
-  const int64_t column_blocks = ceil_div(walk.values.columns, S::kColumns);
-  launcher.run(walk_kernel<Scalar, S>, walk.pieces.count() * walk.num_heads() * column_blocks,
-               S::kThreads, Walker<Scalar, S>::kSharedBytes, walk);
+  launcher.run(walk_kernel<Scalar, S>,
+               walk.pieces.count() * walk.num_heads() * column_blocks_of<S>(walk), S::kThreads,
+               Walker<Scalar, S>::kSharedBytes, walk);
 }
 
-// A whole walk over all sequences, from `initial` states to `final_state`s.
+// A walk in pieces: what each adds to the state, from zero; the states that come into them; and the
+// walks proper.
 template <class Scalar, class S>
-void run_walk(Launcher& launcher, Walk walk, const States& initial, const States& final_state) {
-  const int64_t rows =
-      walk.read.width() > walk.write.width() ? walk.read.width() : walk.write.width();
-  const int64_t column_blocks = ceil_div(walk.values.columns, S::kColumns);
-  walk.reads = walk.writes = true;
-  if (rows > S::R) {
-    walk.partial = launcher.take(walk.pieces.count() * walk.num_heads() * column_blocks *
-                                 walk.pieces.length * S::N);
-  }
-  if (walk.causal && walk.pieces.whole()) {
-    walk.from = initial;
-    walk.to = final_state;
-    return launch_walk<Scalar, S>(launcher, walk);
-  }
-
+void walk_in_pieces(Launcher& launcher, Walk walk, const States& initial,
+                    const States& final_state) {
   const int64_t states = walk.pieces.count() * walk.Hkv;
-  const bool with_z = walk.transposed ? rows > walk.V : walk.values.extra == Extra::one;
+  const bool with_z = walk.transposed ? rows_of(walk) > walk.V : walk.values.extra == Extra::one;
   States piece_states;
   piece_states.kv = launcher.take(states * walk.K * walk.V);
   piece_states.z = with_z ? launcher.take(states * walk.K) : nullptr;
@@ -139,6 +145,27 @@ void run_walk(Launcher& launcher, Walk walk, const States& initial, const States
   launch_walk<Scalar, S>(launcher, walk);
 }
 
+// A whole walk over all sequences, from `initial` states to `final_state`s.
+template <class Scalar>
+void run_walk(Launcher& launcher, const CudaDevice& device, Walk walk, const States& initial,
+              const States& final_state) {
+  const Launcher::Scope scope(launcher);  // the next walk has the same memory
+  with_shape<Scalar>(walk, device, [&](auto shape) {
+    using S = decltype(shape);
+    walk.pieces = make_pieces<Scalar, S>(walk, device);
+    if (rows_of(walk) > S::R) {
+      walk.partial = launcher.take(walk.pieces.count() * walk.num_heads() *
+                                   column_blocks_of<S>(walk) * walk.pieces.length * S::N);
+    }
+    if (!walk.causal || !walk.pieces.whole()) {
+      return walk_in_pieces<Scalar, S>(launcher, walk, initial, final_state);
+    }
+    walk.from = initial;
+    walk.to = final_state;
+    launch_walk<Scalar, S>(launcher, walk);
+  });
+}
+
 // States that are only read.
 inline States input_states(const void* kv, const void* z) {
   return {static_cast<float*>(const_cast<void*>(kv)), static_cast<float*>(const_cast<void*>(z)),
@@ -150,11 +177,10 @@ inline States output_states(void* kv, void* z) {
 
 // ---- forward ----
 
-template <class Scalar, class T>
+template <class Scalar>
 void forward(Launcher& launcher, const LinearAttentionProblem& p,
              const LinearAttentionResult& result, const CudaDevice& device) {
-  using S = typename T::Wide;
-  Walk walk = make_walk(p, make_pieces<S>(p, device));
+  Walk walk = make_walk(p);
   walk.read = {p.q, p.K, p.feature_map, true};
   walk.write = {p.k, p.K, p.feature_map};
   walk.values = {p.v, p.V};
@@ -162,22 +188,45 @@ void forward(Launcher& launcher, const LinearAttentionProblem& p,
   walk.out = result.y;
   walk.divide = p.normalize;
   walk.den = static_cast<float*>(result.den);
-  run_walk<Scalar, S>(launcher, walk,
-                      input_states(p.initial_kv, p.normalize ? p.initial_z : nullptr),
-                      output_states(result.kv, p.normalize ? result.z : nullptr));
+  run_walk<Scalar>(launcher, device, walk,
+                   input_states(p.initial_kv, p.normalize ? p.initial_z : nullptr),
+                   output_states(result.kv, p.normalize ? result.z : nullptr));
 }
 
 // ---- backward ----
 
-template <class Scalar, class T>
+// Where a walk's kernel leaves the dot products of what the decay's gradient is made of.
+template <class Scalar>
+Dots take_dots(Launcher& launcher, const CudaDevice& device, const Walk& walk) {
+  const int64_t column_blocks = with_shape<Scalar>(
+      walk, device, [&](auto shape) { return column_blocks_of<decltype(shape)>(walk); });
+  return {launcher.take(column_blocks * walk.num_tokens * walk.num_heads()), column_blocks};
+}
+
+// A template, as all that launches: kernels are static, and an inline function would be that of
+// another dtype's file, with its kernels.
+template <class Scalar>
+void run_decay_gradient(Launcher& launcher, DecayGradient arguments) {
+  const int64_t heads = arguments.num_sequences * arguments.Hkv;
+  Pieces& pieces = arguments.pieces;
+  pieces = {arguments.cu_seqlens, arguments.T, arguments.num_sequences, kDecayTokens};
+  if (arguments.gradient.kv || arguments.gradient.z) {
+    arguments.state_dots = launcher.take<double>(heads * kStateParts);
+    launcher.run(state_dots_kernel, heads * kStateParts, 32, 0, arguments);
+  }
+  if (!pieces.whole()) {
+    arguments.piece_sums = launcher.take<DecayItem>(pieces.count() * arguments.Hkv);
+    launcher.run(decay_sums_kernel, pieces.count() * arguments.Hkv, 32, 0, arguments);
+  }
+  launcher.run(decay_gradient_kernel, pieces.count() * arguments.Hkv, 32, 0, arguments);
+}
+
+template <class Scalar>
 void backward(Launcher& launcher, const LinearAttentionProblem& p,
               const LinearAttentionUpstream& input, const LinearAttentionGradients& result,
               const CudaDevice& device) {
-  using S = typename T::Wide;
-  using Tall = typename T::Tall;  // whose chunk is a multiple of the other's
-  const Pieces pieces = make_pieces<Tall>(p, device);
   const float* const den = p.normalize ? static_cast<const float*>(input.forward.den) : nullptr;
-  const int64_t tokens = p.B * p.T, key_blocks = ceil_div(p.K, S::kColumns);
+  const int64_t tokens = p.B * p.T;
 
   float* den_grad = nullptr;
   if (den && input.dy.data) {
@@ -200,60 +249,40 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   const States initial = input_states(p.initial_kv, p.normalize ? p.initial_z : nullptr);
   const States final_gradient = input_states(input.dkv, p.normalize ? input.dz : nullptr);
   const bool decays = result.dlog_decay.data;
+  DecayGradient of_decay{};
 
-  Walk dq = make_walk(p, pieces);
+  Walk dq = make_walk(p);
   dq.read = dn_and_more, dq.write = values, dq.values = keys;
   dq.transposed = true;
   dq.out = result.dq;
   dq.of = queries;
-  dq.dots = decays ? launcher.take(key_blocks * tokens * p.Hq) : nullptr;
-  run_walk<Scalar, Tall>(launcher, dq, initial, {});
+  if (decays) of_decay.q = take_dots<Scalar>(launcher, device, dq);
+  dq.dots = of_decay.q.dots;
+  run_walk<Scalar>(launcher, device, dq, initial, {});
 
-  Walk dk = make_walk(p, pieces);
+  Walk dk = make_walk(p);
   dk.read = values, dk.write = dn_and_more, dk.values = queries;
   dk.transposed = dk.reversed = true;
   dk.out = result.dk;
   dk.of = keys;
-  dk.dots = decays ? launcher.take(key_blocks * tokens * p.Hkv) : nullptr;
-  run_walk<Scalar, Tall>(launcher, dk, final_gradient, output_states(nullptr, result.dinitial_z));
+  if (decays) of_decay.k = take_dots<Scalar>(launcher, device, dk);
+  dk.dots = of_decay.k.dots;
+  run_walk<Scalar>(launcher, device, dk, final_gradient, output_states(nullptr, result.dinitial_z));
 
-  Walk dv = make_walk(p, pieces);
+  Walk dv = make_walk(p);
   dv.read = keys, dv.write = queries, dv.values = dn;
   dv.reversed = true;
   dv.out = result.dv;
-  run_walk<Scalar, S>(launcher, dv, {final_gradient.kv, nullptr, false},
-                      output_states(result.dinitial_kv, nullptr));
+  run_walk<Scalar>(launcher, device, dv, {final_gradient.kv, nullptr, false},
+                   output_states(result.dinitial_kv, nullptr));
 
   if (!decays) return;
-  DecayGradient arguments{};
-  static_cast<Sequences&>(arguments) = p;
-  arguments.pieces = pieces;
-  arguments.num_tokens = tokens;
-  arguments.column_blocks = key_blocks;
-  arguments.log_decay = p.log_decay, arguments.dlog_decay = result.dlog_decay;
-  arguments.q_dots = dq.dots, arguments.k_dots = dk.dots;
-  arguments.state = input_states(input.forward.kv, p.normalize ? input.forward.z : nullptr);
-  arguments.gradient = final_gradient;
-  launcher.run(decay_gradient_kernel, p.num_sequences * p.Hkv, 32, 0, arguments);
-}
-
-// ---- by dtype ----
-
-template <class Scalar>
-void forward(Launcher& launcher, const LinearAttentionProblem& p,
-             const LinearAttentionResult& result, const CudaDevice& device) {
-  return is_narrow<Scalar>(p, device)
-             ? forward<Scalar, NarrowTiles<Scalar>>(launcher, p, result, device)
-             : forward<Scalar, Tiles<Scalar>>(launcher, p, result, device);
-}
-
-template <class Scalar>
-void backward(Launcher& launcher, const LinearAttentionProblem& p,
-              const LinearAttentionUpstream& input, const LinearAttentionGradients& result,
-              const CudaDevice& device) {
-  return is_narrow<Scalar>(p, device)
-             ? backward<Scalar, NarrowTiles<Scalar>>(launcher, p, input, result, device)
-             : backward<Scalar, Tiles<Scalar>>(launcher, p, input, result, device);
+  static_cast<Sequences&>(of_decay) = p;
+  of_decay.num_tokens = tokens;
+  of_decay.log_decay = p.log_decay, of_decay.dlog_decay = result.dlog_decay;
+  of_decay.state = input_states(input.forward.kv, p.normalize ? input.forward.z : nullptr);
+  of_decay.gradient = final_gradient;
+  run_decay_gradient<Scalar>(launcher, of_decay);
 }
 
 }  // namespace hfla::cuda

@@ -38,8 +38,25 @@ int table_step(const LinearAttentionStep& p, void* stream) {
   return step<Scalar>(p, static_cast<Stream>(stream));
 }
 
+template <class... Kernels>
+int load_all(Kernels... kernels) {
+  int error = 0;
+  ((error = error ? error : load(kernels)), ...);
+  return error;
+}
+
 template <class Scalar>
-constexpr LinearAttentionOnCuda kTable = {table_forward<Scalar>, table_backward<Scalar>,
-                                          table_step<Scalar>};
+int table_load() {
+  using T = Tiles<Scalar>;
+  return load_all(walk_kernel<Scalar, typename T::Narrow>, walk_kernel<Scalar, typename T::Wide>,
+                  walk_kernel<Scalar, typename T::Tall>, combine_kernel,
+                  normalizer_gradient_kernel<Scalar>, state_dots_kernel, decay_sums_kernel,
+                  decay_gradient_kernel, step_kernel<Scalar, 1, 1>, step_kernel<Scalar, 1, 4>,
+                  step_kernel<Scalar, 4, 1>, step_kernel<Scalar, 4, 4>);
+}
+
+template <class Scalar>
+constexpr LinearAttentionOnCuda kTable = {table_load<Scalar>, table_forward<Scalar>,
+                                          table_backward<Scalar>, table_step<Scalar>};
 
 }  // namespace hfla::cuda

@@ -12,9 +12,15 @@ namespace hfla::cuda {
 template <class Scalar, class S>
 class Walker {
   using Operands = typename OperandsOf<Scalar>::Type;
+  using Element = typename Operands::Element;
   static constexpr int kDepth = Operands::kDepth;
   static constexpr int C = S::C, R = S::R, N = S::N;
   static constexpr int kTilesN = N / 8;
+  static constexpr int kTogether = kDepth / 8;  // operands b that are loaded at once
+  // Steps of kDepth tokens that tensor cores sum up, of which a warp keeps operands a in registers.
+  static constexpr int kMostSumSteps = 64 / int(sizeof(typename Operands::A));
+  static constexpr int kSumSteps = C / kDepth < kMostSumSteps ? C / kDepth : kMostSumSteps;
+  static constexpr int kSumTokens = kSumSteps * kDepth;
 
  public:
   static constexpr int kSharedBytes = WalkShared<Operands, S>::kBytes;
@@ -69,10 +75,10 @@ class Walker {
 
   DEV bool strip_exists(int strip) const { return strip < R / 16 && strip * 16 < rows_left_; }
   DEV int strip_of(int s) const { return warp_ + s * S::kWarps; }
+  DEV int rows_here() const { return rows_left_ < R ? int(rows_left_) : R; }
 
   // The tile's last 8 columns are the normaliser and nothing.
   DEV bool has_normalizer() const { return p_.values.extra == Extra::one; }
-  DEV int num_tiles_n() const { return has_normalizer() ? kTilesN : kTilesN - 1; }
 
   // Column c of the tile in the matrix of values, or its width if there is none.
   DEV int64_t global_column(int c) const {
@@ -161,19 +167,17 @@ class Walker {
     load_presence();
     sync_block();
     load_decays();
-    if (p_.reads) {
-      load_rows(shared_.read, p_.read, place_.head, row_begin_, rows_left_);
-      show_state();
+    if (p_.reads) show_state();
+    UNROLL
+    for (int n = 0; n < kTilesN; ++n) {
+      UNROLL
+      for (int i = 0; i < 4; ++i) out_[n][i] = 0;
     }
     const int64_t writers = p_.write.per_query ? p_.group() : 1;
     for (int64_t i = 0; i < writers; ++i) {
       const int64_t head = p_.write.per_query ? place_.kv_head * p_.group() + i : place_.kv_head;
-      const int64_t values_head = p_.values.per_query ? head : place_.kv_head;
       if (i > 0) sync_block();
-      if (p_.writes || p_.causal) {
-        load_rows(shared_.write, p_.write, head, row_begin_, rows_left_);
-        load_values(values_head);
-      }
+      load_tiles(head, i == 0);
       sync_block();
       if (p_.reads && i == 0) read_state();
       if (p_.reads && p_.causal) read_chunk();
@@ -193,38 +197,61 @@ class Walker {
   // ---- what a chunk reads (walker_rows.cuh) ----
 
   static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one load
-  static constexpr int kAhead =
-      S::kThreads >= 256 ? 1 : 2;  // loads before the first is used; more would spill
+  static constexpr int kAhead = 4;  // loads before the first is used, for the memory's latency
 
-  // Rows of `rows`, whose columns from `begin` on are `columns` and perhaps one more, to a tile.
+  // Rows of a tensor on their way to a tile.
   struct Source {
-    const Rows& rows;
-    const Scalar* x;  // of the chunk's first token, at `begin`
-    int64_t token0;   // the row of den and den_grad that it has
-    int columns;      // that the tensor has, from `begin` on
-    int extra;        // the extra column, or -1
-    bool wide;        // runs are contiguous and aligned
+    Element* to;
+    int stride, width;  // of the tile; columns of it that are to be filled, a multiple of kRun
+    const Scalar* x;    // of the chunk's first token, at the first column
+    int64_t time, dim;
+    const float *den, *den_grad;  // of the chunk's first token; den null: 1
+    FeatureMap map;
+    int columns;  // that the tensor has, from the first on
+    int extra;    // the extra column, or -1
+    bool wide;    // runs are contiguous and aligned
+  };
+  enum class Which { read, write, values, end };
+
+  // The runs of all rows that a thread has, of [first, first + count) in each.
+  struct OwnRuns {
+    int first, count, token, run;
+    DEV OwnRuns(int first, int count)
+        : first(first), count(count), token(thread_index() / count), run(thread_index() % count) {}
+    DEV bool done() const { return token >= C; }
+    DEV int column() const { return (first + run) * kRun; }
+    DEV void next() {
+      token += S::kThreads / count, run += S::kThreads % count;
+      if (run >= count) run -= count, ++token;
+    }
   };
 
   DEV void load_decays();
-  DEV Source make_source(const Rows& rows, int64_t head, int64_t begin, int most) const;
-  DEV bool has_whole_run(const Source& from, int token, int c) const;
-  DEV void convert_run(float (&to)[kRun], const Source& from, const Run<Scalar, kRun>& whole,
-                       int token, int c) const;
-  template <class T>
-  DEV void load_tile(T& tile, const Source& from, int columns);
-  template <class T>
-  DEV void load_rows(T& tile, const Rows& rows, int64_t head, int64_t begin, int64_t left);
-  DEV void load_values(int64_t head);
+  DEV void load_tiles(int64_t writer_head, bool first_writer);
+  DEV Source make_source(Which which, int64_t head) const;
+  DEV bool has_whole_run(const Source& from, const OwnRuns& at) const;
+  template <FeatureMap map>
+  DEV void load_whole_runs(const Source& from);
+  DEV void load_other_runs(const Source& from);
+  DEV float element(const Source& from, int token, int c) const;
+  DEV void load_normalizer_columns();
 
   // ---- its products (walker_products.cuh) ----
 
   DEV float read_weight(int i) const;
   DEV float write_weight(int j) const;
   DEV float score_weight(int i, int j) const;
+  template <class Load>
+  DEV void add_to_out(const typename Operands::A& a, Load load);
   DEV void read_state();
   DEV void read_chunk();
   DEV void write_chunk(bool first_writer);
+  DEV void load_written(typename Operands::A (&a)[kSumSteps][S::kStrips], int token);
+  template <int count>
+  DEV void load_values_of(typename Operands::B (&b)[kSumSteps][count], int token, int column);
+  template <int count>
+  DEV void add_to_state(const typename Operands::A (&a)[kSumSteps][S::kStrips],
+                        const typename Operands::B (&b)[kSumSteps][count], int n, float keep);
 
   // ---- what it writes (walker_out.cuh) ----
 
@@ -234,14 +261,25 @@ class Walker {
     Scalar* out;
     const Scalar* of;  // or null
     int columns;
-    bool wide;  // pairs are contiguous and aligned
+    bool there;  // the token is not past the end
+    bool wide;   // pairs are contiguous and aligned
+    DEV bool has_pair(int c) const { return there && wide && c + 1 < columns; }
   };
+  using Pair = Run<Scalar, 2>;
 
   DEV void store_out();
   DEV void add_partial(int token, int half, bool last);
-  DEV Outs make_outs(int64_t t) const;
-  DEV void store_pair(const Outs& outs, int c, const float (&x)[2], bool present, float& dot);
-  DEV float gradient(float argument, float x, bool present, float& dot) const;
+  DEV Outs make_outs(int token) const;
+  DEV void load_of(Pair (&of)[kTilesN - 1], const Outs& outs) const;
+  DEV float make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half, float scale,
+                       bool present) const;
+  template <FeatureMap map>
+  DEV float make_gradients(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
+                           bool present) const;
+  DEV void store_pairs(const Outs& outs, const Pair (&pairs)[kTilesN - 1]) const;
+  DEV void store_sums(const Outs& outs, int token, float den, float dot) const;
+  DEV float store_others(const Outs& outs, int half, float scale, bool present);
+  DEV float picked_out(int n, int i) const;
 
   const Walk& p_;
   WalkShared<Operands, S> shared_;

@@ -10,36 +10,35 @@ namespace hfla::cuda {
 template <class Scalar, class S>
 DEV void Walker<Scalar, S>::store_out() {
   const bool last = rows_left_ <= R;
+  if (p_.partial) {
+    UNROLL
+    for (int half = 0; half < 2; ++half) add_partial(16 * warp_ + g_ + 8 * half, half, last);
+    if (!last) return;
+  }
+  // Rows g and g + 8 of the warp's strip. What the second is the gradient of is loaded before the
+  // first is stored: a load would wait for the store, which might be to the same place.
+  Outs outs = make_outs(16 * warp_ + g_);
+  Pair pairs[kTilesN - 1];
+  load_of(pairs, outs);
   UNROLL
-  for (int half = 0; half < 2; ++half) {  // rows g and g + 8 of the warp's strip
+  for (int half = 0; half < 2; ++half) {
     const int token = 16 * warp_ + g_ + 8 * half;
-    finish_before();  // one half's addresses are enough for the registers
-    if (p_.partial) add_partial(token, half, last);
-    if (!last) continue;
+    const bool present = shared_.present[token];
     // In the normaliser's tile the first lane of four has the column.
     const float den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
-    float dot = 0;
-    const int64_t t = chunk_ + token;
-    if (t < place_.piece.end) {
-      const bool present = shared_.present[token];
-      const Outs outs = make_outs(t);
-      const float scale = p_.divide ? 1 / den : 1;
-      UNROLL
-      for (int n = 0; n < kTilesN - 1; ++n) {
-        const float pair[2] = {out_[n][2 * half] * scale, out_[n][2 * half + 1] * scale};
-        store_pair(outs, 8 * n + 2 * t_, pair, present, dot);
-      }
-      if (p_.divide && place_.column_block == 0 && t_ == 0) {
-        p_.den[(place_.piece.batch * p_.T + t) * p_.Hq + place_.head] = den;
-      }
+    const float scale = p_.divide ? 1 / den : 1;
+    float dot = make_pairs(pairs, outs, half, scale, present);
+    dot += store_others(outs, half, scale, present);
+    const Outs here = outs;
+    Pair next[kTilesN - 1] = {};
+    if (half == 0) {
+      outs = make_outs(token + 8);
+      load_of(next, outs);
     }
-    if (!p_.dots) continue;
-    dot += shuffle_xor(dot, 1);
-    dot += shuffle_xor(dot, 2);
-    if (t_ == 0 && t < place_.piece.end) {
-      const int64_t row = place_.column_block * p_.num_tokens + place_.piece.batch * p_.T + t;
-      p_.dots[row * p_.num_heads() + place_.head] = dot;
-    }
+    store_pairs(here, pairs);
+    UNROLL
+    for (int n = 0; n < kTilesN - 1 && half == 0; ++n) pairs[n] = next[n];
+    store_sums(here, token, den, dot);
   }
 }
 
@@ -61,52 +60,131 @@ DEV void Walker<Scalar, S>::add_partial(int token, int half, bool last) {
 }
 
 template <class Scalar, class S>
-DEV typename Walker<Scalar, S>::Outs Walker<Scalar, S>::make_outs(int64_t t) const {
-  const int64_t begin = place_.column_block * S::kColumns;
+DEV typename Walker<Scalar, S>::Outs Walker<Scalar, S>::make_outs(int token) const {
+  const int64_t begin = place_.column_block * S::kColumns, t = chunk_ + token;
   const auto row = [&](const View& v) {
     return static_cast<Scalar*>(v.data) + place_.piece.batch * v.batch + t * v.time +
            place_.head * v.head + begin * v.dim;
   };
   const View& of = p_.of.x;
-  Outs outs{row(p_.out), of.data ? row(of) : nullptr, int(p_.values.columns - begin), false};
+  Outs outs{row(p_.out), of.data ? row(of) : nullptr, int(p_.values.columns - begin), false, false};
+  if (outs.columns > S::kColumns) outs.columns = S::kColumns;
+  outs.there = t < place_.piece.end;
   constexpr uintptr_t kPair = 2 * sizeof(Scalar);
   outs.wide = p_.out.dim == 1 && reinterpret_cast<uintptr_t>(outs.out) % kPair == 0 &&
               (!outs.of || (of.dim == 1 && reinterpret_cast<uintptr_t>(outs.of) % kPair == 0));
   return outs;
 }
 
-// Columns c and c + 1 of out, if it has them.
+// What a row is the gradient of.
 template <class Scalar, class S>
-DEV void Walker<Scalar, S>::store_pair(const Outs& outs, int c, const float (&x)[2], bool present,
-                                       float& dot) {
-  if (outs.wide && c + 1 < outs.columns) {
-    float result[2] = {x[0], x[1]};
-    if (outs.of) {
-      const auto of = *reinterpret_cast<const Run<Scalar, 2>*>(outs.of + c);
-      UNROLL
-      for (int i = 0; i < 2; ++i) result[i] = gradient(to_float(of.x[i]), x[i], present, dot);
-    }
-    UNROLL
-    for (int i = 0; i < 2; ++i) result[i] = present ? result[i] : 0;
-    *reinterpret_cast<Run<Scalar, 2>*>(outs.out + c) = make_run<Scalar>(result);
-    return;
-  }
+DEV void Walker<Scalar, S>::load_of(Pair (&of)[kTilesN - 1], const Outs& outs) const {
   UNROLL
-  for (int i = 0; i < 2; ++i) {
-    if (c + i >= outs.columns) continue;
-    float result = x[i];
-    if (outs.of) {
-      result = gradient(to_float(outs.of[(c + i) * p_.of.x.dim]), x[i], present, dot);
-    }
-    outs.out[(c + i) * p_.out.dim] = from_float<Scalar>(present ? result : 0);
+  for (int n = 0; n < kTilesN - 1; ++n) {
+    const int c = 8 * n + 2 * t_;
+    of[n] = {};
+    if (outs.of && outs.has_pair(c)) of[n] = *reinterpret_cast<const Pair*>(outs.of + c);
   }
 }
 
-// By the feature map's argument, of what is the gradient by its value.
+// A row of out, in place of what it is the gradient of. Returns the row's part of dots.
 template <class Scalar, class S>
-DEV float Walker<Scalar, S>::gradient(float argument, float x, bool present, float& dot) const {
-  if (present) dot += x * apply<Scalar>(p_.of.map, argument);
-  return x * derivative<Scalar>(p_.of.map, argument);
+DEV float Walker<Scalar, S>::make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
+                                        float scale, bool present) const {
+  if (outs.of) {
+    return with_map(p_.of.map, [&](auto map) {
+      return make_gradients<decltype(map)::value>(pairs, outs, half, present);
+    });
+  }
+  UNROLL
+  for (int n = 0; n < kTilesN - 1; ++n) {
+    float x[2];
+    UNROLL
+    for (int i = 0; i < 2; ++i) x[i] = present ? scale * out_[n][2 * half + i] : 0;
+    pairs[n] = make_run<Scalar>(x);
+  }
+  return 0;
+}
+
+// By the feature map's argument, of what out_ is the gradient by its value.
+template <class Scalar, class S>
+template <FeatureMap map>
+DEV float Walker<Scalar, S>::make_gradients(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
+                                            bool present) const {
+  float dot = 0;
+  UNROLL
+  for (int n = 0; n < kTilesN - 1; ++n) {
+    const bool counts = present && outs.has_pair(8 * n + 2 * t_);
+    float x[2];
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float argument = pairs[n].get(i), gradient = out_[n][2 * half + i];
+      dot += counts ? gradient * apply<Scalar, map>(argument) : 0;
+      x[i] = counts ? gradient * derivative<Scalar, map>(argument) : 0;
+    }
+    pairs[n] = make_run<Scalar>(x);
+  }
+  return dot;
+}
+
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::store_pairs(const Outs& outs, const Pair (&pairs)[kTilesN - 1]) const {
+  UNROLL
+  for (int n = 0; n < kTilesN - 1; ++n) {
+    const int c = 8 * n + 2 * t_;
+    if (outs.has_pair(c)) *reinterpret_cast<Pair*>(outs.out + c) = pairs[n];
+  }
+}
+
+// What there is one of for a whole row.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::store_sums(const Outs& outs, int token, float den, float dot) const {
+  const int64_t row = place_.piece.batch * p_.T + chunk_ + token;
+  if (p_.divide && outs.there && place_.column_block == 0 && t_ == 0) {
+    p_.den[row * p_.Hq + place_.head] = den;
+  }
+  if (!p_.dots) return;
+  dot += shuffle_xor(dot, 1);
+  dot += shuffle_xor(dot, 2);
+  if (t_ == 0 && outs.there) {
+    p_.dots[(place_.column_block * p_.num_tokens + row) * p_.num_heads() + place_.head] = dot;
+  }
+}
+
+// What is not in pairs: an odd last column, and rows that are not aligned or not contiguous.
+template <class Scalar, class S>
+DEV float Walker<Scalar, S>::store_others(const Outs& outs, int half, float scale, bool present) {
+  float dot = 0;
+  if (!outs.there || (outs.wide && outs.columns % 2 == 0)) return dot;
+  NO_UNROLL
+  for (int n = outs.wide ? outs.columns / 8 : 0; n < kTilesN - 1; ++n) {
+    NO_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int c = 8 * n + 2 * t_ + i;
+      if (c >= outs.columns || outs.has_pair(c - i)) continue;
+      float x = picked_out(n, 2 * half + i) * scale;
+      if (outs.of && present) {
+        const float argument = to_float(outs.of[c * p_.of.x.dim]);
+        dot += x * apply<Scalar>(p_.of.map, argument);
+        x *= with_map(p_.of.map,
+                      [&](auto map) { return derivative<Scalar, decltype(map)::value>(argument); });
+      }
+      outs.out[c * p_.out.dim] = from_float<Scalar>(present ? x : 0);
+    }
+  }
+  return dot;
+}
+
+// out_[n][i] for indices that are not constant, where an array in registers has none.
+template <class Scalar, class S>
+DEV float Walker<Scalar, S>::picked_out(int n, int i) const {
+  float x = 0;
+  UNROLL
+  for (int m = 0; m < kTilesN - 1; ++m) {
+    UNROLL
+    for (int j = 0; j < 4; ++j) x = m == n && j == i ? out_[m][j] : x;
+  }
+  return x;
 }
 
 }  // namespace hfla::cuda

@@ -46,115 +46,128 @@ DEV void Walker<Scalar, S>::load_decays() {
   if (lane == 0) shared_.decays[0] = {0, 0, 0};
 }
 
+// What a chunk reads and writes with, of one query head where these are per query. One loop for all
+// three tiles: with a branch for every feature map, its code is long.
 template <class Scalar, class S>
-DEV typename Walker<Scalar, S>::Source Walker<Scalar, S>::make_source(const Rows& rows,
-                                                                      int64_t head, int64_t begin,
-                                                                      int most) const {
-  const View& v = rows.x;
-  const Scalar* const x = static_cast<const Scalar*>(v.data) + place_.piece.batch * v.batch +
-                          chunk_ * v.time + head * v.head + begin * v.dim;
-  const int64_t left = rows.columns - begin;
-  Source source{rows,
-                x,
-                (place_.piece.batch * p_.T + chunk_) * p_.Hq + head,
-                int(left < 0      ? 0
-                    : left < most ? left
-                                  : most),
-                -1,
-                false};
-  if (rows.extra != Extra::none && left >= 0 && left < most) source.extra = int(left);
-  if (!v.data) source.columns = 0, source.extra = -1;
-  source.wide = v.dim == 1 && v.time % kRun == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  return source;
+DEV void Walker<Scalar, S>::load_tiles(int64_t writer_head, bool first_writer) {
+  const Which begin = p_.reads && first_writer ? Which::read : Which::write;
+  const Which end = p_.writes || p_.causal ? Which::end : Which::write;
+  NO_UNROLL
+  for (Which which = begin; which < end; which = Which(int(which) + 1)) {
+    const Source from = make_source(which, writer_head);
+    with_map(from.map, [&](auto map) { load_whole_runs<decltype(map)::value>(from); });
+    load_other_runs(from);
+  }
+  if (first_writer && end == Which::end) load_normalizer_columns();
 }
 
 template <class Scalar, class S>
-DEV bool Walker<Scalar, S>::has_whole_run(const Source& from, int token, int c) const {
-  return token < C && from.wide && c + kRun <= from.columns && shared_.present[token];
+DEV typename Walker<Scalar, S>::Source Walker<Scalar, S>::make_source(Which which,
+                                                                      int64_t writer_head) const {
+  const bool is_values = which == Which::values;
+  const Rows& rows = which == Which::read ? p_.read : is_values ? p_.values : p_.write;
+  const int64_t head = which == Which::read                ? place_.head
+                       : is_values && !p_.values.per_query ? place_.kv_head
+                                                           : writer_head;
+  const int64_t begin = is_values ? place_.column_block * S::kColumns : row_begin_;
+  const int64_t left = rows.columns - begin, token = place_.piece.batch * p_.T + chunk_;
+
+  Source from;
+  from.to = is_values              ? shared_.values.data
+            : which == Which::read ? shared_.read.data
+                                   : shared_.write.data;
+  from.stride = is_values ? shared_.values.kStride : shared_.read.kStride;
+  from.width = is_values ? S::kColumns : (rows_here() + 15) / 16 * 16;
+  from.columns = int(!rows.x.data || left < 0 ? 0 : left < from.width ? left : from.width);
+  const bool has_extra = !is_values && rows.x.data && rows.extra != Extra::none;
+  from.extra = has_extra && left >= 0 && left < from.width ? int(left) : -1;
+  from.time = rows.x.time, from.dim = rows.x.dim;
+  from.x = static_cast<const Scalar*>(rows.x.data) + place_.piece.batch * rows.x.batch +
+           chunk_ * rows.x.time + head * rows.x.head + begin * rows.x.dim;
+  from.den = rows.den ? rows.den + token * p_.Hq + head : nullptr;
+  from.den_grad = rows.den_grad ? rows.den_grad + token * p_.Hq + head : nullptr;
+  from.map = rows.map;
+  from.wide =
+      from.dim == 1 && from.time % kRun == 0 && reinterpret_cast<uintptr_t>(from.x) % 16 == 0;
+  return from;
 }
 
-// Columns [c, c + kRun) of a row, and zeros where it has none: `whole` where it has them all.
 template <class Scalar, class S>
-DEV void Walker<Scalar, S>::convert_run(float (&to)[kRun], const Source& from,
-                                        const Run<Scalar, kRun>& whole, int token, int c) const {
-  const bool is_whole = has_whole_run(from, token, c);
-  UNROLL
-  for (int i = 0; i < kRun; ++i) to[i] = is_whole ? to_float(whole.x[i]) : 0;
-  if (!shared_.present[token]) return;
-  if (!is_whole) {
-    UNROLL
-    for (int i = 0; i < kRun; ++i) {
-      if (c + i < from.columns) {
-        to[i] = to_float(from.x[token * from.rows.x.time + (c + i) * from.rows.x.dim]);
-      }
-    }
-  }
-  const int64_t at = from.token0 + token * p_.Hq;
-  if (from.rows.den) {
-    const float scale = 1 / from.rows.den[at];
-    UNROLL
-    for (int i = 0; i < kRun; ++i) to[i] *= scale;
-  } else {
-    apply<Scalar>(from.rows.map, to);
-  }
-  if (is_whole) return;
-  UNROLL
-  for (int i = 0; i < kRun; ++i) {
-    if (c + i >= from.columns) to[i] = 0;
-    if (c + i == from.extra) {
-      to[i] = from.rows.extra == Extra::one ? 1 : from.rows.den_grad[at];
-    }
-  }
+DEV bool Walker<Scalar, S>::has_whole_run(const Source& from, const OwnRuns& at) const {
+  return !at.done() && from.wide && at.column() + kRun <= from.columns && shared_.present[at.token];
 }
 
-// The first `columns` of a tile, a multiple of kRun.
+// The runs that the tensor has all of, for tokens that are there.
 template <class Scalar, class S>
-template <class T>
-DEV void Walker<Scalar, S>::load_tile(T& tile, const Source& from, int columns) {
-  const int runs = columns / kRun;
-  const int tokens_on = S::kThreads / runs, runs_on = S::kThreads % runs;  // to the next load
-  struct Position {
-    int token, run;
-  };
-  const auto next = [&](Position& at) {
-    at.token += tokens_on, at.run += runs_on;
-    if (at.run >= runs) at.run -= runs, ++at.token;
-  };
-  Position loading{thread_index() / runs, thread_index() % runs}, converting = loading;
-  while (loading.token < C) {
-    Run<Scalar, kRun> whole[kAhead];
+template <FeatureMap map>
+DEV void Walker<Scalar, S>::load_whole_runs(const Source& from) {
+  OwnRuns loading(0, from.width / kRun);
+  while (!loading.done()) {
+    OwnRuns storing = loading;
+    Run<Scalar, kRun> runs[kAhead] = {};
+    float dens[kAhead] = {};
+    bool whole[kAhead];
     UNROLL
-    for (int a = 0; a < kAhead; ++a, next(loading)) {
-      if (has_whole_run(from, loading.token, loading.run * kRun)) {
-        whole[a] = *reinterpret_cast<const Run<Scalar, kRun>*>(
-            from.x + loading.token * from.rows.x.time + loading.run * kRun);
-      }
+    for (int a = 0; a < kAhead; ++a, loading.next()) {
+      whole[a] = has_whole_run(from, loading);
+      if (!whole[a]) continue;
+      runs[a] = *reinterpret_cast<const Run<Scalar, kRun>*>(from.x + loading.token * from.time +
+                                                            loading.column());
+      if (map == FeatureMap::identity && from.den) dens[a] = from.den[loading.token * p_.Hq];
     }
     UNROLL
-    for (int a = 0; a < kAhead; ++a, next(converting)) {
-      if (converting.token >= C) break;
+    for (int a = 0; a < kAhead; ++a, storing.next()) {
+      if (!whole[a]) continue;
       float x[kRun];
-      convert_run(x, from, whole[a], converting.token, converting.run * kRun);
-      tile.set_run(converting.token, converting.run * kRun, x);
+      UNROLL
+      for (int i = 0; i < kRun; ++i) x[i] = apply<Scalar, map>(runs[a].get(i));
+      if (map == FeatureMap::identity && from.den) {
+        const float scale = reciprocal<Scalar>(dens[a]);
+        UNROLL
+        for (int i = 0; i < kRun; ++i) x[i] *= scale;
+      }
+      *reinterpret_cast<Run<Element, kRun>*>(from.to + storing.token * from.stride +
+                                             storing.column()) = make_run<Element>(x);
     }
   }
 }
 
-// Columns from `begin` on, as many as the products of this walk use.
+// All others: zeros of absent tokens and of columns past the end; and number by number what is next
+// to the end, and tensors whose rows are not aligned or not contiguous.
 template <class Scalar, class S>
-template <class T>
-DEV void Walker<Scalar, S>::load_rows(T& tile, const Rows& rows, int64_t head, int64_t begin,
-                                      int64_t left) {
-  const int columns = left < R ? (int(left) + 15) / 16 * 16 : R;
-  load_tile(tile, make_source(rows, head, begin, columns), columns);
+DEV void Walker<Scalar, S>::load_other_runs(const Source& from) {
+  const bool all_present = !p_.key_mask && chunk_ + C <= place_.piece.end;
+  const int first = from.wide && all_present ? from.columns / kRun : 0;
+  const int count = from.width / kRun - first;
+  if (count == 0) return;
+  NO_UNROLL
+  for (OwnRuns at(first, count); !at.done(); at.next()) {
+    if (has_whole_run(from, at)) continue;
+    const int begin = at.column(), end = begin + kRun;
+    Element* const to = from.to + at.token * from.stride;
+    const bool has_extra = begin <= from.extra && from.extra < end;
+    if (!shared_.present[at.token] || (begin >= from.columns && !has_extra)) {
+      *reinterpret_cast<Run<Element, kRun>*>(to + begin) = {};
+      continue;
+    }
+    NO_UNROLL
+    for (int c = begin; c < end; ++c) to[c] = from_float<Element>(element(from, at.token, c));
+  }
 }
 
-// This block's columns, and the normaliser's behind them.
 template <class Scalar, class S>
-DEV void Walker<Scalar, S>::load_values(int64_t head) {
-  Source from = make_source(p_.values, head, place_.column_block * S::kColumns, S::kColumns);
-  from.extra = -1;
-  load_tile(shared_.values, from, S::kColumns);
+DEV float Walker<Scalar, S>::element(const Source& from, int token, int c) const {
+  if (c < from.columns) {
+    const float x = apply<Scalar>(from.map, to_float(from.x[token * from.time + c * from.dim]));
+    return from.den ? x * reciprocal<Scalar>(from.den[token * p_.Hq]) : x;
+  }
+  if (c != from.extra) return 0;
+  return from.den_grad ? from.den_grad[token * p_.Hq] : 1;
+}
+
+// Behind this block's columns of values: ones, where there is a normaliser.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::load_normalizer_columns() {
   for (int token = thread_index(); token < C; token += S::kThreads) {
     for (int c = 0; c < 8; c += kRun) {
       float x[kRun] = {};

@@ -1,12 +1,15 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Whether the CUDA kernels of this build run on a device."""
 
+import warnings
+
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import linear_attention
 from .library import cuda_architectures
 
+NO_CUDA = ("this build has no CUDA kernels", "torch finds no CUDA device")  # nothing to warn of
 _found: dict[int | None, str | None] = {}  # answers of why_not_on_cuda
 
 
@@ -15,7 +18,8 @@ def why_not_on_cuda(index: int | None) -> str | None:
     """Why these kernels can't run on the CUDA device of this index (None: the current one), or None
     where they can.
 
-    Whether a driver takes them is seen only by a call: the first question makes a tiny one.
+    Whether a driver takes them is seen only by a call: the first question makes a tiny one. A GPU
+    that is here and can't run them is worth one warning.
     """
     if index in _found:
         return _found[index]
@@ -27,6 +31,8 @@ def why_not_on_cuda(index: int | None) -> str | None:
             return None  # nobody can wait for a result now; the next question makes the call
         why_not = _why_a_call_fails(torch.device("cuda", index))
     _found[index] = why_not
+    if index is not None and why_not not in (None, *NO_CUDA):
+        warnings.warn(f"linear attention is slower on cuda:{index}: {why_not}", stacklevel=2)
     return why_not
 
 
@@ -37,9 +43,9 @@ def has_cuda() -> bool:
 
 def _why_not_by_build(index: int | None) -> str | None:
     if not has_cuda():
-        return "this build has no CUDA kernels"
+        return NO_CUDA[0]
     if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
+        return NO_CUDA[1]
     return why_no_kernels_for(torch.cuda.get_device_capability(index))
 
 

@@ -91,7 +91,7 @@ def feature_maps() -> tuple[str, ...]:
 
 
 def cuda_architectures() -> list[str]:
-    """What the CUDA kernels were compiled for, such as ["sm_90a", "compute_80"]; "compute" is PTX,
+    """What the CUDA kernels were compiled for, such as ["sm_90", "compute_80"]; "compute" is PTX,
     which the driver compiles for newer devices. Empty where this build has none.
     """
     names = _library.hfla_cuda_architectures().decode()
