@@ -130,8 +130,8 @@ class LinearAttentionBase(nn.Module):
     @staticmethod
     def by_heads(x: Tensor, dim: int) -> Tensor:
         """(B, T, features) -> (B, T, heads, dim). A view takes half as long as `unflatten`."""
-        B, T, _ = x.shape
-        return x.view(B, T, -1, dim)
+        B, T, features = x.shape
+        return x.view(B, T, features // dim, dim)
 
     def project_out(self, hidden_states: Tensor, y: Tensor, shard: HeadShard | None) -> Tensor:
         """y (B, T, heads, V) -> (B, T, C), normalised or not, and gated or not by what was attended
