@@ -158,7 +158,7 @@ def test_an_id_that_is_in_use_is_refused(streams, running, saved):
 
 def test_sigterm_finishes_what_runs(saved):
     """For a time; what is not done then fails, and the process ends as if all had been."""
-    limit = 5
+    limit = 4
     server = Server(saved.folder, [], {"HF_LINEAR_ATTENTION_STOP_SECONDS": str(limit)})
     client, question = Client(server, random.Random(0)), saved.questions[0]
     ended, answers = [], []
