@@ -318,7 +318,7 @@ def plot(path: Path, document: dict) -> None:
     seconds, _, mib = zip(*document["samples"], strict=True)
     figure, axes = pyplot.subplots(figsize=(7, 3), layout="constrained")
     axes.plot([s / 60 for s in seconds], mib)
-    axes.set(xlabel="minutes", ylabel="memory of the server, MiB", ylim=(0, None))
+    axes.set(xlabel="minutes", ylabel="memory of the server, MiB", ylim=(0, 1.2 * max(mib)))
     axes.set_title(f"{document['requests']} requests, {document['wrong']} wrong", fontsize=10)
     figure.savefig(path.with_suffix(".png"), dpi=80)
 

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 JSON = {"Content-Type": "application/json"}
 MAX_WAITING = 2
+STOP_SECONDS = 4
 ANSWER = 60  # words
 
 
@@ -38,9 +39,13 @@ ANSWER = 60  # words
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     model = soak_server.save_model(folder)
-    return SimpleNamespace(
-        folder=folder, questions=soak_server.make_questions(model, 24, 50, ANSWER)
-    )
+    # It takes seconds to begin; others are tested meanwhile.
+    server = Server(folder, [], {"HF_LINEAR_ATTENTION_STOP_SECONDS": str(STOP_SECONDS)})
+    try:
+        questions = soak_server.make_questions(model, 24, 50, ANSWER)
+        yield SimpleNamespace(folder=folder, questions=questions, server=server)
+    finally:
+        server.end("SIGKILL")
 
 
 @pytest.fixture(scope="module")
@@ -158,33 +163,28 @@ def test_an_id_that_is_in_use_is_refused(streams, running, saved):
 
 def test_sigterm_finishes_what_runs(saved):
     """For a time; what is not done then fails, and the process ends as if all had been."""
-    limit = 5
-    server = Server(saved.folder, [], {"HF_LINEAR_ATTENTION_STOP_SECONDS": str(limit)})
-    client, question = Client(server, random.Random(0)), saved.questions[0]
-    ended, answers = [], []
-    try:
-        server.wait()
-        with ExitStack() as streams:
-            endless = streams.enter_context(client.stream(Question("w1", []), ENDLESS))
-            stream = streams.enter_context(client.stream(question, len(question.answer)))
-            asked = client._send(client._body(question, len(question.answer)))
-            begun = [next(endless), next(stream)]
-            stopping = threading.Thread(target=lambda: ended.append(server.end("SIGTERM")))
-            stopping.start()
-            assert [begun[1], *stream] == question.answer
-            answer = json.loads(asked.getresponse().read())["choices"][0]["text"]
-            assert answer.split() == question.answer
-            with pytest.raises((OSError, RefusedError)):
-                client.ask(question, 1)
-            with pytest.raises(AssertionError, match="an error: .*before this request completed"):
-                answers.extend(endless)
-            assert answers
-            stopping.join()
-        ((seconds, status),) = ended
-        assert status == 0, server.log_end()
-        assert limit <= seconds < limit + soak_server.END_SECONDS / 2
-    finally:
-        server.end("SIGKILL")
+    server, question = saved.server, saved.questions[0]
+    client, ended, answers = Client(server, random.Random(0)), [], []
+    server.wait()
+    with ExitStack() as streams:
+        endless = streams.enter_context(client.stream(Question("w1", []), ENDLESS))
+        stream = streams.enter_context(client.stream(question, len(question.answer)))
+        asked = client._send(client._body(question, len(question.answer)))
+        begun = [next(endless), next(stream)]
+        stopping = threading.Thread(target=lambda: ended.append(server.end("SIGTERM")))
+        stopping.start()
+        assert [begun[1], *stream] == question.answer
+        answer = json.loads(asked.getresponse().read())["choices"][0]["text"]
+        assert answer.split() == question.answer
+        with pytest.raises((OSError, RefusedError)):
+            client.ask(question, 1)
+        with pytest.raises(AssertionError, match="an error: .*before this request completed"):
+            answers.extend(endless)
+        assert answers
+        stopping.join()
+    ((seconds, status),) = ended
+    assert status == 0, server.log_end()
+    assert STOP_SECONDS <= seconds < STOP_SECONDS + soak_server.END_SECONDS / 2
 
 
 def test_from_python_a_full_queue_is_an_error_where_it_has_a_limit():
