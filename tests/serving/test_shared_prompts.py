@@ -293,6 +293,21 @@ def test_a_folder_that_can_t_be_written_ends_no_request(models, tmp_path, caplog
     assert caplog.text.count("are not written to files any more") == 1
 
 
+def test_what_is_not_a_number_is_not_kept(models, monkeypatch):
+    model = models("gated")
+    with sharing(model) as manager:
+        memory = manager.prompts.memory
+        read = memory.read
+        monkeypatch.setattr(
+            memory, "read", lambda *of: {name: x * torch.nan for name, x in read(*of).items()}
+        )
+        ask(manager, TEXT)
+        assert manager.shared_prompts().snapshots == 0
+        monkeypatch.undo()
+        assert shared_by(manager, TEXT) == (0, expected_of(model, TEXT))
+        assert shared_by(manager, TEXT) == (699, expected_of(model, TEXT))
+
+
 def test_weights_that_change_in_a_pause_share_nothing_with_those_before(tmp_path):
     model = tiny_model(**MODELS["gated"])
     with sharing(model, {"max_batch_tokens": 32}, folder=tmp_path) as manager:

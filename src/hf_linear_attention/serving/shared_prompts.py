@@ -139,6 +139,8 @@ class SharedPrompts:
         if not self.store.wants(prompt, stop):
             return
         tensors = memory.read(state.request_id, start, stop)
+        if any(x.isnan().any() for x in tensors.values()):
+            return  # what went wrong once must not outlast this request
         new = Snapshot(prompt.key(stop), prompt.key(start), start, stop, tensors)
         gone = self.store.add([new])
         self._evicted(gone)
