@@ -17,8 +17,6 @@ from typing import Any
 from torch import Tensor
 
 EVERY = 256  # a state is as large as the keys and values of 32 tokens, with heads of 64
-
-
 LONG = 16 * EVERY
 FINE = EVERY // 4
 
