@@ -13,8 +13,11 @@ from hf_linear_attention import linear, quantized, rms_norm
 SLOW_FOLDERS = ("native", "training", "clients", "docs", "benchmarks")
 
 
-def pytest_collection_finish():
-    """What was imported stays: to look through it takes the garbage collector a second or two."""
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_not_looked_through():
+    """What was imported stays, and more with every module: to look through it would take each call
+    of the garbage collector, which engines and caches make, a second or two.
+    """
     gc.collect()
     gc.freeze()
 

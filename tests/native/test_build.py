@@ -266,7 +266,7 @@ def includers(csrc, header):
 
 
 @needs_compiler
-@pytest.mark.parametrize("header", ["cpu/delta_rule/keys_sweep.h", "torch/sequences.h"])
+@pytest.mark.parametrize("header", ["cpu/dense/quantized_values.h", "torch/sequences.h"])
 def test_a_header_that_changed_is_compiled_into_what_includes_it_and_nothing_else(
     header, native_wheel, unpacked_sdist, tmp_path
 ):
