@@ -24,13 +24,14 @@ from hf_linear_attention import pack_int4_weights, quantized
 from hf_linear_attention.linear import Linear
 from hf_linear_attention.quantized import MAX_ROWS, dequantize_int4
 from quantized_cases import (
-    NUMBERS,
     OP,
     OPS,
     ROUNDING,
+    arguments_of,
     assert_matches_float64,
     expected_of,
     op_arguments,
+    random_arguments,
 )
 
 # ---- the ops ----
@@ -54,33 +55,14 @@ SIZES = {  # inputs, outputs, inputs of a group
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 11, 64])
 @pytest.mark.parametrize("bits", OPS)
 def test_the_ops_match_float64(bits, rows, dtype):
-    for inputs, outputs, group in SIZES[bits]:
-        for zero_dtype in (None, *NUMBERS[bits]):
-            sizes = dict(shape=(rows,), inputs=inputs, outputs=outputs, group=group, dtype=dtype)
-            scale_dtype = torch.bfloat16 if rows % 2 else torch.float32
-            numbers = dict(zero_dtype=zero_dtype, scale_dtype=scale_dtype, bias=outputs % 2 == 1)
-            args = op_arguments(bits, **sizes, **numbers)
-            assert_matches_float64(bits, args)
+    for args in arguments_of(bits, SIZES[bits], rows, dtype):
+        assert_matches_float64(bits, args)
 
 
 @pytest.mark.kernel_numbers
 @pytest.mark.parametrize("seed", range(100))
 def test_random_calls_match_float64(seed):
-    rng = random.Random(seed)
-    bits = rng.choice((8, 4))
-    group = rng.randint(1, 80) * (8 // bits)
-    args = op_arguments(
-        bits,
-        shape=(rng.randint(1, 3), rng.randint(1, 22)),
-        inputs=group * rng.randint(1, 6),
-        outputs=rng.randint(1, 300),
-        group=group,
-        dtype=rng.choice(list(ROUNDING)),
-        scale_dtype=rng.choice(list(ROUNDING)),
-        zero_dtype=rng.choice((None, *NUMBERS[bits], *ROUNDING)),
-        bias=rng.random() < 0.5,
-    )
-    assert_matches_float64(bits, args)
+    assert_matches_float64(*random_arguments(random.Random(seed), most_rows=22))
 
 
 @pytest.mark.parametrize("bits", OPS)

@@ -10,12 +10,13 @@ from hf_linear_attention import quantized
 from hf_linear_attention.__main__ import print_report
 from new_python import run_python
 from quantized_cases import (
-    NUMBERS,
     OPS,
     ROUNDING,
+    arguments_of,
     assert_matches_float64,
     expected_of,
     op_arguments,
+    random_arguments,
     rounded,
 )
 
@@ -30,31 +31,15 @@ SIZES = {  # inputs, outputs, inputs of a group
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("bits", OPS)
 def test_products_match_float64_with_the_rounded_x(bits, rows, dtype):
-    for inputs, outputs, group in SIZES[bits]:
-        for zero_dtype in (None, *NUMBERS[bits]):
-            sizes = dict(shape=(rows,), inputs=inputs, outputs=outputs, group=group, dtype=dtype)
-            scale_dtype = torch.bfloat16 if rows % 2 else torch.float32
-            numbers = dict(zero_dtype=zero_dtype, scale_dtype=scale_dtype, bias=outputs % 2 == 1)
-            assert_matches_float64(bits, op_arguments(bits, **sizes, **numbers), rounds_x=True)
+    for args in arguments_of(bits, SIZES[bits], rows, dtype):
+        assert_matches_float64(bits, args, rounds_x=True)
 
 
 @pytest.mark.kernel_numbers
 @pytest.mark.parametrize("seed", range(60))
 def test_random_calls_match_float64_with_the_rounded_x(seed):
     rng = random.Random(seed)
-    bits = rng.choice((8, 4))
-    group = rng.randint(1, 80) * (8 // bits)
-    args = op_arguments(
-        bits,
-        shape=(rng.randint(1, 3), rng.randint(1, 4)),
-        inputs=group * rng.randint(1, 6),
-        outputs=rng.randint(1, 300),
-        group=group,
-        dtype=rng.choice(list(ROUNDING)),
-        scale_dtype=rng.choice(list(ROUNDING)),
-        zero_dtype=rng.choice((None, *NUMBERS[bits], *ROUNDING)),
-        bias=rng.random() < 0.5,
-    )
+    bits, args = random_arguments(rng, most_rows=4)
     if args["x"].dtype != torch.float16:
         args["x"] *= 10.0 ** rng.randint(-25, 25)
     assert_matches_float64(bits, args, rounds_x=True)

@@ -38,6 +38,33 @@ def op_arguments(
     )
 
 
+def arguments_of(bits, sizes, rows, dtype):
+    """Of each size (inputs, outputs, inputs of a group), with all kinds of zero points."""
+    for inputs, outputs, group in sizes:
+        for zero_dtype in (None, *NUMBERS[bits]):
+            shape = dict(shape=(rows,), inputs=inputs, outputs=outputs, group=group, dtype=dtype)
+            scale_dtype = torch.bfloat16 if rows % 2 else torch.float32
+            numbers = dict(zero_dtype=zero_dtype, scale_dtype=scale_dtype, bias=outputs % 2 == 1)
+            yield op_arguments(bits, **shape, **numbers)
+
+
+def random_arguments(rng, most_rows):
+    """Bits, and arguments of their op, with up to three times as many rows."""
+    bits = rng.choice((8, 4))
+    group = rng.randint(1, 80) * (8 // bits)
+    return bits, op_arguments(
+        bits,
+        shape=(rng.randint(1, 3), rng.randint(1, most_rows)),
+        inputs=group * rng.randint(1, 6),
+        outputs=rng.randint(1, 300),
+        group=group,
+        dtype=rng.choice(list(ROUNDING)),
+        scale_dtype=rng.choice(list(ROUNDING)),
+        zero_dtype=rng.choice((None, *NUMBERS[bits], *ROUNDING)),
+        bias=rng.random() < 0.5,
+    )
+
+
 def expected_of(bits, x, weight, scale, zero_point, bias):
     """In float64."""
     zero_point = torch.zeros_like(scale) if zero_point is None else zero_point
