@@ -203,17 +203,22 @@ def find_checkpoint(training_args: TrainingArguments) -> Path | None:
     if name is None or name.lower() == "false":
         return None
     if name.lower() not in ("last", "true"):
-        if not (Path(name) / TRAINER_STATE_NAME).is_file():
+        if not is_complete(Path(name)):
             raise InputError(f"--resume_from_checkpoint: {name} is not a complete checkpoint")
         return Path(name)
-    # The Trainer writes its state last: a folder without it was being written when the run died.
-    complete = [
-        path.parent
-        for path in Path(training_args.output_dir).glob(f"checkpoint-*/{TRAINER_STATE_NAME}")
-    ]
+    complete = list(filter(is_complete, Path(training_args.output_dir).glob("checkpoint-*")))
     if not complete:
         raise InputError(f"--resume_from_checkpoint: no checkpoint in {training_args.output_dir}")
     return max(complete, key=lambda path: int(path.name.split("-")[1]))
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the Trainer's state is whole, which it writes last: else the run died meanwhile."""
+    try:
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def load_or_train_tokenizer(

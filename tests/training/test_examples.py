@@ -69,11 +69,16 @@ def test_training_lowers_the_held_out_loss_and_saves_everything(trained):
     assert code_file in saved
 
 
-# Runs a script until a file is there, and kills it then.
+# Runs a script until a file is whole, and kills it then.
 KILLED = """
-import os, runpy, signal, sys, threading, time
+import json, os, runpy, signal, sys, threading, time
+def is_whole(file):
+    try:
+        return bool(json.load(open(file)))
+    except (OSError, ValueError):
+        return False
 def kill(file=sys.argv[1]):
-    while not os.path.exists(file):
+    while not is_whole(file):
         time.sleep(0.005)
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=kill, daemon=True).start()
@@ -91,7 +96,10 @@ def test_a_killed_run_resumes_to_the_loss_of_an_uninterrupted_one(text, trained,
     killed = run_python("-c", KILLED, state_file, script, *args, timeout=240)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "metrics.json").exists()
-    (tmp_path / "checkpoint-59").mkdir()  # as if killed while saving: to be passed over
+    for number, state in ((58, ""), (59, None)):  # as if killed while saving: to be passed over
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        if state is not None:
+            (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text(state)
 
     result = run("train_causal_lm.py", *args, "--resume_from_checkpoint", "last")
     assert result.returncode == 0, result.stderr
