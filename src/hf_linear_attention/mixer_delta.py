@@ -53,7 +53,7 @@ class DeltaRule(LinearAttentionBase):
         k = self.convolve("k", k, shard, memory)
         v = self.convolve("v", v, shard, memory)
         q = self.convolve("q", q, shard, memory)
-        q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
+        q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         beta = self.largest_beta * at_least_float32(self.b_proj(hidden_states)).sigmoid()
         log_decay = self.decay(hidden_states)
         if shard is not None:

@@ -89,7 +89,7 @@ class Mamba2(LinearAttentionBase):
         shard = find_head_shard(v, self.v_proj, self.heads.values, "linear_num_value_heads")
         v = self.convolve("v", v, shard, memory)
         k, q = self.convolve("B", k, None, memory), self.convolve("C", q, None, memory)
-        q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
+        q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         k, q = self._of_own_heads(k, shard), self._of_own_heads(q, shard)
         log_decay, write_strength, skip = self._steps(hidden_states, shard)
 

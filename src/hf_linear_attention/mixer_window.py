@@ -109,7 +109,7 @@ class WindowedAttention(MappedAttention):
         k = self.convolve("k", k, shard, memory)
         v = self.convolve("v", v, shard, memory)
         q = self.convolve("q", self.q_proj(hidden_states), shard, memory)
-        q, (k, v) = q.unflatten(-1, (-1, self.heads.key_dim)), self.split(k, v)
+        q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         if self.has_qk_norm:
             q, k = call(self.q_norm, shard, q), call(self.k_norm, shard, k)
         if positions is not None and self.has_positions:

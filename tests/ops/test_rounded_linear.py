@@ -14,6 +14,7 @@ from quantized_cases import (
     ROUNDING,
     arguments_of,
     assert_matches_float64,
+    assert_threads_change_no_bit,
     expected_of,
     op_arguments,
     random_arguments,
@@ -119,15 +120,7 @@ def test_rounding_is_of_the_last_of_16_bits():
 @pytest.mark.parametrize("bits", OPS)
 def test_threads_change_no_bit(bits, rows):
     args = op_arguments(bits, shape=(rows,), inputs=256, outputs=1001, zero_dtype=torch.bfloat16)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            results.append(OPS[bits](**args, rounds_x=True))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*results)
+    assert_threads_change_no_bit(bits, args, rounds_x=True)
 
 
 @pytest.mark.parametrize("bits", OPS)

@@ -95,6 +95,18 @@ def assert_matches_float64(bits, args, rounds_x=False):
     assert ((y.double() - expected).abs() <= bound).all()
 
 
+def assert_threads_change_no_bit(bits, args, rounds_x=False):
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(OPS[bits](**args, rounds_x=rounds_x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
 def group_of(bits, args):
     """Inputs in one."""
     groups = args["scale"].shape[1 if bits == 8 else 0]
