@@ -4,6 +4,7 @@ of which hang up or ask for what can't be, and a server that is killed and stopp
 
     make soak
     python scripts/soak.py --minutes 5
+    python scripts/soak.py --hybrid         # a model with a layer of full attention
     python scripts/soak.py --smallest       # in a few seconds: one server, stopped at its end
 
 A small model with random weights is served, and asked for the greedy continuations of prompts of 1
@@ -12,7 +13,8 @@ to 3,000 tokens, which generate() has made before. It ends with an error, and sa
 - an answer, or the part of one that was heard before a client hung up, has a wrong token;
 - a request fails that should not, or a bad one isn't refused with the status that it should have;
 - SIGTERM cuts an answer short, or the server ends with another status than 0 then;
-- fewer streams run at a time at the end than at the start: slots were lost;
+- fewer streams run at a time at the end than at the start, or a hybrid has no place then for a
+  prompt that needs all pages: memory was lost;
 - memory or open files of the server grow with the number of requests.
 
 Beside hang-ups and bad requests there are more clients than slots, so that requests wait, and more
@@ -60,22 +62,28 @@ TRIES = 5  # to find all slots free
 SAMPLES = 200  # of memory, in the report
 PATIENCE = 2.0  # seconds before a SIGTERM in which a request may not have been heard yet
 WAIT_AFTER_503 = 1.0  # seconds, on average
+UNIT = {False: "streams_at_a_time", True: "tokens_of_one_prompt"}  # of memory; by is_hybrid
 
 
 class Setting(NamedTuple):
     minutes: float
     clients: int
-    blocks: int  # of the server's memory, each about 15 slots
+    blocks: int  # of the server's memory, each about 15 slots of the pure model
     waiting: int  # requests that may wait
     prompts: int
     longest_prompt: int
     longest_answer: int
     ends: tuple[tuple[float, str], ...]  # of servers before the last, and when, of all the time
+    is_hybrid: bool = False
 
 
+FULL = Setting(20, 64, 3, 8, 240, 3000, 150, ((0.1, "SIGKILL"), (0.25, "SIGTERM")))
+SMALLEST = Setting(0.03, 8, 1, 2, 24, 100, 12, ())
 SETTINGS = {
-    "full": Setting(20, 64, 3, 8, 240, 3000, 150, ((0.1, "SIGKILL"), (0.25, "SIGTERM"))),
-    "smallest": Setting(0.03, 8, 1, 2, 24, 100, 12, ()),
+    "full": FULL,
+    "hybrid": FULL._replace(blocks=8, is_hybrid=True),
+    "smallest": SMALLEST,
+    "smallest-hybrid": SMALLEST._replace(blocks=2, is_hybrid=True),
 }
 
 
@@ -261,34 +269,40 @@ KINDS: dict[str, tuple[int, Kind]] = {  # how many of 20 requests
 }
 
 
-def count_again(client: Client, waiting: int, before: int) -> int:
-    """Streams at a time, when those that have just hung up are gone."""
+def memory_for(client: Client, setting: Setting) -> int:
+    """The tokens of one prompt, or streams at a time, that the server has memory for."""
+    return client.longest_prompt() if setting.is_hybrid else client.count_streams(setting.waiting)
+
+
+def memory_again(client: Client, setting: Setting, before: int) -> int:
+    """The same, when those that have just hung up are gone."""
     for _ in range(TRIES):
         time.sleep(1)
-        streams = client.count_streams(waiting)
-        if streams >= before:
+        now = memory_for(client, setting)
+        if now >= before:
             break
-    return streams
+    return now
 
 
-def judge(soak: Soak, streams: list[int], files: list[int]) -> None:
+def judge(soak: Soak, memory: list[int], files: list[int]) -> None:
     """Of what was counted at the start and at the end."""
     growth = soak.growth()
-    if streams[1] < streams[0]:
-        soak.complain(f"{streams[0]} streams ran at a time at the start, {streams[1]} at the end")
+    if memory[1] < memory[0]:
+        what = UNIT[soak.setting.is_hybrid].replace("_", " ")
+        soak.complain(f"memory is for {memory[0]} {what} at the start, for {memory[1]} at the end")
     if files[1] > files[0] + SPARE_FILES:
         soak.complain(f"the server had {files[0]} open files at the start, {files[1]} at the end")
     if growth is not None and growth > GROWTH_MIB:
         soak.complain(f"memory grows by {growth:.1f} MiB in {GROWTH_REQUESTS} requests")
 
 
-def report(soak: Soak, name: str, streams: list[int], files: list[int]) -> dict:
+def report(soak: Soak, name: str, memory: list[int], files: list[int]) -> dict:
     growth = soak.growth()
     step = 1 + len(soak.samples) // SAMPLES
     return {
         "bench": "soak",
         "is_complete": True,
-        "is_full": name == "full",
+        "is_full": not name.startswith("smallest"),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": harness.commit(),
         "machine": harness.describe_machine(),
@@ -300,7 +314,7 @@ def report(soak: Soak, name: str, streams: list[int], files: list[int]) -> dict:
         "wrong": len(soak.problems),
         "problems": soak.problems[:20],
         "servers": soak.lives,
-        "streams_at_a_time": streams,
+        UNIT[soak.setting.is_hybrid]: memory,
         "open_files": files,
         "mib_per_10000_requests": None if growth is None else round(growth, 2),
         "largest_mib": round(max((mib for *_, mib in soak.samples), default=0), 1),
@@ -324,11 +338,11 @@ def plot(path: Path, document: dict) -> None:
 
 
 def run(flags: argparse.Namespace, folder: Path) -> int:
-    name = "smallest" if flags.smallest else "full"
+    name = "-".join(name for name in ("smallest", "hybrid") if getattr(flags, name)) or "full"
     setting = SETTINGS[name]
     if flags.minutes is not None:
         setting = setting._replace(minutes=flags.minutes)
-    model = save_model(folder)
+    model = save_model(folder, setting.is_hybrid)
     variables = {"HF_LINEAR_ATTENTION_MAX_WAITING": str(setting.waiting)}
     server = Server(folder, ["--cb-num-blocks", str(setting.blocks)], variables)
     try:
@@ -337,16 +351,16 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
         print(f"asked are {len(questions)} of {setting.prompts} prompts", flush=True)
         server.wait()
         client = Client(server, random.Random(0))
-        streams, files = [client.count_streams(setting.waiting)], [server.open_files()]
+        memory, files = [memory_for(client, setting)], [server.open_files()]
         soak = Soak(setting, questions, server)
         soak.run()
-        streams.append(count_again(client, setting.waiting, streams[0]))
+        memory.append(memory_again(client, setting, memory[0]))
         files.append(server.open_files())
         soak.end_server("SIGTERM")
     finally:
         server.end("SIGKILL")
-    judge(soak, streams, files)
-    document = report(soak, name, streams, files)
+    judge(soak, memory, files)
+    document = report(soak, name, memory, files)
     date = datetime.now(timezone.utc)
     path = harness.result_path(flags.results, date, document["machine"], "soak", name)
     path.write_text(json.dumps(document) + "\n")
@@ -362,6 +376,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, help="how long the clients ask")
+    parser.add_argument("--hybrid", action="store_true", help="with a layer of full attention")
     parser.add_argument("--smallest", action="store_true", help="only see that all of it runs")
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder to write to")
     flags = parser.parse_args()

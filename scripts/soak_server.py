@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -59,14 +60,19 @@ class RefusedError(Exception):
         self.status = status
 
 
-def save_model(folder: Path) -> PreTrainedModel:
-    """With weights so large that a wrong state changes tokens; its tokenizer knows a word more."""
+def save_model(folder: Path, is_hybrid: bool = False) -> PreTrainedModel:
+    """With weights so large that a wrong state changes tokens; its tokenizer knows a word more.
+
+    is_hybrid: its second layer has full attention.
+    """
     torch.manual_seed(0)
+    second = "full_attention" if is_hybrid else "linear_attention"
     config = LinearAttentionConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=3,
+        layer_types=["linear_attention", second, "linear_attention"],
         num_attention_heads=2,
         feature_map="silu",
         decay="per_token",
@@ -230,7 +236,8 @@ class Client:
         "no new tokens": ({"max_tokens": 0}, 400),
         "fewer than none": ({"max_tokens": -3}, 400),
         "no new tokens, streamed": ({"max_tokens": 0, "stream": True}, 400),
-        "text for a number": ({"max_tokens": "many"}, 500),  # Transformers' own answer
+        "text for a number": ({"max_tokens": "many"}, 400),
+        "a list for a number": ({"temperature": [1]}, 400),
         "a list of prompts": ({"prompt": ["w1", "w2"]}, 400),
         "an unknown field": ({"colour": "red"}, 422),
         "another model": ({"model": "another"}, 400),
@@ -293,6 +300,22 @@ class Client:
             except TimeoutError:
                 pass
         return number
+
+    def longest_prompt(self) -> int:
+        """How many tokens a prompt may have that needs all pages of a hybrid; 0 if it gets no
+        answer, while nobody else asks: pages, or slots among them, were lost.
+        """
+        try:
+            self.ask(Question("w1", []), ENDLESS)
+        except RefusedError as refused:
+            allowed = re.search(r"must have at most (\d+) tokens", str(refused))
+            assert allowed is not None, refused
+        length = int(allowed[1]) - 1
+        try:
+            self.ask(Question(" ".join(["w1"] * length), []), 1)
+        except (RefusedError, OSError):
+            return 0
+        return length
 
     def _body(self, question: Question, tokens: int) -> dict[str, Any]:
         return {

@@ -18,8 +18,9 @@ extern const CpuKernels kernels;
 
 const CpuKernels kernels = {
     HFLA_EXPANDED_STRING(HFLA_ISA),
-    {linear_attention_forward, linear_attention_backward, linear_attention_step},
-    {delta_rule_forward, delta_rule_backward, delta_rule_step},
+    {linear_attention_forward, linear_attention_backward, linear_attention_step,
+     linear_attention_forward_in_slots},
+    {delta_rule_forward, delta_rule_backward, delta_rule_step, delta_rule_forward_in_slots},
     {convolution_forward, convolution_backward, convolution_step},
     {selective_scan_forward, selective_scan_backward, selective_scan_step},
     linear,

@@ -44,6 +44,18 @@ struct Slots {
                                  // row b has state b
 };
 
+// Where the states of sequences are in a buffer of states that an op changes in place.
+struct SequenceSlots {
+  const int32_t* state_indices;  // (num_sequences,) as those of Slots; a sequence without a slot is
+                                 // not computed
+  const bool* is_new;  // (num_sequences,) true: it begins from zero, whatever its slot holds; null:
+                       // none does
+
+  int64_t of(int64_t sequence) const { return state_indices[sequence]; }
+  // What a sequence goes on from; -1: from zero.
+  int64_t before(int64_t sequence) const { return is_new && is_new[sequence] ? -1 : of(sequence); }
+};
+
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
 enum class Status : int32_t { ok, positive_log_decay, out_of_memory };
 

@@ -45,6 +45,13 @@ struct DeltaRuleResult {
   void* state;  // after the last token, contiguous, shaped as initial_state
 };
 
+// In the place of initial and final states: (slots, Hv, K, V) acc, updated in place; each slot
+// contiguous.
+struct DeltaRuleSlots : SequenceSlots {
+  void* state;
+  int64_t state_slot;  // stride between slots
+};
+
 // What backward is given: the gradients of forward's results, and what forward found.
 struct DeltaRuleUpstream {
   View dy;             // (B, T, Hv, V) of dtype, optional
@@ -78,6 +85,8 @@ struct DeltaRuleOnCpu {
   Status (*backward)(const DeltaRuleProblem&, const DeltaRuleUpstream&, const DeltaRuleGradients&,
                      const Threads&);
   Status (*step)(const DeltaRuleStep&, const Threads&);
+  Status (*forward_in_slots)(const DeltaRuleProblem&, const DeltaRuleSlots&, const View& y,
+                             const Threads&);
 };
 
 }  // namespace hfla

@@ -31,9 +31,16 @@ struct LinearAttentionProblem : Sequences, LinearAttentionOptions {
 
 struct LinearAttentionResult {
   View y;        // (B, T, Hq, V) of dtype
-  void* den;     // (B, T, Hq) acc, contiguous; null when not normalised
+  void* den;     // (B, T, Hq) acc, contiguous; null when not normalised, or not wanted
   void *kv, *z;  // final state, contiguous, shaped as initial_kv and initial_z; z null when not
                  // normalised
+};
+
+// In the place of initial and final states: (slots, Hkv, K, V), (slots, Hkv, K) acc, updated in
+// place; each slot contiguous; z null when not normalised.
+struct LinearAttentionSlots : SequenceSlots {
+  void *kv, *z;
+  int64_t kv_slot, z_slot;  // strides between slots
 };
 
 // What backward is given: the gradients of forward's results, and these.
@@ -66,6 +73,9 @@ struct LinearAttentionOnCpu {
   Status (*backward)(const LinearAttentionProblem&, const LinearAttentionUpstream&,
                      const LinearAttentionGradients&, const Threads&);
   Status (*step)(const LinearAttentionStep&, const Threads&);
+  // Causal; y as in LinearAttentionResult.
+  Status (*forward_in_slots)(const LinearAttentionProblem&, const LinearAttentionSlots&,
+                             const View& y, const Threads&);
 };
 
 // For one dtype. Pointers are the device's. All calls are asynchronous, and return cudaSuccess or

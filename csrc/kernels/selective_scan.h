@@ -54,8 +54,9 @@ struct SelectiveScanStep : SelectiveScanSizes {
   const void* A;            // (C, N) contiguous
   const void* D;            // (C,) contiguous, optional
   const bool* key_mask;     // (B,) contiguous, optional
-  View state;               // (B, C, N), any strides, updated in place: `head` is that of channels
-  void* y;                  // (B, C) contiguous
+  Slots slots;
+  View state;  // (slots, C, N), any strides, updated in place: `head` is that of channels
+  void* y;     // (B, C) contiguous
 };
 
 struct SelectiveScanOnCpu {

@@ -54,6 +54,11 @@ inline int32_t accumulation_dtype(DType dtype) {
   return dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
 }
 
+inline int64_t bytes_of(DType dtype) {
+  constexpr int64_t bytes[] = {4, 2, 2, 8};  // in the enumeration's order
+  return bytes[static_cast<int32_t>(dtype)];
+}
+
 // ---- checks ----
 
 // A shape, written as in Python.
@@ -151,6 +156,16 @@ inline Slots check_state_indices(const Tensor& state_indices, Device device, int
     taken[index] = true;
   }
   return {count, indices};
+}
+
+// The same for sequences, and which of them begin from zero.
+inline SequenceSlots check_sequence_slots(const Tensor& state_indices, const Tensor& is_new,
+                                          Device device, int64_t num_sequences, int64_t count) {
+  const Slots slots = check_state_indices(state_indices, device, num_sequences, count);
+  if (is_new) {
+    check_contiguous_tensor("is_new", is_new, device, aoti_torch_dtype_bool(), {num_sequences});
+  }
+  return {slots.state_indices, data_or_null<bool>(is_new)};
 }
 
 }  // namespace hfla

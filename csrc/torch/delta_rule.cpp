@@ -40,13 +40,14 @@ bool check_log_decay(const Tensor& log_decay, const Dimensions& d,
   return has_channels;
 }
 
-DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options) {
+DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
+                              LastBound last = LastBound::is_T) {
   const Dimensions d = check_qkv(in.q, in.k, in.v, 4, SharedHeads::of_q_and_k);
   const int32_t acc = accumulation_dtype(d.dtype);
   DeltaRuleProblem p{};
   static_cast<DeltaRuleOptions&>(p) = options;
   static_cast<DeltaRuleGroups&>(p) = groups_of(d, in.k, 4);
-  static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens);
+  static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens, last);
   p.Hq = p.Hkv;
   if (in.beta) check_tensor("beta", in.beta, d.device, acc, {p.B, p.T, p.Hkv});
   p.decay_per_channel =
@@ -89,6 +90,33 @@ void forward(StableIValue* stack) {
     return kernels.forward(p, result, threads);
   });
   give_back(stack, y, errors, state);
+}
+
+void forward_in_slots(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Inputs in{arguments.tensor(),          arguments.tensor(),
+                  arguments.tensor(),          arguments.optional_tensor(),
+                  arguments.optional_tensor(), arguments.optional_tensor(),
+                  arguments.optional_tensor(), Tensor()};
+  Tensor state = arguments.tensor();
+  const Tensor state_indices = arguments.tensor();
+  const Tensor is_new = arguments.optional_tensor();
+  const DeltaRuleProblem p = make_problem(in, take_options(arguments), LastBound::at_most_T);
+
+  const Device device = in.q.device();
+  DeltaRuleSlots slots{};
+  const int64_t count = num_slots(state, state_indices, p.num_sequences);
+  slots.state_slot =
+      check_slots("state", state, device, accumulation_dtype(p.dtype), {count, p.Hkv, p.K, p.V});
+  static_cast<SequenceSlots&>(slots) =
+      check_sequence_slots(state_indices, is_new, device, p.num_sequences, count);
+  slots.state = state.mutable_data();
+  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hkv, p.V}, device);
+  clear_outputs(p, slots, y, p.Hkv * p.V * bytes_of(p.dtype));
+  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
+    return kernels.forward_in_slots(p, slots, output(y), threads);
+  });
+  give_back(stack, y);
 }
 
 void backward(StableIValue* stack) {
@@ -173,7 +201,7 @@ void step(StableIValue* stack) {
 }
 
 constexpr char kForward[] = "delta_rule", kBackward[] = "delta_rule_backward",
-               kStep[] = "delta_rule_step_";
+               kStep[] = "delta_rule_step_", kForwardInSlots[] = "delta_rule_";
 
 constexpr Op kOps[] = {
     {kForward,
@@ -195,6 +223,11 @@ constexpr Op kOps[] = {
      "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta, "
      "Tensor? state_indices=None) -> Tensor y",
      boxed<step, kStep>, false},
+    {kForwardInSlots,
+     "delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+     "Tensor? key_mask, Tensor? cu_seqlens, Tensor(a!) state, Tensor state_indices, "
+     "Tensor? is_new, float scale, bool normalize_qk, bool delta) -> Tensor y",
+     boxed<forward_in_slots, kForwardInSlots>, false},
 };
 
 }  // namespace

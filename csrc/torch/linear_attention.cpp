@@ -40,6 +40,12 @@ Options take_options(Arguments& arguments) {
   return {arguments.integer(), arguments.boolean(), arguments.number(), arguments.boolean()};
 }
 
+// Of a state that changes in place.
+void check_z(const Tensor& z, bool normalize) {
+  check(bool(z) == normalize, "z must be ",
+        normalize ? "given with normalize" : "None without normalize");
+}
+
 void check_initial_state(const Inputs& in, Device device, const LinearAttentionProblem& p) {
   const int32_t acc = accumulation_dtype(p.dtype);
   const int64_t rows = p.num_sequences;
@@ -54,7 +60,8 @@ void check_initial_state(const Inputs& in, Device device, const LinearAttentionP
         expects_z ? "given with initial_kv" : "None without initial_kv or without normalize");
 }
 
-LinearAttentionProblem make_problem(const Inputs& in, const Options& options) {
+LinearAttentionProblem make_problem(const Inputs& in, const Options& options,
+                                    LastBound last = LastBound::is_T) {
   const Dimensions d = check_qkv(in.q, in.k, in.v, 4);
   LinearAttentionProblem p{};
   p.feature_map = check_feature_map(options.feature_map);
@@ -67,7 +74,7 @@ LinearAttentionProblem make_problem(const Inputs& in, const Options& options) {
     check_tensor("log_decay", in.log_decay, d.device, accumulation_dtype(d.dtype),
                  {d.B, d.T, d.Hkv});
   }
-  static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens);
+  static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens, last);
   check_initial_state(in, d.device, p);
 
   p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
@@ -110,6 +117,43 @@ void forward(StableIValue* stack) {
         return cuda.linear_attention->forward(p, result, place);
       });
   give_back(stack, y, den, kv, z);
+}
+
+void forward_in_slots(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Inputs in{arguments.tensor(),
+                  arguments.tensor(),
+                  arguments.tensor(),
+                  arguments.optional_tensor(),
+                  arguments.optional_tensor(),
+                  arguments.optional_tensor(),
+                  Tensor(),
+                  Tensor()};
+  Tensor kv = arguments.tensor();
+  Tensor z = arguments.optional_tensor();
+  const Tensor state_indices = arguments.tensor();
+  const Tensor is_new = arguments.optional_tensor();
+  const int64_t feature_map = arguments.integer();
+  const bool normalize = arguments.boolean();
+  const double eps = arguments.number();
+  const LinearAttentionProblem p =
+      make_problem(in, {feature_map, normalize, eps, /*is_causal=*/true}, LastBound::at_most_T);
+
+  const int32_t acc = accumulation_dtype(p.dtype);
+  const Device device = in.q.device();
+  LinearAttentionSlots slots{};
+  const int64_t count = num_slots(kv, state_indices, p.num_sequences);
+  slots.kv_slot = check_slots("kv", kv, device, acc, {count, p.Hkv, p.K, p.V});
+  check_z(z, normalize);
+  if (z) slots.z_slot = check_slots("z", z, device, acc, {count, p.Hkv, p.K});
+  static_cast<SequenceSlots&>(slots) =
+      check_sequence_slots(state_indices, is_new, device, p.num_sequences, count);
+  slots.kv = kv.mutable_data();
+  slots.z = z ? z.mutable_data() : nullptr;
+  Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hq, p.V}, device);
+  clear_outputs(p, slots, y, p.Hq * p.V * bytes_of(p.dtype));
+  check_status(cpu().linear_attention.forward_in_slots(p, slots, output(y), torch_threads()));
+  give_back(stack, y);
 }
 
 // The results of forward, as backward reads them.
@@ -210,8 +254,7 @@ void step(StableIValue* stack) {
   LinearAttentionStep p{};
   const int64_t slots = num_slots(kv, state_indices, d.B);
   p.kv_slot = check_slots("kv", kv, d.device, acc, {slots, d.Hkv, d.K, d.V});
-  check(bool(z) == normalize, "z must be ",
-        normalize ? "given with normalize" : "None without normalize");
+  check_z(z, normalize);
   if (z) p.z_slot = check_slots("z", z, d.device, acc, {slots, d.Hkv, d.K});
   p.slots = check_state_indices(state_indices, d.device, d.B, slots);
   Tensor y = Tensor::empty(q.dtype(), {d.B, d.Hq, d.V}, d.device);
@@ -238,7 +281,7 @@ void step(StableIValue* stack) {
 }
 
 constexpr char kForward[] = "linear_attention", kBackward[] = "linear_attention_backward",
-               kStep[] = "linear_attention_step_";
+               kStep[] = "linear_attention_step_", kForwardInSlots[] = "linear_attention_";
 
 constexpr Op kOps[] = {
     {kForward,
@@ -261,6 +304,11 @@ constexpr Op kOps[] = {
      "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps, "
      "Tensor? state_indices=None) -> Tensor y",
      boxed<step, kStep>, true},
+    {kForwardInSlots,
+     "linear_attention_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+     "Tensor? cu_seqlens, Tensor(a!) kv, Tensor(b!)? z, Tensor state_indices, Tensor? is_new, "
+     "int feature_map, bool normalize, float eps) -> Tensor y",
+     boxed<forward_in_slots, kForwardInSlots>, false},
 };
 
 }  // namespace

@@ -137,12 +137,15 @@ void step(StableIValue* stack) {
   Arguments arguments(stack);
   const Inputs in = take_inputs(arguments);
   Tensor state = arguments.tensor();
+  const Tensor state_indices = arguments.optional_tensor();
   SelectiveScanStep p{};
   static_cast<SelectiveScanSizes&>(p) = check_inputs(in, 2);
   if (in.key_mask) {
     check_contiguous_tensor("key_mask", in.key_mask, in.x.device(), aoti_torch_dtype_bool(), {p.B});
   }
-  check_tensor("state", state, in.x.device(), accumulation_dtype(p.dtype), {p.B, p.C, p.N});
+  const int64_t slots = num_slots(state, state_indices, p.B);
+  check_tensor("state", state, in.x.device(), accumulation_dtype(p.dtype), {slots, p.C, p.N});
+  p.slots = check_state_indices(state_indices, in.x.device(), p.B, slots);
   Tensor y = Tensor::empty(in.x.dtype(), {p.B, p.C}, in.x.device());
 
   p.x = token_of(in.x), p.dt = token_of(in.dt);
@@ -173,7 +176,7 @@ constexpr Op kOps[] = {
      boxed<backward, kBackward>, false},
     {kStep,
      "selective_scan_step_(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
-     "Tensor? key_mask, Tensor(a!) state) -> Tensor y",
+     "Tensor? key_mask, Tensor(a!) state, Tensor? state_indices=None) -> Tensor y",
      boxed<step, kStep>, false},
 };
 

@@ -67,7 +67,10 @@ inline Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, i
 
 // The CPU kernels index with these, so the contents are checked as well. To look at those of a
 // device would be to wait for it; its kernels stay within [0, T] whatever they are.
-inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B, int64_t T) {
+enum class LastBound { is_T, at_most_T };
+
+inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B, int64_t T,
+                             LastBound last = LastBound::is_T) {
   check(B == 1, "cu_seqlens packs sequences along time and needs a batch of 1, got ", B);
   check(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1,
         "cu_seqlens must have shape (number of sequences + 1,), got ", shape_of(cu_seqlens));
@@ -81,18 +84,36 @@ inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B,
     check(starts[n] <= starts[n + 1], "cu_seqlens must never decrease, got ", starts[n], " before ",
           starts[n + 1]);
   }
-  check(starts[N] == T, "cu_seqlens must end at T = ", T, ", got ", starts[N]);
+  check(starts[N] == T || (last == LastBound::at_most_T && starts[N] < T),
+        "cu_seqlens must end at T = ", T, last == LastBound::is_T ? "" : " or before", ", got ",
+        starts[N]);
 }
 
 // What a kernel is told of sequences; key_mask and cu_seqlens may be absent.
 inline Sequences check_sequences(const Dimensions& d, const Tensor& key_mask,
-                                 const Tensor& cu_seqlens) {
+                                 const Tensor& cu_seqlens, LastBound last = LastBound::is_T) {
   if (key_mask) {
     check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {d.B, d.T});
   }
-  if (cu_seqlens) check_cu_seqlens(cu_seqlens, d.device, d.B, d.T);
+  if (cu_seqlens) check_cu_seqlens(cu_seqlens, d.device, d.B, d.T, last);
   return {d, d.T, cu_seqlens ? cu_seqlens.size(0) - 1 : d.B, data_or_null<int32_t>(cu_seqlens),
           data_or_null<bool>(key_mask)};
+}
+
+// Makes y (B, T, ...) contiguous 0 where nothing is computed: for sequences without a slot, and
+// behind the last one.
+inline void clear_outputs(const Sequences& p, const SequenceSlots& slots, Tensor& y,
+                          int64_t bytes_per_token) {
+  char* const first = static_cast<char*>(y.mutable_data());
+  const auto clear = [&](int64_t begin, int64_t end) {
+    std::memset(first + begin * bytes_per_token, 0,
+                static_cast<size_t>((end - begin) * bytes_per_token));
+  };
+  for (int64_t n = 0; n < p.num_sequences; ++n) {
+    const int64_t begin = p.cu_seqlens ? p.cu_seqlens[n] : n * p.T;
+    if (slots.of(n) < 0) clear(begin, p.cu_seqlens ? p.cu_seqlens[n + 1] : begin + p.T);
+  }
+  if (p.cu_seqlens) clear(p.cu_seqlens[p.num_sequences], p.T);
 }
 
 // ---- from tensors to what kernels read ----

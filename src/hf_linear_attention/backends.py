@@ -79,6 +79,11 @@ def unless_missing(implementation: T, *needed: Callable[..., Any]) -> T | Missin
     return implementation
 
 
+def if_there(function: T | Missing) -> T | None:
+    """For an option of an implementation."""
+    return None if isinstance(function, Missing) else function
+
+
 def has_compiled(*functions: Callable[..., Any]) -> bool:
     """Whether compiled functions of the CPU are there, and wanted, for what PyTorch does too."""
     return FORCED_BACKEND in (None, "cpu") and not any(isinstance(f, Missing) for f in functions)
@@ -93,6 +98,9 @@ class Implementation(NamedTuple):
     step_: Callable[..., Any]
     step_checks: bool = False
     reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
+    # `run` with `state`, `state_indices` and `is_new` in the place of `initial_state`, in place;
+    # it returns y. None: states are copied out of their slots and back.
+    run_in_slots: Callable[..., Any] | None = None
 
 
 class Backend(NamedTuple):

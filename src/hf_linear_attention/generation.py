@@ -3,6 +3,7 @@
 
 import copy
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 class LinearAttentionGenerationMixin(GenerationMixin):
     """GenerationMixin for models whose cache is a LinearAttentionCache."""
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """As in Transformers, whose server is prepared for requests if it loads the model."""
+        if "transformers.cli.serve" in sys.modules:
+            prepare_server()
+        return super().from_pretrained(*args, **kwargs)
 
     def prepare_inputs_for_generation(
         self,
@@ -158,7 +166,7 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         keep_keys: KeepKeys | None = None,
     ) -> SlotCache:
         """The `past_key_values` of a forward for an engine with continuous batching, which gives
-        packed tokens (1, T) of sequences, with `cu_seq_lens_q` and their positions.
+        packed tokens (1, T) of sequences, with their positions.
 
         Args:
             states: for the number of each layer with recurrences its tensors (S, ...) by name, S
@@ -168,6 +176,15 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             keep_keys: for latent attention: `slots.KeepKeys`.
         """
         return SlotCache(states, SlotBatch.of(slots, lengths, is_new, self.device), keep_keys)
+
+
+def prepare_server() -> None:
+    """What the installed package does in `transformers serve` before there are requests."""
+    try:
+        from hf_linear_attention.serving.over_http import prepare_server as prepare
+    except ImportError:  # `init_continuous_batching` tells users of it
+        return
+    prepare()
 
 
 def check_generation(generation_config: GenerationConfig, mode: GenerationMode) -> None:

@@ -17,8 +17,10 @@ from transformers.cache_utils import Cache
 
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import accumulation_dtype
+from .op_in_place import linear_attention_
 from .op_linear import linear_attention, linear_attention_step_
-from .recurrence import Inputs, Recurrence, State, StateSize
+from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
+from .state_indices import read_slots, write_slots_
 from .tensor_parallel import call, find_head_shard
 from .tokens import Tokens, positions_within, sequence_of_each_token
 
@@ -90,10 +92,32 @@ class AarenRecurrence(Recurrence):
     def step_in_slots_(
         self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
     ) -> Tensor:
-        rows = slots.long()
-        before = states["running_max"].index_select(0, rows)
+        before = read_slots(states["running_max"], slots)
         y, running_max = self._step_(inputs, states, before, tokens, slots)
-        states["running_max"].index_copy_(0, rows, running_max)
+        write_slots_(states["running_max"], slots, running_max)
+        return y
+
+    def run_in_slots_(
+        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        scores, v = _given(inputs)
+        before = read_slots(states["running_max"], pieces.slots)
+        before = before.masked_fill(pieces.is_new[:, None], -torch.inf)
+        phi_k, log_decay, running_max = below_maximum(scores, before, None, pieces.cu_seqlens)
+        phi_k = phi_k.to(v.dtype)
+        y = linear_attention_(
+            torch.ones_like(phi_k),
+            phi_k,
+            v,
+            (states["kv"], states["z"]),
+            log_decay,
+            eps=self.eps,
+            cu_seqlens=pieces.cu_seqlens,
+            state_indices=pieces.slots,
+            is_new=pieces.is_new,
+        )
+        last = running_max[0, pieces.cu_seqlens[1:].long() - 1]
+        write_slots_(states["running_max"], pieces.slots, last)
         return y
 
     def _step_(

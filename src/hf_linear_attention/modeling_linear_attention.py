@@ -289,9 +289,10 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         B, T, _ = inputs_embeds.shape
         check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
-        cu_seqlens = find_packed_sequences(
-            B, T, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
-        )
+        cu_seqlens = None
+        if not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
+            bounds = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
+            cu_seqlens = find_packed_sequences(B, T, attention_mask, position_ids, *bounds)
         if cu_seqlens is not None and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states must be None with packed sequences")
         if sequence_group is not None:

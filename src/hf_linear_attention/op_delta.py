@@ -11,7 +11,15 @@ packed sequences.
 import torch
 from torch import Tensor
 
-from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
+from .backends import (
+    Implementation,
+    Missing,
+    choose,
+    if_there,
+    native_op,
+    reference_op,
+    unless_missing,
+)
 from .checks import (
     check_cu_seqlens,
     check_key_mask,
@@ -24,6 +32,7 @@ from .checks import (
 )
 from .chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
 from .state_indices import (
+    InSlots,
     check_slots,
     check_state_indices,
     num_slots,
@@ -173,6 +182,31 @@ def delta_rule_step_(
     )
 
 
+def run_rule_in_slots(
+    implementation: Implementation,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    *,
+    state: Tensor,
+    in_slots: InSlots,
+    **options,
+) -> Tensor:
+    """y of `run_rule` from states in slots, which change in place, where it `runs_in_slots`."""
+    assert implementation.run_in_slots is not None
+    sequences = in_slots._asdict()
+    return implementation.run_in_slots(
+        q, k, v, beta, log_decay, state=state, **sequences, **options
+    )
+
+
+def runs_in_slots(implementation: Implementation, q: Tensor, v: Tensor) -> bool:
+    """Several queries of a state, Hq > Hv, get copies of it in `run_rule`."""
+    return implementation.run_in_slots is not None and q.shape[2] <= v.shape[2]
+
+
 def run_rule(
     implementation: Implementation,
     q: Tensor,
@@ -269,6 +303,7 @@ def _check_step(
 _native = native_op("delta_rule", version=1)
 _native_step_ = native_op("delta_rule_step_", version=1)
 _native_step_on_slots_ = native_op("delta_rule_step_", version=2)
+_native_in_slots_ = native_op("delta_rule_", version=1)
 _reference = reference_op("delta_rule", version=1)
 
 
@@ -336,7 +371,11 @@ def _step_reference_(
 IMPLEMENTATIONS = {
     "cuda": Missing("the delta rule has no CUDA kernels"),
     "cpu": unless_missing(
-        Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
+        Implementation(
+            _native, _step_compiled_, step_checks=True, run_in_slots=if_there(_native_in_slots_)
+        ),
+        _native,
+        _native_step_,
     ),
     "chunked": Implementation(chunked_delta_rule, chunked_delta_rule_step_, reads_cu_seqlens=True),
     "reference": unless_missing(

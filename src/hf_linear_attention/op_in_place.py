@@ -6,31 +6,41 @@ These are functions of their own, and not options of `linear_attention`, `delta_
 and return values; there is no gradient; and there may be room that no sequence fills, which a batch
 of one size for all CUDA graphs needs. As of PyTorch's own, the names end in _.
 
-States are copied out of their slots before the op and back behind it: a quarter of the op's time
-for pieces of 64 tokens, which is little beside a layer's products. For single tokens it would be
-more than the op itself, and the steps work on slots where they are.
+The CPU's kernels of linear attention and the delta rule find states in their slots. Elsewhere these
+are copied out of their slots before the op and back behind it: a quarter of the op's time for
+pieces of 64 tokens, and more than the op itself for single ones.
 
 Shapes: B batch, T time, N sequences: as many as `cu_seqlens` bounds, else B.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .backends import choose
 from .checks import (
     check_cu_seqlens,
     check_key_mask,
+    check_log_decay,
+    check_per_token,
     check_qkv,
     check_state,
     is_readable,
     needs_grad,
 )
 from .op_convolution import check_convolution, check_convolution_state, short_convolution
-from .op_delta import delta_rule
-from .op_linear import LinearAttentionState, linear_attention
+from .op_delta import IMPLEMENTATIONS as RULES
+from .op_delta import delta_rule, run_rule_in_slots, runs_in_slots
+from .op_linear import (
+    LinearAttentionState,
+    linear_attention,
+    linear_runs_in_slots,
+    run_linear,
+)
 from .state_indices import (
+    InSlots,
     check_slots,
     check_state_indices,
     clear_rows_,
@@ -91,20 +101,21 @@ def linear_attention_(
         if x is not None:
             check_slots(f"state.{name}", x)
     kv, z = state
+    options: dict[str, Any] = {
+        "write_strength": write_strength,
+        "feature_map": feature_map,
+        "key_mask": batch.key_mask,
+        "cu_seqlens": batch.cu_seqlens,
+        "normalize": normalize,
+        "eps": eps,
+        "backend": backend,
+    }
+    if linear_runs_in_slots(q, k, v, log_decay, write_strength, backend):
+        where: dict[str, Any] = {"state": state, "in_slots": batch.in_slots, "is_causal": True}
+        return run_linear(q, k, v, log_decay, **options, **where)[0]
+    before = LinearAttentionState(batch.read(kv), None if z is None else batch.read(z))
     y, after = linear_attention(
-        q,
-        k,
-        v,
-        log_decay,
-        write_strength=write_strength,
-        feature_map=feature_map,
-        key_mask=batch.key_mask,
-        cu_seqlens=batch.cu_seqlens,
-        initial_state=(batch.read(kv), None if z is None else batch.read(z)),
-        return_state=True,
-        normalize=normalize,
-        eps=eps,
-        backend=backend,
+        q, k, v, log_decay, **options, initial_state=before, return_state=True
     )
     batch.write_(kv, after.kv)
     if z is not None and after.z is not None:
@@ -148,20 +159,20 @@ def delta_rule_(
     batch = _sequences(q, cu_seqlens, state_indices, is_new, key_mask, state)
     check_state("state", state, q, (batch.slots, v.shape[2], q.shape[3], v.shape[3]))
     check_slots("state", state)
-    y, after = delta_rule(
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        scale=scale,
-        normalize_qk=normalize_qk,
-        key_mask=batch.key_mask,
-        cu_seqlens=batch.cu_seqlens,
-        initial_state=batch.read(state),
-        return_state=True,
-        backend=backend,
-    )
+    options: dict[str, Any] = {
+        "scale": q.shape[-1] ** -0.5 if scale is None else scale,
+        "normalize_qk": normalize_qk,
+        "key_mask": batch.key_mask,
+        "cu_seqlens": batch.cu_seqlens,
+    }
+    chosen = choose(RULES, backend, q.device, q.dtype)
+    if runs_in_slots(chosen, q, v):
+        beta = check_per_token("beta", beta, q, tuple(v.shape[:-1]))
+        log_decay = check_log_decay(log_decay, q, v, batch.key_mask)
+        where: dict[str, Any] = {"state": state, "in_slots": batch.in_slots, "delta": True}
+        return run_rule_in_slots(chosen, q, k, v, beta, log_decay, **options, **where)
+    before: dict[str, Any] = {"initial_state": batch.read(state), "return_state": True}
+    y, after = delta_rule(q, k, v, beta, log_decay, **options, **before, backend=backend)
     batch.write_(state, after)
     return y
 
@@ -225,6 +236,11 @@ class _Sequences(NamedTuple):
     key_mask: Tensor | None  # (B, T)
     state_indices: Tensor  # (N,) int32
     from_zero: Tensor | None  # (N,) bool
+
+    @property
+    def in_slots(self) -> InSlots:
+        """The same for an op that finds states itself."""
+        return InSlots(self.state_indices, self.from_zero)
 
     def read(self, state: Tensor) -> Tensor:
         """The state (N, ...) that each sequence goes on from."""

@@ -7,12 +7,12 @@ packed sequences.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .backends import choose, native_op, reference_op, unless_missing
+from .backends import choose, if_there, native_op, reference_op, unless_missing
 from .checks import (
     check_cu_seqlens,
     check_key_mask,
@@ -26,7 +26,8 @@ from .chunked_linear import chunked_linear_attention
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype
 from .op_delta import IMPLEMENTATIONS as RULES
-from .op_delta import run_rule, step_rule_
+from .op_delta import run_rule, run_rule_in_slots, runs_in_slots, step_rule_
+from .state_indices import InSlots
 from .step_linear import (
     check_linear_state,
     check_options,
@@ -108,6 +109,44 @@ def linear_attention(
     arXiv 2307.08621, and per channel as in GLA, arXiv 2312.06635; write strengths and shared keys
     as in Mamba-2, arXiv 2405.21060.
     """
+    y, state = run_linear(
+        q,
+        k,
+        v,
+        log_decay,
+        write_strength=write_strength,
+        feature_map=feature_map,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        state=initial_state,
+        normalize=normalize,
+        eps=eps,
+        is_causal=is_causal,
+        backend=backend,
+    )
+    return (y, LinearAttentionState(*state)) if return_state else y
+
+
+def run_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    *,
+    write_strength: Tensor | None,
+    feature_map: str | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state: tuple[Tensor, Tensor | None] | None,
+    in_slots: InSlots | None = None,
+    normalize: bool,
+    eps: float,
+    is_causal: bool,
+    backend: str | None,
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """y and the last state of `linear_attention`, from a state, or None for zeros; or, where it
+    `linear_runs_in_slots`, from checked states in slots, which change in place.
+    """
     chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
     check_qkv(q, k, v, 4)
     rows = q.shape[0]
@@ -115,8 +154,8 @@ def linear_attention(
         check_cu_seqlens(cu_seqlens, q, readable=chosen.reads_cu_seqlens or is_readable(cu_seqlens))
         rows = cu_seqlens.shape[0] - 1
         cu_seqlens = cu_seqlens.to(torch.int32)
-    if initial_state is not None:
-        check_linear_state(initial_state, "initial_state", q, v, rows, normalize)
+    if state is not None and in_slots is None:
+        check_linear_state(state, "initial_state", q, v, rows, normalize)
     key_mask = check_key_mask(key_mask, q)
     log_decay = check_log_decay(log_decay, q, v, key_mask)
     if log_decay is not None and not is_causal:
@@ -124,23 +163,41 @@ def linear_attention(
             "log_decay must be None with is_causal=False, where no token comes before another"
         )
     check_options(feature_map, eps)
-    run = chosen.run
+    options: dict[str, Any] = {
+        "feature_map": feature_map,
+        "key_mask": key_mask,
+        "cu_seqlens": cu_seqlens,
+        "normalize": normalize,
+        "eps": eps,
+    }
     if not _is_plain(q, k, v, log_decay, write_strength):
-        run = partial(_run_general, backend, write_strength)
-    y, state = run(
-        q,
-        k,
-        v,
-        log_decay,
-        feature_map=feature_map,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-        normalize=normalize,
-        eps=eps,
-        is_causal=is_causal,
-    )
-    return (y, LinearAttentionState(*state)) if return_state else y
+        return _run_general(
+            *(backend, write_strength, q, k, v, log_decay),
+            **options,
+            state=state,
+            in_slots=in_slots,
+            is_causal=is_causal,
+        )
+    if in_slots is None:
+        return chosen.run(q, k, v, log_decay, **options, initial_state=state, is_causal=is_causal)
+    assert chosen.run_in_slots is not None and state is not None
+    sequences = in_slots._asdict()
+    y = chosen.run_in_slots(q, k, v, log_decay, **options, state=state, **sequences)
+    return y, state
+
+
+def linear_runs_in_slots(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    write_strength: Tensor | None,
+    backend: str | None,
+) -> bool:
+    """Whether its kernels find states in their slots themselves."""
+    if _is_plain(q, k, v, log_decay, write_strength):
+        return choose(IMPLEMENTATIONS, backend, q.device, q.dtype).run_in_slots is not None
+    return runs_in_slots(choose(RULES, backend, q.device, q.dtype), q, v)
 
 
 def linear_attention_step_(
@@ -190,7 +247,10 @@ def linear_attention_step_(
     return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask, state_indices)
 
 
+# The delta rule's kernels, without the rule.
+JUST_A_SUM: dict[str, Any] = {"scale": 1.0, "normalize_qk": False, "delta": False}
 _native = native_op("linear_attention", version=1)
+_native_in_slots_ = native_op("linear_attention_", version=1)
 _reference = reference_op("linear_attention", version=1)
 
 
@@ -220,7 +280,8 @@ def _run_general(
     feature_map: str | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    initial_state: tuple[Tensor, Tensor | None] | None,
+    state: tuple[Tensor, Tensor | None] | None,
+    in_slots: InSlots | None,
     normalize: bool,
     eps: float,
     is_causal: bool,
@@ -246,31 +307,23 @@ def _run_general(
             feature_map=None,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
-            initial_state=initial_state,
+            initial_state=state,
             normalize=normalize,
             eps=eps,
             is_causal=False,
         )
         return y.to(dtype), state
 
-    def run(values: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return run_rule(
-            rule,
-            q,
-            k,
-            values,
-            write_strength,
-            log_decay,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            initial_state=initial_state,
-            scale=1.0,
-            normalize_qk=False,
-            delta=False,
-        )
+    def run(values: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        token = rule, q, k, values, write_strength, log_decay
+        options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, **JUST_A_SUM}
+        if in_slots is None:
+            return run_rule(*token, initial_state=state, **options)
+        assert state is not None
+        return run_rule_in_slots(*token, state=state, in_slots=in_slots, **options), state
 
     rule = choose(RULES, backend, q.device, q.dtype)
-    kv, z = (None, None) if initial_state is None else initial_state
+    kv, z = (None, None) if state is None else state
     y, kv = run(v, kv)
     if normalize:
         den, z = run(_ones_like(v), None if z is None else z[..., None])
@@ -377,12 +430,14 @@ class Implementation(NamedTuple):
     run: Callable[..., tuple[Tensor, tuple[Tensor, Tensor | None]]]
     step_: Callable[..., Tensor]
     reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
+    run_in_slots: Callable[..., Tensor] | None = None  # as in backends.Implementation
 
 
 _compiled = unless_missing(Implementation(_native, step_compiled_), _native, native_step_)
+_on_cpu = Implementation(_native, step_compiled_, run_in_slots=if_there(_native_in_slots_))
 IMPLEMENTATIONS = {
     "cuda": _compiled,
-    "cpu": _compiled,
+    "cpu": unless_missing(_on_cpu, _native, native_step_),
     "chunked": Implementation(chunked_linear_attention, step_chunked_, True),
     "reference": unless_missing(Implementation(_reference, step_reference_, True), _reference),
 }

@@ -85,12 +85,15 @@ class SlotLayer:
         steps, pieces = self.batch
         n, outputs = len(steps), []
         if n > 0:
-            rows = recurrence.tokens_of(inputs, lambda x: x[0, :n, None])  # (n, 1, ...)
-            one_by_one = tokens._replace(cu_seqlens=None)
-            y = recurrence.step_in_slots_(rows, self.states, steps, one_by_one)
+            first = inputs
+            if pieces is not None:
+                first = recurrence.tokens_of(inputs, lambda x: x[:, :n])
+            if n > 1:  # (n, 1, ...)
+                first = recurrence.tokens_of(first, lambda x: x.transpose(0, 1))
+            y = recurrence.step_in_slots_(first, self.states, steps, tokens)
             outputs.append(y.transpose(0, 1))
         if pieces is not None:
-            behind = recurrence.tokens_of(inputs, lambda x: x[:, n:])
+            behind = inputs if n == 0 else recurrence.tokens_of(inputs, lambda x: x[:, n:])
             outputs.append(recurrence.run_in_slots_(behind, self.states, pieces, tokens))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 

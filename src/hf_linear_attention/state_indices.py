@@ -8,12 +8,20 @@ Shapes: B rows of a batch; a state has any dimensions behind that of rows or slo
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .checks import is_readable
 from .tokens import behind
+
+
+class InSlots(NamedTuple):
+    """Where the states of sequences are, of an op that changes them in place."""
+
+    state_indices: Tensor  # (N,) int32; -1: there is none
+    is_new: Tensor | None  # (N,) bool: begins from zero; None: none does
 
 
 def check_slots(name: str, state: Tensor) -> None:

@@ -149,6 +149,24 @@ bool linear_attention_step(const CpuKernels& cpu, const Threads& threads, const 
   return succeeded(cpu.linear_attention.step(p, threads));
 }
 
+bool linear_attention_in_slots(const CpuKernels& cpu, const Threads& threads, const Case& c,
+                               Arrays& a) {
+  const Sizes& s = c.sizes;
+  LinearAttentionProblem p{};
+  static_cast<Sequences&>(p) = sequences(s, c.cu_seqlens);
+  p.feature_map = FeatureMap::elu_plus_one, p.eps = 1e-6, p.normalize = p.is_causal = true;
+  p.q = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  LinearAttentionSlots slots{};
+  slots.state_indices = every_second_slot(a, p.num_sequences).state_indices;
+  slots.kv_slot = s.H * s.K * s.V, slots.z_slot = s.H * s.K;
+  slots.kv = a.empty(2 * p.num_sequences * slots.kv_slot);
+  slots.z = a.empty(2 * p.num_sequences * slots.z_slot);
+  const View y = view(a.empty(s.heads(s.V)), s, s.V);
+  return succeeded(cpu.linear_attention.forward_in_slots(p, slots, y, threads));
+}
+
 bool delta_rule(const CpuKernels& cpu, const Threads& threads, const Case& c, bool per_channel,
                 bool delta, Arrays& a) {
   const Sizes& s = c.sizes;
@@ -198,6 +216,23 @@ bool delta_rule_step(const CpuKernels& cpu, const Threads& threads, const Case& 
   p.state = a.empty(p.slots.count * p.state_slot);
   p.y = view(a.empty(s.heads(s.V)), s, s.V);
   return succeeded(cpu.delta_rule.step(p, threads));
+}
+
+bool delta_rule_in_slots(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sizes& s = c.sizes;
+  DeltaRuleProblem p{};
+  static_cast<Sequences&>(p) = sequences(s, c.cu_seqlens);
+  p.scale = 0.25, p.normalize_qk = p.delta = true, p.q_group = p.k_group = 1;
+  p.q = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.k = view(a.random(s.heads(s.K), -1, 1), s, s.K);
+  p.v = view(a.random(s.heads(s.V), -1, 1), s, s.V);
+  p.beta = view(a.random(s.heads(1), 0, 1), s, 0);
+  DeltaRuleSlots slots{};
+  slots.state_indices = every_second_slot(a, p.num_sequences).state_indices;
+  slots.state_slot = s.H * s.K * s.V;
+  slots.state = a.empty(2 * p.num_sequences * slots.state_slot);
+  const View y = view(a.empty(s.heads(s.V)), s, s.V);
+  return succeeded(cpu.delta_rule.forward_in_slots(p, slots, y, threads));
 }
 
 // H K channels.
@@ -276,7 +311,8 @@ bool selective_scan_step(const CpuKernels& cpu, const Threads& threads, const Ca
   };
   p.x = rows(p.C, -1), p.dt = rows(p.C, 0), p.write = rows(p.N, -1), p.read = rows(p.N, -1);
   p.A = a.random(p.C * p.N, -2, 0), p.D = a.random(p.C, -1, 1);
-  p.state = {a.empty(s.B * p.C * p.N), p.C * p.N, 0, p.N, 1};
+  p.slots = every_second_slot(a, s.B);
+  p.state = {a.empty(p.slots.count * p.C * p.N), p.C * p.N, 0, p.N, 1};
   p.y = a.empty(s.B * p.C);
   return succeeded(cpu.selective_scan.step(p, threads));
 }
@@ -347,11 +383,13 @@ Call delta_rule_of(bool per_channel, bool delta) {
 const std::pair<const char*, Call> kCalls[] = {
     {"linear_attention", linear_attention},
     {"linear_attention_step", linear_attention_step},
+    {"linear_attention_in_slots", linear_attention_in_slots},
     {"delta_rule, decay per head", delta_rule_of(false, true)},
     {"delta_rule, decay per channel", delta_rule_of(true, true)},
     {"delta_rule, decay per head, without delta", delta_rule_of(false, false)},
     {"delta_rule, decay per channel, without delta", delta_rule_of(true, false)},
     {"delta_rule_step", delta_rule_step},
+    {"delta_rule_in_slots", delta_rule_in_slots},
     {"convolution", convolution},
     {"convolution_step", convolution_step},
     {"selective_scan", selective_scan},

@@ -3,6 +3,7 @@
 construction.
 """
 
+import dataclasses
 import functools
 import random
 from dataclasses import dataclass
@@ -386,6 +387,69 @@ def test_a_masked_step_ignores_nan(backend):
     assert y.isfinite().all() and token["state"].isfinite().all()
 
 
+SLOTS = torch.tensor([4, -1, 0], dtype=torch.int32)
+
+
+def token_by_slot(case: Case, dtype=torch.float64):
+    """A token for SLOTS with five slots of any strides, NaN where nobody may look; and the rows."""
+    inputs = make_inputs(dataclasses.replace(case, batch=3, T=1, initial=True), dtype)
+    token = {"D": None}
+    token |= {name: x[:, 0] if name in PER_TOKEN else x for name, x in inputs.items()}
+    rows = token.pop("initial_state")
+    slots = strided(torch.full((5, *rows.shape[1:]), torch.nan, dtype=rows.dtype))
+    slots[4], slots[0] = rows[0], rows[2]
+    for name in PER_TOKEN:
+        token[name][1] = torch.nan
+    return token, slots, rows
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("backend", ["cpu", "chunked", "reference"])
+@pytest.mark.parametrize("case", [Case(), Case(channels=130, N=16, D=False)], ids=str)
+def test_a_step_by_slot_is_that_of_the_rows(case, backend):
+    for dtype in (torch.float64, torch.bfloat16):
+        token, slots, rows = token_by_slot(case, dtype)
+        before = slots.clone()
+        y = selective_scan_step_(**token, state=slots, state_indices=SLOTS, backend=backend)
+        has_slot = torch.tensor([True, False, True])
+        wanted = selective_scan_step_(**token, state=rows, key_mask=has_slot, backend=backend)
+        assert torch.equal(y, wanted) and not y[1].any() and y[0].any()
+        assert torch.equal(slots[[4, 0]], rows[[0, 2]])
+        assert not torch.equal(slots[4], before[4])
+        assert slots[1:4].isnan().all()
+
+
+@every_backend
+def test_a_step_by_slot_takes_a_mask_too(backend):
+    token, slots, _ = token_by_slot(Case())
+    before = slots.clone()
+    key_mask = torch.tensor([0, 1, 1])
+    y = selective_scan_step_(
+        **token, state=slots, state_indices=SLOTS, key_mask=key_mask, backend=backend
+    )
+    assert torch.equal(slots[4], before[4]) and not torch.equal(slots[0], before[0])
+    assert not y[:2].any() and y[2].any()
+
+
+WRONG_SLOTS = {
+    "too large": ([4, -1, 5], "state_indices must be from -1 to 4, got 5"),
+    "twice": ([4, -1, 4], "state_indices must differ from each other, got 4 twice"),
+    "too few": ([4, -1], r"state_indices must have shape \(3,\), got \(2,\)"),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", WRONG_SLOTS)
+def test_a_wrong_slot_of_a_step_is_named_and_nothing_is_changed(name, backend):
+    indices, message = WRONG_SLOTS[name]
+    token, slots, _ = token_by_slot(Case())
+    before = slots.clone()
+    indices = torch.tensor(indices, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        selective_scan_step_(**token, state=slots, state_indices=indices, backend=backend)
+    torch.testing.assert_close(slots, before, equal_nan=True, rtol=0, atol=0)
+
+
 @every_backend
 def test_a_step_refuses_to_drop_a_gradient(backend):
     token = random_token()
@@ -443,6 +507,9 @@ def test_the_ops_are_what_torch_expects():
     token = random_token() | {"key_mask": torch.tensor([True, False])}
     step = [token[name] for name in (*("x", "dt", "A", "B", "C", "D"), "key_mask", "state")]
     torch.library.opcheck(library.ops.selective_scan_step_.default, step)
+    step[-2] = None
+    by_slot = (*step, torch.tensor([-1, 1], dtype=torch.int32))
+    torch.library.opcheck(library.ops.selective_scan_step_.default, by_slot)
 
 
 @every_backend

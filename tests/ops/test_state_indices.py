@@ -21,6 +21,8 @@ from hf_linear_attention import (
     linear_attention_step_,
     op_convolution,
     op_delta,
+    op_in_place,
+    op_linear,
     short_convolution,
     short_convolution_,
     short_convolution_step_,
@@ -474,6 +476,101 @@ def test_a_prompt_in_pieces_and_a_token_are_the_whole(case, backend):
     wanted, after = run_as_value(case, inputs, zeros, backend="reference")
     torch.testing.assert_close(torch.cat(outputs, 1), wanted)
     torch.testing.assert_close([x[2:3] for x in slots], after)
+
+
+# Of the compiled ops over sequences in place, and what they are called with beside states.
+IN_PLACE_OPS = {
+    "linear": (ops.linear_attention_, ("q", "k", "v", "log_decay"), (1, True, 1e-6)),
+    "linear, sums": (ops.linear_attention_, ("q", "k", "v", "log_decay"), (0, False, 1e-6)),
+    "delta": (ops.delta_rule_, ("q", "k", "v", "beta", "log_decay"), (0.5, True, True)),
+}
+
+
+def arguments_in_place(case: str, **changed: Any) -> list[Any]:
+    """For PACKED, or what is changed of it."""
+    _, tensors, options = IN_PLACE_OPS[case]
+    inputs, _, buffers = packed_call(case, torch.float32)
+    of_sequences = PACKED | {"cu_seqlens": int32(BOUNDS)} | changed
+    states = [buffer.slots for buffer in buffers] + [None] * (2 - len(buffers))
+    return [
+        *(inputs.get(name) for name in tensors),
+        None,
+        of_sequences["cu_seqlens"],
+        *(states if case != "delta" else states[:1]),
+        of_sequences["state_indices"],
+        of_sequences["is_new"],
+        *options,
+    ]
+
+
+@pytest.mark.parametrize("case", IN_PLACE_OPS)
+def test_the_compiled_ops_over_sequences_pass_opcheck(case):
+    for changed in ({}, {"is_new": None}):
+        arguments = arguments_in_place(case, **changed)
+        arguments = [x.nan_to_num() if isinstance(x, Tensor) else x for x in arguments]
+        torch.library.opcheck(IN_PLACE_OPS[case][0].default, tuple(arguments))
+
+
+@pytest.mark.parametrize("case", IN_PLACE_OPS)
+def test_the_compiled_ops_over_sequences_leave_out_what_has_no_slot(case):
+    """Without a mask, whatever tokens there hold, in the dtype of any number of bytes."""
+    arguments = arguments_in_place(case)
+    y = IN_PLACE_OPS[case][0](*arguments)
+    assert y.isfinite().all() and y[:, 71].any()
+    assert not y[:, 72:80].any() and not y[:, 81:].any()
+
+
+@pytest.mark.parametrize("case", IN_PLACE_OPS)
+def test_the_compiled_ops_over_sequences_themselves_refuse_what_would_be_out_of_bounds(case):
+    for changed, message in (
+        ({"state_indices": int32([10, *INDICES[1:]])}, "state_indices must be from -1 to 9, got"),
+        ({"state_indices": int32([5, *INDICES[1:]])}, "must differ from each other, got 5 twice"),
+        ({"state_indices": int32(INDICES[1:])}, r"state_indices must have shape \(7,\), got"),
+        ({"is_new": torch.ones(6, dtype=torch.bool)}, r"is_new must have shape \(7,\), got"),
+        ({"is_new": int32(IS_NEW)}, "is_new must be bool here, got int32"),
+        ({"cu_seqlens": int32([*BOUNDS[:-1], 87])}, "must end at T = 86 or before, got 87"),
+        ({"cu_seqlens": int32([0, 5, *BOUNDS[2:]])}, "must never decrease, got 5 before 4"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            IN_PLACE_OPS[case][0](*arguments_in_place(case, **changed))
+
+
+@pytest.mark.parametrize("case", ["linear", "linear, general", "delta"])
+def test_with_an_older_package_states_are_copied_out_of_their_slots(case, monkeypatch):
+    """Code of a checkpoint may be newer than the installed package."""
+    inputs, _, buffers = packed_call(case, torch.float32)
+    slots, copies = [b.slots.clone() for b in buffers], [b.slots.clone() for b in buffers]
+    y = run_in_place(case, inputs, slots, **PACKED, backend="cpu")
+    for module in (op_linear, op_delta):
+        older = {**module.IMPLEMENTATIONS}
+        older["cpu"] = older["cpu"]._replace(run_in_slots=None)
+        monkeypatch.setattr(module, "IMPLEMENTATIONS", older)
+    monkeypatch.setattr(op_in_place, "RULES", op_delta.IMPLEMENTATIONS)
+    monkeypatch.setattr(op_linear, "RULES", op_delta.IMPLEMENTATIONS)
+    assert torch.equal(run_in_place(case, inputs, copies, **PACKED, backend="cpu"), y)
+    assert all(x.equal(z) for x, z in zip(map(bits, slots), map(bits, copies), strict=True))
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int32)
+
+
+@pytest.mark.parametrize("T", [3, 700])
+@pytest.mark.parametrize("case", ["linear, wide", "delta, wide"])
+def test_on_several_threads_columns_and_pieces_of_one_slot_are_the_whole(case, T):
+    """One sequence, so that its columns are divided, and time where that is not enough."""
+    inputs, slots = make_sequences(case, 1, T, torch.float64), make_states(case, 3, torch.float64)
+    rows = [x[1:2].clone() for x in slots]
+    bounds = {"cu_seqlens": torch.tensor([0, T])}
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(8)
+        y = run_in_place(case, inputs, slots, **bounds, state_indices=int32([1]), backend="cpu")
+    finally:
+        torch.set_num_threads(before)
+    wanted, after = run_as_value(case, inputs, rows, **bounds, backend="cpu")
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close([x[1:2] for x in slots], after)
 
 
 @every_case

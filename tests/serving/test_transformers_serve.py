@@ -5,8 +5,10 @@ clients hang up, and when it is told to stop. And the smallest soak.
 
 import http.client
 import json
+import math
 import queue
 import random
+import signal
 import sys
 import threading
 from contextlib import ExitStack
@@ -19,6 +21,8 @@ from transformers.cli.serve import Serve
 
 from engines import PROMPTS, engine, results, tokens_of, wait_until
 from hf_linear_attention import LinearAttentionForCausalLM
+from hf_linear_attention.serving import over_http
+from new_python import run_python
 from tiny import VARIANTS, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -187,6 +191,59 @@ def test_sigterm_finishes_what_runs(saved):
     assert STOP_SECONDS <= seconds < STOP_SECONDS + soak_server.END_SECONDS / 2
 
 
+STOPPED = """
+import os, signal, sys, threading, time, urllib.request
+from transformers.cli.transformers import main
+
+def stop():
+    port = sys.argv[sys.argv.index("--port") + 1]
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while True:
+        try:
+            ask.open(f"http://127.0.0.1:{port}/health")
+            return os.kill(os.getpid(), signal.SIGTERM)
+        except OSError:
+            time.sleep(0.05)
+
+threading.Thread(target=stop, daemon=True).start()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "flags, status", [(["--continuous-batching"], 0), ([], -signal.SIGTERM)], ids=str
+)
+def test_sigterm_before_the_first_request_ends_the_process_as_behind_it(flags, status, saved):
+    """But not where Transformers serves one request at a time: that is its own."""
+    options = ["--trust-remote-code", "--device", "cpu", "--port", soak_server.free_port()]
+    ended = run_python("-c", STOPPED, "serve", saved.folder, *options, *flags)
+    assert ended.returncode == status, ended.stderr
+
+
+def test_numbers_that_are_none_are_named(running, saved, monkeypatch):
+    for name, wrong, message in (
+        ("max_tokens", "many", "max_tokens must be a whole number, got 'many'"),
+        ("max_tokens", [1], r"max_tokens must be a whole number, got \[1\]"),
+        ("max_tokens", math.inf, "max_tokens must be a whole number, got inf"),
+        ("seed", "x", "seed must be a whole number, got 'x'"),
+        ("temperature", {}, "temperature must be a number, got {}"),
+    ):
+        body = {**running.client._body(saved.questions[0], 1), name: wrong}
+        connection = running.client._send(json.dumps(body))
+        with pytest.raises(RefusedError, match=message) as refused:
+            running.client._response(connection)
+        assert refused.value.status == 400
+        connection.close()
+
+
+def test_other_servers_are_left_alone():
+    """Nothing is prepared where no `transformers serve` loads a model."""
+    before = signal.getsignal(signal.SIGTERM)
+    over_http.prepare_server()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert over_http.flags_of_server() == {}
+
+
 def test_from_python_a_full_queue_is_an_error_where_it_has_a_limit():
     model = tiny_model(**VARIANTS["gated"])
     with engine(model, {"num_blocks": 1}, max_new_tokens=50) as manager:
@@ -208,13 +265,16 @@ def test_a_limit_that_is_no_number_is_refused(text, monkeypatch):
             pass
 
 
-def test_the_smallest_soak(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["soak.py", "--smallest", "--results", str(tmp_path)])
+@pytest.mark.parametrize("flags, name", [([], "smallest"), (["--hybrid"], "smallest-hybrid")])
+def test_the_smallest_soak(flags, name, tmp_path, monkeypatch):
+    arguments = ["--smallest", *flags, "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["soak.py", *arguments])
     assert soak.main() == 0
-    (path,) = tmp_path.glob("*-soak-smallest.json")
+    (path,) = tmp_path.glob(f"*-soak-{name}.json")
     document = json.loads(path.read_text())
     assert document["wrong"] == 0 and document["tokens_compared"] > 0
-    assert document["streams_at_a_time"][0] == document["streams_at_a_time"][1] > 1
+    start, end = document[soak.UNIT[bool(flags)]]
+    assert start == end > 1
     assert [life["status"] for life in document["servers"]] == [0]
     assert set(document["outcomes"]) <= set(soak.KINDS)
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

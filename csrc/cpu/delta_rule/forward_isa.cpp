@@ -1,6 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// Forward: the formulas of weights.h, and the state after the last token.
+// Forward: the formulas of weights.h, and the state after the last token, as a value or in the slot
+// that the state before the first one was in.
 //
 // A task is one sequence, some heads of the state and a range of value columns. It sweeps over the
 // sequence a segment at a time, of one head after the other: stage what no column changes, then for
@@ -110,9 +111,12 @@ class Forward {
   using Scratch = ForwardScratch<Acc, decays>;
 
  public:
-  Forward(const DeltaRuleProblem& p, const DeltaRuleResult& result, const Threads& threads)
+  // slots: null, where states are values.
+  Forward(const DeltaRuleProblem& p, const DeltaRuleResult& result, const DeltaRuleSlots* slots,
+          const Threads& threads)
       : p_(p),
         result_(result),
+        slots_(slots),
         threads_(threads),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         plan_(make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors),
@@ -128,14 +132,15 @@ class Forward {
  private:
   void attend(Scratch& s, const Plan::Task& task) {
     const Piece piece = plan_.piece(task.piece);
+    if (slots_ && slots_->of(piece.sequence) < 0) return;
     const Columns columns = plan_.part(task.part, value_vectors_);
     const auto blocks_of = [&](int64_t head) {
       return Blocks<Acc>{state_of(s, task, head), p_.K, columns, kBlockVectors};
     };
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       clear_state(blocks_of(head));
-      import_state<Acc>(blocks_of(head), {in_tensor<const Acc>(p_.initial_state, piece, head), 0,
-                                          p_.K, p_.V, p_.V, 1});
+      import_state<Acc>(blocks_of(head),
+                        {initial_state(piece.sequence, head), 0, p_.K, p_.V, p_.V, 1});
     }
     const Tensors at = tensors(columns);
     for_each_visit(plan_, piece, task.heads, false, [&](const Visit& visit, const Visit& next) {
@@ -143,7 +148,7 @@ class Forward {
     });
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       export_state<Acc>(blocks_of(head), 1,
-                        {in_tensor<Acc>(result_.state, piece, head), 0, p_.K, p_.V, p_.V, 1});
+                        {final_state(piece.sequence, head), 0, p_.K, p_.V, p_.V, 1});
     }
   }
 
@@ -151,11 +156,23 @@ class Forward {
     return s.state + (head - task.heads.begin) * p_.K * s.v_stride;
   }
 
-  // One head's state (K, V) in a tensor that may be absent.
-  template <class Element, class Pointer>
-  Element* in_tensor(Pointer states, const Piece& piece, int64_t head) const {
-    const int64_t row = piece.sequence * p_.Hkv + head;
-    return states ? static_cast<Element*>(states) + row * p_.K * p_.V : nullptr;
+  // One head's state (K, V); null: zeros.
+  const Acc* initial_state(int64_t sequence, int64_t head) const {
+    if (slots_) return in_slot(slots_->before(sequence), head);
+    return p_.initial_state ? static_cast<const Acc*>(p_.initial_state) + in_order(sequence, head)
+                            : nullptr;
+  }
+  Acc* final_state(int64_t sequence, int64_t head) const {
+    if (slots_) return in_slot(slots_->of(sequence), head);
+    return static_cast<Acc*>(result_.state) + in_order(sequence, head);
+  }
+  int64_t in_order(int64_t sequence, int64_t head) const {
+    return (sequence * p_.Hkv + head) * p_.K * p_.V;
+  }
+  Acc* in_slot(int64_t slot, int64_t head) const {
+    return slot < 0
+               ? nullptr
+               : static_cast<Acc*>(slots_->state) + slot * slots_->state_slot + head * p_.K * p_.V;
   }
 
   // The rows that a task reads and writes for its columns.
@@ -224,25 +241,37 @@ class Forward {
 
   const DeltaRuleProblem& p_;
   const DeltaRuleResult& result_;
+  const DeltaRuleSlots* const slots_;
   const Threads& threads_;
   const int64_t value_vectors_;
   const Plan plan_;
   bool positive_log_decay_ = false;
 };
 
+Status run_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
+                   const DeltaRuleSlots* slots, const Threads& threads) {
+  return with_dtype(p.dtype, [&](auto scalar) {
+    return with_decays(decays_of(p.log_decay, p.decay_per_channel), [&](auto kind) {
+      using Scalar = decltype(scalar);
+      constexpr Decays decays = decltype(kind)::value;
+      return p.delta ? Forward<Scalar, decays, true>(p, result, slots, threads).run()
+                     : Forward<Scalar, decays, false>(p, result, slots, threads).run();
+    });
+  });
+}
+
 }  // namespace
 
 Status delta_rule_forward(const DeltaRuleProblem& problem, const DeltaRuleResult& result,
                           const Threads& threads) {
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    const Decays decays = decays_of(problem.log_decay, problem.decay_per_channel);
-    return with_decays(decays, [&](auto kind) {
-      using Scalar = decltype(scalar);
-      constexpr Decays decays = decltype(kind)::value;
-      return problem.delta ? Forward<Scalar, decays, true>(problem, result, threads).run()
-                           : Forward<Scalar, decays, false>(problem, result, threads).run();
-    });
-  });
+  return run_forward(problem, result, nullptr, threads);
+}
+
+Status delta_rule_forward_in_slots(const DeltaRuleProblem& problem, const DeltaRuleSlots& slots,
+                                   const View& y, const Threads& threads) {
+  DeltaRuleResult result{};
+  result.y = y;
+  return run_forward(problem, result, &slots, threads);
 }
 
 }  // namespace hfla::HFLA_ISA

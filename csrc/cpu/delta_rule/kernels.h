@@ -12,5 +12,7 @@ Status delta_rule_forward(const DeltaRuleProblem&, const DeltaRuleResult&, const
 Status delta_rule_backward(const DeltaRuleProblem&, const DeltaRuleUpstream&,
                            const DeltaRuleGradients&, const Threads&);
 Status delta_rule_step(const DeltaRuleStep&, const Threads&);
+Status delta_rule_forward_in_slots(const DeltaRuleProblem&, const DeltaRuleSlots&, const View& y,
+                                   const Threads&);
 
 }  // namespace hfla::HFLA_ISA

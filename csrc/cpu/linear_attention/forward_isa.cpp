@@ -1,6 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// Forward: y_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps), and the state after the last token.
+// Forward: y_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps), and the state after the last token, as a value
+// or in the slot that the state before the first one was in.
 //
 // A task is one piece of a sequence, some key-value heads and a range of value columns. It sweeps
 // over the piece a segment at a time, of one head after the other: stage φ(q), φ(k) and the decays,
@@ -50,20 +51,26 @@ class Forward {
   using Scratch = ForwardScratch<Acc>;
 
  public:
+  // slots: null, where states are values.
   Forward(const LinearAttentionProblem& p, const LinearAttentionResult& result,
-          const Threads& threads)
+          const LinearAttentionSlots* slots, const Threads& threads)
       : p_(p),
         result_(result),
+        slots_(slots),
         threads_(threads),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_(make_plan(p, threads, value_vectors_)) {}
+        plan_(make_plan(p, threads, value_vectors_)),
+        z_before_(slots && p.normalize ? p.num_sequences * p.Hkv * p.K * sizeof(Acc) : 0) {}
 
   Status run() {
     Carver measured(nullptr);
     PieceStates<Acc>(measured, plan_);
     const Buffer piece_buffer(measured.used());
     Workers<Scratch> workers(threads_, plan_);
-    if (!piece_buffer.data() || workers.out_of_memory()) return Status::out_of_memory;
+    if (!piece_buffer.data() || !z_before_.data() || workers.out_of_memory()) {
+      return Status::out_of_memory;
+    }
+    if (slots_ && p_.normalize) copy_normalizers();
     Carver carver(piece_buffer.data());
     const PieceStates<Acc> pieces(carver, plan_);
 
@@ -72,6 +79,7 @@ class Forward {
       workers.run(tasks, [&](Scratch& s, int64_t i) { sum_piece(s, pieces, plan_.task(i)); });
       workers.run(p_.num_sequences * p_.Hkv, [&](Scratch&, int64_t i) {
         const int64_t sequence = i / p_.Hkv, head = i % p_.Hkv;
+        if (!is_computed(sequence)) return;
         pieces.combine({sequence * plan_.pieces, 1, plan_.pieces}, head,
                        initial_state(sequence, head), p_.is_causal);
       });
@@ -81,13 +89,43 @@ class Forward {
   }
 
  private:
+  bool is_computed(int64_t sequence) const { return !slots_ || slots_->of(sequence) >= 0; }
+
   State<const Acc> initial_state(int64_t sequence, int64_t head) const {
-    return state_of<const Acc>(p_, p_.initial_kv, p_.normalize ? p_.initial_z : nullptr, sequence,
-                               head);
+    if (!slots_) {
+      return state_of<const Acc>(p_, p_.initial_kv, p_.normalize ? p_.initial_z : nullptr, sequence,
+                                 head);
+    }
+    const int64_t slot = slots_->before(sequence);
+    if (slot < 0) return {nullptr, nullptr};
+    const Acc* const z = reinterpret_cast<const Acc*>(z_before_.data());
+    return {in_slot(slot, head).kv, p_.normalize ? z + (sequence * p_.Hkv + head) * p_.K : nullptr};
+  }
+
+  State<Acc> final_state(int64_t sequence, int64_t head) const {
+    if (slots_) return in_slot(slots_->of(sequence), head);
+    return state_of<Acc>(p_, result_.kv, p_.normalize ? result_.z : nullptr, sequence, head);
+  }
+
+  State<Acc> in_slot(int64_t slot, int64_t head) const {
+    return {static_cast<Acc*>(slots_->kv) + slot * slots_->kv_slot + head * p_.K * p_.V,
+            p_.normalize ? static_cast<Acc*>(slots_->z) + slot * slots_->z_slot + head * p_.K
+                         : nullptr};
+  }
+
+  // All parts of a head's columns read z before one of them writes it to the slot.
+  void copy_normalizers() const {
+    const int64_t size = p_.Hkv * p_.K;
+    Acc* to = reinterpret_cast<Acc*>(z_before_.data());
+    for (int64_t sequence = 0; sequence < p_.num_sequences; ++sequence, to += size) {
+      const int64_t slot = slots_->before(sequence);
+      if (slot >= 0) __builtin_memcpy(to, in_slot(slot, 0).z, sizeof(Acc) * size);
+    }
   }
 
   // What a piece's own tokens add to the state, where time is divided.
   void sum_piece(Scratch& s, const PieceStates<Acc>& pieces, const Plan::Task& task) {
+    if (!is_computed(plan_.piece(task.piece).sequence)) return;
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       load_state(s, task, head, {nullptr, nullptr});
       if (task.part == 0) pieces.decay(task.piece, head) = 1;
@@ -100,6 +138,7 @@ class Forward {
 
   void attend(Scratch& s, const PieceStates<Acc>& pieces, const Plan::Task& task) {
     const Piece piece = plan_.piece(task.piece);
+    if (!is_computed(piece.sequence)) return;
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       if (plan_.pieces > 1) {
         const State<Acc> incoming = pieces.at(task.piece, head);
@@ -115,9 +154,7 @@ class Forward {
       sweep(Role::read, s, task);
     }
     for (int64_t head = task.heads.begin; piece.last && head < task.heads.end; ++head) {
-      store_state(
-          s, task, head,
-          state_of<Acc>(p_, result_.kv, p_.normalize ? result_.z : nullptr, piece.sequence, head));
+      store_state(s, task, head, final_state(piece.sequence, head));
     }
   }
 
@@ -215,12 +252,12 @@ class Forward {
     return {s.v, s.v_stride};
   }
 
-  // s.scale: from φ(q)ᵀ z to 1 / (φ(q)ᵀ z + eps).
+  // s.scale: from φ(q)ᵀ z to 1 / (φ(q)ᵀ z + eps). den is kept where it is wanted.
   void invert_denominators(Scratch& s, const Visit& visit, bool store_den) const {
     Acc* const den = static_cast<Acc*>(result_.den);
     for (int64_t row = 0; row < visit.padded_rows(); ++row)
       s.scale[row] += static_cast<Acc>(p_.eps);
-    for (int64_t i = 0; store_den && i < visit.count; ++i) {
+    for (int64_t i = 0; den && store_den && i < visit.count; ++i) {
       Acc* const to = den + (visit.batch * p_.T + visit.time(i)) * p_.Hq + visit.head * visit.group;
       for (int64_t g = 0; g < visit.group; ++g) to[g] = s.scale[i * visit.group + g];
     }
@@ -229,9 +266,11 @@ class Forward {
 
   const LinearAttentionProblem& p_;
   const LinearAttentionResult& result_;
+  const LinearAttentionSlots* const slots_;
   const Threads& threads_;
   const int64_t value_vectors_;
   const Plan plan_;
+  const Buffer z_before_;  // (num_sequences, Hkv, K), of slots
   bool positive_log_decay_ = false;
 };
 
@@ -240,7 +279,17 @@ class Forward {
 Status linear_attention_forward(const LinearAttentionProblem& problem,
                                 const LinearAttentionResult& result, const Threads& threads) {
   return with_dtype(problem.dtype, [&](auto scalar) {
-    return Forward<decltype(scalar)>(problem, result, threads).run();
+    return Forward<decltype(scalar)>(problem, result, nullptr, threads).run();
+  });
+}
+
+Status linear_attention_forward_in_slots(const LinearAttentionProblem& problem,
+                                         const LinearAttentionSlots& slots, const View& y,
+                                         const Threads& threads) {
+  LinearAttentionResult result{};
+  result.y = y;
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    return Forward<decltype(scalar)>(problem, result, &slots, threads).run();
   });
 }
 

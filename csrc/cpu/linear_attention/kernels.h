@@ -13,5 +13,7 @@ Status linear_attention_forward(const LinearAttentionProblem&, const LinearAtten
 Status linear_attention_backward(const LinearAttentionProblem&, const LinearAttentionUpstream&,
                                  const LinearAttentionGradients&, const Threads&);
 Status linear_attention_step(const LinearAttentionStep&, const Threads&);
+Status linear_attention_forward_in_slots(const LinearAttentionProblem&, const LinearAttentionSlots&,
+                                         const View& y, const Threads&);
 
 }  // namespace hfla::HFLA_ISA

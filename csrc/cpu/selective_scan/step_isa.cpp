@@ -5,6 +5,7 @@
 
 #include "cpu/selective_scan/kernels.h"
 #include "cpu/selective_scan/tiles.h"
+#include "cpu/sequences/step.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -51,7 +52,8 @@ class Step {
  private:
   void step(Scratch& s, int64_t b, Channels channels) const {
     Scalar* const y = static_cast<Scalar*>(p_.y) + b * p_.C + channels.begin;
-    if (p_.key_mask && !p_.key_mask[b]) {
+    const int64_t slot = slot_of(p_, b);
+    if (slot < 0) {
       __builtin_memset(y, 0, sizeof(Scalar) * static_cast<size_t>(channels.count));
       return;
     }
@@ -62,7 +64,7 @@ class Step {
     const Acc* const A = static_cast<const Acc*>(p_.A) + channels.begin * p_.N;
     const Acc* const D = p_.D ? static_cast<const Acc*>(p_.D) + channels.begin : nullptr;
     Acc* const states =
-        static_cast<Acc*>(p_.state.data) + b * p_.state.batch + channels.begin * p_.state.head;
+        static_cast<Acc*>(p_.state.data) + slot * p_.state.batch + channels.begin * p_.state.head;
     for (int64_t c = 0; c < channels.count; ++c) {
       const Acc read =
           advance(s, A + c * p_.N, s.dt[c], s.dt[c] * s.x[c], states + c * p_.state.head);

@@ -5,6 +5,8 @@ Shapes: batch, T time, channels, N sums of a state for each channel, rows of sta
 row of the batch, or for each packed sequence.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,12 @@ from ..checks import (
     check_state,
     is_readable,
     needs_grad,
+)
+from ..state_indices import (
+    check_state_indices,
+    num_slots,
+    rows_with_a_slot,
+    step_on_slots_,
 )
 from ..tokens import behind
 from .chunked_selective_scan import chunked_selective_scan, chunked_selective_scan_step_
@@ -103,6 +111,7 @@ def selective_scan_step_(
     state: Tensor,
     *,
     key_mask: Tensor | None = None,
+    state_indices: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """One token of `selective_scan` for every row, without gradient; `state` changes in place.
@@ -112,6 +121,8 @@ def selective_scan_step_(
         B, C: (batch, N).
         state: (batch, channels, N), of any strides.
         key_mask: (batch,).
+        state_indices: (batch,) int32, the slot of `state` for each row, as in
+            `linear_attention_step_`.
         The others: as in `selective_scan`.
 
     Returns:
@@ -128,8 +139,8 @@ def selective_scan_step_(
         )
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
     if not chosen.step_checks:
-        dt, A, D, key_mask = _check_step(x, dt, A, B, C, D, key_mask, state)
-    return chosen.step_(x, dt, A, B, C, D, key_mask, state)
+        dt, A, D, key_mask = _check_step(x, dt, A, B, C, D, key_mask, state, state_indices)
+    return chosen.step_(x, dt, A, B, C, D, key_mask, state, state_indices)
 
 
 def _check_tensors(
@@ -189,15 +200,24 @@ def _check_step(
     D: Tensor | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """All about one token's arguments: dt, A and D in the dtype of sums, key_mask as bool."""
+    """All about one token's arguments: dt, A and D in the dtype of sums, key_mask as bool and
+    without the rows that have no slot.
+    """
+    rows = x.shape[0] if x.dim() == 2 else 0  # else nothing is checked before that
+    slots = num_slots(state, state_indices, rows)
+    if state_indices is not None and x.dim() == 2:
+        check_state_indices(state_indices, rows, slots, x, of="x")
+        key_mask = rows_with_a_slot(state_indices, check_key_mask(key_mask, x, "x", features=1))
     checked = _check_tensors(x, dt, A, B, C, D, key_mask, 2)
-    check_state("state", state, x, (x.shape[0], *A.shape), of="x")
+    check_state("state", state, x, (slots, *A.shape), of="x")
     return checked
 
 
 _native = native_op("selective_scan", version=1)
 _native_step_ = native_op("selective_scan_step_", version=1)
+_native_step_on_slots_ = native_op("selective_scan_step_", version=2)
 _reference = reference_op("selective_scan", version=1)
 
 
@@ -210,6 +230,7 @@ def _step_compiled_(
     D: Tensor | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None,
 ) -> Tensor:
     # This runs once per layer and token: what the kernel refuses is explained only afterwards.
     try:
@@ -217,10 +238,28 @@ def _step_compiled_(
             key_mask = check_key_mask(key_mask, x, "x", features=1)
         dtype = state.dtype
         of_sums = dt.to(dtype), A.to(dtype), None if D is None else D.to(dtype)
-        return _native_step_(x, of_sums[0], of_sums[1], B, C, of_sums[2], key_mask, state)
+        token = x, of_sums[0], of_sums[1], B, C, of_sums[2], key_mask, state
+        if state_indices is None:
+            return _native_step_(*token)
+        return _native_step_on_slots_(*token, state_indices)
     except RuntimeError:
-        _check_step(x, dt, A, B, C, D, key_mask, state)
+        _check_step(x, dt, A, B, C, D, key_mask, state, state_indices)
         raise
+
+
+def _step_chunked_(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    key_mask: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor | None,
+) -> Tensor:
+    step_ = partial(chunked_selective_scan_step_, x, dt, A, B, C, D, key_mask)
+    return step_on_slots_(step_, (state,), state_indices)
 
 
 def _step_reference_(
@@ -232,14 +271,18 @@ def _step_reference_(
     D: Tensor | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None,
 ) -> Tensor:
-    y, after = _reference(
-        *(x[:, None], dt[:, None], A, B[:, None], C[:, None], D),
-        key_mask=None if key_mask is None else key_mask[:, None],
-        initial_state=state,
-    )
-    state.copy_(after)
-    return y[:, 0]
+    def step_(rows: Tensor) -> Tensor:
+        y, after = _reference(
+            *(x[:, None], dt[:, None], A, B[:, None], C[:, None], D),
+            key_mask=None if key_mask is None else key_mask[:, None],
+            initial_state=rows,
+        )
+        rows.copy_(after)
+        return y[:, 0]
+
+    return step_on_slots_(step_, (state,), state_indices)
 
 
 IMPLEMENTATIONS = {
@@ -247,7 +290,7 @@ IMPLEMENTATIONS = {
     "cpu": unless_missing(
         Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
     ),
-    "chunked": Implementation(chunked_selective_scan, chunked_selective_scan_step_),
+    "chunked": Implementation(chunked_selective_scan, _step_chunked_),
     "reference": unless_missing(
         Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
     ),

@@ -46,18 +46,27 @@ class SelectiveScanRecurrence(Recurrence):
         return self._run(inputs, state, key_mask=tokens.key_mask, cu_seqlens=tokens.cu_seqlens)
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        return self._step_(inputs, state, tokens, None)
+
+    def step_in_slots_(
+        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        return self._step_(inputs, states, tokens, slots)
+
+    def _step_(
+        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    ) -> Tensor:
         x, dt, B, C = (z[:, 0] for z in _all_of(inputs))
         key_mask, kv = tokens.key_mask, state["kv"]
         if key_mask is not None:
             key_mask = key_mask[:, 0]
+        rows: dict[str, Any] = {"key_mask": key_mask, "state_indices": state_indices}
         A, D = self._weights(x)
         if A.dim() == 2:
-            y = selective_scan_step_(x, dt, A, B, C, D, kv, key_mask=key_mask)
-            return y[:, None]
+            return selective_scan_step_(x, dt, A, B, C, D, kv, **rows)[:, None]
         heads = zip(*(z.unbind(1) for z in (x, dt, B, C, kv)), *_of_heads(A, D), strict=True)
         of_heads = [
-            selective_scan_step_(x, dt, A, B, C, D, kv, key_mask=key_mask)
-            for x, dt, B, C, kv, A, D in heads
+            selective_scan_step_(x, dt, A, B, C, D, kv, **rows) for x, dt, B, C, kv, A, D in heads
         ]
         return torch.stack(of_heads, 1)[:, None]
 

@@ -19,14 +19,17 @@ OPS = {
     ("linear_attention", 1): linear_attention.forward,
     ("linear_attention_step_", 1): linear_attention.step_,
     ("linear_attention_step_", 2): linear_attention.step_,  # with state_indices
+    ("linear_attention_", 1): linear_attention.forward_in_slots_,
     ("delta_rule", 1): delta_rule.forward,
     ("delta_rule_step_", 1): delta_rule.step_,
     ("delta_rule_step_", 2): delta_rule.step_,  # with state_indices
+    ("delta_rule_", 1): delta_rule.forward_in_slots_,
     ("short_convolution", 1): convolution.forward,
     ("short_convolution_step_", 1): convolution.step_,
     ("short_convolution_step_", 2): convolution.step_,  # with state_indices
     ("selective_scan", 1): selective_scan.forward,
     ("selective_scan_step_", 1): selective_scan.step_,
+    ("selective_scan_step_", 2): selective_scan.step_,  # with state_indices
     ("linear", 1): linear.linear,
     ("many_rows_linear", 1): linear.many_rows_linear,
     ("onednn_linear", 1): linear.onednn_linear,

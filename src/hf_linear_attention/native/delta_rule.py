@@ -15,6 +15,7 @@ from .library import contiguous, ops
 _forward = ops.delta_rule.default
 _backward = ops.delta_rule_backward.default
 _step_ = ops.delta_rule_step_.default
+_forward_in_slots_ = ops.delta_rule_.default
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 
 
@@ -112,6 +113,56 @@ def step_(
     return y
 
 
+def forward_in_slots_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    *,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor,
+    is_new: Tensor | None,
+    scale: float,
+    normalize_qk: bool,
+    delta: bool,
+) -> Tensor:
+    """`forward` from states in slots, which change in place. It has no gradient.
+
+    Args:
+        state: as in `step_`, of any number of slots.
+        cu_seqlens: (N + 1,) int32; tokens behind the last bound are no one's, and y is 0 there.
+        state_indices: (B or N,) int32, all different: the slot of each sequence. -1: none, y is 0.
+        is_new: (B or N,) bool: begins from zero, whatever the slot holds; None: none does.
+        The others: as in `forward`.
+
+    Returns:
+        y (B, T, Hv, V).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    y = _forward_in_slots_(
+        q,
+        k,
+        v,
+        beta,
+        log_decay,
+        contiguous(key_mask),
+        contiguous(cu_seqlens),
+        state,
+        state_indices.contiguous(),
+        contiguous(is_new),
+        scale,
+        normalize_qk,
+        delta,
+    )
+    torch.autograd.graph.increment_version((state,))
+    return y
+
+
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
@@ -155,6 +206,11 @@ def _fake_backward(
 def _fake_step_(
     q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta, state_indices=None
 ):
+    return v.new_empty(v.shape)
+
+
+@torch.library.register_fake("hf_linear_attention::delta_rule_", lib=_registrations)
+def _fake_forward_in_slots_(q, k, v, *others):
     return v.new_empty(v.shape)
 
 

@@ -17,6 +17,7 @@ _INDEX: dict[str | None, int] = {None: 0, **{name: i for i, name in enumerate(FE
 _forward = ops.linear_attention.default
 _backward = ops.linear_attention_backward.default
 _step_ = ops.linear_attention_step_.default
+_forward_in_slots_ = ops.linear_attention_.default
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 
 
@@ -111,6 +112,56 @@ def step_(
     return y
 
 
+def forward_in_slots_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    *,
+    feature_map: str | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state: tuple[Tensor, Tensor | None],
+    state_indices: Tensor,
+    is_new: Tensor | None,
+    normalize: bool,
+    eps: float,
+) -> Tensor:
+    """`forward`, causal, from states in slots, which change in place. It has no gradient.
+
+    Args:
+        state: kv and z as in `step_`, of any number of slots.
+        cu_seqlens: (N + 1,) int32; tokens behind the last bound are no one's, and y is 0 there.
+        state_indices: (B or N,) int32, all different: the slot of each sequence. -1: none, y is 0.
+        is_new: (B or N,) bool: begins from zero, whatever the slot holds; None: none does.
+        The others: as in `forward`.
+
+    Returns:
+        y (B, T, Hq, V).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
+    """
+    kv, z = state
+    y = _forward_in_slots_(
+        q,
+        k,
+        v,
+        log_decay,
+        contiguous(key_mask),
+        contiguous(cu_seqlens),
+        kv,
+        z,
+        state_indices.contiguous(),
+        contiguous(is_new),
+        _INDEX[feature_map],
+        normalize,
+        eps,
+    )
+    torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
+    return y
+
+
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
@@ -156,6 +207,11 @@ def _fake_backward(
 def _fake_step_(
     q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps, state_indices=None
 ):
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+@torch.library.register_fake("hf_linear_attention::linear_attention_", lib=_registrations)
+def _fake_forward_in_slots_(q, k, v, *others):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 

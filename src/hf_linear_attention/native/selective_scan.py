@@ -66,6 +66,7 @@ def step_(
     D: Tensor | None,
     key_mask: Tensor | None,
     state: Tensor,
+    state_indices: Tensor | None = None,
 ) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
@@ -74,6 +75,8 @@ def step_(
         B, C: (batch, N), with any strides.
         key_mask: (batch,) bool.
         state: (batch, channels, N) of the accumulation dtype, with any strides.
+        state_indices: (batch,) int32, all different: which slot of `state`, of any number of them,
+            is that of each row. -1: none, y is 0.
         The others: as in `forward`.
 
     Returns:
@@ -86,7 +89,9 @@ def step_(
         key_mask = key_mask.contiguous()
     if D is not None:
         D = D.contiguous()
-    y = _step_(x, dt, A.contiguous(), B, C, D, key_mask, state)
+    if state_indices is not None:
+        state_indices = state_indices.contiguous()
+    y = _step_(x, dt, A.contiguous(), B, C, D, key_mask, state, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((state,))
     return y
@@ -110,7 +115,7 @@ def _fake_backward(dy, dstate, x, dt, A, B, C, D, key_mask, cu_seqlens, initial_
 
 
 @torch.library.register_fake("hf_linear_attention::selective_scan_step_", lib=_registrations)
-def _fake_step_(x, dt, A, B, C, D, key_mask, state):
+def _fake_step_(x, dt, A, B, C, D, key_mask, state, state_indices=None):
     return x.new_empty(x.shape)
 
 

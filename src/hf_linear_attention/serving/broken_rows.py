@@ -7,6 +7,7 @@ where nothing is drawn, it takes NaN for the largest of numbers.
 Shapes: N rows of logits, those of sequences with a new token first; V size of the vocabulary.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -32,12 +33,16 @@ class RowSampler:
 
     def __call__(self, scores: Tensor, output_ids: Tensor) -> None:
         """scores: (1, N, V) float32. Writes to output_ids (2, N or more)."""
-        largest = scores[0].amax(-1)
-        broken = ~largest.isfinite() if self.draws else largest.isnan()
-        self.broken = broken.nonzero().flatten().tolist()
+        largest = scores[0].amax(-1).tolist()
+        is_right = math.isfinite if self.draws else is_number
+        self.broken = [row for row, x in enumerate(largest) if not is_right(x)]
         if self.broken:
-            scores = scores.masked_fill(broken[None, :, None], 0)
+            scores = scores.index_fill(1, torch.tensor(self.broken, device=scores.device), 0)
         self.sample(scores, output_ids)
+
+
+def is_number(x: float) -> bool:
+    return not math.isnan(x)
 
 
 def take_out(processor: Any, broken: list[int]) -> list[RequestState]:

@@ -41,6 +41,7 @@ from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
 from .broken_rows import NO_TOKEN, RowSampler, take_out
 from .guard import GuardedManager
+from .inputs_of_states import StateInputs
 from .scheduling import child_id, with_slots
 from .shared_prompts import SharingManager
 from .slot_layout import SlotLayout, round_up
@@ -95,6 +96,9 @@ class SlotManager(GuardedManager, SharingManager):
             processor.cache.read_cache_limit = 0 if window is None else window.sliding_window
         if LINEAR in allocators:
             count_no_keys(processor.inputs_and_outputs, is_pure=len(allocators) == 1)
+        if set(allocators) == {LINEAR}:
+            inputs = StateInputs.in_place_of(processor.inputs_and_outputs)
+            processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = inputs
         self.paged_model = PagedModel(self.model, processor)
         self.prompts.attach(processor)
         self.sampler = RowSampler(processor.model_runner)
@@ -173,21 +177,26 @@ class PagedModel:
         self.latent = allocators.get("full_attention")
         if not isinstance(self.latent, LatentAllocator):
             self.latent = None
+        self.last: tuple[Any, Any] = None, None  # sequences of a forward, and its cache
 
     def _supports_logits_to_keep(self) -> bool:
         return True
 
     def __call__(self, **batch: Any) -> Any:
         """Logits (1, requests, V) of tokens (1, T), as `logits_to_keep` asks for them."""
-        cache = self.model.slot_cache(
-            self.states,
-            *self._sequences(),
-            keep_keys=None if self.latent is None else self._keep_keys(batch),
-        )
-        arguments = {name: batch[name] for name in FOR_ALL_LAYERS}
+        sequences = self._sequences()
+        known, cache = self.last
+        if sequences != known or self.latent is not None:
+            keep_keys = None if self.latent is None else self._keep_keys(batch)
+            cache = self.model.slot_cache(self.states, *sequences, keep_keys=keep_keys)
+            self.last = sequences, cache
         if self.softmax_types:
             arguments = {**batch, "attention_mask": self._masks(batch["attention_mask"])}
             del arguments["is_causal"]  # of the attention function, not of the model
+        else:
+            arguments = {name: batch[name] for name in FOR_ALL_LAYERS}
+            if self._all_are_wanted(batch["input_ids"]):
+                arguments["logits_to_keep"] = 0  # which takes no copy
         return self.model(past_key_values=cache, **arguments)
 
     def _sequences(self) -> tuple[list[int], list[int], list[bool]]:
@@ -200,6 +209,11 @@ class PagedModel:
             [request.query_length for request in requests],
             [request.state.position_offset == request.query_length for request in requests],
         )
+
+    def _all_are_wanted(self, input_ids: Tensor) -> bool:
+        """Whether each token of the batch is that of a sequence, and gives it the next one."""
+        requests = self.io.requests_in_batch
+        return input_ids.shape[1] == len(requests) and all(r.has_new_token for r in requests)
 
     def _masks(self, masks: Any) -> dict[str, Tensor | None]:
         """By type of layer; all None for flash attention, which makes its own."""

@@ -2,10 +2,11 @@
 """What of HTTP a manager of continuous batching can know, and say, in `transformers serve`.
 
 Transformers' server gives a manager tokens and takes tokens from it: it says nothing of the request
-over HTTP, of a client that hangs up, or of the end of the server. Nothing of it is changed here.
+over HTTP, of a client that hangs up, or of the end of the server.
 The request is found where the server's own function has it, in the call that adds tokens to the
 manager; an error raised there is answered with its status; and the signals that end the server are
-heard before uvicorn, which is told of them.
+heard before uvicorn, which is told of them. Two things can't wait for a request, and are prepared
+when the server loads a model: numbers that are none, and SIGTERM before the first request.
 """
 
 import asyncio
@@ -15,16 +16,73 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus
 
+from ..registration import check_numbers_of_requests
+
 STATUS = {ValueError: 400, queue.Full: 503}  # of errors
 RETRY_SECONDS = 1
 STOP_VARIABLE, STOP_SECONDS = "HF_LINEAR_ATTENTION_STOP_SECONDS", 30
 CLOSE_SECONDS = 5  # beyond these, for clients that don't read what they were sent
+
+
+# What Transformers' server makes numbers of: by which function, and what that needs.
+WHOLE: tuple[Callable[[Any], float], str] = int, "a whole number"
+ANY: tuple[Callable[[Any], float], str] = float, "a number"
+NUMBERS = {
+    "max_tokens": WHOLE,
+    "max_completion_tokens": WHOLE,
+    "max_output_tokens": WHOLE,
+    "seed": WHOLE,
+    "temperature": ANY,
+    "top_p": ANY,
+    "frequency_penalty": ANY,
+}
+
+
+def prepare_server() -> None:
+    """Of a `transformers serve --continuous-batching` that is loading a model in this call: it will
+    answer 400 to numbers that are none, and end with 0 on a SIGTERM that comes before any request.
+    In any other process this does nothing.
+    """
+    flags = flags_of_server()
+    if not flags.get("continuous_batching"):
+        return
+    check_numbers_of_requests(check_numbers)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and not flags.get("non_blocking"):  # else the process is somebody else's
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            # uvicorn puts this back when it ends, and sends the signal again.
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+
+
+def flags_of_server() -> dict[str, Any]:
+    """The command line's, of a `transformers serve` from which this is called; {} without one."""
+    module = sys.modules.get("transformers.cli.serve")
+    frame = None if module is None else sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), module.Serve):  # type: ignore[union-attr]
+            if frame.f_code.co_name == "__init__":
+                return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
+
+
+def check_numbers(body: dict[str, Any]) -> None:
+    """Raises the error that is answered with 400 for a request whose numbers are none."""
+    for name, (number, kind) in NUMBERS.items():
+        if body.get(name) is None:
+            continue
+        try:
+            number(body[name])
+        except (TypeError, ValueError, OverflowError):
+            error = ValueError(f"{name} must be {kind}, got {body[name]!r}")
+            raise http_error(error) from None
 
 
 def whole_number(variable: str) -> int | None:
