@@ -2,8 +2,9 @@
 """The floor that the rest of a model sets for its attention. For any version of the package."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from unittest import mock
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -11,13 +12,13 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def identity_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile, the model is without attention."""
-    remove_attention(model)
-    try:
+    """Meanwhile, the model is without attention, and so are others with the same mixers: by their
+    classes, for generated tokens of a module with a `forward` of its own are not recorded.
+    """
+    with ExitStack() as stack:
+        for mixer in {type(block.self_attn) for block in model.model.layers}:
+            stack.enter_context(mock.patch.object(mixer, "forward", _only_projections))
         yield
-    finally:
-        for block in model.model.layers:
-            del block.self_attn.forward  # the class's is there again
 
 
 def remove_attention(model: PreTrainedModel) -> None:

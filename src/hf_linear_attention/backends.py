@@ -188,6 +188,11 @@ def _named(
     raise ValueError(f"{where} must be one of {choices}, got {name!r}")
 
 
+def forced_backend() -> str | None:
+    """The one that runs where none is named."""
+    return FORCED_BACKEND
+
+
 def choose_backend(
     name: str | None, device: torch.device | str, dtype: torch.dtype = torch.float32
 ) -> Backend:

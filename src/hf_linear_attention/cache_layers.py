@@ -111,6 +111,12 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         if self.recording is not None:
             self.recording.append(Recorded(num_tokens, key_mask, inputs))
 
+    def step_was_taken(self) -> None:
+        """Takes note of a token that has changed the tensors in place."""
+        # Lets autograd notice when a backward pass still needs the state as it was.
+        torch.autograd.graph.increment_version(tuple(self.tensors.values()))
+        self.num_tokens += 1
+
     def keep(self, state: State, dtype: torch.dtype | None) -> None:
         """Keeps tensors, each in the memory of the one that it replaces where that may be."""
         may_change = self.may_change

@@ -4,11 +4,14 @@
 Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cached.
 """
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
@@ -19,6 +22,9 @@ from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
 AttentionMask = Tensor | dict[str, Tensor | None] | None
+
+RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"
+ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, at import
 
 SOFTMAX_MASKS = {
     "full_attention": create_causal_mask,
@@ -136,9 +142,27 @@ def read_tokens(
         attention_masks=softmax_masks(
             config, inputs_embeds, attention_mask, past_key_values, cu_seqlens
         ),
+        may_be_recorded=may_be_recorded(inputs_embeds, key_mask, config.is_causal),
         sequence_group=sequence_group,
     )
     return inputs_embeds, position_ids, tokens
+
+
+def may_be_recorded(inputs_embeds: Tensor, key_mask: Tensor | None, is_causal: bool) -> bool:
+    """Whether layers do the same with these inputs (B, T, C) as with those of other tokens."""
+    return (
+        ARE_TOKENS_RECORDED
+        and inputs_embeds.shape[1] == 1
+        and key_mask is None
+        and is_causal
+        and inputs_embeds.is_cpu
+        and type(inputs_embeds) is Tensor
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not is_traced()
+        and not _has_any_global_hook()
+        and _get_current_dispatch_mode() is None  # else somebody looks at operations
+    )
 
 
 def find_padding(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backends import FORCED_BACKEND, Missing, has_compiled, native_op
-from .quantized import quantized_product
+from .quantized import are_products_compiled, quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
@@ -110,6 +110,11 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
         return few_rows_product
     least, product = MANY_ROWS.get(x.dtype, TORCH)
     return product if x.numel() * weight.shape[0] >= least else F.linear
+
+
+def products_in_use() -> tuple[bool, bool]:
+    """Whether the compiled ones are, of plain weights and of quantised ones."""
+    return IS_COMPILED, are_products_compiled()
 
 
 def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

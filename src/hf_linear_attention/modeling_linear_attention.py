@@ -42,6 +42,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
+from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, LowerBounds, decay_class
 from .feature_maps import FavorPlus, FeatureMap
@@ -56,6 +57,7 @@ from .mixer_softmax import SoftmaxAttention
 from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
+from .recorded_tokens import RecordedTokens
 from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
@@ -104,6 +106,8 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
+        self.layer_idx = layer_idx
+        self.recorded_tokens = RecordedTokens()
         self.self_attn = build_mixer(config, layer_idx)
         self.has_cross_attn = config.add_cross_attention
         if self.has_cross_attn:
@@ -132,6 +136,38 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         """
         if lower_bound is not None:
             kwargs["lower_bound"] = lower_bound
+        by_modules = functools.partial(
+            self._by_modules,
+            hidden_states,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            tokens,
+            past_key_values,
+            kwargs,
+        )
+        if not tokens.may_be_recorded or past_key_values is None or self.has_cross_attn:
+            return by_modules()
+        cache = past_key_values.layers[self.layer_idx]
+        if type(cache) is not RecurrentLayer or not cache.has_state or cache.record_past:
+            return by_modules()
+        inputs = [hidden_states, *(tokens.position_embeddings or ())]
+        if lower_bound is not None:
+            inputs.append(lower_bound)
+        return self.recorded_tokens.run(self, cache, inputs, by_modules)
+
+    def _apply(self, *args, **kwargs) -> nn.Module:
+        self.recorded_tokens.clear()  # parameters stay, and what they are made of does not
+        return super()._apply(*args, **kwargs)
+
+    def _by_modules(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
+        tokens: Tokens,
+        past_key_values: Cache | None,
+        kwargs: dict[str, Any],
+    ) -> Tensor:
         mixed, _ = self.self_attn(
             self.input_layernorm(hidden_states),
             tokens=tokens,
@@ -310,8 +346,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)
-        layers = self.layers[: self.config.num_hidden_layers]  # fewer, for drafts
-        for layer, lower_bound in zip(layers, self._lower_bounds(), strict=True):
+        lower_bounds = self._lower_bounds()  # of fewer layers, for drafts
+        for layer, lower_bound in zip(self.layers, lower_bounds, strict=False):
             hidden_states = layer(
                 hidden_states,
                 encoder_hidden_states,

@@ -74,6 +74,10 @@ def is_rounded(x: Tensor) -> bool:
     return x.dtype in ROUNDED_DTYPES and x.numel() <= ROUNDED_ROWS * x.shape[-1]
 
 
+def are_products_compiled() -> bool:
+    return IS_COMPILED
+
+
 def quantized_report() -> dict[str, str]:
     """By bits of the weight, which product `Linear` takes on the CPU, and why."""
     missing = [f.reason for f in (int8_product, int4_product) if isinstance(f, Missing)]

@@ -47,6 +47,7 @@ class GroupSums {
 
   int64_t count() const { return groups_; }
   int64_t sums_stride() const { return sums_stride_; }
+  int64_t totals_stride() const { return totals_stride_; }
 
   // Of scales in Own, from an output to the next, and from a group to the next.
   int64_t scale_out_step() const { return are_outputs_together_ ? 1 : totals_stride_; }
@@ -88,9 +89,6 @@ class GroupSums {
     __builtin_memset(own.sums, 0, sizeof(float) * static_cast<size_t>(p_.rows * sums_stride_));
     stage_numbers(p_.scale, begin, end, own.scales);
     if (!has_offsets_) return;
-    if (!is_lifted && p_.bits == 4 && p_.zero.out_stride == 1) {
-      return begin_sums_of_zeros(own, totals, begin, end);
-    }
     stage_numbers(p_.zero, begin, end, own.zeros);
     for (int64_t row = 0; row < p_.rows; ++row) {
       float* const sums = own.sums + row * sums_stride_;
@@ -108,37 +106,6 @@ class GroupSums {
   }
 
  private:
-  // Of 4 bits, whose zero points are not scaled: as they lie.
-  void begin_sums_of_zeros(const Own& own, const Totals& totals, int64_t begin, int64_t end) const {
-    prefetch_numbers(p_.zero, end);
-    with_numbers(p_.zero, [&](const auto* zeros) {
-      for (int64_t row = 0; row < p_.rows; ++row) {
-        const float* const of_x = of_row(totals, row).of_x;
-        float* const sums = own.sums + row * sums_stride_;
-        int64_t c = begin;
-        for (; c + kTogether * W <= end; c += kTogether * W) {
-          add_zeros<kTogether>(zeros + c, W, of_x, sums + c - begin);
-        }
-        for (; c < end; c += W) add_zeros<1>(zeros + c, min(W, end - c), of_x, sums + c - begin);
-      }
-    });
-  }
-
-  // `count`: of each vector.
-  template <int vectors, class Number>
-  void add_zeros(const Number* zeros, int64_t count, const float* totals, float* sums) const {
-    Floats sum_of[vectors] = {};
-    for (int64_t group = 0; group < groups_; ++group, zeros += p_.zero.group_stride) {
-      const Floats total = broadcast(totals[group]);
-      HFLA_UNROLL
-      for (int i = 0; i < vectors; ++i) {
-        sum_of[i] += load_number_vector(zeros + i * W, 1, count) * total;
-      }
-    }
-    HFLA_UNROLL
-    for (int i = 0; i < vectors; ++i) store(sums + i * W, sum_of[i]);
-  }
-
   void begin_sums_of_outputs(const Own& own, int64_t outputs, const Totals& totals,
                              float* sums) const {
     int64_t c = 0;

@@ -1,7 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// How values of 8 and of 4 bits become integers of 16, without moving them: the order in which they
-// come is that in which x is made to lie. Products of these, added in pairs.
+// How values of 8 bits become integers of 16, without moving them: the order in which they come is
+// that in which x is made to lie. Products of these, added in pairs.
 #pragma once
 
 #include "cpu/dense/quantized_values.h"
@@ -34,6 +34,7 @@ HFLA_INLINE Ints add_pairs(Shorts a, Shorts b) {
 // A unit is 32 values as they are; or where no instruction makes bytes wider, words of two, which
 // are shifted to their place.
 struct EightBitShorts {
+  static constexpr int32_t kLift = 0;
   static constexpr int64_t kBytes = kUnit;
   using Unit = const int8_t*;
 
@@ -50,7 +51,7 @@ struct EightBitShorts {
 #endif
   }
 
-  static int64_t place(int64_t i, int64_t lane) { return i * kShorts + lane; }
+  static constexpr int64_t place(int64_t i) { return i; }
 #else
   static HFLA_INLINE Shorts shorts(Unit unit, int i) {
     Shorts words;
@@ -58,37 +59,11 @@ struct EightBitShorts {
     return (i % 2 == 0 ? words << 8 : words) >> 8;
   }
 
-  static int64_t place(int64_t i, int64_t lane) { return i / 2 * kVectorBytes + 2 * lane + i % 2; }
+  static constexpr int64_t place(int64_t i) {
+    const int64_t vector = i / kShorts, lane = i % kShorts;
+    return vector / 2 * kVectorBytes + 2 * lane + vector % 2;
+  }
 #endif
-};
-
-// A unit is eight words of four values. Every eight lanes have all of them, and of each word one
-// value, which is shifted to the word's highest bits, and back.
-struct FourBitShorts {
-  static constexpr int64_t kBytes = kUnit / 2;
-  static constexpr int64_t kCopies = kShorts / 8;
-  using Unit = Bits;
-
-  // As the last vector has it: what comes from the word beside goes when it is shifted back.
-  static HFLA_INLINE Unit load(const int8_t* from) {
-    const Bits words = FourBits::four_words(from);
-    if constexpr (kCopies == 1) return words;
-    Bits left{};
-    HFLA_UNROLL
-    for (int64_t lane = 0; lane < W; ++lane) {
-      left[lane] = static_cast<uint32_t>(12 - 4 * in_word(kShortVectors - 1, 2 * lane));
-    }
-    return words << left;
-  }
-
-  static HFLA_INLINE Shorts shorts(Unit unit, int i) {
-    return ((Shorts)unit << (4 * (kShortVectors - 1 - i))) >> 12;
-  }
-
-  static constexpr int64_t in_word(int64_t i, int64_t lane) {
-    return i + kShortVectors * (lane / 8);
-  }
-  static int64_t place(int64_t i, int64_t lane) { return 4 * (lane % 8) + in_word(i, lane); }
 };
 
 }  // namespace

@@ -8,5 +8,6 @@ namespace hfla::HFLA_ISA {
 
 // For problems whose x is rounded to 16 bits.
 Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
+Status rounded_int4(const QuantizedLinearProblem&, const Threads&);  // of these, those of 4 bits
 
 }  // namespace hfla::HFLA_ISA

@@ -1,0 +1,87 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Values of 4 bits as integers of 16, for as many outputs at once as a vector has floats.
+//
+// A unit is eight words of four values. A vector is made of parts of 128 bits, each with a unit of
+// an output of its own, four outputs after the part before: so four vectors have a unit of all.
+#pragma once
+
+#include "cpu/dense/quantized_shorts.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+struct Nibbles {
+  static constexpr int32_t kLift = 8;
+  // Of the vectors of a unit the i-th has the i-th value of each word.
+  static constexpr int64_t place(int64_t i) { return 4 * (i % 8) + i / 8; }
+};
+
+using NibbleWords = Vec<uint16_t>;
+
+// Units of outputs that are `stride` bytes apart. Values from -8 to 7 become those from 0 to 15.
+HFLA_INLINE NibbleWords load_nibbles(const int8_t* from, [[maybe_unused]] int64_t stride) {
+  NibbleWords words;
+#if defined(__AVX512F__)
+  const auto unit = [&](int i) HFLA_INLINE_LAMBDA {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * stride));
+  };
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(unit(0)), unit(1), 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(unit(2)), unit(3), 1);
+  words = (NibbleWords)_mm512_maskz_inserti64x4(-1, _mm512_castsi256_si512(low), high, 1);
+#elif defined(__AVX2__)
+  const auto unit = [&](int i) HFLA_INLINE_LAMBDA {
+    return _mm256_broadcastsi128_si256(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * stride)));
+  };
+  words = (NibbleWords)_mm256_blend_epi32(unit(0), unit(1), 0xf0);
+#else
+  __builtin_memcpy(&words, from, sizeof words);
+#endif
+  return words ^ 0x8888;
+}
+
+HFLA_INLINE Shorts nibbles_of(NibbleWords words, int i) {
+  if (i == 3) return (Shorts)(words >> 12);
+  return (Shorts)((words >> (4 * i)) & 15);
+}
+
+// Eight integers, in each part.
+HFLA_INLINE Shorts broadcast_part(const int16_t* from) {
+#if defined(__AVX512F__)
+  return (Shorts)_mm512_maskz_broadcast_i32x4(
+      -1, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  return (Shorts)_mm256_broadcastsi128_si256(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  return load_lanes<int16_t>(from);
+#endif
+}
+
+// In each part the sums of the four vectors' parts there.
+HFLA_INLINE Ints sums_of_parts(const Ints (&x)[4]) {
+#if defined(__AVX512F__)
+  const auto pairs = [](Ints a, Ints b) HFLA_INLINE_LAMBDA {
+    return (Ints)_mm512_maskz_unpacklo_epi32(-1, (__m512i)a, (__m512i)b) +
+           (Ints)_mm512_maskz_unpackhi_epi32(-1, (__m512i)a, (__m512i)b);
+  };
+  const __m512i low = (__m512i)pairs(x[0], x[1]), high = (__m512i)pairs(x[2], x[3]);
+  return (Ints)_mm512_maskz_unpacklo_epi64(-1, low, high) +
+         (Ints)_mm512_maskz_unpackhi_epi64(-1, low, high);
+#elif defined(__AVX2__)
+  const auto pairs = [](Ints a, Ints b) HFLA_INLINE_LAMBDA {
+    return (Ints)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) +
+           (Ints)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+  };
+  const __m256i low = (__m256i)pairs(x[0], x[1]), high = (__m256i)pairs(x[2], x[3]);
+  return (Ints)_mm256_unpacklo_epi64(low, high) + (Ints)_mm256_unpackhi_epi64(low, high);
+#else
+  Ints sums;
+  for (int i = 0; i < 4; ++i) sums[i] = x[i][0] + x[i][1] + x[i][2] + x[i][3];
+  return sums;
+#endif
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

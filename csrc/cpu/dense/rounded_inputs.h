@@ -1,0 +1,147 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// x as integers of 16 bits, for products of integers with a W of 8 or 4 bits.
+//
+// Inputs come in blocks, of a group's inputs at most kBlock. A block of a row of x becomes integers
+// of 16 bits and the power of two that one of them stands for, its step: numbers of half precision
+// that are not much smaller than the largest stay what they are. Sums of their products with values
+// are exact, and become floats, which are scaled, once for each block.
+#pragma once
+
+#include "cpu/common/memory.h"
+#include "cpu/common/vec.h"
+#include "cpu/dense/quantized_values.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+// Sums of their products fit into 32 bits, and one large input spoils few others' accuracy.
+constexpr int64_t kBlock = 256;
+// Of floats, as bits.
+constexpr uint32_t kInfinity = 0x7f800000;
+constexpr uint32_t kHalfOfAStep = 0x100;    // what rounding to 15 bits may add
+constexpr uint32_t kSmallestExponent = 15;  // below 2^-112 numbers count as 0
+
+// Format::place(i): which value of a unit the i-th of its integers meets; Format::kLift: what was
+// added to values before they are multiplied.
+template <class Format>
+class RoundedInputs {
+ public:
+  explicit RoundedInputs(const QuantizedLinearProblem& p)
+      : p_(p),
+        groups_(p.in / max(1, p.group)),
+        blocks_(groups_ * ceil_div(p.group, kBlock)),
+        padded_group_(round_up(p.group, kUnit)),
+        // Not a power of two, which would put all rows into the same few lines of the cache.
+        stride_(groups_ * padded_group_ + kCacheLine / 2) {}
+
+  int64_t groups() const { return groups_; }
+  int64_t blocks() const { return blocks_; }  // of a row
+  int64_t stride() const { return stride_; }  // of integers, from a row to the next
+
+  // A row's.
+  struct Row {
+    const int16_t* integers;  // padded to units, group by group
+    const float* steps;       // for each block
+    const int32_t* lifts;     // what is to be added to sums of products, for values that are lifted
+  };
+  Row row(int64_t row) const {
+    return {integers_ + row * stride_, steps_ + row * blocks_, lifts_ + row * blocks_};
+  }
+
+  void carve(Carver& carver) {
+    integers_ = carver.take<int16_t>(p_.rows * stride_);
+    steps_ = carver.take<float>(p_.rows * blocks_);
+    lifts_ = carver.take<int32_t>(p_.rows * blocks_);
+  }
+
+  // totals: (rows, totals_stride), to which the sum of each group is added.
+  void stage(float* totals, int64_t totals_stride) const {
+    with_dtype_but_double(p_.dtype,
+                          [&](auto scalar) { stage_of<decltype(scalar)>(totals, totals_stride); });
+  }
+
+ private:
+  template <class Scalar>
+  void stage_of(float* totals, int64_t totals_stride) const {
+    const Scalar* from = static_cast<const Scalar*>(p_.x);
+    int64_t block = 0;
+    for (int64_t row = 0; row < p_.rows; ++row) {
+      int16_t* to = integers_ + row * stride_;
+      for (int64_t group = 0; group < groups_; ++group, from += p_.group, to += padded_group_) {
+        for (int64_t c = 0; c < p_.group; c += kBlock, ++block) {
+          totals[row * totals_stride + group] +=
+              stage_block(from + c, min(kBlock, p_.group - c), to + c, block);
+        }
+      }
+    }
+  }
+
+  // `count` inputs in the order of their values in the vectors of units, zeros behind them. Returns
+  // their sum.
+  template <class Scalar>
+  float stage_block(const Scalar* from, int64_t count, int16_t* to, int64_t block) const {
+    float x[kBlock + W] = {};
+    Bits largest{};
+    for_each_vector<float>(0, count, [&](int64_t c, int64_t n) HFLA_INLINE_LAMBDA {
+      const Floats part = load_vector(from, 1, c, n);
+      store(x + c, part);
+      const Bits magnitude = (Bits)part & 0x7fffffff;  // NaN is larger than inf, and that than all
+      largest = select(magnitude > largest, magnitude, largest);
+    });
+    const Rounding rounding = rounding_of(largest);
+    Ints sum{};
+    for (int64_t c = 0; c < count; c += kUnit, to += kUnit) {
+      int32_t integers[kUnit];
+      HFLA_UNROLL
+      for (int64_t i = 0; i < kUnit; i += W) {
+        const Ints rounded = to_nearest(load(x + c + i) * rounding.inverse);
+        sum += rounded;
+        store_lanes(integers + i, rounded);
+      }
+      HFLA_UNROLL
+      for (int64_t i = 0; i < kUnit; ++i) {
+        to[i] = static_cast<int16_t>(integers[Format::place(i)]);
+      }
+    }
+    steps_[block] = rounding.step;
+    lifts_[block] = sum_lanes<int32_t, W>(sum * -Format::kLift);
+    return rounding.step * static_cast<float>(sum_lanes<int32_t, W>(sum));
+  }
+
+  struct Rounding {
+    float step, inverse;
+  };
+
+  // Of numbers of which the largest magnitude is among these. It becomes an integer of 15 bits.
+  static Rounding rounding_of(Bits largest_of) {
+    uint32_t largest = 0;
+    for (int64_t lane = 0; lane < W; ++lane) {
+      largest = largest_of[lane] > largest ? largest_of[lane] : largest;
+    }
+    if (largest >= kInfinity) return {__builtin_nanf(""), 0};
+    const uint32_t exponent = (largest + kHalfOfAStep) >> 23;
+    if (exponent < kSmallestExponent) return {0, 0};
+    return {power_of_two(exponent - 14), power_of_two(127 + 141 - exponent)};
+  }
+
+  // Of a biased exponent.
+  static float power_of_two(uint32_t exponent) {
+    const uint32_t bits = exponent << 23;
+    float result;
+    __builtin_memcpy(&result, &bits, sizeof result);
+    return result;
+  }
+
+  // Of magnitudes below 2^22: added to this number, they are in its lowest bits.
+  static HFLA_INLINE Ints to_nearest(Floats x) { return (Ints)(x + 0x1.8p23f) - 0x4b400000; }
+
+  const QuantizedLinearProblem& p_;
+  const int64_t groups_, blocks_, padded_group_, stride_;
+  int16_t* integers_ = nullptr;  // (rows, stride)
+  float* steps_ = nullptr;       // (rows, blocks)
+  int32_t* lifts_ = nullptr;     // (rows, blocks)
+};
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA

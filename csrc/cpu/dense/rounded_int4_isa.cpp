@@ -1,0 +1,248 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// y = x Wᵀ + bias for few rows of x, rounded to 16 bits, and a W of 4 bits with scales for groups
+// of inputs.
+//
+// A tile is W outputs, next to each other in memory, for one row of x or two. Their sums of
+// integers come to lie in the lanes of one vector, so that scales and zero points are one
+// multiplication each for all of them, and are read as they lie. What a row gets does not depend on
+// which rows it is computed with.
+//
+// A worker walks through consecutive tiles, and asks for those that come next: rows of a tile are
+// too short for the processor to see where they lead. Several stretches side by side, as in
+// linear_isa.cpp, take longer here.
+
+#include "cpu/common/memory.h"
+#include "cpu/common/tasks.h"
+#include "cpu/common/vec.h"
+#include "cpu/dense/kernels.h"
+#include "cpu/dense/quantized_groups.h"
+#include "cpu/dense/quantized_nibbles.h"
+#include "cpu/dense/rounded_inputs.h"
+#include "cpu/dense/rounded_linear.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+constexpr int64_t kTaskBytes = 131072;  // of W
+constexpr int64_t kTilesAhead = 2;      // what is asked for
+constexpr int kTileRows = 2;            // at most
+constexpr int64_t kUnitBytes = kUnit / 2;
+
+class RoundedInt4 {
+ public:
+  RoundedInt4(const QuantizedLinearProblem& p, const Threads& threads)
+      : p_(p),
+        threads_(threads),
+        inputs_(p),
+        row_bytes_(p.in / 2),
+        last_bytes_(p.group % kUnit / 2),
+        task_outputs_(task_outputs()) {}
+
+  Status run() { return run_by_tasks(*this, p_, threads_, task_outputs_); }
+
+  void carve_shared(Carver& carver) {
+    inputs_.carve(carver);
+    totals_ = carver.take<float>(p_.rows * inputs_.groups());
+  }
+
+  // A worker's own, for outputs that are fewer than a tile has, and numbers that lie otherwise.
+  struct Own {
+    int8_t* weight;         // (W, row_bytes)
+    float *scales, *zeros;  // (groups, W)
+  };
+
+  Own carve_own(Carver& carver) const {
+    int8_t* const weight = carver.take<int8_t>(W * row_bytes_);
+    float* const scales = carver.take<float>(inputs_.groups() * W);
+    return {weight, scales, carver.take<float>(inputs_.groups() * W)};
+  }
+
+  void stage_x() const {
+    __builtin_memset(totals_, 0, sizeof(float) * static_cast<size_t>(p_.rows * inputs_.groups()));
+    inputs_.stage(totals_, inputs_.groups());
+  }
+
+  // The outputs [begin, end) of all rows.
+  void compute(const Own& own, int64_t begin, int64_t end) const {
+    int64_t output = begin;
+    for (; output + W <= end; output += W) compute_whole(own, output);
+    if (output < end) compute_part(own, output, end - output);
+  }
+
+ private:
+  // Long tasks, but enough of them for all threads.
+  int64_t task_outputs() const {
+    const int64_t share = p_.out / (4 * max(1, threads_.count));
+    return round_up(max(1, min(kTaskBytes / max(1, row_bytes_), share)), W);
+  }
+
+  template <class Number>
+  struct Tile {
+    int64_t first, count;
+    const int8_t* weight;
+    const Number *scales, *zeros;       // zeros: optional
+    int64_t scale_stride, zero_stride;  // from a group to the next
+  };
+
+  void compute_whole(const Own& own, int64_t first) const {
+    const bool has_zeros = p_.zero.data != nullptr;
+    const bool are_together =
+        p_.scale.out_stride == 1 &&
+        (!has_zeros || (p_.zero.out_stride == 1 && p_.zero.type == p_.scale.type));
+    const int8_t* weight = static_cast<const int8_t*>(p_.weight) + first * row_bytes_;
+    if (!are_together) return compute_staged(own, first, W, weight);
+    with_numbers(p_.scale,
+                 [&](const auto* scales) { compute_as_it_lies(first, weight, scales + first); });
+  }
+
+  // Zero points are of the scales' type.
+  template <class Number>
+  void compute_as_it_lies(int64_t first, const int8_t* weight, const Number* scales) const {
+    const Number* zeros = static_cast<const Number*>(p_.zero.data);
+    if (zeros) zeros += first;
+    compute_tile<Number>(
+        {first, W, weight, scales, zeros, p_.scale.group_stride, p_.zero.group_stride});
+  }
+
+  void compute_part(const Own& own, int64_t first, int64_t count) const {
+    const int8_t* weight = static_cast<const int8_t*>(p_.weight) + first * row_bytes_;
+    __builtin_memset(own.weight, 0, static_cast<size_t>(W * row_bytes_));
+    __builtin_memcpy(own.weight, weight, static_cast<size_t>(count * row_bytes_));
+    compute_staged(own, first, count, own.weight);
+  }
+
+  void compute_staged(const Own& own, int64_t first, int64_t count, const int8_t* weight) const {
+    stage_numbers(p_.scale, first, count, own.scales);
+    stage_numbers(p_.zero, first, count, own.zeros);
+    compute_tile<float>({first, count, weight, own.scales, own.zeros, W, W});
+  }
+
+  void stage_numbers(const GroupNumbers& numbers, int64_t first, int64_t count, float* to) const {
+    const int64_t strides[] = {numbers.group_stride, numbers.out_stride};
+    store_numbers(numbers, first * numbers.out_stride, strides, inputs_.groups(), count, to, W);
+  }
+
+  template <class Number>
+  void compute_tile(const Tile<Number>& tile) const {
+    const auto compute_rows = [&](auto rows, int64_t row) {
+      if (p_.group == kUnit)
+        add_up<rows.value, true>(tile, row);
+      else
+        add_up<rows.value, false>(tile, row);
+    };
+    for (int64_t row = 0; row < p_.rows; row += kTileRows) {
+      with_rows<kTileRows>(min(kTileRows, p_.rows - row),
+                           [&](auto rows) { compute_rows(rows, row); });
+    }
+  }
+
+  // W numbers. GCC makes four instructions of the generic form.
+  template <class Number>
+  static HFLA_INLINE Floats load_together(const Number* from) {
+    return load_number_vector(from, 1, W);
+  }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static HFLA_INLINE Floats load_together(const BFloat16* from) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+  }
+#endif
+
+  template <int rows, bool is_unit, class Number>
+  HFLA_NOINLINE void add_up(const Tile<Number>& tile, int64_t row) const {
+    const int8_t* weight = tile.weight;
+    const int8_t* ahead = weight + kTilesAhead * W * row_bytes_;
+    const int64_t row_bytes = row_bytes_, x_stride = inputs_.stride(), blocks = inputs_.blocks();
+    const int64_t groups = inputs_.groups();
+    auto inputs = inputs_.row(row);
+    const float* totals = totals_ + row * groups;
+    const Number *scales = tile.scales, *zeros = tile.zeros;
+    Floats sums[rows] = {};
+    for (int64_t group = 0; group < groups; ++group) {
+      const Floats scale = load_together(scales);
+      __builtin_prefetch(reinterpret_cast<const char*>(scales) + kCacheLine);
+      scales += tile.scale_stride;
+      if (zeros) {
+        const Floats zero = load_together(zeros);
+        __builtin_prefetch(reinterpret_cast<const char*>(zeros) + kCacheLine);
+        zeros += tile.zero_stride;
+        HFLA_UNROLL
+        for (int r = 0; r < rows; ++r) sums[r] += zero * broadcast(totals[r * groups + group]);
+      }
+      int64_t in_group = is_unit ? kUnit : p_.group;
+      do {
+        Ints integers[rows][4] = {};
+        int64_t left = is_unit ? kUnit : min(kBlock, in_group);
+        in_group -= left;
+        for (; left >= kUnit; left -= kUnit) {
+          HFLA_UNROLL
+          for (int64_t b = 0; b < W * kUnitBytes; b += kCacheLine) __builtin_prefetch(ahead + b);
+          ahead += W * kUnitBytes;
+          multiply_add<rows>(weight, row_bytes, inputs.integers, x_stride, integers);
+          weight += kUnitBytes;
+          inputs.integers += kUnit;
+        }
+        if (!is_unit && left > 0) {
+          int8_t last[W * kUnitBytes] = {};
+          for (int o = 0; o < W; ++o) {
+            for (int64_t i = 0; i < last_bytes_; ++i)
+              last[o * kUnitBytes + i] = weight[o * row_bytes + i];
+          }
+          multiply_add<rows>(last, kUnitBytes, inputs.integers, x_stride, integers);
+          weight += last_bytes_;
+          inputs.integers += kUnit;
+        }
+        HFLA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+          const Ints total = sums_of_parts(integers[r]) + inputs.lifts[r * blocks];
+          sums[r] +=
+              scale * broadcast(inputs.steps[r * blocks]) * __builtin_convertvector(total, Floats);
+        }
+        ++inputs.steps;
+        ++inputs.lifts;
+      } while (!is_unit && in_group > 0);
+    }
+    HFLA_UNROLL
+    for (int r = 0; r < rows; ++r) finish(tile.first, tile.count, row + r, sums[r]);
+  }
+
+  template <int rows>
+  static HFLA_INLINE void multiply_add(const int8_t* weight, int64_t row_bytes, const int16_t* x,
+                                       int64_t x_stride, Ints (&integers)[rows][4]) {
+    HFLA_UNROLL
+    for (int v = 0; v < 4; ++v) {
+      const NibbleWords words = load_nibbles(weight + v * row_bytes, 4 * row_bytes);
+      HFLA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Shorts values = nibbles_of(words, i);
+        HFLA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+          integers[r][v] += add_pairs(values, broadcast_part(x + r * x_stride + 8 * i));
+        }
+      }
+    }
+  }
+
+  HFLA_INLINE void finish(int64_t first, int64_t count, int64_t row, Floats sum) const {
+    with_dtype_but_double(p_.dtype, [&](auto scalar) {
+      using Scalar = decltype(scalar);
+      if (p_.bias) sum += load_vector(static_cast<const Scalar*>(p_.bias), 1, first, count);
+      store_vector(static_cast<Scalar*>(p_.y) + row * p_.out, 1, first, count, sum);
+    });
+  }
+
+  const QuantizedLinearProblem& p_;
+  const Threads& threads_;
+  RoundedInputs<Nibbles> inputs_;
+  const int64_t row_bytes_, last_bytes_, task_outputs_;
+  float* totals_ = nullptr;  // (rows, groups)
+};
+
+}  // namespace
+
+Status rounded_int4(const QuantizedLinearProblem& problem, const Threads& threads) {
+  return RoundedInt4(problem, threads).run();
+}
+
+}  // namespace hfla::HFLA_ISA

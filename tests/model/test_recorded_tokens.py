@@ -1,0 +1,280 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The operations of a generated token, recorded and run again: the answers of the modules, and
+those of the modules as they are now.
+"""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from hf_linear_attention import LinearAttentionCache, inputs
+from hf_linear_attention.feature_maps import FeatureMap
+from hf_linear_attention.mixer_linear import LinearAttention
+from hf_linear_attention.recorded_tokens import MOST_RECORDINGS, MOST_UNUSED, TOKENS_BETWEEN_LOOKS
+from new_python import run_python
+from tiny import VARIANTS, random_ids, shallow, tiny_model
+
+# Their decays for every channel are looked at, token by token.
+NOT_RECORDED = ("per_channel", "preset_gla", "preset_hgrn2")
+
+
+def read(model, ids, cache, **kwargs):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, use_cache=True, **kwargs).logits
+
+
+def answers(model, ids, cache=None, prompt=3):
+    """The logits of a prompt, and then of each token, (B, T, vocabulary)."""
+    cache = LinearAttentionCache(model.config) if cache is None else cache
+    pieces = ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)
+    return torch.cat([read(model, piece, cache) for piece in pieces], dim=1)
+
+
+@pytest.fixture
+def by_modules(monkeypatch):
+    """`answers` without recordings."""
+
+    def compute(*args, **kwargs):
+        with monkeypatch.context() as patch:
+            patch.setattr(inputs, "ARE_TOKENS_RECORDED", False)
+            return answers(*args, **kwargs)
+
+    return compute
+
+
+def uses(model):
+    """Of each layer's recordings, how often each was run."""
+    return [[x.uses for x in layer.recorded_tokens.recordings] for layer in model.model.layers]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, by_modules):
+    model, ids = tiny_model(dtype=dtype, **shallow(variant)), random_ids(2, 9)
+    caches = [LinearAttentionCache(model.config) for _ in range(2)]
+    assert torch.equal(answers(model, ids, caches[0]), by_modules(model, ids, caches[1]))
+    is_linear = [layer_type == "linear_attention" for layer_type in model.config.layer_types]
+    expected = [0 if variant in NOT_RECORDED else 5]
+    assert uses(model) == [expected if linear else [] for linear in is_linear]
+    for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
+        if hasattr(ours, "tensors"):
+            assert ours.num_tokens == theirs.num_tokens == 9
+            assert all(torch.equal(x, theirs.tensors[name]) for name, x in ours.tensors.items())
+
+
+def test_a_model_records_once_for_all_its_caches(by_modules):
+    model, ids = tiny_model(), random_ids(1, 6)
+    first = answers(model, ids)
+    assert torch.equal(answers(model, ids), first)
+    assert uses(model) == [[5]] * 3
+    other = random_ids(3, 6)
+    assert torch.equal(answers(model, other), by_modules(model, other))
+    assert uses(model) == [[5, 2]] * 3
+
+
+def set_weight(layer):
+    layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight * 2)
+
+
+def change_weight_in_place(layer):
+    layer.mlp.up_proj.weight.data *= 2
+
+
+def set_module(layer):
+    layer.self_attn.v_proj = nn.Sequential(layer.self_attn.v_proj, nn.Tanh())
+
+
+def set_number(layer):
+    layer.input_layernorm.variance_epsilon = 0.5
+
+
+def set_forward(layer):
+    forward = layer.mlp.forward
+    layer.mlp.forward = lambda x: 2 * forward(x)
+
+
+def add_hook(layer):
+    layer.mlp.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def add_pre_hook(layer):
+    layer.mlp.gate_proj.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def add_hook_of_layer(layer):
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+CHANGES = [
+    *(set_weight, change_weight_in_place, set_module, set_number, set_forward),
+    *(add_hook, add_pre_hook, add_hook_of_layer),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_between_tokens_counts_at_once(change, by_modules):
+    model, ids = tiny_model(), random_ids(2, 8)
+    cache = LinearAttentionCache(model.config)
+    before = answers(model, ids[:, :6], cache)
+    rest = copy.deepcopy(cache)
+    with torch.no_grad():
+        change(model.model.layers[1])
+    changed = read(model, ids[:, 6:7], cache)
+    expected = by_modules(model, ids[:, 6:], rest, prompt=1)
+    assert torch.equal(changed, expected[:, :1])
+    assert torch.equal(read(model, ids[:, 7:], cache), expected[:, 1:])
+    assert not torch.equal(answers(model, ids[:, :6]), before)
+
+
+def test_another_forward_of_a_class_counts_at_once(monkeypatch):
+    model, ids = tiny_model(), random_ids(1, 6)
+    before = answers(model, ids)
+    forward = LinearAttention.forward
+
+    def twice(self, *args, **kwargs):
+        mixed, nothing = forward(self, *args, **kwargs)
+        return 2 * mixed, nothing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LinearAttention, "forward", twice)
+        assert not torch.equal(answers(model, ids), before)
+    assert torch.equal(answers(model, ids), before)
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights():
+    model, ids = tiny_model(), random_ids(1, 6)
+    before = answers(model, ids)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert uses(other) == [[]] * 3
+        with torch.no_grad():
+            other.model.layers[0].mlp.up_proj.weight.zero_()
+        assert not torch.equal(answers(other, ids), before)
+        assert torch.equal(answers(model, ids), before)
+
+
+def test_a_model_of_another_dtype_is_recorded_anew(by_modules):
+    model, ids = tiny_model(dtype=torch.float32), random_ids(1, 6)
+    answers(model, ids)
+    for dtype in (torch.bfloat16, torch.float32):
+        model.to(dtype)
+        assert uses(model) == [[]] * 3
+        assert torch.equal(answers(model, ids), by_modules(model, ids))
+
+
+class Counting(FeatureMap):
+    """Somebody else's: nobody knows what it does beside computing."""
+
+    calls = 0
+
+    def phi(self, x):
+        Counting.calls += 1
+        return x.exp()
+
+
+def test_modules_of_others_always_run():
+    model, ids = tiny_model(feature_map="softmax"), random_ids(1, 7)
+    for layer in model.model.layers:
+        layer.self_attn.feature_map = Counting(4, 4, 8)
+    answers(model, ids)
+    assert Counting.calls == 2 * 3 * 5
+    assert uses(model) == [[]] * 3
+
+
+def test_only_tokens_that_are_all_alike_are_recorded():
+    model, ids = tiny_model(), random_ids(2, 7)
+    cache = LinearAttentionCache(model.config)
+    read(model, ids[:, :1], cache)  # there is no state yet
+    read(model, ids[:, 1:3], cache)
+    mask = torch.tensor([[1], [0]])
+    read(model, ids[:, 3:4], cache, attention_mask=mask)
+    model(ids[:, 4:5], past_key_values=cache)  # with gradients
+    with torch.autocast("cpu", torch.bfloat16):
+        read(model, ids[:, 5:6], cache)
+    model.train()
+    read(model, ids[:, 6:], cache)
+    model.eval()
+    recording = LinearAttentionCache(model.config)
+    recording.activate_past_recording()
+    answers(model, ids, recording)
+    recording.crop(-2)
+    assert uses(model) == [[]] * 3
+
+
+def test_hooks_of_all_modules_are_called():
+    model, ids = tiny_model(), random_ids(1, 6)
+    answers(model, ids)
+    called = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: called.append(module)
+    )
+    try:
+        answers(model, ids)
+    finally:
+        handle.remove()
+    assert called.count(model.model.layers[0].mlp) == 4
+    assert uses(model) == [[2]] * 3
+
+
+def test_modules_that_became_recordable_are_found():
+    model = tiny_model(num_hidden_layers=1)
+    hook = model.model.layers[0].mlp.register_forward_hook(lambda *args: None)
+    answers(model, random_ids(1, 5))
+    hook.remove()
+    for _ in range(TOKENS_BETWEEN_LOOKS // 16):
+        answers(model, random_ids(1, 19))
+    assert uses(model) == [[0]]
+    answers(model, random_ids(1, 5))
+    assert uses(model) == [[2]]
+
+
+def test_hidden_states_of_layers_come_out(by_modules):
+    model, ids = tiny_model(), random_ids(1, 6)
+    answers(model, ids)
+    expected = []
+    for compute in (by_modules, answers):
+        cache = LinearAttentionCache(model.config)
+        compute(model, ids[:, :5], cache)
+        with torch.no_grad():
+            outputs = model(ids[:, 5:], past_key_values=cache, output_hidden_states=True)
+        expected.append(torch.stack(outputs.hidden_states))
+    assert expected[0].shape == (4, 1, 1, 32)
+    assert torch.equal(*expected)
+
+
+def test_a_graph_that_needs_a_state_as_it_was_is_told():
+    model, ids = tiny_model(), random_ids(1, 6)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :5], cache)
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    needs_it = (weight * cache.layers[0].tensors["kv"]).sum()
+    read(model, ids[:, 5:], cache)
+    assert uses(model) == [[2]] * 3
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        needs_it.backward()
+
+
+def test_recordings_are_few_and_none_where_they_are_in_vain():
+    model = tiny_model(num_hidden_layers=1)
+    for rows in range(1, MOST_UNUSED + 3):  # each once
+        answers(model, random_ids(rows, 4))
+    assert uses(model) == [[0] * MOST_UNUSED]
+    model = tiny_model(num_hidden_layers=1)
+    for rows in range(1, MOST_RECORDINGS + 3):
+        answers(model, random_ids(rows, 5))
+    assert uses(model) == [[1] * MOST_RECORDINGS]
+
+
+def test_the_environment_turns_them_off():
+    code = (
+        "from hf_linear_attention import inputs; print(inputs.ARE_TOKENS_RECORDED)",
+        "HF_LINEAR_ATTENTION_RECORD_TOKENS",
+    )
+    for value, expected in (("0", "False"), ("1", "True"), ("", "True")):
+        result = run_python("-c", code[0], **{code[1]: value})
+        assert result.stdout.strip() == expected, result.stderr
