@@ -246,10 +246,16 @@ def find_checkpoint(training_args: TrainingArguments) -> Path | None:
         if not is_complete(Path(name)):
             raise InputError(f"--resume_from_checkpoint: {name} is not a complete checkpoint")
         return Path(name)
-    complete = list(filter(is_complete, Path(training_args.output_dir).glob("checkpoint-*")))
-    if not complete:
+    last = last_checkpoint(Path(training_args.output_dir))
+    if last is None:
         raise InputError(f"--resume_from_checkpoint: no checkpoint in {training_args.output_dir}")
-    return max(complete, key=lambda path: int(path.name.split("-")[1]))
+    return last
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last complete checkpoint that a Trainer has left in a folder."""
+    complete = filter(is_complete, folder.glob("checkpoint-*"))
+    return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -302,11 +308,17 @@ def evaluations(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entry for entry in log_history if "eval_bits_per_byte" in entry]
 
 
-def save_loss_curve(log_history: list[dict[str, Any]], path: Path) -> None:
+def save_loss_curve(
+    log_history: list[dict[str, Any]],
+    path: Path,
+    title: str,
+    ylabel: str = "loss, nats per token",
+) -> None:
+    """Draws the loss of training and of held-out text over the steps."""
     from matplotlib import pyplot
 
     trained = [entry for entry in log_history if "loss" in entry]
-    evaluated = evaluations(log_history)
+    evaluated = [entry for entry in log_history if "eval_loss" in entry]
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     axes.plot([e["step"] for e in trained], [e["loss"] for e in trained], label="training text")
     axes.plot(
@@ -315,12 +327,7 @@ def save_loss_curve(log_history: list[dict[str, Any]], path: Path) -> None:
         "o-",
         label="held-out text",
     )
-    before, after = evaluated[0]["eval_bits_per_byte"], evaluated[-1]["eval_bits_per_byte"]
-    axes.set(
-        xlabel="step",
-        ylabel="loss, nats per token",
-        title=f"Held-out bits per byte: {before:.2f} before training, {after:.2f} after",
-    )
+    axes.set(xlabel="step", ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
@@ -392,10 +399,12 @@ def main(args: list[str]) -> None:
         "parameters": model.num_parameters(),
     }
     (output_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    save_loss_curve(history, output_dir / "loss_curve.png")
+    before, after = first["eval_bits_per_byte"], last["eval_bits_per_byte"]
+    title = f"Held-out bits per byte: {before:.2f} before training, {after:.2f} after"
+    save_loss_curve(history, output_dir / "loss_curve.png", title)
     print(
-        f"held-out bits per byte: {first['eval_bits_per_byte']:.3f} at step {first['step']}, "
-        f"{last['eval_bits_per_byte']:.3f} at step {last['step']}\n"
+        f"held-out bits per byte: {before:.3f} at step {first['step']}, "
+        f"{after:.3f} at step {last['step']}\n"
         f"saved the model, metrics.json and loss_curve.png in {output_dir}"
     )
 
