@@ -9,7 +9,8 @@
 Three stages, each in a folder of --output_dir: 1-converted, 2-transferred, where each linear layer
 has learned to give what softmax attention gave in its place, and 3-distilled, where the whole model
 has learned to predict what the original does. Each folder is a model with its tokenizer, and has
-what Trainer leaves: checkpoints, metrics.json, loss_curve.png. The same command again goes on where
+what Trainer leaves: checkpoints, metrics.json, loss_curve.png. With --report, report.md says what
+that cost (convert_report.py). The same command again goes on where
 it was stopped. Every flag of `TrainingArguments` works, for both stages that train, but for those
 that each has a flag of its own for.
 """
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     HfArgumentParser,
@@ -36,6 +38,7 @@ from transformers import (
     set_seed,
 )
 
+from convert_report import ReportArguments, write_report
 from hf_linear_attention import LinearAttentionForCausalLM, convert
 from hf_linear_attention.conversion.attention_transfer import (
     AttentionTransferTrainer,
@@ -121,6 +124,10 @@ class ConversionArguments:
         metadata={
             "help": "Rank of LoRA adapters on attention's projections; 0: train all weights."
         },
+    )
+    report: bool = field(
+        default=False,
+        metadata={"help": "Whether to compare all stages with the original: report.md."},
     )
 
     @property
@@ -217,7 +224,7 @@ class Text:
         train, held_out = data_args.load(seed)
         self.block_size = data_args.block_size
         self.tokenizer = tokenizer
-        self.train: Dataset = pack(train, tokenizer, self.block_size)
+        self.train: Dataset = data_args.blocks(train, tokenizer, seed)
         self.held_out: Dataset = pack(held_out, tokenizer, self.block_size)
         self.metric = BitsPerByteOfBlocks(tokenizer) if is_byte_level(tokenizer) else None
 
@@ -480,6 +487,20 @@ def train(trainer: Trainer, stage: Stage, text: Text, ylabel: str) -> None:
     print(f"{stage.folder}: {content}")
 
 
+def report_arguments(arguments: Arguments, *stages: Path) -> ReportArguments:
+    """For a comparison of the original with what each stage has left."""
+    conversion_args, _, training_args = arguments
+    config = AutoConfig.from_pretrained(stages[0])
+    return ReportArguments(
+        original=conversion_args.model,
+        models=[f"{stage.name[2:]}={stage}" for stage in stages],
+        output_dir=training_args.output_dir,
+        window_size=config.window_size,
+        window_sinks=config.window_sinks,
+        seed=training_args.seed,
+    )
+
+
 def main(args: list[str]) -> None:
     arguments = parse_arguments(args)
     conversion_args, data_args, training_args = arguments
@@ -492,8 +513,11 @@ def main(args: list[str]) -> None:
     converted = convert_model(arguments, tokenizer)
     transferred = transfer_attention(arguments, text, converted)
     distilled = distil(arguments, text, transferred)
-    if training_args.process_index == 0:
-        print(f"saved the model in {distilled}")
+    if training_args.process_index != 0:
+        return
+    print(f"saved the model in {distilled}")
+    if conversion_args.report:
+        write_report(report_arguments(arguments, converted, transferred, distilled), data_args)
 
 
 if __name__ == "__main__":

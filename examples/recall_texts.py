@@ -25,18 +25,21 @@ from datasets import Dataset, concatenate_datasets
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from text_blocks import InputError, iterate_text
+from text_blocks import InputError, iterate_text, pack
 
 NAMES = (
-    "action amount angle array base board bytes cache cell child class color count date delay depth "
-    "edge error event field file flag group height index item label length level line mode order"
+    "action amount angle array base board bytes cache cell child class color count date delay "
+    "depth edge error event field file flag group height index item label length level line mode "
+    "order"
 ).split()
 NUMBERS = [str(number) for number in range(10, 42)]
-NUM_PAIRS = (1, 2, 3, 4, 6, 8)  # of a text to train on; few are learned first
-GAPS = (0, 0, 0, 4, 16)  # lines of source between comments, on average; 0: comments alone
+NUM_PAIRS = (1, 2, 3, 4, 6, 8)  # of a text to train on
+ROUNDS = (2, 2, 3, 4)  # how often all pairs of a text are said
+GAPS = (*[0] * 10, 4, 16)  # lines of source between rounds, on average; 0: comments alone
 PAIRS_PER_LINE = 4  # at most
-CHARACTERS_PER_TOKEN = 8  # more than there are, so that a text fills its block
-TOKENIZER_TEXTS = 300  # to train a tokenizer on, so that names and numbers are one token each
+TEXTS_PER_SOURCE = 20  # that take lines of one document
+CHARACTERS_PER_TOKEN = 6  # more than there are, so that there are texts enough
+TOKENIZER_CHARACTERS = 10**6  # of texts to train a tokenizer on, for which names are one token each
 
 Pairs = list[tuple[str, str]]
 
@@ -56,33 +59,38 @@ def comments(rng: random.Random, pairs: Pairs) -> str:
     return "".join(lines)
 
 
-def recall_text(rng: random.Random, lines: Iterator[str], length: int) -> str:
-    """At least `length` characters: lines of source, and again and again the same pairs."""
+def recall_text(rng: random.Random, lines: Iterator[str]) -> str:
+    """The same pairs, said several times, between lines of source."""
     pairs = draw_pairs(rng, rng.choice(NUM_PAIRS), NAMES, NUMBERS)
     gap = rng.choice(GAPS)
     parts: list[str] = []
-    while sum(map(len, parts)) < length:
+    for _ in range(rng.choice(ROUNDS)):
         parts += islice(lines, rng.randint(0, 2 * gap))
         parts.append(comments(rng, pairs))
     return "".join(parts)
 
 
-def recall_documents(sources: Dataset, count: int, length: int, seed: int) -> Dataset:
-    """Texts of at least `length` characters, with lines of these documents."""
+def recall_documents(sources: Dataset, length: int, seed: int) -> Dataset:
+    """Texts of at least `length` characters together, with lines of these documents.
+
+    Most are short: a batch has to hold many, for each has one set of pairs to learn from.
+    """
     rng = random.Random(seed)
-    texts = []
-    for _ in range(count):
-        lines = sources[rng.randrange(len(sources))]["text"].splitlines(keepends=True)
+    texts: list[str] = []
+    lines: list[str] = []
+    while length > 0:
+        if len(texts) % TEXTS_PER_SOURCE == 0:
+            lines = sources[rng.randrange(len(sources))]["text"].splitlines(keepends=True)
         start = rng.randrange(len(lines))
-        texts.append(recall_text(rng, islice(cycle(lines), start, None), length))
+        texts.append(recall_text(rng, islice(cycle(lines), start, None)))
+        length -= len(texts[-1])
     return Dataset.from_dict({"text": texts})
 
 
 def with_recall_texts(documents: Dataset, seed: int) -> Dataset:
     """The documents and some recall texts: what to train a tokenizer on."""
-    return concatenate_datasets(
-        [documents, recall_documents(documents, TOKENIZER_TEXTS, 4000, seed)]
-    )
+    texts = recall_documents(documents, TOKENIZER_CHARACTERS, seed)
+    return concatenate_datasets([documents, texts])
 
 
 def mix_recall_blocks(
@@ -93,21 +101,15 @@ def mix_recall_blocks(
     seed: int,
 ) -> Dataset:
     """Blocks of text as `pack` makes them, and so many blocks of recall texts that these are
-    `share` of all. Each is the beginning of one text.
+    `share` of all.
     """
     block_size = len(blocks[0]["input_ids"])
     count = round(len(blocks) * share / (1 - share))
-    texts = recall_documents(documents, count, block_size * CHARACTERS_PER_TOKEN, seed)
-
-    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        encoded = tokenizer(batch["text"], add_special_tokens=False)["input_ids"]
-        cut = [ids[:block_size] for ids in encoded]
-        return {"input_ids": cut, "labels": cut}
-
     if count == 0:
         return blocks
-    recall = texts.map(encode, batched=True, remove_columns="text")
-    return concatenate_datasets([blocks, recall.cast(blocks.features)])
+    length = (count + 1) * block_size * CHARACTERS_PER_TOKEN
+    recall = pack(recall_documents(documents, length, seed), tokenizer, block_size)
+    return concatenate_datasets([blocks, recall.select(range(count))])
 
 
 # ---- questions to be answered by generation ----
@@ -145,13 +147,13 @@ def ask(
     names = _of_equal_length(NAMES, lambda name: len(encode(f"\n# {name}")))
     numbers = _of_equal_length(NUMBERS, lambda number: len(encode(f" {number}")))
     source = encode("".join(iterate_text(documents)))
-    line_ends = {i for i, token in enumerate(source) if tokenizer.decode(token).endswith("\n")}
+    line_breaks = {i for i, token in enumerate(source) if tokenizer.decode(token)[:1] == "\n"}
     contexts, asked, answers = [], [], []
     for _ in range(rows):
         pairs = draw_pairs(rng, num_pairs, names, numbers)
         asked.append([encode(f"\n# {name}") for name, _ in pairs])
         answers.append([encode(f" {number}") for _, number in pairs])
-        hidden = encode(comments(rng, pairs))
+        hidden = encode("\n" + comments(rng, pairs).rstrip("\n"))
         n = length - len(hidden) - sum(map(len, chain(asked[-1], answers[-1])))
         if n < 2 or n >= len(source):
             raise InputError(
@@ -160,7 +162,7 @@ def ask(
             )
         start = rng.randrange(len(source) - n)
         place = start + rng.randint(n // 8, n // 2)
-        while place < start + n and place - 1 not in line_ends:
+        while place < start + n and place not in line_breaks:
             place += 1
         contexts.append(source[start:place] + hidden + source[place : start + n])
     return Questions(torch.tensor(contexts), torch.tensor(asked), torch.tensor(answers))
