@@ -466,17 +466,25 @@ def train(trainer: Trainer, stage: Stage, text: Text, ylabel: str) -> None:
         evaluated = [entry for entry in history if "eval_loss" in entry]
     if not trainer.is_world_process_zero():
         return
-    first, last = evaluated[0], evaluated[-1]
+    at = {"after": evaluated[-1]}
+    if evaluated[0]["step"] == 0:
+        at = {"before": evaluated[0], **at}
     metrics = {
         "steps": state.global_step,
         "train_tokens": state.global_step * tokens_per_step(trainer.args, text.block_size),
-        **{f"{name}_before": first[name] for name in first if name in KEPT_METRICS},
-        **{f"{name}_after": last[name] for name in last if name in KEPT_METRICS},
+        **{
+            f"{x}_{when}": entry[x]
+            for when, entry in at.items()
+            for x in KEPT_METRICS
+            if x in entry
+        },
     }
     content = json.dumps(metrics, indent=2)
     (stage.folder / "metrics.json").write_text(content + "\n", encoding="utf-8")
-    title = f"{stage.folder.name}: {first['eval_loss']:.3f} before, {last['eval_loss']:.3f} after"
-    save_loss_curve(history, stage.folder / "loss_curve.png", title, ylabel)
+    losses = ", ".join(f"{entry['eval_loss']:.3f} {when}" for when, entry in at.items())
+    save_loss_curve(
+        history, stage.folder / "loss_curve.png", f"{stage.folder.name}: {losses}", ylabel
+    )
     print(f"{stage.folder}: {content}")
 
 

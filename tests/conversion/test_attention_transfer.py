@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_linear_attention import LinearAttentionForCausalLM, convert
 from hf_linear_attention.conversion.attention_transfer import (
@@ -191,7 +190,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_interrupt
     before = whole.evaluate()["eval_loss"]
     whole.train()
     after = whole.evaluate()["eval_loss"]
-    assert after < 0.95 * before
+    assert after < 0.98 * before
     again = trainer_of(tmp_path)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     for name, x in whole.model.named_parameters():
@@ -232,7 +231,7 @@ def test_the_original_is_asked_for_where_the_converted_model_does_not_say_all():
     with pytest.raises(ValueError, match="original must be given.*0.self_attn.q_norm.weight"):
         AttentionTransfer(model)
     with pytest.raises(ValueError, match="original must have the model's 3 layers, got 1"):
-        AttentionTransfer(model, LlamaForCausalLM(LlamaConfig(8, 8, 8, 1, 1)))
+        AttentionTransfer(model, softmax_model("llama", num_hidden_layers=1))
 
 
 def test_gradient_checkpointing_is_refused(tmp_path):

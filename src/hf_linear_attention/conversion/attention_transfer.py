@@ -19,6 +19,7 @@ Shapes: B batch, T time, C hidden size.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..mixer_softmax import SoftmaxAttention
+from ..mixer_window import WindowedAttention
 from ..modeling_linear_attention import LinearAttentionForCausalLM
 from ..numerics import at_least_float32, without_autocast
 from ..tokens import Tokens
@@ -108,6 +110,20 @@ def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
+@contextmanager
+def frozen_keys(mixer: nn.Module) -> Iterator[None]:
+    """Lets a window compute no gradients for keys and values that nothing trained gives."""
+    if not isinstance(mixer, WindowedAttention) or mixer.has_conv:
+        yield
+        return
+    window = mixer.window
+    mixer.window = replace(window, learns_keys=False)
+    try:
+        yield
+    finally:
+        mixer.window = window
+
+
 class BothAttentions(nn.Module):
     """A converted layer's attention and the softmax attention that it was, whose output is passed
     on. The error of the other is appended to `errors`.
@@ -136,7 +152,7 @@ class BothAttentions(nn.Module):
     def forward(self, hidden_states: Tensor, tokens: Tokens, **kwargs) -> tuple[Tensor, None]:
         """hidden_states (B, T, C) -> (B, T, C)"""
         hidden_states = hidden_states.detach()
-        with outputs_of(self.projections) as projected:
+        with outputs_of(self.projections) as projected, frozen_keys(self.mixer):
             y, _ = self.mixer(hidden_states, tokens=tokens, **kwargs)
         for name, x in projected.items():
             getattr(self.softmax, name).output = self._heads_of_softmax(name, x, hidden_states)
