@@ -96,7 +96,11 @@ class ConversionArguments:
         },
     )
     transfer_tokens: int | None = field(
-        default=None, metadata={"help": "Train on so many in attention transfer (default: all)."}
+        default=None,
+        metadata={
+            "help": "Train on so many in attention transfer (default: all); 0: without it, so that "
+            "layers are ranked untrained, too."
+        },
     )
     transfer_learning_rate: float = field(default=1e-2, metadata={"help": "The highest, there."})
     calibration_tokens: int = field(
@@ -303,10 +307,10 @@ def transfer_attention(arguments: Arguments, text: Text, converted: Path) -> Pat
         model = load_transferred(arguments, original)
     else:
         model = load_stage(converted)
-        if new_parameters(model):
-            train_transfer(arguments, text, stage, model, original)
-        else:
+        if not new_parameters(model):
             print(f"mixer {conversion_args.mixer}: no layer has anything new, nothing to transfer")
+        elif conversion_args.transfer_tokens != 0:
+            train_transfer(arguments, text, stage, model, original)
     if conversion_args.num_worst is not None:
         keep_the_worst(arguments, text, stage, model, original)
     save(training_args, stage, text, model)

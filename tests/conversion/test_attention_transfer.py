@@ -179,9 +179,8 @@ def test_padding_changes_nothing_and_packed_sequences_are_separate(mixer):
 def trainer_of(folder, **options) -> AttentionTransferTrainer:
     _, model, _ = converted()
     rows = [{"input_ids": ids, "labels": ids} for ids in some_ids(24, 12)]
-    args = arguments(
-        folder, max_steps=6, optim="adamw_torch", learning_rate=1e-2, save_steps=3, **options
-    )
+    steps = {"max_steps": 6, "optim": "adamw_torch", "learning_rate": 1e-2, "save_steps": 3}
+    args = arguments(folder, **{**steps, **options})
     return AttentionTransferTrainer(model, args, train_dataset=rows, eval_dataset=rows[:6])
 
 
@@ -211,6 +210,16 @@ def test_accumulated_steps_have_the_mean_of_their_losses(tmp_path):
         trainer.train()
         losses.append(trainer.state.log_history[0]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.2)
+
+
+def test_bfloat16_has_nearly_the_same_loss(tmp_path):
+    losses = []
+    for bf16 in (False, True):
+        trainer = trainer_of(tmp_path, max_steps=2, bf16=bf16)
+        trainer.train()
+        losses.append([x["loss"] for x in trainer.state.log_history if "loss" in x])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0]
 
 
 # ---- refusals ----

@@ -36,6 +36,7 @@ from ..tokens import Tokens
 from .softmax_form import (
     NORMS,
     PROJECTIONS,
+    attention_of,
     attention_replaced,
     linear_layers,
     softmax_forms,
@@ -50,7 +51,7 @@ def new_parameters(model: LinearAttentionForCausalLM) -> dict[str, nn.Parameter]
     return {
         f"model.layers.{i}.self_attn.{name}": x
         for i in linear_layers(model.config)
-        for name, x in model.model.layers[i].self_attn.named_parameters()
+        for name, x in attention_of(model, i).named_parameters()
         if name.split(".")[0] not in PROJECTIONS + NORMS
     }
 
@@ -205,11 +206,10 @@ class AttentionTransfer:
                 f"{model.config.layer_types} it has none, so there is nothing to transfer: go on "
                 "with the next stage"
             )
-        self.both = {}
+        self.both: dict[int, BothAttentions] = {}
         for i, form in softmax_forms(model, original).items():
             new = [x for name, x in self.new.items() if name.startswith(f"model.layers.{i}.")]
-            mixer = model.model.layers[i].self_attn
-            self.both[i] = BothAttentions(mixer, form, new, self.errors)
+            self.both[i] = BothAttentions(attention_of(model, i), form, new, self.errors)
 
     @contextmanager
     def running(self) -> Iterator[None]:
