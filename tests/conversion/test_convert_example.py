@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from hf_linear_attention.conversion.attention_transfer import AttentionTransferTrainer
 from hf_linear_attention.conversion.distillation import DistillationTrainer
-from new_python import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -25,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # 8 steps each, of 2 sequences
 SMALL = (
     "--block_size 32 --max_eval_bytes 1000 --per_device_train_batch_size 2 --transfer_tokens 512 "
-    "--distill_tokens 512 --save_steps 4 --eval_steps 8 --logging_steps 2 --use_cpu "
-    "--disable_tqdm 1"
+    "--distill_tokens 512 --distill_learning_rate 2e-4 --save_strategy no "
+    "--eval_steps 8 --logging_steps 2 --use_cpu --disable_tqdm 1"
 ).split()
 
 
@@ -82,6 +81,7 @@ def test_each_stage_leaves_a_model_that_is_better_than_before(whole):
 def test_a_run_that_was_stopped_goes_on(given, whole, tmp_path, monkeypatch):
     """In each stage, after a checkpoint; a stage that is done is not run again."""
     args = [*given, "--output_dir", str(tmp_path), "--overrides", '{"window_size": 8}']
+    args += ["--save_strategy", "steps", "--save_steps", "4"]
     for trainer in (AttentionTransferTrainer, DistillationTrainer):
         compute_loss = trainer.compute_loss
 
@@ -106,7 +106,8 @@ def test_a_run_that_was_stopped_goes_on(given, whole, tmp_path, monkeypatch):
 
 
 def test_layers_by_damage_lora_and_no_teacher(given, tmp_path, capsys):
-    flags = "--mixer gated_deltanet --softmax_layers damage:1 --lora 2 --cross_entropy 1"
+    flags = "--mixer gated_deltanet --softmax_layers damage:1 --lora 2 --cross_entropy 1 "
+    flags += "--transfer_tokens 64 --distill_tokens 64"
     convert.main([*given, *flags.split(), "--output_dir", str(tmp_path)])
     ranking = json.loads((tmp_path / "2-transferred" / "ranking.json").read_text())
     (kept,) = ranking["stay_softmax"]
@@ -133,22 +134,11 @@ def test_a_hybrid_takes_the_layers_of_another_runs_transfer(given, whole, tmp_pa
 
 
 def test_a_mixer_without_anything_new_has_nothing_to_transfer(given, tmp_path, capsys):
-    convert.main([*given, "--mixer", "elu+1", "--output_dir", str(tmp_path)])
+    flags = "--mixer elu+1 --softmax_layers 2 --distill_tokens 64".split()
+    convert.main([*given, *flags, "--output_dir", str(tmp_path)])
     assert "elu+1: no layer has anything new, nothing to transfer" in capsys.readouterr().out
-    assert metrics(tmp_path / "3-distilled")["steps"] == 8
+    assert metrics(tmp_path / "3-distilled")["steps"] == 1
     assert not (tmp_path / "2-transferred" / "metrics.json").exists()
-
-
-def test_two_processes_share_the_batches(given, tmp_path):
-    launch = ("-m", "accelerate.commands.accelerate_cli", "launch", "--config_file")
-    launch += (EXAMPLES / "configs" / "ddp.yaml", "--num_processes", "2")
-    flags = ["--output_dir", str(tmp_path), "--ddp_backend", "gloo"]
-    result = run_python(*launch, EXAMPLES / "convert.py", *given, *flags, CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == 0, result.stderr[-6000:]
-    for name in ("2-transferred", "3-distilled"):
-        found = metrics(tmp_path / name)
-        assert (found["steps"], found["train_tokens"]) == (4, 512)
-        assert found["eval_loss_after"] < found["eval_loss_before"]
 
 
 @pytest.mark.parametrize(

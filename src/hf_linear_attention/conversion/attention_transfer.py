@@ -19,6 +19,7 @@ Shapes: B batch, T time, C hidden size.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,12 +29,14 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..mixer_softmax import SoftmaxAttention
+from ..mixer_window import WindowedAttention
 from ..modeling_linear_attention import LinearAttentionForCausalLM
 from ..numerics import at_least_float32, without_autocast
 from ..tokens import Tokens
 from .softmax_form import (
     NORMS,
     PROJECTIONS,
+    attention_of,
     attention_replaced,
     linear_layers,
     softmax_forms,
@@ -48,7 +51,7 @@ def new_parameters(model: LinearAttentionForCausalLM) -> dict[str, nn.Parameter]
     return {
         f"model.layers.{i}.self_attn.{name}": x
         for i in linear_layers(model.config)
-        for name, x in model.model.layers[i].self_attn.named_parameters()
+        for name, x in attention_of(model, i).named_parameters()
         if name.split(".")[0] not in PROJECTIONS + NORMS
     }
 
@@ -108,6 +111,20 @@ def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
+@contextmanager
+def frozen_keys(mixer: nn.Module) -> Iterator[None]:
+    """Lets a window compute no gradients for keys and values that nothing trained gives."""
+    if not isinstance(mixer, WindowedAttention) or mixer.has_conv:
+        yield
+        return
+    window = mixer.window
+    mixer.window = replace(window, learns_keys=False)
+    try:
+        yield
+    finally:
+        mixer.window = window
+
+
 class BothAttentions(nn.Module):
     """A converted layer's attention and the softmax attention that it was, whose output is passed
     on. The error of the other is appended to `errors`.
@@ -136,7 +153,7 @@ class BothAttentions(nn.Module):
     def forward(self, hidden_states: Tensor, tokens: Tokens, **kwargs) -> tuple[Tensor, None]:
         """hidden_states (B, T, C) -> (B, T, C)"""
         hidden_states = hidden_states.detach()
-        with outputs_of(self.projections) as projected:
+        with outputs_of(self.projections) as projected, frozen_keys(self.mixer):
             y, _ = self.mixer(hidden_states, tokens=tokens, **kwargs)
         for name, x in projected.items():
             getattr(self.softmax, name).output = self._heads_of_softmax(name, x, hidden_states)
@@ -189,11 +206,10 @@ class AttentionTransfer:
                 f"{model.config.layer_types} it has none, so there is nothing to transfer: go on "
                 "with the next stage"
             )
-        self.both = {}
+        self.both: dict[int, BothAttentions] = {}
         for i, form in softmax_forms(model, original).items():
             new = [x for name, x in self.new.items() if name.startswith(f"model.layers.{i}.")]
-            mixer = model.model.layers[i].self_attn
-            self.both[i] = BothAttentions(mixer, form, new, self.errors)
+            self.both[i] = BothAttentions(attention_of(model, i), form, new, self.errors)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -30,6 +30,13 @@ def linear_layers(config: LinearAttentionConfig) -> list[int]:
     return [i for i, kind in enumerate(config.active_layer_types) if kind == LINEAR]
 
 
+def attention_of(model: LinearAttentionForCausalLM, layer_idx: int) -> nn.Module:
+    """The module of a layer's attention."""
+    attention = model.model.layers[layer_idx].self_attn
+    assert isinstance(attention, nn.Module)
+    return attention
+
+
 def types_before(
     config: LinearAttentionConfig, original: PreTrainedModel | None = None
 ) -> list[str]:
@@ -75,7 +82,7 @@ def softmax_forms(
     before.layer_types = types_before(model.config, original)
     given = {} if original is None else dict(original.named_parameters())
     return {
-        i: _form(model.model.layers[i].self_attn, before, i, given)
+        i: _form(attention_of(model, i), before, i, given)
         for i in (linear_layers(model.config) if layers is None else layers)
     }
 
@@ -91,7 +98,7 @@ def _form(
     for name in PROJECTIONS:
         ours: Linear = getattr(mixer, name)
         G = ours.out_features // getattr(form, name).out_features
-        setattr(form, name, ours if G == 1 else _one_of_each(ours, G, before.head_dim, layer_idx))
+        setattr(form, name, ours if G == 1 else _one_of_each(ours, G, form.head_dim, layer_idx))
     for name in NORMS if form.has_qk_norm else ():
         norm = getattr(mixer, name, None)
         if norm is None:
@@ -102,7 +109,7 @@ def _form(
                     "which the converted one has not"
                 )
             norm = getattr(form, name)
-            weight = given[full_name].detach().to(mixer.q_proj.weight, copy=True)
+            weight = given[full_name].detach().to(form.q_proj.weight, copy=True)
             norm.weight = nn.Parameter(weight, requires_grad=False)
         setattr(form, name, norm)
     return form.eval()
@@ -135,7 +142,7 @@ def attention_replaced(
     layers, by which it makes masks, and without a cache; afterwards it is as before.
     """
     layers, config = model.model.layers, model.config
-    replaced = {i: layers[i].self_attn for i in modules}
+    replaced = {i: attention_of(model, i) for i in modules}
     fields = {name: getattr(config, name) for name in ("layer_types", "use_cache")}
     config.layer_types, config.use_cache = list(layer_types), False
     for i, module in modules.items():
