@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 DEMO ?= outputs/demo
+CONVERT_DEMO ?= outputs/convert_demo
 
 IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 # Directories too: their time changes when a file is added or removed.
@@ -18,11 +19,12 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo test test-vllm bench compare sanitize soak gpu-check check format clean
+.PHONY: help demo convert-demo test test-vllm bench compare sanitize soak gpu-check check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
@@ -40,6 +42,16 @@ demo: $(VENV)/installed
 	$(IN_VENV) python examples/train_causal_lm.py --output_dir $(DEMO) \
 		--max_train_bytes 3000000 $(DEMO_FLAGS)
 	$(IN_VENV) python examples/generate.py $(DEMO)
+
+convert-demo: export OMP_WAIT_POLICY = passive
+convert-demo: $(VENV)/installed
+	rm -rf $(CONVERT_DEMO)
+	$(IN_VENV) python examples/train_causal_lm.py --preset llama --output_dir $(CONVERT_DEMO)/original \
+		--max_train_bytes 1000000 --recall_share 0.2 $(CONVERT_DEMO_FLAGS)
+	$(IN_VENV) python examples/convert.py --model $(CONVERT_DEMO)/original \
+		--output_dir $(CONVERT_DEMO)/linear --report --overrides '{"window_size": 32}' \
+		--max_train_bytes 1000000 --recall_share 0.2 \
+		--transfer_tokens 20000 --distill_tokens 40000 $(CONVERT_DEMO_FLAGS)
 
 test: check $(VENV)/clients
 	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \

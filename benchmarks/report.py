@@ -4,9 +4,9 @@
     python benchmarks/report.py
 
 Of each benchmark it takes the newest full set in benchmarks/results/, or the newest short one where
-there is none. Tables go between two comments that name them, and the README's pictures into docs/:
-context.png shows memory and time against the context, use_kernels.png the gain for Transformers'
-models.
+there is none. Tables go between two comments that name them, those of converted models into
+docs/converting.md, and the README's pictures into docs/: context.png shows memory and time against
+the context, use_kernels.png the gain for Transformers' models.
 """
 
 import json
@@ -24,6 +24,7 @@ ROOT = RESULTS.parents[1]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
+CONVERTING = DOCS / "converting.md"
 PICTURE = DOCS / "context.png"
 GAINS = DOCS / "use_kernels.png"
 TITLES = {
@@ -34,6 +35,7 @@ TITLES = {
     "upstream": "Transformers' own models",
     "serving": "Many clients at once",
 }
+CONVERSION = "conversion"  # whose page is another
 PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
     "decode": (
@@ -63,7 +65,7 @@ def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
     found = [item for item in found if item[1]["is_complete"]]
     found.sort(key=lambda item: (item[1]["is_full"], item[1]["date"]))
     newest = {document["bench"]: (path, document) for path, document in found}
-    return {bench: newest[bench] for bench in TITLES if bench in newest}
+    return {bench: newest[bench] for bench in (*TITLES, CONVERSION) if bench in newest}
 
 
 def section(path: Path, document: dict[str, Any]) -> str:
@@ -277,9 +279,27 @@ def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
 
 def page(text: str, results: dict[str, tuple[Path, dict[str, Any]]]) -> str:
     """The text of docs/results.md with these results in it."""
-    for bench, result in results.items():
-        text = with_block(text, bench, section(*result))
+    for bench in TITLES:
+        text = with_block(text, bench, section(*results[bench]))
     return text
+
+
+def section_of_conversion(path: Path, document: dict[str, Any]) -> str:
+    """For docs/converting.md: a table for each original."""
+    sys.path.append(str(ROOT / "examples"))
+    from convert_report import table as table_of_models
+
+    lines = []
+    for row in document["rows"]:
+        training = row["training"]
+        lines += [
+            f"**{row['original']}**, {training['parameters'] / 1e6:.1f} M weights, trained with "
+            f"{training['train_tokens']:,} tokens:",
+            "",
+            *table_of_models(row["models"]),
+            "",
+        ]
+    return "\n".join([*lines, place(document), "", f"![What converting cost]({plot(path)})"])
 
 
 def choices(document: dict[str, Any]) -> str:
@@ -363,10 +383,13 @@ def with_block(text: str, name: str, content: str) -> str:
 
 def main() -> None:
     results = newest_results()
-    missing = [bench for bench in TITLES if bench not in results]
+    missing = [bench for bench in (*TITLES, CONVERSION) if bench not in results]
     if missing:
         sys.exit(f"no results of {', '.join(missing)} in {RESULTS}: run these benchmarks first")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    text = CONVERTING.read_text(encoding="utf-8")
+    text = with_block(text, CONVERSION, section_of_conversion(*results[CONVERSION]))
+    CONVERTING.write_text(text, encoding="utf-8")
     draw_picture(PICTURE, *results["decode"])
     shutil.copyfile(results["upstream"][0].with_suffix(".png"), GAINS)
     text = README.read_text(encoding="utf-8")

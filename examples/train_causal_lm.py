@@ -5,6 +5,7 @@
     python examples/train_causal_lm.py --text_file book.txt
     python examples/train_causal_lm.py --dataset_name roneneldan/TinyStories
     python examples/train_causal_lm.py --preset retnet               # another attention
+    python examples/train_causal_lm.py --preset llama                # Transformers' own Llama
     python examples/train_causal_lm.py --resume_from_checkpoint last
 
 Trains a tokenizer and a model, measures held-out bits per byte before and after, and leaves in
@@ -16,7 +17,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,14 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     EvalPrediction,
     HfArgumentParser,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -38,8 +44,9 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from hf_linear_attention import LinearAttentionConfig
 from hf_linear_attention.presets import PRESETS
+from recall_texts import mix_recall_blocks, with_recall_texts
 from text_blocks import (
     InputError,
     bytes_per_token,
@@ -55,12 +62,13 @@ from text_blocks import (
 matplotlib.use("Agg")  # draws without a display
 logging.disable_progress_bar()  # of loading and saving; the Trainer's stays
 
+LLAMA = "llama"
 METRIC = Path(__file__).parent / "metrics" / "bits_per_byte.py"
 
 
 @dataclass
 class ModelArguments:
-    """The model's shape. Any other field of LinearAttentionConfig goes into --config_overrides."""
+    """The model's shape. Any other field of its config goes into --config_overrides."""
 
     vocab_size: int = field(
         default=1024, metadata={"help": "Size of the tokenizer that is trained."}
@@ -72,8 +80,9 @@ class ModelArguments:
     preset: str = field(
         default="gated_deltanet",
         metadata={
-            "help": "A system of the field (docs/presets.md); the other flags override it.",
-            "choices": list(PRESETS),
+            "help": "A system of the field (docs/presets.md), or Transformers' Llama, which "
+            "convert.py can make a linear one of; the other flags override it.",
+            "choices": [*PRESETS, LLAMA],
         },
     )
     decay: str | None = field(
@@ -90,7 +99,7 @@ class ModelArguments:
         },
     )
 
-    def build_config(self) -> LinearAttentionConfig:
+    def build_config(self) -> PreTrainedConfig:
         try:
             overrides = dict(json.loads(self.config_overrides))
         except (TypeError, ValueError) as error:
@@ -98,9 +107,19 @@ class ModelArguments:
         values = {name: value for name, value in asdict(self).items() if value is not None}
         del values["config_overrides"]
         try:
+            if self.preset == LLAMA:
+                return self._llama_config({**values, **overrides})
             return LinearAttentionConfig.from_preset(**{**values, **overrides})
         except (TypeError, ValueError) as error:
             raise InputError(f"no such model: {error}") from error
+
+    @staticmethod
+    def _llama_config(values: dict[str, Any]) -> LlamaConfig:
+        del values["preset"]
+        unknown = sorted(set(values) - {field.name for field in fields(LlamaConfig)})
+        if unknown:
+            raise ValueError(f"LlamaConfig has no {', '.join(unknown)}")
+        return LlamaConfig(**values)
 
 
 @dataclass
@@ -130,9 +149,21 @@ class DataArguments:
         default=100_000, metadata={"help": "Test on at most so much text."}
     )
 
+    recall_share: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the blocks to train on that ask for names and numbers which stood "
+            "far above (recall_texts.py)."
+        },
+    )
+
     def __post_init__(self):
         if self.dataset_name and self.text_file:
             raise ValueError("give --dataset_name or --text_file, not both")
+        if not 0 <= self.recall_share < 1:
+            raise ValueError(
+                f"--recall_share must be at least 0 and less than 1, got {self.recall_share}"
+            )
         if not 0 < self.held_out_fraction < 1:
             raise ValueError(
                 f"--held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
@@ -156,6 +187,15 @@ class DataArguments:
         if held_out is None or held_out is train:
             train, held_out = hold_out(train, self.held_out_fraction, seed)
         return take_bytes(train, self.max_train_bytes), take_bytes(held_out, self.max_eval_bytes)
+
+    def for_tokenizer(self, documents: Dataset, seed: int) -> Dataset:
+        """What to train a tokenizer on."""
+        return with_recall_texts(documents, seed) if self.recall_share else documents
+
+    def blocks(self, documents: Dataset, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset:
+        """The blocks to train on."""
+        blocks = pack(documents, tokenizer, self.block_size)
+        return mix_recall_blocks(blocks, documents, tokenizer, self.recall_share, seed)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -206,10 +246,16 @@ def find_checkpoint(training_args: TrainingArguments) -> Path | None:
         if not is_complete(Path(name)):
             raise InputError(f"--resume_from_checkpoint: {name} is not a complete checkpoint")
         return Path(name)
-    complete = list(filter(is_complete, Path(training_args.output_dir).glob("checkpoint-*")))
-    if not complete:
+    last = last_checkpoint(Path(training_args.output_dir))
+    if last is None:
         raise InputError(f"--resume_from_checkpoint: no checkpoint in {training_args.output_dir}")
-    return max(complete, key=lambda path: int(path.name.split("-")[1]))
+    return last
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last complete checkpoint that a Trainer has left in a folder."""
+    complete = filter(is_complete, folder.glob("checkpoint-*"))
+    return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -262,11 +308,17 @@ def evaluations(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entry for entry in log_history if "eval_bits_per_byte" in entry]
 
 
-def save_loss_curve(log_history: list[dict[str, Any]], path: Path) -> None:
+def save_loss_curve(
+    log_history: list[dict[str, Any]],
+    path: Path,
+    title: str,
+    ylabel: str = "loss, nats per token",
+) -> None:
+    """Draws the loss of training and of held-out text over the steps."""
     from matplotlib import pyplot
 
     trained = [entry for entry in log_history if "loss" in entry]
-    evaluated = evaluations(log_history)
+    evaluated = [entry for entry in log_history if "eval_loss" in entry]
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     axes.plot([e["step"] for e in trained], [e["loss"] for e in trained], label="training text")
     axes.plot(
@@ -275,12 +327,7 @@ def save_loss_curve(log_history: list[dict[str, Any]], path: Path) -> None:
         "o-",
         label="held-out text",
     )
-    before, after = evaluated[0]["eval_bits_per_byte"], evaluated[-1]["eval_bits_per_byte"]
-    axes.set(
-        xlabel="step",
-        ylabel="loss, nats per token",
-        title=f"Held-out bits per byte: {before:.2f} before training, {after:.2f} after",
-    )
+    axes.set(xlabel="step", ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
@@ -294,20 +341,23 @@ def main(args: list[str]) -> None:
     checkpoint = find_checkpoint(training_args)
     if checkpoint:
         training_args.eval_on_start = False  # the checkpoint's log has it
-        config = LinearAttentionConfig.from_pretrained(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint)
     else:
         config = model_args.build_config()
 
     train_documents, held_out_documents = data_args.load(training_args.seed)
     tokenizer = load_or_train_tokenizer(
-        train_documents, model_args.vocab_size, checkpoint, training_args
+        data_args.for_tokenizer(train_documents, training_args.seed),
+        model_args.vocab_size,
+        checkpoint,
+        training_args,
     )
-    train_blocks = pack(train_documents, tokenizer, data_args.block_size)
+    train_blocks = data_args.blocks(train_documents, tokenizer, training_args.seed)
     held_out_blocks = pack(held_out_documents, tokenizer, data_args.block_size)
 
     config.vocab_size = len(tokenizer)  # a short text may not yield all the tokens asked for
     config.bos_token_id = config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
-    model = LinearAttentionForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     print(
         f"{model.num_parameters():,} parameters; {len(train_blocks):,} blocks of "
         f"{data_args.block_size} tokens to train on, {len(held_out_blocks):,} held out"
@@ -349,10 +399,12 @@ def main(args: list[str]) -> None:
         "parameters": model.num_parameters(),
     }
     (output_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    save_loss_curve(history, output_dir / "loss_curve.png")
+    before, after = first["eval_bits_per_byte"], last["eval_bits_per_byte"]
+    title = f"Held-out bits per byte: {before:.2f} before training, {after:.2f} after"
+    save_loss_curve(history, output_dir / "loss_curve.png", title)
     print(
-        f"held-out bits per byte: {first['eval_bits_per_byte']:.3f} at step {first['step']}, "
-        f"{last['eval_bits_per_byte']:.3f} at step {last['step']}\n"
+        f"held-out bits per byte: {before:.3f} at step {first['step']}, "
+        f"{after:.3f} at step {last['step']}\n"
         f"saved the model, metrics.json and loss_curve.png in {output_dir}"
     )
 

@@ -24,7 +24,7 @@ CHUNK_ELEMENTS = {"cpu": 2**19}
 CHUNK_ELEMENTS_ELSEWHERE = 2**26
 
 
-def _chunks(logits: Tensor) -> list[slice]:
+def row_chunks(logits: Tensor) -> list[slice]:
     N, V = logits.shape
     elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // max(1, V))
@@ -42,7 +42,7 @@ class CrossEntropy(torch.autograd.Function):
     def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         dtype = accumulation_dtype(logits.dtype)
         normalizers = logits.new_empty(logits.shape[0], dtype=dtype)
-        for rows in _chunks(logits):
+        for rows in row_chunks(logits):
             torch.logsumexp(logits[rows].to(dtype), dim=1, out=normalizers[rows])
         is_counted = labels != ignore_index
         index = labels.masked_fill(~is_counted, 0)
@@ -73,7 +73,7 @@ class CrossEntropy(torch.autograd.Function):
         scale = torch.where(is_counted, dlosses, 0)
         index = labels.masked_fill(~is_counted, 0)
         dlogits = torch.empty_like(logits)
-        for rows in _chunks(logits):
+        for rows in row_chunks(logits):
             row_scale = scale[rows, None]
             probabilities = (logits[rows] - normalizers[rows, None]).exp_()
             torch.mul(probabilities, row_scale, out=dlogits[rows])

@@ -36,6 +36,9 @@ class WindowRecurrence(Recurrence):
     The state: the last W real tokens, "window" (B, W, Hkv, K + V + F), zeros where there were
     fewer; the first N, "sinks" (B, N, Hkv, K + V); and "window_count" (B, 1), how many tokens were
     read, W + N for more.
+
+    learns_keys: whether keys and values may have gradients. Those of features don't tell, since
+    they are in one tensor: without, that of softmax attention is not computed for nothing.
     """
 
     num_heads: int  # of keys and values
@@ -44,6 +47,7 @@ class WindowRecurrence(Recurrence):
     feature_dim: int
     window: int
     num_sinks: int
+    learns_keys: bool = True
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
 
@@ -75,9 +79,10 @@ class WindowRecurrence(Recurrence):
             q = _take(q, order)
         extended, after = self._read(kvf, state, tokens.key_mask)
         num_before = self._num_before(state, tokens, T, q.device)
+        seen_by_softmax = extended if self.learns_keys else extended.detach()
         with without_autocast(q.device.type):
             y, log_size = window_attention(
-                q, extended[..., :K], extended[..., K:kv], num_before, self.window
+                q, seen_by_softmax[..., :K], seen_by_softmax[..., K:kv], num_before, self.window
             )
             has_left = num_before[..., None] - self.window  # in front of each token, (B or 1, T, 1)
             if self.num_sinks > 0:
@@ -85,6 +90,8 @@ class WindowRecurrence(Recurrence):
                     sinks = after["sinks"]
                 else:
                     sinks = self._sinks_of_each(kvf, num_before)
+                if not self.learns_keys:
+                    sinks = sinks.detach()
                 seen = has_left >= torch.arange(self.num_sinks, device=q.device)
                 of_sinks = attention_to(q, sinks, seen)
                 y, log_size = (

@@ -205,6 +205,12 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path):
         ("gemma2", {}, "got 'gemma2', which has soft-capping, .* and norms behind attention"),
         ("gemma3_text", {}, "got 'gemma3_text', which has norms behind attention and MLP, and rot"),
         ("gemma", {"use_bidirectional_attention": True}, "got 'gemma', which has attention in bo"),
+        ("linear_attention", {}, "got 'linear_attention', which has layers that are linear alr"),
+        (
+            "linear_attention",
+            {"layer_types": [FULL] * 3, "softmax_mixer": "mla", "is_causal": False},
+            "which has attention in both directions and latent attention",
+        ),
     ],
 )
 def test_an_architecture_that_is_not_supported_is_named_with_what_it_has(

@@ -26,9 +26,14 @@ def newest():
 def test_the_page_is_what_the_report_writes_of_the_newest_results(newest):
     text = report.PAGE.read_text(encoding="utf-8")
     assert report.page(text, newest) == text
-    assert list(newest) == list(report.TITLES)
-    for path, document in newest.values():
-        assert report.section(path, document) in text
+    assert list(newest) == [*report.TITLES, report.CONVERSION]
+    for bench in report.TITLES:
+        assert report.section(*newest[bench]) in text
+
+
+def test_the_page_on_converting_has_the_newest_results(newest):
+    text = report.CONVERTING.read_text(encoding="utf-8")
+    assert report.section_of_conversion(*newest[report.CONVERSION]) in text
 
 
 def test_the_readmes_table_of_presets_is_that_of_the_newest_comparison(newest):
@@ -56,6 +61,7 @@ def test_the_readmes_picture_of_gains_is_that_of_the_newest_result(newest):
 def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
     tables = {"README": report.choices(newest["compare"][1])}
     tables["PAGE"] = report.section(*newest["decode"])
+    tables["CONVERTING"] = report.section_of_conversion(*newest[report.CONVERSION])
     written = {}
     for name, table in tables.items():
         page = getattr(report, name)

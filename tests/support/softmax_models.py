@@ -43,6 +43,28 @@ SOFTMAX_MODELS: dict[str, tuple[str, dict]] = {
         dict(head_dim=16, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh"),
     ),
 }
+ROTARY = dict(position_embedding_type="rotary", layer_types=["full_attention"] * 3)
+SOFTMAX_MODELS |= {
+    "ours": ("linear_attention", dict(ROTARY, use_qk_norm=True, attention_bias=True)),
+    "ours_as_the_preset": (
+        "linear_attention",
+        dict(
+            ROTARY,
+            scale_embeddings=True,
+            initializer_range=0.1,
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
+        ),
+    ),
+    "ours_sliding": (
+        "linear_attention",
+        dict(
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            sliding_window=4,
+            position_embedding_type="learned",
+            rotary_layers=None,
+        ),
+    ),
+}
 ROPES = {
     "linear": dict(factor=2.0),
     "dynamic": dict(factor=2.0),

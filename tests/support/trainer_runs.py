@@ -15,7 +15,11 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from transformers import Trainer, TrainingArguments
 
-from tiny import VARIANTS, random_ids, tiny_model
+from hf_linear_attention import convert
+from hf_linear_attention.conversion.attention_transfer import AttentionTransferTrainer
+from hf_linear_attention.conversion.distillation import DistillationTrainer
+from softmax_models import softmax_model
+from tiny import VARIANTS, VOCAB_SIZE, random_ids, tiny_model
 
 SEQUENCES_PER_STEP = 4
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # a variant of the model, and Trainer's arguments
@@ -51,6 +55,13 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # a variant of the model, and T
 }
 
 
+# The stages after a conversion, and Trainer's arguments.
+STAGES: dict[str, dict[str, Any]] = {
+    "transferred": {"learning_rate": 0.01},
+    "distilled": {"gradient_accumulation_steps": 2},
+}
+
+
 def dataset() -> list[dict[str, torch.Tensor]]:
     """Sequences of 12 tokens, of which some have many labels and some few."""
     rows = []
@@ -83,7 +94,18 @@ def arguments(folder: Path, gradient_accumulation_steps: int = 1, **kwargs) -> T
     )
 
 
+def trainer_of_stage(stage: str, folder: Path) -> Trainer:
+    original = softmax_model("llama", vocab_size=VOCAB_SIZE, initializer_range=0.1)
+    model = convert(original, window_size=3, window_sinks=1).model
+    args = arguments(folder, **STAGES[stage])
+    if stage == "transferred":
+        return AttentionTransferTrainer(model, args, train_dataset=dataset())
+    return DistillationTrainer(model, args, teacher=original, train_dataset=dataset())
+
+
 def trainer_of(run: str, folder: Path) -> Trainer:
+    if run in STAGES:
+        return trainer_of_stage(run, folder)
     variant, kwargs = RUNS[run]
     model = tiny_model(dtype=torch.float32, **{**VARIANTS[variant], "initializer_range": 0.1})
     args = arguments(folder, **kwargs)

@@ -61,7 +61,8 @@ def convert(
 
     Args:
         model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3 or Gemma with a language
-            head, neither quantised nor sharded.
+            head, or a model of this package whose layers are all softmax attention; neither
+            quantised nor sharded.
         mixer: what linear layers are, by name: `MIXERS`.
         softmax_layers: which layers stay what they are: "none", "all", every n-th (n: layers
             n - 1, 2 n - 1, ...), or a list of their numbers, from 0.

@@ -38,6 +38,8 @@ UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": "soft-capping of attention scores",
     "final_logit_softcapping": "soft-capping of logits",
     "use_bidirectional_attention": "attention in both directions",
+    "attn_output_gate": "gates behind attention",
+    "add_cross_attention": "cross attention",
 }
 SOFT_CAPPED = "soft-capping, a scale of queries of its own and norms behind attention and MLP"
 OTHER_NORMS = "norms behind attention and MLP, and rotary positions of two kinds"
@@ -62,12 +64,14 @@ class Source:
     fields: what else of its config ours has, under the same name.
     fixed: what its class does, and no field says.
     norms_add_1: whether its norms of the hidden size multiply by 1 + weight.
+    turns_part: whether it reads the partial_rotary_factor of rope_parameters.
     """
 
     class_name: str
     fields: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     norms_add_1: bool = False
+    turns_part: bool = False
 
 
 SOURCES: dict[str, Source] = {  # by model type
@@ -80,6 +84,14 @@ SOURCES: dict[str, Source] = {  # by model type
     "smollm3": Source("SmolLM3ForCausalLM", ("attention_bias", "mlp_bias")),
     "gemma": Source(
         "GemmaForCausalLM", ("attention_bias",), {"scale_embeddings": True}, norms_add_1=True
+    ),
+    "linear_attention": Source(  # of this package, with softmax layers only
+        "LinearAttentionForCausalLM",
+        (
+            *("attention_bias", "attention_out_bias", "mlp_bias", "use_qk_norm"),
+            *("position_embedding_type", "scale_embeddings", "rotary_layers"),
+        ),
+        turns_part=True,
     ),
 }
 
@@ -94,6 +106,8 @@ def find_source(config: PreTrainedConfig) -> Source:
     found = {what for name, what in UNSUPPORTED_FIELDS.items() if getattr(config, name, None)}
     if model_type in UNSUPPORTED_MODELS:
         found = {UNSUPPORTED_MODELS[model_type]}
+    if model_type == "linear_attention":
+        found |= _obstacles_of_ours(config)
     if model_type not in SOURCES or found:
         has = f", which has {' and '.join(sorted(found))}" if found else ""
         raise ValueError(
@@ -106,6 +120,16 @@ def find_source(config: PreTrainedConfig) -> Source:
             f"quantization_config={config.quantization_config}"
         )
     return SOURCES[model_type]
+
+
+def _obstacles_of_ours(config: Any) -> set[str]:
+    """What one of our own models has that can't be converted."""
+    obstacles = {
+        "layers that are linear already": "linear_attention" in config.active_layer_types,
+        "latent attention": config.softmax_mixer == "mla",
+        "attention in both directions": not config.is_causal,
+    }
+    return {what for what, is_there in obstacles.items() if is_there}
 
 
 def layer_types_of(config: PreTrainedConfig) -> list[str]:
@@ -125,7 +149,7 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     source = find_source(config)
     heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
     fields = {name: copy.deepcopy(getattr(config, name)) for name in SHARED_FIELDS + source.fields}
-    if fields["rope_parameters"].get("rope_type") == "default":
+    if not source.turns_part and fields["rope_parameters"].get("rope_type") == "default":
         fields["rope_parameters"].pop("partial_rotary_factor", None)  # these models don't read it
     if "sliding_attention" in layer_types_of(config):
         fields["sliding_window"] = config.sliding_window
@@ -133,11 +157,11 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     if has_rope is not None and not all(has_rope):
         fields["rotary_layers"] = [bool(has) for has in has_rope[: config.num_hidden_layers]]
     return {
+        "position_embedding_type": "rotary",
+        "scale_embeddings": False,
         **fields,
         "head_dim": config.hidden_size // heads if head_dim is None else head_dim,
         "attention_dropout": config.attention_dropout or 0.0,
-        "position_embedding_type": "rotary",
-        "scale_embeddings": False,
         **source.fixed,
     }
 

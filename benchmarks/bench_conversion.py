@@ -1,0 +1,186 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Softmax models trained here, made linear, and what that cost.
+
+    python benchmarks/bench_conversion.py --full                    # some three hours of a core
+    python benchmarks/bench_conversion.py --full --originals Llama  # half of it
+
+Trains softmax models of more than 10 M weights on Python's sources, the package's own and a Llama,
+each for about half an hour of one core. Makes a linear model of each, and a hybrid, in which one
+layer in four stays softmax, by examples/convert.py with less than a fifth of the tokens that the
+original was trained with. Then compares them as examples/convert_report.py does.
+
+What is there already in --runs is not done again: a killed run goes on. At the end results/ gets
+the figures and the plot, for docs/converting.md.
+"""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import harness
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+OUTPUTS = Path(__file__).parents[1] / "outputs" / "conversion"
+sys.path.append(str(EXAMPLES))
+
+import convert  # noqa: E402
+import convert_report  # noqa: E402
+import train_causal_lm  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Flags of the scripts in examples/.
+
+    data: of all of them, but for recall_share, of those that train.
+    originals, conversions: by name; {NAME} in the latter is the folder of another conversion.
+    """
+
+    data: str
+    recall_share: float
+    training: str
+    originals: dict[str, str]
+    conversion: str
+    conversions: dict[str, str]
+    report: str
+
+
+HYBRID = "--softmax_layers 4 --transferred {linear}/2-transferred"
+SETTINGS = {
+    "full": Setting(
+        data="--block_size 512 --max_eval_bytes 100000",
+        recall_share=0.4,
+        training="--vocab_size 2048 --hidden_size 320 --num_hidden_layers 8 --max_steps 1600 "
+        "--per_device_train_batch_size 1 --learning_rate 1.5e-3 --adam_beta2 0.98 "
+        "--warmup_steps 0.04 --save_steps 0.1",
+        originals={
+            "softmax": "--preset softmax --num_attention_heads 5 --intermediate_size 864 "
+            """--config_overrides '{"tie_word_embeddings": true, "initializer_range": 0.04}'""",
+            "Llama": "--preset llama --num_attention_heads 10 --intermediate_size 960 "
+            """--config_overrides '{"num_key_value_heads": 5, "tie_word_embeddings": true, """
+            """"initializer_range": 0.04}'""",
+        },
+        conversion="--per_device_train_batch_size 2 --transfer_tokens 40000 "
+        "--distill_tokens 110000",
+        conversions={"linear": "--softmax_layers none", "hybrid": HYBRID},
+        report="--questions 100",
+    ),
+    "smallest": Setting(
+        data="--block_size 64 --max_eval_bytes 3000 --max_train_bytes 60000",
+        recall_share=0.25,
+        training="--vocab_size 500 --hidden_size 32 --num_hidden_layers 4 --max_steps 2 "
+        "--per_device_train_batch_size 2 --num_attention_heads 2 --intermediate_size 48",
+        originals={"softmax": "--preset softmax"},
+        conversion="--per_device_train_batch_size 2 --transfer_tokens 256 --distill_tokens 256 "
+        """--overrides '{"window_size": 16}'""",
+        conversions={"linear": "--softmax_layers none", "hybrid": HYBRID},
+        report="--questions 8 --contexts 10 30 --window_size 16",
+    ),
+}
+
+
+def train_original(setting: Setting, name: str, folder: Path) -> None:
+    if (folder / "metrics.json").exists():
+        return
+    flags = f"{setting.data} --recall_share {setting.recall_share} {setting.training}"
+    arguments = [*shlex.split(f"{flags} {setting.originals[name]}"), "--output_dir", str(folder)]
+    if train_causal_lm.last_checkpoint(folder) is not None:
+        arguments += ["--resume_from_checkpoint", "last"]
+    train_causal_lm.main(arguments)
+
+
+def convert_original(setting: Setting, name: str, original: Path, folders: dict[str, Path]) -> None:
+    """One conversion, in the folder of its name."""
+    flags = shlex.split(
+        f"{setting.data} --recall_share {setting.recall_share} {setting.conversion} "
+        + setting.conversions[name].format(**folders)
+    )
+    convert.main([*flags, "--model", str(original), "--output_dir", str(folders[name])])
+
+
+def compare(setting: Setting, original: Path, folders: dict[str, Path]) -> dict[str, Any]:
+    """Rows of the table, by name."""
+    stages = {
+        f"{name}, {stage[2:]}": folder / stage
+        for name, folder in folders.items()
+        for stage in (convert.CONVERTED, convert.TRANSFERRED, convert.DISTILLED)
+    }
+    models = [f"{name}={folder}" for name, folder in stages.items()]
+    arguments = [*shlex.split(f"{setting.data} {setting.report}"), "--original", str(original)]
+    arguments += ["--models", *models, "--output_dir", str(original.parent / "report")]
+    return convert_report.main(arguments)
+
+
+def run(setting: Setting, name: str, runs: Path) -> dict[str, Any]:
+    """All that is done with one original; what the results say of it."""
+    original = runs / name / "original"
+    folders = {conversion: runs / name / conversion for conversion in setting.conversions}
+    train_original(setting, name, original)
+    for conversion in setting.conversions:
+        convert_original(setting, conversion, original, folders)
+    metrics = json.loads((original / "metrics.json").read_text(encoding="utf-8"))
+    return {
+        "original": name,
+        "training": {key: metrics[key] for key in ("parameters", "train_tokens", "steps")},
+        "models": compare(setting, original, folders),
+    }
+
+
+def save(folder: Path, name: str, setting: Setting, rows: list[dict[str, Any]]) -> Path:
+    """Writes the figures as JSON, and the plot beside it; `name` is the setting's."""
+    date, machine = datetime.now(timezone.utc), harness.describe_machine()
+    path = harness.result_path(folder, date, machine, "conversion", name)
+    document = {
+        "bench": "conversion",
+        "is_full": name == "full",
+        "is_complete": True,
+        "date": date.isoformat(timespec="seconds"),
+        "commit": harness.commit(),
+        "machine": machine,
+        "setting": asdict(setting),
+        "rows": rows,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    plot(rows, path.with_suffix(".png"))
+    return path
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(rows), 4, figsize=(20, 4.5 * len(rows)), layout="constrained", squeeze=False
+    )
+    for line, row in zip(axes, rows, strict=True):
+        convert_report.draw(line, row["models"])
+        line[0].set_ylabel(row["original"])
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = harness.parser(__doc__, ("full", "smallest"))
+    parser.add_argument(
+        "--originals", nargs="+", metavar="NAME", help="only these, in the results too"
+    )
+    parser.add_argument("--runs", type=Path, default=OUTPUTS, help="folder of models and reports")
+    flags = parser.parse_args()
+    setting = SETTINGS[flags.setting]
+    names = flags.originals or [*setting.originals]
+    unknown = set(names) - set(setting.originals)
+    if unknown:
+        parser.error(f"--originals must be of {[*setting.originals]}, got {sorted(unknown)}")
+    torch.set_num_threads(flags.threads)
+    rows = [run(setting, name, flags.runs / flags.setting) for name in names]
+    print(f"wrote {save(flags.results, flags.setting, setting, rows)} and .png")
+
+
+if __name__ == "__main__":
+    main()
