@@ -29,7 +29,7 @@ RUNS = {
 }
 TOLERANCES = {
     "bfloat16": 0.1,  # FSDP2 rounds the decays' parameters, too
-    "transferred": 0.1,  # errors are relative to what each process has seen
+    "transferred": 0.25,  # errors are relative to what each process has seen
 }
 
 pytestmark = pytest.mark.usefixtures("one_thread")
