@@ -28,7 +28,7 @@ help:
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
-	@echo "make sanitize   look for memory errors and races in the CPU kernels, under 15 minutes"
+	@echo "make sanitize   look for memory errors and races in the kernels, under 20 minutes"
 	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make check   only check the code: format, lint, types"

@@ -116,6 +116,10 @@ def _registers(operands: str) -> set[int]:
     return found
 
 
+def highest_register(instruction: Instruction) -> int:
+    return max(_registers(instruction.operands), default=0)
+
+
 def loops(instructions: list[Instruction]) -> list[Loop]:
     """The innermost loops: what is between a branch back and its target."""
     spans = [(i.target, i.address) for i in instructions if i.target is not None]

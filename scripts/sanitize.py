@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Looks for memory errors, undefined behaviour and races in the CPU kernels and their bindings.
+"""Looks for memory errors, undefined behaviour and races in the kernels and their bindings.
 
     make sanitize
     python scripts/sanitize.py                      # with the Python that has torch and pytest
@@ -10,6 +10,8 @@ address: builds the library with the compiler's checks of addresses and undefine
          but those of PyTorch's own loops and compiler.
 threads: builds tests/native/threads.cpp, which calls every kernel on several threads, with the
          compiler's check of threads. PyTorch's own threads would hide ours from it.
+emulated: builds tests/native/checked, which calls the CUDA kernels in the emulator under checks of
+         races, alignment, and memory next to tensors, with cases that `make test` leaves out.
 
 It needs gcc or clang on Linux, and ends with an error where one of them finds something. What it
 builds is in build/sanitized; an unoptimised library, which the compiler makes in a quarter of the
@@ -111,9 +113,35 @@ def check_threads(_: list[str]) -> None:
     run("setarch", platform.machine(), "--addr-no-randomize", program)
 
 
+def check_emulated(_: list[str]) -> None:
+    """The CUDA kernels, emulated."""
+    directory = ROOT / "tests" / "native" / "checked"
+    sources = [*(ROOT / "csrc" / "cuda").rglob("*.cu"), ROOT / "csrc" / "cuda" / "kernels.cpp"]
+    objects = BUILT / "emulated"
+    objects.mkdir(parents=True, exist_ok=True)
+    flags = ["-std=c++17", "-O1", "-g1", "-fsanitize=thread,alignment", f"-I{ROOT / 'csrc'}"]
+    flags.append("-DCHECK_ALL")
+
+    def compile_one(source: Path) -> Path:
+        target = objects / f"{source.parent.name}-{source.name}.o"
+        run(*COMPILER, *flags, "-x", "c++", "-c", source, "-o", target)
+        return target
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        made = list(pool.map(compile_one, [*sources, directory / "checked.cpp"]))
+    program = objects / "checked"
+    run(*COMPILER, *flags, *made, "-o", program)
+    # Most races that it reports are those that it looks for, where a barrier was left out.
+    every = "suppress_equal_stacks=0:suppress_equal_addresses=0:symbolize=0:exitcode=0"
+    start = ["setarch", platform.machine(), "--addr-no-randomize", program]
+    for what in ("kernels", "fragments"):
+        run(*start, what, TSAN_OPTIONS=every, UBSAN_OPTIONS="")
+
+
 PARTS: dict[str, Callable[[list[str]], None]] = {
     "address": check_addresses,
     "threads": check_threads,
+    "emulated": check_emulated,
 }
 
 
@@ -122,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="address|threads", help="by default both")
+    parser.add_argument("parts", nargs="*", metavar="|".join(PARTS), help="by default all")
     flags, pytest_flags = parser.parse_known_args()
     unknown = set(flags.parts) - set(PARTS)
     if unknown:

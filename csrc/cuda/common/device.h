@@ -162,6 +162,6 @@ int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t s
 
 #else
 
-#include "cuda/common/emulator.h"
+#include "cuda/common/emulator_products.h"
 
 #endif

@@ -7,13 +7,14 @@
 // (warps, and the lanes of a warp), else shuffled anew, with that seed, after every barrier. Where
 // a barrier is missing between a write and a read of shared memory by different threads, ascending
 // or descending order puts the read before the write; it then sees what was there before, at first
-// NaN.
+// NaN. Compiled with -fsanitize=thread, it finds the race itself (races.h), between blocks, too.
+// Blocks come in the same order: ascending, descending, or shuffled.
 //
 // Reported as an error: threads of a block that wait at different barriers, or wait while others
 // have ended; the same for collective operations of a warp; writes beyond the end of shared memory;
 // more shared memory than the device has; a launch of a kernel that was not loaded before.
 //
-// Sums inside of mma are truncated, not rounded, as tensor cores do it (truncated_sum).
+// emulator_products.h has the tensor cores.
 //
 // Not emulated: the memory hierarchy, and several blocks at once.
 #pragma once
@@ -26,12 +27,16 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
+
+#include "cuda/common/races.h"
 
 #define KERNEL static void
 #define GRID_CONSTANT
@@ -46,7 +51,10 @@ namespace hfla::cuda {
 namespace emulator {
 
 constexpr int kWarp = 32, kMaxThreads = 1024;
-constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kStackBytes = kFindsRaces ? 512 << 10 : 128 << 10;
+// For races between blocks, which nothing orders: the threads of a block are others than those of
+// the one before. Those of every second are the same, and known to come one after the other.
+constexpr int kSets = kFindsRaces ? 2 : 1;
 
 enum class FiberState { runnable, at_block_barrier, in_warp_operation, ended };
 
@@ -57,6 +65,39 @@ struct Fiber {
   FiberState state = FiberState::ended;
   bool started = false;
   int line = 0;  // of the barrier or collective operation at which it waits
+  const Identity identity = new_identity();
+  Fiber() = default;
+  Fiber(const Fiber&) = delete;
+  // It was left in leave(), called from where it was not watched already.
+  ~Fiber() { end_identity(identity, started ? 2 : 0); }
+};
+
+// Those of this block.
+struct Fibers {
+  std::deque<Fiber> sets[kSets];  // whose addresses don't change
+  int set = 0;
+  Fiber& operator[](size_t i) { return sets[set][i]; }
+  std::deque<Fiber>::iterator begin() { return sets[set].begin(); }
+  size_t size() const { return sets[set].size(); }
+  Fiber& emplace_back() { return sets[set].emplace_back(); }
+  void clear() {
+    for (std::deque<Fiber>& fibers : sets) fibers.clear();
+  }
+};
+
+// What the threads of a kernel have done, each of them counted.
+struct Counts {
+  int64_t barriers = 0, shuffles = 0, products = 0, operand_loads = 0;
+};
+
+// A barrier in a kernel's source.
+struct Barrier {
+  void* kernel;
+  const char* file;
+  int line;
+  bool operator<(const Barrier& other) const {
+    return std::tie(kernel, file, line) < std::tie(other.kernel, other.file, other.line);
+  }
 };
 
 // What a lane shows to the others in a collective operation. Two sets in turn: a lane may be at the
@@ -67,22 +108,34 @@ struct Exchange {
 };
 
 struct Machine {
-  std::deque<Fiber> fibers;  // whose addresses don't change
+  Fibers fibers;
   jmp_buf scheduler;
   std::function<void()> body;
   Exchange exchange[2][kMaxThreads];
   int turn[kMaxThreads];
-  std::vector<char> shared;
+  std::vector<char> shared[kSets];
   int64_t shared_bytes = 0;
   int current = 0;
   int64_t block = 0;
+  void* kernel = nullptr;
+  Identity scheduler_identity = nullptr;
+  char begun, ended[kSets][2], at_barrier[kSets][2];  // addresses of orders, used by turns
+  int barriers_passed = 0, blocks_of_set[kSets] = {};
   // Set by tests.
   unsigned schedule = 0;
   int missing_barrier = 0;   // the line of a barrier that is left out
   int missing_in_warp = -1;  // by this warp; -1: by all
+  Barrier missing{};         // one that is left out by all, of one kernel
   int64_t most_shared_bytes = INT64_MAX;
+  int64_t last_part = 1;        // only the last of so many parts of a launch's blocks is run
+  const char* found = nullptr;  // what a check from outside has found: the block ends
+  // Is told of a launch, and says whether it is to be run.
+  std::function<bool(int64_t blocks, int threads, int64_t shared_bytes)> on_launch;
   std::set<void*> loaded;   // set by load
   int64_t most_blocks = 0;  // of a launch
+  std::set<void*> launched;
+  Counts counts;
+  std::map<Barrier, int64_t> passed;  // by the first threads of blocks
   std::string error;
 };
 
@@ -92,17 +145,30 @@ inline Machine& machine() {
 }
 
 inline void leave(FiberState state, int line) {
+  const Unwatched here;
   Machine& m = machine();
   Fiber& fiber = m.fibers[m.current];
   fiber.state = state;
   fiber.line = line;
-  if (!_setjmp(fiber.resume)) _longjmp(m.scheduler, 1);
+  if (_setjmp(fiber.resume)) return;
+  become(m.scheduler_identity);
+  _longjmp(m.scheduler, 1);
 }
 
 // A fiber outlives its thread, to run one of the next block.
 inline void fiber_main() {
+  const Unwatched here;
+  Machine& m = machine();
   for (;;) {
-    machine().body();
+    // Those of the set's last block have ended, and are not those of this one that end early.
+    const int set = m.fibers.set, block = m.blocks_of_set[set];
+    take_order(&m.begun);
+    take_order(&m.ended[set][(block + 1) % 2]);
+    {
+      const Watched body;
+      m.body();
+    }
+    give_order(&m.ended[set][block % 2]);
     leave(FiberState::ended, 0);
   }
 }
@@ -126,8 +192,10 @@ inline void run(int i) {
   m.current = i;
   if (_setjmp(m.scheduler)) return;
   Fiber& fiber = m.fibers[i];
-  if (fiber.started) _longjmp(fiber.resume, 1);
+  const bool started = fiber.started;
   fiber.started = true;
+  become(fiber.identity);
+  if (started) _longjmp(fiber.resume, 1);
   setcontext(&fiber.start);
 }
 
@@ -166,6 +234,7 @@ inline std::string run_block(int threads) {
           const int i = begin + lane;
           if (i >= end || m.fibers[i].state != FiberState::runnable) continue;
           run(i);
+          if (m.found) return m.found;
         }
         const int64_t waiting = in_state(begin, end, FiberState::in_warp_operation);
         if (waiting == 0) break;
@@ -180,6 +249,7 @@ inline std::string run_block(int threads) {
       return "the threads of a block part at a barrier";
     }
     for (int i = 0; i < threads; ++i) m.fibers[i].state = FiberState::runnable;
+    ++m.barriers_passed;
   }
 }
 
@@ -193,57 +263,6 @@ inline const Exchange* exchange(const Exchange& mine, int line) {
   return slots + i / kWarp * kWarp;
 }
 
-inline float bf16_half(uint32_t pair, int high) {
-  const uint32_t bits = high ? pair & 0xffff0000u : pair << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-inline float tf32_part(uint32_t bits) {
-  bits &= 0xffffe000u;
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-// c plus products as the tensor cores of an A100 sum them up, after the model in arXiv 2512.07004
-// (those of an H100 take twice as many at a time and one bit more): all are aligned to the largest,
-// what is below one bit after float's last is cut off before the sum, and so is the sum's end.
-inline float truncated_sum(float c, const double* products, int count) {
-  double largest = std::fabs(double(c)), sum = c;
-  for (int k = 0; k < count; ++k) {
-    sum += products[k];
-    largest = std::max(largest, std::fabs(products[k]));
-  }
-  if (!std::isfinite(sum) || largest == 0) return float(sum);
-  uint64_t exponent;
-  std::memcpy(&exponent, &largest, sizeof exponent);
-  constexpr uint64_t kBitsBelow = 23 + 1, kOne = uint64_t(1) << 52;
-  exponent = exponent / kOne - kBitsBelow;  // of the last bit that counts
-  const auto power_of_two = [](uint64_t biased) {
-    const uint64_t bits = biased * kOne;
-    double x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-  };
-  const double last = power_of_two(exponent), scale = power_of_two(2 * 1023 - exponent);
-  int64_t units = int64_t(c * scale);
-  for (int k = 0; k < count; ++k) units += int64_t(products[k] * scale);
-  const double total = double(units) * last;
-  uint64_t bits;
-  std::memcpy(&bits, &total, sizeof bits);
-  bits &= ~((uint64_t(1) << 29) - 1);  // a float's 23 bits of 52
-  double truncated;
-  std::memcpy(&truncated, &bits, sizeof truncated);
-  return float(truncated);
-}
-
-// c += products in groups of `at_once`.
-inline void add_products(float& c, const double* products, int count, int at_once) {
-  for (int k = 0; k < count; k += at_once) c = truncated_sum(c, products + k, at_once);
-}
-
 // The guard after the end of shared memory.
 constexpr int64_t kGuardBytes = 4096;
 constexpr char kPoison = char(0xff);
@@ -252,29 +271,48 @@ constexpr char kPoison = char(0xff);
 
 inline int thread_index() { return emulator::machine().current; }
 inline int64_t block_index() { return emulator::machine().block; }
-inline char* shared_memory() { return emulator::machine().shared.data(); }
+inline char* shared_memory() {
+  emulator::Machine& m = emulator::machine();
+  return m.shared[m.fibers.set].data();
+}
 
-inline void sync_block(int line = __builtin_LINE()) {
-  const emulator::Machine& m = emulator::machine();
+inline void sync_block(int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  const emulator::Unwatched here;
+  emulator::Machine& m = emulator::machine();
+  const emulator::Barrier barrier{m.kernel, file, line};
+  if (thread_index() == 0) ++m.passed[barrier];
+  ++m.counts.barriers;
+  const emulator::Barrier& missing = m.missing;
+  if (line == missing.line && file == missing.file && m.kernel == missing.kernel) return;
   if (line == m.missing_barrier &&
       (m.missing_in_warp == -1 || m.missing_in_warp == thread_index() / emulator::kWarp)) {
     return;
   }
+  // By turns, lest one that waits for this barrier is after one that has gone on to the next.
+  void* const order = &m.at_barrier[m.fibers.set][m.barriers_passed % 2];
+  emulator::give_order(order);
   emulator::leave(emulator::FiberState::at_block_barrier, line);
+  emulator::take_order(order);
 }
 
 template <class T>
 T shuffle(T value, int lane, int line = __builtin_LINE()) {
+  const emulator::Unwatched here;
+  ++emulator::machine().counts.shuffles;
   return static_cast<T>(emulator::exchange({{}, {}, double(value)}, line)[lane].value);
 }
 template <class T>
 T shuffle_up(T value, int lanes, int line = __builtin_LINE()) {
+  const emulator::Unwatched here;
+  ++emulator::machine().counts.shuffles;
   const int from = thread_index() % emulator::kWarp - lanes;
   const emulator::Exchange* all = emulator::exchange({{}, {}, double(value)}, line);
   return from < 0 ? value : static_cast<T>(all[from].value);
 }
 template <class T>
 T shuffle_xor(T value, int lanes, int line = __builtin_LINE()) {
+  const emulator::Unwatched here;
+  ++emulator::machine().counts.shuffles;
   const int from = thread_index() % emulator::kWarp ^ lanes;
   return static_cast<T>(emulator::exchange({{}, {}, double(value)}, line)[from].value);
 }
@@ -303,60 +341,6 @@ inline uint32_t to_bf16_pair(float low, float high) {
   return to_bf16(low) | uint32_t(to_bf16(high)) << 16;
 }
 
-template <bool transposed, int count>
-void load_matrices(uint32_t (&x)[count], const void* row, int line = __builtin_LINE()) {
-  const int lane = thread_index() % emulator::kWarp;
-  emulator::Exchange mine{};
-  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) emulator::machine().error = "a row not aligned";
-  std::memcpy(mine.a, row, sizeof mine.a);
-  const emulator::Exchange* all = emulator::exchange(mine, line);
-  const auto element = [&](int matrix, int r, int c) {
-    uint16_t bits;
-    std::memcpy(&bits, reinterpret_cast<const char*>(all[8 * matrix + r].a) + 2 * c, 2);
-    return uint32_t(bits);
-  };
-  for (int m = 0; m < count; ++m) {
-    const int g = lane / 4, t = lane % 4;
-    x[m] = transposed ? element(m, 2 * t, g) | element(m, 2 * t + 1, g) << 16
-                      : element(m, g, 2 * t) | element(m, g, 2 * t + 1) << 16;
-  }
-}
-
-inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                     int line = __builtin_LINE()) {
-  const int lane = thread_index() % emulator::kWarp;
-  const emulator::Exchange* all =
-      emulator::exchange({{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, 0}, line);
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-    double products[16];
-    for (int k = 0; k < 16; ++k) {
-      const int quad = k % 8 / 2;
-      const uint32_t pair_a = all[row % 8 * 4 + quad].a[row / 8 + 2 * (k / 8)];
-      const uint32_t pair_b = all[column * 4 + quad].b[k / 8];
-      products[k] = double(emulator::bf16_half(pair_a, k % 2)) * emulator::bf16_half(pair_b, k % 2);
-    }
-    emulator::add_products(c[i], products, 16, 8);
-  }
-}
-
-inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                     int line = __builtin_LINE()) {
-  const int lane = thread_index() % emulator::kWarp;
-  const emulator::Exchange* all =
-      emulator::exchange({{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, 0}, line);
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-    double products[8];
-    for (int k = 0; k < 8; ++k) {
-      const uint32_t of_a = all[row % 8 * 4 + k % 4].a[row / 8 + 2 * (k / 4)];
-      const uint32_t of_b = all[column * 4 + k % 4].b[k / 4];
-      products[k] = double(emulator::tf32_part(of_a)) * emulator::tf32_part(of_b);
-    }
-    emulator::add_products(c[i], products, 8, 4);
-  }
-}
-
 using Stream = void*;
 
 template <class... Parameters>
@@ -365,10 +349,50 @@ int load(void (*kernel)(Parameters...)) {
   return 0;
 }
 
-// It is NaN again, lest a kernel reads of it what another left there.
+// It is NaN again, lest a kernel reads of it what another left there; but for what is so large that
+// it can only be sparse.
 inline void forget(void* memory, int64_t bytes) {
-  std::memset(memory, emulator::kPoison, size_t(bytes));
+  if (bytes < int64_t(1) << 32) std::memset(memory, emulator::kPoison, size_t(bytes));
 }
+
+namespace emulator {
+
+// The blocks of a launch that are run, in order.
+inline std::vector<int64_t> order_of_blocks(int64_t blocks) {
+  const Machine& m = machine();
+  const int64_t first = blocks - blocks / m.last_part;
+  std::vector<int64_t> order(size_t(blocks - first));
+  std::iota(order.begin(), order.end(), first);
+  if (m.schedule == 1) std::reverse(order.begin(), order.end());
+  if (m.schedule > 1) std::shuffle(order.begin(), order.end(), std::mt19937(m.schedule));
+  return order;
+}
+
+// Returns an error or an empty string.
+inline std::string run_blocks(int64_t blocks, int threads, int64_t shared_bytes) {
+  Machine& m = machine();
+  std::string error;
+  for (const int64_t block : order_of_blocks(blocks)) {
+    m.block = block;
+    m.fibers.set = (m.fibers.set + 1) % kSets;
+    ++m.blocks_of_set[m.fibers.set];
+    std::vector<char>& shared = m.shared[m.fibers.set];
+    shared.assign(size_t(shared_bytes + kGuardBytes), kPoison);
+    give_order(&m.begun);
+    error = run_block(threads);
+    if (error.empty()) error = m.error;
+    for (int64_t i = shared_bytes; i < int64_t(shared.size()) && error.empty(); ++i) {
+      if (shared[i] != kPoison) error = "a write beyond the end of shared memory";
+    }
+    if (!error.empty()) break;
+  }
+  for (auto& of_set : m.ended) {
+    for (char& ended : of_set) take_order(&ended);
+  }
+  return error;
+}
+
+}  // namespace emulator
 
 // Runs all blocks, one after another. Returns 0, or 1 with machine().error set.
 template <class... Parameters, class... Arguments>
@@ -377,20 +401,19 @@ int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t s
   emulator::Machine& m = emulator::machine();
   if (blocks == 0) return 0;
   m.most_blocks = std::max(m.most_blocks, blocks);
-  if (!m.loaded.count(reinterpret_cast<void*>(kernel))) m.error = "a kernel that was not loaded";
+  m.launched.insert(m.kernel = reinterpret_cast<void*>(kernel));
+  if (!m.loaded.count(m.kernel)) m.error = "a kernel that was not loaded";
   if (shared_bytes > m.most_shared_bytes) m.error = "more shared memory than the device has";
+  if (!m.error.empty()) return 1;
+  if (m.on_launch && !m.on_launch(blocks, threads, shared_bytes)) return 0;
   m.body = [&] { kernel(arguments...); };
-  for (m.block = 0; m.block < blocks && m.error.empty(); ++m.block) {
-    m.shared.assign(size_t(shared_bytes + emulator::kGuardBytes), emulator::kPoison);
-    const std::string error = emulator::run_block(threads);
-    if (m.error.empty()) m.error = error;
-    for (int64_t i = shared_bytes; i < int64_t(m.shared.size()) && m.error.empty(); ++i) {
-      if (m.shared[i] != emulator::kPoison) m.error = "a write beyond the end of shared memory";
-    }
+  {
+    const emulator::Unwatched here;
+    m.scheduler_identity = emulator::identity();
+    m.error = emulator::run_blocks(blocks, threads, shared_bytes);
+    if (!m.error.empty()) m.fibers.clear();  // they are somewhere inside of the kernel
   }
-  if (m.error.empty()) return 0;
-  m.fibers.clear();  // they are somewhere inside of the kernel
-  return 1;
+  return m.error.empty() ? 0 : 1;
 }
 
 }  // namespace hfla::cuda

@@ -1,0 +1,139 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The model of CUDA kernels' times: what it reads of code and launchers, and how it counts."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import cuda_model  # noqa: E402
+import cuda_sass  # noqa: E402
+from cuda_model import GPUS, Launch, estimate, floor  # noqa: E402
+
+# A chunk's loop, from 0010 to 00c0, with a loop that loads and one that multiplies.
+MACHINE_CODE = """
+	.section	.text.walk,"ax",@progbits
+.text.walk:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   IADD3 R2, R2, 0x1, RZ ;
+.L_x_1:
+        /*0020*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0030*/                   LDG.E.128 R8, desc[UR4][R2.64+0x10] ;
+        /*0040*/                   FADD R20, R4, R8 ;
+        /*0050*/              @P1 BRA `(.L_x_1) ;
+        /*0060*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+.L_x_2:
+        /*0070*/                   LDSM.16.MT88.4 R12, [R25] ;
+        /*0080*/                   HMMA.16816.F32.BF16 R16, R12, R4, R16 ;
+        /*0090*/              @P2 BRA `(.L_x_2) ;
+        /*00a0*/                   STG.E desc[UR4][R2.64], R16 ;
+        /*00b0*/                   NOP ;
+        /*00c0*/              @P3 BRA `(.L_x_0) ;
+        /*00d0*/                   EXIT ;
+"""
+CODE = cuda_model.Code(
+    registers=26,
+    per_product=3,
+    per_load=2,
+    beside=5,
+    stores_beside=1,
+    loads_ahead=2,
+    asynchronous=False,
+)
+# 264 blocks of a warp with 10 chunks: one wave on an H100 of two blocks to a multiprocessor.
+LAUNCH = Launch(
+    kernel="walk",
+    blocks=264,
+    threads=32,
+    shared=100 << 10,
+    rounds=10,
+    barriers=320,
+    shuffles=0,
+    products=32000,
+    operand_loads=32000,
+    loads=6400,
+    loaded=1e5,
+    stores=320,
+    stored=1e3,
+    shared_accesses=0,
+    shared_bytes=0,
+    unique=1e5,
+)
+
+
+def test_a_kernel_s_loops_are_read():
+    assert cuda_model.read_code(cuda_sass.parse(MACHINE_CODE)["walk"]) == CODE
+
+
+def test_instructions_stand_beside_loads_products_and_stores():
+    """By warp: 1000 products with 3 each, 200 loads with 2, and 5 in each of 10 chunks."""
+    assert estimate(LAUNCH, CODE, GPUS["H100"]).instructions == 1000 * 3 + 200 * 2 + 10 * 5
+
+
+def test_a_second_wave_takes_as_long_as_the_first():
+    one, two, three = (
+        estimate(LAUNCH._replace(blocks=n), CODE, GPUS["H100"]).limits["latency"]
+        for n in (264, 265, 529)
+    )
+    assert (one, two, three) == (one, 2 * one, 3 * one)
+
+
+def test_loads_that_are_asynchronous_wait_beside_the_work():
+    slow = LAUNCH._replace(loads=64000)
+    here, there = (
+        estimate(slow, CODE._replace(asynchronous=x), GPUS["H100"]).limits["latency"]
+        for x in (False, True)
+    )
+    assert 0.5 * here < there < here
+
+
+def test_what_moves_bytes_alone_is_limited_by_memory():
+    gpu = GPUS["H200"]
+    bytes_ = 1e6
+    copying = LAUNCH._replace(
+        blocks=10000, loads=32, products=0, barriers=0, loaded=bytes_, unique=bytes_
+    )
+    got = estimate(copying, CODE, gpu)
+    assert got.limit == "memory"
+    least = 10000 * bytes_ / gpu.memory
+    assert least < got.total < 1.3 * least
+
+
+def test_the_floor_is_what_is_read_and_written_once():
+    size = (8, 16, 4096, 64)
+    bytes_, seconds = floor(size, "bfloat16", ["forward"], GPUS["H200"])
+    assert bytes_ == 4 * 8 * 16 * 4096 * 64 * 2
+    assert seconds == pytest.approx(0.056e-3, rel=0.01)
+
+
+def test_constants_come_from_a_file(tmp_path):
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps({"all": {"load_ns": 700}, "H200": {"barrier_cycles": 20}}))
+    gpus = cuda_model.calibrated(GPUS, path)
+    assert gpus["A100"].load_ns == gpus["H200"].load_ns == 700
+    assert (gpus["A100"].barrier_cycles, gpus["H200"].barrier_cycles) == (40, 20)
+    for wrong in ({"H300": {}}, {"H200": {"load": 1}}):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(SystemExit, match="H300|load"):
+            cuda_model.calibrated(GPUS, path)
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("c++", "nm", "c++filt"))), reason="needs a C++ compiler and binutils"
+)
+def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
+    program = cuda_model.build_plan(tmp_path, ["bfloat16"], "-O0")
+    B, H, T, D = size = 4, 16, 640, 32
+    [walk] = cuda_model.plan(program, "bfloat16", "forward", size, 16, 227 << 10)
+    assert walk.kernel.startswith("walk_kernel<BFloat16")
+    assert walk.blocks == B * H
+    tensor = T * D * 2  # bytes of a head
+    assert 0.99 * 3 * tensor < walk.loaded < 1.2 * 3 * tensor
+    assert 0.99 * tensor < walk.stored < 1.5 * tensor  # and denominators, and the state
+    least = 2 * T * D * D / (16 * 8 * 16) * 32  # one product with the state, and one into it
+    assert least < walk.products < 4 * least
