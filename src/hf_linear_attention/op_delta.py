@@ -267,6 +267,7 @@ def _check_step(
 
 
 _native = native_op("delta_rule", version=1)
+_native_on_cuda = native_op("delta_rule", version=2)
 _native_step_ = native_op("delta_rule_step_", version=1)
 _native_step_on_slots_ = native_op("delta_rule_step_", version=2)
 _reference = reference_op("delta_rule", version=1)
@@ -333,11 +334,12 @@ def _step_reference_(
     return y[:, 0]
 
 
+_compiled = unless_missing(
+    Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
+)
 IMPLEMENTATIONS = {
-    "cuda": Missing("the delta rule has no CUDA kernels"),
-    "cpu": unless_missing(
-        Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
-    ),
+    "cuda": unless_missing(_compiled, _native_on_cuda),
+    "cpu": _compiled,
     "chunked": Implementation(chunked_delta_rule, chunked_delta_rule_step_, reads_cu_seqlens=True),
     "reference": unless_missing(
         Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference

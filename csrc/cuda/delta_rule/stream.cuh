@@ -1,0 +1,96 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// A walk's units (chunk.cuh) on their way from device memory: a ring of places in shared memory, of
+// which one is read while the others are filled.
+#pragma once
+
+#include "cuda/common/async_copy.h"
+#include "cuda/delta_rule/chunk.cuh"
+
+namespace hfla::cuda {
+
+constexpr int kUnitPlaces = 3;
+
+// A unit in shared memory.
+template <class Scalar>
+struct UnitTiles {
+  using Layout = UnitLayout<Scalar>;
+  Tile<typename Layout::Element, Layout::C, kUnitChannels> first, second;
+  float* decay;  // of the chunk, of up to 128 channels
+
+  BOTH explicit UnitTiles(SharedCarver& carver) {
+    carver.take_tile(first, Layout::C);
+    carver.take_tile(second, Layout::C);
+    decay = carver.take<float>(Layout::kTail);
+  }
+  static constexpr int64_t kBytes =
+      decltype(first)::kBytes + decltype(second)::kBytes + Layout::kTail * int64_t(sizeof(float));
+};
+
+// Where a unit is in device memory.
+struct FoundUnit {
+  const char* data;  // null: there is none
+  bool with_first;   // its first tile is needed
+};
+
+// The units walk.find_unit(0), walk.find_unit(1) and so on.
+template <class Scalar, int threads, class Walk>
+class UnitStream {
+  using Layout = UnitLayout<Scalar>;
+  using Element = typename Layout::Element;
+
+ public:
+  static constexpr int64_t kBytes = kUnitPlaces * UnitTiles<Scalar>::kBytes;
+
+  DEV UnitStream(char* places, const Walk& walk) : places_(places), walk_(walk) {}
+
+  DEV void start_first() {
+    UNROLL
+    for (int i = 0; i < kUnitPlaces - 1; ++i) start(i);
+  }
+
+  // The next unit, for which all threads wait for each other. The one before it is gone.
+  DEV UnitTiles<Scalar> next() {
+    wait_for_copies<kUnitPlaces - 2>();
+    sync_block();
+    start(index_ + kUnitPlaces - 1);
+    return place(index_++);
+  }
+
+ private:
+  DEV UnitTiles<Scalar> place(int64_t i) const {
+    SharedCarver carver(places_ + i % kUnitPlaces * UnitTiles<Scalar>::kBytes);
+    return UnitTiles<Scalar>(carver);
+  }
+
+  DEV void start(int64_t i) const {
+    const FoundUnit found = walk_.find_unit(i);
+    if (found.data) {
+      const UnitTiles<Scalar> to = place(i);
+      const Element* const from = reinterpret_cast<const Element*>(found.data);
+      if (found.with_first) copy_tile(to.first, from);
+      copy_tile(to.second, from + Layout::kTile);
+      const float* const tail = reinterpret_cast<const float*>(from + 2 * Layout::kTile);
+      for (int e = 4 * thread_index(); e < Layout::kTail; e += 4 * threads) {
+        copy_async(to.decay + e, tail + e);
+      }
+    }
+    close_copies();
+  }
+
+  template <class To>
+  DEV static void copy_tile(const To& to, const Element* from) {
+    constexpr int kUnit = 16 / int(sizeof(Element)), kPerRow = kUnitChannels / kUnit;
+    UNROLL
+    for (int i = 0; i < Layout::C * kPerRow / threads; ++i) {
+      const int e = thread_index() + i * threads, row = e / kPerRow, c = e % kPerRow * kUnit;
+      copy_async(to.data + row * To::kStride + c, from + row * kUnitChannels + c);
+    }
+  }
+
+  char* const places_;
+  const Walk& walk_;
+  int64_t index_ = 0;
+};
+
+}  // namespace hfla::cuda
