@@ -39,7 +39,7 @@ struct Copies {
     const void* from;
   };
   int64_t block = -1;
-  std::vector<std::vector<Copy>> groups;
+  std::vector<std::vector<Copy> > groups;
   std::vector<Copy> open;
 };
 

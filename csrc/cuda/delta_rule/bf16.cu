@@ -2,4 +2,5 @@
 
 #include "cuda/delta_rule/table.cuh"
 
-const hfla::DeltaRuleOnCuda hfla::cuda::delta_rule_bf16 = hfla::cuda::kDeltaRuleTable<hfla::cuda::BFloat16>;
+const hfla::DeltaRuleOnCuda hfla::cuda::delta_rule_bf16 =
+    hfla::cuda::kDeltaRuleTable<hfla::cuda::BFloat16>;

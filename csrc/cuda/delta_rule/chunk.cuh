@@ -89,8 +89,8 @@ struct DeltaRuleChunks : DeltaRuleProblem {
   DEV int64_t chunk_and_head(int64_t chunk, int64_t head) const { return chunk * Hkv + head; }
   template <class Scalar>
   DEV char* unit(int64_t chunk, int64_t head, int64_t unit) const {
-    return units + (chunk_and_head(chunk, head) * Units(K).per_chunk() + unit) *
-                       UnitLayout<Scalar>::kBytes;
+    return units +
+           (chunk_and_head(chunk, head) * Units(K).per_chunk() + unit) * UnitLayout<Scalar>::kBytes;
   }
   DEV bool present(const Piece& piece, int token) const {
     const int64_t t = piece.begin + token;

@@ -50,8 +50,7 @@ DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bo
   chunks.pieces = {p.cu_seqlens, p.T, p.num_sequences, Chunk<Scalar>::C};
   chunks.backward = backward;
   const int64_t blocks = chunks.pieces.count() * p.Hkv;
-  chunks.units =
-      launcher.take<char>(blocks * Units(p.K).per_chunk() * UnitLayout<Scalar>::kBytes);
+  chunks.units = launcher.take<char>(blocks * Units(p.K).per_chunk() * UnitLayout<Scalar>::kBytes);
   launcher.run(delta_prepare_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
                PrepareShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
   return chunks;

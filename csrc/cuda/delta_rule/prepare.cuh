@@ -89,9 +89,7 @@ class Prepare {
     return reinterpret_cast<Element*>(p_.template unit<Scalar>(chunk_, head_, unit)) +
            tile * Layout::kTile;
   }
-  DEV float* tail_of(int64_t unit) const {
-    return reinterpret_cast<float*>(tile_of(unit, 2));
-  }
+  DEV float* tail_of(int64_t unit) const { return reinterpret_cast<float*>(tile_of(unit, 2)); }
 
   // Of 32 channels: F, Q, L and the chunk's decay.
   DEV void store_rows(int64_t slab) const {
@@ -155,8 +153,7 @@ class Prepare {
       const int row = s.row_of_later(m.later, m.earlier);
       const int column = s.row_of_earlier(m.later, m.earlier);
       add_product<Operands>(
-          blocks_[i], kSlabChannels,
-          [&](int k) { return Operands::load_a(rows, row, k); },
+          blocks_[i], kSlabChannels, [&](int k) { return Operands::load_a(rows, row, k); },
           [&](auto& b, int k, int c) {
             Operands::load_b_transposed(b, s.k_columns, k, column + c);
           });

@@ -109,8 +109,7 @@ DEV void sum_over_rows(StepFloats<width>& of_key, StepFloats<width>& of_query, f
 }
 
 template <class Scalar, int width>
-KERNEL LAUNCH_BOUNDS(kDeltaStepThreads, 4)
-    delta_step_kernel(const GRID_CONSTANT DeltaRuleStep p) {
+KERNEL LAUNCH_BOUNDS(kDeltaStepThreads, 4) delta_step_kernel(const GRID_CONSTANT DeltaRuleStep p) {
   constexpr int kColumns = kStepLanes * width;
   const int64_t column_blocks = (p.V + kColumns - 1) / kColumns;
   const int64_t column_block = block_index() % column_blocks;

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cuda/common/async_copy.h"
-#include "cuda/delta_rule/chunk.cuh"
+#include "cuda/delta_rule/walk_rows.cuh"
 
 namespace hfla::cuda {
 
@@ -33,27 +33,28 @@ struct FoundUnit {
   bool with_first;   // its first tile is needed
 };
 
-// The units walk.find_unit(0), walk.find_unit(1) and so on.
-template <class Scalar, int threads, class Walk>
+// The units walk.find_unit(0), walk.find_unit(1) and so on. It does not keep the walk, whose
+// members would then have to be in memory.
+template <class Scalar>
 class UnitStream {
   using Layout = UnitLayout<Scalar>;
   using Element = typename Layout::Element;
 
  public:
-  static constexpr int64_t kBytes = kUnitPlaces * UnitTiles<Scalar>::kBytes;
+  DEV explicit UnitStream(char* places) : places_(places) {}
 
-  DEV UnitStream(char* places, const Walk& walk) : places_(places), walk_(walk) {}
-
-  DEV void start_first() {
+  template <class Walk>
+  DEV void start(const Walk& walk) const {
     UNROLL
-    for (int i = 0; i < kUnitPlaces - 1; ++i) start(i);
+    for (int i = 0; i < kUnitPlaces - 1; ++i) copy(walk, i);
   }
 
   // The next unit, for which all threads wait for each other. The one before it is gone.
-  DEV UnitTiles<Scalar> next() {
+  template <class Walk>
+  DEV UnitTiles<Scalar> next(const Walk& walk) {
     wait_for_copies<kUnitPlaces - 2>();
     sync_block();
-    start(index_ + kUnitPlaces - 1);
+    copy(walk, index_ + kUnitPlaces - 1);
     return place(index_++);
   }
 
@@ -63,15 +64,16 @@ class UnitStream {
     return UnitTiles<Scalar>(carver);
   }
 
-  DEV void start(int64_t i) const {
-    const FoundUnit found = walk_.find_unit(i);
+  template <class Walk>
+  DEV void copy(const Walk& walk, int64_t i) const {
+    const FoundUnit found = walk.find_unit(i);
     if (found.data) {
       const UnitTiles<Scalar> to = place(i);
       const Element* const from = reinterpret_cast<const Element*>(found.data);
       if (found.with_first) copy_tile(to.first, from);
       copy_tile(to.second, from + Layout::kTile);
       const float* const tail = reinterpret_cast<const float*>(from + 2 * Layout::kTile);
-      for (int e = 4 * thread_index(); e < Layout::kTail; e += 4 * threads) {
+      for (int e = 4 * thread_index(); e < Layout::kTail; e += 4 * kDeltaWalkThreads) {
         copy_async(to.decay + e, tail + e);
       }
     }
@@ -82,14 +84,14 @@ class UnitStream {
   DEV static void copy_tile(const To& to, const Element* from) {
     constexpr int kUnit = 16 / int(sizeof(Element)), kPerRow = kUnitChannels / kUnit;
     UNROLL
-    for (int i = 0; i < Layout::C * kPerRow / threads; ++i) {
-      const int e = thread_index() + i * threads, row = e / kPerRow, c = e % kPerRow * kUnit;
+    for (int i = 0; i < Layout::C * kPerRow / kDeltaWalkThreads; ++i) {
+      const int e = thread_index() + i * kDeltaWalkThreads, row = e / kPerRow,
+                c = e % kPerRow * kUnit;
       copy_async(to.data + row * To::kStride + c, from + row * kUnitChannels + c);
     }
   }
 
   char* const places_;
-  const Walk& walk_;
   int64_t index_ = 0;
 };
 

@@ -12,9 +12,8 @@ namespace hfla::cuda {
 template <class Scalar>
 int delta_table_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
                         const CudaPlace& place) {
-  return launch_at(place, [&](Launcher& launcher) {
-    delta_forward<Scalar>(launcher, p, result, place.device);
-  });
+  return launch_at(
+      place, [&](Launcher& launcher) { delta_forward<Scalar>(launcher, p, result, place.device); });
 }
 
 template <class Scalar>

@@ -65,9 +65,7 @@ DEV void load_token_numbers(const DeltaRuleChunks& p, const Piece& piece, int64_
       to.q_factor[token + i] = present[i] ? factors[0] * float(p.scale) : 0;
       to.k_factor[token + i] = present[i] ? factors[1] : 0;
       const float* const beta = at_piece<const float>(p.beta, piece, head);
-      to.beta[token + i] = !present[i]     ? 0
-                           : p.beta.data ? beta[(token + i) * p.beta.time]
-                                         : 1;
+      to.beta[token + i] = !present[i] ? 0 : p.beta.data ? beta[(token + i) * p.beta.time] : 1;
     }
   }
 }
@@ -90,11 +88,11 @@ struct Slab {
   static constexpr int kRows = kTwice ? C + kBlockTokens : C;
   using DecayedTile = Tile<Element, kRows, kSlabChannels>;
 
-  FloatRows q, k, a;              // as they are used; zeros and a decay by 1 where there is no token
-  DecayedTile q_rows, k_rows;     // decayed from the bound before their block, or (from row C on,
-                                  // the last block) from the middle
-  DecayedTile k_columns;          // to the bound behind their block, or (the first) to the middle
-  float* whole;                   // (blocks, 32): a block's decay
+  FloatRows q, k, a;           // as they are used; zeros and a decay by 1 where there is no token
+  DecayedTile q_rows, k_rows;  // decayed from the bound before their block, or (from row C on,
+                               // the last block) from the middle
+  DecayedTile k_columns;       // to the bound behind their block, or (the first) to the middle
+  float* whole;                // (blocks, 32): a block's decay
 
   BOTH explicit Slab(SharedCarver& carver) {
     q.data = carver.take<float>(C * FloatRows::kStride);
@@ -118,10 +116,8 @@ struct Slab {
     for (int i = 0; i < kBlockTokens; ++i) {
       const int token = thread_index() / 32 * kBlockTokens + i;
       const bool there = c < p.K && p.present(piece, token);
-      q.at(token, lane) =
-          there ? numbers.q_factor[token] * to_float(of_q[token * p.q.time]) : 0;
-      k.at(token, lane) =
-          there ? numbers.k_factor[token] * to_float(of_k[token * p.k.time]) : 0;
+      q.at(token, lane) = there ? numbers.q_factor[token] * to_float(of_q[token * p.q.time]) : 0;
+      k.at(token, lane) = there ? numbers.k_factor[token] * to_float(of_k[token * p.k.time]) : 0;
       a.at(token, lane) = there && p.log_decay.data ? expf(g[token * p.log_decay.time]) : 1;
     }
   }
