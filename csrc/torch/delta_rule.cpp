@@ -172,7 +172,9 @@ void step(StableIValue* stack) {
   p.y = token_view(y.mutable_data(), y);
   run(
       d.device, p.dtype,
-      [&](const CpuKernels& cpu, const Threads& threads) { return cpu.delta_rule.step(p, threads); },
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.delta_rule.step(p, threads);
+      },
       [&](const CudaKernels& cuda, void* stream) { return cuda.delta_rule->step(p, stream); });
   give_back(stack, y);
 }

@@ -91,7 +91,7 @@ def delta_rule(
     arXiv 2412.06464 (a decay per head), Kimi Team, "Kimi Linear", arXiv 2510.26692 (one per
     channel), Grazzi et al., arXiv 2411.12537 (negative eigenvalues).
     """
-    chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
+    chosen = choose(for_sequences_of(q), backend, q.device, q.dtype)
     check_qkv(q, k, v, 4)
     rows = q.shape[0]
     if cu_seqlens is not None:
@@ -345,3 +345,17 @@ IMPLEMENTATIONS = {
         Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
     ),
 }
+
+# A block of the CUDA kernels has all rows of a state in shared memory: so many everywhere.
+MOST_KEY_DIM_ON_CUDA = 256
+_WITH_LARGE_KEYS = IMPLEMENTATIONS | {
+    "cuda": Missing(
+        f"over sequences its kernels take keys of up to {MOST_KEY_DIM_ON_CUDA} features"
+    )
+}
+
+
+def for_sequences_of(q: Tensor) -> dict[str, Implementation | Missing]:
+    """The implementations for sequences with heads of q's size."""
+    large = q.dim() > 0 and q.shape[-1] > MOST_KEY_DIM_ON_CUDA
+    return _WITH_LARGE_KEYS if large else IMPLEMENTATIONS

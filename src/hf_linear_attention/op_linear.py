@@ -26,7 +26,7 @@ from .chunked_linear import chunked_linear_attention
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype
 from .op_delta import IMPLEMENTATIONS as RULES
-from .op_delta import run_rule, step_rule_
+from .op_delta import for_sequences_of, run_rule, step_rule_
 from .step_linear import (
     check_linear_state,
     check_options,
@@ -269,7 +269,7 @@ def _run_general(
             delta=False,
         )
 
-    rule = choose(RULES, backend, q.device, q.dtype)
+    rule = choose(for_sequences_of(q), backend, q.device, q.dtype)
     kv, z = (None, None) if initial_state is None else initial_state
     y, kv = run(v, kv)
     if normalize:

@@ -530,7 +530,7 @@ def test_a_write_strength_of_another_shape_is_named(backend):
         linear_attention(**inputs, backend=backend)
 
 
-def test_cuda_has_no_kernels_of_it_and_says_so():
+def test_cuda_that_can_t_run_says_so():
     inputs = make_inputs(RuleCase(T=3))
     with pytest.raises(RuntimeError, match="backend 'cuda' can't run: "):
         delta_rule(**inputs, backend="cuda")

@@ -18,19 +18,19 @@ namespace hfla::cuda {
 #if defined(__CUDACC__)
 
 // 16 bytes, aligned.
-DEV void copy_async(void* to, const void* from) {
+DEV void copy_in_group(void* to, const void* from) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from) : "memory");
 }
-DEV void close_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+DEV void close_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 template <int newest>
-DEV void wait_for_copies() {
+DEV void wait_for_groups() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(newest) : "memory");
 }
 
 #else
 
-// Emulated, a copy happens as late as it may: what is read too early is what was there before.
+// Emulated, a copy arrives as late as it may, and until then there is NaN where it goes to.
 namespace emulator {
 
 struct Copies {
@@ -52,19 +52,20 @@ inline Copies& copies_of_this_thread() {
 
 }  // namespace emulator
 
-inline void copy_async(void* to, const void* from) {
+inline void copy_in_group(void* to, const void* from) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0) {
     emulator::machine().error = "a copy that is not aligned";
   }
+  std::memset(to, emulator::kPoison, 16);
   emulator::copies_of_this_thread().open.push_back({to, from});
 }
-inline void close_copies() {
+inline void close_group() {
   emulator::Copies& copies = emulator::copies_of_this_thread();
   copies.groups.push_back(std::move(copies.open));
   copies.open.clear();
 }
 template <int newest>
-void wait_for_copies() {
+void wait_for_groups() {
   auto& groups = emulator::copies_of_this_thread().groups;
   while (groups.size() > size_t(newest)) {
     for (const auto& copy : groups.front()) std::memcpy(copy.to, copy.from, 16);

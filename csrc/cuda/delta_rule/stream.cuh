@@ -52,7 +52,7 @@ class UnitStream {
   // The next unit, for which all threads wait for each other. The one before it is gone.
   template <class Walk>
   DEV UnitTiles<Scalar> next(const Walk& walk) {
-    wait_for_copies<kUnitPlaces - 2>();
+    wait_for_groups<kUnitPlaces - 2>();
     sync_block();
     copy(walk, index_ + kUnitPlaces - 1);
     return place(index_++);
@@ -74,10 +74,10 @@ class UnitStream {
       copy_tile(to.second, from + Layout::kTile);
       const float* const tail = reinterpret_cast<const float*>(from + 2 * Layout::kTile);
       for (int e = 4 * thread_index(); e < Layout::kTail; e += 4 * kDeltaWalkThreads) {
-        copy_async(to.decay + e, tail + e);
+        copy_in_group(to.decay + e, tail + e);
       }
     }
-    close_copies();
+    close_group();
   }
 
   template <class To>
@@ -87,7 +87,7 @@ class UnitStream {
     for (int i = 0; i < Layout::C * kPerRow / kDeltaWalkThreads; ++i) {
       const int e = thread_index() + i * kDeltaWalkThreads, row = e / kPerRow,
                 c = e % kPerRow * kUnit;
-      copy_async(to.data + row * To::kStride + c, from + row * kUnitChannels + c);
+      copy_in_group(to.data + row * To::kStride + c, from + row * kUnitChannels + c);
     }
   }
 

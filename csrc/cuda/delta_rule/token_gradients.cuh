@@ -53,6 +53,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
  private:
   // ---- dA and P ----
 
+  // What others read of them they read after another barrier.
   DEV void find_scores() const {
     float da[C / 8][4] = {}, p[C / 8][4] = {};
     for (int64_t column = 0; column < p_.V; column += kSlabColumns) {
@@ -73,7 +74,6 @@ class TokenGradients : TokenGradientsBase<Scalar> {
         shared_.p.data[at] = from_float<Element>(row > column ? p[n][i] : 0);
       }
     }
-    sync_block();
   }
 
   // sums += the warp's rows of a, times bᵀ, of 32 columns.
