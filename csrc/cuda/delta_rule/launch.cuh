@@ -14,8 +14,11 @@
 namespace hfla::cuda {
 
 // Columns of the state that a block has: more than few where there are blocks enough for the
-// device, and the memory.
-constexpr int kManyColumns = 32, kFewColumns = 16;
+// device, and the memory. Operands of four bytes take few only: they are not the ones to be fast, and
+// each kernel takes long to compile.
+constexpr int kFewColumns = 16;
+template <class Scalar>
+constexpr int kManyColumns = sizeof(typename Chunk<Scalar>::Element) == 2 ? 32 : kFewColumns;
 
 template <class Scalar, int columns>
 int64_t delta_walk_bytes(int64_t K) {
@@ -24,9 +27,9 @@ int64_t delta_walk_bytes(int64_t K) {
 
 template <class Scalar>
 bool takes_many_columns(const DeltaRuleChunks& p, const CudaDevice& device) {
-  const int64_t blocks = p.num_sequences * p.Hkv * ceil_div(p.V, kManyColumns);
+  const int64_t blocks = p.num_sequences * p.Hkv * ceil_div(p.V, kManyColumns<Scalar>);
   return blocks >= device.multiprocessors &&
-         delta_walk_bytes<Scalar, kManyColumns>(p.K) <= device.shared_bytes;
+         delta_walk_bytes<Scalar, kManyColumns<Scalar>>(p.K) <= device.shared_bytes;
 }
 
 // One of the walks, as the kernel for many and the one for few columns.
@@ -35,8 +38,8 @@ void run_delta_walk(Launcher& launcher, const DeltaRuleChunks& p, const CudaDevi
                     Kernel many, Kernel few) {
   const int64_t heads = p.num_sequences * p.Hkv;
   if (takes_many_columns<Scalar>(p, device)) {
-    launcher.run(many, heads * ceil_div(p.V, kManyColumns), kDeltaWalkThreads,
-                 delta_walk_bytes<Scalar, kManyColumns>(p.K), p);
+    launcher.run(many, heads * ceil_div(p.V, kManyColumns<Scalar>), kDeltaWalkThreads,
+                 delta_walk_bytes<Scalar, kManyColumns<Scalar>>(p.K), p);
   } else {
     launcher.run(few, heads * ceil_div(p.V, kFewColumns), kDeltaWalkThreads,
                  delta_walk_bytes<Scalar, kFewColumns>(p.K), p);
@@ -61,7 +64,7 @@ void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRul
                    const CudaDevice& device) {
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
   chunks.result = result;
-  run_delta_walk<Scalar>(launcher, chunks, device, delta_outputs_kernel<Scalar, kManyColumns>,
+  run_delta_walk<Scalar>(launcher, chunks, device, delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_outputs_kernel<Scalar, kFewColumns>);
 }
 
@@ -86,9 +89,9 @@ void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRu
   chunks.write_gradients = launcher.take(rows * p.V);
   chunks.dq = launcher.take(rows * p.K);
   chunks.dk = launcher.take(rows * p.K);
-  run_delta_walk<Scalar>(launcher, chunks, device, delta_states_kernel<Scalar, kManyColumns>,
+  run_delta_walk<Scalar>(launcher, chunks, device, delta_states_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_states_kernel<Scalar, kFewColumns>);
-  run_delta_walk<Scalar>(launcher, chunks, device, delta_gradients_kernel<Scalar, kManyColumns>,
+  run_delta_walk<Scalar>(launcher, chunks, device, delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_gradients_kernel<Scalar, kFewColumns>);
   launcher.run(delta_token_gradients_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
                TokenGradientsShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
