@@ -54,33 +54,34 @@ def check(case: RuleCase, dtype: torch.dtype) -> None:
 TINY = dict(B=1, Hq=1, Hk=1, Hv=2)
 SMALL_CASES = [
     RuleCase(**TINY, T=70, K=20, V=18, decay="channel", resets=True, mask="middle", initial=True),
-    RuleCase(**TINY, T=70, lengths=(0, 33, 1, 0, 36), initial=True, strength="ends"),
-    RuleCase(**TINY, T=40, decay=None, strided=True, normalize_qk=False, strength="one"),
-    RuleCase(op="linear_attention", **TINY, T=70, K=34, V=36, decay="channel", resets=True),
+    RuleCase(**TINY, T=35, lengths=(0, 33, 2), initial=True, strength="ends"),
+    RuleCase(**TINY, T=20, decay=None, strided=True, normalize_qk=False, strength="one"),
+    RuleCase(op="linear_attention", **TINY, T=34, K=34, V=36, decay="channel", resets=True),
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_small_cases(case, dtype):
     check(case, dtype)
 
 
 def test_small_cases_in_float16():
-    check(SMALL_CASES[0], torch.float16)
+    check(replace(SMALL_CASES[0], T=20), torch.float16)
 
 
 def test_small_cases_of_no_tokens():
-    for case in (RuleCase(T=0, initial=True), RuleCase(B=0), RuleCase(B=1, T=0, lengths=())):
+    for case in (RuleCase(**TINY, T=0, initial=True), RuleCase(B=0)):
         check(case, torch.float32)
+    check(RuleCase(**TINY, T=0, lengths=()), torch.float32)
 
 
 def test_small_cases_of_many_channels():
-    check(RuleCase(B=1, Hq=1, Hk=1, Hv=1, T=34, K=150, V=20, decay="channel"), torch.float32)
+    check(RuleCase(B=1, Hq=1, Hk=1, Hv=1, T=20, K=150, V=20, decay="channel"), torch.float32)
 
 
 def test_masked_nan_reaches_nothing():
-    case = RuleCase(**TINY, T=40, decay="channel", mask="middle")
+    case = RuleCase(**TINY, T=20, decay="channel", mask="middle")
     inputs = make_inputs(case, torch.float32, SEED, DEVICE)
     clean = delta_rule(**inputs, backend=DEVICE)
     names = ("q", "k", "v", "beta", "log_decay")
@@ -110,7 +111,7 @@ STEP_CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "case",
     [*STEP_CASES, RuleCase(B=64, T=2, Hq=16, Hk=16, Hv=32, K=128, V=128, initial=True)],

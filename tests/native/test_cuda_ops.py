@@ -63,12 +63,12 @@ DELTA_RULE = ROOT / "tests" / "native" / "delta_on_gpu.py"
     "chosen, variables",
     [
         ("small_cases or masked_nan or (steps and not 128)", {}),
-        # wide blocks, and threads in another order
+        # blocks of many columns, and threads in two other orders
         (
-            "small_cases and float32 and lengths",
+            "small_cases and bfloat16 and middle",
             {"EMULATED_MULTIPROCESSORS": "1", "EMULATED_SCHEDULE": "1"},
         ),
-        ("small_cases and bfloat16 and middle", {"EMULATED_SCHEDULE": "3"}),
+        ("small_cases and float32 and lengths", {"EMULATED_SCHEDULE": "3"}),
     ],
     ids=["few columns", "many columns, backwards", "shuffled"],
 )
