@@ -17,61 +17,53 @@ namespace hfla::cuda {
 
 #if defined(__CUDACC__)
 
-// 16 bytes, aligned.
-DEV void copy_in_group(void* to, const void* from) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from) : "memory");
-}
-DEV void close_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-template <int newest>
-DEV void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(newest) : "memory");
-}
+// A thread's groups.
+struct CopyGroups {
+  // 16 bytes, aligned.
+  DEV void copy(void* to, const void* from) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from)
+                 : "memory");
+  }
+  DEV void close() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+  template <int newest>
+  DEV void wait() {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(newest) : "memory");
+  }
+};
 
 #else
 
 // Emulated, a copy arrives as late as it may, and until then there is NaN where it goes to.
-namespace emulator {
+class CopyGroups {
+ public:
+  void copy(void* to, const void* from) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0) {
+      emulator::machine().error = "a copy that is not aligned";
+    }
+    std::memset(to, emulator::kPoison, 16);
+    open_.push_back({to, from});
+  }
+  void close() {
+    groups_.push_back(std::move(open_));
+    open_.clear();
+  }
+  template <int newest>
+  void wait() {
+    while (groups_.size() > size_t(newest)) {
+      for (const auto& [to, from] : groups_.front()) std::memcpy(to, from, 16);
+      groups_.erase(groups_.begin());
+    }
+  }
 
-struct Copies {
+ private:
   struct Copy {
     void* to;
     const void* from;
   };
-  int64_t block = -1;
-  std::vector<std::vector<Copy> > groups;
-  std::vector<Copy> open;
+  std::vector<std::vector<Copy> > groups_;
+  std::vector<Copy> open_;
 };
-
-inline Copies& copies_of_this_thread() {
-  static Copies of_threads[kMaxThreads];
-  Copies& copies = of_threads[machine().current];
-  if (copies.block != machine().block) copies = {machine().block, {}, {}};
-  return copies;
-}
-
-}  // namespace emulator
-
-inline void copy_in_group(void* to, const void* from) {
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0) {
-    emulator::machine().error = "a copy that is not aligned";
-  }
-  std::memset(to, emulator::kPoison, 16);
-  emulator::copies_of_this_thread().open.push_back({to, from});
-}
-inline void close_group() {
-  emulator::Copies& copies = emulator::copies_of_this_thread();
-  copies.groups.push_back(std::move(copies.open));
-  copies.open.clear();
-}
-template <int newest>
-void wait_for_groups() {
-  auto& groups = emulator::copies_of_this_thread().groups;
-  while (groups.size() > size_t(newest)) {
-    for (const auto& copy : groups.front()) std::memcpy(copy.to, copy.from, 16);
-    groups.erase(groups.begin());
-  }
-}
 
 #endif
 

@@ -44,7 +44,7 @@ class UnitStream {
   DEV explicit UnitStream(char* places) : places_(places) {}
 
   template <class Walk>
-  DEV void start(const Walk& walk) const {
+  DEV void start(const Walk& walk) {
     UNROLL
     for (int i = 0; i < kUnitPlaces - 1; ++i) copy(walk, i);
   }
@@ -52,7 +52,7 @@ class UnitStream {
   // The next unit, for which all threads wait for each other. The one before it is gone.
   template <class Walk>
   DEV UnitTiles<Scalar> next(const Walk& walk) {
-    wait_for_groups<kUnitPlaces - 2>();
+    groups_.wait<kUnitPlaces - 2>();
     sync_block();
     copy(walk, index_ + kUnitPlaces - 1);
     return place(index_++);
@@ -65,7 +65,7 @@ class UnitStream {
   }
 
   template <class Walk>
-  DEV void copy(const Walk& walk, int64_t i) const {
+  DEV void copy(const Walk& walk, int64_t i) {
     const FoundUnit found = walk.find_unit(i);
     if (found.data) {
       const UnitTiles<Scalar> to = place(i);
@@ -74,25 +74,26 @@ class UnitStream {
       copy_tile(to.second, from + Layout::kTile);
       const float* const tail = reinterpret_cast<const float*>(from + 2 * Layout::kTile);
       for (int e = 4 * thread_index(); e < Layout::kTail; e += 4 * kDeltaWalkThreads) {
-        copy_in_group(to.decay + e, tail + e);
+        groups_.copy(to.decay + e, tail + e);
       }
     }
-    close_group();
+    groups_.close();
   }
 
   template <class To>
-  DEV static void copy_tile(const To& to, const Element* from) {
+  DEV void copy_tile(const To& to, const Element* from) {
     constexpr int kUnit = 16 / int(sizeof(Element)), kPerRow = kUnitChannels / kUnit;
     UNROLL
     for (int i = 0; i < Layout::C * kPerRow / kDeltaWalkThreads; ++i) {
       const int e = thread_index() + i * kDeltaWalkThreads, row = e / kPerRow,
                 c = e % kPerRow * kUnit;
-      copy_in_group(to.data + row * To::kStride + c, from + row * kUnitChannels + c);
+      groups_.copy(to.data + row * To::kStride + c, from + row * kUnitChannels + c);
     }
   }
 
   char* const places_;
   int64_t index_ = 0;
+  CopyGroups groups_;
 };
 
 }  // namespace hfla::cuda
