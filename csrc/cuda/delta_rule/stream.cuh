@@ -4,7 +4,7 @@
 // which one is read while the others are filled.
 #pragma once
 
-#include "cuda/common/async_copy.h"
+#include "cuda/common/copy_groups.cuh"
 #include "cuda/delta_rule/walk_rows.cuh"
 
 namespace hfla::cuda {
