@@ -2,10 +2,10 @@
 //
 // The dtypes that CUDA kernels have, and the kernels of all ops for each.
 
-#include "kernels/cuda.h"
-
 #include "cuda/delta_rule/kernels.h"
+
 #include "cuda/linear_attention/kernels.h"
+#include "kernels/cuda.h"
 
 namespace hfla {
 

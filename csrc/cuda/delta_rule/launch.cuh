@@ -14,8 +14,8 @@
 namespace hfla::cuda {
 
 // Columns of the state that a block has: more than few where there are blocks enough for the
-// device, and the memory. Operands of four bytes take few only: they are not the ones to be fast, and
-// each kernel takes long to compile.
+// device, and the memory. Operands of four bytes take few only: they are not the ones to be fast,
+// and each kernel takes long to compile.
 constexpr int kFewColumns = 16;
 template <class Scalar>
 constexpr int kManyColumns = sizeof(typename Chunk<Scalar>::Element) == 2 ? 32 : kFewColumns;
@@ -64,7 +64,8 @@ void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRul
                    const CudaDevice& device) {
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
   chunks.result = result;
-  run_delta_walk<Scalar>(launcher, chunks, device, delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
+  run_delta_walk<Scalar>(launcher, chunks, device,
+                         delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_outputs_kernel<Scalar, kFewColumns>);
 }
 
@@ -89,9 +90,11 @@ void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRu
   chunks.write_gradients = launcher.take(rows * p.V);
   chunks.dq = launcher.take(rows * p.K);
   chunks.dk = launcher.take(rows * p.K);
-  run_delta_walk<Scalar>(launcher, chunks, device, delta_states_kernel<Scalar, kManyColumns<Scalar>>,
+  run_delta_walk<Scalar>(launcher, chunks, device,
+                         delta_states_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_states_kernel<Scalar, kFewColumns>);
-  run_delta_walk<Scalar>(launcher, chunks, device, delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
+  run_delta_walk<Scalar>(launcher, chunks, device,
+                         delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_gradients_kernel<Scalar, kFewColumns>);
   launcher.run(delta_token_gradients_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
                TokenGradientsShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
