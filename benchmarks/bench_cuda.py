@@ -11,6 +11,8 @@ Contenders, each on contiguous tensors (B, T, H, D), feature map elu+1 included:
   where the package can be imported;
 - SDPA: PyTorch's causal softmax attention on its FlashAttention kernel, another formula.
 
+And the gated delta rule, with fla's chunk_gated_delta_rule (cuda_delta_rule.py).
+
 Each contender is compared with a float64 computation first, and the program ends where one is
 wrong. Then contenders take turns; a figure is the median over the rounds, with the fastest and the
 slowest, of times between CUDA events. Inputs alternate between as many sets as exceed the cache.
@@ -34,6 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import cuda_delta_rule
 from hf_linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
 from hf_linear_attention.reference import reference_linear_attention
 
@@ -202,6 +205,15 @@ def verify_steps(shape: Shape, device: str) -> dict[str, float]:
     return errors
 
 
+def verify_delta_rule(D: int, device: str) -> dict[str, float]:
+    inputs = cuda_delta_rule.sequence((1, 200, 2, D), device)
+    wanted = cuda_delta_rule.exact(inputs)
+    return {
+        f"{name} gated delta": check(f"{name}'s gated delta", run(*inputs), wanted)
+        for name, run in cuda_delta_rule.FORWARD.items()
+    }
+
+
 # ---- time ----
 
 
@@ -278,11 +290,11 @@ def in_a_graph(run: Callable[..., object], sets: list[Inputs]) -> Callable[[], o
 
 
 def forward_and_backward(run: Callable[..., Tensor]) -> Callable[..., object]:
-    def both(q: Tensor, k: Tensor, v: Tensor) -> object:
-        leaves = [x.requires_grad_() for x in (q, k, v)]
+    def both(*inputs: Tensor) -> object:
+        leaves = [x.requires_grad_() for x in inputs]
         with torch.enable_grad():
             y = run(*leaves)
-        return torch.autograd.grad(y, leaves, v.detach())  # v has the shape of y's gradient
+        return torch.autograd.grad(y, leaves, inputs[2].detach())  # v has the shape of dy
 
     return both
 
@@ -316,6 +328,26 @@ def cases(device: str) -> Iterator[Case]:
             )
         else:
             yield Case("decode", shape, {n: over_sets(r, sets) for n, r in STEP.items()}, least)
+    yield from delta_rule_cases(device)
+
+
+def delta_rule_cases(device: str) -> Iterator[Case]:
+    rule, on_cuda = cuda_delta_rule, device == "cuda"
+    for sizes in rule.SEQUENCES if on_cuda else rule.TINY_SEQUENCES:
+        shape = Shape(*sizes)
+        sets = input_sets(lambda shape=shape: rule.sequence(shape, device), device)
+        tensor = num_bytes(sets[0][:1])
+        runs = {name: over_sets(run, sets) for name, run in rule.FORWARD.items()}
+        yield Case("gated delta", shape, runs, 4 * tensor)  # q, k, v and y
+        runs = {name: over_sets(forward_and_backward(r), sets) for name, r in rule.FORWARD.items()}
+        yield Case("gated delta + bwd", shape, runs, 11 * tensor)
+    for sizes in rule.TOKENS if on_cuda else rule.TINY_TOKENS:
+        shape = Shape(*sizes)
+        sets = input_sets(lambda shape=shape: rule.token_and_state(shape, device), device)
+        least = 2 * num_bytes(sets[0][-1:])
+        wrap, calls = (in_a_graph, STEPS) if on_cuda else (over_sets, 1)
+        runs = {name: wrap(run, sets) for name, run in rule.STEP.items()}
+        yield Case("gated delta step", shape, runs, least, calls)
 
 
 def measure(device: str, rounds: int, budget: float) -> dict[str, Any]:
@@ -328,6 +360,7 @@ def measure(device: str, rounds: int, budget: float) -> dict[str, Any]:
     sequences, tokens = (SEQUENCES, TOKENS) if device == "cuda" else (TINY_SEQUENCES, TINY_TOKENS)
     errors = {f"D = {D}": verify(Shape(1, 500, 2, D), device) for D in sizes(sequences)}
     errors |= {f"D = {D}, step": verify_steps(Shape(1, 1, 1, D), device) for D in sizes(tokens)}
+    errors |= {"D = 128, gated delta": verify_delta_rule(128, device)}
     bandwidth = copy_bandwidth(device)
     print(f"copy {bandwidth / 1e9:.0f} GB/s, first call {first_call * 1e3:.0f} ms")
     if WHY_NO_FLA is not None:

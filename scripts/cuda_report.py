@@ -25,14 +25,19 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_80")
 
 
 # What a kernel asks for in shared memory when it is launched: in C++, from its template arguments.
-# Other kernels ask for none. It depends on the tile, and for a decoding step on the head's size.
+# Other kernels ask for none. It depends on the tile, and for some on the head's size.
 HEAD_DIM = 128
 SHARED_MEMORY = {
     r"walk_kernel<(.*)>": "Walker<{}>::kSharedBytes",
     r"step_kernel<[^,]*, (.*)>": "step_shared_bytes<{}>(problem)",
+    r"delta_step_kernel<[^,]*, (.*)>": "delta_step_shared_bytes(delta_problem, {})",
+    r"delta_(?:outputs|states|gradients)_kernel<(.*)>": "delta_walk_bytes<{}>(problem.K)",
+    r"delta_prepare_kernel<(.*)>": "PrepareShared<{}>(SharedCarver(nullptr)).bytes",
+    r"delta_token_gradients_kernel<(.*)>": "TokenGradientsShared<{}>(SharedCarver(nullptr)).bytes",
 }
 PROGRAM = """
 #include <cstdio>
+#include "cuda/delta_rule/table.cuh"
 #include "cuda/linear_attention/table.cuh"
 using namespace hfla;
 using namespace hfla::cuda;
@@ -40,7 +45,8 @@ using __half = Float16;  // its name where nvcc compiles
 int main() {
   LinearAttentionStep problem{};
   problem.K = problem.V = %d;
-  (void)problem;
+  DeltaRuleStep delta_problem{};
+  delta_problem.K = problem.K;
   for (long bytes : {%s}) std::printf("%%ld\\n", bytes);
 }
 """

@@ -7,7 +7,7 @@
 It needs no network: torch, transformers and pytest have to be there, and either the package with
 CUDA kernels or nvcc and setuptools, with which it builds the library in place. It runs
 
-1. tests/native/on_gpu.py, on numbers that are new every time;
+1. tests/native/on_gpu.py and delta_on_gpu.py, on numbers that are new every time;
 2. a part of it in compute-sanitizer: memcheck and racecheck;
 3. benchmarks/bench_cuda.py,
 
@@ -115,8 +115,8 @@ def prepare(checks: Checks, environment: dict[str, str]) -> dict[str, Any]:
 
 def check(checks: Checks, environment: dict[str, str], device: str, results: Path) -> dict:
     """Everything; returns what the benchmark measured."""
-    tests = "tests/native/on_gpu.py"
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+    tests = ["tests/native/on_gpu.py", "tests/native/delta_on_gpu.py"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     checks.run("numerics", pytest, environment, 200)
 
     # Every tensor an allocation of its own, whose bounds memcheck knows.

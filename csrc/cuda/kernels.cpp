@@ -2,15 +2,17 @@
 //
 // The dtypes that CUDA kernels have, and the kernels of all ops for each.
 
-#include "cuda/linear_attention/kernels.h"
+#include "cuda/delta_rule/kernels.h"
 
+#include "cuda/linear_attention/kernels.h"
 #include "kernels/cuda.h"
 
 namespace hfla {
 
 const CudaKernels* cuda_kernels(DType dtype) {
-  static const CudaKernels f32{&cuda::linear_attention_f32}, bf16{&cuda::linear_attention_bf16},
-      f16{&cuda::linear_attention_f16};
+  static const CudaKernels f32{&cuda::linear_attention_f32, &cuda::delta_rule_f32},
+      bf16{&cuda::linear_attention_bf16, &cuda::delta_rule_bf16},
+      f16{&cuda::linear_attention_f16, &cuda::delta_rule_f16};
   switch (dtype) {
     case DType::f32:
       return &f32;

@@ -3,12 +3,14 @@
 // The kernels of all ops that have CUDA kernels, one table per dtype.
 #pragma once
 
+#include "kernels/delta_rule.h"
 #include "kernels/linear_attention.h"
 
 namespace hfla {
 
 struct CudaKernels {
   const LinearAttentionOnCuda* linear_attention;
+  const DeltaRuleOnCuda* delta_rule;
 };
 
 // Null for a dtype that CUDA kernels don't have, which is float64.

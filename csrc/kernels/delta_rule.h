@@ -89,4 +89,14 @@ struct DeltaRuleOnCpu {
                              const Threads&);
 };
 
+// For one dtype. Pointers are the device's. All calls are asynchronous, and return cudaSuccess or
+// another cudaError_t.
+struct DeltaRuleOnCuda {
+  int (*load)();  // all kernels, onto the current device
+  int (*forward)(const DeltaRuleProblem&, const DeltaRuleResult&, const CudaPlace&);
+  int (*backward)(const DeltaRuleProblem&, const DeltaRuleUpstream&, const DeltaRuleGradients&,
+                  const CudaPlace&);
+  int (*step)(const DeltaRuleStep&, void* stream);
+};
+
 }  // namespace hfla

@@ -62,12 +62,6 @@ DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
   return p;
 }
 
-// These ops have kernels on the CPU only, and are registered for nothing else.
-template <class OnCpu>
-void run_on_cpu(OnCpu on_cpu) {
-  check_status(on_cpu(cpu().delta_rule, torch_threads()));
-}
-
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Inputs in = take_inputs(arguments);
@@ -86,9 +80,14 @@ void forward(StableIValue* stack) {
   result.y = output(y);
   if (keep_errors) result.errors = output(errors);
   result.state = state.mutable_data();
-  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
-    return kernels.forward(p, result, threads);
-  });
+  run(
+      device, p.dtype,
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.delta_rule.forward(p, result, threads);
+      },
+      [&](const CudaKernels& cuda, const CudaPlace& place) {
+        return cuda.delta_rule->forward(p, result, place);
+      });
   give_back(stack, y, errors, state);
 }
 
@@ -154,9 +153,14 @@ void backward(StableIValue* stack) {
   if (in.beta) result.dbeta = output(dbeta);
   if (in.log_decay) result.dlog_decay = output(dlog_decay);
   if (in.initial_state) result.dinitial_state = dinitial_state.mutable_data();
-  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
-    return kernels.backward(p, upstream, result, threads);
-  });
+  run(
+      device, p.dtype,
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.delta_rule.backward(p, upstream, result, threads);
+      },
+      [&](const CudaKernels& cuda, const CudaPlace& place) {
+        return cuda.delta_rule->backward(p, upstream, result, place);
+      });
   give_back(stack, dq, dk, dv, dbeta, dlog_decay, dinitial_state);
 }
 
@@ -194,9 +198,12 @@ void step(StableIValue* stack) {
   p.key_mask = data_or_null<bool>(key_mask);
   p.state = state.mutable_data();
   p.y = token_view(y.mutable_data(), y);
-  run_on_cpu([&](const DeltaRuleOnCpu& kernels, const Threads& threads) {
-    return kernels.step(p, threads);
-  });
+  run(
+      d.device, p.dtype,
+      [&](const CpuKernels& cpu, const Threads& threads) {
+        return cpu.delta_rule.step(p, threads);
+      },
+      [&](const CudaKernels& cuda, void* stream) { return cuda.delta_rule->step(p, stream); });
   give_back(stack, y);
 }
 
@@ -209,7 +216,7 @@ constexpr Op kOps[] = {
      "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
      "float scale, bool normalize_qk, bool delta, bool keep_errors) "
      "-> (Tensor y, Tensor errors, Tensor state)",
-     boxed<forward, kForward>, false},
+     boxed<forward, kForward>, true},
     {kBackward,
      "delta_rule_backward(Tensor? dy, Tensor? dstate, "
      "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
@@ -217,12 +224,12 @@ constexpr Op kOps[] = {
      "Tensor errors, Tensor state, float scale, bool normalize_qk, bool delta) "
      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dlog_decay, "
      "Tensor dinitial_state)",
-     boxed<backward, kBackward>, false},
+     boxed<backward, kBackward>, true},
     {kStep,
      "delta_rule_step_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
      "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta, "
      "Tensor? state_indices=None) -> Tensor y",
-     boxed<step, kStep>, false},
+     boxed<step, kStep>, true},
     {kForwardInSlots,
      "delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
      "Tensor? key_mask, Tensor? cu_seqlens, Tensor(a!) state, Tensor state_indices, "

@@ -40,6 +40,7 @@ void load_once(const CudaKernels& kernels, Device device, DType dtype) {
   std::atomic<uint64_t>& of_dtype = loaded[int(dtype)];
   if (of_dtype.load(std::memory_order_relaxed) & bit) return;
   check_cuda(kernels.linear_attention->load());
+  check_cuda(kernels.delta_rule->load());
   of_dtype.fetch_or(bit);
 }
 #endif

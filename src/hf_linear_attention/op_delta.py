@@ -100,7 +100,7 @@ def delta_rule(
     arXiv 2412.06464 (a decay per head), Kimi Team, "Kimi Linear", arXiv 2510.26692 (one per
     channel), Grazzi et al., arXiv 2411.12537 (negative eigenvalues).
     """
-    chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
+    chosen = choose(for_sequences_of(q), backend, q.device, q.dtype)
     check_qkv(q, k, v, 4)
     rows = q.shape[0]
     if cu_seqlens is not None:
@@ -301,6 +301,7 @@ def _check_step(
 
 
 _native = native_op("delta_rule", version=1)
+_native_on_cuda = native_op("delta_rule", version=2)
 _native_step_ = native_op("delta_rule_step_", version=1)
 _native_step_on_slots_ = native_op("delta_rule_step_", version=2)
 _native_in_slots_ = native_op("delta_rule_", version=1)
@@ -368,17 +369,28 @@ def _step_reference_(
     return y[:, 0]
 
 
+_compiled = Implementation(_native, _step_compiled_, step_checks=True)
 IMPLEMENTATIONS = {
-    "cuda": Missing("the delta rule has no CUDA kernels"),
+    "cuda": unless_missing(_compiled, _native, _native_step_, _native_on_cuda),
     "cpu": unless_missing(
-        Implementation(
-            _native, _step_compiled_, step_checks=True, run_in_slots=if_there(_native_in_slots_)
-        ),
-        _native,
-        _native_step_,
+        _compiled._replace(run_in_slots=if_there(_native_in_slots_)), _native, _native_step_
     ),
     "chunked": Implementation(chunked_delta_rule, chunked_delta_rule_step_, reads_cu_seqlens=True),
     "reference": unless_missing(
         Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
     ),
 }
+
+# A block of the CUDA kernels has all rows of a state in shared memory: so many everywhere.
+MOST_KEY_DIM_ON_CUDA = 256
+_WITH_LARGE_KEYS = IMPLEMENTATIONS | {
+    "cuda": Missing(
+        f"over sequences its kernels take keys of up to {MOST_KEY_DIM_ON_CUDA} features"
+    )
+}
+
+
+def for_sequences_of(q: Tensor) -> dict[str, Implementation | Missing]:
+    """The implementations for sequences with heads of q's size."""
+    large = q.dim() > 0 and q.shape[-1] > MOST_KEY_DIM_ON_CUDA
+    return _WITH_LARGE_KEYS if large else IMPLEMENTATIONS

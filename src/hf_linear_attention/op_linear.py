@@ -26,7 +26,7 @@ from .chunked_linear import chunked_linear_attention
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype
 from .op_delta import IMPLEMENTATIONS as RULES
-from .op_delta import run_rule, run_rule_in_slots, runs_in_slots, step_rule_
+from .op_delta import for_sequences_of, run_rule, run_rule_in_slots, runs_in_slots, step_rule_
 from .state_indices import InSlots
 from .step_linear import (
     check_linear_state,
@@ -322,7 +322,7 @@ def _run_general(
         assert state is not None
         return run_rule_in_slots(*token, state=state, in_slots=in_slots, **options), state
 
-    rule = choose(RULES, backend, q.device, q.dtype)
+    rule = choose(for_sequences_of(q), backend, q.device, q.dtype)
     kv, z = (None, None) if state is None else state
     y, kv = run(v, kv)
     if normalize:

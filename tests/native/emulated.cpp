@@ -3,7 +3,12 @@
 // The CUDA kernels, emulated, for tests/native/test_cuda_kernels.py to call through ctypes.
 
 #include "cuda/common/device.h"
+#include "cuda/delta_rule/kernels.h"
 #include "kernels/cuda.h"
+
+// The delta rule's kernels are tried through the ops, by test_cuda_ops.py.
+const hfla::DeltaRuleOnCuda hfla::cuda::delta_rule_f32{}, hfla::cuda::delta_rule_bf16{},
+    hfla::cuda::delta_rule_f16{};
 
 namespace {
 

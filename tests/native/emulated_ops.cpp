@@ -1,8 +1,8 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What csrc/torch is linked to in place of a GPU: a device, and where to launch, beside the emulated
-// kernels. All of it is compiled with HFLA_WITH_CUDA and with torch's CPU under the name of CUDA, so
-// that ops called on CPU tensors take the way of CUDA tensors.
+// What csrc/torch is linked to in place of a GPU: a device, and where to launch, beside the
+// emulated kernels. All of it is compiled with HFLA_WITH_CUDA and with torch's CPU under the name
+// of CUDA, so that ops called on CPU tensors take the way of CUDA tensors.
 
 #include <cstdlib>
 
@@ -16,8 +16,10 @@ namespace hfla {
 // Set where every call shall fail, as with a driver that is too old.
 const char* driver_error() { return std::getenv("EMULATED_DRIVER_ERROR"); }
 
+// A device of an H100's size, or of so many multiprocessors.
 int cuda_device(int32_t, CudaDevice* device) {
-  *device = {132, 227 << 10};
+  const char* const few = std::getenv("EMULATED_MULTIPROCESSORS");
+  *device = {few ? std::atoi(few) : 132, 227 << 10};
   return driver_error() ? 1 : 0;
 }
 
@@ -25,7 +27,11 @@ const char* cuda_error_text(int) {
   return driver_error() ? driver_error() : cuda::emulator::machine().error.c_str();
 }
 
-CudaContext::CudaContext(int32_t) : guard_(nullptr), stream_(nullptr) {}
+// The order of threads is the emulator's, or that of a number (emulator.h).
+CudaContext::CudaContext(int32_t) : guard_(nullptr), stream_(nullptr) {
+  const char* const schedule = std::getenv("EMULATED_SCHEDULE");
+  if (schedule) cuda::emulator::machine().schedule = unsigned(std::atoi(schedule));
+}
 CudaContext::~CudaContext() {}
 
 const CpuKernels* cpu_kernels(const char** why_not) {

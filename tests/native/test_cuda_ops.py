@@ -56,6 +56,49 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
     assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
 
 
+DELTA_RULE = ROOT / "tests" / "native" / "delta_on_gpu.py"
+
+
+@pytest.mark.parametrize(
+    "chosen, variables",
+    [
+        ("small_cases or masked_nan or (steps and not 128)", {}),
+        # blocks of many columns, and threads in two other orders
+        (
+            "small_cases and bfloat16 and middle",
+            {"EMULATED_MULTIPROCESSORS": "1", "EMULATED_SCHEDULE": "1"},
+        ),
+        ("small_cases and float32 and lengths", {"EMULATED_SCHEDULE": "3"}),
+    ],
+    ids=["few columns", "many columns, backwards", "shuffled"],
+)
+def test_the_delta_rule_passes_its_tests_on_emulated_kernels(environment, chosen, variables):
+    arguments = ["-q", "-p", "no:cacheprovider", DELTA_RULE, "-k", chosen]
+    variables = environment | variables | {"ON_GPU_DEVICE": "cpu"}
+    result = run_python("-m", "pytest", *arguments, **variables)
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"\b[1-9]\d* passed", result.stdout), result.stdout
+
+
+# Nobody checks cu_seqlens on CUDA: that this ends, without an error of the emulator, is the test.
+WRONG_BOUNDS = """
+import torch
+from hf_linear_attention.native.delta_rule import forward
+options = dict(key_mask=None, initial_state=None, scale=1.0, normalize_qk=True, delta=True)
+q, k, v, g = (torch.rand(1, 40, 1, D, requires_grad=True) for D in (3, 3, 5, 3))
+for bounds in ([0, 200, 40], [-9, 20, 40], [35, 20, 9], [40, 40, 2**31 - 1]):
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+    y, state = forward(q, k, v, None, -g, cu_seqlens=cu_seqlens, **options)
+    torch.autograd.grad(y.sum() + state.sum(), [q, k, v, g])
+print("done")
+"""
+
+
+def test_wrong_cu_seqlens_stay_within_the_tensors(environment):
+    result = run_python("-c", WRONG_BOUNDS, **environment)
+    assert result.stdout == "done\n", result.stderr
+
+
 # Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
 NOTHING_AND_FLOAT64 = """
 import torch

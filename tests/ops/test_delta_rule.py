@@ -25,7 +25,9 @@ from hf_linear_attention import (
     delta_rule_step_,
     linear_attention,
     linear_attention_step_,
+    op_delta,
 )
+from hf_linear_attention.backends import Missing
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 both_ops = pytest.mark.parametrize("op", ["delta_rule", "linear_attention"])
@@ -530,7 +532,14 @@ def test_a_write_strength_of_another_shape_is_named(backend):
         linear_attention(**inputs, backend=backend)
 
 
-def test_cuda_has_no_kernels_of_it_and_says_so():
+def test_on_cuda_sequences_with_large_keys_go_to_pytorch():
+    large = op_delta.for_sequences_of(torch.empty(1, 1, 1, 257))
+    assert isinstance(large["cuda"], Missing) and "up to 256 features" in large["cuda"].reason
+    assert large["cpu"] is op_delta.IMPLEMENTATIONS["cpu"]
+    assert op_delta.for_sequences_of(torch.empty(1, 1, 1, 256)) is op_delta.IMPLEMENTATIONS
+
+
+def test_cuda_that_can_t_run_says_so():
     inputs = make_inputs(RuleCase(T=3))
     with pytest.raises(RuntimeError, match="backend 'cuda' can't run: "):
         delta_rule(**inputs, backend="cuda")

@@ -112,9 +112,9 @@ CASES += [replace(case, op="linear_attention") for case in _SHARED + _LINEAR]
 
 
 def make_inputs(
-    case: RuleCase, dtype: torch.dtype = torch.float64, seed: int = 1
+    case: RuleCase, dtype: torch.dtype = torch.float64, seed: int = 1, device: str = "cpu"
 ) -> dict[str, Any]:
-    """The keyword arguments of a case's function, the same numbers for every dtype."""
+    """The keyword arguments of a case's function, the same numbers for every dtype and device."""
     generator = torch.Generator().manual_seed(seed)
     B, T, K, V = case.B, case.T, case.K, case.V
     acc = accumulation_dtype(dtype)
@@ -165,7 +165,18 @@ def make_inputs(
         kv = rand(rows, case.Hv, K, V).to(acc)
         z = rand(rows, case.Hv, K).to(acc) if case.normalize else None
         inputs["initial_state"] = kv if case.op == "delta_rule" else LinearAttentionState(kv, z)
-    return inputs
+    return inputs if device == "cpu" else on_device(inputs, device)
+
+
+def on_device(inputs: dict[str, Any], device: str) -> dict[str, Any]:
+    """The same with all tensors there."""
+
+    def move(x: Any) -> Any:
+        if isinstance(x, LinearAttentionState):
+            return LinearAttentionState(*map(move, x))
+        return x.to(device) if isinstance(x, Tensor) else x
+
+    return {name: move(x) for name, x in inputs.items()}
 
 
 def make_mask(case: RuleCase, rand) -> Tensor:
@@ -218,10 +229,10 @@ def run_with_gradients(
     leaves = {name: x.detach().requires_grad_() for name, x in tensors_of(inputs).items()}
     y, state = function(**with_tensors(inputs, leaves), return_state=True, backend=backend)
     results = {"y": y} | {f"final {i}": x for i, x in enumerate(states_of(state))}
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64, device=y.device)
     for x in results.values():
         weights = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape).cos()
-        loss = loss + (x.double() * weights).sum()
+        loss = loss + (x.double() * weights.to(x.device)).sum()
     for x in leaves.values():  # so that all are part of it
         loss = loss + 0 * torch.nan_to_num(x, neginf=0).sum().double()
     gradients = torch.autograd.grad(loss, list(leaves.values()))

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/common/device.h"
+#include "kernels/common.h"
 
 namespace hfla::cuda {
 
@@ -74,5 +75,22 @@ class Launcher {
   const Stream stream_;
   int error_ = 0;
 };
+
+// Calls launch_all(launcher), which only measures where there is no workspace.
+template <class LaunchAll>
+int launch_at(const CudaPlace& place, LaunchAll launch_all) {
+  Launcher launcher(place.workspace, static_cast<Stream>(place.stream));
+  launch_all(launcher);
+  *place.workspace_bytes = launcher.workspace_bytes();
+  return launcher.error();
+}
+
+// Of all kernels: the first error, or cudaSuccess.
+template <class... Kernels>
+int load_all(Kernels... kernels) {
+  int error = 0;
+  ((error = error ? error : load(kernels)), ...);
+  return error;
+}
 
 }  // namespace hfla::cuda

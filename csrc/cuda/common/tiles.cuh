@@ -36,7 +36,7 @@ struct Tile {
   DEV const Element* at(int r, int c) const { return data + r * kStride + c; }
   // Neighbours, from a multiple of count on.
   template <int count>
-  DEV void set_run(int r, int c, const float (&x)[count]) {
+  DEV void set_run(int r, int c, const float (&x)[count]) const {
     *reinterpret_cast<Run<Element, count>*>(data + r * kStride + c) = make_run<Element>(x);
   }
 };

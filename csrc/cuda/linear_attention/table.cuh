@@ -9,15 +9,6 @@
 
 namespace hfla::cuda {
 
-// Calls launch_all(launcher), which only measures where there is no workspace.
-template <class LaunchAll>
-int launch_at(const CudaPlace& place, LaunchAll launch_all) {
-  Launcher launcher(place.workspace, static_cast<Stream>(place.stream));
-  launch_all(launcher);
-  *place.workspace_bytes = launcher.workspace_bytes();
-  return launcher.error();
-}
-
 template <class Scalar>
 int table_forward(const LinearAttentionProblem& p, const LinearAttentionResult& result,
                   const CudaPlace& place) {
@@ -36,13 +27,6 @@ int table_backward(const LinearAttentionProblem& p, const LinearAttentionUpstrea
 template <class Scalar>
 int table_step(const LinearAttentionStep& p, void* stream) {
   return step<Scalar>(p, static_cast<Stream>(stream));
-}
-
-template <class... Kernels>
-int load_all(Kernels... kernels) {
-  int error = 0;
-  ((error = error ? error : load(kernels)), ...);
-  return error;
 }
 
 template <class Scalar>

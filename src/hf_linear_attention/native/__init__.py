@@ -21,6 +21,7 @@ OPS = {
     ("linear_attention_step_", 2): linear_attention.step_,  # with state_indices
     ("linear_attention_", 1): linear_attention.forward_in_slots_,
     ("delta_rule", 1): delta_rule.forward,
+    ("delta_rule", 2): delta_rule.forward,  # on CUDA, too, as all of its steps
     ("delta_rule_step_", 1): delta_rule.step_,
     ("delta_rule_step_", 2): delta_rule.step_,  # with state_indices
     ("delta_rule_", 1): delta_rule.forward_in_slots_,

@@ -1,0 +1,105 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// From a problem to launches (chunk.cuh). Nothing here waits for the device or allocates: the
+// caller provides a workspace, and all decisions depend on shapes alone, so that a CUDA graph can
+// record it.
+#pragma once
+
+#include "cuda/common/launcher.cuh"
+#include "cuda/delta_rule/finish.cuh"
+#include "cuda/delta_rule/prepare.cuh"
+#include "cuda/delta_rule/token_gradients.cuh"
+#include "cuda/delta_rule/walk.cuh"
+
+namespace hfla::cuda {
+
+// Columns of the state that a block has: more than few where there are blocks enough for the
+// device, and the memory. Operands of four bytes take few only: they are not the ones to be fast,
+// and each kernel takes long to compile.
+constexpr int kFewColumns = 16;
+template <class Scalar>
+constexpr int kManyColumns = sizeof(typename Chunk<Scalar>::Element) == 2 ? 32 : kFewColumns;
+
+template <class Scalar, int columns>
+int64_t delta_walk_bytes(int64_t K) {
+  return DeltaWalkShared<Scalar, columns>(SharedCarver(nullptr), K).bytes;
+}
+
+template <class Scalar>
+bool takes_many_columns(const DeltaRuleChunks& p, const CudaDevice& device) {
+  const int64_t blocks = p.num_sequences * p.Hkv * ceil_div(p.V, kManyColumns<Scalar>);
+  return blocks >= device.multiprocessors &&
+         delta_walk_bytes<Scalar, kManyColumns<Scalar>>(p.K) <= device.shared_bytes;
+}
+
+// One of the walks, as the kernel for many and the one for few columns.
+template <class Scalar, class Kernel>
+void run_delta_walk(Launcher& launcher, const DeltaRuleChunks& p, const CudaDevice& device,
+                    Kernel many, Kernel few) {
+  const int64_t heads = p.num_sequences * p.Hkv;
+  if (takes_many_columns<Scalar>(p, device)) {
+    launcher.run(many, heads * ceil_div(p.V, kManyColumns<Scalar>), kDeltaWalkThreads,
+                 delta_walk_bytes<Scalar, kManyColumns<Scalar>>(p.K), p);
+  } else {
+    launcher.run(few, heads * ceil_div(p.V, kFewColumns), kDeltaWalkThreads,
+                 delta_walk_bytes<Scalar, kFewColumns>(p.K), p);
+  }
+}
+
+template <class Scalar>
+DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bool backward) {
+  DeltaRuleChunks chunks{};
+  static_cast<DeltaRuleProblem&>(chunks) = p;
+  chunks.pieces = {p.cu_seqlens, p.T, p.num_sequences, Chunk<Scalar>::C};
+  chunks.backward = backward;
+  const int64_t blocks = chunks.pieces.count() * p.Hkv;
+  chunks.units = launcher.take<char>(blocks * Units(p.K).per_chunk() * UnitLayout<Scalar>::kBytes);
+  launcher.run(delta_prepare_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
+               PrepareShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
+  return chunks;
+}
+
+template <class Scalar>
+void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
+                   const CudaDevice& device) {
+  DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
+  chunks.result = result;
+  run_delta_walk<Scalar>(launcher, chunks, device,
+                         delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
+                         delta_outputs_kernel<Scalar, kFewColumns>);
+}
+
+template <class Scalar>
+void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
+                 const float* dy, int64_t group, double scale) {
+  const int64_t heads = p.Hkv / group, rows = p.B * p.T * heads;
+  const FinishRows arguments{x,     dx,    dy,   p.key_mask,   p.T,           p.K,
+                             p.Hkv, heads, rows, float(scale), p.normalize_qk};
+  launcher.run(delta_finish_kernel<Scalar>, ceil_div(rows, kFinishThreads / 32), kFinishThreads, 0,
+               arguments);
+}
+
+template <class Scalar>
+void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
+                    const DeltaRuleGradients& result, const CudaDevice& device) {
+  DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, true);
+  chunks.upstream = input, chunks.gradients = result;
+  const int64_t blocks = chunks.pieces.count() * p.Hkv, rows = p.B * p.T * p.Hkv;
+  chunks.states = launcher.take(blocks * p.K * p.V);
+  chunks.state_gradients = launcher.take(blocks * p.K * p.V);
+  chunks.write_gradients = launcher.take(rows * p.V);
+  chunks.dq = launcher.take(rows * p.K);
+  chunks.dk = launcher.take(rows * p.K);
+  run_delta_walk<Scalar>(launcher, chunks, device,
+                         delta_states_kernel<Scalar, kManyColumns<Scalar>>,
+                         delta_states_kernel<Scalar, kFewColumns>);
+  run_delta_walk<Scalar>(launcher, chunks, device,
+                         delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
+                         delta_gradients_kernel<Scalar, kFewColumns>);
+  launcher.run(delta_token_gradients_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
+               TokenGradientsShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
+  finish_rows<Scalar>(launcher, p, p.q, result.dq, chunks.dq, p.q_group, p.scale);
+  finish_rows<Scalar>(launcher, p, p.k, result.dk, chunks.dk, p.k_group, 1);
+}
+
+}  // namespace hfla::cuda

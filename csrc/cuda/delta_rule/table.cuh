@@ -1,0 +1,48 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The kernels of one dtype, as kernels/delta_rule.h names them.
+#pragma once
+
+#include "cuda/delta_rule/kernels.h"
+#include "cuda/delta_rule/launch.cuh"
+#include "cuda/delta_rule/step.cuh"
+
+namespace hfla::cuda {
+
+template <class Scalar>
+int delta_table_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
+                        const CudaPlace& place) {
+  return launch_at(
+      place, [&](Launcher& launcher) { delta_forward<Scalar>(launcher, p, result, place.device); });
+}
+
+template <class Scalar>
+int delta_table_backward(const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
+                         const DeltaRuleGradients& result, const CudaPlace& place) {
+  return launch_at(place, [&](Launcher& launcher) {
+    delta_backward<Scalar>(launcher, p, input, result, place.device);
+  });
+}
+
+template <class Scalar>
+int delta_table_step(const DeltaRuleStep& p, void* stream) {
+  return delta_step<Scalar>(p, static_cast<Stream>(stream));
+}
+
+template <class Scalar>
+int delta_table_load() {
+  return load_all(
+      delta_prepare_kernel<Scalar>, delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
+      delta_outputs_kernel<Scalar, kFewColumns>, delta_states_kernel<Scalar, kManyColumns<Scalar>>,
+      delta_states_kernel<Scalar, kFewColumns>,
+      delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
+      delta_gradients_kernel<Scalar, kFewColumns>, delta_token_gradients_kernel<Scalar>,
+      delta_finish_kernel<Scalar>, delta_step_kernel<Scalar, 1>, delta_step_kernel<Scalar, 4>);
+}
+
+template <class Scalar>
+constexpr DeltaRuleOnCuda kDeltaRuleTable = {delta_table_load<Scalar>, delta_table_forward<Scalar>,
+                                             delta_table_backward<Scalar>,
+                                             delta_table_step<Scalar>};
+
+}  // namespace hfla::cuda

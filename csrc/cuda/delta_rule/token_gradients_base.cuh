@@ -1,0 +1,202 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What the kernel of token gradients has in shared memory, and how it gets there and back: 32
+// columns of values and states, and the gradients of numbers that a token has, β's and the decay's.
+#pragma once
+
+#include "cuda/delta_rule/tokens.cuh"
+
+namespace hfla::cuda {
+
+constexpr int kSlabColumns = 32;
+
+template <class Scalar>
+struct TokenGradientsShared {
+  static constexpr int C = Chunk<Scalar>::C, kBlocks = Chunk<Scalar>::kBlocks;
+  using Element = typename Chunk<Scalar>::Element;
+  TokenNumbers numbers;
+  Slab<Scalar> slab;
+  Tile<Element, C, C> da, p;
+  Tile<Element, C, kSlabColumns> dy, w, u;                     // of 32 columns
+  Tile<Element, kSlabChannels, kSlabColumns> state, gradient;  // S and dS', of 32 channels
+  FloatRows rows;    // in place of dy and w, when these are no longer needed
+  float* end_dots;   // (32,): Σ_columns S' ∘ dS'
+  float* sums;       // (blocks, 32): a block's part of the decay's gradient
+  float* resets;     // (blocks, 32): 1 if the sum starts afresh in the block
+  float* head_sums;  // (C,): a token's part, of all channels
+  float* beta_dots;  // (C,)
+  float* head_end;   // (1,): end_dots of all channels
+  int64_t bytes;
+
+  BOTH explicit TokenGradientsShared(SharedCarver carver) : numbers(carver, C), slab(carver) {
+    carver.take_tile(da, C);
+    carver.take_tile(p, C);
+    SharedCarver again = carver;
+    carver.take_tile(dy, C);
+    carver.take_tile(w, C);
+    rows.data = again.take<float>(C * FloatRows::kStride);
+    if (again.used() > carver.used()) carver.take<char>(again.used() - carver.used());
+    carver.take_tile(u, C);
+    carver.take_tile(state, kSlabChannels);
+    carver.take_tile(gradient, kSlabChannels);
+    end_dots = carver.take<float>(kSlabChannels);
+    sums = carver.take<float>(kBlocks * kSlabChannels);
+    resets = carver.take<float>(kBlocks * kSlabChannels);
+    head_sums = carver.take<float>(C);
+    beta_dots = carver.take<float>(C);
+    head_end = carver.take<float>(1);
+    bytes = carver.used();
+  }
+};
+
+template <class Scalar>
+class TokenGradientsBase {
+ protected:
+  using Element = typename Chunk<Scalar>::Element;
+  using Shared = TokenGradientsShared<Scalar>;
+  static constexpr int C = Chunk<Scalar>::C, kBlocks = Chunk<Scalar>::kBlocks;
+  static constexpr int kBlock = kBlockTokens;
+  using OwnChannel = float[kBlock];  // of a warp's tokens, for the lane's channel
+
+  DEV explicit TokenGradientsBase(const DeltaRuleChunks& p)
+      : p_(p),
+        shared_(SharedCarver(shared_memory())),
+        warp_(thread_index() / 32),
+        lane_(thread_index() % 32),
+        head_(block_index() % p.Hkv),
+        chunk_(block_index() / p.Hkv),
+        piece_(find_piece(p.pieces, chunk_)) {}
+
+  // ---- loads of 32 columns ----
+
+  // dy, W and U. Adds to beta_dots if `first_time`.
+  DEV void load_columns(int64_t column, bool first_time) const {
+    const int64_t c = column + lane_;
+    const Scalar* const dy = at_piece<const Scalar>(p_.upstream.dy, piece_, head_);
+    const Scalar* const v = at_piece<const Scalar>(p_.v, piece_, head_);
+    const float* const errors = at_piece<const float>(p_.upstream.errors, piece_, head_);
+    const float* const d =
+        p_.write_gradients + ((piece_.batch * p_.T + piece_.begin) * p_.Hkv + head_) * p_.V;
+    UNROLL_BY(4)
+    for (int token = warp_; token < C; token += kBlocks) {
+      const bool there = c < p_.V && p_.present(piece_, token);
+      float of_y = 0, of_write = 0, error = 0;
+      if (there) {
+        if (p_.upstream.dy.data) {
+          of_y = to_float(dy[token * p_.upstream.dy.time + c * p_.upstream.dy.dim]);
+        }
+        of_write = d[token * p_.Hkv * p_.V + c];
+        error = p_.delta ? errors[token * p_.upstream.errors.time + c * p_.upstream.errors.dim]
+                         : to_float(v[token * p_.v.time + c * p_.v.dim]);
+      }
+      const float beta = shared_.numbers.beta[token];
+      set(shared_.dy, token, of_y);
+      set(shared_.w, token, beta * of_write);
+      set(shared_.u, token, beta * error);
+      if (!first_time) continue;
+      float dot = error * of_write;
+      for (int lanes = 16; lanes > 0; lanes /= 2) dot += shuffle_xor(dot, lanes);
+      if (lane_ == 0) shared_.beta_dots[token] += dot;
+    }
+  }
+
+  // S and dS' of 32 channels; adds to end_dots, which start with the first columns.
+  DEV void load_states(int64_t channel, int64_t column) const {
+    const int64_t size = p_.K * p_.V, here = p_.chunk_and_head(chunk_, head_);
+    const int64_t last =
+        p_.pieces.first_piece(piece_.sequence) + p_.pieces.num_pieces(piece_.sequence) - 1;
+    const float* const states = p_.states + here * size;
+    const float* const gradients = p_.state_gradients + here * size;
+    const float* const after = chunk_ == last ? static_cast<const float*>(p_.upstream.state) +
+                                                    p_.chunk_and_head(piece_.sequence, head_) * size
+                                              : states + p_.Hkv * size;
+    const int64_t c = column + lane_;
+    UNROLL_BY(4)
+    for (int i = warp_; i < kSlabChannels; i += kBlocks) {
+      const int64_t at = (channel + i) * p_.V + c;
+      const bool there = channel + i < p_.K && c < p_.V;
+      const float gradient = there ? gradients[at] : 0;
+      set(shared_.state, i, there ? states[at] : 0);
+      set(shared_.gradient, i, gradient);
+      float dot = there ? after[at] * gradient : 0;
+      for (int lanes = 16; lanes > 0; lanes /= 2) dot += shuffle_xor(dot, lanes);
+      if (lane_ == 0) shared_.end_dots[i] = (column == 0 ? 0 : shared_.end_dots[i]) + dot;
+    }
+  }
+
+  template <class Tile>
+  DEV void set(const Tile& tile, int row, float x) const {
+    tile.data[row * Tile::kStride + lane_] = from_float<Element>(x);
+  }
+
+  // ---- the decay's gradient ----
+
+  DEV void store_channel_decays(int64_t channel, const OwnChannel& parts) const {
+    const Slab<Scalar>& slab = shared_.slab;
+    const int first = warp_ * kBlock, own = warp_ * kSlabChannels + lane_;
+    float sum = 0, reset = 0;
+    UNROLL
+    for (int i = kBlock - 1; i >= 0; --i) {
+      sum += parts[i];
+      if (slab.a.get(first + i, lane_) == 0) sum = 0, reset = 1;
+    }
+    shared_.sums[own] = sum, shared_.resets[own] = reset;
+    sync_block();
+    sum = shared_.end_dots[lane_];
+    for (int block = kBlocks - 1; block > warp_; --block) {
+      const int at = block * kSlabChannels + lane_;
+      sum = shared_.sums[at] + (shared_.resets[at] != 0 ? 0 : sum);
+    }
+    const View& to = p_.gradients.dlog_decay;
+    float* const rows = at_piece<float>(to, piece_, head_) + (channel + lane_) * to.dim;
+    UNROLL
+    for (int i = kBlock - 1; i >= 0; --i) {
+      const int token = first + i;
+      sum += parts[i];
+      if (slab.a.get(token, lane_) == 0) sum = 0;
+      if (channel + lane_ < p_.K && piece_.begin + token < piece_.end) {
+        rows[token * to.time] = p_.present(piece_, token) ? sum : 0;
+      }
+    }
+  }
+
+  DEV void add_head_decays(const OwnChannel& parts) const {
+    UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      float sum = parts[i];
+      for (int lanes = 16; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
+      if (lane_ == 0) shared_.head_sums[warp_ * kBlock + i] += sum;
+    }
+    float end = shared_.end_dots[lane_];
+    for (int lanes = 16; lanes > 0; lanes /= 2) end += shuffle_xor(end, lanes);
+    if (thread_index() == 0) *shared_.head_end += end;
+  }
+
+  DEV void store_head_decays() const {
+    if (thread_index() == 0) {
+      float sum = *shared_.head_end;
+      for (int token = C - 1; token >= 0; --token) {
+        sum += shared_.head_sums[token];
+        if (shared_.slab.a.get(token, 0) == 0) sum = 0;
+        shared_.head_sums[token] = sum;
+      }
+    }
+    sync_block();
+    store_numbers(p_.gradients.dlog_decay, shared_.head_sums);
+  }
+
+  DEV void store_numbers(const View& to, const float* numbers) const {
+    const int token = thread_index();
+    if (token >= C || piece_.begin + token >= piece_.end) return;
+    at_piece<float>(to, piece_, head_)[token * to.time] =
+        p_.present(piece_, token) ? numbers[token] : 0;
+  }
+
+  const DeltaRuleChunks& p_;
+  const Shared shared_;
+  const int warp_, lane_;
+  const int64_t head_, chunk_;
+  const Piece piece_;
+};
+
+}  // namespace hfla::cuda
