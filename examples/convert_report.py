@@ -194,7 +194,7 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
             "" if window == original else f"{(window - bits) / (window - original):.0%}",
             f"{row['perplexity']:.2f}",
             *(f"{row['recall'][kind]:.0%}" for kind in RECALL),
-            *(f"{row['contexts'][n]['tokens_per_second']:.0f}" for n in contexts),
+            *(f"{row['contexts'][n]['tokens_per_second']:.2g}" for n in contexts),
             *(f"{row['contexts'][n]['cache_bytes'] / 1000:,.0f}" for n in contexts),
         ]
         lines.append(f"| {' | '.join(cells)} |")
