@@ -314,3 +314,11 @@ def test_smoothed_labels_and_other_vocabularies_are_refused(tmp_path):
     model = convert(softmax_model("llama", vocab_size=70)).model
     with pytest.raises(ValueError, match="teacher must have the model's 70 words, got 64"):
         trainer_of(tmp_path, model)
+
+
+def test_packed_sequences_that_the_teacher_would_read_as_one_are_refused(tmp_path):
+    """Transformers' softmax attention tells them by their positions alone."""
+    trainer = trainer_of(tmp_path)
+    ids, seq_idx = torch.arange(2, 10)[None], torch.tensor([[0] * 5 + [1] * 3], dtype=torch.int32)
+    with pytest.raises(ValueError, match="position_ids must be given beside seq_idx .* Llama"):
+        trainer.compute_loss(trainer.model, {"input_ids": ids, "seq_idx": seq_idx})

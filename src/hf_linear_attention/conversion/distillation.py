@@ -21,6 +21,8 @@ from .attention_transfer import check_one_device, new_parameters, relative_error
 from .softmax_form import PROJECTIONS
 
 IGNORED = -100  # a label that is none
+# What marks packed sequences for our models; Transformers' softmax models read `position_ids`.
+BOUNDS = ("seq_idx", "cu_seq_lens_q")
 
 
 class DistillationLoss(torch.autograd.Function):
@@ -146,6 +148,7 @@ class Distillation:
         inputs = {name: x for name, x in inputs.items() if name != "labels"}
         inputs |= {"use_cache": False, "output_hidden_states": self.hidden_states > 0}
         outputs = model(**inputs)
+        check_packing(self.teacher, inputs)
         with torch.no_grad():
             expected = self.teacher(**inputs)
         losses = DistillationLoss.apply(
@@ -165,6 +168,17 @@ class Distillation:
         if trainer.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * trainer.accelerator.num_processes  # whose mean is taken of gradients
         return (loss, CausalLMOutputWithPast(logits=outputs.logits)) if return_outputs else loss
+
+
+def check_packing(teacher: PreTrainedModel, inputs: dict[str, Any]) -> None:
+    """Raises a ValueError where a teacher of Transformers would read packed sequences as one."""
+    is_ours = isinstance(teacher, LinearAttentionForCausalLM)
+    marks = [name for name in BOUNDS if inputs.get(name) is not None]
+    if marks and not is_ours and inputs.get("position_ids") is None:
+        raise ValueError(
+            f"position_ids must be given beside {', '.join(marks)} for sequences packed into a "
+            f"row, or {type(teacher).__name__}, the teacher, reads them as one"
+        )
 
 
 def hidden_states_error(outputs: Any, expected: Any, attention_mask: Tensor | None) -> Tensor:
