@@ -145,7 +145,9 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
             past_key_values,
             kwargs,
         )
-        if not tokens.may_be_recorded or past_key_values is None or self.has_cross_attn:
+        if not tokens.may_be_recorded or self.has_cross_attn:
+            return by_modules()
+        if not isinstance(past_key_values, Cache):  # none, or the slots of a continuous batch
             return by_modules()
         cache = past_key_values.layers[self.layer_idx]
         if type(cache) is not RecurrentLayer or not cache.has_state or cache.record_past:
