@@ -50,11 +50,17 @@ struct SequenceSlots {
                                  // not computed
   const bool* is_new;  // (num_sequences,) true: it begins from zero, whatever its slot holds; null:
                        // none does
-
-  int64_t of(int64_t sequence) const { return state_indices[sequence]; }
-  // What a sequence goes on from; -1: from zero.
-  int64_t before(int64_t sequence) const { return is_new && is_new[sequence] ? -1 : of(sequence); }
 };
+
+// static, so that the kernels of every instruction set have their own.
+static inline int64_t slot_of(const SequenceSlots& slots, int64_t sequence) {
+  return slots.state_indices[sequence];
+}
+
+// What a sequence goes on from; -1: from zero.
+static inline int64_t slot_before(const SequenceSlots& slots, int64_t sequence) {
+  return slots.is_new && slots.is_new[sequence] ? -1 : slot_of(slots, sequence);
+}
 
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
 enum class Status : int32_t { ok, positive_log_decay, out_of_memory };

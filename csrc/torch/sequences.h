@@ -111,7 +111,7 @@ inline void clear_outputs(const Sequences& p, const SequenceSlots& slots, Tensor
   };
   for (int64_t n = 0; n < p.num_sequences; ++n) {
     const int64_t begin = p.cu_seqlens ? p.cu_seqlens[n] : n * p.T;
-    if (slots.of(n) < 0) clear(begin, p.cu_seqlens ? p.cu_seqlens[n + 1] : begin + p.T);
+    if (slot_of(slots, n) < 0) clear(begin, p.cu_seqlens ? p.cu_seqlens[n + 1] : begin + p.T);
   }
   if (p.cu_seqlens) clear(p.cu_seqlens[p.num_sequences], p.T);
 }

@@ -134,7 +134,7 @@ def faults(code: list[cuda_sass.Instruction], bounds: Bounds) -> list[str]:
 @pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
 def test_the_machine_code_is_what_the_source_means(compiled, architecture):
     _, directory = compiled
-    [cubin] = directory.glob(f"*bf16.cu.{architecture}.cubin")
+    [cubin] = directory.glob(f"*linear_attention-bf16.cu.{architecture}.cubin")
     kernels = cuda_sass.disassemble(cuda_sass.find_disassembler(), cubin)
     assert {name: faults(kernels[name], bounds) for name, bounds in BOUNDS.items()} == {
         WIDE: [],

@@ -132,7 +132,7 @@ class Forward {
  private:
   void attend(Scratch& s, const Plan::Task& task) {
     const Piece piece = plan_.piece(task.piece);
-    if (slots_ && slots_->of(piece.sequence) < 0) return;
+    if (slots_ && slot_of(*slots_, piece.sequence) < 0) return;
     const Columns columns = plan_.part(task.part, value_vectors_);
     const auto blocks_of = [&](int64_t head) {
       return Blocks<Acc>{state_of(s, task, head), p_.K, columns, kBlockVectors};
@@ -158,12 +158,12 @@ class Forward {
 
   // One head's state (K, V); null: zeros.
   const Acc* initial_state(int64_t sequence, int64_t head) const {
-    if (slots_) return in_slot(slots_->before(sequence), head);
+    if (slots_) return in_slot(slot_before(*slots_, sequence), head);
     return p_.initial_state ? static_cast<const Acc*>(p_.initial_state) + in_order(sequence, head)
                             : nullptr;
   }
   Acc* final_state(int64_t sequence, int64_t head) const {
-    if (slots_) return in_slot(slots_->of(sequence), head);
+    if (slots_) return in_slot(slot_of(*slots_, sequence), head);
     return static_cast<Acc*>(result_.state) + in_order(sequence, head);
   }
   int64_t in_order(int64_t sequence, int64_t head) const {

@@ -89,21 +89,21 @@ class Forward {
   }
 
  private:
-  bool is_computed(int64_t sequence) const { return !slots_ || slots_->of(sequence) >= 0; }
+  bool is_computed(int64_t sequence) const { return !slots_ || slot_of(*slots_, sequence) >= 0; }
 
   State<const Acc> initial_state(int64_t sequence, int64_t head) const {
     if (!slots_) {
       return state_of<const Acc>(p_, p_.initial_kv, p_.normalize ? p_.initial_z : nullptr, sequence,
                                  head);
     }
-    const int64_t slot = slots_->before(sequence);
+    const int64_t slot = slot_before(*slots_, sequence);
     if (slot < 0) return {nullptr, nullptr};
     const Acc* const z = reinterpret_cast<const Acc*>(z_before_.data());
     return {in_slot(slot, head).kv, p_.normalize ? z + (sequence * p_.Hkv + head) * p_.K : nullptr};
   }
 
   State<Acc> final_state(int64_t sequence, int64_t head) const {
-    if (slots_) return in_slot(slots_->of(sequence), head);
+    if (slots_) return in_slot(slot_of(*slots_, sequence), head);
     return state_of<Acc>(p_, result_.kv, p_.normalize ? result_.z : nullptr, sequence, head);
   }
 
@@ -118,7 +118,7 @@ class Forward {
     const int64_t size = p_.Hkv * p_.K;
     Acc* to = reinterpret_cast<Acc*>(z_before_.data());
     for (int64_t sequence = 0; sequence < p_.num_sequences; ++sequence, to += size) {
-      const int64_t slot = slots_->before(sequence);
+      const int64_t slot = slot_before(*slots_, sequence);
       if (slot >= 0) __builtin_memcpy(to, in_slot(slot, 0).z, sizeof(Acc) * size);
     }
   }
