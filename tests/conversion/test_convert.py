@@ -208,8 +208,8 @@ def test_a_converted_model_is_saved_and_loaded(tmp_path):
         ("linear_attention", {}, "got 'linear_attention', which has layers that are linear alr"),
         (
             "linear_attention",
-            {"layer_types": [FULL] * 3, "softmax_mixer": "mla", "is_causal": False},
-            "which has attention in both directions and latent attention",
+            {"layer_types": [FULL] * 3, "softmax_mixer": "mla"},
+            "got 'linear_attention', which has latent attention",
         ),
     ],
 )

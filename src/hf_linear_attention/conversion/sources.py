@@ -127,7 +127,6 @@ def _obstacles_of_ours(config: Any) -> set[str]:
     obstacles = {
         "layers that are linear already": "linear_attention" in config.active_layer_types,
         "latent attention": config.softmax_mixer == "mla",
-        "attention in both directions": not config.is_causal,
     }
     return {what for what, is_there in obstacles.items() if is_there}
 
