@@ -125,7 +125,7 @@ PLANTED = {
     "no_barrier_in_warp": "no_barrier_in_warp: a race",
     "race_of_blocks": "race_of_blocks: a race",
     "order_of_blocks": "order_of_blocks: another order: y differs",
-    "misaligned": "a misaligned access",  # its name is lost where the processor finds it
+    "misaligned": "misaligned: a misaligned access",
     "one_further": OUTSIDE,
     "one_before": OUTSIDE,
     "one_token_more": OUTSIDE,

@@ -169,6 +169,7 @@ int check_planted(const std::string& name) {
     std::fprintf(stderr, "there is no planted fault %s\n", name.c_str());
     return 1;
   }
+  planted_fault = name;
   return report(name, faults.at(name)());
 }
 

@@ -62,12 +62,16 @@ class Memory {
 // A guard that was touched ends the program, and so does any other memory that is not there. That
 // may be what a check has found just before.
 constexpr char kOutside[] = "a kernel touched memory outside of its tensors";
+inline std::string planted_fault;  // the name of the one that runs
 inline void notice_what_is_outside() {
   struct sigaction action{};
   action.sa_handler = [](int) {
     const char* const found = hfla::cuda::emulator::machine().found;
-    const char* const text = found ? found : kOutside;
-    _exit(write(2, text, std::strlen(text)) > 0 ? 3 : 4);
+    bool is_written = true;
+    for (const char* text : {planted_fault.c_str(), ": ", found ? found : kOutside}) {
+      is_written &= write(2, text, std::strlen(text)) >= 0;
+    }
+    _exit(is_written ? 3 : 4);
   };
   sigaction(SIGSEGV, &action, nullptr);
   sigaction(SIGBUS, &action, nullptr);
