@@ -51,6 +51,7 @@ from hf_linear_attention.conversion.ranking import rank_layers
 from hf_linear_attention.conversion.softmax_form import restore_softmax
 from text_blocks import InputError, pack
 from train_causal_lm import (
+    TRAINING_DEFAULTS,
     BitsPerByteOfBlocks,
     DataArguments,
     HelpFormatter,
@@ -159,22 +160,14 @@ def parse_arguments(args: list[str]) -> Arguments:
         formatter_class=HelpFormatter,
     )
     parser.set_defaults(
-        output_dir="outputs/converted",
-        num_train_epochs=1,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=8,
-        learning_rate=None,
-        adam_beta2=0.95,
-        lr_scheduler_type="cosine",
-        warmup_steps=0.05,
-        logging_steps=0.02,
-        eval_strategy="steps",
-        eval_steps=0.5,
-        eval_on_start=True,
-        save_steps=0.2,
-        save_total_limit=1,
-        report_to="none",
-        dataloader_pin_memory=torch.accelerator.is_available(),
+        **{
+            **TRAINING_DEFAULTS,
+            "output_dir": "outputs/converted",
+            "learning_rate": None,
+            "weight_decay": 0.0,
+            "eval_steps": 0.5,
+            "save_total_limit": 1,
+        }
     )
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)

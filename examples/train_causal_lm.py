@@ -202,32 +202,35 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Help with defaults, below this file's docstring as it stands."""
 
 
+# Of TrainingArguments, for a small model on a laptop's CPU; ratios below 1 are shares of all steps.
+TRAINING_DEFAULTS = {
+    "output_dir": "outputs/causal_lm",
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 8,
+    "learning_rate": 4e-3,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.05,
+    "logging_steps": 0.02,
+    "eval_strategy": "steps",
+    "eval_steps": 0.2,
+    "eval_on_start": True,
+    "save_steps": 0.2,
+    "save_total_limit": 2,
+    "report_to": "none",
+    "dataloader_pin_memory": torch.accelerator.is_available(),
+}
+
+
 def parse_arguments(args: list[str]) -> tuple[ModelArguments, DataArguments, TrainingArguments]:
     parser = HfArgumentParser(
         (ModelArguments, DataArguments, TrainingArguments),
         description=__doc__,
         formatter_class=HelpFormatter,
     )
-    # Defaults that suit a small model on a laptop's CPU; ratios below 1 are shares of all steps.
-    parser.set_defaults(
-        output_dir="outputs/causal_lm",
-        num_train_epochs=1,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=8,
-        learning_rate=4e-3,
-        weight_decay=0.1,
-        adam_beta2=0.95,
-        lr_scheduler_type="cosine",
-        warmup_steps=0.05,
-        logging_steps=0.02,
-        eval_strategy="steps",
-        eval_steps=0.2,
-        eval_on_start=True,
-        save_steps=0.2,
-        save_total_limit=2,
-        report_to="none",
-        dataloader_pin_memory=torch.accelerator.is_available(),
-    )
+    parser.set_defaults(**TRAINING_DEFAULTS)
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
     except ValueError as error:  # from a dataclass that checks itself
