@@ -5,6 +5,7 @@ threads; and what they make of subnormals, infinities and NaN.
 
 import functools
 import itertools
+import math
 
 import pytest
 import torch
@@ -17,7 +18,12 @@ from attention_cases import (
     make_inputs,
     run_with_gradients,
 )
-from hf_linear_attention import linear_attention, linear_attention_step_
+from hf_linear_attention import (
+    delta_rule,
+    delta_rule_step_,
+    linear_attention,
+    linear_attention_step_,
+)
 
 kernel = functools.partial(linear_attention, backend="cpu")
 reference = functools.partial(linear_attention, backend="reference")
@@ -135,6 +141,61 @@ def test_subnormals_are_kept(dtype):
     (exact_gradient,) = torch.autograd.grad(reference(**inputs), inputs["v"], upstream)
     assert ((gradient != 0) & (gradient.abs() < tiny)).any()
     torch.testing.assert_close(gradient, exact_gradient, rtol=2e-2, atol=40 * grain)
+
+
+NOTHING = torch.zeros(4, 40, 16, 16)  # B, T, H, K and V
+HALVES = torch.full(NOTHING.shape, -math.log(2))
+TOKEN, TOKEN_HALVES = NOTHING[:, 0], HALVES[:, 0]
+
+
+def decayed_by_linear_attention(state):
+    q = k = v = NOTHING
+    options = {"normalize": False, "return_state": True}
+    _, after = linear_attention(q, k, v, HALVES[..., 0], initial_state=(state, None), **options)
+    return after.kv
+
+
+def decayed_by_delta_rule(state):
+    q = k = v = NOTHING
+    options = {"initial_state": state, "return_state": True}
+    _, after = delta_rule(q, k, v, NOTHING[..., 0], HALVES, **options)
+    return after
+
+
+def decayed_by_linear_attention_step(state):
+    linear_attention_step_(
+        TOKEN, TOKEN, TOKEN, (state, None), TOKEN_HALVES[..., 0], normalize=False
+    )
+    return state
+
+
+def decayed_by_delta_rule_step(state):
+    delta_rule_step_(TOKEN, TOKEN, TOKEN, TOKEN[..., 0], state, TOKEN_HALVES[..., 0])
+    return state
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "decayed, halvings",
+    [
+        (decayed_by_linear_attention, 40),
+        (decayed_by_delta_rule, 40),
+        (decayed_by_linear_attention_step, 1),
+        (decayed_by_delta_rule_step, 1),
+    ],
+)
+def test_a_state_that_decays_ends_as_zero(decayed, halvings, threads):
+    """Where it would be subnormal; and others who compute on these threads have such numbers."""
+    torch.set_num_threads(threads)
+    try:
+        tiny = torch.finfo(torch.float32).tiny
+        to_be_tiny = torch.full((4, 16, 16, 16), tiny) * 2.0**halvings
+        assert (decayed(to_be_tiny * 2) >= tiny).all()
+        assert (decayed(to_be_tiny / 2) == 0).all()
+        assert (torch.full((1 << 20,), tiny) / 4 > 0).all()
+    finally:
+        torch.set_num_threads(1)
 
 
 SPECIAL = [torch.inf, -torch.inf, torch.nan]

@@ -43,7 +43,7 @@ class Backward {
       : p_(p),
         input_(input),
         result_(result),
-        threads_(threads),
+        threads_(for_decays(threads, p.log_decay.data)),
         key_vectors_(ceil_div(p.K, kLanes<Acc>)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         plan_(p, result, decays, kIsAcc,
@@ -474,7 +474,7 @@ class Backward {
   const DeltaRuleProblem& p_;
   const DeltaRuleUpstream& input_;
   const DeltaRuleGradients& result_;
-  const Threads& threads_;
+  const Threads threads_;
   const int64_t key_vectors_, value_vectors_;
   const BackwardPlan plan_;
 };

@@ -117,7 +117,7 @@ class Forward {
       : p_(p),
         result_(result),
         slots_(slots),
-        threads_(threads),
+        threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         plan_(make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors),
                         /*divides_time=*/false)) {}
@@ -242,7 +242,7 @@ class Forward {
   const DeltaRuleProblem& p_;
   const DeltaRuleResult& result_;
   const DeltaRuleSlots* const slots_;
-  const Threads& threads_;
+  const Threads threads_;
   const int64_t value_vectors_;
   const Plan plan_;
   bool positive_log_decay_ = false;

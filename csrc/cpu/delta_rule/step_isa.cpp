@@ -53,7 +53,8 @@ class Step {
   static constexpr int64_t W = kLanes<Acc>;
 
  public:
-  Step(const DeltaRuleStep& p, const Threads& threads) : p_(p), threads_(threads) {}
+  Step(const DeltaRuleStep& p, const Threads& threads)
+      : p_(p), threads_(for_decays(threads, p.log_decay.data)) {}
 
   Status run() {
     const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
@@ -177,7 +178,7 @@ class Step {
   }
 
   const DeltaRuleStep& p_;
-  const Threads& threads_;
+  const Threads threads_;
   bool positive_log_decay_ = false;
 };
 

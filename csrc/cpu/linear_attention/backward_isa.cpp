@@ -103,7 +103,7 @@ class Backward {
       : p_(p),
         input_(input),
         result_(result),
-        threads_(threads),
+        threads_(for_decays(threads, p.log_decay.data)),
         key_vectors_(ceil_div(p.K, kLanes<Acc>)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         value_rows_(p.V + (p.normalize ? 1 : 0)),
@@ -526,7 +526,7 @@ class Backward {
   const LinearAttentionProblem& p_;
   const LinearAttentionUpstream& input_;
   const LinearAttentionGradients& result_;
-  const Threads& threads_;
+  const Threads threads_;
   const int64_t key_vectors_, value_vectors_;
   const int64_t value_rows_;  // of W and U
   const Plan plan_;

@@ -57,7 +57,7 @@ class Forward {
       : p_(p),
         result_(result),
         slots_(slots),
-        threads_(threads),
+        threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         plan_(make_plan(p, threads, value_vectors_)),
         z_before_(slots && p.normalize ? p.num_sequences * p.Hkv * p.K * sizeof(Acc) : 0) {}
@@ -267,7 +267,7 @@ class Forward {
   const LinearAttentionProblem& p_;
   const LinearAttentionResult& result_;
   const LinearAttentionSlots* const slots_;
-  const Threads& threads_;
+  const Threads threads_;
   const int64_t value_vectors_;
   const Plan plan_;
   const Buffer z_before_;  // (num_sequences, Hkv, K), of slots

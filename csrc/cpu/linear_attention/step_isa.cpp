@@ -51,7 +51,7 @@ class Step {
 
  public:
   Step(const LinearAttentionStep& p, const Threads& threads)
-      : p_(p), threads_(threads), group_(p.Hq / p.Hkv) {}
+      : p_(p), threads_(for_decays(threads, p.log_decay.data)), group_(p.Hq / p.Hkv) {}
 
   Status run() {
     const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
@@ -154,7 +154,7 @@ class Step {
   }
 
   const LinearAttentionStep& p_;
-  const Threads& threads_;
+  const Threads threads_;
   const int64_t group_;
   bool positive_log_decay_ = false;
 };

@@ -60,7 +60,7 @@ class Backward {
         blocks_(channel_blocks(p.C)),
         groups_(min(p.num_sequences, kMaxGroups)),
         plan_{p, p.B * p.T * p.C * p.N < kSerialWork ? 1 : max(1, threads.count), longest(p)},
-        workers_(threads, plan_),
+        workers_(for_decays(threads, true), plan_),
         of_groups_(groups_ * blocks_ * (p.N + 1) * kBlockChannels * kBytes),
         of_blocks_(blocks_ * p.B * p.T * 2 * p.N * kBytes) {}
 

@@ -33,7 +33,7 @@ class Forward {
       : p_(p),
         result_(result),
         plan_{p, p.B * p.T * p.C * p.N < kSerialWork ? 1 : max(1, threads.count)},
-        workers_(threads, plan_) {}
+        workers_(for_decays(threads, true), plan_) {}
 
   Status run() {
     if (workers_.out_of_memory()) return Status::out_of_memory;

@@ -38,7 +38,7 @@ class Step {
   Step(const SelectiveScanStep& p, const Threads& threads)
       : p_(p),
         plan_{p, p.B * p.C * p.N < kSerialWork ? 1 : max(1, threads.count)},
-        workers_(threads, plan_) {}
+        workers_(for_decays(threads, true), plan_) {}
 
   Status run() {
     if (workers_.out_of_memory()) return Status::out_of_memory;

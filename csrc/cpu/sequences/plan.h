@@ -168,7 +168,7 @@ class Workers {
     return carver.used();
   }
 
-  const Threads& threads_;
+  const Threads threads_;
   const ItsPlan& plan_;
   const int64_t bytes_each_;
   const Buffer buffer_;
