@@ -12,8 +12,9 @@
 //
 //     dg_t = dg_{t+1} + q_t ∘ dq_t - k_t ∘ (p_t + m_t),    dg_T from Σ_columns dS_T ∘ S_T,
 //
-// summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly, and the sum
-// starts afresh.
+// summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly; where it is
+// less than what the terms are rounded by, so is dg_t, which counts as 0. From there the sum starts
+// afresh, without what was rounded before.
 //
 // Sweep 1 goes by columns of values, which are independent, and sweeps 2 and 3 by columns of keys;
 // they need all values of w_t. A task is a sequence, some heads and a part of the columns. If a
@@ -28,6 +29,12 @@
 
 namespace hfla::HFLA_ISA {
 namespace {
+
+// What terms of order 1 are rounded by, and its logarithm.
+template <class Acc>
+constexpr double kRounding = sizeof(Acc) == sizeof(float) ? 0x1p-24 : 0x1p-53;
+template <class Acc>
+constexpr double kLogRounding = sizeof(Acc) == sizeof(float) ? -16.64 : -36.74;
 
 template <class Scalar, Decays decays, bool delta>
 class Backward {
@@ -444,7 +451,7 @@ class Backward {
           Acc lanes[kLanes<Acc>];
           store(lanes, term);
           for (int64_t lane = 0; lane < kLanes<Acc>; ++lane) {
-            sums[lane] = decay[lane] == 0 ? 0 : sums[lane] + lanes[lane];
+            sums[lane] = decay[lane] < kRounding<Acc> ? 0 : sums[lane] + lanes[lane];
             lanes[lane] = static_cast<Acc>(sums[lane]);
           }
           store_vector<Acc>(to, result.view.dim, c, count, load(lanes));
@@ -465,7 +472,7 @@ class Backward {
       to = 0;
       if (visit.masked(i)) continue;
       const bool forgets =
-          *row_at<const Acc>(p_.log_decay, RowsPer::token, visit, i, 0) <= Exp<Acc>::kZeroBelow;
+          *row_at<const Acc>(p_.log_decay, RowsPer::token, visit, i, 0) < kLogRounding<Acc>;
       suffix = forgets ? 0 : suffix + shared.dlog_decay.total(plan_.parts, visit, i);
       to = static_cast<Acc>(suffix);
     }
