@@ -13,6 +13,7 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,7 +25,7 @@ MOST_UNUSED = 4  # of these; where all else is new each time, recording is in va
 
 TOKENS_BETWEEN_LOOKS = 64  # at modules that can't be recorded
 
-KNOWN_PACKAGES = ("torch.nn.", "transformers.activations")
+KNOWN_PACKAGES = ("torch.nn.", "transformers.activations", "transformers.models.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -52,8 +53,8 @@ class Recorder(TorchDispatchMode):
         self.constants: dict[str, Any] = {}
         self.constant_names: dict[int, str] = {}
         self.operations: list[Operation] = []
-        # Whether they would be the same for another token: unless an operation gives a number,
-        # which what follows may depend on, or writes to what is not given.
+        # Whether they would be the same for another token: unless an operation gives a number, or
+        # as many as numbers say, which what follows may depend on, or writes to what is not given.
         self.is_valid = True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -62,6 +63,7 @@ class Recorder(TorchDispatchMode):
         arguments = [self._written(x, reads) for x in args]
         arguments += [f"{name}={self._written(x, reads)}" for name, x in kwargs.items()]
         self.is_valid &= all(map(self._is_given, written_by(func, args, kwargs)))
+        self.is_valid &= not depends_on_numbers(func, args)
         result = func(*args, **kwargs)
         results = result if isinstance(result, (tuple, list)) else [result]
         if not reads and not any(isinstance(x, Tensor) for x in results):
@@ -129,6 +131,14 @@ class Recorder(TorchDispatchMode):
         return namespace["run"]
 
 
+def depends_on_numbers(operation: Any, args: Sequence[Any]) -> bool:
+    """Whether it gives a number, or as many as some number says."""
+    if operation is torch.ops.aten.index.Tensor:  # by places, or by a mask
+        return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    tags = operation.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
 def written_by(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """Those of its arguments that an operation writes to."""
     arguments = operation._schema.arguments
@@ -194,7 +204,12 @@ class RecordedTokens:
         self.recordings, self.waiting = [], 0
 
     def run(
-        self, layer: nn.Module, cache: Any, inputs: list[Tensor], by_modules: Callable[[], Tensor]
+        self,
+        layer: nn.Module,
+        cache: Any,
+        inputs: list[Tensor],
+        by_modules: Callable[[], Tensor],
+        constants: tuple = (),
     ) -> Tensor:
         """What `layer` makes of a token, for which its own recordings are used.
 
@@ -202,6 +217,7 @@ class RecordedTokens:
             cache: the layer's, with a state.
             inputs: the other tensors that another token has others of.
             by_modules: computes it where there is no recording yet, or can be none.
+            constants: what else it depends on.
         """
         if self.waiting > 0:
             self.waiting -= 1
@@ -211,6 +227,7 @@ class RecordedTokens:
         given = (
             forced_backend(),
             *products_in_use(),
+            *constants,
             *state,
             *[(x.dtype, x.shape, x.stride()) for x in inputs],
         )
@@ -229,7 +246,7 @@ class RecordedTokens:
         recording, recorder = Recording(layer, given), Recorder(inputs)
         with recorder:
             result = by_modules()
-        if recorder.is_valid:
+        if recorder.is_valid and isinstance(result, Tensor):
             recording.run = recorder.function(result)
         self.recordings = [*self.recordings, recording][-MOST_RECORDINGS:]
         return result

@@ -37,6 +37,7 @@ from .norms import (
     OneMoreNormOfGroups,
     PlainNorm,
 )
+from .recorded_layers import RecordedLayer
 from .residual_convolution import (
     ResidualConvolution,
     ResidualConvolutionOfTokens,
@@ -310,6 +311,30 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
 }
 # fmt: on
 
+# Of the same, layers around a recurrent one that remember nothing else.
+LAYERS = {
+    "qwen3_next": "Qwen3NextDecoderLayer",
+    "qwen3_5": "Qwen3_5DecoderLayer",
+    "qwen3_5_moe": "Qwen3_5MoeDecoderLayer",
+    "qwen4_exp": "Qwen4ExpTextDecoderLayer",
+    "olmo_hybrid": "OlmoHybridLinearAttentionDecoderLayer",
+    "kimi_linear": "KimiLinearDecoderLayer",
+    "glm5_next": "Glm5NextTextDecoderLayer",
+    "bailing_hybrid": "BailingHybridDecoderLayer",
+    "mamba": "MambaBlock",
+    "falcon_mamba": "FalconMambaBlock",
+    "jamba": "JambaMambaDecoderLayer",
+    "zamba": "ZambaMambaDecoderLayer",
+    "mamba2": "Mamba2Block",
+    "bamba": "BambaDecoderLayer",
+    "granitemoehybrid": "GraniteMoeHybridDecoderLayer",
+    "nemotron_h": "NemotronHBlock",
+    "zamba2": "Zamba2MambaDecoderLayer",
+    "lfm2": "Lfm2DecoderLayer",
+    "lfm2_moe": "Lfm2MoeDecoderLayer",
+    "lfm3": "Lfm3DecoderLayer",
+}
+
 MODELS = "transformers.models."
 # (module, name) of every class of Transformers above -> what replaces it
 REPLACEMENTS: dict[tuple[str, str], Replacement] = {
@@ -317,8 +342,11 @@ REPLACEMENTS: dict[tuple[str, str], Replacement] = {
     for model, classes in FAMILIES.items()
     for name, replacement in classes.items()
 }
+# (module, name) of the layers around those
+RECORDED = {(f"{MODELS}{model}.modeling_{model}", name) for model, name in LAYERS.items()}
 # the same -> what is put before it in the class that replaces it
 OURS: dict[tuple[str, str], type] = {
+    **dict.fromkeys(RECORDED, RecordedLayer),
     **{names: replacement.ours for names, replacement in REPLACEMENTS.items()},
     **HEADS,
 }

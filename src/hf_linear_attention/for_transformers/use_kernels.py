@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from .. import linear, quantized
 from ..registration import before_forwards
 from .drafts import HEADS
-from .families import Replacement, made_class, replacement_for
+from .families import RECORDED, Replacement, made_class, replacement_for
 from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, why_it_stays
 from .packing import forget, is_one_of, tell_base, tell_layers
@@ -57,6 +57,14 @@ class ChangedHead(NamedTuple):
     now: type[PreTrainedModel]
 
 
+class ChangedLayer(NamedTuple):
+    """A layer whose generated tokens are recorded, with its class before and now."""
+
+    layer: nn.Module
+    before: type[nn.Module]
+    now: type[nn.Module]
+
+
 class Undoable(ABC):
     """Undone by `undo()`, or at the end of a `with` block."""
 
@@ -88,14 +96,18 @@ class Report(Undoable):
     hooks: list[RemovableHandle] = field(default_factory=list)
     takes_drafts: list[ChangedHead] = field(default_factory=list)
     takes_batches: list[ChangedHead] = field(default_factory=list)
+    recorded: list[ChangedLayer] = field(default_factory=list)
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
         so do modules that became of another class meanwhile, as those given to FSDP2 do.
         """
-        for change in self.changed:
-            if type(change.module) is change.now:
-                change_class(change.module, change.before)
+        for module, before, now in (
+            *self.recorded,
+            *((one.module, one.before, one.now) for one in self.changed),
+        ):
+            if type(module) is now:
+                change_class(module, before)
         for loss in self.losses:
             loss.undo()
         for hook in self.hooks:
@@ -158,6 +170,7 @@ def use_kernels(model: nn.Module) -> Report:
         if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
+        _record_tokens(report, model, layers)
         _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
         _allow_continuous_batching(report, model, layers)
@@ -258,6 +271,18 @@ def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) ->
         report.left.append(Left(name, "Linear", why))
     else:
         _change(report, Change(name, module, nn.Linear, linear.Linear, gist))
+
+
+def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+    """Lets layers around recurrent ones do without their Python for a generated token."""
+    for layer in model.modules():
+        before = type(layer)
+        if (before.__module__, before.__name__) not in RECORDED or why_it_stays(layer) is not None:
+            continue
+        if not layers.isdisjoint(layer.modules()):
+            now = made_class(before.__module__, before.__name__)
+            change_class(layer, now)
+            report.recorded.append(ChangedLayer(layer, before, now))
 
 
 def _replace_losses(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:

@@ -1,0 +1,185 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Generated tokens of Transformers' layers around our recurrent ones, recorded and run again."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from hf_linear_attention import inputs, use_kernels
+from hf_linear_attention.for_transformers.recorded_layers import (
+    RecordedLayer,
+    recordings_of,
+    token_of,
+)
+from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cast, tiny_upstream
+
+# Their recurrent layers also attend, have several convolutions, or another cache.
+NOT_RECORDED = {"falcon_h1", "inkling_text", "inkling2_text", "minimax"}
+OFTEN_RECORDED = sorted(set(ONE_OF_EACH) - NOT_RECORDED)
+
+
+def changed(model_type, dtype=torch.float32):
+    model = cast(tiny_upstream(model_type), dtype)
+    use_kernels(model)
+    return model
+
+
+def random_ids(B, T):
+    return torch.randint(2, VOCAB_SIZE - 4, (B, T), generator=torch.Generator().manual_seed(0))
+
+
+class Reader:
+    """Reads tokens with a cache, and counts them."""
+
+    def __init__(self, model):
+        self.model, self.cache, self.count = model, {}, 0
+
+    def __call__(self, ids, **kwargs):
+        if self.model.config.model_type == "bamba":  # which would count from 0 again
+            kwargs["position_ids"] = torch.arange(self.count, self.count + ids.shape[1])[None]
+        self.count += ids.shape[1]
+        with torch.no_grad():
+            output = self.model(ids, use_cache=True, **self.cache, **kwargs)
+        name = "cache_params" if "cache_params" in output else "past_key_values"
+        self.cache = {name: output[name]}
+        return output.logits
+
+
+def answers(model, ids, prompt=3):
+    """The logits of a prompt, and then of each token, (B, T, vocabulary)."""
+    read = Reader(model)
+    pieces = ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)
+    return torch.cat([read(piece) for piece in pieces], dim=1)
+
+
+@pytest.fixture
+def by_modules(monkeypatch):
+    """`answers` without recordings."""
+
+    def compute(*args, **kwargs):
+        with monkeypatch.context() as patch:
+            patch.setattr(inputs, "ARE_TOKENS_RECORDED", False)
+            return answers(*args, **kwargs)
+
+    return compute
+
+
+def layers_of(model):
+    return [module for module in model.modules() if isinstance(module, RecordedLayer)]
+
+
+def uses(model):
+    """Of each layer's recordings, how often each was run."""
+    recordings = map(recordings_of, layers_of(model))
+    return [None if x is None else [one.uses for one in x.recordings] for x in recordings]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_recordings_answer_as_modules_do_to_the_last_bit(model_type, dtype, by_modules):
+    model, ids = changed(model_type, dtype), random_ids(2, 9)
+    expected = by_modules(model, ids)
+    assert torch.equal(answers(model, ids), expected)
+    assert torch.equal(answers(model, ids), expected)
+    if model_type in NOT_RECORDED:
+        assert layers_of(model) == []
+    else:
+        assert len(layers_of(model)) == sum(
+            hasattr(type(x), "recurrences") for x in model.modules()
+        )
+    if model_type in OFTEN_RECORDED:
+        assert all(numbers == [11] for numbers in uses(model))
+
+
+def test_experts_that_numbers_choose_are_chosen_anew(by_modules):
+    model = changed("qwen3_next")
+    for seed in range(4):
+        ids = torch.randint(
+            2, VOCAB_SIZE - 4, (2, 9), generator=torch.Generator().manual_seed(seed)
+        )
+        assert torch.equal(answers(model, ids), by_modules(model, ids))
+    assert uses(model) == [[0]]
+
+
+@pytest.mark.parametrize("model_type", OFTEN_RECORDED)
+def test_undone_nothing_is_recorded_and_pickles_forget(model_type):
+    model, ids = tiny_upstream(model_type), random_ids(1, 6)
+    classes = [type(module) for module in model.modules()]
+    with use_kernels(model):
+        before = answers(model, ids)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert set(uses(other)) == {None}
+            with torch.no_grad():
+                other.get_output_embeddings().weight.mul_(2)
+                layers_of(other)[0].register_parameter("more", nn.Parameter(torch.ones(1)))
+            assert torch.equal(answers(other, ids), before * 2)
+        assert [name for name, _ in model.named_modules() if "record" in name] == []
+    assert [type(module) for module in model.modules()] == classes
+    assert not layers_of(model)
+
+
+@pytest.mark.parametrize("model_type", OFTEN_RECORDED)
+def test_weights_and_dtypes_that_change_count_at_once(model_type, by_modules):
+    model, ids = changed(model_type), random_ids(2, 6)
+    before = answers(model, ids)
+    weight = next(x for x in layers_of(model)[0].parameters() if x.dim() == 2)
+    with torch.no_grad():
+        weight.mul_(-2)
+    assert not torch.equal(answers(model, ids), before)
+    assert torch.equal(answers(model, ids), by_modules(model, ids))
+    model.to(torch.bfloat16)
+    assert torch.equal(answers(model, ids), by_modules(model, ids))
+
+
+def test_padding_drafts_and_gradients_are_left_to_the_modules(by_modules):
+    model, ids = changed("qwen3_5_text"), random_ids(2, 8)
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[0, :2] = 0
+    results = []
+    for recorded in (True, False):
+        read = Reader(model)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inputs, "ARE_TOKENS_RECORDED", recorded)
+            pieces = [read(ids[:, :4], attention_mask=mask[:, :4])]
+            pieces += [
+                read(ids[:, t : t + 1], attention_mask=mask[:, : t + 1]) for t in range(4, 8)
+            ]
+        results.append(torch.cat(pieces, dim=1))
+    assert torch.equal(*results)
+
+    read = Reader(model)
+    read(ids[:, :4])
+    (cache,) = read.cache.values()
+    cache.activate_past_recording()
+    first = [read(ids[:, 4:5]), read(ids[:, 5:6])]
+    cache.crop(-2)
+    again = [read(ids[:, 4:5]), read(ids[:, 5:6])]
+    assert torch.equal(torch.cat(first), torch.cat(again))
+    with torch.enable_grad():
+        loss = model(ids[:, 6:7], past_key_values=cache).logits.sum()
+    loss.backward()
+    assert all(x.grad is not None for x in layers_of(model)[0].mlp.parameters())
+
+
+def test_all_that_a_layer_is_given_counts():
+    model = changed("qwen3_5_text")
+    read = Reader(model)
+    read(random_ids(1, 3))
+    (cache,) = read.cache.values()
+    x, y = torch.ones(1), torch.ones(2)
+    one = token_of((None,), {"a": (x, y), "cache": cache, "scale": 2.0}, 0)
+    assert one.cached is cache.layers[0]
+    assert one.tensors[0] is x and one.tensors[1] is y
+    for args, kwargs in (
+        ((), {"a": (x, y), "cache": cache, "scale": 2.0}),
+        ((None,), {"a": (x, y), "cache": cache, "scale": 3.0}),
+        ((None,), {"b": (x, y), "cache": cache, "scale": 2.0}),
+        ((None,), {"a": (x, y), "cache": cache}),
+    ):
+        assert token_of(args, kwargs, 0).constants != one.constants
+    assert token_of((object(),), {"cache": cache}, 0) is None
+    assert token_of((x,), {}, 0) is None
+    assert token_of((x,), {"cache": cache}, 1) is None  # of keys and values, which grow
