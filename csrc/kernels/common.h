@@ -70,7 +70,7 @@ struct Threads {
   int64_t count;
   void (*parallel_for)(int64_t n, void (*body)(void* context, int64_t begin, int64_t end),
                        void* context);
-  bool subnormals_are_zero = false;  // while a body runs
+  bool subnormals_become_zero = false;  // what a body computes
 };
 
 // What CUDA kernels are chosen by.

@@ -73,7 +73,8 @@ def delta_rule(
         beta: (B, T, Hv), how much of the difference is written.
         log_decay: (B, T, Hv), or (B, T, Hv, K) for one per channel, at most 0; -inf forgets
             everything. On CUDA its sign is not checked, because looking would wait for the device.
-            With it, the compiled CPU kernels take numbers below the smallest normal one for 0.
+            With it, what the compiled kernels compute on x86 below the smallest normal number
+            becomes 0.
         scale: of the outputs; by default K ** -0.5.
         normalize_qk: divides q and k by their norms, as x / sqrt(sum(x^2) + 1e-6). The rule needs
             keys of norm 1 or less, or beta that makes up for it: otherwise states grow without end.

@@ -80,8 +80,8 @@ def linear_attention(
             cores multiply it by the zeros that keep later tokens out.
         log_decay: (B, T, Hv), or (B, T, Hv, K) for one per channel of a key, at most 0; -inf
             forgets everything. Only with `is_causal`. On CUDA its sign is not checked, because
-            looking would wait for the device. With it, the compiled CPU kernels take numbers below
-            the smallest normal one for 0.
+            looking would wait for the device. With it, what the compiled kernels compute on x86
+            below the smallest normal number becomes 0.
         write_strength: (B, T, Hv), or None for 1; kept in float32 or better.
         feature_map: name of a pointwise phi, or None where q and k are mapped already.
         key_mask: (B, T), bool or 0/1, false for padding: such a token is neither written nor

@@ -6,6 +6,7 @@ threads; and what they make of subnormals, infinities and NaN.
 import functools
 import itertools
 import math
+import platform
 
 import pytest
 import torch
@@ -186,13 +187,16 @@ def decayed_by_delta_rule_step(state):
     ],
 )
 def test_a_state_that_decays_ends_as_zero(decayed, halvings, threads):
-    """Where it would be subnormal; and others who compute on these threads have such numbers."""
+    """Where it would be subnormal, which takes long on x86; and others who compute on these threads
+    have such numbers.
+    """
     torch.set_num_threads(threads)
     try:
         tiny = torch.finfo(torch.float32).tiny
         to_be_tiny = torch.full((4, 16, 16, 16), tiny) * 2.0**halvings
         assert (decayed(to_be_tiny * 2) >= tiny).all()
-        assert (decayed(to_be_tiny / 2) == 0).all()
+        is_zero = platform.machine() in ("x86_64", "AMD64")
+        assert ((decayed(to_be_tiny / 2) == 0) == is_zero).all()
         assert (torch.full((1 << 20,), tiny) / 4 > 0).all()
     finally:
         torch.set_num_threads(1)

@@ -12,9 +12,9 @@ namespace {
 constexpr int64_t kSerialWork = 65536;  // floats; with less, waking threads takes longer than that
 
 // The threads for numbers that decay, if they do. Many become too small to be normal then, and
-// processors may take thirty times as long with such.
+// Intel's processors take up to thirty times as long with such.
 HFLA_INLINE Threads for_decays(Threads threads, bool decays) {
-  threads.subnormals_are_zero = decays;
+  threads.subnormals_become_zero = decays;
   return threads;
 }
 
@@ -25,11 +25,11 @@ void run_tasks(const Threads& threads, int64_t workers, int64_t count, Task task
   struct Context {
     Task& task;
     int64_t count, next;
-    bool subnormals_are_zero;
-  } context{task, count, 0, threads.subnormals_are_zero};
+    bool subnormals_become_zero;
+  } context{task, count, 0, threads.subnormals_become_zero};
   const auto body = [](void* opaque, int64_t begin, int64_t end) {
     Context& shared = *static_cast<Context*>(opaque);
-    const SubnormalsAreZero mode(shared.subnormals_are_zero);
+    const SubnormalsBecomeZero mode(shared.subnormals_become_zero);
     for (int64_t worker = begin; worker < end; ++worker) {
       int64_t i;
       while ((i = __atomic_fetch_add(&shared.next, 1, __ATOMIC_RELAXED)) < shared.count) {
