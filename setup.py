@@ -39,13 +39,22 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", f"-I{CSRC}", f"-ffile-prefix-map=
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math"]
 LINK_FLAGS = ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exports.map'}"]
 
-# Every *_isa.cpp below csrc/cpu is compiled once for each of these; csrc/cpu/dispatch.cpp chooses
-# when it runs.
+# Every *_isa.cpp below csrc/cpu is compiled once for each of these, but for those in SOURCES;
+# csrc/cpu/dispatch.cpp chooses when it runs.
 INSTRUCTION_SETS = {"base": []}
 if platform.machine() in ("x86_64", "AMD64"):
     avx2 = ["-mavx2", "-mfma", "-mf16c"]
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
-    INSTRUCTION_SETS |= {"avx2": avx2, "avx512": avx2 + avx512}
+    INSTRUCTION_SETS |= {
+        "avx2": avx2,
+        "avx512": avx2 + avx512,
+        "avx512_vnni": [*avx2, *avx512, "-mavx512vnni"],
+        "amx": [*avx2, *avx512, "-mamx-tile", "-mamx-bf16"],
+    }
+
+# Instruction sets that only some products have a use for, and which. dispatch.cpp takes all other
+# kernels from the one before.
+SOURCES = {"avx512_vnni": "dense/rounded_*_isa.cpp", "amx": "dense/linear_amx.cpp"}
 
 # Machine code for the devices of each major version, which those of its later minor versions run,
 # too; and PTX that drivers compile for all others.
@@ -176,14 +185,11 @@ def understands(compiler: list[str], flags: list[str]) -> bool:
 def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     built = [f"-DHFLA_WITH_{name.upper()}" for name in instruction_sets]
     result = []
-    for source in sorted((CSRC / "cpu").rglob("*.cpp")):
-        if source.stem.endswith("_isa"):
-            for name, isa_flags in instruction_sets.items():
-                flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
-                result.append(Compilation(source, flags, name))
-        else:
-            result.append(Compilation(source, built))
-    return result
+    for name, isa_flags in instruction_sets.items():
+        flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
+        for source in sorted((CSRC / "cpu").rglob(SOURCES.get(name, "*_isa.cpp"))):
+            result.append(Compilation(source, flags, name))
+    return [*result, Compilation(CSRC / "cpu" / "dispatch.cpp", built)]
 
 
 def bindings(cuda: Cuda | None) -> list[Compilation]:

@@ -94,7 +94,9 @@ def runtime(library: str) -> str:
 
 def check_threads(_: list[str]) -> None:
     """Every kernel on several threads, in a program without PyTorch."""
-    sources = [*(ROOT / "csrc" / "cpu").rglob("*.cpp"), ROOT / "tests" / "native" / "threads.cpp"]
+    cpu = ROOT / "csrc" / "cpu"
+    sources = [*cpu.rglob("*_isa.cpp"), cpu / "dispatch.cpp"]
+    sources.append(ROOT / "tests" / "native" / "threads.cpp")
     objects = BUILT / "threads"
     objects.mkdir(parents=True, exist_ok=True)
     flags = ["-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}"]

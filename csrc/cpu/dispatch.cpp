@@ -1,12 +1,19 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
 // Which of the instruction sets that were built runs here. setup.py compiles the *_isa.cpp files
-// once per instruction set and says with HFLA_WITH_... which ones the compiler knew.
+// once per instruction set and says with HFLA_WITH_... which ones the compiler knew. Of the last
+// ones it compiles a few products only: they have all other kernels from the one before.
 
 #include <cstdlib>
 #include <string>
 
 #include "kernels/cpu.h"
+
+#ifdef HFLA_WITH_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace hfla {
 
@@ -19,12 +26,18 @@ extern const CpuKernels kernels;
 namespace avx512 {
 extern const CpuKernels kernels;
 }
+namespace avx512_vnni {
+Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
+}
+namespace amx {
+Status linear(const LinearProblem&, const Threads&);
+}
 
 namespace {
 
 struct InstructionSet {
-  const CpuKernels* kernels;
   bool (*runs_here)();
+  CpuKernels (*kernels)();
 };
 
 #ifdef HFLA_WITH_AVX2
@@ -40,44 +53,84 @@ bool has_avx512() {
 }
 #endif
 
+#ifdef HFLA_WITH_AVX512_VNNI
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+CpuKernels avx512_vnni_kernels() {
+  CpuKernels kernels = avx512::kernels;
+  kernels.instruction_set = "avx512_vnni";
+  kernels.rounded_linear = avx512_vnni::rounded_linear;
+  return kernels;
+}
+#endif
+
+#ifdef HFLA_WITH_AMX
+// Linux lets a process use the tiles when it has asked for them.
+bool may_use_tiles() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+// Not every compiler knows these names of what a CPU supports.
+bool has_amx() {
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
+  unsigned a, b, c, d;
+  return has_avx512_vnni() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBFloat16) &&
+         (d & kTile) && may_use_tiles();
+}
+
+CpuKernels amx_kernels() {
+  CpuKernels kernels = avx512_vnni_kernels();
+  kernels.instruction_set = "amx";
+  kernels.linear = amx::linear;
+  return kernels;
+}
+#endif
+
 // Best first.
 const InstructionSet kInstructionSets[] = {
+#ifdef HFLA_WITH_AMX
+    {has_amx, amx_kernels},
+#endif
+#ifdef HFLA_WITH_AVX512_VNNI
+    {has_avx512_vnni, avx512_vnni_kernels},
+#endif
 #ifdef HFLA_WITH_AVX512
-    {&avx512::kernels, has_avx512},
+    {has_avx512, [] { return avx512::kernels; }},
 #endif
 #ifdef HFLA_WITH_AVX2
-    {&avx2::kernels, has_avx2},
+    {has_avx2, [] { return avx2::kernels; }},
 #endif
-    {&base::kernels, [] { return true; }},
+    {[] { return true; }, [] { return base::kernels; }},
 };
 
 std::string built_names() {
   std::string names;
   for (const InstructionSet& set : kInstructionSets) {
-    names += (names.empty() ? "" : ", ") + std::string(set.kernels->instruction_set);
+    names += (names.empty() ? "" : ", ") + std::string(set.kernels().instruction_set);
   }
   return names;
 }
 
 struct Choice {
-  const CpuKernels* kernels;
-  std::string why_not;
+  CpuKernels kernels;
+  std::string why_not;  // empty: they run here
 };
 
 Choice best() {
   const InstructionSet* set = kInstructionSets;
   while (!set->runs_here()) ++set;  // the last one always does
-  return {set->kernels, ""};
+  return {set->kernels(), ""};
 }
 
 Choice forced(const std::string& name) {
   const std::string setting = "HF_LINEAR_ATTENTION_CPU_ISA=" + name;
   for (const InstructionSet& set : kInstructionSets) {
-    if (name != set.kernels->instruction_set) continue;
-    if (set.runs_here()) return {set.kernels, ""};
-    return {nullptr, setting + ", but this CPU can't run it"};
+    if (name != set.kernels().instruction_set) continue;
+    if (set.runs_here()) return {set.kernels(), ""};
+    return {{}, setting + ", but this CPU can't run it"};
   }
-  return {nullptr, setting + ", but this build has " + built_names()};
+  return {{}, setting + ", but this build has " + built_names()};
 }
 
 Choice choose() {
@@ -89,13 +142,14 @@ Choice choose() {
 
 const CpuKernels* cpu_kernels(const char** why_not) {
   static const Choice choice = choose();
-  if (!choice.kernels) *why_not = choice.why_not.c_str();
-  return choice.kernels;
+  if (choice.why_not.empty()) return &choice.kernels;
+  *why_not = choice.why_not.c_str();
+  return nullptr;
 }
 
 }  // namespace hfla
 
-// "avx512, avx2, base": what was built, for native/library.py, through ctypes.
+// "amx, avx512_vnni, avx512, avx2, base": what was built, for native/library.py, through ctypes.
 extern "C" const char* hfla_cpu_instruction_sets_built() {
   static const std::string names = hfla::built_names();
   return names.c_str();

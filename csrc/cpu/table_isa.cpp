@@ -26,6 +26,7 @@ const CpuKernels kernels = {
     linear,
     many_rows_linear,
     quantized_linear,
+    rounded_linear,
     {rms_norm, rms_norm_backward},
 };
 

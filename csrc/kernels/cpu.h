@@ -1,7 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// The kernels of all ops on the CPU, one table per instruction set, all compiled from the same
-// sources.
+// The kernels of all ops on the CPU, one table per instruction set, compiled from the same sources
+// but for a few that only some products have a use for (cpu/dispatch.cpp).
 #pragma once
 
 #include "kernels/convolution.h"
@@ -23,6 +23,7 @@ struct CpuKernels {
   LinearOnCpu linear;
   ManyRowsLinearOnCpu many_rows_linear;
   QuantizedLinearOnCpu quantized_linear;
+  QuantizedLinearOnCpu rounded_linear;  // x is rounded to 16 bits, so that products are of integers
   RmsNormOnCpu rms_norm;
 };
 

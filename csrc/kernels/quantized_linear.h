@@ -25,7 +25,6 @@ struct QuantizedLinearProblem {
   int64_t group;  // inputs in one; divides `in`, and is even with 4 bits
   int64_t bits;   // 8 or 4
   DType dtype;
-  bool rounds_x;       // to 16 bits, so that products are of integers
   const void* x;       // (rows, in)
   const void* weight;  // int8 (out, in), or (out, in / 2) with the earlier value in the low bits
   GroupNumbers scale, zero;

@@ -79,13 +79,14 @@ void quantized_linear(StableIValue* stack) {
   const Tensor bias = arguments.optional_tensor();
 
   QuantizedLinearProblem p{};
-  p.rounds_x = arguments.boolean();
+  const bool rounds_x = arguments.boolean();
   p.bits = bits;
   set_matrices(p, x, weight, bias);
   set_groups(p, x, scale, zero_point, /*out_dim=*/bits == 8 ? 0 : 1);
   Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
-  check_status(cpu().quantized_linear(p, torch_threads()));
+  const auto product = rounds_x ? cpu().rounded_linear : cpu().quantized_linear;
+  check_status(product(p, torch_threads()));
   give_back(stack, y);
 }
 

@@ -15,6 +15,7 @@ from .quantized import are_products_compiled, quantized_product
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
 onednn_product = native_op("onednn_linear", version=1)
+cpu_instruction_set = native_op("cpu_instruction_set", version=1)
 IS_COMPILED = has_compiled(few_rows_product, onednn_product)
 
 
@@ -49,13 +50,21 @@ def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor
 
 # Up to so many rows the product of few rows is the faster one, by benchmarks of all: those of many
 # rows read the weights less often, but prepare them first.
-ROWS_ON_AVX2 = {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8}
 ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch.float64: 8}
+ROWS_ON = {
+    "avx2": {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8},
+    # Tiles of bfloat16 weights are multiplied as they lie, where oneDNN copies the weights first.
+    "amx": ROWS_ELSEWHERE | {torch.bfloat16: 128},
+}
 
 
 def rows_that_are_few() -> dict[torch.dtype, int]:
-    _, flags = processor()
-    return ROWS_ON_AVX2 if "avx2" in flags and "avx512f" not in flags else ROWS_ELSEWHERE
+    """By dtype, for the instruction set that the compiled product uses."""
+    try:
+        name = cpu_instruction_set()
+    except RuntimeError:  # none runs here
+        name = ""
+    return ROWS_ON.get(name, ROWS_ELSEWHERE)
 
 
 MANY_ROWS = products_of_many_rows()

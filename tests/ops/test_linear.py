@@ -38,7 +38,7 @@ def layer_and_twin(inputs=24, outputs=10, bias=True, dtype=torch.float32):
 @torch.no_grad()
 def test_few_rows_run_compiled_and_many_do_not(bias, dtype, compiled_calls):
     layer, twin = layer_and_twin(bias=bias, dtype=dtype)
-    few, many = (torch.randn(rows, 1, 24, dtype=dtype) for rows in (MAX_ROWS[dtype], 100))
+    few, many = (torch.randn(MAX_ROWS[dtype] + more, 1, 24, dtype=dtype) for more in (0, 1))
     for x in (few[0], few, many):
         # torch may round a sum in half precision twice
         torch.testing.assert_close(layer(x), twin(x), rtol=2e-2, atol=2e-2)
@@ -173,6 +173,10 @@ FEW_ROWS_SHAPES = [
     (7, 1025, 25),
     (8, 768, 40),
     (33, 1537, 8),
+    (16, 96, 47),
+    (50, 64, 16),
+    (65, 40, 300),
+    (130, 100, 37),
 ]
 
 
@@ -193,9 +197,9 @@ def test_few_rows_of_every_shape_and_dtype(rows, inputs, outputs, dtype):
 @pytest.mark.parametrize("dtype", MAX_ROWS)
 @torch.no_grad()
 def test_no_number_depends_on_other_rows_on_the_outputs_beside_it_or_on_threads(dtype):
-    x, weight, bias = (y.detach() for y in arguments_of((9,), 1300, 331, dtype=dtype))
+    x, weight, bias = (y.detach() for y in arguments_of((70,), 1300, 331, dtype=dtype))
     y = linear.few_rows_product(x, weight, bias)
-    for rows in (slice(3, 4), slice(3, 5), slice(2, 7)):
+    for rows in (slice(3, 4), slice(3, 5), slice(2, 7), slice(15, 66)):
         assert torch.equal(linear.few_rows_product(x[rows], weight, bias), y[rows])
     part = slice(17, 100)
     assert torch.equal(linear.few_rows_product(x, weight[part], bias[part]), y[:, part])
@@ -401,9 +405,16 @@ def test_the_products_of_a_processor(processor, monkeypatch):
         for dtype, name in PROCESSORS[processor].items()
     }
     assert {dtype: product for dtype, (_, product) in products.items()} == expected
-    is_avx2 = "avx2" in flags and "avx512f" not in flags
-    rows = linear.ROWS_ON_AVX2 if is_avx2 else linear.ROWS_ELSEWHERE
-    assert linear.rows_that_are_few() is rows
+
+
+@pytest.mark.parametrize("name", ["base", "avx2", "avx512", "avx512_vnni", "amx"])
+def test_the_rows_that_are_few_go_by_the_instruction_set(name, monkeypatch):
+    monkeypatch.setattr(linear, "cpu_instruction_set", lambda: name)
+    rows = linear.rows_that_are_few()
+    assert rows[torch.bfloat16] == {"avx2": 64, "amx": 128}.get(name, 8)
+    assert rows[torch.float32] == (64 if name == "avx2" else 32)
+    monkeypatch.setattr(linear, "cpu_instruction_set", Missing("there is none"))
+    assert linear.rows_that_are_few() is linear.ROWS_ELSEWHERE
 
 
 def test_the_report_says_which_product_runs_and_why(monkeypatch, capsys):

@@ -13,6 +13,7 @@ namespace hfla::HFLA_ISA {
 Status linear(const LinearProblem&, const Threads&);
 Status many_rows_linear(const ManyRowsLinearProblem&, const Threads&);
 Status quantized_linear(const QuantizedLinearProblem&, const Threads&);
+Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
 Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 

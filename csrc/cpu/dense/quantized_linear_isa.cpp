@@ -13,7 +13,6 @@
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
 #include "cpu/dense/quantized_groups.h"
-#include "cpu/dense/rounded_linear.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -299,7 +298,6 @@ class QuantizedLinear {
 }  // namespace
 
 Status quantized_linear(const QuantizedLinearProblem& problem, const Threads& threads) {
-  if (problem.rounds_x) return rounded_linear(problem, threads);
   return problem.bits == 8 ? QuantizedLinear<EightBits>(problem, threads).run()
                            : QuantizedLinear<FourBits>(problem, threads).run();
 }

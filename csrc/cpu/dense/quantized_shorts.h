@@ -17,17 +17,19 @@ using Shorts = Vec<int16_t>;
 constexpr int64_t kShorts = kLanes<int16_t>;
 constexpr int kShortVectors = kUnit / kShorts;  // of a unit
 
-// a b, the products of two neighbours in each lane of the sum.
-HFLA_INLINE Ints add_pairs(Shorts a, Shorts b) {
-#if defined(__AVX512F__)
-  return (Ints)_mm512_maskz_madd_epi16(-1, (__m512i)a, (__m512i)b);
+// sum + a b, of which each lane gets the products of two neighbours.
+HFLA_INLINE Ints add_pairs(Ints sum, Shorts a, Shorts b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+  return sum + (Ints)_mm512_maskz_madd_epi16(-1, (__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
-  return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+  return sum + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
   const Ints x = (Ints)a, y = (Ints)b;
-  return ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
+  return sum + ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
 #endif
 }
 
@@ -51,7 +53,10 @@ struct EightBitShorts {
 #endif
   }
 
-  static constexpr int64_t place(int64_t i) { return i; }
+  static HFLA_INLINE void store_unit(const int32_t* integers, int16_t* to) {
+    HFLA_UNROLL
+    for (int64_t i = 0; i < kUnit; ++i) to[i] = static_cast<int16_t>(integers[i]);
+  }
 #else
   static HFLA_INLINE Shorts shorts(Unit unit, int i) {
     Shorts words;
@@ -59,9 +64,12 @@ struct EightBitShorts {
     return (i % 2 == 0 ? words << 8 : words) >> 8;
   }
 
-  static constexpr int64_t place(int64_t i) {
-    const int64_t vector = i / kShorts, lane = i % kShorts;
-    return vector / 2 * kVectorBytes + 2 * lane + vector % 2;
+  static void store_unit(const int32_t* integers, int16_t* to) {
+    for (int64_t i = 0; i < kUnit; ++i) {
+      const int64_t vector = i / kShorts, lane = i % kShorts;
+      const int64_t place = vector / 2 * kVectorBytes + 2 * lane + vector % 2;
+      to[i] = static_cast<int16_t>(integers[place]);
+    }
   }
 #endif
 };

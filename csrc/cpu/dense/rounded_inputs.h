@@ -22,8 +22,8 @@ constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kHalfOfAStep = 0x100;    // what rounding to 15 bits may add
 constexpr uint32_t kSmallestExponent = 15;  // below 2^-112 numbers count as 0
 
-// Format::place(i): which value of a unit the i-th of its integers meets; Format::kLift: what was
-// added to values before they are multiplied.
+// Format::store_unit(integers, to): puts the integers of a unit's inputs where its values meet
+// them; Format::kLift: what was added to values before they are multiplied.
 template <class Format>
 class RoundedInputs {
  public:
@@ -99,10 +99,7 @@ class RoundedInputs {
         sum += rounded;
         store_lanes(integers + i, rounded);
       }
-      HFLA_UNROLL
-      for (int64_t i = 0; i < kUnit; ++i) {
-        to[i] = static_cast<int16_t>(integers[Format::place(i)]);
-      }
+      Format::store_unit(integers, to);
     }
     steps_[block] = rounding.step;
     lifts_[block] = sum_lanes<int32_t, W>(sum * -Format::kLift);

@@ -8,9 +8,9 @@
 // multiplication each for all of them, and are read as they lie. What a row gets does not depend on
 // which rows it is computed with.
 //
-// A worker walks through consecutive tiles, and asks for those that come next: rows of a tile are
-// too short for the processor to see where they lead. Several stretches side by side, as in
-// linear_isa.cpp, take longer here.
+// A worker takes tiles from kStretches stretches of W in turn, and asks for those of the next turn:
+// rows of a tile are too short for the processor to see where they lead. Tiles of several stretches
+// side by side, as in linear_isa.cpp, take longer here.
 
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
@@ -19,14 +19,16 @@
 #include "cpu/dense/quantized_groups.h"
 #include "cpu/dense/quantized_nibbles.h"
 #include "cpu/dense/rounded_inputs.h"
-#include "cpu/dense/rounded_linear.h"
+#include "cpu/dense/rounded_int4.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
 constexpr int64_t kTaskBytes = 131072;  // of W
-constexpr int64_t kTilesAhead = 2;      // what is asked for
-constexpr int kTileRows = 2;            // at most
+// By measurements on Intel's Granite Rapids, and for AVX2 on AMD's Zen 3.
+constexpr int64_t kStretches = kVectorBytes == 64 ? 2 : 1;
+constexpr int64_t kTurnsAhead = kStretches == 1 ? 2 : 1;  // what is asked for
+constexpr int kTileRows = 2;                              // at most
 constexpr int64_t kUnitBytes = kUnit / 2;
 
 class RoundedInt4 {
@@ -65,8 +67,21 @@ class RoundedInt4 {
 
   // The outputs [begin, end) of all rows.
   void compute(const Own& own, int64_t begin, int64_t end) const {
-    int64_t output = begin;
-    for (; output + W <= end; output += W) compute_whole(own, output);
+    const int8_t* const weight = weight_of(begin);
+    const int64_t stretch = (end - begin) / (kStretches * W) * W;
+    int64_t output = 0;
+    for (; output < stretch; output += W) {
+      for (int64_t i = 0; i < kStretches; ++i) {
+        // Behind the last tiles of all stretches is the next task.
+        const int64_t next = output + kTurnsAhead * W;
+        const int8_t* ahead = weight + (next < stretch ? next : kStretches * next) * row_bytes_;
+        ahead += i * (W * row_bytes_ / kStretches);
+        compute_whole(own, begin + i * stretch + output, {ahead, stretch * row_bytes_});
+      }
+    }
+    for (output = begin + kStretches * stretch; output + W <= end; output += W) {
+      compute_whole(own, output, {weight_of(output), 0});
+    }
     if (output < end) compute_part(own, output, end - output);
   }
 
@@ -77,45 +92,56 @@ class RoundedInt4 {
     return round_up(max(1, min(kTaskBytes / max(1, row_bytes_), share)), W);
   }
 
+  const int8_t* weight_of(int64_t output) const {
+    return static_cast<const int8_t*>(p_.weight) + output * row_bytes_;
+  }
+
+  // What is asked for while a tile is computed: a share of as many bytes as the tile has, of each
+  // stretch.
+  struct Ahead {
+    const int8_t* data;
+    int64_t stretch;  // bytes
+  };
+
   template <class Number>
   struct Tile {
     int64_t first, count;
     const int8_t* weight;
+    Ahead ahead;
     const Number *scales, *zeros;       // zeros: optional
     int64_t scale_stride, zero_stride;  // from a group to the next
   };
 
-  void compute_whole(const Own& own, int64_t first) const {
+  void compute_whole(const Own& own, int64_t first, const Ahead& ahead) const {
     const bool has_zeros = p_.zero.data != nullptr;
     const bool are_together =
         p_.scale.out_stride == 1 &&
         (!has_zeros || (p_.zero.out_stride == 1 && p_.zero.type == p_.scale.type));
-    const int8_t* weight = static_cast<const int8_t*>(p_.weight) + first * row_bytes_;
-    if (!are_together) return compute_staged(own, first, W, weight);
+    if (!are_together) return compute_staged(own, first, W, weight_of(first), ahead);
     with_numbers(p_.scale,
-                 [&](const auto* scales) { compute_as_it_lies(first, weight, scales + first); });
+                 [&](const auto* scales) { compute_as_it_lies(first, ahead, scales + first); });
   }
 
   // Zero points are of the scales' type.
   template <class Number>
-  void compute_as_it_lies(int64_t first, const int8_t* weight, const Number* scales) const {
+  void compute_as_it_lies(int64_t first, const Ahead& ahead, const Number* scales) const {
     const Number* zeros = static_cast<const Number*>(p_.zero.data);
     if (zeros) zeros += first;
-    compute_tile<Number>(
-        {first, W, weight, scales, zeros, p_.scale.group_stride, p_.zero.group_stride});
+    compute_tile<Number>({first, W, weight_of(first), ahead, scales, zeros, p_.scale.group_stride,
+                          p_.zero.group_stride});
   }
 
   void compute_part(const Own& own, int64_t first, int64_t count) const {
-    const int8_t* weight = static_cast<const int8_t*>(p_.weight) + first * row_bytes_;
     __builtin_memset(own.weight, 0, static_cast<size_t>(W * row_bytes_));
-    __builtin_memcpy(own.weight, weight, static_cast<size_t>(count * row_bytes_));
-    compute_staged(own, first, count, own.weight);
+    __builtin_memcpy(own.weight, weight_of(first), static_cast<size_t>(count * row_bytes_));
+    compute_staged(own, first, count, own.weight, {own.weight, 0});
   }
 
-  void compute_staged(const Own& own, int64_t first, int64_t count, const int8_t* weight) const {
+  void compute_staged(const Own& own, int64_t first, int64_t count, const int8_t* weight,
+                      const Ahead& ahead) const {
     stage_numbers(p_.scale, first, count, own.scales);
     stage_numbers(p_.zero, first, count, own.zeros);
-    compute_tile<float>({first, count, weight, own.scales, own.zeros, W, W});
+    compute_tile<float>({first, count, weight, ahead, own.scales, own.zeros, W, W});
   }
 
   void stage_numbers(const GroupNumbers& numbers, int64_t first, int64_t count, float* to) const {
@@ -152,7 +178,7 @@ class RoundedInt4 {
   template <int rows, bool is_unit, class Number>
   HFLA_NOINLINE void add_up(const Tile<Number>& tile, int64_t row) const {
     const int8_t* weight = tile.weight;
-    const int8_t* ahead = weight + kTilesAhead * W * row_bytes_;
+    const int8_t* ahead = tile.ahead.data;
     const int64_t row_bytes = row_bytes_, x_stride = inputs_.stride(), blocks = inputs_.blocks();
     const int64_t groups = inputs_.groups();
     auto inputs = inputs_.row(row);
@@ -172,13 +198,18 @@ class RoundedInt4 {
       }
       int64_t in_group = is_unit ? kUnit : p_.group;
       do {
-        Ints integers[rows][4] = {};
+        NibbleSums integers[rows][4];
         int64_t left = is_unit ? kUnit : min(kBlock, in_group);
         in_group -= left;
         for (; left >= kUnit; left -= kUnit) {
           HFLA_UNROLL
-          for (int64_t b = 0; b < W * kUnitBytes; b += kCacheLine) __builtin_prefetch(ahead + b);
-          ahead += W * kUnitBytes;
+          for (int64_t b = 0; b < W * kUnitBytes / kStretches; b += kCacheLine) {
+            HFLA_UNROLL
+            for (int64_t i = 0; i < kStretches; ++i) {
+              __builtin_prefetch(ahead + i * tile.ahead.stretch + b);
+            }
+          }
+          ahead += W * kUnitBytes / kStretches;
           multiply_add<rows>(weight, row_bytes, inputs.integers, x_stride, integers);
           weight += kUnitBytes;
           inputs.integers += kUnit;
@@ -209,17 +240,15 @@ class RoundedInt4 {
 
   template <int rows>
   static HFLA_INLINE void multiply_add(const int8_t* weight, int64_t row_bytes, const int16_t* x,
-                                       int64_t x_stride, Ints (&integers)[rows][4]) {
+                                       int64_t x_stride, NibbleSums (&integers)[rows][4]) {
     HFLA_UNROLL
     for (int v = 0; v < 4; ++v) {
       const NibbleWords words = load_nibbles(weight + v * row_bytes, 4 * row_bytes);
       HFLA_UNROLL
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < Nibbles::kVectors; ++i) {
         const Shorts values = nibbles_of(words, i);
         HFLA_UNROLL
-        for (int r = 0; r < rows; ++r) {
-          integers[r][v] += add_pairs(values, broadcast_part(x + r * x_stride + 8 * i));
-        }
+        for (int r = 0; r < rows; ++r) integers[r][v].add(values, x + r * x_stride, i);
       }
     }
   }

@@ -16,7 +16,7 @@
 #include "cpu/dense/quantized_groups.h"
 #include "cpu/dense/quantized_shorts.h"
 #include "cpu/dense/rounded_inputs.h"
-#include "cpu/dense/rounded_linear.h"
+#include "cpu/dense/rounded_int4.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -216,7 +216,7 @@ class RoundedInt8 {
         HFLA_UNROLL
         for (int r = 0; r < rows; ++r) {
           const Shorts inputs = load_lanes<int16_t>(x + r * x_stride_ + i * kShorts);
-          integers[o][r] += add_pairs(values, inputs);
+          integers[o][r] = add_pairs(integers[o][r], values, inputs);
         }
       }
     }

@@ -5,6 +5,7 @@ from . import (
     convolution,
     cuda,
     delta_rule,
+    library,
     linear,
     linear_attention,
     quantized_linear,
@@ -40,4 +41,5 @@ OPS = {
     ("int4_linear", 2): quantized_linear.int4_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
+    ("cpu_instruction_set", 1): library.cpu_instruction_set,
 }

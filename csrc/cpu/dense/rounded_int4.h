@@ -6,8 +6,7 @@
 
 namespace hfla::HFLA_ISA {
 
-// For problems whose x is rounded to 16 bits.
-Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
-Status rounded_int4(const QuantizedLinearProblem&, const Threads&);  // of these, those of 4 bits
+// rounded_linear, where values have 4 bits.
+Status rounded_int4(const QuantizedLinearProblem&, const Threads&);
 
 }  // namespace hfla::HFLA_ISA
