@@ -53,8 +53,8 @@ def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor
 ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch.float64: 8}
 ROWS_ON = {
     "avx2": {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8},
-    # Tiles of bfloat16 weights are multiplied as they lie, where oneDNN copies the weights first.
-    "amx": ROWS_ELSEWHERE | {torch.bfloat16: 128},
+    # Weights of bfloat16 are multiplied as they lie, where oneDNN copies them first.
+    "amx": ROWS_ELSEWHERE | {torch.float32: 64, torch.bfloat16: 128},
 }
 
 
