@@ -51,5 +51,31 @@ HFLA_INLINE Status with_dtype(DType dtype, Run run) {
   return with_dtype_but_double(dtype, run);
 }
 
+// Calls run(a number of the tensors' type), where that is accumulated as Acc.
+template <class Acc, class Run>
+HFLA_INLINE auto with_dtype_of(DType dtype, Run run) {
+  if constexpr (sizeof(Acc) == sizeof(double)) {
+    return run(double{});
+  } else {
+    return with_dtype_but_double(dtype, run);
+  }
+}
+
+// Calls run(a number of the type that tensors of the dtype are accumulated in), which returns a
+// Status.
+template <class Run>
+HFLA_INLINE Status with_acc(DType dtype, Run run) {
+  return dtype == DType::f64 ? run(double{}) : run(float{});
+}
+
+HFLA_INLINE constexpr int64_t bytes_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+}
+
+// Whether that is the type that tensors of the dtype are accumulated in.
+HFLA_INLINE constexpr bool is_acc(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64;
+}
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA

@@ -36,13 +36,10 @@ constexpr double kRounding = sizeof(Acc) == sizeof(float) ? 0x1p-24 : 0x1p-53;
 template <class Acc>
 constexpr double kLogRounding = sizeof(Acc) == sizeof(float) ? -16.64 : -36.74;
 
-template <class Scalar, Decays decays, bool delta>
+template <class Acc>
 class Backward {
-  using Acc = AccOf<Scalar>;
   using Scratch = BackwardScratch<Acc>;
   using Shared = BackwardShared<Acc>;
-  static constexpr bool kIsAcc = sizeof(Scalar) == sizeof(Acc);
-  static constexpr bool kPerChannel = decays == Decays::per_channel;
 
  public:
   Backward(const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
@@ -51,9 +48,10 @@ class Backward {
         input_(input),
         result_(result),
         threads_(for_decays(threads, p.log_decay.data)),
+        decays_(decays_of(p.log_decay, p.decay_per_channel)),
         key_vectors_(ceil_div(p.K, kLanes<Acc>)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_(p, result, decays, kIsAcc,
+        plan_(p, result, decays_, is_acc(p.dtype),
               make_plan(p, threads, min(key_vectors_, value_vectors_), /*divides_time=*/false)) {}
 
   Status run() {
@@ -113,6 +111,8 @@ class Backward {
             plan_.part(task.part, key_vectors_),
             plan_.part(task.part, value_vectors_)};
   }
+
+  bool is_per_channel() const { return decays_ == Decays::per_channel; }
 
   // Calls body(visit) for all segments of a task, of one head after the other. All of them go
   // forwards, but from the last to the first where the direction is backwards.
@@ -176,11 +176,8 @@ class Backward {
   RowArray<const Acc> find_errors(const Scratch& s, const Visit& visit, int64_t begin,
                                   int64_t end) const {
     const RowArray<Acc> to{s.errors, s.v_stride};
-    if constexpr (delta) {
-      return find_rows<Acc>(visit, {input_.errors, RowsPer::token, begin, end}, to);
-    } else {
-      return find_rows<Scalar>(visit, {p_.v, RowsPer::token, begin, end}, to);
-    }
+    if (p_.delta) return find_rows<Acc>(visit, {input_.errors, RowsPer::token, begin, end}, to);
+    return find_rows<Acc>(p_.dtype, visit, {p_.v, RowsPer::token, begin, end}, to);
   }
 
   void differentiate_values(const Task& task) const {
@@ -208,20 +205,25 @@ class Backward {
     const bool w_in_place = in_place<Acc>(visit, w);
     const RowArray<Acc> w_rows =
         w_in_place ? rows_in_place<Acc, Acc>(visit, w) : RowArray<Acc>{s.w, s.v_stride};
-    stage_weights<Scalar, decays>(p_, visit, s.weights);
+    stage_weights(p_, decays_, visit, s.weights);
     __builtin_memset(s.dbeta, 0, sizeof(Acc) * plan_.segment.rows * kLanes<Acc>);
     const ValuesSweep<Acc> sweep{
         s.weights,
         blocks_of(visit),
-        find_rows<Scalar>(visit, {input_.dy, RowsPer::token, begin, end}, {s.dy, s.v_stride}),
+        find_rows<Acc>(p_.dtype, visit, {input_.dy, RowsPer::token, begin, end},
+                       {s.dy, s.v_stride}),
         find_errors(s, visit, begin, end),
         w_rows,
         plan_.wants_dbeta ? s.dbeta : nullptr};
     for_each_block(by_key(task, visit.head), [&](auto width, int64_t column, Acc* state) {
-      sweep_values<decays, delta, decltype(width)::value>(sweep, column, state);
+      with_rule(decays_, p_.delta, [&](auto rule) {
+        sweep_values<decltype(rule), decltype(width)::value>(sweep, column, state);
+      });
     });
     if (!w_in_place) store_rows<Acc>(visit, w, w_rows);
-    if (plan_.keeps_w) store_rows<Scalar>(visit, {result_.dv, RowsPer::token, begin, end}, w_rows);
+    if (plan_.keeps_w) {
+      store_rows<Acc>(p_.dtype, visit, {result_.dv, RowsPer::token, begin, end}, w_rows);
+    }
     for (int64_t i = 0; plan_.wants_dbeta && i < visit.count; ++i) {
       task.shared.dbeta.at(task.part, visit, i) =
           visit.masked(i) ? 0 : sum<Acc>(load(s.dbeta + i * kLanes<Acc>));
@@ -247,7 +249,12 @@ class Backward {
     stage_keys(task, visit, blocks * kBlockTokens);
     const KeysSweep<Acc> sweep{task.s.value_weights, blocks, task.s.keys};
     for_each_block(by_value(task, visit.head), [&](auto width, int64_t column, Acc* state) {
-      sweep_keys<direction, delta, kPerChannel, decltype(width)::value>(sweep, column, state);
+      with_flag(p_.delta, [&](auto delta) {
+        with_flag(is_per_channel(), [&](auto per_channel) {
+          sweep_keys<direction, decltype(delta)::value, decltype(per_channel)::value,
+                     decltype(width)::value>(sweep, column, state);
+        });
+      });
     });
     const Visit of_q = of_shared_head(visit, p_.q_group), of_k = of_shared_head(visit, p_.k_group);
     const View q_view = sums(task, plan_.q), k_view = sums(task, plan_.k);
@@ -258,10 +265,10 @@ class Backward {
       add_rows<Acc>(of_q, dq, plan_.q.is_first(visit.head, plan_.heads), static_cast<Acc>(p_.scale),
                     found_q);
       const bool first = plan_.k.is_first(visit.head, plan_.heads);
-      if (delta) add_rows<Acc>(of_k, dk, first, -1, found_k);
+      if (p_.delta) add_rows<Acc>(of_k, dk, first, -1, found_k);
       begin_decay_gradient(task, visit);
     } else {
-      const bool first = !delta && plan_.k.is_first(visit.head, plan_.heads);
+      const bool first = !p_.delta && plan_.k.is_first(visit.head, plan_.heads);
       add_rows<Acc>(of_k, dk, first, 1, found_k);
       end_decay_gradient(task, visit);
     }
@@ -270,15 +277,19 @@ class Backward {
   void stage_value_weights(const Task& task, const Visit& visit, int64_t blocks) const {
     const View w_view = kept_w(task);
     stage_numbers<Acc>(visit, p_.beta, p_.beta.data ? 0 : 1, task.s.beta);
-    if (decays == Decays::per_head) stage_decay<Acc>(visit, p_.log_decay, task.s.decay);
+    if (decays_ == Decays::per_head) stage_decay<Acc>(visit, p_.log_decay, task.s.decay);
     ValueRows<Acc> rows{
-        find_rows<Scalar>(visit, all_values(input_.dy), {task.s.dy, task.s.v_stride}),
+        find_rows<Acc>(p_.dtype, visit, all_values(input_.dy), {task.s.dy, task.s.v_stride}),
         {},
         find_errors(task.s, visit, 0, p_.V),
         task.s.beta,
-        decays == Decays::per_head ? task.s.decay : nullptr};
-    if (delta) rows.w = find_rows<Acc>(visit, all_values(w_view), {task.s.w, task.s.v_stride});
-    for (int64_t b = 0; b < blocks; ++b) make_value_block<delta>(task.s.value_weights, rows, b);
+        decays_ == Decays::per_head ? task.s.decay : nullptr};
+    if (p_.delta) rows.w = find_rows<Acc>(visit, all_values(w_view), {task.s.w, task.s.v_stride});
+    for (int64_t b = 0; b < blocks; ++b) {
+      with_flag(p_.delta, [&](auto delta) {
+        make_value_block<decltype(delta)::value>(task.s.value_weights, rows, b);
+      });
+    }
   }
 
   TensorRows key_columns(const Task& task, const View& view) const {
@@ -289,8 +300,8 @@ class Backward {
   // The task's columns of q, k and the decay.
   void stage_keys(const Task& task, const Visit& visit, int64_t rows) const {
     const auto stage = [&](const Visit& shared_visit, const View& view, Acc scale, Acc* to) {
-      const RowArray<const Acc> from =
-          find_rows<Scalar>(shared_visit, {view, RowsPer::token, 0, p_.K}, {to, task.s.k_stride});
+      const RowArray<const Acc> from = find_rows<Acc>(
+          p_.dtype, shared_visit, {view, RowsPer::token, 0, p_.K}, {to, task.s.k_stride});
       find_factors<Acc>(from, rows, p_.K, p_.normalize_qk, scale, task.s.factors);
       for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
         store(to + row * task.s.k_stride + c,
@@ -299,7 +310,7 @@ class Backward {
     };
     stage(of_shared_head(visit, p_.q_group), p_.q, static_cast<Acc>(p_.scale), task.s.keys.q);
     stage(of_shared_head(visit, p_.k_group), p_.k, 1, task.s.keys.k);
-    if constexpr (!kPerChannel) return;
+    if (!is_per_channel()) return;
     const RowArray<const Acc> from = find_rows<Acc>(visit, key_columns(task, p_.log_decay),
                                                     {task.s.keys.decay, task.s.k_stride});
     for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
@@ -361,19 +372,27 @@ class Backward {
     total_rows<Acc>(visit, {view, RowsPer::token, 0, p_.K}, of.partials, plan_.between_partials(of),
                     gradient);
     if (p_.normalize_qk) {
-      const RowArray<const Acc> x =
-          find_rows<Scalar>(visit, {of.input, RowsPer::token, 0, p_.K}, {s.keys.q, s.k_stride});
+      const RowArray<const Acc> x = find_rows<Acc>(
+          p_.dtype, visit, {of.input, RowsPer::token, 0, p_.K}, {s.keys.q, s.k_stride});
       find_factors<Acc>(x, visit.count, p_.K, true, 1, s.factors);
       differentiate_norm<Acc>(x, s.factors, visit.count, p_.K, gradient);
     }
-    store_rows<Scalar>(visit, {of.result, RowsPer::token, 0, p_.K}, gradient);
+    store_rows<Acc>(p_.dtype, visit, {of.result, RowsPer::token, 0, p_.K}, gradient);
   }
 
   // ---- β and decays ----
 
   // q_t ∘ dq_t - k_t ∘ m_t, which waits for the rest of it: per channel in the result.
   void begin_decay_gradient(const Task& task, const Visit& visit) const {
-    if constexpr (decays == Decays::none) return;
+    if (decays_ == Decays::none) return;
+    with_flag(p_.delta, [&](auto delta) {
+      with_flag(is_per_channel(), [&](auto per_channel) {
+        begin_decay_gradient<decltype(delta)::value, decltype(per_channel)::value>(task, visit);
+      });
+    });
+  }
+  template <bool delta, bool per_channel>
+  void begin_decay_gradient(const Task& task, const Visit& visit) const {
     const KeyRows<Acc>& rows = task.s.keys;
     const TensorRows result = key_columns(task, result_.dlog_decay);
     for (int64_t i = 0; i < visit.count; ++i) {
@@ -385,11 +404,11 @@ class Backward {
         if (delta) term -= load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
         if (visit.masked(i)) term = Vec<Acc>{};
         dot += term;
-        if (kPerChannel) {
+        if (per_channel) {
           store_vector<Acc>(to, result.view.dim, c, min(kLanes<Acc>, p_.K - c), term);
         }
       }
-      if (!kPerChannel) task.shared.dlog_decay.at(task.part, visit, i) = sum<Acc>(dot);
+      if (!per_channel) task.shared.dlog_decay.at(task.part, visit, i) = sum<Acc>(dot);
     }
   }
 
@@ -400,7 +419,7 @@ class Backward {
 
   // Σ_columns dS_T ∘ S_T of every channel.
   void start_decay_gradient(const Task& task) const {
-    if constexpr (!kPerChannel) return;
+    if (!is_per_channel()) return;
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       for (int64_t r = 0; r < p_.K; ++r) {
         suffix_of(task, head)[r] = dot_of_last_state(task.piece, head, r, 1);
@@ -421,11 +440,11 @@ class Backward {
 
   // The rest of it, -k_t ∘ p_t, and per channel the sums over tokens.
   void end_decay_gradient(const Task& task, const Visit& visit) const {
-    if constexpr (decays == Decays::none) return;
+    if (decays_ == Decays::none) return;
     const KeyRows<Acc>& rows = task.s.keys;
     for (int64_t i = visit.count - 1; i >= 0; --i) {
       if (visit.masked(i)) continue;
-      if constexpr (kPerChannel) {
+      if (is_per_channel()) {
         sum_decay_gradient(task, visit, i);
         continue;
       }
@@ -461,13 +480,13 @@ class Backward {
   // dβ, and dg of a decay per head, from their terms.
   void finish_numbers(const Shared& shared, const Piece& piece, int64_t head) const {
     const Visit visit = visit_segment(p_, piece, head, false, 0, piece.length());
-    double suffix = decays == Decays::per_head ? dot_of_last_state(piece, head, 0, p_.K) : 0;
+    double suffix = decays_ == Decays::per_head ? dot_of_last_state(piece, head, 0, p_.K) : 0;
     for (int64_t i = visit.count - 1; i >= 0; --i) {
       if (plan_.wants_dbeta) {
         *row_at<Acc>(result_.dbeta, RowsPer::token, visit, i, 0) =
             static_cast<Acc>(shared.dbeta.total(plan_.parts, visit, i));
       }
-      if constexpr (decays != Decays::per_head) continue;
+      if (decays_ != Decays::per_head) continue;
       Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, visit, i, 0);
       to = 0;
       if (visit.masked(i)) continue;
@@ -482,6 +501,7 @@ class Backward {
   const DeltaRuleUpstream& input_;
   const DeltaRuleGradients& result_;
   const Threads threads_;
+  const Decays decays_;
   const int64_t key_vectors_, value_vectors_;
   const BackwardPlan plan_;
 };
@@ -490,14 +510,8 @@ class Backward {
 
 Status delta_rule_backward(const DeltaRuleProblem& problem, const DeltaRuleUpstream& input,
                            const DeltaRuleGradients& result, const Threads& threads) {
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    const Decays decays = decays_of(problem.log_decay, problem.decay_per_channel);
-    return with_decays(decays, [&](auto kind) {
-      using Scalar = decltype(scalar);
-      constexpr Decays its = decltype(kind)::value;
-      return problem.delta ? Backward<Scalar, its, true>(problem, input, result, threads).run()
-                           : Backward<Scalar, its, false>(problem, input, result, threads).run();
-    });
+  return with_acc(problem.dtype, [&](auto acc) {
+    return Backward<decltype(acc)>(problem, input, result, threads).run();
   });
 }
 

@@ -20,6 +20,10 @@ namespace {
 // The widest block of columns, in vectors: every weight that is loaded serves so many.
 constexpr int kBlockVectors = 2;
 
+struct ForwardPlan : Plan {
+  Decays decays;
+};
+
 // What a scan reads and writes beside the weights and the state.
 template <class Acc>
 struct ScanRows {
@@ -61,9 +65,11 @@ HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& 
 }
 
 // All tokens of a segment, for the block of columns that begins at `column`.
-template <Decays decays, bool delta, int width, class Acc>
+template <class Rule, int width, class Acc>
 void scan_columns(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows, int64_t column,
                   Acc* state, Pace pace) {
+  constexpr Decays decays = Rule::decays;
+  constexpr bool delta = Rule::delta;
   constexpr int C = kBlockTokens, reads = (delta ? 2 : 1) * C;
   using At = Tile<Acc, decays>;
   constexpr Shrink shrink = shrink_of(decays);
@@ -85,7 +91,7 @@ void scan_columns(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& ro
                                        pace);
 }
 
-template <class Acc, Decays decays>
+template <class Acc>
 struct ForwardScratch {
   int64_t v_stride;
   Weights<Acc> weights;
@@ -93,8 +99,8 @@ struct ForwardScratch {
   Acc* state;             // (heads, K v_stride)
   const char** prefetch;
 
-  ForwardScratch(Carver& carver, const Plan& plan)
-      : v_stride(row_stride<Acc>(plan.sequences.V)), weights(carver, plan, decays) {
+  ForwardScratch(Carver& carver, const ForwardPlan& plan)
+      : v_stride(row_stride<Acc>(plan.sequences.V)), weights(carver, plan, plan.decays) {
     const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
     v = carver.take<Acc>(rows * v_stride);
     out = carver.take<Acc>(rows * v_stride);
@@ -105,10 +111,9 @@ struct ForwardScratch {
   }
 };
 
-template <class Scalar, Decays decays, bool delta>
+template <class Acc>
 class Forward {
-  using Acc = AccOf<Scalar>;
-  using Scratch = ForwardScratch<Acc, decays>;
+  using Scratch = ForwardScratch<Acc>;
 
  public:
   // slots: null, where states are values.
@@ -119,11 +124,12 @@ class Forward {
         slots_(slots),
         threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_(make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors),
-                        /*divides_time=*/false)) {}
+        plan_{make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors),
+                        /*divides_time=*/false),
+              decays_of(p.log_decay, p.decay_per_channel)} {}
 
   Status run() {
-    Workers<Scratch> workers(threads_, plan_);
+    Workers<Scratch, ForwardPlan> workers(threads_, plan_);
     if (workers.out_of_memory()) return Status::out_of_memory;
     workers.run(plan_.num_tasks(), [&](Scratch& s, int64_t i) { attend(s, plan_.task(i)); });
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
@@ -192,19 +198,19 @@ class Forward {
   // The tokens of a visit; `state` is of its head.
   void advance(Scratch& s, const Visit& visit, const Visit& next, const Tensors& at,
                Columns columns, Acc* state) {
-    if (!stage_weights<Scalar, decays>(p_, visit, s.weights)) {
+    if (!stage_weights(p_, plan_.decays, visit, s.weights)) {
       __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     }
-    const bool wants_errors = delta && result_.errors.data;
-    const bool y_in_place = in_place<Scalar>(visit, at.y);
+    const bool wants_errors = p_.delta && result_.errors.data;
+    const bool y_in_place = in_place<Acc>(p_.dtype, visit, at.y);
     const bool errors_in_place = wants_errors && in_place<Acc>(visit, at.errors);
-    ScanRows<Acc> rows{find_rows<Scalar>(visit, at.v, {s.v, s.v_stride}),
+    ScanRows<Acc> rows{find_rows<Acc>(p_.dtype, visit, at.v, {s.v, s.v_stride}),
                        {s.out, s.v_stride},
                        {wants_errors ? s.errors : nullptr, s.v_stride}};
-    if (y_in_place) rows.out = rows_in_place<Acc, Scalar>(visit, at.y);
+    if (y_in_place) rows.out = rows_in_place<Acc, Acc>(visit, at.y);
     if (errors_in_place) rows.errors = rows_in_place<Acc, Acc>(visit, at.errors);
     scan(s.weights, blocks_of(visit), rows, columns, state, upcoming_rows(s, next, at));
-    if (!y_in_place) store_rows<Scalar>(visit, at.y, {s.out, s.v_stride});
+    if (!y_in_place) store_rows<Acc>(p_.dtype, visit, at.y, {s.out, s.v_stride});
     if (wants_errors && !errors_in_place) {
       store_rows<Acc>(visit, at.errors, {s.errors, s.v_stride});
     }
@@ -214,28 +220,32 @@ class Forward {
             Acc* state, const Prefetch& prefetch) const {
     const int64_t parts = ceil_div(columns.count(), kBlockVectors);
     const int64_t tiles = (blocks + 1) * ceil_div(p_.K, kLanes<Acc>);
-    int64_t c = columns.begin, part = 0;
-    for (; c + kBlockVectors <= columns.end; c += kBlockVectors, ++part) {
-      scan_columns<decays, delta, kBlockVectors>(w, blocks, rows, c * kLanes<Acc>, state,
-                                                 share_of(prefetch, part, parts, tiles));
-      state += p_.K * kBlockVectors * kLanes<Acc>;
-    }
-    if (c < columns.end) {
-      scan_columns<decays, delta, 1>(w, blocks, rows, c * kLanes<Acc>, state,
-                                     share_of(prefetch, part, parts, tiles));
-    }
+    with_rule(plan_.decays, p_.delta, [&](auto rule) {
+      using Rule = decltype(rule);
+      int64_t c = columns.begin, part = 0;
+      for (; c + kBlockVectors <= columns.end; c += kBlockVectors, ++part) {
+        scan_columns<Rule, kBlockVectors>(w, blocks, rows, c * kLanes<Acc>, state,
+                                          share_of(prefetch, part, parts, tiles));
+        state += p_.K * kBlockVectors * kLanes<Acc>;
+      }
+      if (c < columns.end) {
+        scan_columns<Rule, 1>(w, blocks, rows, c * kLanes<Acc>, state,
+                              share_of(prefetch, part, parts, tiles));
+      }
+    });
   }
 
   Prefetch upcoming_rows(Scratch& s, const Visit& next, const Tensors& at) const {
     Upcoming upcoming(next, s.prefetch);
-    upcoming.add<Scalar>(of_shared_head(next, p_.q_group), at.q);
-    upcoming.add<Scalar>(of_shared_head(next, p_.k_group), at.k);
-    if (decays == Decays::per_channel) {
-      upcoming.add<Acc>({p_.log_decay, RowsPer::token, 0, p_.K});
+    const int64_t bytes = bytes_of(p_.dtype);
+    upcoming.add(bytes, of_shared_head(next, p_.q_group), at.q);
+    upcoming.add(bytes, of_shared_head(next, p_.k_group), at.k);
+    if (plan_.decays == Decays::per_channel) {
+      upcoming.add(sizeof(Acc), {p_.log_decay, RowsPer::token, 0, p_.K});
     }
-    upcoming.add<Scalar>(at.v);
-    upcoming.add<Scalar>(at.y);
-    upcoming.add<Acc>(at.errors);
+    upcoming.add(bytes, at.v);
+    upcoming.add(bytes, at.y);
+    upcoming.add(sizeof(Acc), at.errors);
     return upcoming.get();
   }
 
@@ -244,20 +254,14 @@ class Forward {
   const DeltaRuleSlots* const slots_;
   const Threads threads_;
   const int64_t value_vectors_;
-  const Plan plan_;
+  const ForwardPlan plan_;
   bool positive_log_decay_ = false;
 };
 
 Status run_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
                    const DeltaRuleSlots* slots, const Threads& threads) {
-  return with_dtype(p.dtype, [&](auto scalar) {
-    return with_decays(decays_of(p.log_decay, p.decay_per_channel), [&](auto kind) {
-      using Scalar = decltype(scalar);
-      constexpr Decays decays = decltype(kind)::value;
-      return p.delta ? Forward<Scalar, decays, true>(p, result, slots, threads).run()
-                     : Forward<Scalar, decays, false>(p, result, slots, threads).run();
-    });
-  });
+  return with_acc(
+      p.dtype, [&](auto acc) { return Forward<decltype(acc)>(p, result, slots, threads).run(); });
 }
 
 }  // namespace

@@ -74,8 +74,10 @@ HFLA_INLINE void differentiate_values(const ValuesSweep<Acc>& s, int64_t b, int6
 }
 
 // A segment, for one block of columns.
-template <Decays decays, bool delta, int block, class Acc>
+template <class Rule, int block, class Acc>
 void sweep_values(const ValuesSweep<Acc>& s, int64_t column, Acc* state) {
+  constexpr Decays decays = Rule::decays;
+  constexpr bool delta = Rule::delta;
   using At = Tile<Acc, decays>;
   constexpr int C = kBlockTokens, writes = kValueWrites<delta>;
   constexpr Shrink shrink = shrink_of(decays);

@@ -32,22 +32,38 @@ HFLA_INLINE Decays decays_of(const View& log_decay, bool per_channel) {
   return per_channel ? Decays::per_channel : Decays::per_head;
 }
 
-// Calls run(the kind as a type with a constant `value`).
-template <Decays kind>
-struct DecaysConstant {
-  static constexpr Decays value = kind;
+// What the innermost loops are compiled for, one for each rule: the kind of decays, and whether it
+// is the delta rule. All around them is compiled once, and decides as it runs.
+template <Decays its_decays, bool its_delta>
+struct Rule {
+  static constexpr Decays decays = its_decays;
+  static constexpr bool delta = its_delta;
+};
+
+// Calls run(the flag as a type with a constant `value`).
+template <bool flag>
+struct FlagConstant {
+  static constexpr bool value = flag;
 };
 template <class Run>
-HFLA_INLINE auto with_decays(Decays decays, Run run) {
-  switch (decays) {
-    case Decays::none:
-      return run(DecaysConstant<Decays::none>{});
-    case Decays::per_head:
-      return run(DecaysConstant<Decays::per_head>{});
-    case Decays::per_channel:
-      return run(DecaysConstant<Decays::per_channel>{});
-  }
-  __builtin_unreachable();
+HFLA_INLINE void with_flag(bool flag, Run run) {
+  flag ? run(FlagConstant<true>{}) : run(FlagConstant<false>{});
+}
+
+// Calls run(the rule).
+template <class Run>
+HFLA_INLINE void with_rule(Decays decays, bool delta, Run run) {
+  with_flag(delta, [&](auto is_delta) {
+    constexpr bool its_delta = decltype(is_delta)::value;
+    switch (decays) {
+      case Decays::none:
+        return run(Rule<Decays::none, its_delta>{});
+      case Decays::per_head:
+        return run(Rule<Decays::per_head, its_delta>{});
+      case Decays::per_channel:
+        return run(Rule<Decays::per_channel, its_delta>{});
+    }
+  });
 }
 
 // Tokens of a block: as many as the registers hold sums for, two or three of each for every token
@@ -137,16 +153,6 @@ HFLA_INLINE int64_t blocks_of(const Visit& visit) { return ceil_div(visit.count,
 HFLA_INLINE Visit of_shared_head(Visit visit, int64_t group) {
   visit.head /= group;
   return visit;
-}
-
-// A tensor's rows where they are, or else converted to `to`, zero for masked tokens.
-template <class Scalar>
-RowArray<const AccOf<Scalar>> find_rows(const Visit& visit, const TensorRows& rows,
-                                        RowArray<AccOf<Scalar>> to) {
-  using Acc = AccOf<Scalar>;
-  if (in_place<Scalar>(visit, rows)) return rows_in_place<const Acc, const Scalar>(visit, rows);
-  stage_rows<Scalar>(visit, rows, Identity{}, to);
-  return {to.data, to.stride};
 }
 
 HFLA_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
@@ -250,9 +256,8 @@ void make_terms(const Weights<Acc>& w, bool per_head, int64_t block) {
 
 // The weights of the visit's tokens, in the order of time: a sweep backwards takes the segments
 // from the last on, each as a visit forwards. Returns false if a decay would grow.
-template <class Scalar, Decays decays>
-bool stage_weights(const DeltaRuleProblem& p, const Visit& visit, Weights<AccOf<Scalar>>& w) {
-  using Acc = AccOf<Scalar>;
+template <class Acc>
+bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Visit& visit, Weights<Acc>& w) {
   const int64_t blocks = blocks_of(visit), padded = blocks * kBlockTokens;
   const Visit of_q = of_shared_head(visit, p.q_group), of_k = of_shared_head(visit, p.k_group);
   const typename Weights<Acc>::Origin o{visit.batch, visit.first, of_q.head, of_k.head},
@@ -261,16 +266,22 @@ bool stage_weights(const DeltaRuleProblem& p, const Visit& visit, Weights<AccOf<
   if (decays == Decays::per_channel || o.batch != was.batch || o.first != was.first ||
       o.q_head != was.q_head || o.k_head != was.k_head) {
     w.origin = o;
-    WeightRows<Acc> rows{find_rows<Scalar>(of_q, {p.q, RowsPer::token, 0, p.K}, {w.q, w.stride}),
-                         find_rows<Scalar>(of_k, {p.k, RowsPer::token, 0, p.K}, {w.k, w.stride}),
-                         {}};
+    WeightRows<Acc> rows{
+        find_rows<Acc>(p.dtype, of_q, {p.q, RowsPer::token, 0, p.K}, {w.q, w.stride}),
+        find_rows<Acc>(p.dtype, of_k, {p.k, RowsPer::token, 0, p.K}, {w.k, w.stride}),
+        {}};
     if (decays == Decays::per_channel) {
       rows.log_decay =
           find_rows<Acc>(visit, {p.log_decay, RowsPer::token, 0, p.K}, {w.log_decay, w.stride});
     }
     find_factors<Acc>(rows.q, padded, p.K, p.normalize_qk, static_cast<Acc>(p.scale), w.q_factor);
     find_factors<Acc>(rows.k, padded, p.K, p.normalize_qk, 1, w.k_factor);
-    for (int64_t block = 0; block < blocks; ++block) valid &= make_block<decays>(w, rows, block);
+    // Without decays in the tiles, these are the same for all rules.
+    const bool per_channel = decays == Decays::per_channel;
+    for (int64_t block = 0; block < blocks; ++block) {
+      valid &= per_channel ? make_block<Decays::per_channel>(w, rows, block)
+                           : make_block<Decays::none>(w, rows, block);
+    }
   }
   stage_numbers<Acc>(visit, p.beta, p.beta.data ? 0 : 1, w.beta);
   if (decays == Decays::per_head) valid &= stage_decay<Acc>(visit, p.log_decay, w.decay);

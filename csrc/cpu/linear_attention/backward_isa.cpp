@@ -79,9 +79,8 @@ bool forgets_all(Acc log_decay) {
   return log_decay <= Exp<Acc>::kZeroBelow;
 }
 
-template <class Scalar>
+template <class Acc>
 class Backward {
-  using Acc = AccOf<Scalar>;
   using Scratch = BackwardScratch<Acc>;
 
   struct Shared {
@@ -313,16 +312,16 @@ class Backward {
     for_each_visit(
         plan_, task.piece, task.heads, false, [&](const Visit& visit, const Visit& next) {
           if (writes(role)) {
-            stage_features<Scalar>(visit, at.k, p_.feature_map, {s.k, s.k_stride});
+            stage_features<Acc>(p_.dtype, visit, at.k, p_.feature_map, {s.k, s.k_stride});
             stage_values(s, visit, at.v);
           }
           if (reads(role)) {
-            stage_features<Scalar>(visit, at.q, p_.feature_map, {s.q, s.k_stride});
+            stage_features<Acc>(p_.dtype, visit, at.q, p_.feature_map, {s.q, s.k_stride});
             stage_output_gradients(s, visit);
           }
           const Acc* decay = stage_decays(s.decay, visit, total_decays);
           Upcoming upcoming = next_rows(s, next, at);
-          if (reads(role)) upcoming.add<Scalar>(dq);
+          if (reads(role)) upcoming.add(bytes_of(p_.dtype), dq);
           const RowArray<Acc> out{s.out_k, s.k_stride};
           scan<Acc>(role,
                     {visit.padded_rows(),
@@ -356,19 +355,19 @@ class Backward {
     for (int64_t i = 0; i < task.heads.count(); ++i) s.last_decay[i] = 1;
     for_each_visit(plan_, task.piece, task.heads, true, [&](const Visit& visit, const Visit& next) {
       if (writes(role)) {
-        stage_features<Scalar>(visit, at.q, p_.feature_map, {s.q, s.k_stride});
+        stage_features<Acc>(p_.dtype, visit, at.q, p_.feature_map, {s.q, s.k_stride});
         stage_output_gradients(s, visit);
       }
       if (reads(role)) {
-        stage_features<Scalar>(visit, at.k, p_.feature_map, {s.k, s.k_stride});
+        stage_features<Acc>(p_.dtype, visit, at.k, p_.feature_map, {s.k, s.k_stride});
         stage_values(s, visit, at.v);
       }
       const Acc* decay = stage_decays(s.decay + 1, visit, total_decays) ? s.decay : nullptr;
       s.decay[0] = last_decay(s, task, visit.head);
       Upcoming upcoming = next_rows(s, next, at);
       if (reads(role)) {
-        upcoming.add<Scalar>(dk);
-        upcoming.add<Scalar>(dv);
+        upcoming.add(bytes_of(p_.dtype), dk);
+        upcoming.add(bytes_of(p_.dtype), dv);
       }
       const RowArray<Acc> out_k{s.out_k, s.k_stride};
       scan<Acc>(role,
@@ -383,9 +382,9 @@ class Backward {
                  decay,
                  upcoming.get()},
                 task.keys, by_value(s, task, visit.head));
-      const bool dv_in_place = reads(role) && in_place<Scalar>(visit, dv);
+      const bool dv_in_place = reads(role) && in_place<Acc>(p_.dtype, visit, dv);
       const RowArray<Acc> out_v =
-          dv_in_place ? rows_in_place<Acc, Scalar>(visit, dv) : RowArray<Acc>{s.out_v, s.v_stride};
+          dv_in_place ? rows_in_place<Acc, Acc>(visit, dv) : RowArray<Acc>{s.out_v, s.v_stride};
       scan<Acc>(role,
                 {visit.padded_rows(),
                  p_.K,
@@ -402,7 +401,7 @@ class Backward {
       if (!reads(role)) return;
       store_feature_gradients(visit, k, dk, {s.k, s.k_stride}, {s.out_k, s.k_stride},
                               shared.k_dots.of(task.part, visit));
-      if (!dv_in_place) store_rows<Scalar>(visit, dv, {s.out_v, s.v_stride});
+      if (!dv_in_place) store_rows<Acc>(p_.dtype, visit, dv, {s.out_v, s.v_stride});
     });
   }
 
@@ -411,11 +410,12 @@ class Backward {
   // All that either sweep reads: whatever its role does not need is asked for in vain.
   Upcoming next_rows(Scratch& s, const Visit& next, const Tensors& at) const {
     Upcoming upcoming(next, s.prefetch);
-    upcoming.add<Scalar>(at.q);
-    upcoming.add<Scalar>(at.k);
-    upcoming.add<Scalar>(at.v);
-    upcoming.add<Scalar>(at.dy);
-    if (p_.normalize) upcoming.add<Scalar>(at.y);
+    const int64_t bytes = bytes_of(p_.dtype);
+    upcoming.add(bytes, at.q);
+    upcoming.add(bytes, at.k);
+    upcoming.add(bytes, at.v);
+    upcoming.add(bytes, at.dy);
+    if (p_.normalize) upcoming.add(bytes, at.y);
     return upcoming;
   }
 
@@ -431,14 +431,22 @@ class Backward {
 
   // [v, 1]
   void stage_values(Scratch& s, const Visit& visit, const TensorRows& v) const {
-    stage_rows<Scalar>(visit, v, Identity{}, {s.v, s.v_stride});
-    for_each_row<const Scalar>(
-        visit, v.view, v.per,
-        [&](int64_t row, int64_t, int64_t, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
-        [&](int64_t row) { s.v[row * s.v_stride + p_.V] = 0; });
+    with_dtype_of<Acc>(p_.dtype, [&](auto scalar) {
+      using Scalar = decltype(scalar);
+      stage_rows<Scalar>(visit, v, Identity{}, {s.v, s.v_stride});
+      for_each_row<const Scalar>(
+          visit, v.view, v.per,
+          [&](int64_t row, int64_t, int64_t, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
+          [&](int64_t row) { s.v[row * s.v_stride + p_.V] = 0; });
+    });
   }
 
   // [dn, -⟨dn, y⟩]
+  void stage_output_gradients(Scratch& s, const Visit& visit) const {
+    with_dtype_of<Acc>(p_.dtype,
+                       [&](auto scalar) { stage_output_gradients<decltype(scalar)>(s, visit); });
+  }
+  template <class Scalar>
   void stage_output_gradients(Scratch& s, const Visit& visit) const {
     const Acc* const den = static_cast<const Acc*>(input_.forward.den);
     for_each_row<const Scalar>(
@@ -464,6 +472,14 @@ class Backward {
   // ---- rows out ----
 
   // dx = dφ(x) φ'(x), and ⟨φ(x), dφ(x)⟩ for the decay.
+  void store_feature_gradients(const Visit& visit, const TensorRows& x, const TensorRows& dx,
+                               RowArray<const Acc> mapped, RowArray<const Acc> gradients,
+                               double* dots) const {
+    with_dtype_of<Acc>(p_.dtype, [&](auto scalar) {
+      store_feature_gradients<decltype(scalar)>(visit, x, dx, mapped, gradients, dots);
+    });
+  }
+  template <class Scalar>
   void store_feature_gradients(const Visit& visit, const TensorRows& x, const TensorRows& dx,
                                RowArray<const Acc> mapped, RowArray<const Acc> gradients,
                                double* dots) const {
@@ -537,8 +553,8 @@ class Backward {
 Status linear_attention_backward(const LinearAttentionProblem& problem,
                                  const LinearAttentionUpstream& input,
                                  const LinearAttentionGradients& result, const Threads& threads) {
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    return Backward<decltype(scalar)>(problem, input, result, threads).run();
+  return with_acc(problem.dtype, [&](auto acc) {
+    return Backward<decltype(acc)>(problem, input, result, threads).run();
   });
 }
 

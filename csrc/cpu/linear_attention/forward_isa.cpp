@@ -45,9 +45,8 @@ struct ForwardScratch {
   }
 };
 
-template <class Scalar>
+template <class Acc>
 class Forward {
-  using Acc = AccOf<Scalar>;
   using Scratch = ForwardScratch<Acc>;
 
  public:
@@ -201,14 +200,16 @@ class Forward {
                                         z_of(s, task, visit.head), s.den_terms, s.scale});
             if (reads(role)) invert_denominators(s, visit, task.part == 0);
           }
-          const bool y_in_place = reads(role) && in_place<Scalar>(visit, at.y);
-          const RowArray<Acc> out = y_in_place ? rows_in_place<Acc, Scalar>(visit, at.y)
-                                               : RowArray<Acc>{s.out, s.v_stride};
+          const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, visit, at.y);
+          const RowArray<Acc> out =
+              y_in_place ? rows_in_place<Acc, Acc>(visit, at.y) : RowArray<Acc>{s.out, s.v_stride};
           scan<Acc>(role,
                     {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v, out,
                      p_.normalize ? s.scale : nullptr, decay, upcoming_rows(role, s, next, at)},
                     columns, kv_of(s, task, visit.head));
-          if (reads(role) && !y_in_place) store_rows<Scalar>(visit, at.y, {s.out, s.v_stride});
+          if (reads(role) && !y_in_place) {
+            store_rows<Acc>(p_.dtype, visit, at.y, {s.out, s.v_stride});
+          }
         });
   }
 
@@ -228,28 +229,27 @@ class Forward {
 
   Prefetch upcoming_rows(Role role, Scratch& s, const Visit& next, const Tensors& at) const {
     Upcoming upcoming(next, s.prefetch);
+    const int64_t bytes = bytes_of(p_.dtype);
     if (reads(role)) {
-      upcoming.add<Scalar>(at.q);
-      upcoming.add<Scalar>(at.y);
+      upcoming.add(bytes, at.q);
+      upcoming.add(bytes, at.y);
     }
     if (writes(role)) {
-      upcoming.add<Scalar>(at.k);
-      upcoming.add<Scalar>(at.v);
+      upcoming.add(bytes, at.k);
+      upcoming.add(bytes, at.v);
     }
     return upcoming.get();
   }
 
   // Returns where v is.
   RowArray<const Acc> stage(Role role, Scratch& s, const Visit& visit, const Tensors& at) {
-    if (reads(role)) stage_features<Scalar>(visit, at.q, p_.feature_map, {s.q, s.k_stride});
+    if (reads(role)) stage_features<Acc>(p_.dtype, visit, at.q, p_.feature_map, {s.q, s.k_stride});
     if (!writes(role)) return {};
-    stage_features<Scalar>(visit, at.k, p_.feature_map, {s.k, s.k_stride});
+    stage_features<Acc>(p_.dtype, visit, at.k, p_.feature_map, {s.k, s.k_stride});
     if (p_.log_decay.data && !stage_decay(visit, p_.log_decay, s.decay)) {
       __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     }
-    if (in_place<Scalar>(visit, at.v)) return rows_in_place<const Acc, const Scalar>(visit, at.v);
-    stage_rows<Scalar>(visit, at.v, Identity{}, {s.v, s.v_stride});
-    return {s.v, s.v_stride};
+    return find_rows<Acc>(p_.dtype, visit, at.v, {s.v, s.v_stride});
   }
 
   // s.scale: from φ(q)ᵀ z to 1 / (φ(q)ᵀ z + eps). den is kept where it is wanted.
@@ -278,8 +278,8 @@ class Forward {
 
 Status linear_attention_forward(const LinearAttentionProblem& problem,
                                 const LinearAttentionResult& result, const Threads& threads) {
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    return Forward<decltype(scalar)>(problem, result, nullptr, threads).run();
+  return with_acc(problem.dtype, [&](auto acc) {
+    return Forward<decltype(acc)>(problem, result, nullptr, threads).run();
   });
 }
 
@@ -288,8 +288,8 @@ Status linear_attention_forward_in_slots(const LinearAttentionProblem& problem,
                                          const Threads& threads) {
   LinearAttentionResult result{};
   result.y = y;
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    return Forward<decltype(scalar)>(problem, result, &slots, threads).run();
+  return with_acc(problem.dtype, [&](auto acc) {
+    return Forward<decltype(acc)>(problem, result, &slots, threads).run();
   });
 }
 

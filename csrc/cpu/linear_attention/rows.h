@@ -16,6 +16,13 @@ void stage_features(const Visit& visit, const TensorRows& rows, FeatureMap featu
                     RowArray<AccOf<Scalar>> to) {
   with_feature_map(feature_map, [&](auto map) { stage_rows<Scalar>(visit, rows, map, to); });
 }
+// The same for tensors of a dtype that is accumulated as Acc.
+template <class Acc>
+void stage_features(DType dtype, const Visit& visit, const TensorRows& rows, FeatureMap feature_map,
+                    RowArray<Acc> to) {
+  with_dtype_of<Acc>(
+      dtype, [&](auto scalar) { stage_features<decltype(scalar)>(visit, rows, feature_map, to); });
+}
 
 // z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,
 // which would need a vector of its own in the scan.

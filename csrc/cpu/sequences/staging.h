@@ -67,6 +67,12 @@ HFLA_INLINE RowArray<Acc> rows_in_place(const Visit& visit, const TensorRows& ro
   return {reinterpret_cast<Acc*>(row_at<Scalar>(rows, visit, 0, 0)), visit.step * rows.view.time};
 }
 
+// The same for tensors of a dtype that is accumulated as Acc.
+template <class Acc>
+HFLA_INLINE bool in_place(DType dtype, const Visit& visit, const TensorRows& rows) {
+  return is_acc(dtype) && in_place<Acc>(visit, rows);
+}
+
 // A tensor's rows, mapped, in the same columns of `to`.
 template <class Scalar, class Map>
 void stage_rows(const Visit& visit, const TensorRows& rows, Map map, RowArray<AccOf<Scalar>> to) {
@@ -90,6 +96,23 @@ void stage_rows(const Visit& visit, const TensorRows& rows, Map map, RowArray<Ac
         load_row(from, view.dim, begin, end, to.data + row * to.stride, map);
       },
       absent);
+}
+
+// Rows of a tensor of Scalar where they are, or else converted to `to`, zero for masked tokens.
+template <class Scalar>
+RowArray<const AccOf<Scalar>> find_rows(const Visit& visit, const TensorRows& rows,
+                                        RowArray<AccOf<Scalar>> to) {
+  using Acc = AccOf<Scalar>;
+  if (in_place<Scalar>(visit, rows)) return rows_in_place<const Acc, const Scalar>(visit, rows);
+  stage_rows<Scalar>(visit, rows, Identity{}, to);
+  return {to.data, to.stride};
+}
+// The same for tensors of a dtype that is accumulated as Acc.
+template <class Acc>
+RowArray<const Acc> find_rows(DType dtype, const Visit& visit, const TensorRows& rows,
+                              RowArray<Acc> to) {
+  return with_dtype_of<Acc>(
+      dtype, [&](auto scalar) { return find_rows<decltype(scalar)>(visit, rows, to); });
 }
 
 // ---- rows out ----
@@ -136,6 +159,12 @@ void store_rows(const Visit& visit, const TensorRows& rows, RowArray<AccOf<Scala
       store_vector(to, view.dim, c, count, load(from.data + row * from.stride + c));
     });
   });
+}
+
+// The same for tensors of a dtype that is accumulated as Acc.
+template <class Acc>
+void store_rows(DType dtype, const Visit& visit, const TensorRows& rows, RowArray<Acc> from) {
+  with_dtype_of<Acc>(dtype, [&](auto scalar) { store_rows<decltype(scalar)>(visit, rows, from); });
 }
 
 }  // namespace

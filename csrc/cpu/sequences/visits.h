@@ -67,12 +67,16 @@ struct TensorRows {
   int64_t begin, end;
 };
 
+// In elements, from the beginning of the tensor.
+HFLA_INLINE int64_t row_offset(const View& view, RowsPer per, const Visit& visit, int64_t i,
+                               int64_t g) {
+  const int64_t head = per == RowsPer::query_head ? visit.head * visit.group + g : visit.head;
+  return visit.batch * view.batch + visit.time(i) * view.time + head * view.head;
+}
 template <class Scalar>
 HFLA_INLINE Scalar* row_at(const View& view, RowsPer per, const Visit& visit, int64_t i,
                            int64_t g) {
-  const int64_t head = per == RowsPer::query_head ? visit.head * visit.group + g : visit.head;
-  return static_cast<Scalar*>(view.data) + visit.batch * view.batch + visit.time(i) * view.time +
-         head * view.head;
+  return static_cast<Scalar*>(view.data) + row_offset(view, per, visit, i, g);
 }
 template <class Scalar>
 HFLA_INLINE Scalar* row_at(const TensorRows& rows, const Visit& visit, int64_t i, int64_t g) {
@@ -120,27 +124,24 @@ class Upcoming {
   // How many addresses rows of `columns` elements have; `pairs` has room for these.
   template <class Scalar>
   static int64_t pairs_per_row(int64_t columns) {
-    return ceil_div(columns * static_cast<int64_t>(sizeof(Scalar)), kPairBytes);
+    return pairs_per_row(columns, sizeof(Scalar));
   }
 
   Upcoming(const Visit& next, const char** pairs) : next_(next), pairs_(pairs) {}
 
-  template <class Scalar>
-  void add(const TensorRows& rows) {
-    add<Scalar>(next_, rows);
-  }
+  // Of elements of so many bytes.
+  void add(int64_t bytes, const TensorRows& rows) { add(bytes, next_, rows); }
 
   // Of another head than the next visit's.
-  template <class Scalar>
-  void add(const Visit& next, const TensorRows& rows) {
+  void add(int64_t bytes, const Visit& next, const TensorRows& rows) {
     const View& view = rows.view;
     if (!view.data || view.dim != 1 || next.count == 0) return;
     const int64_t heads = rows.per == RowsPer::query_head ? next.group : 1;
-    const int64_t stride = next.step * view.time * static_cast<int64_t>(sizeof(Scalar));
+    const int64_t stride = next.step * view.time * bytes;
     for (int64_t g = 0; g < heads; ++g) {
-      const char* from =
-          reinterpret_cast<const char*>(row_at<const Scalar>(rows, next, 0, g) + rows.begin);
-      for (int64_t pair = 0; pair < pairs_per_row<Scalar>(rows.end - rows.begin); ++pair) {
+      const char* from = static_cast<const char*>(view.data) +
+                         bytes * (row_offset(view, rows.per, next, 0, g) + rows.begin);
+      for (int64_t pair = 0; pair < pairs_per_row(rows.end - rows.begin, bytes); ++pair) {
         const char** const to = pairs_ + count_;
         for (int64_t i = 0; i < next.count; ++i) to[i] = from + i * stride;
         count_ += next.count;
@@ -152,6 +153,10 @@ class Upcoming {
   Prefetch get() const { return {pairs_, count_}; }
 
  private:
+  static int64_t pairs_per_row(int64_t columns, int64_t bytes) {
+    return ceil_div(columns * bytes, kPairBytes);
+  }
+
   const Visit& next_;
   const char** const pairs_;
   int64_t count_ = 0;
