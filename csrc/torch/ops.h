@@ -3,6 +3,8 @@
 // An op as torch sees it. Each file of ops has a table of them, which registration.cpp registers.
 #pragma once
 
+#include <cstdio>
+
 #include "torch/shim.h"
 
 namespace hfla {
@@ -27,14 +29,26 @@ constexpr Ops ops_of(const Op (&table)[count]) {
   return {table, count};
 }
 
-// What torch calls: `op`, with its name in front of what it raises.
-template <void (*op)(StableIValue*), const char* name>
-void boxed(StableIValue* stack, uint64_t, uint64_t) {
+// Null, or what `op` raised, with its name in front; until the thread's next error.
+__attribute__((noinline)) inline const char* error_of(void (*op)(StableIValue*), const char* name,
+                                                      StableIValue* stack) {
   try {
     op(stack);
+    return nullptr;
   } catch (const std::runtime_error& error) {
-    fail("hf_linear_attention::", name, ": ", error.what());
+    static thread_local char message[2048];
+    std::snprintf(message, sizeof message, "hf_linear_attention::%s: %s", name, error.what());
+    return message;
   }
+}
+
+// What torch calls. The exception that leaves it is torch's own, made in torch: this library may
+// have another C++ runtime, whose exceptions torch can't catch. And it goes through no function of
+// ours that has anything to destroy or to catch, since these would ask our runtime about it.
+template <void (*op)(StableIValue*), const char* name>
+void boxed(StableIValue* stack, uint64_t, uint64_t) {
+  const char* const error = error_of(op, name, stack);
+  if (error) aoti_torch_check(false, name, __FILE__, __LINE__, error);
 }
 
 }  // namespace hfla

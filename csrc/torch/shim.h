@@ -64,6 +64,10 @@ AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
 
+// Throws an exception of torch's, with the message, unless `condition` is true.
+void aoti_torch_check(bool condition, const char* function, const char* file, uint32_t line,
+                      const char* message);
+
 // Runs an op of torch on a stack of arguments, which it takes, and puts the results there.
 AOTITorchError torch_call_dispatcher(const char* op, const char* overload, StableIValue* stack,
                                      uint64_t build_version);
