@@ -14,7 +14,6 @@ PATH and among pip's packages. Metadata is in setup.cfg.
 """
 
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -42,7 +41,7 @@ LINK_FLAGS = ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exp
 # Every *_isa.cpp below csrc/cpu is compiled once for each of these, but for those in SOURCES;
 # csrc/cpu/dispatch.cpp chooses when it runs.
 INSTRUCTION_SETS = {"base": []}
-if platform.machine() in ("x86_64", "AMD64"):
+if sysconfig.get_platform().endswith(("x86_64", "amd64")):  # what is built for, also elsewhere
     avx2 = ["-mavx2", "-mfma", "-mf16c"]
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
     INSTRUCTION_SETS |= {
@@ -178,7 +177,7 @@ def gencode(architecture: str) -> str:
 def understands(compiler: list[str], flags: list[str]) -> bool:
     if not flags:
         return True
-    check = [*compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull]
+    check = [*compiler, *flags, "-E", "-x", "c++", os.devnull]  # Zig can't only check
     return subprocess.run(check, capture_output=True).returncode == 0
 
 

@@ -123,6 +123,34 @@ def test_wheel_with_the_native_library_runs_on_it(native_wheel, tmp_path):
     assert re.search(r"^  cpu +available$", report, re.MULTILINE), report
 
 
+# It only makes the files that it is asked for.
+IDLE_COMPILER = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("processor", "has_avx2"), [("x86_64", True), ("aarch64", False)], ids=["x86_64", "aarch64"]
+)
+def test_a_wheel_is_for_the_processor_that_python_is_told_of(
+    processor, has_avx2, unpacked_sdist, tmp_path
+):
+    source, compiler = tmp_path / "source", tmp_path / "c++"
+    shutil.copytree(unpacked_sdist, source, ignore=shutil.ignore_patterns("build"))
+    compiler.write_text(IDLE_COMPILER)
+    compiler.chmod(0o755)
+    result, wheel = build(
+        *("wheel", source, tmp_path / "dist"),
+        CXX=str(compiler),
+        _PYTHON_HOST_PLATFORM=f"linux-{processor}",
+        HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
+    )
+    assert wheel is not None, result.stdout
+    assert wheel.name.endswith(f"-py3-none-linux_{processor}.whl")
+    assert "-DHFLA_ISA=base" in result.stdout
+    assert ("-mavx2" in result.stdout) == has_avx2
+
+
 def test_wheel_without_a_compiler_is_pure_python_with_one_warning(pure_build):
     result, wheel = pure_build
     assert wheel is not None, result.stdout
@@ -379,3 +407,12 @@ def test_library_exports_only_its_own_functions(native_wheel, tmp_path):
     names = [line.split()[-1] for line in exported if line]
     assert names
     assert all(name.startswith("hfla_") for name in names), names
+
+
+@needs_compiler
+def test_library_needs_torch_and_what_every_linux_has(native_wheel, tmp_path):
+    library = zipfile.ZipFile(native_wheel[0]).extract("hf_linear_attention/_C.so", tmp_path)
+    printed = run("readelf", "--dynamic", "--wide", library).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", printed))
+    everywhere = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6"}
+    assert needed - everywhere - {"ld-linux-aarch64.so.1"} == {"libtorch_cpu.so"}
