@@ -5,7 +5,7 @@ recorded once, and run again without their Python (see ../recorded_tokens.py).
 Shapes: B batch, T time, C hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,7 +28,7 @@ class RecordedLayer(nn.Module):
         if own is None:
             own = _recordings[self] = Recordings(RecordedTokens(), index_in_cache(self))
         by_modules = partial(super().forward, hidden_states, *args, **kwargs)
-        token = token_of(args, kwargs, own.layer_idx)
+        token = None if own.layer_idx is None else token_of(args, kwargs, own.layer_idx)
         if token is None:
             return by_modules()
         inputs = [hidden_states, *token.tensors]
@@ -43,7 +43,7 @@ class Recordings(NamedTuple):
     """A layer's, and where it is in a cache."""
 
     tokens: RecordedTokens
-    layer_idx: int
+    layer_idx: int | None  # None: its recurrent layer became what it was
 
 
 # Not in the layers, so that these are what they were as soon as `use_kernels` is undone.
@@ -55,14 +55,10 @@ def recordings_of(layer: nn.Module) -> RecordedTokens | None:
     return _recordings[layer].tokens if layer in _recordings else None
 
 
-def index_in_cache(layer: nn.Module) -> int:
-    (recurrent,) = recurrent_layers(layer)
-    return recurrent.layer_idx
-
-
-def recurrent_layers(layer: nn.Module) -> list[Any]:
-    """Those in it that say what they remember."""
-    return [module for module in layer.modules() if hasattr(type(module), "recurrences")]
+def index_in_cache(layer: nn.Module) -> int | None:
+    """Of the one layer in it that says what it remembers."""
+    modules: Iterator[Any] = layer.modules()
+    return next((x.layer_idx for x in modules if hasattr(type(x), "recurrences")), None)
 
 
 class Token(NamedTuple):
