@@ -19,7 +19,8 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo convert-demo test test-vllm bench compare sanitize soak gpu-check check format clean
+.PHONY: help demo convert-demo test test-vllm bench compare sanitize soak gpu-check arm-check check \
+	format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +32,7 @@ help:
 	@echo "make sanitize   look for memory errors and races in the kernels, under 20 minutes"
 	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
+	@echo "make arm-check   run the kernels for ARM in an emulator, on what the ops' tests compute"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
 	@echo "make clean   remove what was built; .venv and outputs stay"
@@ -79,6 +81,9 @@ soak: $(VENV)/clients
 # Fetches nothing: it takes the Python of $(VENV), or else PYTHON, with the torch that it has.
 gpu-check:
 	$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) scripts/gpu_check.py $(GPU_CHECK_FLAGS)
+
+arm-check: $(VENV)/installed
+	$(IN_VENV) python scripts/arm_check.py $(ARM_CHECK_FLAGS)
 
 check: $(VENV)/installed
 	$(IN_VENV) scripts/check.sh

@@ -4,7 +4,7 @@
     make arm-check
     python scripts/arm_check.py                       # with the Python that has torch and pytest
     python scripts/arm_check.py --library a.whl       # of a wheel, in place of one that is built
-    python scripts/arm_check.py -k "quantized or rms"  # options for pytest: fewer calls
+    python scripts/arm_check.py -k "quantized or rms"  # fewer calls, by the names of tests
 
 The tests of the ops run here, on the instruction set "base", and are checked as ever, against
 loops in float64. What they ask of the native ops and what these answer is recorded. Then a program
@@ -94,14 +94,14 @@ def build_replay() -> Path:
     return program
 
 
-def record(pytest_flags: list[str]) -> Path:
+def record(names: str) -> Path:
     calls = BUILT / "calls.bin"
     path = os.pathsep.join(
         filter(None, [str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH")])
     )
     run_or_exit(
         *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "recorded_calls"),
-        *("-p", "no:cacheprovider", *LEFT_OUT, "-k", NOT_THESE, *pytest_flags, "tests/ops"),
+        *("-p", "no:cacheprovider", *LEFT_OUT, "-k", f"({names}) and {NOT_THESE}", "tests/ops"),
         PYTHONPATH=path,
         RECORDED_CALLS=str(calls),
         HF_LINEAR_ATTENTION_CPU_ISA="base",
@@ -116,12 +116,13 @@ def main() -> None:
     )
     parser.add_argument("--library", type=Path, help="of ARM: _C.so, or a wheel that has it")
     parser.add_argument("--calls", type=Path, help="recorded before: build/arm/calls.bin")
-    flags, pytest_flags = parser.parse_known_args()
+    parser.add_argument("-k", default="test", dest="names", help="of tests, as pytest takes them")
+    flags = parser.parse_args()
     emulator = find_emulator()
     BUILT.mkdir(parents=True, exist_ok=True)
     library = library_of(flags.library) if flags.library else build_library()
     program = build_replay()
-    calls = flags.calls or record(pytest_flags)
+    calls = flags.calls or record(flags.names)
     paths = f"{BUILT}:{SYSTEM / 'lib'}"
     failed = run(emulator, "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={paths}", program, library, calls)
     sys.exit("what ARM computes differs, as it says above" if failed else 0)
