@@ -30,6 +30,11 @@ from .tensor_parallel import HeadShard, call, find_head_shard
 from .tokens import Tokens
 from .windowed_softmax import join
 
+# Older tokens weigh nothing below: 1 / den^2, which a gradient has as a factor, would be infinite
+# before it meets a weight that is as small. Learned features of keys and queries that differ come
+# to 1e-26 and less.
+LEAST_DENOMINATOR = 1e-30
+
 
 class Mixing(nn.Module):
     """A learned factor per head for the weights of older tokens, by its logarithm: at first 1."""
@@ -51,7 +56,7 @@ class Mixing(nn.Module):
         """
         sums = sums.to(y.dtype)
         num, den = sums[..., :-1], sums[..., -1]
-        is_there = den > 0  # not in a window's first tokens
+        is_there = den > LEAST_DENOMINATOR  # not in a window's first tokens
         den = den.where(is_there, 1)
         older = (den.log() + at_least_float32(self.log_factor)).masked_fill(~is_there, -torch.inf)
         return join(y, log_size, num / den[..., None], older)

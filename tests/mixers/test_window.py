@@ -180,11 +180,15 @@ def test_parts_that_are_far_apart_are_joined_without_a_nan():
         torch.testing.assert_close(join(y, sizes[0], other, sizes[1]).item(), expected)
 
 
-def test_without_older_tokens_no_gradient_is_nan():
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-38, 1e-30, 1e-26, 1.0])
+def test_no_gradient_is_nan_however_little_older_tokens_weigh(size):
     mixing = Mixing(1)
-    y, size = torch.randn(1, 2, 1, 3), torch.zeros(1, 2, 1)
-    sums = torch.tensor([0.0, 0, 0, 0, 1, 2, 3, 4]).view(1, 2, 1, 4).requires_grad_()
-    mixing(y, size, sums).sum().backward()
+    y, log_size = torch.randn(1, 2, 1, 3), torch.zeros(1, 2, 1)
+    sums = torch.tensor([5, -6, 7, 1, 1, 2, 3, 4]).view(1, 2, 1, 4) * size
+    sums.requires_grad_()
+    out = mixing(y, log_size, sums)
+    out.sum().backward()
+    assert out.isfinite().all()
     assert sums.grad.isfinite().all()
     assert mixing.log_factor.grad.isfinite().all()
 
