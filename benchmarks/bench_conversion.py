@@ -1,13 +1,14 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Softmax models trained here, made linear, and what that cost.
 
-    python benchmarks/bench_conversion.py --full                    # some three hours of a core
+    python benchmarks/bench_conversion.py --full                    # some two hours of a core
     python benchmarks/bench_conversion.py --full --originals Llama  # half of it
 
-Trains softmax models of more than 10 M weights on Python's sources, the package's own and a Llama,
-each for about half an hour of one core. Makes a linear model of each, and a hybrid, in which one
-layer in four stays softmax, by examples/convert.py with less than a fifth of the tokens that the
-original was trained with. Then compares them as examples/convert_report.py does.
+Trains softmax models of more than 10 M weights on Python's sources and texts that ask for what they
+have said, the package's own and a Llama, each for about half an hour of one core. Makes a linear
+model of each, and a hybrid, in which one layer in four stays softmax, that whose linear form costs
+most, by examples/convert.py with less than a fifth of the tokens that the original was trained
+with. Then compares them as examples/convert_report.py does.
 
 What is there already in --runs is not done again: a killed run goes on. At the end results/ gets
 the figures and the plot, for docs/converting.md.
@@ -65,9 +66,15 @@ SETTINGS = {
             "Llama": "--preset llama --config_overrides "
             """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'""",
         },
-        conversion="""--per_device_train_batch_size 8 --overrides '{"window_size": 32}' """
-        "--transfer_tokens 150000 --distill_tokens 400000 --distill_learning_rate 3e-4",
-        conversions={"linear": "--softmax_layers none", "hybrid": HYBRID},
+        conversion="""--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
+        "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 250000 "
+        "--distill_learning_rate 3e-4 --eval_strategy no --eval_on_start false "
+        "--save_steps 0.5",
+        conversions={
+            "linear": "--softmax_layers none",
+            "hybrid": "--softmax_layers damage:1 --calibration_tokens 16384 "
+            "--transferred {linear}/2-transferred",
+        },
         report="--questions 100 --window_size 32",
     ),
     "smallest": Setting(
