@@ -67,7 +67,7 @@ SETTINGS = {
             """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'""",
         },
         conversion="""--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
-        "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 250000 "
+        "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 100000 "
         "--distill_learning_rate 3e-4 --eval_strategy no --eval_on_start false "
         "--save_steps 0.5",
         conversions={
