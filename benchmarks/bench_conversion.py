@@ -68,7 +68,7 @@ SETTINGS = {
         },
         conversion="""--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
         "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 100000 "
-        "--distill_learning_rate 3e-4 --eval_strategy no --eval_on_start false "
+        "--distill_learning_rate 1e-4 --eval_strategy no --eval_on_start false "
         "--save_steps 0.5",
         conversions={
             "linear": "--softmax_layers none",
