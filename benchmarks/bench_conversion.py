@@ -1,13 +1,14 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Softmax models trained here, made linear, and what that cost.
 
-    python benchmarks/bench_conversion.py --full                    # some three hours of a core
+    python benchmarks/bench_conversion.py --full                    # some two hours of a core
     python benchmarks/bench_conversion.py --full --originals Llama  # half of it
 
-Trains softmax models of more than 10 M weights on Python's sources, the package's own and a Llama,
-each for about half an hour of one core. Makes a linear model of each, and a hybrid, in which one
-layer in four stays softmax, by examples/convert.py with less than a fifth of the tokens that the
-original was trained with. Then compares them as examples/convert_report.py does.
+Trains softmax models of more than 10 M weights on Python's sources and texts that ask for what they
+have said, the package's own and a Llama, each for about half an hour of one core. Makes a linear
+model of each, and a hybrid, in which one layer in four stays softmax, that whose linear form costs
+most, by examples/convert.py with less than a fifth of the tokens that the original was trained
+with. Then compares them as examples/convert_report.py does.
 
 What is there already in --runs is not done again: a killed run goes on. At the end results/ gets
 the figures and the plot, for docs/converting.md.
@@ -54,22 +55,27 @@ class Setting:
 HYBRID = "--softmax_layers 4 --transferred {linear}/2-transferred"
 SETTINGS = {
     "full": Setting(
-        data="--block_size 512 --max_eval_bytes 100000",
-        recall_share=0.4,
-        training="--vocab_size 2048 --hidden_size 320 --num_hidden_layers 8 --max_steps 1600 "
-        "--per_device_train_batch_size 1 --learning_rate 1.5e-3 --adam_beta2 0.98 "
-        "--warmup_steps 0.04 --save_steps 0.1",
+        data="--block_size 256 --max_eval_bytes 100000",
+        recall_share=0.5,
+        training="--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 --max_steps 1500 "
+        "--num_attention_heads 7 --intermediate_size 1152 --per_device_train_batch_size 8 "
+        "--muon true --learning_rate 3e-3 --warmup_steps 0.04 --eval_steps 0.1 --save_steps 0.1",
         originals={
-            "softmax": "--preset softmax --num_attention_heads 5 --intermediate_size 864 "
-            """--config_overrides '{"tie_word_embeddings": true, "initializer_range": 0.04}'""",
-            "Llama": "--preset llama --num_attention_heads 10 --intermediate_size 960 "
-            """--config_overrides '{"num_key_value_heads": 5, "tie_word_embeddings": true, """
-            """"initializer_range": 0.04}'""",
+            "softmax": "--preset softmax --config_overrides "
+            """'{"tie_word_embeddings": true}'""",
+            "Llama": "--preset llama --config_overrides "
+            """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'""",
         },
-        conversion="--per_device_train_batch_size 2 --transfer_tokens 40000 "
-        "--distill_tokens 110000",
-        conversions={"linear": "--softmax_layers none", "hybrid": HYBRID},
-        report="--questions 100",
+        conversion="""--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
+        "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 100000 "
+        "--distill_learning_rate 1e-4 --eval_strategy no --eval_on_start false "
+        "--save_steps 0.5",
+        conversions={
+            "linear": "--softmax_layers none",
+            "hybrid": "--softmax_layers damage:1 --calibration_tokens 16384 "
+            "--transferred {linear}/2-transferred",
+        },
+        report="--questions 100 --window_size 32",
     ),
     "smallest": Setting(
         data="--block_size 64 --max_eval_bytes 3000 --max_train_bytes 60000",
@@ -85,10 +91,17 @@ SETTINGS = {
 }
 
 
+def training_flags(setting: Setting) -> str:
+    """Of all that trains, in bfloat16 (autocast) where the processor has a unit for it."""
+    has_unit = torch.cpu.get_capabilities().get("amx_bf16", False)
+    flags = f"{setting.data} --recall_share {setting.recall_share}"
+    return f"{flags} --bf16 true --use_cpu true" if has_unit else flags
+
+
 def train_original(setting: Setting, name: str, folder: Path) -> None:
     if (folder / "metrics.json").exists():
         return
-    flags = f"{setting.data} --recall_share {setting.recall_share} {setting.training}"
+    flags = f"{training_flags(setting)} {setting.training}"
     arguments = [*shlex.split(f"{flags} {setting.originals[name]}"), "--output_dir", str(folder)]
     if train_causal_lm.last_checkpoint(folder) is not None:
         arguments += ["--resume_from_checkpoint", "last"]
@@ -98,7 +111,7 @@ def train_original(setting: Setting, name: str, folder: Path) -> None:
 def convert_original(setting: Setting, name: str, original: Path, folders: dict[str, Path]) -> None:
     """One conversion, in the folder of its name."""
     flags = shlex.split(
-        f"{setting.data} --recall_share {setting.recall_share} {setting.conversion} "
+        f"{training_flags(setting)} {setting.conversion} "
         + setting.conversions[name].format(**folders)
     )
     convert.main([*flags, "--model", str(original), "--output_dir", str(folders[name])])

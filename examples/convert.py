@@ -113,7 +113,7 @@ class ConversionArguments:
     distill_tokens: int | None = field(
         default=None, metadata={"help": "Train on so many in distillation (default: all)."}
     )
-    distill_learning_rate: float = field(default=1e-3, metadata={"help": "The highest, there."})
+    distill_learning_rate: float = field(default=1e-4, metadata={"help": "The highest, there."})
     temperature: float = field(
         default=1.0, metadata={"help": "By which the logits of both models are divided."}
     )

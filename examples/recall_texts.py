@@ -9,7 +9,7 @@
 A name is drawn anew with a number for every text, so only who remembers the first comment knows how
 the last one ends. A model learns from texts of this kind what it is then tested on by generation:
 one pair in a long text ("needle"), and several that are all asked for (as in MQAR, arXiv
-2312.04927).
+2312.04927). Some texts that it learns from only repeat a line.
 
 Shapes: B rows, Q questions in each.
 """
@@ -37,6 +37,9 @@ NUM_PAIRS = (1, 2, 3, 4, 6, 8)  # of a text to train on
 ROUNDS = (2, 2, 3, 4)  # how often all pairs of a text are said
 GAPS = (*[0] * 10, 4, 16)  # lines of source between rounds, on average; 0: comments alone
 PAIRS_PER_LINE = 4  # at most
+ECHO_SHARE = 0.4  # of texts that say the same line again
+ECHO_WORDS = range(6, 41)  # of such a line
+ECHO_ROUNDS = (2, 2, 3)  # how often it is said
 TEXTS_PER_SOURCE = 20  # that take lines of one document
 CHARACTERS_PER_TOKEN = 6  # more than there are, so that there are texts enough
 TOKENIZER_CHARACTERS = 10**6  # of texts to train a tokenizer on, for which names are one token each
@@ -70,6 +73,14 @@ def recall_text(rng: random.Random, lines: Iterator[str]) -> str:
     return "".join(parts)
 
 
+def echo_text(rng: random.Random) -> str:
+    """Names and numbers in no order, in a line that is said again: each of its words then follows
+    from what stood behind the one before. This is what is learned first, and recall builds on it.
+    """
+    words = rng.choices([*NAMES, *NUMBERS], k=rng.choice(ECHO_WORDS))
+    return f"# {' '.join(words)}\n" * rng.choice(ECHO_ROUNDS)
+
+
 def recall_documents(sources: Dataset, length: int, seed: int) -> Dataset:
     """Texts of at least `length` characters together, with lines of these documents.
 
@@ -81,8 +92,11 @@ def recall_documents(sources: Dataset, length: int, seed: int) -> Dataset:
     while length > 0:
         if len(texts) % TEXTS_PER_SOURCE == 0:
             lines = sources[rng.randrange(len(sources))]["text"].splitlines(keepends=True)
-        start = rng.randrange(len(lines))
-        texts.append(recall_text(rng, islice(cycle(lines), start, None)))
+        if rng.random() < ECHO_SHARE:
+            texts.append(echo_text(rng))
+        else:
+            start = rng.randrange(len(lines))
+            texts.append(recall_text(rng, islice(cycle(lines), start, None)))
         length -= len(texts[-1])
     return Dataset.from_dict({"text": texts})
 

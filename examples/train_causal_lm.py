@@ -46,6 +46,7 @@ from transformers.utils import logging
 
 from hf_linear_attention import LinearAttentionConfig
 from hf_linear_attention.presets import PRESETS
+from muon import MuonWithAdamW
 from recall_texts import mix_recall_blocks, with_recall_texts
 from text_blocks import (
     InputError,
@@ -99,13 +100,18 @@ class ModelArguments:
         },
     )
 
+    muon: bool = field(
+        default=False,
+        metadata={"help": "Whether Muon steps the matrices, and AdamW only what is none."},
+    )
+
     def build_config(self) -> PreTrainedConfig:
         try:
             overrides = dict(json.loads(self.config_overrides))
         except (TypeError, ValueError) as error:
             raise InputError(f"--config_overrides {self.config_overrides}: {error}") from error
         values = {name: value for name, value in asdict(self).items() if value is not None}
-        del values["config_overrides"]
+        del values["config_overrides"], values["muon"]
         try:
             if self.preset == LLAMA:
                 return self._llama_config({**values, **overrides})
@@ -367,6 +373,15 @@ def main(args: list[str]) -> None:
     )
 
     metric = BitsPerByteOfBlocks(tokenizer)
+    optimizer = None
+    if model_args.muon:
+        betas = (training_args.adam_beta1, training_args.adam_beta2)
+        optimizer = MuonWithAdamW(
+            model.to(training_args.device),
+            training_args.learning_rate,
+            betas,
+            training_args.weight_decay,
+        )
     trainer = Trainer(
         model=model,
         args=training_args,
@@ -376,6 +391,7 @@ def main(args: list[str]) -> None:
         processing_class=tokenizer,
         preprocess_logits_for_metrics=metric.negative_log_likelihood,
         compute_metrics=metric.compute,
+        optimizers=(optimizer, None),
     )
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 

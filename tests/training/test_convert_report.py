@@ -78,6 +78,15 @@ def test_a_name_has_one_number_throughout_a_text_and_another_in_the_next():
     assert tables[0] != tables[1]
 
 
+def test_an_echo_says_one_line_again():
+    texts = [recall_texts.echo_text(random.Random(seed)) for seed in range(20)]
+    for text in texts:
+        line, *others = text.splitlines()
+        assert set(others) == {line} and len(others) + 1 in recall_texts.ECHO_ROUNDS
+        assert len(line.split()) - 1 in recall_texts.ECHO_WORDS
+    assert len(set(texts)) == len(texts)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
 def test_the_share_of_recall_blocks_is_as_asked_for(share, documents, tokenizer):
     blocks = text_blocks.pack(documents, tokenizer, BLOCK_SIZE)
