@@ -233,7 +233,9 @@ SETTINGS = {
         # Before, the time of Falcon-Mamba's training grows by the square of the tokens.
         Case("Falcon-Mamba", 4, 1024, work=("prompt", "token"), names=ALL),
         Case("Falcon-Mamba", 4, 256, work=("training step",)),
-        *(Case(name, 4, 1024, HALF) for name in MODELS),
+        *(Case(name, 4, 1024, HALF) for name in MODELS if name != "Falcon-Mamba"),
+        Case("Falcon-Mamba", 4, 1024, HALF, work=("prompt", "token")),
+        Case("Falcon-Mamba", 4, 256, HALF, work=("training step",)),
     ],
 }
 
