@@ -353,7 +353,7 @@ class GainReport(Report):
         axis.axvline(1, color="black", linewidth=0.8)
         axis.invert_yaxis()
         axis.margins(x=0.08, y=0.01)
-        axis.set(title="With use_kernels: times as fast as before")
+        axis.set(title="With use_kernels: times as fast as before", xscale="log")
         figure.savefig(path, dpi=110)
         pyplot.close(figure)
 
