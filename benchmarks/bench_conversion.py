@@ -52,7 +52,6 @@ class Setting:
     report: str
 
 
-HYBRID = "--softmax_layers 4 --transferred {linear}/2-transferred"
 SETTINGS = {
     "full": Setting(
         data="--block_size 256 --max_eval_bytes 100000",
@@ -85,7 +84,10 @@ SETTINGS = {
         originals={"softmax": "--preset softmax"},
         conversion="--per_device_train_batch_size 2 --transfer_tokens 256 --distill_tokens 256 "
         """--overrides '{"window_size": 16}'""",
-        conversions={"linear": "--softmax_layers none", "hybrid": HYBRID},
+        conversions={
+            "linear": "--softmax_layers none",
+            "hybrid": "--softmax_layers 4 --transferred {linear}/2-transferred",
+        },
         report="--questions 8 --contexts 10 30 --window_size 16",
     ),
 }

@@ -15,6 +15,7 @@ from hf_linear_attention.for_transformers.recorded_layers import (
     token_of,
 )
 from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cast, tiny_upstream
+from without_recordings import without_recordings
 
 # Their recurrent layers also attend, have several convolutions, or another cache.
 NOT_RECORDED = {"falcon_h1", "inkling_text", "inkling2_text", "minimax"}
@@ -56,15 +57,8 @@ def answers(model, ids, prompt=3):
 
 
 @pytest.fixture
-def by_modules(monkeypatch):
-    """`answers` without recordings."""
-
-    def compute(*args, **kwargs):
-        with monkeypatch.context() as patch:
-            patch.setattr(inputs, "ARE_TOKENS_RECORDED", False)
-            return answers(*args, **kwargs)
-
-    return compute
+def by_modules():
+    return without_recordings(answers)
 
 
 def layers_of(model):

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from hf_linear_attention import LinearAttentionCache, inputs
+from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.feature_maps import FeatureMap
 from hf_linear_attention.mixer_linear import LinearAttention
 from hf_linear_attention.recorded_tokens import MOST_RECORDINGS, MOST_UNUSED, TOKENS_BETWEEN_LOOKS
 from new_python import run_python
 from tiny import VARIANTS, random_ids, shallow, tiny_model
+from without_recordings import without_recordings
 
 # Their decays for every channel are looked at, token by token.
 NOT_RECORDED = ("per_channel", "preset_gla", "preset_hgrn2")
@@ -34,15 +35,8 @@ def answers(model, ids, cache=None, prompt=3):
 
 
 @pytest.fixture
-def by_modules(monkeypatch):
-    """`answers` without recordings."""
-
-    def compute(*args, **kwargs):
-        with monkeypatch.context() as patch:
-            patch.setattr(inputs, "ARE_TOKENS_RECORDED", False)
-            return answers(*args, **kwargs)
-
-    return compute
+def by_modules():
+    return without_recordings(answers)
 
 
 def uses(model):
