@@ -111,6 +111,11 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         if self.recording is not None:
             self.recording.append(Recorded(num_tokens, key_mask, inputs))
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether all that a token does to this is to change the tensors in place."""
+        return type(self) is RecurrentLayer and self.has_state and not self.record_past
+
     def step_was_taken(self) -> None:
         """Takes note of a token that has changed the tensors in place."""
         # Lets autograd notice when a backward pass still needs the state as it was.

@@ -18,6 +18,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils.generic import is_flash_attention_requested
 
 from .sequence_parallel import tokens_before
+from .slots import SlotCache
 from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
@@ -142,17 +143,21 @@ def read_tokens(
         attention_masks=softmax_masks(
             config, inputs_embeds, attention_mask, past_key_values, cu_seqlens
         ),
-        may_be_recorded=may_be_recorded(inputs_embeds, key_mask, config.is_causal),
+        may_be_recorded=may_be_recorded(inputs_embeds, key_mask, config.is_causal, past_key_values),
         sequence_group=sequence_group,
     )
     return inputs_embeds, position_ids, tokens
 
 
-def may_be_recorded(inputs_embeds: Tensor, key_mask: Tensor | None, is_causal: bool) -> bool:
-    """Whether layers do the same with these inputs (B, T, C) as with those of other tokens."""
+def may_be_recorded(
+    inputs_embeds: Tensor, key_mask: Tensor | None, is_causal: bool, past_key_values: Any
+) -> bool:
+    """Whether layers do the same with these inputs (B, T, C) as with those of other tokens, as far
+    as can be told here: slots know whether each of their tokens is a step.
+    """
     return (
         ARE_TOKENS_RECORDED
-        and inputs_embeds.shape[1] == 1
+        and (inputs_embeds.shape[1] == 1 or isinstance(past_key_values, SlotCache))
         and key_mask is None
         and is_causal
         and inputs_embeds.is_cpu

@@ -62,7 +62,7 @@ from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
 from .short_convolution import ShortConvolution
-from .slots import SlotCache
+from .slots import SlotCache, SlotLayer
 from .tensor_parallel import keep_meshes
 from .tokens import Tokens
 
@@ -147,15 +147,22 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         )
         if not tokens.may_be_recorded or self.has_cross_attn:
             return by_modules()
-        if not isinstance(past_key_values, Cache):  # none, or the slots of a continuous batch
-            return by_modules()
-        cache = past_key_values.layers[self.layer_idx]
-        if type(cache) is not RecurrentLayer or not cache.has_state or cache.record_past:
+        cache = self._own_cache(past_key_values)
+        if cache is None or not cache.may_be_recorded:
             return by_modules()
         inputs = [hidden_states, *(tokens.position_embeddings or ())]
         if lower_bound is not None:
             inputs.append(lower_bound)
         return self.recorded_tokens.run(self, cache, inputs, by_modules)
+
+    def _own_cache(
+        self, past_key_values: Cache | SlotCache | None
+    ) -> RecurrentLayer | SlotLayer | None:
+        """None for a layer of softmax attention, and where nothing is remembered."""
+        if isinstance(past_key_values, SlotCache):
+            return past_key_values.layers.get(self.layer_idx)
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        return cache if isinstance(cache, RecurrentLayer) else None
 
     def _apply(self, *args, **kwargs) -> nn.Module:
         self.recorded_tokens.clear()  # parameters stay, and what they are made of does not

@@ -80,6 +80,18 @@ class SlotLayer:
         self.states = states
         self.batch = batch
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether each sequence goes on by one token: what happens then depends on no number."""
+        return self.batch.pieces is None
+
+    def read(self) -> State:
+        """What a step reads and changes: all slots, and the numbers of its own."""
+        return {**self.states, "slots": self.batch.steps}
+
+    def step_was_taken(self) -> None:
+        """A batch counts no tokens."""
+
     def run(self, recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> Tensor:
         """The recurrence's outputs for the batch's inputs (1, T, ...). States change in place."""
         steps, pieces = self.batch

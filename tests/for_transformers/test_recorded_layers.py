@@ -11,8 +11,9 @@ from torch import nn
 from hf_linear_attention import inputs, use_kernels
 from hf_linear_attention.for_transformers.recorded_layers import (
     RecordedLayer,
+    given_beside,
     recordings_of,
-    token_of,
+    states_in,
 )
 from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cast, tiny_upstream
 from without_recordings import without_recordings
@@ -164,8 +165,7 @@ def test_all_that_a_layer_is_given_counts():
     read(random_ids(1, 3))
     (cache,) = read.cache.values()
     x, y = torch.ones(1), torch.ones(2)
-    one = token_of((None,), {"a": (x, y), "cache": cache, "scale": 2.0}, 0)
-    assert one.cached is cache.layers[0]
+    one = given_beside(cache, (None,), {"a": (x, y), "cache": cache, "scale": 2.0})
     assert one.tensors[0] is x and one.tensors[1] is y
     for args, kwargs in (
         ((), {"a": (x, y), "cache": cache, "scale": 2.0}),
@@ -173,7 +173,7 @@ def test_all_that_a_layer_is_given_counts():
         ((None,), {"b": (x, y), "cache": cache, "scale": 2.0}),
         ((None,), {"a": (x, y), "cache": cache}),
     ):
-        assert token_of(args, kwargs, 0).constants != one.constants
-    assert token_of((object(),), {"cache": cache}, 0) is None
-    assert token_of((x,), {}, 0) is None
-    assert token_of((x,), {"cache": cache}, 1) is None  # of keys and values, which grow
+        assert given_beside(cache, args, kwargs).constants != one.constants
+    assert given_beside(cache, (object(),), {"cache": cache}) is None
+    assert states_in(cache, 0).cached is cache.layers[0]
+    assert states_in(cache, 1) is None  # of keys and values, which grow

@@ -2,6 +2,7 @@
 """Continuous batching of Transformers' own recurrent models on our kernels."""
 
 import math
+import operator
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import (
 
 from engines import alone, engine, results, tokens_of, wait_until
 from hf_linear_attention import use_kernels, use_kernels_everywhere
+from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer, recordings_of
 from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -72,6 +74,17 @@ def test_tokens_are_those_of_generate(model_type):
     with engine(model, PIECES) as manager:
         poison(manager)
         assert answers_of_engine(manager) == expected
+
+
+def test_tokens_of_slots_are_recorded():
+    model, expected = changed(PURE)
+    layers = [module for module in model.modules() if isinstance(module, RecordedLayer)]
+    before = [sum(one.uses for one in recordings_of(layer).recordings) for layer in layers]
+    with engine(model) as manager:
+        assert answers_of_engine(manager) == expected
+        assert answers_of_engine(manager) == expected
+    after = [sum(one.uses for one in recordings_of(layer).recordings) for layer in layers]
+    assert layers and all(map(operator.gt, after, before))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from hf_linear_attention.serving.allocators import fit_into_sectors
 from hf_linear_attention.serving.slot_layout import ALIGNMENT, SlotLayout
 from tiny import VARIANTS, assert_near, random_ids, shallow, tiny_config, tiny_model
+from without_recordings import without_recordings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -15,6 +16,8 @@ PURE = [
     for name, fields in VARIANTS.items()
     if set(tiny_config(**fields).layer_types) == {"linear_attention"}
 ]
+# Their steps look at numbers: at decays of every channel, or at which rows have a slot.
+NOT_RECORDED = ("aaren", "preset_aaren", "per_channel", "preset_gla", "preset_hgrn2")
 SLOTS = 6
 # Batches of (sequence, first token, last token), which an engine might make of two sequences.
 BATCHES = [
@@ -58,6 +61,32 @@ def test_batches_of_pieces_are_the_whole(name):
     others = [slot for slot in range(SLOTS) if slot not in SLOT_OF.values()]
     assert (memory[others] == 255).all()
     assert (memory[:, layout.nbytes :] == 255).all()
+
+
+# Steps of two sequences whose places in the batch, and then whose numbers, change.
+STEPS = [[(0, 4, 5), (1, 4, 5)], [(1, 5, 6), (0, 5, 6)], [(1, 6, 7)], [(0, 6, 7)]]
+STEPS_AGAIN = [[(0, 7, 8), (1, 7, 8)], [(1, 8, 9)]]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_recorded_steps_answer_as_modules_do_to_the_last_bit(name):
+    model = tiny_model(**shallow(name))
+    layout = SlotLayout.of_model(model)
+    texts = [random_ids(9, seed=seed) for seed in range(2)]
+
+    def answers() -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each token, and what slots hold then."""
+        memory = torch.zeros(SLOTS, layout.nbytes, dtype=torch.uint8)
+        states = layout.views(memory)
+        batches = [[(0, 0, 4), (1, 0, 4)], *STEPS, *STEPS_AGAIN]
+        return torch.cat([read_batch(model, states, texts, x) for x in batches]), memory
+
+    expected = without_recordings(answers)()
+    for got, wanted in zip(answers(), expected, strict=True):
+        assert torch.equal(got, wanted)
+    for layer in model.model.layers:
+        recordings = layer.recorded_tokens.recordings
+        assert name in NOT_RECORDED or [one.uses for one in recordings] == [2, 2]
 
 
 def test_tensors_of_a_slot_do_not_overlap():

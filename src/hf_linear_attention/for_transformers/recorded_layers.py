@@ -15,6 +15,9 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from ..inputs import may_be_recorded
 from ..recorded_tokens import RecordedTokens
+from ..slots import SlotCache, SlotLayer
+
+CACHES = (Cache, SlotCache)
 
 
 class RecordedLayer(nn.Module):
@@ -22,17 +25,19 @@ class RecordedLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, *args, **kwargs) -> Any:
         """hidden_states (B, T, C), and what else Transformers gives its layer."""
-        if not may_be_recorded(hidden_states, None, is_causal=True):
+        cache = next((x for x in (*args, *kwargs.values()) if isinstance(x, CACHES)), None)
+        if cache is None or not may_be_recorded(hidden_states, None, True, cache):
             return super().forward(hidden_states, *args, **kwargs)
         own = _recordings.get(self)
         if own is None:
             own = _recordings[self] = Recordings(RecordedTokens(), index_in_cache(self))
         by_modules = partial(super().forward, hidden_states, *args, **kwargs)
-        token = None if own.layer_idx is None else token_of(args, kwargs, own.layer_idx)
-        if token is None:
+        states = None if own.layer_idx is None else states_in(cache, own.layer_idx)
+        given = None if states is None else given_beside(cache, args, kwargs)
+        if given is None:
             return by_modules()
-        inputs = [hidden_states, *token.tensors]
-        return own.tokens.run(self, token, inputs, by_modules, token.constants)
+        inputs = [hidden_states, *given.tensors]
+        return own.tokens.run(self, states, inputs, by_modules, given.constants)
 
     def _apply(self, *args, **kwargs) -> nn.Module:
         _recordings.pop(self, None)  # parameters stay, and what they are made of does not
@@ -61,15 +66,21 @@ def index_in_cache(layer: nn.Module) -> int | None:
     return next((x.layer_idx for x in modules if hasattr(type(x), "recurrences")), None)
 
 
-class Token(NamedTuple):
-    """What a layer is given with hidden states, the cache apart, whose `cached` is the layer's."""
+class StockStates(NamedTuple):
+    """Those of one layer of a cache of Transformers, which every token changes in place."""
 
-    tensors: list[Tensor]
-    constants: tuple  # all else
     cached: LinearAttentionLayer
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether all that a token does to this is to change the states."""
+        return (
+            type(self.cached) is LinearAttentionLayer
+            and not self.cached.record_past
+            and all(self.cached.has_previous_state.values())
+        )
+
     def read(self) -> dict[str, Tensor]:
-        """The states, which every token changes in place."""
         kinds = {"conv": self.cached.conv_states, "kv": self.cached.recurrent_states}
         return {
             f"{name}{i}": state
@@ -82,14 +93,28 @@ class Token(NamedTuple):
         """A stock cache counts no tokens of such layers."""
 
 
-def token_of(args: tuple, kwargs: Mapping[str, Any], layer_idx: int) -> Token | None:
+def states_in(cache: Cache | SlotCache, layer_idx: int) -> StockStates | SlotLayer | None:
+    """None where a token may do more than change them."""
+    if isinstance(cache, SlotCache):
+        states = cache.layers[layer_idx]
+    else:
+        states = StockStates(cache.layers[layer_idx])
+    return states if states.may_be_recorded else None
+
+
+class Given(NamedTuple):
+    """What a layer is given with hidden states, the cache apart."""
+
+    tensors: list[Tensor]
+    constants: tuple  # all else
+
+
+def given_beside(cache: Cache | SlotCache, args: tuple, kwargs: Mapping[str, Any]) -> Given | None:
     """None where what a layer does with it may depend on more than can be told."""
     tensors: list[Tensor] = []
     constants: list[Any] = []
-    cached = None
     for name, given in (*enumerate(args), *kwargs.items()):
-        if isinstance(given, Cache):
-            cached = given.layers[layer_idx]
+        if given is cache:
             continue
         constants.append(name)
         for x in given if isinstance(given, tuple) else (given,):
@@ -99,7 +124,4 @@ def token_of(args: tuple, kwargs: Mapping[str, Any], layer_idx: int) -> Token | 
                 constants.append(x)
             else:
                 return None
-    if cached is None or type(cached) is not LinearAttentionLayer or cached.record_past:
-        return None
-    has_states = all(cached.has_previous_state.values())
-    return Token(tensors, tuple(constants), cached) if has_states else None
+    return Given(tensors, tuple(constants))
