@@ -68,6 +68,8 @@ class Recorder(TorchDispatchMode):
         results = result if isinstance(result, (tuple, list)) else [result]
         if not reads and not any(isinstance(x, Tensor) for x in results):
             return result  # of dtypes, say
+        if not func._schema.is_mutable and any(result is x for x in args):
+            return result  # which was of the dtype, say, that it was to be made
         names = tuple(map(self._named, results))
         self.operations.append(
             Operation(

@@ -95,10 +95,8 @@ class StockStates(NamedTuple):
 
 def states_in(cache: Cache | SlotCache, layer_idx: int) -> StockStates | SlotLayer | None:
     """None where a token may do more than change them."""
-    if isinstance(cache, SlotCache):
-        states = cache.layers[layer_idx]
-    else:
-        states = StockStates(cache.layers[layer_idx])
+    cached: Any = cache.layers[layer_idx]
+    states = cached if isinstance(cached, SlotLayer) else StockStates(cached)
     return states if states.may_be_recorded else None
 
 
