@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 SOURCES = Path(__file__).parent / "checked"
-OPS = ["linear_attention"]  # of which checked/cases.h has calls
+OPS = ["linear_attention", "delta_rule"]  # of which checked/*_cases.h has calls
 CXX = shlex.split(os.environ.get("CXX", "c++"))
 if not shutil.which(CXX[0]):
     pytest.skip("there is no C++ compiler", allow_module_level=True)

@@ -4,201 +4,40 @@
 // Another op adds its own to all_cases().
 #pragma once
 
-#include <functional>
-#include <string>
 #include <vector>
 
-#include "kernels/cuda.h"
-#include "memory.h"
+#include "attention_cases.h"
+#include "delta_cases.h"
 
 namespace checked {
-
-// One call on tensors that lie somewhere. Returns whether the emulator let it through.
-struct Case {
-  std::string name;
-  int64_t rows;  // in the batch, that are filled and read
-  hfla::DType dtype;
-  std::function<bool(Tensors&, int64_t batch)> run;
-  bool small = false;  // enough for more ways to run it
-};
-
-// With more of the larger cases, which take minutes.
-#ifdef CHECK_ALL
-constexpr bool kAll = true;
-#else
-constexpr bool kAll = false;
-#endif
-
-constexpr const char* kNames[] = {"f32", "bf16", "f16"};
-
-// ---- linear attention ----
-
-struct Attention {
-  hfla::DType dtype;
-  int64_t shared_bytes;  // of the device, which decides on tiles
-  int64_t T, K, V, B = 1, Hq = 2, Hkv = 1, piece_length = 0;
-  bool causal = true, normalize = true, decay = true, mask = true, backward = true;
-  int64_t tokens_claimed = 0;  // more than there are, for a fault
-};
-
-inline const hfla::LinearAttentionOnCuda& kernels(hfla::DType dtype) {
-  return *hfla::cuda_kernels(dtype)->linear_attention;
-}
-
-// Calls function(place) with the workspace that it asks for.
-template <class Function>
-bool with_workspace(Tensors& tensors, const hfla::CudaDevice& device, Function function) {
-  int64_t bytes = 0;
-  function(hfla::CudaPlace{device, nullptr, &bytes, nullptr});
-  const hfla::CudaPlace place{device, tensors.bytes(bytes > 0 ? bytes : 1), &bytes, nullptr};
-  return function(place) == 0;
-}
-
-inline bool run(const Attention& c, Tensors& tensors, int64_t B) {
-  const int64_t T = c.T, Hq = c.Hq, Hkv = c.Hkv, K = c.K, V = c.V;
-  hfla::LinearAttentionProblem p{};
-  p.B = p.num_sequences = B, p.Hq = Hq, p.Hkv = Hkv, p.K = K, p.V = V, p.dtype = c.dtype, p.T = T;
-  p.feature_map = hfla::FeatureMap::elu_plus_one;
-  p.eps = 1e-6, p.normalize = c.normalize, p.is_causal = c.causal;
-  p.q = tensors.random(T, Hq, K, c.dtype);
-  p.k = tensors.random(T, Hkv, K, c.dtype);
-  p.v = tensors.random(T, Hkv, V, c.dtype);
-  if (c.decay) {
-    p.log_decay = tensors.tensor(T, Hkv, 1, hfla::DType::f32);
-    tensors.fill(p.log_decay, T, Hkv, [](int64_t i) { return i % 7 == 3 ? -200 : -0.1f; });
-  }
-  if (c.mask) p.key_mask = tensors.mask(T);
-  p.initial_kv = tensors.random_array(Hkv * K * V);
-  p.initial_z = c.normalize ? tensors.random_array(Hkv * K, 0, 1) : nullptr;
-
-  hfla::LinearAttentionResult y{};
-  y.y = tensors.tensor(T, Hq, V, c.dtype);
-  y.den = c.normalize ? tensors.array(T * Hq) : nullptr;
-  y.kv = tensors.array(Hkv * K * V);
-  y.z = c.normalize ? tensors.array(Hkv * K) : nullptr;
-
-  hfla::LinearAttentionUpstream up{};
-  up.dy = tensors.random(T, Hq, V, c.dtype);
-  up.dkv = tensors.random_array(Hkv * K * V);
-  up.dz = c.normalize ? tensors.random_array(Hkv * K) : nullptr;
-  up.forward = y;
-
-  hfla::LinearAttentionGradients d{};
-  d.dq = tensors.tensor(T, Hq, K, c.dtype);
-  d.dk = tensors.tensor(T, Hkv, K, c.dtype);
-  d.dv = tensors.tensor(T, Hkv, V, c.dtype);
-  if (c.decay) d.dlog_decay = tensors.tensor(T, Hkv, 1, hfla::DType::f32);
-  d.dinitial_kv = tensors.array(Hkv * K * V);
-  d.dinitial_z = c.normalize ? tensors.array(Hkv * K) : nullptr;
-
-  p.T += c.tokens_claimed;
-  const hfla::CudaDevice device{132, c.shared_bytes, c.piece_length};
-  const auto& table = kernels(c.dtype);
-  if (!with_workspace(tensors, device, [&](auto place) { return table.forward(p, y, place); })) {
-    return false;
-  }
-  tensors.read("y", y.y, T, Hq, V, c.dtype);
-  tensors.read("den", static_cast<float*>(y.den), T * Hq);
-  tensors.read("kv", static_cast<float*>(y.kv), Hkv * K * V);
-  tensors.read("z", static_cast<float*>(y.z), Hkv * K);
-  if (!c.backward) return true;
-  if (!with_workspace(tensors, device,
-                      [&](auto place) { return table.backward(p, up, d, place); })) {
-    return false;
-  }
-  tensors.read("dq", d.dq, T, Hq, K, c.dtype);
-  tensors.read("dk", d.dk, T, Hkv, K, c.dtype);
-  tensors.read("dv", d.dv, T, Hkv, V, c.dtype);
-  if (c.decay) tensors.read("dlog_decay", d.dlog_decay, T, Hkv, 1, hfla::DType::f32);
-  tensors.read("dinitial_kv", static_cast<float*>(d.dinitial_kv), Hkv * K * V);
-  tensors.read("dinitial_z", static_cast<float*>(d.dinitial_z), Hkv * K);
-  return true;
-}
-
-struct Step {
-  hfla::DType dtype;
-  int64_t K, V, Hq, Hkv;
-};
-
-inline bool run(const Step& c, Tensors& tensors, int64_t B) {
-  const int64_t Hq = c.Hq, Hkv = c.Hkv, K = c.K, V = c.V;
-  hfla::LinearAttentionStep p{};
-  p.B = B, p.Hq = Hq, p.Hkv = Hkv, p.K = K, p.V = V, p.dtype = c.dtype;
-  p.feature_map = hfla::FeatureMap::elu_plus_one;
-  p.eps = 1e-6, p.normalize = true;
-  p.q = tensors.random(1, Hq, K, c.dtype);
-  p.k = tensors.random(1, Hkv, K, c.dtype);
-  p.v = tensors.random(1, Hkv, V, c.dtype);
-  p.log_decay = tensors.tensor(1, Hkv, 1, hfla::DType::f32);
-  tensors.fill(p.log_decay, 1, Hkv, [](int64_t) { return -0.1f; });
-  p.kv = tensors.random_array(Hkv * K * V);
-  p.z = tensors.random_array(Hkv * K, 0, 1);
-  p.slots.count = B, p.kv_slot = Hkv * K * V, p.z_slot = Hkv * K;
-  p.y = tensors.tensor(1, Hq, V, c.dtype);
-  if (kernels(c.dtype).step(p, nullptr) != 0) return false;
-  tensors.read("y", p.y, 1, Hq, V, c.dtype);
-  tensors.read("kv", static_cast<float*>(p.kv), Hkv * K * V);
-  tensors.read("z", static_cast<float*>(p.z), Hkv * K);
-  return true;
-}
-
-template <class C>
-Case make_case(const std::string& name, const C& c, int64_t rows) {
-  return {std::string(kNames[int(c.dtype)]) + " " + name, rows, c.dtype,
-          [c](Tensors& tensors, int64_t batch) { return run(c, tensors, batch); }};
-}
-
-inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
-  constexpr int64_t kLittle = 64 << 10, kMiddle = 99 << 10, kMuch = 227 << 10;
-  const auto add = [&](const char* name, bool small, const Attention& c) {
-    cases.push_back(make_case(name, c, c.B));
-    cases.back().small = small;
-  };
-  add("smallest tiles, pieces", true, {dtype, kLittle, 40, 24, 16, 1, 2, 1, 1});
-  add("not causal", true, {dtype, kLittle, 40, 16, 16, 1, 1, 1, 1, false, false, false});
-  add("long", false, {dtype, kLittle, 264, 4, 4, 1, 1});  // of which the decay's gradient has pieces
-  add("odd sizes", true, {dtype, kLittle, 37, 13, 19, 2, 1, 1});
-  // Each of the tiles, with more rows than it has, so that several walks are added up.
-  add("smallest tiles", false, {dtype, kLittle, 40, 56, 16});
-  Attention larger{dtype, dtype == hfla::DType::bf16 ? kMiddle : kMuch, 80, 152, 16, 1, 1};
-  larger.backward = kAll;
-  add("middle tiles", false, larger);
-  larger.shared_bytes = kMuch, larger.T = 136, larger.K = 264;
-  if (dtype == hfla::DType::bf16) add("largest tiles", false, larger);
-  if (!kAll) return;
-  // And with a group of queries, for which a chunk is walked through several times.
-  larger.Hq = 2;
-  add("largest tiles of groups", false, larger);
-  larger.shared_bytes = kMiddle, larger.T = 80, larger.K = 152;
-  add("middle tiles of groups", false, larger);
-}
-
-inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {
-  const auto add = [&](const char* name, const Step& c) {
-    cases.push_back(make_case(name, c, 2));
-    cases.back().small = true;
-  };
-  add("step", {dtype, 12, 16, 2, 2});
-  add("step of odd sizes", {dtype, 7, 5, 2, 2});
-  add("step of groups", {dtype, 12, 520, 5, 1});
-  add("step of groups of odd sizes", {dtype, 7, 131, 5, 1});
-}
 
 inline std::vector<Case> all_cases(const std::vector<hfla::DType>& dtypes) {
   std::vector<Case> cases;
   for (const hfla::DType dtype : dtypes) {
     add_linear_attention(cases, dtype);
     add_steps(cases, dtype);
+    add_delta_rule(cases, dtype);
+    add_delta_steps(cases, dtype);
   }
   return cases;
 }
 
-// Of whose batch there may be as many as one likes.
-inline std::vector<Case> cases_of_one_row() {
+// A case of one row, and of how many it shall be the last.
+struct ManyRows {
+  Case of;
+  int log2_rows;
+};
+
+// Of the delta rule fewer have room, with 105 kB for each chunk; so of the arrays with a number for
+// each token and head, 2^28 elements.
+inline std::vector<ManyRows> cases_of_one_row() {
   constexpr auto kBf16 = hfla::DType::bf16;
-  return {make_case("in many rows", Attention{kBf16, 64 << 10, 34, 8, 8}, 1),
-          make_case("in many rows, pieces", Attention{kBf16, 64 << 10, 34, 8, 8, 1, 2, 1, 1}, 1),
-          make_case("step in many rows", Step{kBf16, 8, 8, 2, 1}, 1)};
+  return {{make_case("in many rows", Attention{kBf16, 64 << 10, 34, 8, 8}, 1), 26},
+          {make_case("in many rows, pieces", Attention{kBf16, 64 << 10, 34, 8, 8, 1, 2, 1, 1}, 1),
+           26},
+          {make_case("step in many rows", Step{kBf16, 8, 8, 2, 1}, 1), 26},
+          {make_case("delta rule in many rows", DeltaRule{kBf16, 132, 32, 16, 16, 1, 1}, 1), 23},
+          {make_case("step of the delta rule in many rows", DeltaStep{kBf16, 8, 8}, 1), 26}};
 }
 
 // Which reads what comes after its tensors.

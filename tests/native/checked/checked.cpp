@@ -84,12 +84,10 @@ std::string fault_of(const Case& c) {
   return "";
 }
 
-// With so many rows that every array has more than 2^31 elements; only the blocks of the last are
-// run.
-std::string fault_of_many_rows(const Case& c) {
-  constexpr int64_t kRows = int64_t(1) << 26;
-  const Outcome wanted = run_case(c, Lies::before_a_guard, 0),
-                got = run_case(c, Lies::far_apart, 0, kRows);
+// With so many rows that arrays have more than 2^31 elements; only the blocks of the last are run.
+std::string fault_of_many_rows(const ManyRows& many) {
+  const Outcome wanted = run_case(many.of, Lies::before_a_guard, 0),
+                got = run_case(many.of, Lies::far_apart, 0, int64_t(1) << many.log2_rows);
   if (!got.error.empty()) return "many rows: " + got.error;
   const std::string name = difference(got.results, wanted.results, 1e-6f);
   return name.empty() ? "" : "many rows: " + name + " differs";
@@ -135,8 +133,8 @@ int check_kernels(const std::string& part) {
     failed += report(c.name, fault_of(c));
     for (const auto& [barrier, times] : m.passed) passed[barrier].push_back(&c);
   }
-  for (const Case& c : cases_of_one_row()) {
-    if (chosen(c)) failed += report(c.name, fault_of_many_rows(c));
+  for (const ManyRows& many : cases_of_one_row()) {
+    if (chosen(many.of)) failed += report(many.of.name, fault_of_many_rows(many));
   }
   for (void* const kernel : m.loaded) {
     if (part.empty() && !m.launched.count(kernel)) failed += report("a kernel", "never launched");
@@ -178,7 +176,10 @@ int check_planted(const std::string& name) {
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   notice_what_is_outside();
-  for (const hfla::DType dtype : kDTypes) kernels(dtype).load();
+  for (const hfla::DType dtype : kDTypes) {
+    kernels(dtype).load();
+    delta_kernels(dtype).load();
+  }
   int failed = 1;
   if (what == "kernels")
     failed = check_kernels(argc > 2 ? argv[2] : "");

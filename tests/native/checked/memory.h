@@ -135,8 +135,8 @@ class Tensors {
     return view;
   }
   template <class Number>  // of a number's index
-  void fill(const hfla::View& view, int64_t T, int64_t H, Number number) {
-    each(view, T, H, 1,
+  void fill(const hfla::View& view, int64_t T, int64_t H, int64_t D, Number number) {
+    each(view, T, H, D,
          [&](int64_t i, int64_t at) { put(view.data, at, hfla::DType::f32, number(i)); });
   }
   // Contiguous, (B, n).

@@ -1,0 +1,149 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Calls of linear attention.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "case.h"
+
+namespace checked {
+
+struct Attention {
+  hfla::DType dtype;
+  int64_t shared_bytes;  // of the device, which decides on tiles
+  int64_t T, K, V, B = 1, Hq = 2, Hkv = 1, piece_length = 0;
+  bool causal = true, normalize = true, decay = true, mask = true, backward = true;
+  int64_t tokens_claimed = 0;  // more than there are, for a fault
+};
+
+inline const hfla::LinearAttentionOnCuda& kernels(hfla::DType dtype) {
+  return *hfla::cuda_kernels(dtype)->linear_attention;
+}
+
+inline bool run(const Attention& c, Tensors& tensors, int64_t B) {
+  const int64_t T = c.T, Hq = c.Hq, Hkv = c.Hkv, K = c.K, V = c.V;
+  hfla::LinearAttentionProblem p{};
+  p.B = p.num_sequences = B, p.Hq = Hq, p.Hkv = Hkv, p.K = K, p.V = V, p.dtype = c.dtype, p.T = T;
+  p.feature_map = hfla::FeatureMap::elu_plus_one;
+  p.eps = 1e-6, p.normalize = c.normalize, p.is_causal = c.causal;
+  p.q = tensors.random(T, Hq, K, c.dtype);
+  p.k = tensors.random(T, Hkv, K, c.dtype);
+  p.v = tensors.random(T, Hkv, V, c.dtype);
+  if (c.decay) {
+    p.log_decay = tensors.tensor(T, Hkv, 1, hfla::DType::f32);
+    tensors.fill(p.log_decay, T, Hkv, 1, [](int64_t i) { return i % 7 == 3 ? -200 : -0.1f; });
+  }
+  if (c.mask) p.key_mask = tensors.mask(T);
+  p.initial_kv = tensors.random_array(Hkv * K * V);
+  p.initial_z = c.normalize ? tensors.random_array(Hkv * K, 0, 1) : nullptr;
+
+  hfla::LinearAttentionResult y{};
+  y.y = tensors.tensor(T, Hq, V, c.dtype);
+  y.den = c.normalize ? tensors.array(T * Hq) : nullptr;
+  y.kv = tensors.array(Hkv * K * V);
+  y.z = c.normalize ? tensors.array(Hkv * K) : nullptr;
+
+  hfla::LinearAttentionUpstream up{};
+  up.dy = tensors.random(T, Hq, V, c.dtype);
+  up.dkv = tensors.random_array(Hkv * K * V);
+  up.dz = c.normalize ? tensors.random_array(Hkv * K) : nullptr;
+  up.forward = y;
+
+  hfla::LinearAttentionGradients d{};
+  d.dq = tensors.tensor(T, Hq, K, c.dtype);
+  d.dk = tensors.tensor(T, Hkv, K, c.dtype);
+  d.dv = tensors.tensor(T, Hkv, V, c.dtype);
+  if (c.decay) d.dlog_decay = tensors.tensor(T, Hkv, 1, hfla::DType::f32);
+  d.dinitial_kv = tensors.array(Hkv * K * V);
+  d.dinitial_z = c.normalize ? tensors.array(Hkv * K) : nullptr;
+
+  p.T += c.tokens_claimed;
+  const hfla::CudaDevice device{132, c.shared_bytes, c.piece_length};
+  const auto& table = kernels(c.dtype);
+  if (!with_workspace(tensors, device, [&](auto place) { return table.forward(p, y, place); })) {
+    return false;
+  }
+  tensors.read("y", y.y, T, Hq, V, c.dtype);
+  tensors.read("den", static_cast<float*>(y.den), T * Hq);
+  tensors.read("kv", static_cast<float*>(y.kv), Hkv * K * V);
+  tensors.read("z", static_cast<float*>(y.z), Hkv * K);
+  if (!c.backward) return true;
+  if (!with_workspace(tensors, device,
+                      [&](auto place) { return table.backward(p, up, d, place); })) {
+    return false;
+  }
+  tensors.read("dq", d.dq, T, Hq, K, c.dtype);
+  tensors.read("dk", d.dk, T, Hkv, K, c.dtype);
+  tensors.read("dv", d.dv, T, Hkv, V, c.dtype);
+  if (c.decay) tensors.read("dlog_decay", d.dlog_decay, T, Hkv, 1, hfla::DType::f32);
+  tensors.read("dinitial_kv", static_cast<float*>(d.dinitial_kv), Hkv * K * V);
+  tensors.read("dinitial_z", static_cast<float*>(d.dinitial_z), Hkv * K);
+  return true;
+}
+
+struct Step {
+  hfla::DType dtype;
+  int64_t K, V, Hq, Hkv;
+};
+
+inline bool run(const Step& c, Tensors& tensors, int64_t B) {
+  const int64_t Hq = c.Hq, Hkv = c.Hkv, K = c.K, V = c.V;
+  hfla::LinearAttentionStep p{};
+  p.B = B, p.Hq = Hq, p.Hkv = Hkv, p.K = K, p.V = V, p.dtype = c.dtype;
+  p.feature_map = hfla::FeatureMap::elu_plus_one;
+  p.eps = 1e-6, p.normalize = true;
+  p.q = tensors.random(1, Hq, K, c.dtype);
+  p.k = tensors.random(1, Hkv, K, c.dtype);
+  p.v = tensors.random(1, Hkv, V, c.dtype);
+  p.log_decay = tensors.tensor(1, Hkv, 1, hfla::DType::f32);
+  tensors.fill(p.log_decay, 1, Hkv, 1, [](int64_t) { return -0.1f; });
+  p.kv = tensors.random_array(Hkv * K * V);
+  p.z = tensors.random_array(Hkv * K, 0, 1);
+  p.slots.count = B, p.kv_slot = Hkv * K * V, p.z_slot = Hkv * K;
+  p.y = tensors.tensor(1, Hq, V, c.dtype);
+  if (kernels(c.dtype).step(p, nullptr) != 0) return false;
+  tensors.read("y", p.y, 1, Hq, V, c.dtype);
+  tensors.read("kv", static_cast<float*>(p.kv), Hkv * K * V);
+  tensors.read("z", static_cast<float*>(p.z), Hkv * K);
+  return true;
+}
+
+inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
+  constexpr int64_t kLittle = 64 << 10, kMiddle = 99 << 10, kMuch = 227 << 10;
+  const auto add = [&](const char* name, bool small, const Attention& c) {
+    cases.push_back(make_case(name, c, c.B));
+    cases.back().small = small;
+  };
+  add("smallest tiles, pieces", true, {dtype, kLittle, 40, 24, 16, 1, 2, 1, 1});
+  add("not causal", true, {dtype, kLittle, 40, 16, 16, 1, 1, 1, 1, false, false, false});
+  add("long", false, {dtype, kLittle, 264, 4, 4, 1, 1});  // of which the decay's gradient has pieces
+  add("odd sizes", true, {dtype, kLittle, 37, 13, 19, 2, 1, 1});
+  // Each of the tiles, with more rows than it has, so that several walks are added up.
+  add("smallest tiles", false, {dtype, kLittle, 40, 56, 16});
+  Attention larger{dtype, dtype == hfla::DType::bf16 ? kMiddle : kMuch, 80, 152, 16, 1, 1};
+  larger.backward = kAll;
+  add("middle tiles", false, larger);
+  larger.shared_bytes = kMuch, larger.T = 136, larger.K = 264;
+  if (dtype == hfla::DType::bf16) add("largest tiles", false, larger);
+  if (!kAll) return;
+  // And with a group of queries, for which a chunk is walked through several times.
+  larger.Hq = 2;
+  add("largest tiles of groups", false, larger);
+  larger.shared_bytes = kMiddle, larger.T = 80, larger.K = 152;
+  add("middle tiles of groups", false, larger);
+}
+
+inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {
+  const auto add = [&](const char* name, const Step& c) {
+    cases.push_back(make_case(name, c, 2));
+    cases.back().small = true;
+  };
+  add("step", {dtype, 12, 16, 2, 2});
+  add("step of odd sizes", {dtype, 7, 5, 2, 2});
+  add("step of groups", {dtype, 12, 520, 5, 1});
+  add("step of groups of odd sizes", {dtype, 7, 131, 5, 1});
+}
+
+}  // namespace checked
