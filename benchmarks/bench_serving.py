@@ -3,11 +3,14 @@
 
     python benchmarks/bench_serving.py           # 1, 16 and 32 clients; in three minutes
     python benchmarks/bench_serving.py --full    # 1 to 64 clients, longer answers; in fifteen
+    python benchmarks/bench_serving.py --full --vllm .venv-vllm/bin/python    # vLLM beside
 
 Over HTTP on the loopback, `transformers serve` with --continuous-batching and without, where one
-request waits for the other. In one process, `generate_batch`, and `generate()` for the prompts one
-by one and as a batch, which begins and ends for all at once. There, too, the first token after a
-long prompt that is new, and after one that only ends otherwise.
+request waits for the other; and, where --vllm names the Python of an environment that has it
+(`make test-vllm` sets one up), vLLM with a Llama of the same size. In one process,
+`generate_batch`, and `generate()` for the prompts one by one and as a batch, which begins and ends
+for all at once. There, too, the first token after a long prompt that is new, and after one that
+only ends otherwise.
 
 All prompts have as many tokens, and all answers. "per token" is the time in which all clients
 together get one: 1000 / tokens per second. "first token" is the mean over the clients, which all
@@ -26,7 +29,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +50,7 @@ from models import Size, make_model
 
 BATCHED, ALONE = "continuous batching", "one at a time"
 HTTP = {BATCHED: ["--continuous-batching"], ALONE: []}
+VLLM = "vLLM's Llama"
 ENGINE, GENERATE_BATCH = "generate_batch's engine", "generate_batch"
 ONE_BY_ONE, PADDED = "generate(), one by one", "generate(), batch"
 NEW, SHARED = "a new prompt", "one that begins like it"
@@ -69,7 +73,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "smallest": Setting(Size(32, 64, 2, 2, 100), 4, 3, (2,), 600),
+    "smallest": Setting(Size(64, 64, 2, 2, 100), 4, 3, (2,), 600),
     "short": Setting(DEMO, 16, 64, (1, 16, 32), 16_000),
     "full": Setting(DEMO, 16, 128, (1, 2, 4, 8, 16, 32, 64), 16_000),
 }
@@ -88,7 +92,7 @@ class Server(NamedTuple):
         """Until it answers."""
         while not self.is_up():
             if self.process.poll() is not None:
-                sys.exit(f"transformers serve has ended: {self.process.args}")
+                sys.exit(f"a server has ended: {self.process.args}")
             time.sleep(0.1)
 
     def is_up(self) -> bool:
@@ -116,20 +120,14 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def server(folder: Path, arguments: list[str], threads: int) -> Iterator[Server]:
-    """A `transformers serve` of the model in a folder, which takes seconds to begin."""
+def server(folder: Path, command: list[str], **environment: str) -> Iterator[Server]:
+    """A server of the model in a folder, which takes seconds to begin; `command` lacks the port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    command = [str(folder), "--trust-remote-code", "--device", "cpu", "--port", str(port)]
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, "serve", *command, *arguments],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            "HF_HUB_OFFLINE": "1",
-            "HF_MODULES_CACHE": f"{folder}/modules",
-        },
+        [*command, "--port", str(port)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -138,6 +136,35 @@ def server(folder: Path, arguments: list[str], threads: int) -> Iterator[Server]
     finally:
         process.terminate()
         process.wait()
+
+
+def transformers_serve(
+    folder: Path, arguments: list[str], threads: int
+) -> AbstractContextManager[Server]:
+    own = ["serve", str(folder), "--trust-remote-code", "--device", "cpu"]
+    return server(
+        folder,
+        [sys.executable, "-c", SERVE, *own, *arguments],
+        OMP_NUM_THREADS=str(threads),
+        HF_MODULES_CACHE=f"{folder}/modules",
+    )
+
+
+def vllm_serve(
+    python: Path, folder: Path, setting: Setting, threads: int
+) -> AbstractContextManager[Server]:
+    longest = setting.prompt + setting.answer
+    sizes = ["--max-num-seqs", str(max(setting.clients)), "--max-model-len", str(longest)]
+    return server(
+        folder,
+        [
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
+            *("--dtype", "float32", *sizes),
+        ],
+        OMP_NUM_THREADS=str(threads),
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_CPU_KVCACHE_SPACE="1",
+    )
 
 
 def all_at_once(tasks: list[Callable[[], object]]) -> list[float]:
@@ -160,13 +187,15 @@ def all_at_once(tasks: list[Callable[[], object]]) -> list[float]:
 # ---- the model ----
 
 
-def save_model(folder: Path, size: Size) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """With random weights, and a tokenizer of as many words."""
+def save_model(
+    folder: Path, name: str, size: Size
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """One of `make_model`, with random weights, and a tokenizer of as many words."""
     words = {f"w{number}": number for number in range(size.vocab_size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
-    model = make_model("ours", size=size)
+    model = make_model(name, size=size)
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return model, fast
@@ -298,30 +327,36 @@ def measure_long_prompt(report: Report, model: PreTrainedModel, name: str, lengt
     report.add("long prompt, first token", case, length, timings, {}, reference=reference)
 
 
-def verify(servers: dict[str, Server], texts: list[str], expected: list[str], answer: int) -> None:
-    for name, running in servers.items():
-        got = [running.ask(text, answer) for text in texts]
-        if got != expected:
-            sys.exit(f"{name} answers other tokens than generate()")
+def verify(running: Server, texts: list[str], expected: list[str], answer: int) -> None:
+    got = [running.ask(text, answer) for text in texts]
+    if [text.split() for text in got] != [text.split() for text in expected]:
+        sys.exit(f"{running.process.args} answers other tokens than generate()")
 
 
 def run(flags: argparse.Namespace, folder: Path) -> None:
     report = Report("serving", "clients", BATCHED, flags)
-    setting = SETTINGS[flags.setting]
-    model, tokenizer = save_model(folder, setting.size)
+    setting, threads = SETTINGS[flags.setting], flags.threads
+    model, tokenizer = save_model(folder / "ours", "ours", setting.size)
+    models = dict.fromkeys(HTTP, model)
+    servers = {
+        name: transformers_serve(folder / "ours", arguments, threads)
+        for name, arguments in HTTP.items()
+    }
+    if flags.vllm is None:
+        report.notes.append("without vLLM: --vllm was not given")
+    else:
+        models[VLLM], _ = save_model(folder / "llama", "Llama", setting.size)
+        servers[VLLM] = vllm_serve(flags.vllm, folder / "llama", setting, threads)
     prompts = make_prompts(max(setting.clients), setting)
     texts = tokenizer.batch_decode(prompts)
-    expected = tokenizer.batch_decode(answers(model, prompts[:2], setting.answer))
-    with (
-        server(folder, HTTP[BATCHED], flags.threads) as batched,
-        server(folder, HTTP[ALONE], flags.threads) as alone,
-    ):
-        servers = {BATCHED: batched, ALONE: alone}
-        for each in servers.values():
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(server) for name, server in servers.items()}
+        for name, each in running.items():
             each.wait()
-        verify(servers, texts[:2], expected, setting.answer)
+            expected = tokenizer.batch_decode(answers(models[name], prompts[:2], setting.answer))
+            verify(each, texts[:2], expected, setting.answer)
         for clients in setting.clients:
-            measure_http(report, servers, texts[:clients], setting.answer)
+            measure_http(report, running, texts[:clients], setting.answer)
     for clients in setting.clients:
         measure_here(report, model, prompts[:clients], setting.answer)
     for name, num_softmax in {"pure": 0, "hybrid": 1}.items():
@@ -332,7 +367,9 @@ def run(flags: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     assert __doc__ is not None
-    flags = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--vllm", type=Path, help="a Python with vLLM, a contender")
+    flags = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run(flags, Path(folder))
 
