@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from hf_linear_attention import inputs, linear, quantized, rms_norm
+from hf_linear_attention import inputs, linear, quantized, recorded_tokens, rms_norm
 
 # These start compilers, servers and training: begun last, one of them would keep one process busy
 # while the others have nothing to do.
@@ -40,6 +40,12 @@ def uninitialised_memory_is_nan():
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def tokens_are_recorded_at_once(monkeypatch):
+    """So that whatever generates some tokens goes through their recordings."""
+    monkeypatch.setattr(recorded_tokens, "TOKENS_BEFORE", 0)
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ are another token's or another state's: answers are the same to the last bit.
 Shapes: B batch, C hidden size.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, is_
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .backends import forced_backend
 from .linear import products_in_use
 
-MOST_RECORDINGS = 8  # for batches of other sizes, say
-MOST_UNUSED = 4  # of these; where all else is new each time, recording is in vain
-
-TOKENS_BETWEEN_LOOKS = 64  # at modules that can't be recorded
+# A recording takes as long as some ten tokens gain by it, so what comes that often is recorded.
+TOKENS_BEFORE = 8
+MOST_RECORDINGS = 64  # of a layer: for batches of other sizes, say
 
 KNOWN_PACKAGES = ("torch.nn.", "transformers.activations", "transformers.models.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -129,8 +130,14 @@ class Recorder(TorchDispatchMode):
             wanted.update(operation.reads)
         source = "\n".join([f"def run({', '.join(self.inputs)}):", *reversed(lines)])
         namespace = dict(self.constants)
-        exec(compile(source, "<recorded token>", "exec"), namespace)
+        exec(compiled(source), namespace)
         return namespace["run"]
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(source: str) -> CodeType:
+    """The same for all layers that do the same, with other constants."""
+    return compile(source, "<recorded token>", "exec")
 
 
 def depends_on_numbers(operation: Any, args: Sequence[Any]) -> bool:
@@ -154,10 +161,8 @@ class Recording:
     what it was when this was made.
     """
 
-    def __init__(self, layer: nn.Module, given: tuple):
-        """given: of a token's tensors what operations depend on, and of all else."""
+    def __init__(self, layer: nn.Module):
         modules = list(layer.modules())
-        self.given = given
         self.attributes = [vars(module) for module in modules]
         self.attributes_then = list(map(_copied, self.attributes))
         self.owners: list[dict[str, Any]] = [
@@ -169,11 +174,10 @@ class Recording:
         self.run: Callable[..., Tensor] | None = None
         self.uses = 0
 
-    def is_of(self, given: tuple) -> bool:
-        """Whether it is still what the layer would do with such a token."""
+    def is_current(self) -> bool:
+        """Whether the layer would still do the same."""
         return (
-            self.given == given
-            and all(map(is_, self._tensors(), self.tensors_then))
+            all(map(is_, self._tensors(), self.tensors_then))
             and all(map(is_, self._forwards(), self.forwards_then))
             and self.attributes == self.attributes_then
         )
@@ -193,17 +197,19 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 class RecordedTokens:
-    """The recordings of one layer. A copy of the layer, whose weights are others, has none."""
+    """The recordings of one layer, by all that its operations depend on: of tensors and of all
+    else. A copy of the layer, whose weights are others, has none.
+    """
 
     def __init__(self) -> None:
-        self.recordings: list[Recording] = []
-        self.waiting = 0  # tokens until it is looked again whether some can be recorded
+        self.recordings: dict[tuple, Recording] = {}
+        self.seen: dict[tuple, int] = {}  # how many tokens, of what has no recording
 
     def __reduce__(self):
         return RecordedTokens, ()
 
     def clear(self) -> None:
-        self.recordings, self.waiting = [], 0
+        self.recordings, self.seen = {}, {}
 
     def run(
         self,
@@ -221,9 +227,6 @@ class RecordedTokens:
             by_modules: computes it where there is no recording yet, or can be none.
             constants: what else it depends on.
         """
-        if self.waiting > 0:
-            self.waiting -= 1
-            return by_modules()
         state = cache.read()
         inputs = [*inputs, *state.values()]
         given = (
@@ -233,25 +236,40 @@ class RecordedTokens:
             *state,
             *[(x.dtype, x.shape, x.stride()) for x in inputs],
         )
-        for recording in self.recordings:
-            if recording.is_of(given):
-                if recording.run is None:
-                    return by_modules()
-                recording.uses += 1
-                result = recording.run(*inputs)
-                cache.step_was_taken()
-                return result
-        unused = sum(recording.uses == 0 for recording in self.recordings)
-        if unused == MOST_UNUSED or not can_be_recorded(layer):
-            self.waiting = TOKENS_BETWEEN_LOOKS
+        recording = self.recordings.get(given)
+        if recording is not None and recording.is_current():
+            if recording.run is None:
+                return by_modules()
+            recording.uses += 1
+            result = recording.run(*inputs)
+            cache.step_was_taken()
+            return result
+        self.recordings.pop(given, None)
+        if not self._comes_often(given) or not can_be_recorded(layer):
             return by_modules()
-        recording, recorder = Recording(layer, given), Recorder(inputs)
+        recording, recorder = Recording(layer), Recorder(inputs)
         with recorder:
             result = by_modules()
         if recorder.is_valid and isinstance(result, Tensor):
             recording.run = recorder.function(result)
-        self.recordings = [*self.recordings, recording][-MOST_RECORDINGS:]
+        put(self.recordings, given, recording)
         return result
+
+    def _comes_often(self, given: tuple) -> bool:
+        """Counts a token; whether there were TOKENS_BEFORE since it was last true."""
+        number = self.seen.get(given, 0)
+        if number >= TOKENS_BEFORE:
+            self.seen.pop(given, None)
+            return True
+        put(self.seen, given, number + 1)
+        return False
+
+
+def put(table: dict, key: tuple, value: Any) -> None:
+    """In a table of MOST_RECORDINGS at most, in which there is no room for the oldest then."""
+    if key not in table and len(table) >= MOST_RECORDINGS:
+        table.pop(list(table)[0], None)  # another thread may use it, too
+    table[key] = value
 
 
 def can_be_recorded(layer: nn.Module) -> bool:

@@ -69,7 +69,7 @@ def layers_of(model):
 def uses(model):
     """Of each layer's recordings, how often each was run."""
     recordings = map(recordings_of, layers_of(model))
-    return [None if x is None else [one.uses for one in x.recordings] for x in recordings]
+    return [None if x is None else [one.uses for one in x.recordings.values()] for x in recordings]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

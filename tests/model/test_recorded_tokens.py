@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention import LinearAttentionCache, recorded_tokens
 from hf_linear_attention.feature_maps import FeatureMap
 from hf_linear_attention.mixer_linear import LinearAttention
-from hf_linear_attention.recorded_tokens import MOST_RECORDINGS, MOST_UNUSED, TOKENS_BETWEEN_LOOKS
 from new_python import run_python
 from tiny import VARIANTS, random_ids, shallow, tiny_model
 from without_recordings import without_recordings
@@ -41,7 +40,8 @@ def by_modules():
 
 def uses(model):
     """Of each layer's recordings, how often each was run."""
-    return [[x.uses for x in layer.recorded_tokens.recordings] for layer in model.model.layers]
+    recordings = [layer.recorded_tokens.recordings for layer in model.model.layers]
+    return [[x.uses for x in of_layer.values()] for of_layer in recordings]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -219,12 +219,10 @@ def test_modules_that_became_recordable_are_found():
     model = tiny_model(num_hidden_layers=1)
     hook = model.model.layers[0].mlp.register_forward_hook(lambda *args: None)
     answers(model, random_ids(1, 5))
+    assert uses(model) == [[]]
     hook.remove()
-    for _ in range(TOKENS_BETWEEN_LOOKS // 16):
-        answers(model, random_ids(1, 19))
-    assert uses(model) == [[0]]
     answers(model, random_ids(1, 5))
-    assert uses(model) == [[2]]
+    assert uses(model) == [[1]]
 
 
 def test_hidden_states_of_layers_come_out(by_modules):
@@ -253,15 +251,21 @@ def test_a_graph_that_needs_a_state_as_it_was_is_told():
         needs_it.backward()
 
 
-def test_recordings_are_few_and_none_where_they_are_in_vain():
+def test_recordings_are_few_and_none_where_they_are_in_vain(monkeypatch):
+    monkeypatch.setattr(recorded_tokens, "MOST_RECORDINGS", 4)
     model = tiny_model(num_hidden_layers=1)
-    for rows in range(1, MOST_UNUSED + 3):  # each once
-        answers(model, random_ids(rows, 4))
-    assert uses(model) == [[0] * MOST_UNUSED]
-    model = tiny_model(num_hidden_layers=1)
-    for rows in range(1, MOST_RECORDINGS + 3):
+    for rows in range(1, 7):
         answers(model, random_ids(rows, 5))
-    assert uses(model) == [[1] * MOST_RECORDINGS]
+    assert uses(model) == [[1] * 4]  # of the last
+    monkeypatch.setattr(recorded_tokens, "TOKENS_BEFORE", 2)
+    model = tiny_model(num_hidden_layers=1)
+    for rows in range(1, 7):  # none is remembered until it comes again
+        answers(model, random_ids(rows, 5))
+    assert uses(model) == [[]]
+    assert len(model.model.layers[0].recorded_tokens.seen) == 4
+    answers(model, random_ids(6, 5))
+    assert uses(model) == [[1]]
+    assert len(model.model.layers[0].recorded_tokens.seen) == 3
 
 
 def test_the_environment_turns_them_off():

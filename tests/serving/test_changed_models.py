@@ -79,12 +79,16 @@ def test_tokens_are_those_of_generate(model_type):
 def test_tokens_of_slots_are_recorded():
     model, expected = changed(PURE)
     layers = [module for module in model.modules() if isinstance(module, RecordedLayer)]
-    before = [sum(one.uses for one in recordings_of(layer).recordings) for layer in layers]
+
+    def uses() -> list[int]:
+        tokens = map(recordings_of, layers)
+        return [sum(one.uses for one in of_layer.recordings.values()) for of_layer in tokens]
+
+    before = uses()
     with engine(model) as manager:
         assert answers_of_engine(manager) == expected
         assert answers_of_engine(manager) == expected
-    after = [sum(one.uses for one in recordings_of(layer).recordings) for layer in layers]
-    assert layers and all(map(operator.gt, after, before))
+    assert layers and all(map(operator.gt, uses(), before))
 
 
 @pytest.mark.parametrize(

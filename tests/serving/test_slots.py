@@ -86,7 +86,7 @@ def test_recorded_steps_answer_as_modules_do_to_the_last_bit(name):
         assert torch.equal(got, wanted)
     for layer in model.model.layers:
         recordings = layer.recorded_tokens.recordings
-        assert name in NOT_RECORDED or [one.uses for one in recordings] == [2, 2]
+        assert name in NOT_RECORDED or [one.uses for one in recordings.values()] == [2, 2]
 
 
 def test_tensors_of_a_slot_do_not_overlap():
