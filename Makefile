@@ -19,7 +19,7 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo convert-demo test test-vllm bench compare sanitize soak gpu-check arm-check check \
+.PHONY: help demo convert-demo test test-vllm bench compare instructions sanitize soak gpu-check arm-check check \
 	format clean
 .DELETE_ON_ERROR:
 
@@ -29,6 +29,7 @@ help:
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
+	@echo "make instructions OLD=a.whl NEW=b.whl   how many instructions each takes, under valgrind"
 	@echo "make sanitize   look for memory errors and races in the kernels, under 20 minutes"
 	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
@@ -71,6 +72,9 @@ bench: $(VENV)/installed
 
 compare: $(VENV)/installed
 	$(IN_VENV) python benchmarks/compare_wheels.py $(OLD) $(NEW) $(COMPARE_FLAGS)
+
+instructions: $(VENV)/installed
+	$(IN_VENV) python scripts/instruction_counts.py $(OLD) $(NEW) $(INSTRUCTIONS_FLAGS)
 
 sanitize: $(VENV)/installed
 	$(IN_VENV) python scripts/sanitize.py $(SANITIZE_FLAGS)

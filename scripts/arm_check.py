@@ -24,6 +24,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from replay_program import build_replay
 from sanitize import SUM_OF_MANY_ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,17 +84,6 @@ def library_of(given: Path) -> Path:
         return Path(wheel.extract("hf_linear_attention/_C.so", BUILT / "of_wheel"))
 
 
-def build_replay() -> Path:
-    """The program, and beside it an empty library of the name that libtorch has."""
-    flags = ["-std=c++17", "-O2", f"-I{ROOT / 'csrc'}"]
-    empty = ["-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", "-x", "c++", os.devnull]
-    run_or_exit(COMPILER, *empty, "-o", BUILT / "libtorch_cpu.so")
-    program = BUILT / "replay"
-    source = ROOT / "tests" / "native" / "replay.cpp"
-    run_or_exit(COMPILER, *flags, "-rdynamic", source, "-o", program, "-ldl")
-    return program
-
-
 def record(names: str) -> Path:
     calls = BUILT / "calls.bin"
     path = os.pathsep.join(
@@ -121,7 +111,7 @@ def main() -> None:
     emulator = find_emulator()
     BUILT.mkdir(parents=True, exist_ok=True)
     library = library_of(flags.library) if flags.library else build_library()
-    program = build_replay()
+    program = build_replay([COMPILER], BUILT)
     calls = flags.calls or record(flags.names)
     paths = f"{BUILT}:{SYSTEM / 'lib'}"
     failed = run(emulator, "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={paths}", program, library, calls)

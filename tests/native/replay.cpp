@@ -330,6 +330,12 @@ AtenTensorHandle read_argument(File& file, StableIValue& place) {
   return nullptr;
 }
 
+// A function of its own, whose instructions scripts/instruction_counts.py counts.
+__attribute__((noinline)) void call_kernel(Kernel kernel, std::vector<StableIValue>& stack,
+                                           size_t arguments, size_t results) {
+  kernel(stack.data(), arguments, results);
+}
+
 // The op frees its arguments, whose values a caller may want to see afterwards: their memory is
 // moved here.
 void replay(File& file, std::map<std::string, Worst>& worst) {
@@ -350,7 +356,7 @@ void replay(File& file, std::map<std::string, Worst>& worst) {
   if (kernel == kernels().end()) throw std::runtime_error("no op named " + op);
   const size_t given = stack.size();
   stack.resize(std::max(given, expected.size()));
-  kernel->second(stack.data(), given, expected.size());
+  call_kernel(kernel->second, stack, given, expected.size());
 
   std::vector<std::pair<int32_t, AtenTensorHandle>> changed(file.read<int32_t>());
   for (auto& [i, wanted] : changed) i = file.read<int32_t>(), wanted = file.tensor();

@@ -14,6 +14,9 @@ import pytest
 from hf_linear_attention.native.library import LIBRARY_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+from replay_program import build_replay  # noqa: E402
+
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(COMPILER[0]) is None,
@@ -36,14 +39,7 @@ def run(*command, **environment):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replay")
-    stub = [*COMPILER, "-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", "-x", "c++", os.devnull]
-    assert run(*stub, "-o", folder / "libtorch_cpu.so")[0] == 0
-    source = ROOT / "tests" / "native" / "replay.cpp"
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc'}", "-rdynamic"]
-    status, printed = run(*COMPILER, *flags, source, "-o", folder / "replay", "-ldl")
-    assert status == 0, printed
-    return folder / "replay"
+    return build_replay(COMPILER, tmp_path_factory.mktemp("replay"))
 
 
 @pytest.fixture(scope="module")

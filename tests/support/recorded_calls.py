@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 IN_PYTHON = ("onednn_linear",)  # ops that the library does not have
-MAX_BYTES = 1 << 20  # of a call's tensors
+MAX_BYTES = 1 << 20
 DTYPES = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -67,11 +67,14 @@ def packed_argument(argument: torch._C.Argument, value: object) -> bytes:
 
 
 class Recorder(TorchDispatchMode):
-    """Appends to the file every call of a native op that is unlike all before it."""
+    """Appends to the file every call of a native op that is unlike all before it.
 
-    def __init__(self, file):
+    max_bytes: of a call's tensors.
+    """
+
+    def __init__(self, file, max_bytes: int = MAX_BYTES):
         super().__init__()
-        self.file = file
+        self.file, self.max_bytes = file, max_bytes
         self.seen: set[tuple] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -88,7 +91,7 @@ class Recorder(TorchDispatchMode):
             for x in tensors
         )
         key = (func, *map(likeness, values)) if is_real else None
-        if not is_real or key in self.seen or sum(map(span, tensors)) > MAX_BYTES:
+        if not is_real or key in self.seen or sum(map(span, tensors)) > self.max_bytes:
             return func(*args, **(kwargs or {}))
         self.seen.add(key)
         name = func._opname.encode()

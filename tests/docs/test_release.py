@@ -1,0 +1,53 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What a release says of itself in several places, and what runs where the code is hosted."""
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+METADATA = configparser.ConfigParser()
+METADATA.read(ROOT / "setup.cfg", encoding="utf-8")
+
+
+def jobs_of(workflow: Path) -> dict[str, dict]:
+    return yaml.safe_load(workflow.read_text("utf-8"))["jobs"]
+
+
+def commands_of(workflow: Path) -> list[str]:
+    steps = [step for job in jobs_of(workflow).values() for step in job["steps"]]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def test_all_name_one_version():
+    version = METADATA["metadata"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == version
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.findall(r"^## \[(?!Unreleased)([^]]+)\]", changes, re.M)[0] == version
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_ask_make_for_what_it_has(workflow):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    asked = [
+        word
+        for command in commands_of(workflow)
+        for words in re.findall(r"^make (.*)$", command, re.M)
+        for word in shlex.split(words)
+        if "=" not in word and not word.startswith(".venv/")
+    ]
+    assert set(asked) <= targets, set(asked) - targets
+
+
+def test_workflows_test_all_that_is_supported():
+    matrix = jobs_of(ROOT / ".github" / "workflows" / "tests.yml")["test"]["strategy"]["matrix"]
+    options = METADATA["options"]
+    assert matrix["python"][0] == options["python_requires"].removeprefix(">=")
+    oldest, below = re.search(r"transformers>=([\d.]+),(<\d+)", options["install_requires"]).groups()
+    assert {f"=={oldest}.*", below} <= {one.get("transformers") for one in matrix["include"]}
