@@ -7,8 +7,8 @@
 
 The compiler is Zig's Clang. It brings the headers and symbols of every glibc, so a wheel runs where
 the C library is much older than the one here; and its own C++ library, which goes into the wheel.
-Then auditwheel checks what the library asks of a system against the policy that the wheel's tag
-names. A wheel that asks for more is an error, and does not get into dist/.
+Then auditwheel finds out what the library asks of a system, and names the wheel after the oldest
+policy that allows this. A newer one than wanted is an error, and the wheel stays out of dist/.
 
 nvcc does not take Zig's compiler, so it compiles CUDA kernels with CUDAHOSTCXX, or g++. Their
 objects ask nothing of its C++ library. The version of that wheel names the CUDA: "0.1.0+cu13", say.
@@ -28,7 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
-GLIBC = (2, 17)  # of manylinux2014; torch's own wheels ask for 2.28 and more
+GLIBC = (2, 17)  # of manylinux2014, the oldest policy for ARM; torch's own wheels ask for 2.28
 # Known by these names once torch is imported; no system's, so no policy allows it.
 FROM_TORCH = "libtorch_cpu.so"
 
@@ -38,11 +38,6 @@ class Target(NamedTuple):
 
     processor: str  # as wheels' tags name it, and Zig, too
     cuda: bool = False
-
-    @property
-    def platform(self) -> str:
-        """The platform of the wheel's tag: the policy that it must obey."""
-        return "manylinux_{}_{}_{}".format(*GLIBC, self.processor)
 
     @property
     def name(self) -> str:
@@ -78,7 +73,7 @@ def cuda_version() -> str:
 
 
 def build(target: Target) -> Path:
-    """The wheel, with its final name, not checked yet."""
+    """A wheel that says "linux" only."""
     folder = BUILT / target.name
     for outdated in (*folder.glob("lib*"), folder / "dist"):  # objects are kept
         shutil.rmtree(outdated, ignore_errors=True)
@@ -86,7 +81,7 @@ def build(target: Target) -> Path:
     run(
         [
             *(sys.executable, "setup.py", "-q", *local_version, "build", "--build-base", folder),
-            *("bdist_wheel", "--plat-name", target.platform, "--dist-dir", folder / "dist"),
+            *("bdist_wheel", "--dist-dir", folder / "dist"),
         ],
         CXX=shlex.join(target.compiler),
         CUDAHOSTCXX=os.environ.get("CUDAHOSTCXX", "g++"),
@@ -98,19 +93,28 @@ def build(target: Target) -> Path:
     return wheel
 
 
-def check(wheel: Path) -> None:
-    """Ends the program where the wheel is not what its name says."""
-    platform = wheel.stem.split("-")[-1]
+def named_by_policy(wheel: Path) -> Path:
+    """The same wheel, with the policy that it obeys in its name; ends the program where that is
+    newer than GLIBC.
+    """
     if "hf_linear_attention/_C.so" not in zipfile.ZipFile(wheel).namelist():
         sys.exit(f"{wheel.name} has no kernels")
-    checked = wheel.parent / "checked"
+    folder = wheel.parent / "named"
     run(
         [
-            *(sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--no-update-tags"),
-            # There is nothing to be put into the wheel; were there, the patcher would be missing.
-            *("--exclude", FROM_TORCH, "--patcher", "none", "--wheel-dir", checked, wheel),
+            *(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder),
+            # Nothing is to be put into the wheel. Were there something, it would take a patcher.
+            *("--exclude", FROM_TORCH, "--patcher", "none", wheel),
         ]
     )
+    (named,) = folder.iterdir()
+    policies = re.findall(r"manylinux_(\d+)_(\d+)_", named.name)
+    glibc = max((int(major), int(minor)) for major, minor in policies)
+    if glibc > GLIBC:
+        sys.exit(
+            "{} asks for glibc {}.{}, and shall run with {}.{}".format(wheel.name, *glibc, *GLIBC)
+        )
+    return named
 
 
 def main() -> None:
@@ -125,8 +129,7 @@ def main() -> None:
     targets += [Target("x86_64", cuda=True)] if flags.cuda else []
     DIST.mkdir(exist_ok=True)
     for target in targets:
-        wheel = build(target)
-        check(wheel)
+        wheel = named_by_policy(build(target))
         print(f"built {shutil.copy(wheel, DIST)}: {wheel.stat().st_size / 2**20:.1f} MB")
 
 
