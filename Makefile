@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$p" && exit; done)
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
+VENV_WHEELS ?= .venv-wheels
+VENV_SITE ?= .venv-site
 DEMO ?= outputs/demo
 CONVERT_DEMO ?= outputs/convert_demo
 
@@ -19,8 +21,8 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo convert-demo test test-vllm bench compare instructions sanitize soak gpu-check arm-check check \
-	format clean
+.PHONY: help demo convert-demo test test-vllm bench compare instructions sanitize soak gpu-check \
+	arm-check wheels site check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +36,8 @@ help:
 	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make arm-check   run the kernels for ARM in an emulator, on what the ops' tests compute"
+	@echo "make wheels   build the wheels of a release into dist/, for x86-64 and ARM, under 10 minutes"
+	@echo "make site   build the documentation as a site, in build/site"
 	@echo "make check   only check the code: format, lint, types"
 	@echo "make format  format the code"
 	@echo "make clean   remove what was built; .venv and outputs stay"
@@ -89,6 +93,15 @@ gpu-check:
 arm-check: $(VENV)/installed
 	$(IN_VENV) python scripts/arm_check.py $(ARM_CHECK_FLAGS)
 
+# Needs no torch, so it has an environment of its own, which is soon there.
+wheels: $(VENV_WHEELS)/installed
+	$(VENV_WHEELS)/bin/python scripts/build_wheels.py $(WHEELS_FLAGS)
+
+# Signatures and docstrings are read, not imported, so that it needs no torch, either.
+site: $(VENV_SITE)/installed
+	$(VENV_SITE)/bin/python scripts/site_source.py
+	NO_MKDOCS_2_WARNING=1 $(VENV_SITE)/bin/python -m mkdocs build --strict --quiet
+
 check: $(VENV)/installed
 	$(IN_VENV) scripts/check.sh
 
@@ -125,14 +138,24 @@ $(VENV_VLLM)/installed: $(VENV_VLLM)/created tests/with_vllm/requirements.txt $(
 	$(VENV_VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps .
 	@touch $@
 
-$(VENV)/created $(VENV_VLLM)/created:
+$(VENV_WHEELS)/installed: $(VENV_WHEELS)/created constraints.txt
+	$(VENV_WHEELS)/bin/python -m pip install --disable-pip-version-check \
+		--constraint constraints.txt auditwheel setuptools ziglang
+	@touch $@
+
+$(VENV_SITE)/installed: $(VENV_SITE)/created constraints.txt
+	$(VENV_SITE)/bin/python -m pip install --disable-pip-version-check \
+		--constraint constraints.txt mkdocs-material 'mkdocstrings[python]'
+	@touch $@
+
+$(VENV)/created $(VENV_VLLM)/created $(VENV_WHEELS)/created $(VENV_SITE)/created:
 	@[ -n '$(PYTHON)' ] || { \
 		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo 'Python 3.10 or newer is needed. Name one: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }
-	@echo 'Setting up $(@D): this downloads PyTorch and takes a few minutes, the first time only.'
+	@echo 'Setting up $(@D): its downloads are large and take a few minutes, the first time only.'
 	@[ -x '$(@D)/bin/python' ] || '$(PYTHON)' -m venv '$(@D)' || { \
 		rm -rf '$(@D)'; \
 		echo 'No virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; \

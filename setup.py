@@ -5,12 +5,12 @@ Torch is not needed: the library uses libtorch's stable C ABI as csrc/torch/shim
 finds libtorch when it is loaded. So one library serves every Python and every torch from 2.10 on.
 
 Where it can't be built, the package is installed without it, with a warning, and runs on PyTorch;
-where only the CUDA kernels can't, without these. Environment: CXX, CXXFLAGS, LDFLAGS as usual;
-HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 turns a warning into an error (that about CUDA, where CUDA is
-asked for). HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES names what to compile the CUDA kernels for:
-"sm_90" or "sm_80,compute_80", say, "all", "native" (the GPUs that are here; the default of a build
-in place, which is for development), or "none". nvcc is looked for in CUDA_HOME, in CUDA_PATH, on
-PATH and among pip's packages. Metadata is in setup.cfg.
+where only the CUDA kernels can't, without these. Environment: CXX, CXXFLAGS, LDFLAGS as usual, and
+CUDAHOSTCXX where nvcc shall not use CXX. HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 turns a warning into
+an error (that about CUDA, where CUDA is asked for). HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES names
+what to compile the CUDA kernels for: "sm_90" or "sm_80,compute_80", say, "all", "native" (the GPUs
+that are here; the default of a build in place, which is for development), or "none". nvcc is looked
+for in CUDA_HOME, in CUDA_PATH, on PATH and among pip's packages. Metadata is in setup.cfg.
 """
 
 import os
@@ -224,7 +224,7 @@ def is_up_to_date(target: Path, rule: Path) -> bool:
 def libtorch_stub(compiler: list[str], directory: Path) -> Path:
     """An empty library of libtorch's name: what is linked to it finds the real one when loaded."""
     stub = directory / "libtorch_cpu.so"
-    flags = ["-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", "-x", "c++"]
+    flags = ["-shared", "-fPIC", "-nostdlib", "-Wl,-soname,libtorch_cpu.so", "-x", "c++"]
     run([*compiler, *flags, os.devnull, "-o", stub])
     return stub
 
@@ -284,7 +284,8 @@ class BuildNativeLibrary(build_ext):
                 return None, []
             cuda = find_cuda(architectures)
             items = [Compilation(source) for source in (CSRC / "cuda").rglob("*.cu")]
-            command = [str(cuda.nvcc), f"-ccbin={compiler[0]}", *cuda.nvcc_flags()]
+            host_compiler = os.environ.get("CUDAHOSTCXX") or compiler[0]
+            command = [str(cuda.nvcc), f"-ccbin={host_compiler}", *cuda.nvcc_flags()]
             return cuda, self.compile_all(command, items, objects)
         except CompileError as error:
             if REQUIRE_NATIVE and os.environ.get(CUDA_SETTING):

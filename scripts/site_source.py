@@ -63,7 +63,7 @@ def main() -> None:
         else:
             shutil.copyfile(ROOT / path, target)
     (SOURCE / API).write_text(api_page(), encoding="utf-8")
-    print(f"{len(wanted) + 1} files in {SOURCE.relative_to(ROOT)}")
+    print(f"{len(wanted) + 1} files and folders in {SOURCE}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@
 
 #include "kernels/cpu.h"
 
-#ifdef HFLA_WITH_AMX
+#ifdef HFLA_WITH_AVX2
 #include <cpuid.h>
+#endif
+#ifdef HFLA_WITH_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -41,20 +43,47 @@ struct InstructionSet {
 };
 
 #ifdef HFLA_WITH_AVX2
-// Every CPU with AVX2 has F16C too, which not every compiler can ask for.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+struct Registers {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+// All zero where the CPU has no such leaf. Compilers have __builtin_cpu_supports for this, but
+// Zig's finds nothing on any CPU.
+Registers cpuid(unsigned leaf) {
+  Registers found;
+  __get_cpuid_count(leaf, 0, &found.eax, &found.ebx, &found.ecx, &found.edx);
+  return found;
+}
+
+// Whether the system saves these registers, by their bits in XCR0, when it switches threads.
+bool system_saves(unsigned registers) {
+  constexpr unsigned kOsXSave = 1u << 27;
+  if (!(cpuid(1).ecx & kOsXSave)) return false;
+  unsigned low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & registers) == registers;
+}
+
+// Every CPU with AVX2 has F16C too.
+bool has_avx2() {
+  constexpr unsigned kFma = 1u << 12, kAvx2 = 1u << 5, kXmmAndYmm = 0x6;
+  return (cpuid(1).ecx & kFma) && (cpuid(7).ebx & kAvx2) && system_saves(kXmmAndYmm);
+}
 #endif
 
 #ifdef HFLA_WITH_AVX512
 bool has_avx512() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  constexpr unsigned kFoundation = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
+  constexpr unsigned kAll = kFoundation | kDq | kBw | kVl, kMasksAndZmm = 0xe0;
+  return has_avx2() && (cpuid(7).ebx & kAll) == kAll && system_saves(kMasksAndZmm);
 }
 #endif
 
 #ifdef HFLA_WITH_AVX512_VNNI
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_vnni() {
+  constexpr unsigned kVnni = 1u << 11;
+  return has_avx512() && (cpuid(7).ecx & kVnni);
+}
 
 CpuKernels avx512_vnni_kernels() {
   CpuKernels kernels = avx512::kernels;
@@ -71,12 +100,10 @@ bool may_use_tiles() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-// Not every compiler knows these names of what a CPU supports.
 bool has_amx() {
   constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
-  unsigned a, b, c, d;
-  return has_avx512_vnni() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBFloat16) &&
-         (d & kTile) && may_use_tiles();
+  const unsigned found = cpuid(7).edx;
+  return has_avx512_vnni() && (found & kBFloat16) && (found & kTile) && may_use_tiles();
 }
 
 CpuKernels amx_kernels() {

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
@@ -44,7 +45,7 @@ def print_report() -> None:
             "torch": torch.__version__,
             "transformers": installed_version("transformers"),
             **native_library(),
-            "threads": str(torch.get_num_threads()),
+            "threads": threads(torch.get_num_threads(), cpu_limit()),
         }
     )
     print("\nbackends, in order of preference")
@@ -94,6 +95,41 @@ def native_library() -> dict[str, str]:
         "instruction set": f"{active} (built: {', '.join(library.cpu_instruction_sets_built())})",
         "CUDA kernels": ", ".join(library.cuda_architectures()) or "none",
     }
+
+
+def threads(number: int, limit: float | None) -> str:
+    """How many torch uses, and fewer where no more than `limit` of them can run at a time."""
+    if limit is None or number <= max(1, limit):
+        return str(number)
+    return (
+        f"{number}, but this container has the time of {limit:g} CPUs: threads will wait for each "
+        f"other. OMP_NUM_THREADS={max(1, int(limit))} in the environment sets what it has"
+    )
+
+
+def cpu_limit(root: Path = Path("/")) -> float | None:
+    """How many CPUs' time the control groups of this process let it use on Linux; None: all.
+
+    Containers set this (docker run --cpus), and neither torch nor OpenMP asks for it. Control
+    groups are folders in folders, each with a limit of its own: so many microseconds in a period.
+    """
+    groups = root / "proc/self/cgroup"
+    limits = []
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            top, names = root / "sys/fs/cgroup", ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        here = top / path.lstrip("/")
+        for folder in (here, *here.parents):
+            files = [folder / name for name in names]
+            if all(file.exists() for file in files):
+                quota, period = " ".join(file.read_text() for file in files).split()
+                limits += [int(quota) / int(period)] if quota not in ("max", "-1") else []
+    return min(limits, default=None)
 
 
 def default_backend(device_type: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from idle_compiler import idle_compiler
 from new_python import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,25 +124,17 @@ def test_wheel_with_the_native_library_runs_on_it(native_wheel, tmp_path):
     assert re.search(r"^  cpu +available$", report, re.MULTILINE), report
 
 
-# It only makes the files that it is asked for.
-IDLE_COMPILER = """#!/bin/sh
-while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done
-"""
-
-
 @pytest.mark.parametrize(
     ("processor", "has_avx2"), [("x86_64", True), ("aarch64", False)], ids=["x86_64", "aarch64"]
 )
 def test_a_wheel_is_for_the_processor_that_python_is_told_of(
     processor, has_avx2, unpacked_sdist, tmp_path
 ):
-    source, compiler = tmp_path / "source", tmp_path / "c++"
+    source = tmp_path / "source"
     shutil.copytree(unpacked_sdist, source, ignore=shutil.ignore_patterns("build"))
-    compiler.write_text(IDLE_COMPILER)
-    compiler.chmod(0o755)
     result, wheel = build(
         *("wheel", source, tmp_path / "dist"),
-        CXX=str(compiler),
+        CXX=str(idle_compiler(tmp_path)),
         _PYTHON_HOST_PLATFORM=f"linux-{processor}",
         HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
     )

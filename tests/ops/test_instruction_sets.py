@@ -7,6 +7,7 @@ it.
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_the_best_that_runs_here_is_used_where_none_is_forced():
     can_run = [name for name, active in runs.items() if active.returncode == 0]  # best first
     assert cpu_instruction_set() == (os.environ.get(FORCE) or can_run[0])
     assert "base" in can_run
+
+
+# What /proc/cpuinfo lists where they run. Tiles ("amx") the system may refuse all the same.
+AVX2 = {"avx2", "fma"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+NEEDS = {"base": set(), "avx2": AVX2, "avx512": AVX512, "avx512_vnni": AVX512 | {"avx512_vnni"}}
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@pytest.mark.skipif(not CPUINFO.exists(), reason="Linux says what its CPU has")
+@pytest.mark.parametrize("name", sorted(NEEDS.keys() & set(cpu_instruction_sets_built())))
+def test_an_instruction_set_runs_where_the_cpu_has_it_and_nowhere_else(name):
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
+    runs = run_python("-c", ACTIVE, **{FORCE: name}).returncode == 0
+    assert runs == (NEEDS[name] <= set(flags[1].split()))
 
 
 def test_an_unknown_one_is_refused_when_it_is_used():
