@@ -11,7 +11,7 @@ Then auditwheel finds out what the library asks of a system, and names the wheel
 policy that allows this. A newer one than wanted is an error, and the wheel stays out of dist/.
 
 nvcc does not take Zig's compiler, so it compiles CUDA kernels with CUDAHOSTCXX, or g++. Their
-objects ask nothing of its C++ library. The version of that wheel names the CUDA: "0.1.0+cu13", say.
+objects ask nothing of its C++ library. The version of that wheel names the CUDA: "0.2.0+cu13", say.
 """
 
 import argparse
