@@ -160,7 +160,7 @@ class Soak:
             self._watch(self.start + share * seconds)
             self.end_server(how)
             self.server.begin()
-            Client(self.server, random.Random(0)).ask(self.questions[0], 1)  # the engine begins
+            self._wait_for_an_answer()
         self._watch(self.start + seconds)
         self.is_over = True
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -168,6 +168,18 @@ class Soak:
             thread.join(max(deadline - time.monotonic(), 0))
         if any(thread.is_alive() for thread in threads):
             self.complain("a client still waits for its answer")
+
+    def _wait_for_an_answer(self) -> None:
+        """From a server that has just begun, and all clients ask at once."""
+        client = Client(self.server, random.Random(0))
+        while True:
+            try:
+                client.ask(self.questions[0], 1)
+                return
+            except RefusedError as refusal:
+                if refusal.status != 503:
+                    raise
+                time.sleep(WAIT_AFTER_503)
 
     def _watch(self, end: float) -> None:
         """Samples memory until then."""
