@@ -2,9 +2,8 @@
 
 #include "torch/memory.h"
 
-#include <time.h>
-
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -32,9 +31,8 @@ struct Block {
 using Blocks = std::list<Block>;
 
 int64_t seconds() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
-  return time.tv_sec;
+  using std::chrono::steady_clock;
+  return std::chrono::floor<std::chrono::seconds>(steady_clock::now().time_since_epoch()).count();
 }
 
 // Nobody waits for the lock: whoever finds it taken does without kept memory this once. So a child
