@@ -124,7 +124,7 @@ $(VENV)/installed: $(VENV)/created $(SOURCES)
 # Programs that the tests run models with; the demo starts sooner, and says less, without them.
 $(VENV)/clients: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --disable-pip-version-check \
-		--constraint constraints.txt 'hf-linear-attention[clients]'
+		--constraint constraints.txt 'hf-linear-attention[clients,experiments]'
 	@touch $@
 
 # All that vLLM needs there is in one list: without --no-deps pip would add programs for images and

@@ -79,7 +79,7 @@ def _reformer(num_hashes: int) -> Maker:
             num_attention_heads=size.heads,
             attention_head_size=size.head_dim,
             num_hashes=num_hashes,
-            lsh_attn_chunk_length=min(LONGEST_CHUNK, length // 2),
+            lsh_attn_chunk_length=_chunk(length),
             axial_pos_embds=False,
             max_position_embeddings=length,
             is_decoder=True,
@@ -87,6 +87,11 @@ def _reformer(num_hashes: int) -> Maker:
         return ReformerModelWithLMHead(config)
 
     return make
+
+
+def _chunk(length: int) -> int:
+    """Of Reformer: sequences in training are whole numbers of chunks, two at least."""
+    return max(n for n in range(1, min(LONGEST_CHUNK, length // 2) + 1) if length % n == 0)
 
 
 CONTENDERS: dict[str, Maker] = {

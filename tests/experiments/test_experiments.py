@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "experiments")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("benchmarks", "examples", "experiments")]
 
 import copying  # noqa: E402
 import harness  # noqa: E402
+import image_model  # noqa: E402
+import image_speed  # noqa: E402
+import images  # noqa: E402
 import length  # noqa: E402
 from contenders import BASELINE, CONTENDERS, Size, make_model  # noqa: E402
 
@@ -76,3 +80,56 @@ def test_copying_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     again = run(copying, tmp_path / "second", monkeypatch, *runs)
     assert again["curves"] == document["curves"]
     assert setting.learning_rates[0] == document["curves"]["softmax"]["learning_rate"]
+
+
+def test_images_are_learned_and_drawn_and_a_run_goes_on(tmp_path, monkeypatch):
+    flags = ["--runs", str(tmp_path / "runs")]
+    first = run(images, tmp_path / "first", monkeypatch, *flags)
+    assert [point["step"] for point in first["curves"]["linear"]] == [0, 2, 4]
+    assert set(first["curves"]) == set(images.NAMES)
+    # As if it had been killed: one model is to be trained again, the others are not.
+    (tmp_path / "runs" / "smallest" / images.DIGITS / "linear.pt").unlink()
+    monkeypatch.setattr(images, "save", lambda state, file: saved.append(file.stem))
+    saved: list[str] = []
+    again = run(images, tmp_path / "again", monkeypatch, *flags)
+    assert again["curves"] == first["curves"]
+    assert set(saved) == {"linear"}
+
+
+def test_how_long_images_take_is_measured(tmp_path, monkeypatch):
+    document = run(image_speed, tmp_path, monkeypatch)
+    assert [row["contender"] for row in document["rows"]] == list(image_speed.NAMES)
+
+
+@pytest.mark.parametrize("name", sorted({*images.NAMES, "hybrid"} - {*images.UNCACHED}))
+def test_images_are_the_same_with_a_cache(name):
+    torch.manual_seed(0)
+    model = images.make_image_model(name, Size(4, 2, 8), 40).eval()
+    given = torch.randint(256, (2, 10))
+    with_cache, without = (
+        model.complete(given, 40, use_cache, torch.Generator().manual_seed(0))
+        for use_cache in (True, False)
+    )
+    assert with_cache.equal(without)
+    assert with_cache[:, :10].equal(given)
+
+
+def test_mixtures_of_logistics_have_probabilities_of_numbers():
+    # One distribution in each mixture; the plain difference of sigmoids, in float64.
+    mean, log_scale = torch.randn(50, 1), torch.randn(50, 1) - 3
+    parameters = torch.cat([torch.zeros(50, 1), mean, log_scale], dim=1)
+    numbers = torch.arange(256)[:, None].expand(256, 50)
+    actual = image_model.log_likelihood(parameters.expand(256, 50, 3), numbers).exp()
+    edges = (torch.arange(257, dtype=torch.float64) - 0.5) / 127.5 - 1
+    edges[0], edges[-1] = -torch.inf, torch.inf
+    cumulative = torch.sigmoid((edges[:, None] - mean.T) / log_scale.T.double().exp())
+    torch.testing.assert_close(actual.double(), cumulative.diff(dim=0), atol=1e-5, rtol=1e-4)
+
+
+def test_numbers_are_drawn_as_likely_as_they_are():
+    torch.manual_seed(0)
+    parameters = torch.tensor([0.5, -0.5, 0.3, -0.4, -2.0, -3.0])  # two in a mixture
+    drawn = image_model.draw(parameters.expand(200_000, 6), torch.Generator().manual_seed(0))
+    expected = image_model.log_likelihood(parameters.expand(256, 6), torch.arange(256)).exp()
+    actual = drawn.bincount(minlength=256) / len(drawn)
+    assert (actual - expected).abs().sum() < 0.05
