@@ -30,7 +30,9 @@ def commands_of(workflow: Path) -> list[str]:
 
 def test_all_name_one_version():
     version = hf_linear_attention.__version__
-    printed = subprocess.check_output([sys.executable, "setup.py", "--version"], cwd=ROOT, text=True)
+    printed = subprocess.check_output(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, text=True
+    )
     assert printed.split()[-1] == version
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert citation["version"] == version
