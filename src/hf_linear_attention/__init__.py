@@ -27,6 +27,8 @@ from .op_linear import LinearAttentionState, linear_attention, linear_attention_
 from .registration import register_model_type
 from .sequence_parallel import split_sequence
 
+__version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal
+
 register_model_type(LinearAttentionConfig)
 
 __all__ = [

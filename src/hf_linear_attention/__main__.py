@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from transformers.utils import HF_MODULES_CACHE
 
 from .backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
 from .linear import product_report
@@ -46,6 +47,7 @@ def print_report() -> None:
             "transformers": installed_version("transformers"),
             **native_library(),
             "threads": threads(torch.get_num_threads(), cpu_limit()),
+            "remote code": remote_code(Path(HF_MODULES_CACHE)),
         }
     )
     print("\nbackends, in order of preference")
@@ -130,6 +132,18 @@ def cpu_limit(root: Path = Path("/")) -> float | None:
                 quota, period = " ".join(file.read_text() for file in files).split()
                 limits += [int(quota) / int(period)] if quota not in ("max", "-1") else []
     return min(limits, default=None)
+
+
+def remote_code(folder: Path) -> str:
+    """Where Transformers copies the code of what is loaded with trust_remote_code."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return str(folder)
+    return (
+        f"none: {folder} can't be written, and trust_remote_code=True copies code there. "
+        "HF_MODULES_CACHE in the environment names another folder; after `import "
+        "hf_linear_attention` its models load without trust_remote_code"
+    )
 
 
 def default_backend(device_type: str) -> str:

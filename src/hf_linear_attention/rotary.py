@@ -16,8 +16,10 @@ class RotaryEmbedding(LlamaRotaryEmbedding):
     """
 
     @staticmethod
-    def compute_default_rope_parameters(config: PreTrainedConfig, **kwargs) -> tuple[Tensor, float]:
-        """Frequencies (R / 2,), and a factor of 1."""
+    def compute_default_rope_parameters(
+        config: PreTrainedConfig, device: None = None, **kwargs
+    ) -> tuple[Tensor, float]:
+        """Frequencies (R / 2,), and a factor of 1. Transformers 5.17 passes a device, too: None."""
         fields = config.rope_parameters
         R = int(config.head_dim * (fields.get("partial_rotary_factor") or 1))
         pair = torch.arange(0, R, 2, dtype=torch.float)

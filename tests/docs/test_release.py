@@ -4,10 +4,14 @@
 import configparser
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+import hf_linear_attention
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -25,7 +29,11 @@ def commands_of(workflow: Path) -> list[str]:
 
 
 def test_all_name_one_version():
-    version = METADATA["metadata"]["version"]
+    version = hf_linear_attention.__version__
+    printed = subprocess.check_output(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, text=True
+    )
+    assert printed.split()[-1] == version
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert citation["version"] == version
     changes = (ROOT / "CHANGELOG.md").read_text("utf-8")

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hf_linear_attention.__main__ import cpu_limit, threads
+from hf_linear_attention.__main__ import cpu_limit, remote_code, threads
 
 V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
@@ -68,3 +68,11 @@ def test_threads_that_would_wait_for_each_other_are_reported(number, limit, advi
     assert said.startswith(str(number))
     assert ("OMP_NUM_THREADS" in said) == (advice is not None)
     assert advice is None or f"OMP_NUM_THREADS{advice}" in said
+
+
+def test_a_folder_for_the_code_of_models_that_cannot_be_written_is_reported(tmp_path):
+    folder = tmp_path / "of" / "code"
+    assert remote_code(folder) == str(folder)
+    (tmp_path / "of").write_text("a file, in which nobody can make a folder: as root, too")
+    said = remote_code(folder)
+    assert said.startswith(f"none: {folder} can't be written") and "HF_MODULES_CACHE" in said
