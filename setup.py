@@ -48,12 +48,17 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):  # what is built for,
         "avx2": avx2,
         "avx512": avx2 + avx512,
         "avx512_vnni": [*avx2, *avx512, "-mavx512vnni"],
+        "avx512_bf16": [*avx2, *avx512, "-mavx512bf16"],
         "amx": [*avx2, *avx512, "-mamx-tile", "-mamx-bf16"],
     }
 
 # Instruction sets that only some products have a use for, and which. dispatch.cpp takes all other
 # kernels from the one before.
-SOURCES = {"avx512_vnni": "dense/rounded_*_isa.cpp", "amx": "dense/linear_amx.cpp"}
+SOURCES = {
+    "avx512_vnni": "dense/rounded_*_isa.cpp",
+    "avx512_bf16": "dense/linear_isa.cpp",
+    "amx": "dense/linear_amx.cpp",
+}
 
 # Machine code for the devices of each major version, which those of its later minor versions run,
 # too; and PTX that drivers compile for all others.

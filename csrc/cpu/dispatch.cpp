@@ -31,6 +31,9 @@ extern const CpuKernels kernels;
 namespace avx512_vnni {
 Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
 }
+namespace avx512_bf16 {
+Status linear(const LinearProblem&, const Threads&);
+}
 namespace amx {
 Status linear(const LinearProblem&, const Threads&);
 }
@@ -40,6 +43,8 @@ namespace {
 struct InstructionSet {
   bool (*runs_here)();
   CpuKernels (*kernels)();
+  // Where it runs, whether it is faster than those behind it.
+  bool (*is_fast)() = [] { return true; };
 };
 
 #ifdef HFLA_WITH_AVX2
@@ -49,9 +54,9 @@ struct Registers {
 
 // All zero where the CPU has no such leaf. Compilers have __builtin_cpu_supports for this, but
 // Zig's finds nothing on any CPU.
-Registers cpuid(unsigned leaf) {
+Registers cpuid(unsigned leaf, unsigned part = 0) {
   Registers found;
-  __get_cpuid_count(leaf, 0, &found.eax, &found.ebx, &found.ecx, &found.edx);
+  __get_cpuid_count(leaf, part, &found.eax, &found.ebx, &found.ecx, &found.edx);
   return found;
 }
 
@@ -93,6 +98,28 @@ CpuKernels avx512_vnni_kernels() {
 }
 #endif
 
+#ifdef HFLA_WITH_AVX512_BF16
+bool has_avx512_bf16() {
+  constexpr unsigned kBf16 = 1u << 5;
+  return has_avx512_vnni() && (cpuid(7, 1).eax & kBf16);
+}
+
+// No CPU says how fast its instruction for bfloat16 is. AMD's (Zen 4) does as many of it as of
+// float32's multiply-adds, each with twice the products; Intel's (Granite Rapids) a quarter as
+// many, so that multiplying floats is the faster way there.
+bool is_amds() {
+  const Registers vendor = cpuid(0);  // "AuthenticAMD"
+  return vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65 && vendor.ecx == 0x444d4163;
+}
+
+CpuKernels avx512_bf16_kernels() {
+  CpuKernels kernels = avx512_vnni_kernels();
+  kernels.instruction_set = "avx512_bf16";
+  kernels.linear = avx512_bf16::linear;
+  return kernels;
+}
+#endif
+
 #ifdef HFLA_WITH_AMX
 // Linux lets a process use the tiles when it has asked for them.
 bool may_use_tiles() {
@@ -118,6 +145,9 @@ CpuKernels amx_kernels() {
 const InstructionSet kInstructionSets[] = {
 #ifdef HFLA_WITH_AMX
     {has_amx, amx_kernels},
+#endif
+#ifdef HFLA_WITH_AVX512_BF16
+    {has_avx512_bf16, avx512_bf16_kernels, is_amds},
 #endif
 #ifdef HFLA_WITH_AVX512_VNNI
     {has_avx512_vnni, avx512_vnni_kernels},
@@ -146,7 +176,7 @@ struct Choice {
 
 Choice best() {
   const InstructionSet* set = kInstructionSets;
-  while (!set->runs_here()) ++set;  // the last one always does
+  while (!(set->runs_here() && set->is_fast())) ++set;  // the last one always does
   return {set->kernels(), ""};
 }
 
@@ -176,7 +206,8 @@ const CpuKernels* cpu_kernels(const char** why_not) {
 
 }  // namespace hfla
 
-// "amx, avx512_vnni, avx512, avx2, base": what was built, for native/library.py, through ctypes.
+// "amx, avx512_bf16, avx512_vnni, avx512, avx2, base": what was built, for native/library.py,
+// through ctypes.
 extern "C" const char* hfla_cpu_instruction_sets_built() {
   static const std::string names = hfla::built_names();
   return names.c_str();

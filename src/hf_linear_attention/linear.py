@@ -54,6 +54,7 @@ ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch
 ROWS_ON = {
     "avx2": {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8},
     # Weights of bfloat16 are multiplied as they lie, where oneDNN copies them first.
+    "avx512_bf16": ROWS_ELSEWHERE | {torch.float32: 96, torch.bfloat16: 96},
     "amx": ROWS_ELSEWHERE | {torch.float32: 64, torch.bfloat16: 128},
 }
 

@@ -3,7 +3,8 @@
 modules around them, whose Python takes longer than small operations do.
 
 Every operation is the one that the modules called, with the same arguments but for the tensors that
-are another token's or another state's: answers are the same to the last bit.
+are another token's or another state's: answers are the same to the last bit. Only where a view is
+made of a view, the last one is made at once, and none where it is what there was.
 
 Shapes: B batch, C hidden size.
 """
@@ -54,6 +55,7 @@ class Recorder(TorchDispatchMode):
         self.constants: dict[str, Any] = {}
         self.constant_names: dict[int, str] = {}
         self.operations: list[Operation] = []
+        self.viewed: dict[int, Tensor] = {}  # by a view's id, what it is a view of
         # Whether they would be the same for another token: unless an operation gives a number, or
         # as many as numbers say, which what follows may depend on, or writes to what is not given.
         self.is_valid = True
@@ -71,6 +73,9 @@ class Recorder(TorchDispatchMode):
             return result  # of dtypes, say
         if not func._schema.is_mutable and any(result is x for x in args):
             return result  # which was of the dtype, say, that it was to be made
+        if self._is_given(args[0] if args else None) and is_reshape(func, args[0], result):
+            self._note_view(args[0], result)
+            return result
         names = tuple(map(self._named, results))
         self.operations.append(
             Operation(
@@ -82,6 +87,19 @@ class Recorder(TorchDispatchMode):
             )
         )
         return result
+
+    def _note_view(self, x: Tensor, result: Tensor) -> None:
+        base = self.viewed.get(id(x), x)
+        name = self.tensors[id(base)]
+        if result.shape == base.shape:
+            self.kept.append(result)
+            self.tensors[id(result)] = name
+        else:
+            view = self._constant(torch.ops.aten.view.default)
+            arguments = f"{name}, {list(result.shape)}"
+            names = (self._named(result),)
+            self.operations.append(Operation(view, arguments, (name,), names, False))
+        self.viewed[id(result)] = base
 
     def _written(self, x: Any, reads: list[str]) -> str:
         """An argument as Python writes it, by names."""
@@ -129,7 +147,8 @@ class Recorder(TorchDispatchMode):
             lines.append(f"    {call}; del {names}" if names else f"    {call}")
             wanted.update(operation.reads)
         source = "\n".join([f"def run({', '.join(self.inputs)}):", *reversed(lines)])
-        namespace = dict(self.constants)
+        # What torch registered, without the Python around it.
+        namespace = {name: getattr(x, "_op", x) for name, x in self.constants.items()}
         exec(compiled(source), namespace)
         return namespace["run"]
 
@@ -138,6 +157,18 @@ class Recorder(TorchDispatchMode):
 def compiled(source: str) -> CodeType:
     """The same for all layers that do the same, with other constants."""
     return compile(source, "<recorded token>", "exec")
+
+
+def is_reshape(operation: Any, x: Tensor, result: Any) -> bool:
+    """Whether the result has the numbers of x, in their order, in another shape."""
+    return (
+        operation.is_view
+        and isinstance(result, Tensor)
+        and result.dtype == x.dtype
+        and result.numel() == x.numel()
+        and x.is_contiguous()
+        and result.is_contiguous()
+    )
 
 
 def depends_on_numbers(operation: Any, args: Sequence[Any]) -> bool:

@@ -276,3 +276,19 @@ def test_the_environment_turns_them_off():
     for value, expected in (("0", "False"), ("1", "True"), ("", "True")):
         result = run_python("-c", code[0], **{code[1]: value})
         assert result.stdout.strip() == expected, result.stderr
+
+
+def test_views_of_views_are_made_at_once_and_those_that_change_nothing_are_not():
+    x = torch.arange(24.0).view(1, 1, 24)
+    recorder = recorded_tokens.Recorder([x])
+    with recorder:
+        heads = (x + 1).view(1, 1, 4, 6).select(1, 0)
+        rows = heads.transpose(1, 2).unsqueeze(0)  # no other shape of the same order
+        y = heads.unsqueeze(1).view(1, 1, 24).view(1, 1, 24) * rows.sum()
+    names = [recorder.constants[operation.function] for operation in recorder.operations]
+    expected = ["add", "view", "view", "transpose", "unsqueeze", "view", "sum", "mul"]
+    assert [name._schema.name.removeprefix("aten::") for name in names] == expected
+    run = recorder.function(y)
+    assert torch.equal(run(x), y)
+    other = torch.randn(1, 1, 24)
+    assert torch.equal(run(other), (other + 1) * (other + 1).sum())

@@ -407,12 +407,12 @@ def test_the_products_of_a_processor(processor, monkeypatch):
     assert {dtype: product for dtype, (_, product) in products.items()} == expected
 
 
-@pytest.mark.parametrize("name", ["base", "avx2", "avx512", "avx512_vnni", "amx"])
+@pytest.mark.parametrize("name", ["base", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"])
 def test_the_rows_that_are_few_go_by_the_instruction_set(name, monkeypatch):
     monkeypatch.setattr(linear, "cpu_instruction_set", lambda: name)
     rows = linear.rows_that_are_few()
-    assert rows[torch.bfloat16] == {"avx2": 64, "amx": 128}.get(name, 8)
-    assert rows[torch.float32] == (64 if name in ("avx2", "amx") else 32)
+    assert rows[torch.bfloat16] == {"avx2": 64, "avx512_bf16": 96, "amx": 128}.get(name, 8)
+    assert rows[torch.float32] == {"avx2": 64, "avx512_bf16": 96, "amx": 64}.get(name, 32)
     monkeypatch.setattr(linear, "cpu_instruction_set", Missing("there is none"))
     assert linear.rows_that_are_few() is linear.ROWS_ELSEWHERE
 

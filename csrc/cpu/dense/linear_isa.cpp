@@ -8,6 +8,10 @@
 // the outputs that are side by side stay in the first-level cache, as floats, while all rows of x
 // stream past them, a few at a time, and what comes next of W is asked for meanwhile.
 //
+// With AVX512-BF16 numbers of bfloat16 are multiplied as they are, two by two, and nothing is made
+// a float. What it computes with counts as 0 where it is smaller than the smallest normal number,
+// 2^-126. dispatch.cpp says where that is the faster way.
+//
 // A sum's order depends on the inner dimension only: not on the other rows, the output's place, nor
 // the threads.
 
@@ -30,42 +34,68 @@ constexpr int kTileRows = 2;
 #endif
 constexpr int kTileOutputs = 6;
 
-// Of the inner dimension: a tile's weights stay in the first-level cache. What is not much longer
-// is not divided, for walks through memory then go on without a break.
-constexpr int64_t kBlock = 512;
-constexpr int64_t kMaxUndivided = 1024;
+// Of a row of W: a tile's weights stay in the first-level cache. What is not much longer is not
+// divided, for walks through memory then go on without a break.
+constexpr int64_t kBlockBytes = 2048;
+constexpr int64_t kMaxUndividedBytes = 4096;
 
 // Fewer passes over a tile's weights convert them each time.
 constexpr int64_t kMinPassesToCopy = 3;
 
-// The first or the second half of two vectors' worth of elements, which are divided between the
-// two in whichever way takes the fewest instructions: those of W and of x alike.
-template <int half, class Scalar>
-HFLA_INLINE Vec<AccOf<Scalar>> load_half(const Scalar* from) {
-  return load(from + half * kLanes<AccOf<Scalar>>);
-}
-template <int half>
-HFLA_INLINE Vec<float> load_half(const BFloat16* from) {
-  const auto bits = (UIntVec<float>)load_lanes<uint16_t, 2 * kLanes<float>>(&from->bits);
-  return (Vec<float>)(half == 0 ? bits << 16 : bits & 0xffff0000);
-}
+// What numbers of a dtype are multiplied as: floats. Two vectors are made at a time, between which
+// numbers are divided in whichever way takes the fewest instructions: those of W and of x alike.
+template <class Scalar>
+struct FactorsOf {
+  using Element = AccOf<Scalar>;
+  using Vector = Vec<Element>;
+  static constexpr int kVectors = 2;
 
-// The same where there are only `count` elements, and zeros for the others.
-template <int half, class Scalar>
-HFLA_INLINE Vec<AccOf<Scalar>> load_half(const Scalar* from, int64_t count) {
-  constexpr int64_t all = 2 * kLanes<AccOf<Scalar>>;
-  if (count >= all) return load_half<half>(from);
-  Scalar elements[all] = {};
-  for (int64_t i = 0; i < count; ++i) elements[i] = from[i];
-  return load_half<half>(elements);
-}
+  template <int vector, class Number>
+  static HFLA_INLINE Vector load_vector(const Number* from) {
+    return load(from + vector * kLanes<Element>);
+  }
+  template <int vector>
+  static HFLA_INLINE Vector load_vector(const BFloat16* from) {
+    const auto bits = (UIntVec<float>)load_lanes<uint16_t, 2 * kLanes<float>>(&from->bits);
+    return (Vector)(vector == 0 ? bits << 16 : bits & 0xffff0000);
+  }
+
+  static HFLA_INLINE void store_vector(Element* to, Vector x) { store(to, x); }
+
+  static HFLA_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+// Themselves: each lane of a sum gets the products of two neighbours.
+template <>
+struct FactorsOf<BFloat16> {
+  using Element = BFloat16;
+  using Vector = VectorOf<uint16_t, 2 * kLanes<float>>::type;
+  static constexpr int kVectors = 1;
+
+  template <int>
+  static HFLA_INLINE Vector load_vector(const BFloat16* from) {
+    return load_lanes<uint16_t>(&from->bits);
+  }
+
+  static HFLA_INLINE void store_vector(BFloat16* to, Vector x) { store_lanes(&to->bits, x); }
+
+  static HFLA_INLINE Vec<float> multiply_add(Vector a, Vector b, Vec<float> sum) {
+    return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#endif
 
 template <class Scalar>
 class Linear {
   using Acc = AccOf<Scalar>;
+  using Factors = FactorsOf<Scalar>;
+  using Factor = typename Factors::Element;
   static constexpr int64_t W = kLanes<Acc>, kPair = 2 * W;
   static constexpr int64_t kLine = kCacheLine / static_cast<int64_t>(sizeof(Scalar));
-  static constexpr bool kIsConverted = sizeof(Scalar) != sizeof(Acc);
+  static constexpr int64_t kFactorBytes = sizeof(Factor);
+  static constexpr int64_t kFactors = kPair / Factors::kVectors;  // in a vector
+  static constexpr bool kIsConverted = sizeof(Scalar) != sizeof(Factor);
 
   // Weights of outputs that are computed together, from one place of the inner dimension on.
   template <class Element>
@@ -96,32 +126,50 @@ class Linear {
         weight_(static_cast<const Scalar*>(p.weight)),
         usable_threads_(p.in * p.out < kSerialWork ? 1 : max(1, threads.count)),
         // Not a power of two, which would put all rows into the same few lines of the cache.
-        x_stride_(round_up(p.in, kPair) + kCacheLine / static_cast<int64_t>(sizeof(Acc))),
+        x_stride_(round_up(p.in, kPair) + kCacheLine / kFactorBytes),
         passes_(ceil_div(p.rows, kTileRows)),
-        block_(passes_ == 1 || p.in <= kMaxUndivided ? round_up(p.in, kPair) : kBlock),
+        block_(passes_ == 1 || p.in * kFactorBytes <= kMaxUndividedBytes
+                   ? round_up(p.in, kPair)
+                   : kBlockBytes / kFactorBytes),
         task_outputs_(task_outputs()) {}
 
   Status run() {
     const int64_t tasks = ceil_div(p_.out, task_outputs_);
     const int64_t workers = max(1, min(tasks, usable_threads_));
-    const int64_t x_size = p_.rows * x_stride_;
-    // The last row is read in whole vectors, too.
-    const int64_t sums_size = round_up(p_.rows * task_outputs_ + W - 1, kPair);
-    const int64_t unfinished_size = passes_ * kTileRows * kTileOutputs * W;
-    const int64_t own_size = sums_size + unfinished_size + kTileOutputs * block_;
-    const Buffer buffer((x_size + workers * own_size) * static_cast<int64_t>(sizeof(Acc)));
+    Carver sizes(nullptr);
+    carve_x(sizes);
+    const int64_t x_bytes = sizes.used();
+    carve_own(sizes);
+    const int64_t own_bytes = sizes.used() - x_bytes;
+    const Buffer buffer(x_bytes + workers * own_bytes);
     if (!buffer.data()) return Status::out_of_memory;
-    Acc* const x = reinterpret_cast<Acc*>(buffer.data());
+    Carver x_memory(buffer.data());
+    Factor* const x = carve_x(x_memory);
     stage_x(x);
     run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t task) {
-      Acc* const sums = x + x_size + worker * own_size;
+      Carver own_memory(buffer.data() + x_bytes + worker * own_bytes);
       const int64_t begin = task * task_outputs_;
-      compute(begin, min(p_.out, begin + task_outputs_), x, sums, sums + sums_size);
+      compute(begin, min(p_.out, begin + task_outputs_), x, carve_own(own_memory));
     });
     return Status::ok;
   }
 
  private:
+  // A worker's own memory.
+  struct Own {
+    Acc* sums;        // (rows, task_outputs); the last row is read in whole vectors, too
+    Acc* unfinished;  // vectors of sums (rows of all passes, tile outputs), between blocks
+    Factor* copy;     // (tile outputs, block): weights
+  };
+
+  Factor* carve_x(Carver& carver) const { return carver.take<Factor>(p_.rows * x_stride_); }
+
+  Own carve_own(Carver& carver) const {
+    Acc* const sums = carver.take<Acc>(p_.rows * task_outputs_ + W - 1);
+    Acc* const unfinished = carver.take<Acc>(passes_ * kTileRows * kTileOutputs * W);
+    return {sums, unfinished, carver.take<Factor>(kTileOutputs * block_)};
+  }
+
   // Long stretches, but enough tasks for all threads.
   int64_t task_outputs() const {
     const int64_t row_bytes = max(1, p_.in * static_cast<int64_t>(sizeof(Scalar)));
@@ -129,34 +177,47 @@ class Linear {
     return round_up(max(1, min(outputs, p_.out / (4 * usable_threads_))), kTileOutputs);
   }
 
-  void stage_x(Acc* to) const {
+  void stage_x(Factor* to) const {
     const Scalar* from = static_cast<const Scalar*>(p_.x);
     for (int64_t row = 0; row < p_.rows; ++row, from += p_.in, to += x_stride_) {
-      for (int64_t c = 0; c < p_.in; c += kPair) {
-        store(to + c, load_half<0>(from + c, p_.in - c));
-        store(to + c + W, load_half<1>(from + c, p_.in - c));
-      }
+      for (int64_t c = 0; c < p_.in; c += kPair) stage_vectors<0>(from + c, p_.in - c, to + c);
     }
   }
 
-  // The outputs [begin, end) of all rows; sums (rows, task_outputs) and scratch are the worker's
-  // own memory.
-  void compute(int64_t begin, int64_t end, const Acc* x, Acc* sums, Acc* scratch) const {
+  template <int vector>
+  static HFLA_INLINE void stage_vectors(const Scalar* from, int64_t count, Factor* to) {
+    Factors::store_vector(to + vector * kFactors, load_factors<vector>(from, count));
+    if constexpr (vector + 1 < Factors::kVectors) stage_vectors<vector + 1>(from, count, to);
+  }
+
+  // One of the vectors that are made at a time, zeros where there are only `count` numbers.
+  template <int vector, class Number>
+  static HFLA_INLINE typename Factors::Vector load_factors(const Number* from, int64_t count) {
+    if (count >= kPair) return Factors::template load_vector<vector>(from);
+    Number numbers[kPair] = {};
+    for (int64_t i = 0; i < count; ++i) numbers[i] = from[i];
+    return Factors::template load_vector<vector>(numbers);
+  }
+
+  // The outputs [begin, end) of all rows.
+  void compute(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
     const Scalar* const weight = weight_ + begin * p_.in;
     const int64_t stretch = (end - begin) / kTileOutputs;
     for (int64_t i = 0; i < stretch; ++i) {
-      add_up<kTileOutputs>({weight + i * p_.in, stretch * p_.in}, x, sums + i, stretch, scratch);
+      add_up<kTileOutputs>({weight + i * p_.in, stretch * p_.in}, x, own.sums + i, stretch, own);
     }
     for (int64_t i = stretch * kTileOutputs; i < end - begin; ++i) {
-      add_up<1>({weight + i * p_.in, 0}, x, sums + i, 0, scratch);
+      add_up<1>({weight + i * p_.in, 0}, x, own.sums + i, 0, own);
     }
-    for (int64_t row = 0; row < p_.rows; ++row) finish(sums + row * task_outputs_, row, begin, end);
+    for (int64_t row = 0; row < p_.rows; ++row) {
+      finish(own.sums + row * task_outputs_, row, begin, end);
+    }
   }
 
   // `outputs` outputs of all rows, whose sums are `sums_stride` apart.
   template <int outputs>
-  void add_up(Weights<Scalar> w, const Acc* x, Acc* sums, int64_t sums_stride, Acc* scratch) const {
-    Acc* const copy = scratch + passes_ * kTileRows * kTileOutputs * W;
+  void add_up(Weights<Scalar> w, const Factor* x, Acc* sums, int64_t sums_stride,
+              const Own& own) const {
     Part part{0, 0, nullptr, sums_stride, nullptr};
     do {
       part.begin = part.end;
@@ -164,19 +225,19 @@ class Linear {
       const int64_t length = part.end - part.begin;
       for (int64_t pass = 0; pass < passes_; ++pass) {
         const int64_t row = pass * kTileRows;
-        const Acc* const rows = x + row * x_stride_ + part.begin;
+        const Factor* const rows = x + row * x_stride_ + part.begin;
         part.sums = sums + row * task_outputs_;
-        part.unfinished = scratch + row * kTileOutputs * W;
+        part.unfinished = own.unfinished + row * kTileOutputs * W;
         // Behind these weights are the next, both in a row and from row to row.
         const Ahead ahead{w.data + pass * w.stride + length, passes_ * w.stride,
                           passes_ == 1 ? 0 : ceil_div(outputs - pass, passes_)};
         if (!kIsConverted || passes_ < kMinPassesToCopy) {
-          add_up_rows<outputs, false>(w, copy, rows, p_.rows - row, part, ahead);
+          add_up_rows<outputs, false>(w, own.copy, rows, p_.rows - row, part, ahead);
         } else if (pass == 0) {
-          add_up_rows<outputs, true>(w, copy, rows, p_.rows - row, part, ahead);
+          add_up_rows<outputs, true>(w, own.copy, rows, p_.rows - row, part, ahead);
         } else {
-          const Weights<Acc> copied{copy, block_};
-          add_up_rows<outputs, false>(copied, copy, rows, p_.rows - row, part, ahead);
+          const Weights<Factor> copied{own.copy, block_};
+          add_up_rows<outputs, false>(copied, own.copy, rows, p_.rows - row, part, ahead);
         }
       }
       w.data += length;
@@ -185,8 +246,8 @@ class Linear {
 
   // A tile has fewer rows where no more are left.
   template <int outputs, bool copies, int rows = kTileRows, class Element>
-  void add_up_rows(Weights<Element> w, Acc* copy, const Acc* x, int64_t rows_left, const Part& part,
-                   const Ahead& ahead) const {
+  void add_up_rows(Weights<Element> w, Factor* copy, const Factor* x, int64_t rows_left,
+                   const Part& part, const Ahead& ahead) const {
     if constexpr (rows > 1) {
       if (rows_left < rows) {
         return add_up_rows<outputs, copies, rows - 1>(w, copy, x, rows_left, part, ahead);
@@ -196,8 +257,8 @@ class Linear {
   }
 
   template <int outputs, int rows, bool copies, class Element>
-  HFLA_NOINLINE void add_up_tile(Weights<Element> w, Acc* copy, const Acc* x, const Part& part,
-                                 const Ahead& ahead) const {
+  HFLA_NOINLINE void add_up_tile(Weights<Element> w, Factor* copy, const Factor* x,
+                                 const Part& part, const Ahead& ahead) const {
     Vec<Acc> sum_of[outputs][rows] = {};
     const auto for_tile = [&](auto body) HFLA_INLINE_LAMBDA {
       HFLA_UNROLL
@@ -219,13 +280,11 @@ class Linear {
         }
       }
       multiply_add<0, outputs, rows, copies>(w, copy, x, c, kPair, sum_of);
-      multiply_add<1, outputs, rows, copies>(w, copy, x, c, kPair, sum_of);
     }
     if (c < length) {
       // Copied weights have their zeros.
       const int64_t count = sizeof(Element) == sizeof(Scalar) ? length - c : kPair;
       multiply_add<0, outputs, rows, copies>(w, copy, x, c, count, sum_of);
-      multiply_add<1, outputs, rows, copies>(w, copy, x, c, count, sum_of);
     }
     if (part.end < p_.in) {
       for_tile([&](int o, int r, Acc* at) HFLA_INLINE_LAMBDA { store(at, sum_of[o][r]); });
@@ -236,20 +295,29 @@ class Linear {
     }
   }
 
-  // A vector of each output's weights, of whose two vectors only `count` elements are in the row.
-  template <int half, int outputs, int rows, bool copies, class Element>
-  HFLA_INLINE void multiply_add(Weights<Element> w, Acc* copy, const Acc* x, int64_t c,
+  // A vector of each output's weights, of which only `count` are in the row, and the next one where
+  // two are made at a time.
+  template <int vector, int outputs, int rows, bool copies, class Element>
+  HFLA_INLINE void multiply_add(Weights<Element> w, Factor* copy, const Factor* x, int64_t c,
                                 int64_t count, Vec<Acc> (&sum_of)[outputs][rows]) const {
-    Vec<Acc> x_of[rows];
+    constexpr int64_t first = vector * kFactors;
+    typename Factors::Vector x_of[rows];
     HFLA_UNROLL
-    for (int r = 0; r < rows; ++r) x_of[r] = load(x + r * x_stride_ + c + half * W);
+    for (int r = 0; r < rows; ++r) {
+      x_of[r] = Factors::template load_vector<vector>(x + r * x_stride_ + c);
+    }
     HFLA_UNROLL
     for (int o = 0; o < outputs; ++o) {
-      Vec<Acc> weight = load_half<half>(w.data + o * w.stride + c, count);
+      auto weight = load_factors<vector>(w.data + o * w.stride + c, count);
       if constexpr (rows > 1) keep_in_register(weight);
-      if constexpr (copies) store(copy + o * block_ + c + half * W, weight);
+      if constexpr (copies) Factors::store_vector(copy + o * block_ + c + first, weight);
       HFLA_UNROLL
-      for (int r = 0; r < rows; ++r) sum_of[o][r] += weight * x_of[r];
+      for (int r = 0; r < rows; ++r) {
+        sum_of[o][r] = Factors::multiply_add(weight, x_of[r], sum_of[o][r]);
+      }
+    }
+    if constexpr (vector + 1 < Factors::kVectors) {
+      multiply_add<vector + 1, outputs, rows, copies>(w, copy, x, c, count, sum_of);
     }
   }
 

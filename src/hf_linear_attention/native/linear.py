@@ -29,8 +29,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             float64. weight and bias are contiguous.
 
     Returns:
-        y (..., out). Sums are in the accumulation dtype, and rounded once. With AMX, whatever is
-        smaller than 2^-126 counts as 0 in bfloat16.
+        y (..., out). Sums are in the accumulation dtype, and rounded once. With AMX or AVX512-BF16,
+        whatever is smaller than 2^-126 counts as 0 in bfloat16.
 
     Raises:
         RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
