@@ -55,9 +55,9 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):  # what is built for,
 # Instruction sets that only some products have a use for, and which. dispatch.cpp takes all other
 # kernels from the one before.
 SOURCES = {
-    "avx512_vnni": "dense/rounded_*_isa.cpp",
-    "avx512_bf16": "dense/linear_isa.cpp",
-    "amx": "dense/linear_amx.cpp",
+    "avx512_vnni": ("dense/rounded_*_isa.cpp",),
+    "avx512_bf16": ("dense/linear_isa.cpp", "dense/quantized_linear_isa.cpp"),
+    "amx": ("dense/linear_amx.cpp",),
 }
 
 # Machine code for the devices of each major version, which those of its later minor versions run,
@@ -191,8 +191,9 @@ def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     result = []
     for name, isa_flags in instruction_sets.items():
         flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
-        for source in sorted((CSRC / "cpu").rglob(SOURCES.get(name, "*_isa.cpp"))):
-            result.append(Compilation(source, flags, name))
+        for pattern in SOURCES.get(name, ("*_isa.cpp",)):
+            sources = sorted((CSRC / "cpu").rglob(pattern))
+            result += [Compilation(source, flags, name) for source in sources]
     return [*result, Compilation(CSRC / "cpu" / "dispatch.cpp", built)]
 
 
