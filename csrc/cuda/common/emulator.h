@@ -125,6 +125,7 @@ struct Machine {
   unsigned schedule = 0;
   int missing_barrier = 0;   // the line of a barrier that is left out
   int missing_in_warp = -1;  // by this warp; -1: by all
+  int missing_wait = 0;      // the line of a wait for copies that is left out (copy_groups.cuh)
   Barrier missing{};         // one that is left out by all, of one kernel
   int64_t most_shared_bytes = INT64_MAX;
   int64_t last_part = 1;        // only the last of so many parts of a launch's blocks is run
