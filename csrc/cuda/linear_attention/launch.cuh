@@ -31,15 +31,15 @@ namespace hfla::cuda {
 // memory.
 template <class Scalar>
 struct Tiles {
-  using Narrow = BlockShape<32, 48, 32>;
-  using Wide = BlockShape<64, 144, 32>;
+  using Narrow = BlockShape<32, 48, 32, 2>;
+  using Wide = BlockShape<64, 144, 32, 2>;
   using Tall = Wide;
 };
 template <>
 struct Tiles<BFloat16> {
-  using Narrow = BlockShape<32, 48, 32>;
-  using Wide = BlockShape<64, 128, 64>;
-  using Tall = BlockShape<128, 144, 64>;
+  using Narrow = BlockShape<32, 48, 32, 2>;
+  using Wide = BlockShape<64, 128, 64, 2>;
+  using Tall = BlockShape<128, 144, 64, 2>;
 };
 
 inline int64_t rows_of(const Walk& walk) {

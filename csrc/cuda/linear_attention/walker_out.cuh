@@ -23,7 +23,7 @@ DEV void Walker<Scalar, S>::store_out() {
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const int token = 16 * warp_ + g_ + 8 * half;
-    const bool present = shared_.present[token];
+    const bool present = this->present(token);
     // In the normaliser's tile the first lane of four has the column.
     const float den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
     const float scale = p_.divide ? 1 / den : 1;
