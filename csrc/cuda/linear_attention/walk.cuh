@@ -112,6 +112,7 @@ struct BlockShape {
 // what follows of it, while it does something else.
 struct Place {
   int64_t column_block, head, kv_head, piece_index;
+  int writers;  // heads that write in a chunk
   Piece piece;
 };
 

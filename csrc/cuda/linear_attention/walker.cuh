@@ -78,6 +78,7 @@ class Walker {
     place.head = block_index() / column_blocks % p.num_heads();
     place.piece_index = block_index() / column_blocks / p.num_heads();
     place.kv_head = p.reads_per_query() ? place.head / p.group() : place.head;
+    place.writers = p.write.per_query ? int(p.group()) : 1;
     place.piece = find_piece(p.pieces, place.piece_index);
     return place;
   }
@@ -176,12 +177,11 @@ class Walker {
 
   DEV Visit after(Visit visit) const {
     visit.write_stage = (visit.write_stage + 1) % S::kStages;
-    if (++visit.writer < writers()) return visit;
+    if (++visit.writer < place_.writers) return visit;
     visit.read_stage = (visit.read_stage + 1) % S::kStages;
     return {visit.chunk + 1, 0, visit.read_stage, visit.write_stage};
   }
-  DEV int writers() const { return p_.write.per_query ? int(p_.group()) : 1; }
-  DEV bool is_last_writer() const { return visit_.writer == writers() - 1; }
+  DEV bool is_last_writer() const { return visit_.writer == place_.writers - 1; }
 
   // Backwards in time, the chunk that is not full is the first one still.
   DEV int64_t offset_of(int chunk) const {

@@ -70,12 +70,13 @@ DEV void Walker<Scalar, S>::copy_rows(Which which, const Visit& visit, int token
   const int64_t offset = offset_of(visit.chunk);
   const int stage = stage_of(which, visit), stride = stride_of(which);
   OwnRuns at(0, from.whole);
+  const int64_t step = at.step * from.time;
   const Scalar* x =
       from.x + (offset + at.token) * from.time + visit.writer * from.writer + at.column;
   Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
-  for (; at.token < tokens; at.token += at.step) {
+  UNROLL_BY(4)
+  for (; at.token < tokens; at.token += at.step, x += step, to += at.step * stride) {
     copies_.copy(raw(to), x);
-    x += at.step * from.time, to += at.step * stride;
   }
   if (!from.den || thread_index() >= tokens) return;
   const int64_t row = (offset + thread_index()) * p_.Hq + visit.writer * from.writer_of_den;
