@@ -34,7 +34,8 @@ struct Shapes {};
 // stages, one is better than smaller tiles.
 template <class Scalar>
 struct Tiles {
-  using All = Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 144, 32, 2>>;
+  using All =
+      Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 144, 32, 2>, BlockShape<64, 144, 32, 1>>;
 };
 template <>
 struct Tiles<BFloat16> {
