@@ -79,9 +79,9 @@ Fitness fitness(const Walk& walk, const CudaDevice& device) {
 // Calls visit(shape) with the tiles for a walk: the best, and the first of those that are as good.
 template <class Scalar, class Visit, class S, class... Others>
 auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Shapes<S, Others...>) {
-  const Fitness here = fitness<Scalar, S>(walk, device);
-  if ((fitness<Scalar, Others>(walk, device).better_than(here) || ...)) {
-    if constexpr (sizeof...(Others) > 0) {
+  if constexpr (sizeof...(Others) > 0) {
+    const Fitness here = fitness<Scalar, S>(walk, device);
+    if ((fitness<Scalar, Others>(walk, device).better_than(here) || ...)) {
       return with_best<Scalar>(walk, device, visit, Shapes<Others...>{});
     }
   }

@@ -40,33 +40,18 @@ class Walker {
         g_(lane().g),
         t_(lane().t) {
     if (thread_index() == 0) shared_.place() = find_place(p);
+    enter_rows(0);
     sync_block();
     chunks_ = int((place_.piece.end - place_.piece.begin + C - 1) / C);
   }
 
   DEV void run() {
     if (place_.piece.sequence < 0) return;
-    const int64_t rows = p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width();
-    for (row_begin_ = 0; row_begin_ < rows; row_begin_ += R) {
-      rows_left_ = rows - row_begin_;
-      sync_block();  // all have done with the last walk
-      if (thread_index() < 3) {
-        shared_.source(Which(thread_index())) = make_source(Which(thread_index()));
-      }
+    for (;;) {
+      walk();
+      if (rows_left_ <= R) return;
+      enter_rows(row_begin_ + R);
       sync_block();
-      visit_ = {};
-      if (S::kStages > 1) start(visit_);
-      load_state();
-      float total_decay = 1;
-      NO_UNROLL
-      for (; visit_.chunk < chunks_; visit_ = after(visit_)) {
-        visit();
-        if (is_last_writer()) total_decay *= decay_.between(0, C);
-      }
-      store_state();
-      if (p_.piece_decays && thread_index() == 0) {
-        p_.piece_decays[place_.piece_index * p_.Hkv + place_.kv_head] = total_decay;
-      }
     }
   }
 
@@ -81,6 +66,34 @@ class Walker {
     place.writers = p.write.per_query ? int(p.group()) : 1;
     place.piece = find_piece(p.pieces, place.piece_index);
     return place;
+  }
+
+  // The rows that the next walk has, as all threads find them after a barrier. Those that are still
+  // in the last one have done with its sources.
+  DEV void enter_rows(int64_t begin) {
+    row_begin_ = begin;
+    rows_left_ = (p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width()) - begin;
+    if (thread_index() != 0) return;
+    NO_UNROLL
+    for (Which which = Which::read; which < Which::end; which = Which(int(which) + 1)) {
+      shared_.source(which) = make_source(which);
+    }
+  }
+
+  DEV void walk() {
+    visit_ = {};
+    if (S::kStages > 1) start(visit_);
+    load_state();
+    float total_decay = 1;
+    NO_UNROLL
+    for (; visit_.chunk < chunks_; visit_ = after(visit_)) {
+      visit();
+      if (is_last_writer()) total_decay *= decay_.between(0, C);
+    }
+    store_state();
+    if (p_.piece_decays && thread_index() == 0) {
+      p_.piece_decays[place_.piece_index * p_.Hkv + place_.kv_head] = total_decay;
+    }
   }
 
   // ---- the state, of which a warp has the strips of 16 rows warp, warp + kWarps, ... ----
