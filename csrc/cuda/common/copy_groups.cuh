@@ -19,16 +19,17 @@ namespace hfla::cuda {
 
 // A thread's groups.
 struct CopyGroups {
-  // 16 bytes or 4, aligned.
+  // 16, 8 or 4 bytes, aligned.
   template <int bytes = 16>
   DEV void copy(void* to, const void* from) {
-    static_assert(bytes == 16 || bytes == 4);
+    static_assert(bytes == 16 || bytes == 8 || bytes == 4);
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     if constexpr (bytes == 16) {  // past the first-level cache, as only these can
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from)
                    : "memory");
     } else {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(address), "l"(from)
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(address), "l"(from),
+                   "n"(bytes)
                    : "memory");
     }
   }
@@ -46,12 +47,12 @@ class CopyGroups {
  public:
   template <int bytes = 16>
   void copy(void* to, const void* from) {
-    static_assert(bytes == 16 || bytes == 4);
+    static_assert(bytes == 16 || bytes == 8 || bytes == 4);
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
       emulator::machine().error = "a copy that is not aligned";
     }
     std::memset(to, emulator::kPoison, bytes);
-    open_.push_back({to, from, bytes});
+    open_.push_back({to, from, [](void* to, const void* from) { std::memcpy(to, from, bytes); }});
   }
   void close() {
     groups_.push_back(std::move(open_));
@@ -61,7 +62,7 @@ class CopyGroups {
   void wait(int line = __builtin_LINE()) {
     if (line == emulator::machine().missing_wait) return;
     while (groups_.size() > size_t(newest)) {
-      for (const Copy& copy : groups_.front()) arrive(copy);
+      for (const Copy& copy : groups_.front()) copy.arrive(copy.to, copy.from);
       groups_.erase(groups_.begin());
     }
   }
@@ -70,15 +71,8 @@ class CopyGroups {
   struct Copy {
     void* to;
     const void* from;
-    int bytes;
+    void (*arrive)(void* to, const void* from);
   };
-  static void arrive(const Copy& copy) {
-    if (copy.bytes == 16) {
-      std::memcpy(copy.to, copy.from, 16);
-    } else {
-      std::memcpy(copy.to, copy.from, 4);
-    }
-  }
   std::vector<std::vector<Copy> > groups_;
   std::vector<Copy> open_;
 };

@@ -219,8 +219,16 @@ class Walker {
     convert();
     sync_block();
     if (p_.reads && first) read_state();
+    const bool stores = p_.reads && is_last_writer(), is_gradient = p_.of.x.data;
+    if (stores && is_gradient) {
+      if (first) sync_block();  // all have done with the state's tile
+      start_of();
+    }
     if (p_.reads && p_.causal) read_chunk();
-    if (p_.reads && is_last_writer()) store_out();
+    if (stores) {
+      if (is_gradient) copies_.template wait<0>();
+      store_out();
+    }
     if (p_.writes) write_chunk(first);
   }
 
@@ -277,6 +285,7 @@ class Walker {
   DEV Source<Scalar> make_source(Which which) const;
   DEV void start(const Visit& visit);
   DEV void copy_rows(Which which, const Visit& visit, int tokens);
+  DEV void start_of();
   DEV void convert();
   template <FeatureMap map>
   DEV void convert_whole_runs(Which which);
@@ -319,7 +328,7 @@ class Walker {
   DEV void store_out();
   DEV void add_partial(int token, int half, bool last);
   DEV Outs make_outs(int token) const;
-  DEV void load_of(Pair (&of)[kTilesN - 1], const Outs& outs) const;
+  DEV Pair* copied_of(int n, int half) const;
   DEV float make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half, float scale,
                        bool present) const;
   template <FeatureMap map>

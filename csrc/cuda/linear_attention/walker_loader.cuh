@@ -85,4 +85,27 @@ DEV void Walker<Scalar, S>::copy_rows(Which which, const Visit& visit, int token
   copies_.template copy<4>(shared_.den_grads(stage) + thread_index(), from.den_grad + row);
 }
 
+// What the thread's part of out is the gradient of, pair by pair, for store_out.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::start_of() {
+  UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const Outs outs = make_outs(16 * warp_ + g_ + 8 * half);
+    UNROLL
+    for (int n = 0; n < kTilesN - 1; ++n) {
+      const int c = 8 * n + 2 * t_;
+      if (outs.has_pair(c)) copies_.template copy<sizeof(Pair)>(copied_of(n, half), outs.of + c);
+    }
+  }
+  copies_.close();
+}
+
+// Where the state was. No other thread looks there.
+template <class Scalar, class S>
+DEV typename Walker<Scalar, S>::Pair* Walker<Scalar, S>::copied_of(int n, int half) const {
+  static_assert(C * S::kColumns * sizeof(Scalar) <= decltype(shared_.state())::kBytes);
+  Pair* const pairs = reinterpret_cast<Pair*>(shared_.state().data);
+  return pairs + (half * (kTilesN - 1) + n) * S::kThreads + thread_index();
+}
+
 }  // namespace hfla::cuda
