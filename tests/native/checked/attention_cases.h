@@ -129,7 +129,7 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
   const std::vector<Tiles> all =
       dtype == hfla::DType::bf16
           ? std::vector<Tiles>{{"smallest tiles", 32, 40, 56},
-                               {"small tiles", 80, 80, 88},
+                               {"small tiles", 80, 80, 152},
                                {"middle tiles, one stage", 64, 80, 152},
                                {"middle tiles", 110, 80, 168},
                                {"largest tiles, one stage", 120, 136, 264},
