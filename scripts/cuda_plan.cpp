@@ -26,13 +26,15 @@ namespace {
 namespace emulator = hfla::cuda::emulator;
 
 // By thread, but for `rounds`, which is how often a block passes the barrier that it passes most
-// often; `unique` bytes are counted once for all blocks of a launch.
+// often; `unique` bytes are counted once for all blocks of a launch. Copies are loads, too.
 enum What {
   rounds,
   barriers,
   shuffles,
   products,
   operand_loads,
+  copies,
+  wide_copies,
   loads,
   loaded,
   stores,
@@ -190,6 +192,7 @@ std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, boo
     counts[barriers] = double(m.counts.barriers), counts[shuffles] = double(m.counts.shuffles);
     counts[products] = double(m.counts.products);
     counts[operand_loads] = double(m.counts.operand_loads);
+    counts[copies] = double(m.counts.copies), counts[wide_copies] = double(m.counts.wide_copies);
   };
   m.on_launch = [&](int64_t blocks, int threads, int64_t shared) {
     finish_last();

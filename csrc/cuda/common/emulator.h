@@ -88,6 +88,7 @@ struct Fibers {
 // What the threads of a kernel have done, each of them counted.
 struct Counts {
   int64_t barriers = 0, shuffles = 0, products = 0, operand_loads = 0;
+  int64_t copies = 0, wide_copies = 0;  // asynchronous, of any size and of 16 bytes
 };
 
 // A barrier in a kernel's source.
