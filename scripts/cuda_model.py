@@ -181,7 +181,7 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         + per_one(converting, cuda_sass.WIDE_SHARED_STORE),
         beside=len(beside),
         stores_beside=cuda_sass.count(beside, ANY_STORE),
-        loads_ahead=max(cuda_sass.loads_in_flight(chunk), min(unrolled, default=1)),
+        loads_ahead=max(cuda_sass.loads_in_flight(code, cuda_sass.LOAD), min(unrolled, default=1)),
         copies_ahead=cuda_sass.copies_are_ahead(chunk),
     )
 

@@ -194,14 +194,4 @@ struct WalkShared {
   }
 };
 
-// The element of a state at row r and column n of the walk, or null beyond its end.
-DEV float* state_element(const Walk& p, const States& states, int64_t row, int64_t head, int64_t r,
-                         int64_t n) {
-  const int64_t k = p.transposed ? n : r, v = p.transposed ? r : n;
-  const int64_t at = row * p.Hkv + head;
-  if (k >= p.K || v > p.V) return nullptr;
-  if (v == p.V) return states.z ? states.z + at * p.K + k : nullptr;
-  return states.kv ? states.kv + (at * p.K + k) * p.V + v : nullptr;
-}
-
 }  // namespace hfla::cuda

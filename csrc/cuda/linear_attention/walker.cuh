@@ -105,13 +105,6 @@ class Walker {
   // The tile's last 8 columns are the normaliser and nothing.
   DEV bool has_normalizer() const { return p_.values.extra == Extra::one; }
 
-  // Column c of the tile in the matrix of values, or its width if there is none.
-  DEV int64_t global_column(int c) const {
-    const int64_t n = place_.column_block * S::kColumns + c;
-    if (c < S::kColumns) return n < p_.values.columns ? n : p_.values.width();
-    return c == S::kColumns && has_normalizer() ? p_.values.columns : p_.values.width();
-  }
-
   template <class Visit>
   DEV void for_each_state_element(Visit visit) {
     UNROLL
@@ -127,11 +120,37 @@ class Walker {
     }
   }
 
-  DEV float* element_of(const States& states, int r, int c) const {
-    const int64_t n = global_column(c);
-    if (r >= rows_left_ || n == p_.values.width()) return nullptr;
+  // A state in device memory, from this block's first row and column on. Element (r, c) is
+  // kv[r][c], or kv[c][r] if transposed; z is the last column, or row.
+  struct StateInMemory {
+    float *kv, *z;      // or null
+    int row, column;    // strides of kv
+    int rows, columns;  // of kv, from here to the last
+    int extra_row;      // the row that z is, or -1
+    bool extra_column;  // z is the column behind the tile's
+    DEV float* at(int r, int c) const {
+      if (c == S::kColumns) return extra_column && r < rows ? z + r : nullptr;
+      if (c > S::kColumns || c >= columns) return nullptr;
+      if (r == extra_row) return z + c;
+      return kv && r < rows ? kv + int64_t(r) * row + int64_t(c) * column : nullptr;
+    }
+  };
+  DEV StateInMemory find_state(const States& states) const {
     const int64_t row = states.per_piece ? place_.piece_index : place_.piece.sequence;
-    return state_element(p_, states, row, place_.kv_head, row_begin_ + r, n);
+    const int64_t at = row * p_.Hkv + place_.kv_head, r = row_begin_,
+                  n = place_.column_block * S::kColumns;
+    const int64_t keys = p_.transposed ? n : r, values = p_.transposed ? r : n;
+    const int64_t rows = (p_.transposed ? p_.V : p_.K) - r,
+                  columns = (p_.transposed ? p_.K : p_.V) - n;
+    const int V = int(p_.V);
+    return {states.kv ? states.kv + (at * p_.K + keys) * p_.V + values : nullptr,
+            states.z ? states.z + at * p_.K + keys : nullptr,
+            p_.transposed ? 1 : V,
+            p_.transposed ? V : 1,
+            int(rows < R ? rows : R),
+            int(columns),
+            states.z && p_.transposed && rows < R ? int(rows) : -1,
+            states.z && !p_.transposed && has_normalizer()};
   }
 
   // In shared memory, for read_state.
@@ -158,10 +177,22 @@ class Walker {
       return;
     }
     const auto staged = shared_.staged();
+    const StateInMemory states = find_state(p_.from);
+    constexpr int kAhead = 8;  // loads before the first is used, for the memory's latency
     NO_UNROLL
-    for (int e = thread_index(); e < R * N; e += S::kThreads) {
-      const float* const from = element_of(p_.from, e / N, e % N);
-      staged.data[e / N * staged.kStride + e % N] = from ? *from : 0;
+    for (int first = thread_index(); first < R * N; first += kAhead * S::kThreads) {
+      float x[kAhead];
+      UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        const int e = first + a * S::kThreads;
+        const float* const from = e < R * N ? states.at(e / N, e % N) : nullptr;
+        x[a] = from ? *from : 0;
+      }
+      UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        const int e = first + a * S::kThreads;
+        if (e < R * N) staged.data[e / N * staged.kStride + e % N] = x[a];
+      }
     }
     sync_block();
     for_each_state_element([&](int r, int c, float& x) { x = staged.get(r, c); });
@@ -176,12 +207,13 @@ class Walker {
     for_each_state_element(
         [&](int r, int c, float& x) { staged.data[r * staged.kStride + c] = x; });
     sync_block();
+    const StateInMemory states = find_state(p_.to);
     NO_UNROLL
     for (int e = thread_index(); e < R * N; e += S::kThreads) {
       const int c = e % N;
       // All blocks have the normaliser's column; the first stores it.
       if (c == S::kColumns && place_.column_block != 0) continue;
-      float* const to = element_of(p_.to, e / N, c);
+      float* const to = states.at(e / N, c);
       if (to) *to = staged.get(e / N, c);
     }
   }
