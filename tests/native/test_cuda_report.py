@@ -115,12 +115,32 @@ def walk_kernel(C: int, R: int, columns: int, stages: int) -> str:
 
 
 WALK = Bounds(11500, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=70)
+DELTA = Bounds(0, 0, 0, copies=24, copies_ahead=True, per_copy=5)
 BOUNDS = {
-    walk_kernel(64, 80, 64, 2): WALK,
-    walk_kernel(64, 128, 64, 2): WALK,
-    walk_kernel(128, 144, 64, 2): WALK,
-    walk_kernel(64, 128, 64, 1): WALK._replace(copies_ahead=False),
-    walk_kernel(128, 144, 64, 1): WALK._replace(copies_ahead=False),
+    "linear_attention": {
+        walk_kernel(64, 80, 64, 2): WALK,
+        walk_kernel(64, 128, 64, 2): WALK,
+        walk_kernel(128, 144, 64, 2): WALK,
+        walk_kernel(64, 128, 64, 1): WALK._replace(copies_ahead=False),
+        walk_kernel(128, 144, 64, 1): WALK._replace(copies_ahead=False),
+    },
+    # Stores of 16 bits: columns of which the last may not be there, of every number.
+    "delta_rule": {
+        "delta_outputs_kernel<BFloat16, 32>": DELTA._replace(
+            instructions=5000, products=20, operand_loads=12, stores_of_16_bits=16
+        ),
+        "delta_gradients_kernel<BFloat16, 32>": DELTA._replace(
+            instructions=5100, products=24, operand_loads=15, stores_of_16_bits=16
+        ),
+        "delta_states_kernel<BFloat16, 32>": DELTA._replace(
+            instructions=3600, products=4, operand_loads=3, stores_of_16_bits=0
+        ),
+        "delta_prepare_kernel<BFloat16>": Bounds(7200, 60, 7, stores_of_16_bits=25),
+        "delta_token_gradients_kernel<BFloat16>": Bounds(13000, 76, 58, stores_of_16_bits=0),
+        "delta_step_kernel<BFloat16, 4>": Bounds(
+            2400, 0, 0, loads_ahead=8, per_run=60, stores_of_16_bits=9
+        ),
+    },
 }
 
 
@@ -156,12 +176,13 @@ def copies_are_ahead(code: list[cuda_sass.Instruction]) -> bool:
 
 @needs_disassembler
 @pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
-def test_the_machine_code_is_what_the_source_means(compiled, architecture):
+@pytest.mark.parametrize("op", BOUNDS)
+def test_the_machine_code_is_what_the_source_means(compiled, op, architecture):
     _, directory = compiled
-    [cubin] = directory.glob(f"*linear_attention-bf16.cu.{architecture}.cubin")
+    [cubin] = directory.glob(f"*{op}-bf16.cu.{architecture}.cubin")
     kernels = cuda_sass.disassemble(cuda_sass.find_disassembler(), cubin)
-    found = {name: faults(kernels[name], bounds) for name, bounds in BOUNDS.items()}
-    assert found == dict.fromkeys(BOUNDS, [])
+    found = {name: faults(kernels[name], bounds) for name, bounds in BOUNDS[op].items()}
+    assert found == dict.fromkeys(BOUNDS[op], [])
 
 
 GOOD_CODE = """

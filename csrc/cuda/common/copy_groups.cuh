@@ -51,8 +51,11 @@ class CopyGroups {
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
       emulator::machine().error = "a copy that is not aligned";
     }
-    ++emulator::machine().counts.copies;
-    emulator::machine().counts.wide_copies += bytes == 16;
+    {
+      const emulator::Unwatched here;
+      ++emulator::machine().counts.copies;
+      emulator::machine().counts.wide_copies += bytes == 16;
+    }
     std::memset(to, emulator::kPoison, bytes);
     open_.push_back({to, from, [](void* to, const void* from) { std::memcpy(to, from, bytes); }});
   }
