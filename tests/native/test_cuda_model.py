@@ -14,8 +14,7 @@ import cuda_model  # noqa: E402
 import cuda_sass  # noqa: E402
 from cuda_model import GPUS, Launch, estimate, floor  # noqa: E402
 
-# A chunk's loop, from 0010 to 0140, with one that copies, one that converts in place, one that loads
-# and one that multiplies.
+# A chunk's loop, from 0010 to 0140, with loops that copy, convert in place, load and multiply.
 MACHINE_CODE = """
 	.section	.text.walk,"ax",@progbits
 .text.walk:

@@ -30,6 +30,10 @@
 // cut into several pieces, with three launches: walks that only write, from zero; one that
 // combines the states of pieces (combine.cuh); and the walks proper, each from its own state.
 //
+// Rows come by asynchronous copies to where their tiles are, and operands are made of them in
+// place. Where shared memory has room for the tiles of two chunks, those of the next are filled
+// while one is computed.
+//
 // Masked tokens, and those past the end of a piece, read, write and are all zeros and decay by
 // nothing.
 //
@@ -145,7 +149,8 @@ struct WalkShared {
   using StateTile = Tile<Element, S::R, S::N>;
   using Staged = Tile<float, S::R, S::N>;
 
-  // A stage: tiles; and by token denominators, their gradients, log decays and presence.
+  // A stage: tiles; and by token denominators, which one of the three may have, their gradients,
+  // log decays and presence.
   static constexpr int kReadAt = 0, kWriteAt = RowsTile::kBytes, kValuesAt = 2 * kWriteAt;
   static constexpr int kDensAt = kValuesAt + ValuesTile::kBytes, kOfTokens = 4 * S::C;
   static constexpr int kPresentAt = kDensAt + 3 * kOfTokens;
