@@ -30,12 +30,12 @@ struct Shapes {};
 
 // Sizes of tiles, the smaller before the larger. Of the middle ones in bfloat16 two blocks fit into
 // a multiprocessor; with one more strip of rows, for the normaliser's beside 128, these would not
-// have the registers. Operands of four bytes take twice the memory. Where there is none for two
-// stages, one is better than smaller tiles.
+// have the registers. Operands of four bytes take twice the memory, which two stages of the larger
+// ones would leave to one block. Where there is none for two stages, one is better than smaller
+// tiles.
 template <class Scalar>
 struct Tiles {
-  using All =
-      Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 144, 32, 2>, BlockShape<64, 144, 32, 1>>;
+  using All = Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 144, 32, 1>>;
 };
 template <>
 struct Tiles<BFloat16> {

@@ -135,8 +135,7 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
                                {"largest tiles, one stage", 120, 136, 264},
                                {"largest tiles", 227, 136, 264}}
           : std::vector<Tiles>{{"smallest tiles", 64, 40, 56},
-                               {"largest tiles, one stage", 120, 80, 152},
-                               {"largest tiles", 227, 80, 152}};
+                               {"largest tiles", 120, 80, 152}};
   for (const Tiles& tiles : all) {
     Attention c{dtype, tiles.shared_kb << 10, tiles.T, tiles.K, 16, 1, 1};
     c.backward = kAll || &tiles == &all[0];
