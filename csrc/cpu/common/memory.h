@@ -3,6 +3,8 @@
 // Memory for what kernels keep for a while.
 #pragma once
 
+#include <stddef.h>
+
 #include <new>
 
 #include "cpu/common/isa.h"
