@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/cpu.h"
+#include "kernels/export.h"
 
 #ifdef HFLA_WITH_AVX2
 #include <cpuid.h>
@@ -210,7 +211,7 @@ const CpuKernels* cpu_kernels(const char** why_not) {
 
 // "amx, avx512_bf16, avx512_vnni, avx512, avx2, base": what was built, for native/library.py,
 // through ctypes.
-extern "C" const char* hfla_cpu_instruction_sets_built() {
+HFLA_EXPORT const char* hfla_cpu_instruction_sets_built() {
   static const std::string names = hfla::built_names();
   return names.c_str();
 }
