@@ -22,7 +22,7 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
 .PHONY: help demo convert-demo test test-vllm bench compare instructions sanitize soak gpu-check \
-	arm-check wheels site check format clean
+	arm-check cross-check wheels site check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make arm-check   run the kernels for ARM in an emulator, on what the ops' tests compute"
+	@echo "make cross-check   compile the kernels for macOS and Windows, under 10 minutes; none of it runs"
 	@echo "make wheels   build the wheels of a release into dist/, for x86-64 and ARM, under 10 minutes"
 	@echo "make site   build the documentation as a site, in build/site"
 	@echo "make check   only check the code: format, lint, types"
@@ -97,6 +98,9 @@ arm-check: $(VENV)/installed
 wheels: $(VENV_WHEELS)/installed
 	$(VENV_WHEELS)/bin/python scripts/build_wheels.py $(WHEELS_FLAGS)
 
+cross-check: $(VENV_WHEELS)/installed
+	$(VENV_WHEELS)/bin/python scripts/cross_check.py $(CROSS_CHECK_FLAGS)
+
 # Signatures and docstrings are read, not imported, so that it needs no torch, either.
 site: $(VENV_SITE)/installed
 	$(VENV_SITE)/bin/python scripts/site_source.py
@@ -140,7 +144,7 @@ $(VENV_VLLM)/installed: $(VENV_VLLM)/created tests/with_vllm/requirements.txt $(
 
 $(VENV_WHEELS)/installed: $(VENV_WHEELS)/created constraints.txt
 	$(VENV_WHEELS)/bin/python -m pip install --disable-pip-version-check \
-		--constraint constraints.txt auditwheel setuptools ziglang
+		--constraint constraints.txt auditwheel lief setuptools ziglang
 	@touch $@
 
 $(VENV_SITE)/installed: $(VENV_SITE)/created constraints.txt

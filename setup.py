@@ -33,15 +33,21 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 REQUIRE_NATIVE = os.environ.get("HF_LINEAR_ATTENTION_REQUIRE_NATIVE") == "1"
 
-COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", f"-I{CSRC}", f"-ffile-prefix-map={ROOT}/="]
+SYSTEM = sysconfig.get_platform().partition("-")[0]  # what is built for, also elsewhere
+COMPILE_FLAGS = ["-std=c++17", "-O3", f"-I{CSRC}", f"-ffile-prefix-map={ROOT}/="]
+COMPILE_FLAGS += {"linux": ["-fPIC"], "win": []}.get(SYSTEM, ["-fPIC", "-fvisibility=hidden"])
 # Neither changes a result: nobody reads errno or floating-point exceptions after the kernels.
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math"]
-LINK_FLAGS = ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exports.map'}"]
+LINK_FLAGS = {
+    "linux": ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exports.map'}"],
+    "macosx": ["-dynamiclib", "-Wl,-undefined,dynamic_lookup"],
+    "win": ["-shared", "-s"],
+}
 
 # Every *_isa.cpp below csrc/cpu is compiled once for each of these, but for those in SOURCES;
 # csrc/cpu/dispatch.cpp chooses when it runs.
 INSTRUCTION_SETS = {"base": []}
-if sysconfig.get_platform().endswith(("x86_64", "amd64")):  # what is built for, also elsewhere
+if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx2 = ["-mavx2", "-mfma", "-mf16c"]
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
     INSTRUCTION_SETS |= {
@@ -49,15 +55,16 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):  # what is built for,
         "avx512": avx2 + avx512,
         "avx512_vnni": [*avx2, *avx512, "-mavx512vnni"],
         "avx512_bf16": [*avx2, *avx512, "-mavx512bf16"],
-        "amx": [*avx2, *avx512, "-mamx-tile", "-mamx-bf16"],
     }
+    if SYSTEM == "linux":  # whose kernel is asked whether a process may use the tiles
+        INSTRUCTION_SETS["amx"] = [*avx2, *avx512, "-mamx-tile", "-mamx-bf16"]
 
 # Instruction sets that only some products have a use for, and which. dispatch.cpp takes all other
 # kernels from the one before.
 SOURCES = {
-    "avx512_vnni": "dense/rounded_*_isa.cpp",
-    "avx512_bf16": "dense/linear_isa.cpp",
-    "amx": "dense/linear_amx.cpp",
+    "avx512_vnni": ("dense/rounded_*_isa.cpp",),
+    "avx512_bf16": ("dense/linear_isa.cpp", "dense/quantized_linear_isa.cpp"),
+    "amx": ("dense/linear_amx.cpp",),
 }
 
 # Machine code for the devices of each major version, which those of its later minor versions run,
@@ -107,8 +114,13 @@ def run(command: list) -> None:
 
 def find_compiler() -> list[str]:
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    if sys.platform != "linux":
-        raise CompileError(f"it is made for Linux only, so far, and this is {sys.platform}")
+    if SYSTEM not in LINK_FLAGS:
+        raise CompileError(f"made for {', '.join(LINK_FLAGS)}, and this is {SYSTEM}")
+    if SYSTEM != "linux" and not REQUIRE_NATIVE:
+        raise CompileError(
+            f"for {SYSTEM} they compile, but they have never run there; "
+            "HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 tries"
+        )
     if not compiler or not shutil.which(compiler[0]):
         raise CompileError(f"no C++ compiler: {shlex.join(compiler) or 'CXX is empty'} not found")
     return compiler
@@ -191,8 +203,9 @@ def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     result = []
     for name, isa_flags in instruction_sets.items():
         flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
-        for source in sorted((CSRC / "cpu").rglob(SOURCES.get(name, "*_isa.cpp"))):
-            result.append(Compilation(source, flags, name))
+        for pattern in SOURCES.get(name, ("*_isa.cpp",)):
+            sources = sorted((CSRC / "cpu").rglob(pattern))
+            result += [Compilation(source, flags, name) for source in sources]
     return [*result, Compilation(CSRC / "cpu" / "dispatch.cpp", built)]
 
 
@@ -226,12 +239,27 @@ def is_up_to_date(target: Path, rule: Path) -> bool:
     return all(file.exists() and file.stat().st_mtime < made for file in dependencies(rule))
 
 
-def libtorch_stub(compiler: list[str], directory: Path) -> Path:
-    """An empty library of libtorch's name: what is linked to it finds the real one when loaded."""
+def libtorch(compiler: list[str], directory: Path) -> list[str | Path]:
+    """What to link to for the functions of libtorch, which the library finds when it is loaded: a
+    library of libtorch's name that has nothing, or, for Windows, functions that do nothing.
+    """
+    if SYSTEM == "macosx":
+        return []  # whose linker takes it that they will be there
+    if SYSTEM == "win":
+        stub, imports = directory / "torch_cpu.dll", directory / "torch_cpu.lib"
+        shim = (CSRC / "torch" / "shim.h").read_text("utf-8")
+        declared = shim[shim.index('extern "C" {') : shim.index('}  // extern "C"')]
+        names = re.findall(r"\b((?:aoti_)?torch_\w+)\(", declared)
+        source = directory / "torch_cpu.cpp"
+        source.write_text(
+            "".join(f'extern "C" __declspec(dllexport) void {name}() {{}}\n' for name in names)
+        )
+        run([*compiler, "-shared", source, f"-Wl,--out-implib,{imports}", "-o", stub])
+        return [imports]
     stub = directory / "libtorch_cpu.so"
     flags = ["-shared", "-fPIC", "-nostdlib", "-Wl,-soname,libtorch_cpu.so", "-x", "c++"]
     run([*compiler, *flags, os.devnull, "-o", stub])
-    return stub
+    return ["-Wl,--no-as-needed", stub, "-Wl,--as-needed"]
 
 
 class BuildNativeLibrary(build_ext):
@@ -267,9 +295,9 @@ class BuildNativeLibrary(build_ext):
         linked = [*self.compile_host(compiler, cuda, objects), *cuda_objects]
         if cuda:
             linked += [cuda.runtime, "-Wl,--exclude-libs,ALL", "-ldl", "-lrt", "-lpthread"]
-        libtorch = ["-Wl,--no-as-needed", libtorch_stub(compiler, objects), "-Wl,--as-needed"]
+        linked += libtorch(compiler, objects)
         user_flags = shlex.split(os.environ.get("LDFLAGS", ""))
-        run([*compiler, *LINK_FLAGS, *linked, *libtorch, *user_flags, "-o", library])
+        run([*compiler, *LINK_FLAGS[SYSTEM], *linked, *user_flags, "-o", library])
 
     def compile_host(self, compiler: list[str], cuda: Cuda | None, objects: Path) -> list[Path]:
         """All that the C++ compiler compiles."""

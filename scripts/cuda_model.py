@@ -92,7 +92,9 @@ class Launch(NamedTuple):
     shuffles: float
     products: float
     operand_loads: float
-    loads: float
+    copies: float  # asynchronous loads, past the registers
+    wide_copies: float  # of 16 bytes
+    loads: float  # of any kind
     loaded: float  # bytes
     stores: float
     stored: float
@@ -107,10 +109,11 @@ class Code(NamedTuple):
     registers: int
     per_product: float  # instructions in loops that multiply, for each: in the best of them
     per_load: float  # instructions in loops that load, for each: in the loop in the middle
+    per_copy: float  # in loops that copy, and in those that convert 16 bytes in place, likewise
     beside: int  # other instructions in a chunk's loop
     stores_beside: int  # to device memory, among them; of all feature maps, of which one is taken
     loads_ahead: int
-    asynchronous: bool  # loads go past the registers
+    copies_ahead: bool  # copies are on their way while products are taken
 
 
 class Estimate(NamedTuple):
@@ -130,9 +133,7 @@ class Estimate(NamedTuple):
 
 # ---- from the machine code ----
 
-ANY_LOAD = r"LDG\.|LDGSTS"
 ANY_STORE = r"STG\."
-ASYNCHRONOUS = r"LDGSTS|UBLKCP|UTMALDG"
 
 
 def read_code(code: list[cuda_sass.Instruction]) -> Code:
@@ -150,23 +151,38 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)
     ]
     multiplying = [s for s in innermost if number(s, cuda_sass.PRODUCT)]
-    loading = [s for s in innermost if number(s, ANY_LOAD) and s not in multiplying]
+    others = [s for s in innermost if s not in multiplying]
+    loading = [s for s in others if number(s, cuda_sass.LOAD)]
+    copying = [s for s in others if number(s, cuda_sass.WIDE_COPY)]
+    converting = [
+        s
+        for s in others
+        if number(s, cuda_sass.WIDE_SHARED_LOAD)
+        and number(s, cuda_sass.WIDE_SHARED_STORE)
+        and s not in loading
+    ]
+
+    def per_one(spans: list[tuple[int, int]], pattern: str) -> float:
+        each = sorted(len(bodies[s]) / number(s, pattern) for s in spans)
+        return each[len(each) // 2] if each else 0
+
     products = cuda_sass.count(code, cuda_sass.PRODUCT)
     chunks = [s for s in spans if number(s, r"BAR\.") and number(s, cuda_sass.PRODUCT) == products]
     chunk = bodies[chunks[0]] if chunks else code
     beside = [i for i in chunk if not any(s <= i.address <= e for s, e in innermost)]
-    each_load = sorted(len(bodies[s]) / number(s, ANY_LOAD) for s in loading)
-    unrolled = [number(s, ANY_LOAD) for s in loading]  # where loads are narrow
+    unrolled = [number(s, cuda_sass.LOAD) for s in loading]  # where loads are narrow
     return Code(
         registers=1 + max(cuda_sass.highest_register(i) for i in code),
         per_product=min(
             (len(bodies[s]) / number(s, cuda_sass.PRODUCT) for s in multiplying), default=1
         ),
-        per_load=each_load[len(each_load) // 2] if loading else 1,
+        per_load=per_one(loading, cuda_sass.LOAD) or 1,
+        per_copy=per_one(copying, cuda_sass.WIDE_COPY)
+        + per_one(converting, cuda_sass.WIDE_SHARED_STORE),
         beside=len(beside),
         stores_beside=cuda_sass.count(beside, ANY_STORE),
-        loads_ahead=max(cuda_sass.wide_loads_in_flight(code), min(unrolled, default=1)),
-        asynchronous=cuda_sass.count(code, ASYNCHRONOUS) > 0,
+        loads_ahead=max(cuda_sass.loads_in_flight(code, cuda_sass.LOAD), min(unrolled, default=1)),
+        copies_ahead=cuda_sass.copies_are_ahead(chunk),
     )
 
 
@@ -192,19 +208,25 @@ def estimate(launch: Launch, code: Code, gpu: Gpu) -> Estimate:
     times = max(1, math.floor(waves)) + (1 if waves > 1 and waves % 1 > 0 else 0)
 
     # By warp, of a block.
-    products, loads, stores = (x / 32 for x in (launch.products, launch.loads, launch.stores))
+    products, stores = launch.products / 32, launch.stores / 32
+    loads, copies = (launch.loads - launch.copies) / 32, launch.wide_copies / 32
     times_beside = max(1, launch.rounds) * warps
     if code.stores_beside:  # no oftener than what is stored there
         times_beside = min(times_beside, stores / code.stores_beside)
     beside = times_beside * code.beside
     instructions = products * code.per_product + loads * code.per_load + beside
+    instructions += copies * code.per_copy
 
     # Cycles of a block, alone on its multiprocessor; then of all that share one.
-    waiting = loads / warps / code.loads_ahead * gpu.load_ns * gpu.gigahertz
+    latency = gpu.load_ns * gpu.gigahertz
+    waiting = loads / warps / code.loads_ahead * latency
+    copying = launch.rounds * latency if launch.copies else 0  # all of a chunk's at once
     working = instructions / warps * gpu.alone_cycles
     working += launch.barriers / launch.threads * gpu.barrier_cycles
     cycles = {
-        "latency": max(waiting, working) if code.asynchronous else waiting + working,
+        "latency": (
+            max(copying, waiting + working) if code.copies_ahead else copying + waiting + working
+        ),
         "issue": together * instructions / SCHEDULERS / gpu.issue_efficiency,
         "tensor": together * products / SCHEDULERS * gpu.product_cycles,
         "shared": together * launch.shared_bytes / SHARED_BYTES_PER_CYCLE,

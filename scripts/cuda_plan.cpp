@@ -26,13 +26,15 @@ namespace {
 namespace emulator = hfla::cuda::emulator;
 
 // By thread, but for `rounds`, which is how often a block passes the barrier that it passes most
-// often; `unique` bytes are counted once for all blocks of a launch.
+// often; `unique` bytes are counted once for all blocks of a launch. Copies are loads, too.
 enum What {
   rounds,
   barriers,
   shuffles,
   products,
   operand_loads,
+  copies,
+  wide_copies,
   loads,
   loaded,
   stores,
@@ -190,6 +192,7 @@ std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, boo
     counts[barriers] = double(m.counts.barriers), counts[shuffles] = double(m.counts.shuffles);
     counts[products] = double(m.counts.products);
     counts[operand_loads] = double(m.counts.operand_loads);
+    counts[copies] = double(m.counts.copies), counts[wide_copies] = double(m.counts.wide_copies);
   };
   m.on_launch = [&](int64_t blocks, int threads, int64_t shared) {
     finish_last();
@@ -210,37 +213,54 @@ std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, boo
   return found;
 }
 
-// What a block of each launch does, on average. A launch is known by its place among all: in
-// pieces, or whole, whichever comes to as many.
+// Launches that belong together: the three of a walk in pieces, or one.
+std::vector<std::vector<Launch>> by_walk(const std::vector<Launch>& launches) {
+  std::vector<std::vector<Launch>> found;
+  for (size_t i = 0; i < launches.size();) {
+    const bool in_pieces = i + 2 < launches.size() &&
+                           launches[i].kernel == launches[i + 2].kernel &&
+                           launches[i].kernel != launches[i + 1].kernel;
+    const size_t end = i + (in_pieces ? 3 : 1);
+    found.emplace_back(launches.begin() + i, launches.begin() + end);
+    i = end;
+  }
+  return found;
+}
+
+// What a block of each launch does, on average. A walk is known by its place among all, and by
+// whether it is in pieces.
 void count(const Sizes& s, std::vector<Launch>& planned, int64_t shared_bytes) {
-  int64_t tokens_of[] = {128, 256};  // whole chunks of any kernel
   const auto counted = [&](int64_t T, int64_t piece_length) {
     Sizes few = s;
     few.B = few.H = 1, few.T = T;
-    return launches(few, {0, shared_bytes, piece_length}, true);
+    return by_walk(launches(few, {0, shared_bytes, piece_length}, true));
   };
-  std::vector<Launch> few[] = {counted(tokens_of[0], 0), counted(tokens_of[1], 0)};
-  if (few[0].size() != planned.size()) {
-    for (int i = 0; i < 2; ++i) {
-      tokens_of[i] *= 2;
-      few[i] = counted(tokens_of[i], tokens_of[i] / 2);
+  struct Ways {
+    int64_t tokens[2];  // whole chunks of any kernel
+    std::vector<std::vector<Launch>> few[2];
+  };
+  const Ways whole{{128, 256}, {counted(128, 0), counted(256, 0)}},
+      pieces{{256, 512}, {counted(256, 128), counted(512, 256)}};
+  size_t i = 0, walk = 0;
+  for (const std::vector<Launch>& group : by_walk(planned)) {
+    const Ways& ways = whole.few[0][walk].size() == group.size() ? whole : pieces;
+    for (size_t part = 0; part < group.size(); ++part) {
+      Launch& launch = planned[i++];
+      const Launch* few[2];
+      double at[2];
+      for (int n = 0; n < 2; ++n) {
+        few[n] = &ways.few[n].at(walk).at(part);
+        at[n] = double(ways.tokens[n]) / double(few[n]->blocks);
+      }
+      const double tokens = double(s.B * s.T * s.H) / double(launch.blocks);
+      for (int what = 0; what < kNumWhat; ++what) {
+        double y[2];
+        for (int n = 0; n < 2; ++n) y[n] = few[n]->counts[what] / double(few[n]->blocks);
+        const double slope = at[1] == at[0] ? 0 : (y[1] - y[0]) / (at[1] - at[0]);
+        launch.counts[what] = y[0] + slope * (tokens - at[0]);
+      }
     }
-  }
-  if (few[0].size() != planned.size()) {
-    std::fprintf(stderr, "some walks are in pieces, others are not: their counts are not known\n");
-    std::exit(1);
-  }
-  for (size_t i = 0; i < planned.size(); ++i) {
-    Launch& launch = planned[i];
-    const double tokens = double(s.B * s.T * s.H) / double(launch.blocks);
-    double at[2];
-    for (int n = 0; n < 2; ++n) at[n] = double(tokens_of[n]) / double(few[n][i].blocks);
-    for (int what = 0; what < kNumWhat; ++what) {
-      double y[2];
-      for (int n = 0; n < 2; ++n) y[n] = few[n][i].counts[what] / double(few[n][i].blocks);
-      const double slope = at[1] == at[0] ? 0 : (y[1] - y[0]) / (at[1] - at[0]);
-      launch.counts[what] = y[0] + slope * (tokens - at[0]);
-    }
+    ++walk;
   }
 }
 

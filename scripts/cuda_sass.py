@@ -35,12 +35,20 @@ class Loop(NamedTuple):
     products: int
     operand_loads: int
     wide_loads: int
+    wide_copies: int
+    wide_shared_loads: int
     wide_shared_stores: int
 
 
 PRODUCT = r"HMMA\.|[A-Z]*MMA\."
 OPERAND_LOAD = r"LDSM\."
+LOAD = r"LDG\."
 WIDE_LOAD = r"LDG\..*\b128"
+COPY = r"LDGSTS\."  # past the registers, while the thread does something else
+WIDE_COPY = r"LDGSTS\..*\b128"
+END_OF_COPIES = r"LDGDEPBAR"
+WAIT_FOR_COPIES = r"DEPBAR"
+WIDE_SHARED_LOAD = r"LDS\..*128"
 WIDE_SHARED_STORE = r"STS\.128"
 STORE_OF_16_BITS = r"STG\..*\bU16"
 STORE_OF_32_BITS = r"STG\.E$"
@@ -96,17 +104,28 @@ def count(instructions: list[Instruction], pattern: str) -> int:
     return sum(re.match(pattern, i.opcode) is not None for i in instructions)
 
 
-def wide_loads_in_flight(instructions: list[Instruction]) -> int:
-    """The most loads of 16 bytes whose registers nothing has touched yet."""
+def loads_in_flight(instructions: list[Instruction], pattern: str = WIDE_LOAD) -> int:
+    """The most loads, by default of 16 bytes, whose registers nothing has touched yet."""
     most, waiting = 0, []
     for instruction in instructions:
         touched = _registers(instruction.operands)
         waiting = [registers for registers in waiting if not registers & touched]
-        if re.match(WIDE_LOAD, instruction.opcode):
-            first = int(re.match(r"R(\d+)", instruction.operands)[1])
-            waiting.append(set(range(first, first + 4)))
+        if re.match(pattern, instruction.opcode) and instruction.operands.startswith("R"):
+            wide = re.search(r"\.(64|128)\b", instruction.opcode)
+            first = int(re.match(r"R(\d+)|RZ", instruction.operands)[1] or 255)
+            waiting.append(set(range(first, first + (int(wide[1]) // 32 if wide else 1))))
             most = max(most, len(waiting))
     return most
+
+
+def copies_are_ahead(loop: list[Instruction]) -> bool:
+    """Whether a loop multiplies between the start of its first copies and the next wait for any."""
+    ends = [n for n, i in enumerate(loop) if re.match(END_OF_COPIES, i.opcode)]
+    if not ends:
+        return False
+    after = loop[ends[0] :] + loop[: ends[0]]
+    waits = [n for n, i in enumerate(after) if re.match(WAIT_FOR_COPIES, i.opcode)]
+    return count(after[: min(waits, default=None)], PRODUCT) > 0
 
 
 def _registers(operands: str) -> set[int]:
@@ -135,7 +154,14 @@ def loops(instructions: list[Instruction]) -> list[Loop]:
 
 
 def _loop(body: list[Instruction]) -> Loop:
-    kinds = (PRODUCT, OPERAND_LOAD, WIDE_LOAD, WIDE_SHARED_STORE)
+    kinds = (
+        PRODUCT,
+        OPERAND_LOAD,
+        WIDE_LOAD,
+        WIDE_COPY,
+        WIDE_SHARED_LOAD,
+        WIDE_SHARED_STORE,
+    )
     return Loop(len(body), *(count(body, kind) for kind in kinds))
 
 
@@ -149,12 +175,13 @@ def main() -> None:
             print(
                 f"  {len(instructions)} instructions, {count(instructions, PRODUCT)} products, "
                 f"{count(instructions, OPERAND_LOAD)} loads of operands, "
-                f"{wide_loads_in_flight(instructions)} wide loads in flight, "
+                f"{loads_in_flight(instructions)} wide loads in flight, "
+                f"{count(instructions, WIDE_COPY)} wide copies, "
                 f"{count(instructions, STORE_OF_16_BITS)} stores of 16 bits, "
                 f"{count(instructions, STORE_OF_32_BITS)} of 32"
             )
             for loop in loops(instructions):
-                if loop.products or loop.wide_loads:
+                if loop.products or loop.wide_loads or loop.wide_copies or loop.wide_shared_stores:
                     print(f"    {loop}")
 
 

@@ -3,6 +3,7 @@
 // The ops of kernels/linear_attention.h: schemas, argument checks, allocation of results, calls of
 // the kernels. Letters as in sequences.h.
 
+#include "kernels/export.h"
 #include "torch/devices.h"
 #include "torch/ops.h"
 #include "torch/sequences.h"
@@ -319,7 +320,7 @@ const Ops linear_attention_ops = ops_of(kOps);
 
 // "identity, elu+1, ...": the feature maps in the order of the ops' index, for Python, through
 // ctypes.
-extern "C" const char* hfla_feature_maps() {
+HFLA_EXPORT const char* hfla_feature_maps() {
   static const std::string names = [] {
     std::string joined;
     for (const char* name : hfla::kFeatureMapNames)

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "kernels/export.h"
 #include "torch/shim.h"
 
 namespace hfla {
@@ -186,11 +187,11 @@ hfla::KeptMemory* kept_memory_or_null() {
 }  // namespace
 
 // Of blocks that no tensor is on.
-extern "C" int64_t hfla_kept_bytes() {
+HFLA_EXPORT int64_t hfla_kept_bytes() {
   const hfla::KeptMemory* const kept = kept_memory_or_null();
   return kept ? kept->bytes() : 0;
 }
 
-extern "C" void hfla_free_kept_memory() {
+HFLA_EXPORT void hfla_free_kept_memory() {
   if (hfla::KeptMemory* const kept = kept_memory_or_null()) kept->free_idle(0);
 }

@@ -3,6 +3,7 @@
 // Registers the ops with torch when the library is loaded, and answers what Python asks of the
 // library itself.
 
+#include "kernels/export.h"
 #include "torch/devices.h"
 #include "torch/ops.h"
 
@@ -55,15 +56,15 @@ const std::string kRegistrationError = registration_error();
 // ---- for Python, through ctypes ----
 
 // Null, or why the ops could not be registered.
-extern "C" const char* hfla_registration_error() {
+HFLA_EXPORT const char* hfla_registration_error() {
   return hfla::kRegistrationError.empty() ? nullptr : hfla::kRegistrationError.c_str();
 }
 
 // The name of the active instruction set; or null, and then *why_not says why.
-extern "C" const char* hfla_cpu_instruction_set(const char** why_not) {
+HFLA_EXPORT const char* hfla_cpu_instruction_set(const char** why_not) {
   const hfla::CpuKernels* kernels = hfla::cpu_kernels(why_not);
   return kernels ? kernels->instruction_set : nullptr;
 }
 
 // What the CUDA kernels were compiled for, such as "sm_90, compute_80"; empty without any.
-extern "C" const char* hfla_cuda_architectures() { return hfla::kCudaBuilt; }
+HFLA_EXPORT const char* hfla_cuda_architectures() { return hfla::kCudaBuilt; }

@@ -59,13 +59,17 @@ ROWS_ON = {
 }
 
 
+def instruction_set() -> str:
+    """Which one the compiled product uses; empty where none runs here."""
+    try:
+        return cpu_instruction_set()
+    except RuntimeError:
+        return ""
+
+
 def rows_that_are_few() -> dict[torch.dtype, int]:
     """By dtype, for the instruction set that the compiled product uses."""
-    try:
-        name = cpu_instruction_set()
-    except RuntimeError:  # none runs here
-        name = ""
-    return ROWS_ON.get(name, ROWS_ELSEWHERE)
+    return ROWS_ON.get(instruction_set(), ROWS_ELSEWHERE)
 
 
 MANY_ROWS = products_of_many_rows()
@@ -78,6 +82,8 @@ REASONS = {
     many_rows_product: "the compiled product for many rows, since torch's lacks instructions here",
     onednn_product: "oneDNN's product, since torch's, MKL, leaves AVX-512 aside on this processor",
 }
+# What multiplies few rows of bfloat16, by instruction set; elsewhere they become floats.
+BFLOAT16_BY = {"avx512_bf16": "AVX512-BF16", "amx": "AMX tiles"}
 
 
 def product_report() -> dict[str, str]:
@@ -89,6 +95,8 @@ def product_report() -> dict[str, str]:
     report = {}
     for dtype, rows in MAX_ROWS.items():
         choices = [f"up to {rows} rows without gradients {REASONS[few_rows_product]}"]
+        if dtype == torch.bfloat16 and instruction_set() in BFLOAT16_BY:
+            choices[0] += f" and multiplies them as they are, by {BFLOAT16_BY[instruction_set()]}"
         least, product = MANY_ROWS.get(dtype, TORCH)
         if product is not F.linear:
             choices.append(f"from {least:,} multiplications on {REASONS[product]}")

@@ -88,6 +88,8 @@ def mamba2_pair(groups=2, state=6, dtype=torch.float32, **kwargs):
             **kwargs,
         )
     )
+    if groups > 1 and not hasattr(theirs.backbone.layers[0].mixer.norm, "group_size"):
+        pytest.skip("before 5.21, Transformers' Mamba-2 normalises all groups as one")
     for parameter in theirs.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.3 * torch.randn_like(parameter)

@@ -58,6 +58,9 @@ void set_missing_barrier(int line, int warp) {
   hfla::cuda::emulator::machine().missing_in_warp = warp;
 }
 
+// Leaves out a wait for copies.
+void set_missing_wait(int line) { hfla::cuda::emulator::machine().missing_wait = line; }
+
 // The error of the last call that failed.
 const char* emulator_error() {
   static std::string error;

@@ -144,6 +144,27 @@ def test_a_wheel_is_for_the_processor_that_python_is_told_of(
     assert ("-mavx2" in result.stdout) == has_avx2
 
 
+@pytest.mark.parametrize(
+    ("platform", "flag"), [("macosx-11.0-arm64", "-dynamiclib"), ("win-amd64", "--out-implib")]
+)
+def test_macos_and_windows_have_kernels_only_where_they_are_asked_for(
+    platform, flag, unpacked_sdist, tmp_path
+):
+    source = tmp_path / "source"
+    shutil.copytree(unpacked_sdist, source, ignore=shutil.ignore_patterns("build"))
+    machine = {"CXX": str(idle_compiler(tmp_path)), "_PYTHON_HOST_PLATFORM": platform}
+    result, wheel = build("wheel", source, tmp_path / "default", **machine)
+    assert wheel is not None and wheel.name.endswith("-py3-none-any.whl"), result.stdout
+    assert result.stdout.count("compile, but they have never run there") == 1
+
+    machine["HF_LINEAR_ATTENTION_REQUIRE_NATIVE"] = "1"
+    result, wheel = build("wheel", source, tmp_path / "required", **machine)
+    assert wheel is not None, result.stdout
+    assert wheel.name.endswith(f"-py3-none-{re.sub('[-.]', '_', platform)}.whl")
+    assert flag in result.stdout and "libtorch_cpu.so" not in result.stdout
+    assert "HFLA_WITH_AMX" not in result.stdout
+
+
 def test_wheel_without_a_compiler_is_pure_python_with_one_warning(pure_build):
     result, wheel = pure_build
     assert wheel is not None, result.stdout

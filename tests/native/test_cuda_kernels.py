@@ -16,6 +16,7 @@ from ctypes import (
     c_bool,
     c_double,
     c_float,
+    c_int,
     c_int32,
     c_int64,
     c_uint,
@@ -121,6 +122,7 @@ STRUCTURES = (Problem, ForwardResult, BackwardInput, BackwardResult, StepProblem
 # One of an H100's size, that gives blocks long pieces; and one that makes them as short as can be.
 LARGE = Device(132, 227 << 10, 0)
 SHORT_PIECES = Device(132, 227 << 10, 1)
+MIDDLE_MEMORY = Device(108, 163 << 10, 0)  # an A100's, of which large tiles have one stage
 LITTLE_MEMORY = Device(132, 99 << 10, 0)
 
 
@@ -159,6 +161,7 @@ def build(directory: Path) -> ctypes.CDLL:
     loaded.emulator_error.restype = ctypes.c_char_p
     loaded.size_of_problems.restype = c_int64
     loaded.set_schedule.argtypes = [c_uint]
+    loaded.set_missing_wait.argtypes = [c_int]
     loaded.feature_map_name.restype = ctypes.c_char_p
     loaded.feature_map_name.argtypes = [c_int64]
     loaded.forward.argtypes = [POINTER(s) for s in (Problem, ForwardResult, Place)]
@@ -302,7 +305,9 @@ def test_heads_of_any_size(library, K, V, device):
 LARGE_HEADS = Case(B=1, T=140, Hq=1, Hkv=1, K=64, V=128, decay="mild", initial=True)
 
 
-@pytest.mark.parametrize("device", [LARGE, LITTLE_MEMORY], ids=["large", "little_memory"])
+@pytest.mark.parametrize(
+    "device", [LARGE, MIDDLE_MEMORY, LITTLE_MEMORY], ids=["large", "middle", "little_memory"]
+)
 def test_large_heads_in_bfloat16(library, device):
     check(library, LARGE_HEADS, torch.bfloat16, device=device)
 
@@ -513,11 +518,15 @@ def test_feature_maps_are_in_the_order_of_the_kernels(library):
     assert set(FEATURE_MAPS) == set(POINTWISE)
 
 
-def barriers(path: str) -> list[int]:
-    """The lines of a kernel that have one."""
+def lines_with(text: str, path: str) -> list[int]:
+    """The lines of a kernel that have it."""
     directory = ROOT / "csrc" / "cuda" / "linear_attention"
     lines = (directory / path).read_text().splitlines()
-    return [number for number, line in enumerate(lines, 1) if "sync_block();" in line]
+    return [number for number, line in enumerate(lines, 1) if text in line]
+
+
+def barriers(path: str) -> list[int]:
+    return lines_with("sync_block();", path)
 
 
 def test_every_barrier_is_left_out_once_below():
@@ -542,18 +551,36 @@ def schedules_that_fail(run) -> int:
     return failed
 
 
+# Two walks, one after the other, since the state has more rows than a tile; in two stages, or one.
+WALKS = [
+    (LITTLE_MEMORY, Case(B=1, T=40, Hq=4, K=60, decay="mild", mask="middle", initial=True)),
+    (MIDDLE_MEMORY, Case(B=1, T=70, Hq=1, Hkv=1, K=150, decay="mild", initial=True)),
+]
+
+
 @pytest.mark.parametrize("line", barriers("walker.cuh"))
 def test_every_missing_barrier_of_a_walk_is_found(library, leave_out, line):
-    # Two walks, one after the other, since the state has more rows than a tile.
-    case = Case(B=1, T=40, Hq=4, K=60, decay="mild", mask="middle", initial=True)
-
-    def run(schedule):
-        check(library, case, device=LITTLE_MEMORY, schedule=schedule)
+    def fails(walk) -> bool:
+        device, case = walk
+        return schedules_that_fail(lambda x: check(library, case, device=device, schedule=x)) > 0
 
     leave_out(line, -1)
-    assert schedules_that_fail(run) > 0
+    assert any(map(fails, WALKS))
     leave_out(0, -1)
-    run(0)
+    assert not fails(WALKS[0])
+
+
+@pytest.mark.parametrize("line", lines_with("wait<", "walker.cuh"))
+@pytest.mark.parametrize("walk", WALKS, ids=["two_stages", "one_stage"])
+def test_a_missing_wait_for_copies_is_found(library, line, walk):
+    device, case = walk
+    library.set_missing_wait(line)
+    try:
+        with pytest.raises(AssertionError):
+            check(library, case, device=device)
+    finally:
+        library.set_missing_wait(0)
+    check(library, case, device=device)
 
 
 @pytest.mark.parametrize("line", barriers("step.cuh"))

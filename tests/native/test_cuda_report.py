@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "cuda_report.py"
 sys.path.insert(0, str(SCRIPT.parent))
+import cuda_model  # noqa: E402
 import cuda_sass  # noqa: E402
 from cuda_report import ARCHITECTURES, Kernel, find_nvcc, parse  # noqa: E402
 
@@ -46,7 +47,7 @@ def test_a_missing_compiler_is_an_error(tmp_path):
 def test_a_report_is_made_of_what_any_compiler_prints(tmp_path):
     """Shared memory included, which the host's compiler works out, whether nvcc is here or not."""
     names = {
-        "tidy": "_ZN4hfla4cuda11walk_kernelIfNS0_10BlockShapeILi64ELi144ELi32EEEEEvNS0_4WalkE",
+        "tidy": "_ZN4hfla4cuda11walk_kernelIfNS0_10BlockShapeILi64ELi144ELi32ELi1EEEEEvNS0_4WalkE",
         "greedy": "_ZN4hfla4cuda11step_kernelIfLi4ELi1EEEvNS_19LinearAttentionStepE",
     }
     printed = PRINTED
@@ -98,17 +99,49 @@ class Bounds(NamedTuple):
     last, and a bit.
     """
 
-    loads_ahead: int  # at least so many loads of 16 bytes on their way at once
     instructions: int
     products: int  # at least, each with its operands in registers of their own
     operand_loads: int
-    per_run: int  # instructions in a loop for each 16 bytes loaded
+    loads_ahead: int = 0  # at least so many loads of 16 bytes on their way at once
+    copies: int = 0  # at least so many of 16 bytes, past the registers
+    copies_ahead: bool = False  # these are on their way while products are taken
+    per_copy: int = 0  # instructions in a loop for each 16 bytes copied
+    per_run: int = 0  # and for each 16 bytes loaded, or converted in shared memory
     stores_of_16_bits: int = 2  # in the loop for what has no aligned pairs
 
 
-WIDE = "walk_kernel<BFloat16, BlockShape<64, 128, 64> >"
-TALL = "walk_kernel<BFloat16, BlockShape<128, 144, 64> >"
-BOUNDS = {WIDE: Bounds(4, 12500, 100, 56, 100), TALL: Bounds(4, 12500, 100, 56, 100)}
+def walk_kernel(C: int, R: int, columns: int, stages: int) -> str:
+    return f"walk_kernel<BFloat16, BlockShape<{C}, {R}, {columns}, {stages}> >"
+
+
+WALK = Bounds(11500, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=70)
+DELTA = Bounds(0, 0, 0, copies=24, copies_ahead=True, per_copy=5)
+BOUNDS = {
+    "linear_attention": {
+        walk_kernel(64, 80, 64, 2): WALK,
+        walk_kernel(64, 128, 64, 2): WALK,
+        walk_kernel(128, 144, 64, 2): WALK,
+        walk_kernel(64, 128, 64, 1): WALK._replace(copies_ahead=False),
+        walk_kernel(128, 144, 64, 1): WALK._replace(copies_ahead=False),
+    },
+    # Stores of 16 bits: columns of which the last may not be there, of every number.
+    "delta_rule": {
+        "delta_outputs_kernel<BFloat16, 32>": DELTA._replace(
+            instructions=5000, products=20, operand_loads=12, stores_of_16_bits=16
+        ),
+        "delta_gradients_kernel<BFloat16, 32>": DELTA._replace(
+            instructions=5100, products=24, operand_loads=15, stores_of_16_bits=16
+        ),
+        "delta_states_kernel<BFloat16, 32>": DELTA._replace(
+            instructions=3600, products=4, operand_loads=3, stores_of_16_bits=0
+        ),
+        "delta_prepare_kernel<BFloat16>": Bounds(7200, 60, 7, stores_of_16_bits=25),
+        "delta_token_gradients_kernel<BFloat16>": Bounds(13000, 76, 58, stores_of_16_bits=0),
+        "delta_step_kernel<BFloat16, 4>": Bounds(
+            2400, 0, 0, loads_ahead=8, per_run=60, stores_of_16_bits=9
+        ),
+    },
+}
 
 
 def faults(code: list[cuda_sass.Instruction], bounds: Bounds) -> list[str]:
@@ -117,29 +150,39 @@ def faults(code: list[cuda_sass.Instruction], bounds: Bounds) -> list[str]:
     def number(pattern: str) -> int:
         return cuda_sass.count(code, pattern)
 
-    loading = [loop for loop in cuda_sass.loops(code) if loop.wide_loads]
+    loops = cuda_sass.loops(code)
+    copying = [x for x in loops if x.wide_copies]
+    converting = [x for x in loops if x.wide_shared_loads and x.wide_shared_stores]
+    loading = [x for x in loops if x.wide_loads]
     found = {
-        "loads are not ahead": cuda_sass.wide_loads_in_flight(code) < bounds.loads_ahead,
+        "loads are not ahead": cuda_sass.loads_in_flight(code) < bounds.loads_ahead,
+        "loads through registers": not bounds.loads_ahead and number(cuda_sass.WIDE_LOAD) > 0,
+        "fewer copies": number(cuda_sass.WIDE_COPY) < bounds.copies,
+        "copies are not ahead": bounds.copies_ahead and not copies_are_ahead(code),
         "stores of 16 bits": number(cuda_sass.STORE_OF_16_BITS) > bounds.stores_of_16_bits,
         "more instructions": len(code) > bounds.instructions,
         "fewer products": number(cuda_sass.PRODUCT) < bounds.products,
         "more loads of operands": number(cuda_sass.OPERAND_LOAD) > bounds.operand_loads,
-        "no loop that loads": not loading,
-        "slow loops": any(x.instructions > bounds.per_run * x.wide_loads for x in loading),
+        "slow copies": any(x.instructions > bounds.per_copy * x.wide_copies for x in copying),
+        "slow loops": any(x.instructions > bounds.per_run * x.wide_loads for x in loading)
+        or any(x.instructions > bounds.per_run * x.wide_shared_stores for x in converting),
     }
     return [fault for fault, is_there in found.items() if is_there]
 
 
+def copies_are_ahead(code: list[cuda_sass.Instruction]) -> bool:
+    return cuda_model.read_code(code).copies_ahead
+
+
 @needs_disassembler
 @pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
-def test_the_machine_code_is_what_the_source_means(compiled, architecture):
+@pytest.mark.parametrize("op", BOUNDS)
+def test_the_machine_code_is_what_the_source_means(compiled, op, architecture):
     _, directory = compiled
-    [cubin] = directory.glob(f"*linear_attention-bf16.cu.{architecture}.cubin")
+    [cubin] = directory.glob(f"*{op}-bf16.cu.{architecture}.cubin")
     kernels = cuda_sass.disassemble(cuda_sass.find_disassembler(), cubin)
-    assert {name: faults(kernels[name], bounds) for name, bounds in BOUNDS.items()} == {
-        WIDE: [],
-        TALL: [],
-    }
+    found = {name: faults(kernels[name], bounds) for name, bounds in BOUNDS[op].items()}
+    assert found == dict.fromkeys(BOUNDS[op], [])
 
 
 GOOD_CODE = """
@@ -152,29 +195,54 @@ GOOD_CODE = """
         /*0030*/                   FADD R20, R4, R5 ;
         /*0040*/                   STS.128 [R24], R8 ;
         /*0050*/               @P1 BRA `(.L_x_0) ;
-        /*0060*/                   LDSM.16.MT88.4 R12, [R25] ;
-        /*0070*/                   HMMA.16816.F32.BF16 R16, R12, R4, R16 ;
-        /*0080*/                   STG.E desc[UR4][R2.64], R16 ;
-        /*0090*/                   EXIT ;
+.L_x_2:
+        /*0060*/                   DEPBAR.LE SB0, 0x0 ;
+        /*0070*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+.L_x_3:
+        /*0080*/                   LDGSTS.E.BYPASS.128 [R24], desc[UR4][R2.64] ;
+        /*0090*/                   LDGSTS.E.BYPASS.LTC128B.128 [R24+0x10], desc[UR4][R2.64+0x10] ;
+        /*00a0*/               @P1 BRA `(.L_x_3) ;
+        /*00b0*/                   LDGDEPBAR ;
+.L_x_4:
+        /*00c0*/                   LDS.128 R8, [R24] ;
+        /*00d0*/                   STS.128 [R24], R8 ;
+        /*00e0*/               @P1 BRA `(.L_x_4) ;
+        /*00f0*/                   LDSM.16.MT88.4 R12, [R25] ;
+        /*0100*/                   HMMA.16816.F32.BF16 R16, R12, R4, R16 ;
+        /*0110*/               @P1 BRA `(.L_x_2) ;
+        /*0120*/                   STG.E desc[UR4][R2.64], R16 ;
+        /*0130*/                   EXIT ;
 .L_x_1:
-        /*00a0*/                   BRA `(.L_x_1);
+        /*0140*/                   BRA `(.L_x_1);
 """
-GOOD = Bounds(2, 11, 1, 1, 3, 0)
+GOOD = Bounds(21, 1, 1, 2, 2, True, per_copy=2, per_run=3, stores_of_16_bits=0)
 PLANTED = {  # what is in the place of what, and how it shows
     "loads are not ahead": ("LDG.E.128.CONSTANT R8,", "LDG.E.128.CONSTANT R4,"),
+    "fewer copies": ("LDGSTS.E.BYPASS.LTC128B.128 [R24+0x10],", "LDGSTS.E [R24+0x10],"),
+    "copies are not ahead": ("LDSM.16.MT88.4 R12, [R25]", "DEPBAR.LE SB0, 0x0"),
     "stores of 16 bits": ("STG.E desc", "STG.E.U16 desc"),
-    "more instructions": ("        /*0090*/", "        /*0084*/ NOP ;\n        /*0090*/"),
+    "more instructions": ("        /*0130*/", "        /*0124*/ NOP ;\n        /*0130*/"),
     "fewer products": ("HMMA.16816.F32.BF16", "FFMA"),
     "more loads of operands": ("FADD R20, R4, R5", "LDSM.16.M88.2 R20, [R25]"),
-    "no loop that loads": ("@P1 BRA `(.L_x_0)", "@P1 BRA `(.L_x_1)"),
+    "slow copies": ("/*0090*/                   LDGSTS.E.BYPASS.LTC128B.128", "/*0090*/ FADD"),
 }
 
 
 def test_machine_code_is_read():
     code = cuda_sass.parse(GOOD_CODE)["good"]
-    assert len(code) == 11
-    assert cuda_sass.wide_loads_in_flight(code) == 2
-    assert cuda_sass.loops(code) == [cuda_sass.Loop(5, 0, 0, 2, 1)]
+    assert len(code) == 21
+    assert cuda_sass.loads_in_flight(code) == 2
+    assert cuda_sass.loops(code) == [
+        cuda_sass.Loop(
+            5, 0, 0, wide_loads=2, wide_copies=0, wide_shared_loads=0, wide_shared_stores=1
+        ),
+        cuda_sass.Loop(
+            3, 0, 0, wide_loads=0, wide_copies=2, wide_shared_loads=0, wide_shared_stores=0
+        ),
+        cuda_sass.Loop(
+            3, 0, 0, wide_loads=0, wide_copies=0, wide_shared_loads=1, wide_shared_stores=1
+        ),
+    ]
     assert faults(code, GOOD) == []
 
 
@@ -183,6 +251,11 @@ def test_a_planted_fault_of_machine_code_is_found(fault):
     was, now = PLANTED[fault]
     assert was in GOOD_CODE
     assert fault in faults(cuda_sass.parse(GOOD_CODE.replace(was, now))["good"], GOOD)
+
+
+def test_loads_through_registers_are_found_where_there_should_be_copies():
+    code = cuda_sass.parse(GOOD_CODE)["good"]
+    assert faults(code, GOOD._replace(loads_ahead=0)) == ["loads through registers"]
 
 
 def test_a_slow_loop_is_found():

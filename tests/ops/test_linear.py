@@ -3,6 +3,7 @@
 
 import copy
 import math
+import random
 from contextlib import nullcontext
 
 import pytest
@@ -209,6 +210,31 @@ def test_no_number_depends_on_other_rows_on_the_outputs_beside_it_or_on_threads(
         assert torch.equal(linear.few_rows_product(x, weight, bias), y)
     finally:
         torch.set_num_threads(threads)
+
+
+def among_nan(x, rng):
+    """x, contiguous, in memory that has NaN before and behind it."""
+    before, behind = rng.randint(1, 40), rng.randint(1, 40)
+    memory = torch.full((before + x.numel() + behind,), torch.nan, dtype=x.dtype)
+    place = memory[before : before + x.numel()].view(x.shape)
+    place.copy_(x)
+    return place
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("seed", range(80))
+@torch.no_grad()
+def test_random_products_are_those_of_float64(seed):
+    rng = random.Random(seed)
+    dtype = rng.choice(list(OF_EVERY_DTYPE))
+    rows = rng.choice((rng.randint(1, 9), rng.randint(1, 140)))
+    inputs = rng.choice((rng.randint(1, 100), rng.randint(1, 3000)))
+    arguments = arguments_of((rows,), inputs, rng.randint(1, 400), rng.random() < 0.5, dtype)
+    arguments = [None if x is None else among_nan(x, rng) for x in arguments]
+    exact = nn.functional.linear(*[None if x is None else x.double() for x in arguments])
+    assert_close([linear.few_rows_product(*arguments)], [exact], dtype)
+    if dtype != torch.float64:
+        assert_close([linear.many_rows_product(*arguments)], [exact], dtype)
 
 
 # ---- many rows ----
@@ -426,6 +452,10 @@ def test_the_report_says_which_product_runs_and_why(monkeypatch, capsys):
     assert "up to 12 rows without gradients the compiled product" in lines["float32"]
     assert "from 5,678 multiplications on oneDNN's" in lines["float32"]
     assert "up to 34 rows" in lines["bfloat16"] and "multiplications" not in lines["bfloat16"]
+    for name, by in {"avx512_vnni": None, "avx512_bf16": "AVX512-BF16", "amx": "AMX"}.items():
+        monkeypatch.setattr(linear, "cpu_instruction_set", lambda name=name: name)
+        assert ("as they are" in linear.product_report()["bfloat16"]) == (by is not None)
+        assert by is None or f"by {by}" in linear.product_report()["bfloat16"]
     assert f"up to {quantized.MAX_ROWS} rows" in lines["8"] and "torchao's" in lines["8"]
     for module in (linear, quantized):
         monkeypatch.setattr(module, "IS_COMPILED", False)

@@ -3,24 +3,27 @@
 // Memory for what kernels keep for a while.
 #pragma once
 
-#include <stdlib.h>
+#include <stddef.h>
+
+#include <new>
 
 #include "cpu/common/isa.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
+// Null where there is no memory.
 class Buffer {
  public:
   explicit Buffer(int64_t bytes)
-      : data_(aligned_alloc(kCacheLine, static_cast<size_t>(round_up(max(bytes, 1), kCacheLine)))) {
-  }
-  ~Buffer() { free(data_); }
+      : data_(operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow)) {}
+  ~Buffer() { operator delete(data_, kAlignment); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   char* data() const { return static_cast<char*>(data_); }
 
  private:
+  static constexpr std::align_val_t kAlignment{kCacheLine};
   void* data_;
 };
 

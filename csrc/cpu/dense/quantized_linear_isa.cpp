@@ -6,7 +6,9 @@
 // registers, and are multiplied by x as it is. With few rows a worker walks through consecutive
 // outputs, as in linear_isa.cpp, and scales sums of kUnit products. With more rows than kMaxRows,
 // some outputs' values become floats in the first-level cache, scale included, which all rows then
-// share.
+// share. With AVX512-BF16 and an x of bfloat16 they become numbers of bfloat16 instead, which hold
+// any value exactly, but no scale: so sums of a group's products are scaled, and groups have to be
+// long. What of x is smaller than the smallest normal number, 2^-126, then counts as 0.
 
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
@@ -27,6 +29,24 @@ constexpr int unpacked_outputs(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 
 constexpr int kFloatOutputs = kVectorBytes == 64 ? 6 : 3;
 constexpr int64_t kTaskMultiple = 12;  // of all these
 
+constexpr int64_t kMinHalfGroup = 4 * kUnit;  // of which products of bfloat16 are the faster ones
+#if defined(__AVX512BF16__)
+constexpr bool kHasHalfProducts = true;
+HFLA_INLINE Floats add_half_products(Floats sum, const BFloat16* a, const BFloat16* b) {
+  const auto pairs = [](const BFloat16* from)
+                         HFLA_INLINE_LAMBDA { return (__m512bh)_mm512_loadu_si512(from); };
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, pairs(a), pairs(b));
+}
+// A unit of values, which are exact.
+HFLA_INLINE void store_halves(BFloat16* to, const Floats (&unit)[kVectors]) {
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)unit[1], (__m512)unit[0]));
+}
+#else
+constexpr bool kHasHalfProducts = false;
+HFLA_INLINE Floats add_half_products(Floats sum, const BFloat16*, const BFloat16*) { return sum; }
+HFLA_INLINE void store_halves(BFloat16*, const Floats (&)[kVectors]) {}
+#endif
+
 template <class Format>
 class QuantizedLinear {
  public:
@@ -42,6 +62,8 @@ class QuantizedLinear {
         // Not a power of two, which would put all rows into the same few lines of the cache.
         x_stride_(groups_.count() * padded_group_ + kCacheLine / 4),
         units_(groups_.count() * padded_group_ / kUnit),
+        are_halves_(kHasHalfProducts && p.dtype == DType::bf16 && p.rows > kMaxRows &&
+                    p.group >= kMinHalfGroup),
         sums_stride_(groups_.sums_stride()),
         scale_out_step_(groups_.scale_out_step()),
         scale_group_step_(groups_.scale_group_step()) {}
@@ -52,24 +74,30 @@ class QuantizedLinear {
 
   // Of all workers.
   struct Shared {
-    float* x;  // (rows, x_stride)
+    float* x;          // (rows, x_stride)
+    BFloat16* half_x;  // the same in the place of x, where products are of bfloat16
     typename Groups::Totals totals;
   };
 
   // A worker's own, for a task.
   struct Own {
     typename Groups::Own groups;
-    float* floats;  // (kFloatOutputs, x_stride): weights
+    float* floats;     // (kFloatOutputs, x_stride): weights
+    BFloat16* halves;  // the same in the place of floats, where products are of bfloat16
   };
 
   void carve_shared(Carver& carver) {
-    float* const x = carver.take<float>(p_.rows * x_stride_);
-    shared_ = {x, groups_.carve_totals(carver)};
+    const int64_t size = p_.rows * x_stride_;
+    float* const x = carver.take<float>(are_halves_ ? 0 : size);
+    BFloat16* const half_x = carver.take<BFloat16>(are_halves_ ? size : 0);
+    shared_ = {x, half_x, groups_.carve_totals(carver)};
   }
 
   Own carve_own(Carver& carver) const {
     const typename Groups::Own groups = groups_.carve_own(carver);
-    return {groups, carver.take<float>(kFloatOutputs * x_stride_)};
+    const int64_t size = kFloatOutputs * x_stride_;
+    float* const floats = carver.take<float>(are_halves_ ? 0 : size);
+    return {groups, floats, carver.take<BFloat16>(are_halves_ ? size : 0)};
   }
 
   // ---- x ----
@@ -87,9 +115,9 @@ class QuantizedLinear {
     } else {
       int64_t output = begin;
       for (; output + kFloatOutputs <= end; output += kFloatOutputs) {
-        add_up_floats<kFloatOutputs>(own, begin, output);
+        add_up_shared<kFloatOutputs>(own, begin, output);
       }
-      for (; output < end; ++output) add_up_floats<1>(own, begin, output);
+      for (; output < end; ++output) add_up_shared<1>(own, begin, output);
     }
     groups_.finish(own.groups, begin, end);
   }
@@ -100,7 +128,7 @@ class QuantizedLinear {
     const Scalar* from = static_cast<const Scalar*>(p_.x);
     groups_.clear(shared_.totals);
     for (int64_t row = 0; row < p_.rows; ++row) {
-      float* to = shared_.x + row * x_stride_;
+      int64_t to = row * x_stride_;
       auto totals = groups_.of_row(shared_.totals, row);
       for (int64_t group = 0; group < groups_.count(); ++group) {
         for (int64_t c = 0; c < p_.group; c += kUnit) {
@@ -115,7 +143,7 @@ class QuantizedLinear {
 
   // `count` inputs in the order of their values in the vectors of a unit, zeros for the others.
   template <class Scalar>
-  HFLA_INLINE void stage_unit(const Scalar* from, int64_t count, float* to,
+  HFLA_INLINE void stage_unit(const Scalar* from, int64_t count, int64_t to,
                               const typename Groups::Totals& totals) const {
     float x[kUnit] = {};
     for_each_vector<float>(0, count,
@@ -131,11 +159,17 @@ class QuantizedLinear {
     if constexpr (Format::kLift != 0) *totals.lifted -= Format::kLift * sum;
     *totals.of_x += sum + without;
     for (int64_t i = 0; i < kVectors; ++i) {
+      float ordered[W];
       HFLA_UNROLL
       for (int64_t lane = 0; lane < W; ++lane) {
         const int64_t place = Format::place(i, lane);
-        to[i * W + lane] = x[place] * Format::multiplier(place);
+        ordered[lane] = are_halves_ ? x[place] : x[place] * Format::multiplier(place);
       }
+      const Floats vector = load(ordered);
+      if (are_halves_)
+        store(shared_.half_x + to + i * W, vector);
+      else
+        store(shared_.x + to + i * W, vector);
     }
   }
 
@@ -225,44 +259,73 @@ class QuantizedLinear {
     }
   }
 
-  // ---- more rows: sums of floats ----
+  // ---- more rows: sums of floats, or of numbers of bfloat16 ----
 
   template <int outputs>
-  void add_up_floats(const Own& own, int64_t begin, int64_t output) const {
-    for (int o = 0; o < outputs; ++o)
-      make_floats(own, begin, output + o, own.floats + o * x_stride_);
+  void add_up_shared(const Own& own, int64_t begin, int64_t output) const {
+    for (int o = 0; o < outputs; ++o) {
+      if (are_halves_)
+        make_halves(output + o, own.halves + o * x_stride_);
+      else
+        make_floats(own, begin, output + o, own.floats + o * x_stride_);
+    }
     for (int64_t row = 0; row < p_.rows; row += kMaxRows) {
       with_rows<kMaxRows>(min(kMaxRows, p_.rows - row), [&](auto rows) {
-        add_up_floats_of<outputs, rows.value>(own, row, output - begin);
+        if (are_halves_)
+          add_up_halves_of<outputs, rows.value>(own, row, output - begin);
+        else
+          add_up_floats_of<outputs, rows.value>(own, row, output - begin);
       });
     }
   }
 
   // The weights of an output, but for what zero points and lifting add, in the order of x.
   void make_floats(const Own& own, int64_t begin, int64_t output, float* to) const {
+    const float* scales = groups_.scales_of(own.groups, output - begin);
+    for_units(output, [&](int64_t group, const int8_t* weight) HFLA_INLINE_LAMBDA {
+      const Floats scale = broadcast(scales[group * scale_group_step_]);
+      const typename Format::Unit unit = Format::load(weight);
+      HFLA_UNROLL
+      for (int i = 0; i < kVectors; ++i) store(to + i * W, Format::floats(unit, i) * scale);
+      to += kUnit;
+    });
+  }
+
+  // The same, but for scales.
+  void make_halves(int64_t output, BFloat16* to) const {
+    float multipliers[kUnit];
+    for (int64_t i = 0; i < kUnit; ++i) {
+      multipliers[i] = Format::multiplier(Format::place(i / W, i % W));
+    }
+    for_units(output, [&](int64_t, const int8_t* weight) HFLA_INLINE_LAMBDA {
+      const typename Format::Unit unit = Format::load(weight);
+      Floats floats[kVectors];
+      HFLA_UNROLL
+      for (int i = 0; i < kVectors; ++i) {
+        floats[i] = Format::floats(unit, i) * load(multipliers + i * W);
+      }
+      store_halves(to, floats);
+      to += kUnit;
+    });
+  }
+
+  // body(group, the unit's bytes) for all of an output.
+  template <class Body>
+  HFLA_INLINE void for_units(int64_t output, Body body) const {
     const int8_t* weight = weight_ + output * row_bytes_;
     for (int64_t group = 0; group < groups_.count(); ++group) {
-      const Floats scale =
-          broadcast(groups_.scales_of(own.groups, output - begin)[group * scale_group_step_]);
       int64_t c = 0;
-      for (; c + kUnit <= p_.group; c += kUnit, weight += Format::kBytes, to += kUnit) {
+      for (; c + kUnit <= p_.group; c += kUnit, weight += Format::kBytes) {
         __builtin_prefetch(weight + kPrefetchBytes);
-        store_floats(weight, scale, to);
+        body(group, weight);
       }
       if (c < p_.group) {
         int8_t last[Format::kBytes] = {};
         copy_last(weight, last);
-        store_floats(last, scale, to);
+        body(group, last);
         weight += last_bytes_;
-        to += kUnit;
       }
     }
-  }
-
-  static HFLA_INLINE void store_floats(const int8_t* weight, Floats scale, float* to) {
-    const typename Format::Unit unit = Format::load(weight);
-    HFLA_UNROLL
-    for (int i = 0; i < kVectors; ++i) store(to + i * W, Format::floats(unit, i) * scale);
   }
 
   template <int outputs, int rows>
@@ -286,12 +349,48 @@ class QuantizedLinear {
     }
   }
 
+  template <int outputs, int rows>
+  void add_up_halves_of(const Own& own, int64_t row, int64_t output) const {
+    const BFloat16* x = shared_.half_x + row * x_stride_;
+    const BFloat16* weight = own.halves;
+    const float* scales = groups_.scales_of(own.groups, output);
+    Floats sums[outputs][rows] = {};
+    for (int64_t group = 0; group < groups_.count(); ++group, scales += scale_group_step_) {
+      Floats products[outputs][rows] = {};
+      for (int64_t c = 0; c < padded_group_; c += kUnit, x += kUnit, weight += kUnit) {
+        HFLA_UNROLL
+        for (int o = 0; o < outputs; ++o) {
+          HFLA_UNROLL
+          for (int r = 0; r < rows; ++r) {
+            products[o][r] =
+                add_half_products(products[o][r], weight + o * x_stride_, x + r * x_stride_);
+          }
+        }
+      }
+      HFLA_UNROLL
+      for (int o = 0; o < outputs; ++o) {
+        const Floats scale = broadcast(scales[o * scale_out_step_]);
+        HFLA_UNROLL
+        for (int r = 0; r < rows; ++r) sums[o][r] += scale * products[o][r];
+      }
+    }
+    HFLA_UNROLL
+    for (int o = 0; o < outputs; ++o) {
+      HFLA_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        own.groups.sums[(row + r) * sums_stride_ + output + o] += sum<float>(sums[o][r]);
+      }
+    }
+  }
+
   const QuantizedLinearProblem& p_;
   const Threads& threads_;
   const int8_t* const weight_;
   const int64_t row_bytes_, last_bytes_, padded_group_, task_outputs_;
   const Groups groups_;
-  const int64_t x_stride_, units_, sums_stride_, scale_out_step_, scale_group_step_;
+  const int64_t x_stride_, units_;
+  const bool are_halves_;  // products
+  const int64_t sums_stride_, scale_out_step_, scale_group_step_;
   Shared shared_{};
 };
 

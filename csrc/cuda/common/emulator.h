@@ -88,6 +88,7 @@ struct Fibers {
 // What the threads of a kernel have done, each of them counted.
 struct Counts {
   int64_t barriers = 0, shuffles = 0, products = 0, operand_loads = 0;
+  int64_t copies = 0, wide_copies = 0;  // asynchronous, of any size and of 16 bytes
 };
 
 // A barrier in a kernel's source.
@@ -125,6 +126,7 @@ struct Machine {
   unsigned schedule = 0;
   int missing_barrier = 0;   // the line of a barrier that is left out
   int missing_in_warp = -1;  // by this warp; -1: by all
+  int missing_wait = 0;      // the line of a wait for copies that is left out (copy_groups.cuh)
   Barrier missing{};         // one that is left out by all, of one kernel
   int64_t most_shared_bytes = INT64_MAX;
   int64_t last_part = 1;        // only the last of so many parts of a launch's blocks is run

@@ -25,21 +25,23 @@ namespace hfla::cuda {
 
 // ---- walks ----
 
-// Sizes of tiles, the smaller before the larger. Of the wide one in bfloat16 two blocks fit into a
-// multiprocessor, so that one computes while the other loads; with one more strip of rows, for the
-// normaliser's beside 128, it would not have the registers. Operands of four bytes take twice the
-// memory.
+template <class... S>
+struct Shapes {};
+
+// Sizes of tiles, the smaller before the larger. Of the middle ones in bfloat16 two blocks fit into
+// a multiprocessor; with one more strip of rows, for the normaliser's beside 128, these would not
+// have the registers. Operands of four bytes take twice the memory, which two stages of the larger
+// ones would leave to one block. Where there is none for two stages, one is better than smaller
+// tiles.
 template <class Scalar>
 struct Tiles {
-  using Narrow = BlockShape<32, 48, 32>;
-  using Wide = BlockShape<64, 144, 32>;
-  using Tall = Wide;
+  using All = Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 144, 32, 1>>;
 };
 template <>
 struct Tiles<BFloat16> {
-  using Narrow = BlockShape<32, 48, 32>;
-  using Wide = BlockShape<64, 128, 64>;
-  using Tall = BlockShape<128, 144, 64>;
+  using All =
+      Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 80, 64, 2>, BlockShape<64, 128, 64, 2>,
+             BlockShape<64, 128, 64, 1>, BlockShape<128, 144, 64, 2>, BlockShape<128, 144, 64, 1>>;
 };
 
 inline int64_t rows_of(const Walk& walk) {
@@ -50,23 +52,44 @@ int64_t column_blocks_of(const Walk& walk) {
   return ceil_div(walk.values.columns, S::kColumns);
 }
 
-// How often tiles of this shape go through a sequence; out of the question where they don't fit.
+// Blocks that a multiprocessor has room for.
 template <class Scalar, class S>
-int64_t rounds(const Walk& walk, const CudaDevice& device) {
-  if (Walker<Scalar, S>::kSharedBytes > device.shared_bytes) return INT64_MAX;
-  return ceil_div(rows_of(walk), S::R) * column_blocks_of<S>(walk);
+int64_t blocks_at_once(const CudaDevice& device) {
+  const int64_t fitting = device.shared_bytes / Walker<Scalar, S>::kSharedBytes;
+  return fitting < S::kBlocks ? fitting : int64_t(S::kBlocks);
 }
 
-// Calls visit(shape) with the tiles for a walk: those that go through the sequence least often, the
-// smallest of these.
+// How good tiles of a shape are for a walk.
+struct Fitness {
+  int64_t rounds;   // that they make through a sequence
+  int64_t threads;  // of a multiprocessor; 0: it has no room for a block
+
+  bool better_than(const Fitness& other) const {
+    if (threads == 0 || other.threads == 0) return threads > other.threads;
+    return rounds != other.rounds ? rounds < other.rounds : threads > other.threads;
+  }
+};
+
+template <class Scalar, class S>
+Fitness fitness(const Walk& walk, const CudaDevice& device) {
+  return {ceil_div(rows_of(walk), S::R) * column_blocks_of<S>(walk),
+          blocks_at_once<Scalar, S>(device) * S::kThreads};
+}
+
+// Calls visit(shape) with the tiles for a walk: the best, and the first of those that are as good.
+template <class Scalar, class Visit, class S, class... Others>
+auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Shapes<S, Others...>) {
+  if constexpr (sizeof...(Others) > 0) {
+    const Fitness here = fitness<Scalar, S>(walk, device);
+    if ((fitness<Scalar, Others>(walk, device).better_than(here) || ...)) {
+      return with_best<Scalar>(walk, device, visit, Shapes<Others...>{});
+    }
+  }
+  return visit(S{});
+}
 template <class Scalar, class Visit>
 auto with_shape(const Walk& walk, const CudaDevice& device, Visit visit) {
-  using T = Tiles<Scalar>;
-  const int64_t narrow = rounds<Scalar, typename T::Narrow>(walk, device),
-                wide = rounds<Scalar, typename T::Wide>(walk, device),
-                tall = rounds<Scalar, typename T::Tall>(walk, device);
-  if (narrow <= wide && narrow <= tall) return visit(typename T::Narrow{});
-  return wide <= tall ? visit(typename T::Wide{}) : visit(typename T::Tall{});
+  return with_best<Scalar>(walk, device, visit, typename Tiles<Scalar>::All{});
 }
 
 // Pieces long enough to be worth the states between them, and as many as there are places for
@@ -80,9 +103,7 @@ Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
     return pieces;
   }
   constexpr int64_t kMinChunks = 4;
-  const int64_t fitting = device.shared_bytes / Walker<Scalar, S>::kSharedBytes;
-  const int64_t places =
-      device.multiprocessors * (fitting < S::kBlocks ? fitting : int64_t(S::kBlocks));
+  const int64_t places = device.multiprocessors * blocks_at_once<Scalar, S>(device);
   const int64_t blocks = walk.B * walk.num_heads() * column_blocks_of<S>(walk);
   const int64_t wanted = blocks > 0 ? places / blocks : 1;
   const int64_t chunks = ceil_div(walk.T, chunk);

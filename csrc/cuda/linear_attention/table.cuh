@@ -29,14 +29,18 @@ int table_step(const LinearAttentionStep& p, void* stream) {
   return step<Scalar>(p, static_cast<Stream>(stream));
 }
 
+template <class Scalar, class... S>
+int load_walks(Shapes<S...>) {
+  return load_all(walk_kernel<Scalar, S>...);
+}
+
 template <class Scalar>
 int table_load() {
-  using T = Tiles<Scalar>;
-  return load_all(walk_kernel<Scalar, typename T::Narrow>, walk_kernel<Scalar, typename T::Wide>,
-                  walk_kernel<Scalar, typename T::Tall>, combine_kernel,
-                  normalizer_gradient_kernel<Scalar>, state_dots_kernel, decay_sums_kernel,
-                  decay_gradient_kernel, step_kernel<Scalar, 1, 1>, step_kernel<Scalar, 1, 4>,
-                  step_kernel<Scalar, 4, 1>, step_kernel<Scalar, 4, 4>);
+  const int error = load_walks<Scalar>(typename Tiles<Scalar>::All{});
+  if (error) return error;
+  return load_all(combine_kernel, normalizer_gradient_kernel<Scalar>, state_dots_kernel,
+                  decay_sums_kernel, decay_gradient_kernel, step_kernel<Scalar, 1, 1>,
+                  step_kernel<Scalar, 1, 4>, step_kernel<Scalar, 4, 1>, step_kernel<Scalar, 4, 4>);
 }
 
 template <class Scalar>

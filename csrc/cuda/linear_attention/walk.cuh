@@ -30,6 +30,10 @@
 // cut into several pieces, with three launches: walks that only write, from zero; one that
 // combines the states of pieces (combine.cuh); and the walks proper, each from its own state.
 //
+// Rows come by asynchronous copies to where their tiles are, and operands are made of them in
+// place. Where shared memory has room for the tiles of two chunks, those of the next are filled
+// while one is computed.
+//
 // Masked tokens, and those past the end of a piece, read, write and are all zeros and decay by
 // nothing.
 //
@@ -97,10 +101,11 @@ struct Walk : Sequences {
   BOTH int64_t group() const { return Hq / Hkv; }
 };
 
-// The sizes of a block's tiles.
-template <int C_, int R_, int columns>
+// The sizes of a block's tiles, and how many chunks have tiles of their own: with two, the next
+// chunk's rows are copied while this one is computed; with one, before that.
+template <int C_, int R_, int columns, int stages>
 struct BlockShape {
-  static constexpr int C = C_, R = R_;
+  static constexpr int C = C_, R = R_, kStages = stages;
   static constexpr int kColumns = columns, N = columns + 8;  // and the normaliser's, in a tile of 8
   static constexpr int kWarps = C / 16, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kThreads < 256 ? 256 / kThreads : 1;  // 255 registers each
@@ -111,52 +116,87 @@ struct BlockShape {
 // what follows of it, while it does something else.
 struct Place {
   int64_t column_block, head, kv_head, piece_index;
+  int writers;  // heads that write in a chunk
   Piece piece;
 };
 
-template <class Operands, class S>
-struct WalkShared {
-  using Element = typename Operands::Element;
-  Tile<Element, S::C, S::R> read, write;
-  Tile<Element, S::C, S::N> values;
-  Tile<Element, S::R, S::N> state;
-  Place* place;
-  DecaySum* decays;  // (C + 1,)
-  bool* present;     // (C,)
+enum class Which { read, write, values, end };
 
-  Tile<float, S::R, S::N> staged;  // a state, in place of all tiles
-
-  static constexpr int kTileBytes =
-      2 * decltype(read)::kBytes + decltype(values)::kBytes + decltype(state)::kBytes;
-  static constexpr int kTailBytes = int(sizeof(Place)) + int(sizeof(DecaySum)) * (S::C + 1) + S::C;
-  static constexpr int kBytes =
-      (kTileBytes > decltype(staged)::kBytes ? kTileBytes : decltype(staged)::kBytes) + kTailBytes;
-  DEV explicit WalkShared(char* base) {
-    const auto take = [&](auto*& pointer, int bytes) {
-      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base);
-      base += bytes;
-    };
-    staged.data = reinterpret_cast<float*>(base);
-    char* const after = base + kBytes - kTailBytes;
-    take(read.data, read.kBytes);
-    take(write.data, write.kBytes);
-    take(values.data, values.kBytes);
-    take(state.data, state.kBytes);
-    base = after;
-    take(place, int(sizeof(Place)));
-    take(decays, int(sizeof(DecaySum)) * (S::C + 1));
-    take(present, S::C);
-  }
+// Rows of a tensor as a block finds them, chunk after chunk; kept likewise.
+template <class Scalar>
+struct Source {
+  const Scalar* x;                           // of the piece's first token and its first writer
+  const float *den, *den_grad;               // of the same; den null: 1
+  int64_t time, dim, writer, writer_of_den;  // strides
+  FeatureMap map;
+  int columns;  // that the tensor has here
+  int whole;    // runs of 16 bytes among them, if these are contiguous and aligned
+  int width;    // columns of the tile that are to be filled
+  int extra;    // the extra column, or -1
 };
 
-// The element of a state at row r and column n of the walk, or null beyond its end.
-DEV float* state_element(const Walk& p, const States& states, int64_t row, int64_t head, int64_t r,
-                         int64_t n) {
-  const int64_t k = p.transposed ? n : r, v = p.transposed ? r : n;
-  const int64_t at = row * p.Hkv + head;
-  if (k >= p.K || v > p.V) return nullptr;
-  if (v == p.V) return states.z ? states.z + at * p.K + k : nullptr;
-  return states.kv ? states.kv + (at * p.K + k) * p.V + v : nullptr;
-}
+// A chunk and one of the heads that write in it, with the stages of its tiles.
+struct Visit {
+  int chunk = 0, writer = 0;
+  int read_stage = 0, write_stage = 0;  // what is read stays for all that write
+};
+
+template <class Scalar, class S>
+struct WalkShared {
+  using Element = typename OperandsOf<Scalar>::Type::Element;
+  using RowsTile = Tile<Element, S::C, S::R>;
+  using ValuesTile = Tile<Element, S::C, S::N>;
+  using StateTile = Tile<Element, S::R, S::N>;
+  using Staged = Tile<float, S::R, S::N>;
+
+  // A stage: tiles; and by token denominators, which one of the three may have, their gradients,
+  // log decays and presence.
+  static constexpr int kReadAt = 0, kWriteAt = RowsTile::kBytes, kValuesAt = 2 * kWriteAt;
+  static constexpr int kDensAt = kValuesAt + ValuesTile::kBytes, kOfTokens = 4 * S::C;
+  static constexpr int kPresentAt = kDensAt + 3 * kOfTokens;
+  static constexpr int kStageBytes = kPresentAt + S::C;
+
+  static constexpr int kTilesBytes = S::kStages * kStageBytes + StateTile::kBytes;
+  // A state takes the place of tiles, but of none that copies are on their way to.
+  static constexpr int kStagedAt = (S::kStages - 1) * kStageBytes;
+  static constexpr int kStagedEnd = kStagedAt + Staged::kBytes;
+  static constexpr int kTailAt = kTilesBytes > kStagedEnd ? kTilesBytes : kStagedEnd;
+  static constexpr int kSourcesAt = kTailAt + int(sizeof(Place));
+  static constexpr int kDecaysAt = kSourcesAt + 3 * int(sizeof(Source<Scalar>));
+  static constexpr int kBytes = kDecaysAt + int(sizeof(DecaySum)) * (S::C + 1);
+  static_assert(kStageBytes % 16 == 0 && StateTile::kBytes % 16 == 0);
+
+  char* base;
+
+  DEV Element* tile(Which which, int stage) const {
+    const int at = which == Which::read ? kReadAt : which == Which::write ? kWriteAt : kValuesAt;
+    return at_stage<Element>(stage, at);
+  }
+  DEV RowsTile read(int stage) const { return {tile(Which::read, stage)}; }
+  DEV RowsTile write(int stage) const { return {tile(Which::write, stage)}; }
+  DEV ValuesTile values(int stage) const { return {tile(Which::values, stage)}; }
+  DEV float* dens(int stage) const { return at_stage<float>(stage, kDensAt); }
+  DEV float* den_grads(int stage) const { return at_stage<float>(stage, kDensAt + kOfTokens); }
+  DEV float* log_decays(int stage) const { return at_stage<float>(stage, kDensAt + 2 * kOfTokens); }
+  DEV bool* present(int stage) const { return at_stage<bool>(stage, kPresentAt); }
+
+  DEV StateTile state() const { return {at_stage<Element>(S::kStages, 0)}; }
+  DEV Staged staged() const { return {at<float>(kStagedAt)}; }
+  DEV Place& place() const { return *at<Place>(kTailAt); }
+  DEV Source<Scalar>& source(Which which) const {
+    return at<Source<Scalar> >(kSourcesAt)[int(which)];
+  }
+  DEV DecaySum* decays() const { return at<DecaySum>(kDecaysAt); }  // (C + 1,)
+
+ private:
+  template <class T>
+  DEV T* at(int offset) const {
+    return reinterpret_cast<T*>(base + offset);
+  }
+  template <class T>
+  DEV T* at_stage(int stage, int offset) const {
+    return at<T>(stage * kStageBytes + offset);
+  }
+};
 
 }  // namespace hfla::cuda

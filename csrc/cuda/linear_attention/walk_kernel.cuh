@@ -4,9 +4,10 @@
 #pragma once
 
 #include "cuda/linear_attention/walker.cuh"
+#include "cuda/linear_attention/walker_convert.cuh"
+#include "cuda/linear_attention/walker_loader.cuh"
 #include "cuda/linear_attention/walker_out.cuh"
 #include "cuda/linear_attention/walker_products.cuh"
-#include "cuda/linear_attention/walker_rows.cuh"
 
 namespace hfla::cuda {
 

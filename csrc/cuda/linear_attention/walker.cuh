@@ -1,9 +1,14 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
 // One block's walk through its piece: the state in registers, and chunk after chunk of tokens. All
-// that waits for other warps is in this file.
+// that waits for copies or other warps is in this file. Each visit to a chunk has three parts:
+//
+//     Loader   walker_loader.cuh    starts copies of the next visit's rows
+//     Convert  walker_convert.cuh   makes operands of this one's, which are there by now
+//     Compute  walker_products.cuh, walker_out.cuh
 #pragma once
 
+#include "cuda/common/copy_groups.cuh"
 #include "cuda/linear_attention/feature_maps.cuh"
 #include "cuda/linear_attention/walk.cuh"
 
@@ -23,39 +28,30 @@ class Walker {
   static constexpr int kSumTokens = kSumSteps * kDepth;
 
  public:
-  static constexpr int kSharedBytes = WalkShared<Operands, S>::kBytes;
+  static constexpr int kSharedBytes = WalkShared<Scalar, S>::kBytes;
 
   DEV explicit Walker(const Walk& p)
       : p_(p),
-        shared_(shared_memory()),
-        place_(*shared_.place),
-        decay_{p.log_decay.data ? shared_.decays : nullptr},
+        shared_{shared_memory()},
+        place_(shared_.place()),
+        decay_{p.log_decay.data ? shared_.decays() : nullptr},
+        end_(p.writes || p.causal ? Which::end : Which::write),
         warp_(thread_index() / 32),
         g_(lane().g),
         t_(lane().t) {
-    if (thread_index() == 0) *shared_.place = find_place(p);
+    if (thread_index() == 0) shared_.place() = find_place(p);
+    enter_rows(0);
     sync_block();
+    chunks_ = int((place_.piece.end - place_.piece.begin + C - 1) / C);
   }
 
   DEV void run() {
     if (place_.piece.sequence < 0) return;
-    const int64_t rows = p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width();
-    for (row_begin_ = 0; row_begin_ < rows; row_begin_ += R) {
-      rows_left_ = rows - row_begin_;
-      load_state();
-      float total_decay = 1;
-      const int64_t length = place_.piece.end - place_.piece.begin;
-      for (int64_t offset = 0; offset < length; offset += C) {
-        // Backwards in time, the chunk that is not full is the first one still.
-        const int64_t aligned = p_.reversed ? (length - 1) / C * C - offset : offset;
-        chunk_ = place_.piece.begin + aligned;
-        visit_chunk();
-        total_decay *= decay_.between(0, C);
-      }
-      store_state();
-      if (p_.piece_decays && thread_index() == 0) {
-        p_.piece_decays[place_.piece_index * p_.Hkv + place_.kv_head] = total_decay;
-      }
+    for (;;) {
+      walk();
+      if (rows_left_ <= R) return;
+      enter_rows(row_begin_ + R);
+      sync_block();
     }
   }
 
@@ -67,8 +63,37 @@ class Walker {
     place.head = block_index() / column_blocks % p.num_heads();
     place.piece_index = block_index() / column_blocks / p.num_heads();
     place.kv_head = p.reads_per_query() ? place.head / p.group() : place.head;
+    place.writers = p.write.per_query ? int(p.group()) : 1;
     place.piece = find_piece(p.pieces, place.piece_index);
     return place;
+  }
+
+  // The rows that the next walk has, as all threads find them after a barrier. Those that are still
+  // in the last one have done with its sources.
+  DEV void enter_rows(int64_t begin) {
+    row_begin_ = begin;
+    rows_left_ = (p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width()) - begin;
+    if (thread_index() != 0) return;
+    NO_UNROLL
+    for (Which which = Which::read; which < Which::end; which = Which(int(which) + 1)) {
+      shared_.source(which) = make_source(which);
+    }
+  }
+
+  DEV void walk() {
+    visit_ = {};
+    if (S::kStages > 1) start(visit_);
+    load_state();
+    float total_decay = 1;
+    NO_UNROLL
+    for (; visit_.chunk < chunks_; visit_ = after(visit_)) {
+      visit();
+      if (is_last_writer()) total_decay *= decay_.between(0, C);
+    }
+    store_state();
+    if (p_.piece_decays && thread_index() == 0) {
+      p_.piece_decays[place_.piece_index * p_.Hkv + place_.kv_head] = total_decay;
+    }
   }
 
   // ---- the state, of which a warp has the strips of 16 rows warp, warp + kWarps, ... ----
@@ -79,13 +104,6 @@ class Walker {
 
   // The tile's last 8 columns are the normaliser and nothing.
   DEV bool has_normalizer() const { return p_.values.extra == Extra::one; }
-
-  // Column c of the tile in the matrix of values, or its width if there is none.
-  DEV int64_t global_column(int c) const {
-    const int64_t n = place_.column_block * S::kColumns + c;
-    if (c < S::kColumns) return n < p_.values.columns ? n : p_.values.width();
-    return c == S::kColumns && has_normalizer() ? p_.values.columns : p_.values.width();
-  }
 
   template <class Visit>
   DEV void for_each_state_element(Visit visit) {
@@ -102,11 +120,37 @@ class Walker {
     }
   }
 
-  DEV float* element_of(const States& states, int r, int c) const {
-    const int64_t n = global_column(c);
-    if (r >= rows_left_ || n == p_.values.width()) return nullptr;
+  // A state in device memory, from this block's first row and column on. Element (r, c) is
+  // kv[r][c], or kv[c][r] if transposed; z is the last column, or row.
+  struct StateInMemory {
+    float *kv, *z;      // or null
+    int row, column;    // strides of kv
+    int rows, columns;  // of kv, from here to the last
+    int extra_row;      // the row that z is, or -1
+    bool extra_column;  // z is the column behind the tile's
+    DEV float* at(int r, int c) const {
+      if (c == S::kColumns) return extra_column && r < rows ? z + r : nullptr;
+      if (c > S::kColumns || c >= columns) return nullptr;
+      if (r == extra_row) return z + c;
+      return kv && r < rows ? kv + int64_t(r) * row + int64_t(c) * column : nullptr;
+    }
+  };
+  DEV StateInMemory find_state(const States& states) const {
     const int64_t row = states.per_piece ? place_.piece_index : place_.piece.sequence;
-    return state_element(p_, states, row, place_.kv_head, row_begin_ + r, n);
+    const int64_t at = row * p_.Hkv + place_.kv_head, r = row_begin_,
+                  n = place_.column_block * S::kColumns;
+    const int64_t keys = p_.transposed ? n : r, values = p_.transposed ? r : n;
+    const int64_t rows = (p_.transposed ? p_.V : p_.K) - r,
+                  columns = (p_.transposed ? p_.K : p_.V) - n;
+    const int V = int(p_.V);
+    return {states.kv ? states.kv + (at * p_.K + keys) * p_.V + values : nullptr,
+            states.z ? states.z + at * p_.K + keys : nullptr,
+            p_.transposed ? 1 : V,
+            p_.transposed ? V : 1,
+            int(rows < R ? rows : R),
+            int(columns),
+            states.z && p_.transposed && rows < R ? int(rows) : -1,
+            states.z && !p_.transposed && has_normalizer()};
   }
 
   // In shared memory, for read_state.
@@ -119,7 +163,7 @@ class Walker {
         UNROLL
         for (int half = 0; half < 2; ++half) {
           const float pair[2] = {state_[s][n][2 * half], state_[s][n][2 * half + 1]};
-          shared_.state.set_run(strip_of(s) * 16 + g_ + 8 * half, 8 * n + 2 * t_, pair);
+          shared_.state().set_run(strip_of(s) * 16 + g_ + 8 * half, 8 * n + 2 * t_, pair);
         }
       }
     }
@@ -132,14 +176,26 @@ class Walker {
       for_each_state_element([](int, int, float& x) { x = 0; });
       return;
     }
-    sync_block();  // all have done with the tiles of the last walk
+    const auto staged = shared_.staged();
+    const StateInMemory states = find_state(p_.from);
+    constexpr int kAhead = 8;  // loads before the first is used, for the memory's latency
     NO_UNROLL
-    for (int e = thread_index(); e < R * N; e += S::kThreads) {
-      const float* const from = element_of(p_.from, e / N, e % N);
-      shared_.staged.data[e / N * shared_.staged.kStride + e % N] = from ? *from : 0;
+    for (int first = thread_index(); first < R * N; first += kAhead * S::kThreads) {
+      float x[kAhead];
+      UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        const int e = first + a * S::kThreads;
+        const float* const from = e < R * N ? states.at(e / N, e % N) : nullptr;
+        x[a] = from ? *from : 0;
+      }
+      UNROLL
+      for (int a = 0; a < kAhead; ++a) {
+        const int e = first + a * S::kThreads;
+        if (e < R * N) staged.data[e / N * staged.kStride + e % N] = x[a];
+      }
     }
     sync_block();
-    for_each_state_element([&](int r, int c, float& x) { x = shared_.staged.get(r, c); });
+    for_each_state_element([&](int r, int c, float& x) { x = staged.get(r, c); });
   }
 
   DEV void store_state() {
@@ -147,94 +203,128 @@ class Walker {
     if (p_.reads_per_query() && place_.head % p_.group() != 0)
       return;      // all of a group have the same
     sync_block();  // all have done with the tiles of the last chunk
+    const auto staged = shared_.staged();
     for_each_state_element(
-        [&](int r, int c, float& x) { shared_.staged.data[r * shared_.staged.kStride + c] = x; });
+        [&](int r, int c, float& x) { staged.data[r * staged.kStride + c] = x; });
     sync_block();
+    const StateInMemory states = find_state(p_.to);
     NO_UNROLL
     for (int e = thread_index(); e < R * N; e += S::kThreads) {
       const int c = e % N;
       // All blocks have the normaliser's column; the first stores it.
       if (c == S::kColumns && place_.column_block != 0) continue;
-      float* const to = element_of(p_.to, e / N, c);
-      if (to) *to = shared_.staged.get(e / N, c);
+      float* const to = states.at(e / N, c);
+      if (to) *to = staged.get(e / N, c);
     }
   }
 
-  // ---- a chunk ----
+  // ---- a visit ----
 
-  DEV void visit_chunk() {
-    sync_block();  // all have done with the last one
-    load_presence();
+  DEV Visit after(Visit visit) const {
+    visit.write_stage = (visit.write_stage + 1) % S::kStages;
+    if (++visit.writer < place_.writers) return visit;
+    visit.read_stage = (visit.read_stage + 1) % S::kStages;
+    return {visit.chunk + 1, 0, visit.read_stage, visit.write_stage};
+  }
+  DEV bool is_last_writer() const { return visit_.writer == place_.writers - 1; }
+
+  // Backwards in time, the chunk that is not full is the first one still.
+  DEV int64_t offset_of(int chunk) const {
+    return int64_t(p_.reversed ? chunks_ - 1 - chunk : chunk) * C;
+  }
+  DEV int tokens_of(int chunk) const {
+    const int64_t left = place_.piece.end - place_.piece.begin - offset_of(chunk);
+    return left < C ? int(left) : C;
+  }
+
+  DEV void visit() {
+    if (S::kStages == 1) {
+      sync_block();  // all have done with the last one
+      start(visit_);
+    }
+    copies_.template wait<0>();
+    sync_block();  // what all threads have copied is there; with two stages the last one is done
+    if (S::kStages > 1) start(after(visit_));
+    chunk_ = place_.piece.begin + offset_of(visit_.chunk);
+    const bool first = visit_.writer == 0;
+    if (first) begin_chunk();
+    convert();
     sync_block();
-    load_decays();
+    if (p_.reads && first) read_state();
+    const bool stores = p_.reads && is_last_writer(), is_gradient = p_.of.x.data;
+    if (stores && is_gradient) {
+      if (first) sync_block();  // all have done with the state's tile
+      start_of();
+    }
+    if (p_.reads && p_.causal) read_chunk();
+    if (stores) {
+      if (is_gradient) copies_.template wait<0>();
+      store_out();
+    }
+    if (p_.writes) write_chunk(first);
+  }
+
+  DEV void begin_chunk() {
+    sum_decays();
     if (p_.reads) show_state();
     UNROLL
     for (int n = 0; n < kTilesN; ++n) {
       UNROLL
       for (int i = 0; i < 4; ++i) out_[n][i] = 0;
     }
-    const int64_t writers = p_.write.per_query ? p_.group() : 1;
-    for (int64_t i = 0; i < writers; ++i) {
-      const int64_t head = p_.write.per_query ? place_.kv_head * p_.group() + i : place_.kv_head;
-      if (i > 0) sync_block();
-      load_tiles(head, i == 0);
-      sync_block();
-      if (p_.reads && i == 0) read_state();
-      if (p_.reads && p_.causal) read_chunk();
-      if (p_.reads && i == writers - 1) store_out();
-      if (p_.writes) write_chunk(i == 0);
-    }
   }
 
-  DEV void load_presence() {
-    for (int i = thread_index(); i < C; i += S::kThreads) {
-      const int64_t t = chunk_ + i;
-      shared_.present[i] =
-          t < place_.piece.end && (!p_.key_mask || p_.key_mask[place_.piece.batch * p_.T + t]);
-    }
+  DEV auto read_tile() const { return shared_.read(visit_.read_stage); }
+  DEV auto write_tile() const { return shared_.write(visit_.write_stage); }
+  DEV auto values_tile() const { return shared_.values(visit_.write_stage); }
+  DEV bool present(int token) const { return shared_.present(visit_.read_stage)[token]; }
+
+  // ---- what it reads (walker_loader.cuh, walker_convert.cuh) ----
+
+  static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one copy
+
+  DEV Which first_of(const Visit& visit) const {
+    return p_.reads && visit.writer == 0 ? Which::read : Which::write;
+  }
+  DEV static int stage_of(Which which, const Visit& visit) {
+    return which == Which::read ? visit.read_stage : visit.write_stage;
+  }
+  DEV static int stride_of(Which which) {
+    using Shared = WalkShared<Scalar, S>;
+    return which == Which::values ? Shared::ValuesTile::kStride : Shared::RowsTile::kStride;
+  }
+  // Where a run is copied to: its last element comes where its last operand will be.
+  DEV static Scalar* raw(Element* operands) {
+    return reinterpret_cast<Scalar*>(operands + kRun) - kRun;
   }
 
-  // ---- what a chunk reads (walker_rows.cuh) ----
-
-  static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one load
-  static constexpr int kAhead = 4;  // loads before the first is used, for the memory's latency
-
-  // Rows of a tensor on their way to a tile.
-  struct Source {
-    Element* to;
-    int stride, width;  // of the tile; columns of it that are to be filled, a multiple of kRun
-    const Scalar* x;    // of the chunk's first token, at the first column
-    int64_t time, dim;
-    const float *den, *den_grad;  // of the chunk's first token; den null: 1
-    FeatureMap map;
-    int columns;  // that the tensor has, from the first on
-    int extra;    // the extra column, or -1
-    bool wide;    // runs are contiguous and aligned
-  };
-  enum class Which { read, write, values, end };
-
-  // The runs of all rows that a thread has, of [first, first + count) in each.
+  // The runs of all tokens that a thread has, of [first, first + count) in each: one, of every
+  // step'th token. Threads of the next power of two go side by side.
   struct OwnRuns {
-    int first, count, token, run;
-    DEV OwnRuns(int first, int count)
-        : first(first), count(count), token(thread_index() / count), run(thread_index() % count) {}
-    DEV bool done() const { return token >= C; }
-    DEV int column() const { return (first + run) * kRun; }
-    DEV void next() {
-      token += S::kThreads / count, run += S::kThreads % count;
-      if (run >= count) run -= count, ++token;
+    int column, token, step;
+    DEV OwnRuns(int first, int count) {
+      int shift = 0;
+      UNROLL
+      for (int n = 1; n < 64; n *= 2) shift += count > n;
+      const int run = thread_index() & ((1 << shift) - 1);
+      column = (first + run) * kRun;
+      token = run < count ? thread_index() >> shift : C;
+      step = S::kThreads >> shift;
     }
   };
+  static_assert(R / kRun <= 64 && R / kRun <= S::kThreads);
 
-  DEV void load_decays();
-  DEV void load_tiles(int64_t writer_head, bool first_writer);
-  DEV Source make_source(Which which, int64_t head) const;
-  DEV bool has_whole_run(const Source& from, const OwnRuns& at) const;
+  DEV Source<Scalar> make_source(Which which) const;
+  DEV void start(const Visit& visit);
+  DEV void copy_rows(Which which, const Visit& visit, int tokens);
+  DEV void start_of();
+  DEV void convert();
   template <FeatureMap map>
-  DEV void load_whole_runs(const Source& from);
-  DEV void load_other_runs(const Source& from);
-  DEV float element(const Source& from, int token, int c) const;
-  DEV void load_normalizer_columns();
+  DEV void convert_whole_runs(Which which);
+  DEV void fetch_other_runs(Which which);
+  DEV float element(Which which, int token, int c) const;
+  DEV void set_normalizer_columns();
+  DEV void sum_decays();
 
   // ---- its products (walker_products.cuh) ----
 
@@ -270,7 +360,7 @@ class Walker {
   DEV void store_out();
   DEV void add_partial(int token, int half, bool last);
   DEV Outs make_outs(int token) const;
-  DEV void load_of(Pair (&of)[kTilesN - 1], const Outs& outs) const;
+  DEV Pair* copied_of(int n, int half) const;
   DEV float make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half, float scale,
                        bool present) const;
   template <FeatureMap map>
@@ -282,12 +372,16 @@ class Walker {
   DEV float picked_out(int n, int i) const;
 
   const Walk& p_;
-  WalkShared<Operands, S> shared_;
+  const WalkShared<Scalar, S> shared_;
   const Place& place_;
   const DecaySums decay_;
+  const Which end_;  // of what is read
   const int warp_, g_, t_;
   int64_t row_begin_ = 0, rows_left_ = 0;  // of this walk, and from there to the last
-  int64_t chunk_ = 0;                      // time of its first token
+  int chunks_ = 0;                         // of the piece
+  Visit visit_;
+  int64_t chunk_ = 0;  // time of its first token
+  CopyGroups copies_;
   float state_[S::kStrips][kTilesN][4];
   float out_[kTilesN][4];
 };

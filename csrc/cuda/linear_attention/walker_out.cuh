@@ -15,30 +15,19 @@ DEV void Walker<Scalar, S>::store_out() {
     for (int half = 0; half < 2; ++half) add_partial(16 * warp_ + g_ + 8 * half, half, last);
     if (!last) return;
   }
-  // Rows g and g + 8 of the warp's strip. What the second is the gradient of is loaded before the
-  // first is stored: a load would wait for the store, which might be to the same place.
-  Outs outs = make_outs(16 * warp_ + g_);
-  Pair pairs[kTilesN - 1];
-  load_of(pairs, outs);
   UNROLL
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2; ++half) {  // rows g and g + 8 of the warp's strip
     const int token = 16 * warp_ + g_ + 8 * half;
-    const bool present = shared_.present[token];
+    const Outs outs = make_outs(token);
+    const bool present = this->present(token);
     // In the normaliser's tile the first lane of four has the column.
     const float den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
     const float scale = p_.divide ? 1 / den : 1;
+    Pair pairs[kTilesN - 1];
     float dot = make_pairs(pairs, outs, half, scale, present);
     dot += store_others(outs, half, scale, present);
-    const Outs here = outs;
-    Pair next[kTilesN - 1] = {};
-    if (half == 0) {
-      outs = make_outs(token + 8);
-      load_of(next, outs);
-    }
-    store_pairs(here, pairs);
-    UNROLL
-    for (int n = 0; n < kTilesN - 1 && half == 0; ++n) pairs[n] = next[n];
-    store_sums(here, token, den, dot);
+    store_pairs(outs, pairs);
+    store_sums(outs, token, den, dot);
   }
 }
 
@@ -76,18 +65,7 @@ DEV typename Walker<Scalar, S>::Outs Walker<Scalar, S>::make_outs(int token) con
   return outs;
 }
 
-// What a row is the gradient of.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::load_of(Pair (&of)[kTilesN - 1], const Outs& outs) const {
-  UNROLL
-  for (int n = 0; n < kTilesN - 1; ++n) {
-    const int c = 8 * n + 2 * t_;
-    of[n] = {};
-    if (outs.of && outs.has_pair(c)) of[n] = *reinterpret_cast<const Pair*>(outs.of + c);
-  }
-}
-
-// A row of out, in place of what it is the gradient of. Returns the row's part of dots.
+// A row of out. Returns the row's part of dots.
 template <class Scalar, class S>
 DEV float Walker<Scalar, S>::make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
                                         float scale, bool present) const {
@@ -115,10 +93,11 @@ DEV float Walker<Scalar, S>::make_gradients(Pair (&pairs)[kTilesN - 1], const Ou
   UNROLL
   for (int n = 0; n < kTilesN - 1; ++n) {
     const bool counts = present && outs.has_pair(8 * n + 2 * t_);
+    const Pair of = *copied_of(n, half);
     float x[2];
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const float argument = pairs[n].get(i), gradient = out_[n][2 * half + i];
+      const float argument = of.get(i), gradient = out_[n][2 * half + i];
       dot += counts ? gradient * apply<Scalar, map>(argument) : 0;
       x[i] = counts ? gradient * derivative<Scalar, map>(argument) : 0;
     }

@@ -44,8 +44,8 @@ DEV void Walker<Scalar, S>::read_state() {
   const int first = 16 * warp_;
   NO_UNROLL
   for (int r = 0; r < rows_here(); r += kDepth) {
-    add_to_out(Operands::load_a(shared_.read, first, r),
-               [&](auto& b, int c) { Operands::load_b(b, shared_.state, r, c); });
+    add_to_out(Operands::load_a(read_tile(), first, r),
+               [&](auto& b, int c) { Operands::load_b(b, shared_.state(), r, c); });
   }
   if (!p_.causal || !decay_.sums) return;
   const float weights[2] = {read_weight(first + g_), read_weight(first + g_ + 8)};
@@ -67,9 +67,9 @@ DEV void Walker<Scalar, S>::read_chunk() {
     float scores[kTogether][4] = {};
     UNROLL_BY(4)
     for (int r = 0; r < rows_here(); r += kDepth) {
-      const auto a = Operands::load_a(shared_.read, first, r);
+      const auto a = Operands::load_a(read_tile(), first, r);
       typename Operands::B b[kTogether];
-      Operands::load_b_transposed(b, shared_.write, r, token);
+      Operands::load_b_transposed(b, write_tile(), r, token);
       UNROLL
       for (int n = 0; n < kTogether; ++n) Operands::multiply(scores[n], a, b[n]);
     }
@@ -82,7 +82,7 @@ DEV void Walker<Scalar, S>::read_chunk() {
       }
     }
     add_to_out(Operands::from_accumulators(scores), [&](auto& b, int c) {
-      Operands::load_b_for_accumulators(b, shared_.values, token, c);
+      Operands::load_b_for_accumulators(b, values_tile(), token, c);
     });
   }
 }
@@ -132,7 +132,7 @@ DEV void Walker<Scalar, S>::load_written(typename Operands::A (&a)[kSumSteps][S:
       a[step][s] = {};  // a register without a value on some way here is kept for it everywhere
       if (!strip_exists(strip_of(s))) continue;
       a[step][s] =
-          Operands::load_a_transposed(shared_.write, strip_of(s) * 16, token, decay_.sums, weights);
+          Operands::load_a_transposed(write_tile(), strip_of(s) * 16, token, decay_.sums, weights);
     }
   }
 }
@@ -143,7 +143,7 @@ DEV void Walker<Scalar, S>::load_values_of(typename Operands::B (&b)[kSumSteps][
                                            int column) {
   UNROLL
   for (int step = 0; step < kSumSteps; ++step) {
-    Operands::load_b(b[step], shared_.values, token + step * kDepth, column);
+    Operands::load_b(b[step], values_tile(), token + step * kDepth, column);
   }
 }
 

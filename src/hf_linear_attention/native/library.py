@@ -18,7 +18,8 @@ def load() -> ctypes.CDLL:
     if not LIBRARY_PATH.exists():
         raise ImportError(
             f"the native library was not built ({LIBRARY_PATH} is missing). Installing with "
-            "HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 shows why; it needs Linux and a C++ compiler"
+            "HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 shows why. It takes a wheel that has it, or a "
+            "C++ compiler; for macOS and Windows it is built with that setting only, untried"
         )
     try:
         torch.ops.load_library(str(LIBRARY_PATH))

@@ -111,7 +111,7 @@ inline bool run(const Step& c, Tensors& tensors, int64_t B) {
 }
 
 inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
-  constexpr int64_t kLittle = 64 << 10, kMiddle = 99 << 10, kMuch = 227 << 10;
+  constexpr int64_t kLittle = 64 << 10;
   const auto add = [&](const char* name, bool small, const Attention& c) {
     cases.push_back(make_case(name, c, c.B));
     cases.back().small = small;
@@ -120,19 +120,31 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
   add("not causal", true, {dtype, kLittle, 40, 16, 16, 1, 1, 1, 1, false, false, false});
   add("long", false, {dtype, kLittle, 264, 4, 4, 1, 1});  // of which the decay's gradient has pieces
   add("odd sizes", true, {dtype, kLittle, 37, 13, 19, 2, 1, 1});
-  // Each of the tiles, with more rows than it has, so that several walks are added up.
-  add("smallest tiles", false, {dtype, kLittle, 40, 56, 16});
-  Attention larger{dtype, dtype == hfla::DType::bf16 ? kMiddle : kMuch, 80, 152, 16, 1, 1};
-  larger.backward = kAll;
-  add("middle tiles", false, larger);
-  larger.shared_bytes = kMuch, larger.T = 136, larger.K = 264;
-  if (dtype == hfla::DType::bf16) add("largest tiles", false, larger);
-  if (!kAll) return;
-  // And with a group of queries, for which a chunk is walked through several times.
-  larger.Hq = 2;
-  add("largest tiles of groups", false, larger);
-  larger.shared_bytes = kMiddle, larger.T = 80, larger.K = 152;
-  add("middle tiles of groups", false, larger);
+  // Each of the tiles (launch.cuh), with more rows than it has, so that several walks are added up:
+  // in a little more shared memory than it takes.
+  struct Tiles {
+    const char* name;
+    int64_t shared_kb, T, K;
+  };
+  const std::vector<Tiles> all =
+      dtype == hfla::DType::bf16
+          ? std::vector<Tiles>{{"smallest tiles", 32, 40, 56},
+                               {"small tiles", 80, 80, 152},
+                               {"middle tiles, one stage", 64, 80, 152},
+                               {"middle tiles", 110, 80, 168},
+                               {"largest tiles, one stage", 120, 136, 264},
+                               {"largest tiles", 227, 136, 264}}
+          : std::vector<Tiles>{{"smallest tiles", 64, 40, 56},
+                               {"largest tiles", 120, 80, 152}};
+  for (const Tiles& tiles : all) {
+    Attention c{dtype, tiles.shared_kb << 10, tiles.T, tiles.K, 16, 1, 1};
+    c.backward = kAll || &tiles == &all[0];
+    add(tiles.name, false, c);
+    if (!kAll || &tiles == &all[0]) continue;
+    // And with a group of queries, for which a chunk is visited several times.
+    c.Hq = 2;
+    add((std::string(tiles.name) + ", groups").c_str(), false, c);
+  }
 }
 
 inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {

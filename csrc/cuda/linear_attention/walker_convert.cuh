@@ -1,0 +1,134 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Convert: makes operands of a chunk's rows, in place, and sums of its decays. Feature maps and
+// denominators are applied, absent tokens are zeros, and what the loader has not copied is fetched.
+#pragma once
+
+#include "cuda/linear_attention/walker.cuh"
+
+namespace hfla::cuda {
+
+// By the first warp, every lane C / 32 tokens.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::sum_decays() {
+  if (!decay_.sums || warp_ != 0) return;
+  constexpr int kEach = C / 32;
+  const int lane = thread_index();
+  double own[kEach], sum = 0;
+  int own_resets[kEach], resets = 0;
+  UNROLL
+  for (int i = 0; i < kEach; ++i) {
+    const int token = lane * kEach + i;
+    const float g = present(token) ? shared_.log_decays(visit_.read_stage)[token] : 0;
+    const bool reset = g <= kForgetsAll;
+    own[i] = sum += reset ? 0 : g;
+    own_resets[i] = resets += reset;
+  }
+  // Now those of the lanes before this one.
+  const double all = sum;
+  const int all_resets = resets;
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const double more = shuffle_up(sum, lanes);
+    const int more_resets = shuffle_up(resets, lanes);
+    if (lane >= lanes) sum += more, resets += more_resets;
+  }
+  sum -= all, resets -= all_resets;
+  DecaySum* const sums = shared_.decays();
+  UNROLL
+  for (int i = 0; i < kEach; ++i) {
+    const double total = sum + own[i];
+    const float high = float(total);
+    sums[lane * kEach + i + 1] = {high, float(total - high), resets + own_resets[i]};
+  }
+  if (lane == 0) sums[0] = {0, 0, 0};
+}
+
+// One loop for all three tiles: with a branch for every feature map, its code is long.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::convert() {
+  const bool all_present = !p_.key_mask && tokens_of(visit_.chunk) == C;
+  NO_UNROLL
+  for (Which which = first_of(visit_); which < end_; which = Which(int(which) + 1)) {
+    const Source<Scalar>& from = shared_.source(which);
+    const bool is_operand = std::is_same_v<Scalar, Element> && all_present && !from.den &&
+                            from.map == FeatureMap::identity;
+    if (!is_operand) {
+      with_map(from.map, [&](auto map) { convert_whole_runs<decltype(map)::value>(which); });
+    }
+    fetch_other_runs(which);
+  }
+  if (end_ == Which::end) set_normalizer_columns();
+}
+
+template <class Scalar, class S>
+template <FeatureMap map>
+DEV void Walker<Scalar, S>::convert_whole_runs(Which which) {
+  const Source<Scalar>& from = shared_.source(which);
+  const int stage = stage_of(which, visit_), stride = stride_of(which);
+  const bool divides = map == FeatureMap::identity && from.den;
+  const float* const dens = shared_.dens(stage);
+  OwnRuns at(0, from.whole);
+  Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
+  UNROLL_BY(2)
+  for (; at.token < C; at.token += at.step, to += at.step * stride) {
+    const Run<Scalar, kRun> run = *reinterpret_cast<const Run<Scalar, kRun>*>(raw(to));
+    float x[kRun];
+    UNROLL
+    for (int i = 0; i < kRun; ++i) x[i] = apply<Scalar, map>(run.get(i));
+    if (divides) {
+      const float scale = reciprocal<Scalar>(dens[at.token]);
+      UNROLL
+      for (int i = 0; i < kRun; ++i) x[i] *= scale;
+    }
+    // Where no token is, there may be anything.
+    auto operands = make_run<Element>(x);
+    if (!present(at.token)) operands = {};
+    *reinterpret_cast<Run<Element, kRun>*>(to) = operands;
+  }
+}
+
+// Zeros of columns past the end; and number by number what is next to the end, and tensors whose
+// rows are not aligned or not contiguous.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::fetch_other_runs(Which which) {
+  const Source<Scalar>& from = shared_.source(which);
+  OwnRuns at(from.whole, from.width / kRun - from.whole);
+  Element* to = shared_.tile(which, stage_of(which, visit_)) + at.token * stride_of(which);
+  const int begin = at.column, end = begin + kRun;
+  const bool has_extra = begin <= from.extra && from.extra < end;
+  NO_UNROLL
+  for (; at.token < C; at.token += at.step, to += at.step * stride_of(which)) {
+    if (!present(at.token) || (begin >= from.columns && !has_extra)) {
+      *reinterpret_cast<Run<Element, kRun>*>(to + begin) = {};
+      continue;
+    }
+    NO_UNROLL
+    for (int c = begin; c < end; ++c) to[c] = from_float<Element>(element(which, at.token, c));
+  }
+}
+
+template <class Scalar, class S>
+DEV float Walker<Scalar, S>::element(Which which, int token, int c) const {
+  const Source<Scalar>& from = shared_.source(which);
+  const int stage = stage_of(which, visit_);
+  if (c < from.columns) {
+    const int64_t row = (offset_of(visit_.chunk) + token) * from.time + visit_.writer * from.writer;
+    const float x = apply<Scalar>(from.map, to_float(from.x[row + c * from.dim]));
+    return from.den ? x * reciprocal<Scalar>(shared_.dens(stage)[token]) : x;
+  }
+  if (c != from.extra) return 0;
+  return from.den_grad ? shared_.den_grads(stage)[token] : 1;
+}
+
+// Behind this block's columns of values: ones, where there is a normaliser.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::set_normalizer_columns() {
+  if (thread_index() >= C) return;
+  for (int c = 0; c < 8; c += kRun) {
+    float x[kRun] = {};
+    if (c == 0 && has_normalizer()) x[0] = present(thread_index()) ? 1 : 0;
+    shared_.values(visit_.write_stage).set_run(thread_index(), S::kColumns + c, x);
+  }
+}
+
+}  // namespace hfla::cuda

@@ -1,0 +1,111 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Loader: starts the copies of what a visit reads, from device memory to where its tiles are. A run
+// of 16 bytes that a tensor has whole goes there as it is, for walker_convert.cuh to make operands
+// of in place; all other numbers that one fetches itself. Nothing here waits for what it copies.
+#pragma once
+
+#include "cuda/linear_attention/walker.cuh"
+
+namespace hfla::cuda {
+
+template <class Scalar, class S>
+DEV Source<Scalar> Walker<Scalar, S>::make_source(Which which) const {
+  const bool is_values = which == Which::values, is_read = which == Which::read;
+  const Rows& rows = is_read ? p_.read : is_values ? p_.values : p_.write;
+  const bool by_writer = !is_read && rows.per_query;
+  const int64_t head = is_read     ? place_.head
+                       : by_writer ? place_.kv_head * p_.group()
+                                   : place_.kv_head;
+  const int64_t begin = is_values ? place_.column_block * S::kColumns : row_begin_;
+  const int64_t left = rows.columns - begin;
+  const int64_t row = (place_.piece.batch * p_.T + place_.piece.begin) * p_.Hq + head;
+
+  Source<Scalar> from{};
+  from.width = is_values ? S::kColumns : (rows_here() + 15) / 16 * 16;
+  from.columns = int(!rows.x.data || left < 0 ? 0 : left < from.width ? left : from.width);
+  const bool has_extra = !is_values && rows.x.data && rows.extra != Extra::none;
+  from.extra = has_extra && left >= 0 && left < from.width ? int(left) : -1;
+  from.time = rows.x.time, from.dim = rows.x.dim;
+  from.writer = by_writer ? rows.x.head : 0, from.writer_of_den = by_writer;
+  from.x = static_cast<const Scalar*>(rows.x.data) + place_.piece.batch * rows.x.batch +
+           place_.piece.begin * rows.x.time + head * rows.x.head + begin * rows.x.dim;
+  from.den = rows.den ? rows.den + row : nullptr;
+  from.den_grad = rows.den_grad ? rows.den_grad + row : nullptr;
+  from.map = rows.map;
+  const bool aligned = from.dim == 1 && from.time % kRun == 0 && from.writer % kRun == 0 &&
+                       reinterpret_cast<uintptr_t>(from.x) % 16 == 0;
+  from.whole = aligned ? from.columns / kRun : 0;
+  return from;
+}
+
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::start(const Visit& visit) {
+  static_assert(C <= S::kThreads);
+  if (visit.chunk < chunks_) {
+    const int token = thread_index(), tokens = tokens_of(visit.chunk);
+    const int64_t t = place_.piece.begin + offset_of(visit.chunk) + token;
+    const bool in_mask = token < tokens && p_.key_mask;
+    const bool masked = in_mask && !p_.key_mask[place_.piece.batch * p_.T + t];
+    NO_UNROLL
+    for (Which which = first_of(visit); which < end_; which = Which(int(which) + 1)) {
+      copy_rows(which, visit, tokens);
+    }
+    if (visit.writer == 0) {
+      if (p_.log_decay.data && token < tokens) {
+        const float* const log_decay = static_cast<const float*>(p_.log_decay.data) +
+                                       place_.piece.batch * p_.log_decay.batch +
+                                       t * p_.log_decay.time + place_.kv_head * p_.log_decay.head;
+        copies_.template copy<4>(shared_.log_decays(visit.read_stage) + token, log_decay);
+      }
+      if (token < C) shared_.present(visit.read_stage)[token] = token < tokens && !masked;
+    }
+  }
+  copies_.close();
+}
+
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::copy_rows(Which which, const Visit& visit, int tokens) {
+  const Source<Scalar>& from = shared_.source(which);
+  const int64_t offset = offset_of(visit.chunk);
+  const int stage = stage_of(which, visit), stride = stride_of(which);
+  OwnRuns at(0, from.whole);
+  const int64_t step = at.step * from.time;
+  const Scalar* x =
+      from.x + (offset + at.token) * from.time + visit.writer * from.writer + at.column;
+  Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
+  UNROLL_BY(4)
+  for (; at.token < tokens; at.token += at.step, x += step, to += at.step * stride) {
+    copies_.copy(raw(to), x);
+  }
+  if (!from.den || thread_index() >= tokens) return;
+  const int64_t row = (offset + thread_index()) * p_.Hq + visit.writer * from.writer_of_den;
+  copies_.template copy<4>(shared_.dens(stage) + thread_index(), from.den + row);
+  if (!from.den_grad) return;
+  copies_.template copy<4>(shared_.den_grads(stage) + thread_index(), from.den_grad + row);
+}
+
+// What the thread's part of out is the gradient of, pair by pair, for store_out.
+template <class Scalar, class S>
+DEV void Walker<Scalar, S>::start_of() {
+  UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const Outs outs = make_outs(16 * warp_ + g_ + 8 * half);
+    UNROLL
+    for (int n = 0; n < kTilesN - 1; ++n) {
+      const int c = 8 * n + 2 * t_;
+      if (outs.has_pair(c)) copies_.template copy<sizeof(Pair)>(copied_of(n, half), outs.of + c);
+    }
+  }
+  copies_.close();
+}
+
+// Where the state was. No other thread looks there.
+template <class Scalar, class S>
+DEV typename Walker<Scalar, S>::Pair* Walker<Scalar, S>::copied_of(int n, int half) const {
+  static_assert(C * S::kColumns * sizeof(Scalar) <= decltype(shared_.state())::kBytes);
+  Pair* const pairs = reinterpret_cast<Pair*>(shared_.state().data);
+  return pairs + (half * (kTilesN - 1) + n) * S::kThreads + thread_index();
+}
+
+}  // namespace hfla::cuda
