@@ -21,7 +21,7 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -51,6 +51,7 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx2 = ["-mavx2", "-mfma", "-mf16c"]
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
     INSTRUCTION_SETS |= {
+        "base": ["-O1"],  # for CPUs of before 2013: soon compiled, and no more
         "avx2": avx2,
         "avx512": avx2 + avx512,
         "avx512_vnni": [*avx2, *avx512, "-mavx512vnni"],
@@ -306,8 +307,12 @@ class BuildNativeLibrary(build_ext):
             for name, isa_flags in INSTRUCTION_SETS.items()
             if understands(compiler, isa_flags)
         }
-        command = [*compiler, *COMPILE_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
-        return self.compile_all(command, cpu_kernels(instruction_sets) + bindings(cuda), objects)
+        user_flags = shlex.split(os.environ.get("CXXFLAGS", ""))  # last, for they prevail
+        items = [
+            replace(item, flags=item.flags + user_flags)
+            for item in cpu_kernels(instruction_sets) + bindings(cuda)
+        ]
+        return self.compile_all([*compiler, *COMPILE_FLAGS], items, objects)
 
     def compile_cuda(self, compiler: list[str], objects: Path) -> tuple[Cuda | None, list[Path]]:
         """Neither, with a warning, where it can't be done."""

@@ -81,6 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=TARGETS, help="one in place of all")
     flags = parser.parse_args()
+    lief.logging.disable()
     for target in [flags.only] if flags.only else TARGETS:
         print(f"{target}: {check(build(target))}", flush=True)
 
