@@ -36,7 +36,7 @@ help:
 	@echo "make soak   serve a small model to 64 clients, with what goes wrong, for 20 minutes"
 	@echo "make gpu-check   check the CUDA kernels on the GPU here and measure them, under 10 minutes"
 	@echo "make arm-check   run the kernels for ARM in an emulator, on what the ops' tests compute"
-	@echo "make cross-check   compile the kernels for macOS and Windows, under 10 minutes; none of it runs"
+	@echo "make cross-check   compile the kernels for macOS and Windows; none of it runs"
 	@echo "make wheels   build the wheels of a release into dist/, for x86-64 and ARM, under 10 minutes"
 	@echo "make site   build the documentation as a site, in build/site"
 	@echo "make check   only check the code: format, lint, types"
