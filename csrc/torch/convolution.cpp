@@ -162,20 +162,19 @@ constexpr char kForward[] = "short_convolution", kBackward[] = "short_convolutio
                kStep[] = "short_convolution_step_";
 
 constexpr Op kOps[] = {
-    {kForward,
-     "short_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
-     "Tensor? cu_seqlens, Tensor? initial_state, bool silu) -> (Tensor y, Tensor state)",
-     boxed<forward, kForward>, false},
-    {kBackward,
-     "short_convolution_backward(Tensor? dy, Tensor? dstate, "
-     "Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
-     "Tensor? cu_seqlens, Tensor? initial_state, bool silu) "
-     "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
-     boxed<backward, kBackward>, false},
-    {kStep,
-     "short_convolution_step_(Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
-     "Tensor(a!) state, bool silu, Tensor? state_indices=None) -> Tensor y",
-     boxed<step, kStep>, false},
+    op<forward, kForward>(
+        "short_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
+        "Tensor? cu_seqlens, Tensor? initial_state, bool silu) -> (Tensor y, Tensor state)",
+        false),
+    op<backward, kBackward>("short_convolution_backward(Tensor? dy, Tensor? dstate, "
+                            "Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
+                            "Tensor? cu_seqlens, Tensor? initial_state, bool silu) "
+                            "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
+                            false),
+    op<step, kStep>(
+        "short_convolution_step_(Tensor x, Tensor weight, Tensor? bias, Tensor? key_mask, "
+        "Tensor(a!) state, bool silu, Tensor? state_indices=None) -> Tensor y",
+        false),
 };
 
 }  // namespace

@@ -209,30 +209,30 @@ constexpr char kForward[] = "delta_rule", kBackward[] = "delta_rule_backward",
                kStep[] = "delta_rule_step_", kForwardInSlots[] = "delta_rule_";
 
 constexpr Op kOps[] = {
-    {kForward,
-     "delta_rule(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-     "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
-     "float scale, bool normalize_qk, bool delta, bool keep_errors) "
-     "-> (Tensor y, Tensor errors, Tensor state)",
-     boxed<forward, kForward>, true},
-    {kBackward,
-     "delta_rule_backward(Tensor? dy, Tensor? dstate, "
-     "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-     "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
-     "Tensor errors, Tensor state, float scale, bool normalize_qk, bool delta) "
-     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dlog_decay, "
-     "Tensor dinitial_state)",
-     boxed<backward, kBackward>, true},
-    {kStep,
-     "delta_rule_step_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-     "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta, "
-     "Tensor? state_indices=None) -> Tensor y",
-     boxed<step, kStep>, true},
-    {kForwardInSlots,
-     "delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-     "Tensor? key_mask, Tensor? cu_seqlens, Tensor(a!) state, Tensor state_indices, "
-     "Tensor? is_new, float scale, bool normalize_qk, bool delta) -> Tensor y",
-     boxed<forward_in_slots, kForwardInSlots>, false},
+    op<forward, kForward>(
+        "delta_rule(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+        "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
+        "float scale, bool normalize_qk, bool delta, bool keep_errors) "
+        "-> (Tensor y, Tensor errors, Tensor state)",
+        true),
+    op<backward, kBackward>(
+        "delta_rule_backward(Tensor? dy, Tensor? dstate, "
+        "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+        "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
+        "Tensor errors, Tensor state, float scale, bool normalize_qk, bool delta) "
+        "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dlog_decay, "
+        "Tensor dinitial_state)",
+        true),
+    op<step, kStep>(
+        "delta_rule_step_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+        "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta, "
+        "Tensor? state_indices=None) -> Tensor y",
+        true),
+    op<forward_in_slots, kForwardInSlots>(
+        "delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
+        "Tensor? key_mask, Tensor? cu_seqlens, Tensor(a!) state, Tensor state_indices, "
+        "Tensor? is_new, float scale, bool normalize_qk, bool delta) -> Tensor y",
+        false),
 };
 
 }  // namespace

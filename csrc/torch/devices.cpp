@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "torch/team.h"
+
 namespace hfla {
 namespace {
 
@@ -21,6 +23,7 @@ void parallel_for(int64_t n, void (*body)(void*, int64_t, int64_t), void* contex
 }  // namespace
 
 Threads torch_threads() {
+  if (const Team* const team = Team::current()) return team->threads();
   uint32_t count = 1;
   HFLA_TORCH_CALL(torch_get_num_threads(&count));
   return {count, parallel_for};

@@ -20,7 +20,7 @@ constexpr const char* kCudaBuilt = HFLA_WITH_CUDA;
 constexpr const char* kCudaBuilt = "";
 #endif
 
-// The threads that torch has for this process.
+// The threads that torch has for this process, or, where this one works in a team, those.
 Threads torch_threads();
 
 // Of the instruction set that was chosen.

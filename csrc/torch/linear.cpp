@@ -64,10 +64,9 @@ void many_rows_linear(StableIValue* stack) {
 constexpr char kLinear[] = "linear", kManyRowsLinear[] = "many_rows_linear";
 
 constexpr Op kOps[] = {
-    {kLinear, "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", boxed<linear, kLinear>,
-     false},
-    {kManyRowsLinear, "many_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y",
-     boxed<many_rows_linear, kManyRowsLinear>, false},
+    op<linear, kLinear>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", false),
+    op<many_rows_linear, kManyRowsLinear>(
+        "many_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", false),
 };
 
 }  // namespace

@@ -285,31 +285,30 @@ constexpr char kForward[] = "linear_attention", kBackward[] = "linear_attention_
                kStep[] = "linear_attention_step_", kForwardInSlots[] = "linear_attention_";
 
 constexpr Op kOps[] = {
-    {kForward,
-     "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
-     "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
-     "int feature_map, bool normalize, float eps, bool is_causal) "
-     "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
-     boxed<forward, kForward>, true},
-    {kBackward,
-     "linear_attention_backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
-     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
-     "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
-     "Tensor y, Tensor den, Tensor kv, Tensor z, "
-     "int feature_map, bool normalize, float eps, bool is_causal) "
-     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
-     "Tensor dinitial_kv, Tensor dinitial_z)",
-     boxed<backward, kBackward>, true},
-    {kStep,
-     "linear_attention_step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
-     "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps, "
-     "Tensor? state_indices=None) -> Tensor y",
-     boxed<step, kStep>, true},
-    {kForwardInSlots,
-     "linear_attention_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
-     "Tensor? cu_seqlens, Tensor(a!) kv, Tensor(b!)? z, Tensor state_indices, Tensor? is_new, "
-     "int feature_map, bool normalize, float eps) -> Tensor y",
-     boxed<forward_in_slots, kForwardInSlots>, false},
+    op<forward, kForward>(
+        "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+        "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
+        "int feature_map, bool normalize, float eps, bool is_causal) "
+        "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
+        true),
+    op<backward, kBackward>("linear_attention_backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
+                            "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+                            "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
+                            "Tensor y, Tensor den, Tensor kv, Tensor z, "
+                            "int feature_map, bool normalize, float eps, bool is_causal) "
+                            "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
+                            "Tensor dinitial_kv, Tensor dinitial_z)",
+                            true),
+    op<step, kStep>(
+        "linear_attention_step_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+        "Tensor(a!) kv, Tensor(b!)? z, int feature_map, bool normalize, float eps, "
+        "Tensor? state_indices=None) -> Tensor y",
+        true),
+    op<forward_in_slots, kForwardInSlots>(
+        "linear_attention_(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
+        "Tensor? cu_seqlens, Tensor(a!) kv, Tensor(b!)? z, Tensor state_indices, Tensor? is_new, "
+        "int feature_map, bool normalize, float eps) -> Tensor y",
+        false),
 };
 
 }  // namespace

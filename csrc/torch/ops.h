@@ -12,8 +12,9 @@ namespace hfla {
 struct Op {
   const char* name;
   const char* schema;
-  void (*kernel)(StableIValue* stack, uint64_t num_arguments, uint64_t num_results);
-  bool on_cuda;  // too, with the same kernel, which looks where the tensors are
+  void (*kernel)(StableIValue* stack, uint64_t num_arguments, uint64_t num_results);  // for torch
+  void (*run)(StableIValue* stack);  // the same, but for what it throws: for this library
+  bool on_cuda;                      // too, with the same kernel, which looks where the tensors are
 };
 
 struct Ops {
@@ -22,18 +23,23 @@ struct Ops {
 };
 
 extern const Ops convolution_ops, delta_rule_ops, linear_attention_ops, linear_ops,
-    quantized_linear_ops, rms_norm_ops, selective_scan_ops;
+    quantized_linear_ops, recording_ops, rms_norm_ops, selective_scan_ops;
+
+// Those that compute.
+constexpr const Ops* kKernelOps[] = {&linear_attention_ops, &delta_rule_ops, &convolution_ops,
+                                     &selective_scan_ops,   &linear_ops,     &quantized_linear_ops,
+                                     &rms_norm_ops};
 
 template <int64_t count>
 constexpr Ops ops_of(const Op (&table)[count]) {
   return {table, count};
 }
 
-// Null, or what `op` raised, with its name in front; until the thread's next error.
-__attribute__((noinline)) inline const char* error_of(void (*op)(StableIValue*), const char* name,
+// Null, or what `run` raised, with its name in front; until the thread's next error.
+__attribute__((noinline)) inline const char* error_of(void (*run)(StableIValue*), const char* name,
                                                       StableIValue* stack) {
   try {
-    op(stack);
+    run(stack);
     return nullptr;
   } catch (const std::runtime_error& error) {
     static thread_local char message[2048];
@@ -45,10 +51,16 @@ __attribute__((noinline)) inline const char* error_of(void (*op)(StableIValue*),
 // What torch calls. The exception that leaves it is torch's own, made in torch: this library may
 // have another C++ runtime, whose exceptions torch can't catch. And it goes through no function of
 // ours that has anything to destroy or to catch, since these would ask our runtime about it.
-template <void (*op)(StableIValue*), const char* name>
+template <void (*run)(StableIValue*), const char* name>
 void boxed(StableIValue* stack, uint64_t, uint64_t) {
-  const char* const error = error_of(op, name, stack);
+  const char* const error = error_of(run, name, stack);
   if (error) aoti_torch_check(false, name, __FILE__, __LINE__, error);
+}
+
+// A line of a table of ops.
+template <void (*run)(StableIValue*), const char* name>
+constexpr Op op(const char* schema, bool on_cuda) {
+  return {name, schema, boxed<run, name>, run, on_cuda};
 }
 
 }  // namespace hfla

@@ -93,14 +93,14 @@ void quantized_linear(StableIValue* stack) {
 constexpr char kInt8[] = "int8_linear", kInt4[] = "int4_linear";
 
 constexpr Op kOps[] = {
-    {kInt8,
-     "int8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
-     "bool rounds_x=False) -> Tensor y",
-     boxed<quantized_linear<8>, kInt8>, false},
-    {kInt4,
-     "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
-     "bool rounds_x=False) -> Tensor y",
-     boxed<quantized_linear<4>, kInt4>, false},
+    op<quantized_linear<8>, kInt8>(
+        "int8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
+        "bool rounds_x=False) -> Tensor y",
+        false),
+    op<quantized_linear<4>, kInt4>(
+        "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
+        "bool rounds_x=False) -> Tensor y",
+        false),
 };
 
 }  // namespace

@@ -10,10 +10,6 @@
 namespace hfla {
 namespace {
 
-constexpr const Ops* kAllOps[] = {&linear_attention_ops, &delta_rule_ops, &convolution_ops,
-                                  &selective_scan_ops,   &linear_ops,     &quantized_linear_ops,
-                                  &rms_norm_ops};
-
 // The libraries live as long as the process: torch keeps pointers to the kernels.
 TorchLibraryHandle implementations_for(const char* dispatch_key) {
   TorchLibraryHandle library;
@@ -28,14 +24,16 @@ void register_ops() {
       aoti_torch_library_init_def("hf_linear_attention", __FILE__, __LINE__, &definitions));
   const TorchLibraryHandle cpu = implementations_for("CPU");
   const TorchLibraryHandle cuda = *kCudaBuilt ? implementations_for("CUDA") : nullptr;
-  for (const Ops* ops : kAllOps) {
-    for (const Op* op = ops->first; op != ops->first + ops->count; ++op) {
+  const auto add = [&](const Ops& ops) {
+    for (const Op* op = ops.first; op != ops.first + ops.count; ++op) {
       HFLA_TORCH_CALL(aoti_torch_library_def(definitions, op->schema));
       HFLA_TORCH_CALL(torch_library_impl(cpu, op->name, op->kernel, kTorchBuildVersion));
       if (!cuda || !op->on_cuda) continue;
       HFLA_TORCH_CALL(torch_library_impl(cuda, op->name, op->kernel, kTorchBuildVersion));
     }
-  }
+  };
+  for (const Ops* ops : kKernelOps) add(*ops);
+  add(recording_ops);
 }
 
 // Runs when the library is loaded, where an exception would end the process.

@@ -70,15 +70,14 @@ constexpr char kRmsNorm[] = "rms_norm", kForward[] = "rms_norm_forward",
                kBackward[] = "rms_norm_backward";
 
 constexpr Op kOps[] = {
-    {kRmsNorm, "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor y",
-     boxed<rms_norm, kRmsNorm>, false},
-    {kForward,
-     "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)",
-     boxed<rms_norm_forward, kForward>, false},
-    {kBackward,
-     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor inverse_rms) "
-     "-> (Tensor dx, Tensor dweight)",
-     boxed<rms_norm_backward, kBackward>, false},
+    op<rms_norm, kRmsNorm>("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor y", false),
+    op<rms_norm_forward, kForward>(
+        "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)",
+        false),
+    op<rms_norm_backward, kBackward>(
+        "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor inverse_rms) "
+        "-> (Tensor dx, Tensor dweight)",
+        false),
 };
 
 }  // namespace

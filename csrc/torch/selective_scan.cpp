@@ -163,21 +163,21 @@ constexpr char kForward[] = "selective_scan", kBackward[] = "selective_scan_back
                kStep[] = "selective_scan_step_";
 
 constexpr Op kOps[] = {
-    {kForward,
-     "selective_scan(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
-     "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state) -> (Tensor y, Tensor state)",
-     boxed<forward, kForward>, false},
-    {kBackward,
-     "selective_scan_backward(Tensor? dy, Tensor? dstate, "
-     "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
-     "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state) "
-     "-> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-     "Tensor dinitial_state)",
-     boxed<backward, kBackward>, false},
-    {kStep,
-     "selective_scan_step_(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
-     "Tensor? key_mask, Tensor(a!) state, Tensor? state_indices=None) -> Tensor y",
-     boxed<step, kStep>, false},
+    op<forward, kForward>(
+        "selective_scan(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
+        "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state) -> (Tensor y, Tensor state)",
+        false),
+    op<backward, kBackward>(
+        "selective_scan_backward(Tensor? dy, Tensor? dstate, "
+        "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
+        "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state) "
+        "-> (Tensor dx, Tensor ddt, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+        "Tensor dinitial_state)",
+        false),
+    op<step, kStep>(
+        "selective_scan_step_(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
+        "Tensor? key_mask, Tensor(a!) state, Tensor? state_indices=None) -> Tensor y",
+        false),
 };
 
 }  // namespace

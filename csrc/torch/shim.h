@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "torch/memory.h"
 
@@ -32,6 +33,11 @@ using DeviceGuardHandle = DeviceGuardOpaque*;
 // One argument or result of an op: a number, or a tensor handle that the receiver owns, or, for an
 // optional argument, null or a pointer to a StableIValue on the heap, which the receiver deletes.
 using StableIValue = uint64_t;
+
+// A list of StableIValues. Who receives one owns it, but not what is in it: each look at an element
+// gives a new one.
+struct StableListOpaque;
+using StableListHandle = StableListOpaque*;
 
 class TorchLibraryOpaque;
 using TorchLibraryHandle = TorchLibraryOpaque*;
@@ -61,8 +67,19 @@ AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* is_contig
 AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides,
                                         int32_t dtype, int32_t device_type, int32_t device_index,
                                         AtenTensorHandle* new_tensor);
+// Of the same tensor.
+AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* new_tensor);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
+
+AOTITorchError aoti_torch_cpu_add_Tensor(AtenTensorHandle a, AtenTensorHandle b, double alpha,
+                                         AtenTensorHandle* new_tensor);
+
+AOTITorchError torch_new_list_reserve_size(size_t size, StableListHandle* new_list);
+AOTITorchError torch_list_size(StableListHandle list, size_t* size);
+AOTITorchError torch_list_get_item(StableListHandle list, size_t index, StableIValue* element);
+AOTITorchError torch_list_push_back(StableListHandle list, StableIValue element);
+AOTITorchError torch_delete_list(StableListHandle list);
 
 // Throws an exception of torch's, with the message, unless `condition` is true.
 void aoti_torch_check(bool condition, const char* function, const char* file, uint32_t line,
@@ -178,6 +195,7 @@ class Tensor {
 
   explicit operator bool() const { return handle_ != nullptr; }
 
+  AtenTensorHandle get() const { return handle_; }
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
 
   int64_t dim() const { return get<int64_t>(aoti_torch_get_dim); }
@@ -219,6 +237,20 @@ class Arguments {
     return tensor;
   }
 
+  std::vector<Tensor> tensors() {
+    const auto list = reinterpret_cast<StableListHandle>(*next_++);
+    size_t size = 0;
+    HFLA_TORCH_CALL(torch_list_size(list, &size));
+    std::vector<Tensor> tensors(size);
+    for (size_t i = 0; i < size; ++i) {
+      StableIValue element = 0;
+      HFLA_TORCH_CALL(torch_list_get_item(list, i, &element));
+      tensors[i] = to_tensor(element);
+    }
+    HFLA_TORCH_CALL(torch_delete_list(list));
+    return tensors;
+  }
+
   int64_t integer() { return static_cast<int64_t>(*next_++); }
   bool boolean() { return read<bool>(); }
   double number() { return read<double>(); }
@@ -242,6 +274,14 @@ class Arguments {
 template <class... Tensors>
 void give_back(StableIValue* stack, Tensors&&... tensors) {
   ((*stack++ = reinterpret_cast<StableIValue>(tensors.release())), ...);
+}
+
+// A list, for a call or as one of its results.
+inline StableIValue list_of(const StableIValue* elements, size_t size) {
+  StableListHandle list = nullptr;
+  HFLA_TORCH_CALL(torch_new_list_reserve_size(size, &list));
+  for (size_t i = 0; i < size; ++i) HFLA_TORCH_CALL(torch_list_push_back(list, elements[i]));
+  return reinterpret_cast<StableIValue>(list);
 }
 
 }  // namespace hfla

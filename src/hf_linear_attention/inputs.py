@@ -17,8 +17,9 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
+from .cache_layers import RecurrentLayer
 from .sequence_parallel import tokens_before
-from .slots import SlotCache
+from .slots import SlotCache, SlotLayer
 from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
@@ -168,6 +169,22 @@ def may_be_recorded(
         and not _has_any_global_hook()
         and _get_current_dispatch_mode() is None  # else somebody looks at operations
     )
+
+
+def recordable_caches(
+    past_key_values: Cache | SlotCache | None, num_layers: int
+) -> list[RecurrentLayer | SlotLayer | None]:
+    """Of each layer, None where a token does more than to change a state in place."""
+    if past_key_values is None:
+        return [None] * num_layers
+    if isinstance(past_key_values, SlotCache):
+        caches = map(past_key_values.layers.get, range(num_layers))
+    else:
+        caches = past_key_values.layers[:num_layers]
+    return [
+        cache if isinstance(cache, (RecurrentLayer, SlotLayer)) and cache.may_be_recorded else None
+        for cache in caches
+    ]
 
 
 def find_padding(

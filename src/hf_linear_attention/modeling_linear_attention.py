@@ -42,12 +42,17 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
-from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, LowerBounds, decay_class
 from .feature_maps import FavorPlus, FeatureMap
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
-from .inputs import AttentionMask, check_memory, find_packed_sequences, read_tokens
+from .inputs import (
+    AttentionMask,
+    check_memory,
+    find_packed_sequences,
+    read_tokens,
+    recordable_caches,
+)
 from .linear import Linear
 from .loss_linear_attention import causal_lm_loss
 from .mixer_aaren import LearnedQuery
@@ -57,12 +62,12 @@ from .mixer_softmax import SoftmaxAttention
 from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
-from .recorded_tokens import RecordedTokens
+from .recorded_tokens import RecordedTokens, stretches
 from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
 from .short_convolution import ShortConvolution
-from .slots import SlotCache, SlotLayer
+from .slots import SlotCache
 from .tensor_parallel import keep_meshes
 from .tokens import Tokens
 
@@ -107,7 +112,7 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
         self.layer_idx = layer_idx
-        self.recorded_tokens = RecordedTokens()
+        self.times_applied = 0  # as by .to(): parameters stay, what they are made of does not
         self.self_attn = build_mixer(config, layer_idx)
         self.has_cross_attn = config.add_cross_attention
         if self.has_cross_attn:
@@ -136,47 +141,6 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         """
         if lower_bound is not None:
             kwargs["lower_bound"] = lower_bound
-        by_modules = functools.partial(
-            self._by_modules,
-            hidden_states,
-            encoder_hidden_states,
-            encoder_attention_mask,
-            tokens,
-            past_key_values,
-            kwargs,
-        )
-        if not tokens.may_be_recorded or self.has_cross_attn:
-            return by_modules()
-        cache = self._own_cache(past_key_values)
-        if cache is None or not cache.may_be_recorded:
-            return by_modules()
-        inputs = [hidden_states, *(tokens.position_embeddings or ())]
-        if lower_bound is not None:
-            inputs.append(lower_bound)
-        return self.recorded_tokens.run(self, cache, inputs, by_modules)
-
-    def _own_cache(
-        self, past_key_values: Cache | SlotCache | None
-    ) -> RecurrentLayer | SlotLayer | None:
-        """None for a layer of softmax attention, and where nothing is remembered."""
-        if isinstance(past_key_values, SlotCache):
-            return past_key_values.layers.get(self.layer_idx)
-        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        return cache if isinstance(cache, RecurrentLayer) else None
-
-    def _apply(self, *args, **kwargs) -> nn.Module:
-        self.recorded_tokens.clear()  # parameters stay, and what they are made of does not
-        return super()._apply(*args, **kwargs)
-
-    def _by_modules(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None,
-        encoder_attention_mask: Tensor | None,
-        tokens: Tokens,
-        past_key_values: Cache | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
         mixed, _ = self.self_attn(
             self.input_layernorm(hidden_states),
             tokens=tokens,
@@ -196,6 +160,10 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         if self.has_mlp:
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states
+
+    def _apply(self, *args, **kwargs) -> nn.Module:
+        self.times_applied += 1  # what was recorded of it holds no more
+        return super()._apply(*args, **kwargs)
 
 
 class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
@@ -289,6 +257,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             LinearAttentionDecoderLayer(config, layer_idx)
             for layer_idx in range(config.num_hidden_layers)
         )
+        # Of layers that follow each other, by the number of the first.
+        self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         gives_keys = decay_class(config.decay).gives_keys
         self.has_lower_bounds = gives_keys and config.num_hidden_layers > 1  # the first has none
@@ -355,20 +325,44 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)
-        lower_bounds = self._lower_bounds()  # of fewer layers, for drafts
-        for layer, lower_bound in zip(self.layers, lower_bounds, strict=False):
-            hidden_states = layer(
-                hidden_states,
-                encoder_hidden_states,
-                encoder_attention_mask,
-                lower_bound,
-                tokens=tokens,
-                past_key_values=past_key_values,
-                **kwargs,
-            )
+        lower_bounds = self._lower_bounds()
+        run = functools.partial(
+            self._run_layers,
+            lower_bounds=lower_bounds,
+            memory=(encoder_hidden_states, encoder_attention_mask),
+            tokens=tokens,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        caches = [None] * len(lower_bounds)  # of fewer layers than there are, for drafts
+        if tokens.may_be_recorded and not self.config.add_cross_attention:
+            caches = recordable_caches(past_key_values, len(lower_bounds))
+        for first, stretch in stretches(caches):
+            numbers = range(first, first + len(stretch))
+            by_modules = functools.partial(run, hidden_states, numbers)
+            if stretch[0] is None:
+                hidden_states = by_modules()
+                continue
+            inputs = [hidden_states, *(position_embeddings or ())]
+            inputs += [bound for bound in lower_bounds[first : numbers.stop] if bound is not None]
+            layers = list(self.layers)[first : numbers.stop]
+            hidden_states = self.recorded_tokens[first].run(layers, stretch, inputs, by_modules)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
+
+    def _run_layers(
+        self,
+        hidden_states: Tensor,
+        numbers: range,
+        lower_bounds: list[Tensor | None],
+        memory: tuple[Tensor | None, Tensor | None],
+        **kwargs,
+    ) -> Tensor:
+        layers = list(self.layers)
+        for i in numbers:
+            hidden_states = layers[i](hidden_states, *memory, lower_bounds[i], **kwargs)
+        return hidden_states
 
     def _lower_bounds(self) -> list[Tensor | None]:
         """What each layer that runs is given of `LowerBounds`."""

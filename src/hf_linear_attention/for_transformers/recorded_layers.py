@@ -30,14 +30,16 @@ class RecordedLayer(nn.Module):
             return super().forward(hidden_states, *args, **kwargs)
         own = _recordings.get(self)
         if own is None:
-            own = _recordings[self] = Recordings(RecordedTokens(), index_in_cache(self))
+            own = _recordings[self] = Recordings(
+                RecordedTokens(are_called=True), index_in_cache(self)
+            )
         by_modules = partial(super().forward, hidden_states, *args, **kwargs)
         states = None if own.layer_idx is None else states_in(cache, own.layer_idx)
         given = None if states is None else given_beside(cache, args, kwargs)
         if given is None:
             return by_modules()
         inputs = [hidden_states, *given.tensors]
-        return own.tokens.run(self, states, inputs, by_modules, given.constants)
+        return own.tokens.run([self], [states], inputs, by_modules, given.constants)
 
     def _apply(self, *args, **kwargs) -> nn.Module:
         _recordings.pop(self, None)  # parameters stay, and what they are made of does not

@@ -9,6 +9,7 @@ from . import (
     linear,
     linear_attention,
     quantized_linear,
+    recordings,
     rms_norm,
     selective_scan,
 )
@@ -40,6 +41,8 @@ OPS = {
     ("int8_linear", 2): quantized_linear.int8_linear,  # with rounds_x
     ("int4_linear", 2): quantized_linear.int4_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
+    ("can_record", 1): recordings.can_record,
+    ("recording", 1): recordings.recording,
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
     ("cpu_instruction_set", 1): library.cpu_instruction_set,
 }

@@ -35,6 +35,7 @@ def load() -> ctypes.CDLL:
     library.hfla_cpu_instruction_sets_built.restype = ctypes.c_char_p
     library.hfla_cuda_architectures.restype = ctypes.c_char_p
     library.hfla_feature_maps.restype = ctypes.c_char_p
+    library.hfla_recordable_operations.restype = ctypes.c_char_p
     library.hfla_kept_bytes.restype = ctypes.c_int64
     library.hfla_free_kept_memory.restype = None
     reason = library.hfla_registration_error()
@@ -89,6 +90,11 @@ def free_kept_memory() -> None:
 def feature_maps() -> tuple[str, ...]:
     """The names of the feature maps that the kernels know, in the order of their enum."""
     return tuple(_library.hfla_feature_maps().decode().split(", "))
+
+
+def recordable_operations() -> tuple[str, ...]:
+    """The names of what `run_recording` can call, in the order of the numbers that it knows."""
+    return tuple(_library.hfla_recordable_operations().decode().split(", "))
 
 
 def cuda_architectures() -> list[str]:

@@ -1,0 +1,252 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What a layer does with one token: a list of operations, called one after another, by threads that
+// stay together. To go through torch's dispatcher and to call its threads takes longer than many of
+// these operations do.
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/export.h"
+#include "torch/devices.h"
+#include "torch/ops.h"
+#include "torch/team.h"
+
+namespace hfla {
+namespace {
+
+constexpr size_t kMostArguments = 20;  // of an operation, and results
+
+// ---- what may be recorded: the ops of this library, and what layers do between them ----
+
+enum class Kind { tensor, optional_tensor, number, integers };  // of an argument
+
+struct Operation {
+  std::string name;                  // torch's, with the overload's behind a dot
+  std::string overload;              // by itself
+  void (*run)(StableIValue* stack);  // null: torch's dispatcher finds it by its name
+  std::vector<Kind> arguments;
+  int64_t num_results;
+};
+
+// torch's; the dispatcher takes no Scalar, which the factor of its second argument is, from here.
+void add(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor a = arguments.tensor();
+  const Tensor b = arguments.tensor();
+  AtenTensorHandle result = nullptr;
+  HFLA_TORCH_CALL(aoti_torch_cpu_add_Tensor(a.get(), b.get(), 1, &result));
+  give_back(stack, Tensor(result));
+}
+
+// From an op's schema, "name(type name, type name=default) -> (type name, type name)".
+void read_schema(const std::string& schema, Operation& operation) {
+  const size_t arrow = schema.find(") -> ");
+  const auto kind_of = [](const std::string& argument) {
+    const std::string type = argument.substr(0, argument.find(' '));
+    if (type.rfind("Tensor", 0) == 0) {
+      return type.back() == '?' ? Kind::optional_tensor : Kind::tensor;
+    }
+    return type == "int[]" ? Kind::integers : Kind::number;
+  };
+  for (size_t begin = schema.find('(') + 1, end; begin < arrow; begin = end + 2) {
+    end = std::min(schema.find(", ", begin), arrow);
+    operation.arguments.push_back(kind_of(schema.substr(begin, end - begin)));
+  }
+  operation.num_results = 1 + std::count(schema.begin() + arrow, schema.end(), ',');
+  check(operation.arguments.size() <= kMostArguments, schema, " has too many arguments");
+}
+
+std::vector<Operation> make_operations() {
+  struct Known {
+    const char* schema;  // without what is always the default
+    const char* overload;
+    void (*run)(StableIValue*);
+  };
+  constexpr Known torchs[] = {
+      {"view(Tensor x, int[] size) -> Tensor", "", nullptr},
+      {"add(Tensor a, Tensor b) -> Tensor", "Tensor", add},
+      {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", nullptr},
+      {"silu(Tensor x) -> Tensor", "", nullptr},
+      {"sigmoid(Tensor x) -> Tensor", "", nullptr},
+      {"exp(Tensor x) -> Tensor", "", nullptr},
+      {"neg(Tensor x) -> Tensor", "", nullptr},
+  };
+  std::vector<Operation> operations;
+  const auto add_operation = [&](const char* space, const std::string& schema, const char* overload,
+                                 void (*run)(StableIValue*)) {
+    Operation& operation = operations.emplace_back();
+    operation.name = space + schema.substr(0, schema.find('('));
+    operation.overload = overload;
+    operation.run = run;
+    read_schema(schema, operation);
+  };
+  for (const Known& known : torchs)
+    add_operation("aten::", known.schema, known.overload, known.run);
+  for (const Ops* ops : kKernelOps) {
+    for (const Op* op = ops->first; op != ops->first + ops->count; ++op) {
+      add_operation("hf_linear_attention::", op->schema, "", op->run);
+    }
+  }
+  return operations;
+}
+
+const std::vector<Operation>& operations() {
+  static const std::vector<Operation> all = make_operations();
+  return all;
+}
+
+// ---- a recording ----
+
+// Integers, read one after another: whether a team is to run it, how many results it has, and their
+// places among all tensors; then the operations, each by its place among operations() and its
+// arguments. Tensors are known by their places: first those that are given, then what operations
+// return, in their order; -1 is none. Of a list of integers, its length comes first. A float is
+// its bits.
+class Code {
+ public:
+  explicit Code(const Tensor& code) {
+    check(code.device().type == aoti_torch_device_type_cpu() && code.dim() == 1 &&
+              code.dtype() == aoti_torch_dtype_int64() && code.is_contiguous(),
+          "code must be contiguous int64 (integers,) on the CPU");
+    next_ = static_cast<const int64_t*>(code.data());
+    end_ = next_ + code.size(0);
+  }
+
+  bool is_at_end() const { return next_ == end_; }
+
+  const int64_t* take(int64_t count) {
+    check(count >= 0 && count <= end_ - next_, "code must not end within an operation");
+    return std::exchange(next_, next_ + count);
+  }
+
+  int64_t take_below(const char* what, int64_t least, int64_t limit) {
+    const int64_t number = *take(1);
+    check(number >= least && number < limit, "code must have ", what, " from ", least, " to ",
+          limit - 1, ", got ", number);
+    return number;
+  }
+
+ private:
+  const int64_t *next_, *end_;
+};
+
+AtenTensorHandle another_handle(const Tensor& tensor) {
+  AtenTensorHandle handle = nullptr;
+  HFLA_TORCH_CALL(aoti_torch_new_tensor_handle(tensor.get(), &handle));
+  return handle;
+}
+
+// What the stack of a call has for an argument, which the call owns.
+StableIValue argument(Kind kind, Code& code, const std::vector<Tensor>& tensors) {
+  const auto count = static_cast<int64_t>(tensors.size());
+  if (kind == Kind::number) return *code.take(1);
+  if (kind == Kind::integers) {
+    const int64_t size = *code.take(1), *const integers = code.take(size);
+    return list_of(reinterpret_cast<const StableIValue*>(integers), size);
+  }
+  const bool is_optional = kind == Kind::optional_tensor;
+  const int64_t place = code.take_below("a tensor", is_optional ? -1 : 0, count);
+  if (place < 0) return 0;
+  const auto value = reinterpret_cast<StableIValue>(another_handle(tensors[place]));
+  return is_optional ? reinterpret_cast<StableIValue>(new StableIValue(value)) : value;
+}
+
+void call_torch(const Operation& operation, StableIValue* stack) {
+  HFLA_TORCH_CALL(torch_call_dispatcher(operation.name.c_str(), operation.overload.c_str(), stack,
+                                        kTorchBuildVersion));
+}
+
+void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& tensors) {
+  StableIValue stack[kMostArguments];
+  for (size_t i = 0; i < operation.arguments.size(); ++i) {
+    stack[i] = argument(operation.arguments[i], code, tensors);
+  }
+  try {
+    operation.run ? operation.run(stack) : call_torch(operation, stack);
+  } catch (const std::runtime_error& error) {
+    fail(operation.name, ": ", error.what());
+  }
+  for (int64_t i = 0; i < operation.num_results; ++i) {
+    tensors.emplace_back(reinterpret_cast<AtenTensorHandle>(stack[i]));
+  }
+}
+
+// Calls work() in a team of threads, and raises what it raises.
+template <class Work>
+void run_in_team(Work work) {
+  struct Context {
+    Work& work;
+    std::string error;
+  } context{work, ""};
+  Team::run(
+      torch_threads(),
+      [](void* opaque) {
+        auto& context = *static_cast<Context*>(opaque);
+        try {
+          context.work();
+        } catch (const std::runtime_error& error) {
+          context.error = error.what();
+        }
+      },
+      &context);
+  check(context.error.empty(), context.error);
+}
+
+void run_recording(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor code_tensor = arguments.tensor();
+  std::vector<Tensor> tensors = arguments.tensors();
+
+  Code code(code_tensor);
+  const bool in_team = *code.take(1);
+  const int64_t num_results = *code.take(1), *const places = code.take(num_results);
+  const auto run_all = [&] {
+    while (!code.is_at_end()) {
+      const int64_t place = code.take_below("an operation", 0, operations().size());
+      run_operation(operations()[place], code, tensors);
+    }
+  };
+  if (in_team) {
+    run_in_team(run_all);
+  } else {
+    run_all();
+  }
+  std::vector<StableIValue> results;
+  for (int64_t i = 0; i < num_results; ++i) {
+    check(places[i] >= 0 && places[i] < int64_t(tensors.size()), "code must have results below ",
+          tensors.size(), ", got ", places[i]);
+    results.push_back(reinterpret_cast<StableIValue>(another_handle(tensors[places[i]])));
+  }
+  *stack = list_of(results.data(), results.size());
+}
+
+constexpr char kRunRecording[] = "run_recording";
+
+constexpr Op kOps[] = {
+    op<run_recording, kRunRecording>("run_recording(Tensor code, Tensor(a!)[] tensors) -> Tensor[]",
+                                     false),
+};
+
+std::string names_of_operations() {
+  std::string names;
+  for (const Operation& operation : operations()) {
+    names += (names.empty() ? "" : ", ") + operation.name;
+    if (!operation.overload.empty()) names += "." + operation.overload;
+  }
+  return names;
+}
+
+}  // namespace
+
+const Ops recording_ops = ops_of(kOps);
+
+}  // namespace hfla
+
+// ---- for Python, through ctypes ----
+
+// Of what may be recorded, in the order of the numbers that code has for them.
+HFLA_EXPORT const char* hfla_recordable_operations() {
+  static const std::string names = hfla::names_of_operations();
+  return names.c_str();
+}

@@ -1,0 +1,249 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Operations on tensors, noted while they are made, and made into a function that repeats them.
+
+Every operation is the one that was called, with the same arguments but for the tensors that are
+others the next time: answers are the same to the last bit. Only where a view is made of a view, the
+last one is made at once, and none where it is what there was. The compiled library calls what it
+knows itself, all that follow each other in one call of its own.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .backends import has_compiled, native_op
+
+can_record = native_op("can_record", version=1)
+native_recording = native_op("recording", version=1)
+IS_COMPILED = has_compiled(can_record, native_recording)
+
+LARGE_WEIGHT = 65536  # numbers; products with so many are worth several threads
+
+
+class Operation(NamedTuple):
+    """One call. Tensors and constants go by names."""
+
+    function: Any  # torch's OpOverload
+    arguments: list[Any]  # names, and lists of these
+    keywords: dict[str, Any]
+    results: tuple[str, ...]  # "_" for what is no tensor
+    is_tuple: bool  # what it returns
+
+    @property
+    def reads(self) -> set[str]:
+        return set(_flat([*self.arguments, *self.keywords.values()]))
+
+
+class Call(NamedTuple):
+    """A line of a recording's source."""
+
+    function: str
+    arguments: str
+    reads: set[str]
+    results: tuple[str, ...]
+    is_tuple: bool
+
+    def __str__(self) -> str:
+        results = ", ".join(self.results) + "," * self.is_tuple
+        call = f"{self.function}({self.arguments})"
+        return f"{results} = {call}" if self.results else call
+
+
+class Recorder(TorchDispatchMode):
+    """While it is on, notes every operation on tensors.
+
+    inputs: the tensors that are others the next time. All else is a constant.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]):
+        super().__init__()
+        self.inputs = [f"x{i}" for i in range(len(inputs))]
+        # By name, which keeps all of it: no other tensor gets the same id.
+        self.values: dict[str, Any] = dict(zip(self.inputs, inputs, strict=True))
+        self.names = {id(x): name for name, x in self.values.items()}  # of inputs and results
+        self.constant_names: dict[int, str] = {}
+        self.operations: list[Operation] = []
+        self.viewed: dict[int, Tensor] = {}  # by a view's id, what it is a view of
+        # Whether they would be the same the next time: unless an operation gives a number, or as
+        # many as numbers say, which what follows may depend on, or writes to what is not given.
+        self.is_valid = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        reads_given = any(map(self._is_given, _flat([*args, *kwargs.values()])))
+        arguments = [self._name_of(x) for x in args]
+        keywords = {name: self._name_of(x) for name, x in kwargs.items()}
+        self.is_valid &= all(map(self._is_given, written_by(func, args, kwargs)))
+        self.is_valid &= not depends_on_numbers(func, args)
+        result = func(*args, **kwargs)
+        is_tuple = isinstance(result, (tuple, list))
+        results = result if is_tuple else [result]
+        if not reads_given and not any(isinstance(x, Tensor) for x in results):
+            return result  # of dtypes, say
+        if not func._schema.is_mutable and any(result is x for x in args):
+            return result  # which was of the dtype, say, that it was to be made
+        if self._is_given(args[0] if args else None) and is_reshape(func, args[0], result):
+            self._note_view(args[0], result)
+            return result
+        names = tuple(map(self._new_name, results))
+        self.operations.append(Operation(func, arguments, keywords, names, is_tuple))
+        return result
+
+    def _note_view(self, x: Tensor, result: Tensor) -> None:
+        base = self.viewed.get(id(x), x)
+        name = self.names[id(base)]
+        if result.shape == base.shape:
+            self.values[f"v{len(self.values)}"] = result
+            self.names[id(result)] = name
+        else:
+            view, arguments = torch.ops.aten.view.default, [name, self._name_of(list(result.shape))]
+            names = (self._new_name(result),)
+            self.operations.append(Operation(view, arguments, {}, names, False))
+        self.viewed[id(result)] = base
+
+    def _is_given(self, x: Any) -> bool:
+        """Whether x is an input, or a result."""
+        return isinstance(x, Tensor) and id(x) in self.names
+
+    def _name_of(self, x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [self._name_of(y) for y in x]
+        return self.names[id(x)] if self._is_given(x) else self._constant(x)
+
+    def _constant(self, x: Any) -> str:
+        if id(x) not in self.constant_names:
+            name = self.constant_names[id(x)] = f"c{len(self.constant_names)}"
+            self.values[name] = x
+        return self.constant_names[id(x)]
+
+    def _new_name(self, result: Any) -> str:
+        """Of a result, from now on."""
+        if not isinstance(result, Tensor):
+            self.is_valid = False
+            return "_"
+        name = self.names[id(result)] = f"t{len(self.values)}"
+        self.values[name] = result
+        return name
+
+    # ---- as a function ----
+
+    def function(self, result: Tensor) -> Callable[..., Tensor]:
+        """What has been recorded, as a function of the inputs."""
+        outcome = self.names[id(result)]
+        lines, wanted = [f"    return {outcome}"], {outcome}
+        for are_native, group in reversed(self._groups(outcome)):
+            calls = [self._native_call(group, wanted)] if are_native else map(self._call, group)
+            for call in reversed(list(calls)):
+                given = {name for name in call.reads if name[0] != "c"}
+                unused = [*sorted(given - wanted), *sorted({*call.results} - {"_"} - wanted)]
+                lines.append(f"    {call}; del {', '.join(unused)}" if unused else f"    {call}")
+                wanted |= given
+        source = "\n".join([f"def run({', '.join(self.inputs)}):", *reversed(lines)])
+        constants = {name: self.values[name] for name in self.constant_names.values()}
+        # What torch registered, without the Python around it.
+        namespace = {name: getattr(x, "_op", x) for name, x in constants.items()}
+        exec(compiled(source), namespace)
+        return namespace["run"]
+
+    def _groups(self, outcome: str) -> list[tuple[bool, list[Operation]]]:
+        """What has an effect on the outcome, or on what is given; and whether the compiled library
+        calls it, several operations in a row.
+        """
+        wanted, needed = {outcome}, []
+        for operation in reversed(self.operations):
+            if operation.function._schema.is_mutable or wanted.intersection(operation.results):
+                wanted |= operation.reads
+                needed.append(operation)
+        groups = [(k, list(group)) for k, group in groupby(reversed(needed), self._is_native)]
+        return [(are_native and len(group) > 1, group) for are_native, group in groups]
+
+    def _is_native(self, operation: Operation) -> bool:
+        tensors = [x for x in map(self.values.get, operation.reads) if isinstance(x, Tensor)]
+        return (
+            IS_COMPILED
+            and not operation.keywords
+            and all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in tensors)
+            and can_record(operation.function, self._native_arguments(operation))
+        )
+
+    def _native_arguments(self, operation: Operation) -> list[Any]:
+        """Names of tensors, and all else as it is."""
+
+        def argument(x: Any) -> Any:
+            if isinstance(x, list):
+                return [argument(y) for y in x]
+            return x if isinstance(self.values[x], Tensor) else self.values[x]
+
+        return [argument(x) for x in operation.arguments]
+
+    def _call(self, operation: Operation) -> Call:
+        function, arguments, keywords, results, is_tuple = operation
+        written = [*map(_text, arguments), *(f"{k}={_text(x)}" for k, x in keywords.items())]
+        name = self._constant(function)
+        return Call(name, ", ".join(written), operation.reads, results, is_tuple)
+
+    def _native_call(self, group: list[Operation], wanted: set[str]) -> Call:
+        """All of a group, of whose results some are wanted."""
+        calls = [(x.function, self._native_arguments(x), x.results) for x in group]
+        made = [name for x in group for name in x.results]
+        reads = set().union(*(x.reads for x in group)).difference(made)
+        tensors = {name: self.values[name] for name in sorted(reads)}
+        tensors = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+        is_large = any(name[0] == "c" and x.numel() >= LARGE_WEIGHT for name, x in tensors.items())
+        results = tuple(name for name in made if name in wanted)
+        function = native_recording(calls, [*tensors], results, is_large)
+        return Call(self._constant(function), f"[{', '.join(tensors)}]", {*tensors}, results, True)
+
+
+def _flat(x: Any) -> Iterator[Any]:
+    """What is in lists and tuples, and in those within them."""
+    if isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _flat(y)
+    else:
+        yield x
+
+
+def _text(x: Any) -> str:
+    """An argument as Python writes it, by names."""
+    return f"[{', '.join(map(_text, x))}]" if isinstance(x, list) else x
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(source: str) -> CodeType:
+    """The same for all layers that do the same, with other constants."""
+    return compile(source, "<recorded operations>", "exec")
+
+
+def is_reshape(operation: Any, x: Tensor, result: Any) -> bool:
+    """Whether the result has the numbers of x, in their order, in another shape."""
+    return (
+        operation.is_view
+        and isinstance(result, Tensor)
+        and result.dtype == x.dtype
+        and result.numel() == x.numel()
+        and x.is_contiguous()
+        and result.is_contiguous()
+    )
+
+
+def depends_on_numbers(operation: Any, args: Sequence[Any]) -> bool:
+    """Whether it gives a number, or as many as some number says."""
+    if operation is torch.ops.aten.index.Tensor:  # by places, or by a mask
+        return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    tags = operation.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+def written_by(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Those of its arguments that an operation writes to."""
+    arguments = operation._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    written = [x.name for x in arguments if x.alias_info is not None and x.alias_info.is_write]
+    return [given[name] for name in written if given.get(name) is not None]
