@@ -8,8 +8,8 @@
 address: builds the library with the compiler's checks of addresses and undefined behaviour, and
          runs the tests of the ops (tests/ops) on it, for the best instruction set that is here,
          but those of PyTorch's own loops and compiler.
-threads: builds tests/native/threads.cpp, which calls every kernel on several threads, with the
-         compiler's check of threads. PyTorch's own threads would hide ours from it.
+threads: builds tests/native/threads.cpp, which calls every kernel on several threads and in teams,
+         with the compiler's check of threads. PyTorch's own threads would hide ours from it.
 emulated: builds tests/native/checked, which calls the CUDA kernels in the emulator under checks of
          races, alignment, and memory next to tensors, with cases that `make test` leaves out.
 
@@ -95,7 +95,7 @@ def runtime(library: str) -> str:
 def check_threads(_: list[str]) -> None:
     """Every kernel on several threads, in a program without PyTorch."""
     cpu = ROOT / "csrc" / "cpu"
-    sources = [*cpu.rglob("*_isa.cpp"), cpu / "dispatch.cpp"]
+    sources = [*cpu.rglob("*_isa.cpp"), cpu / "dispatch.cpp", ROOT / "csrc" / "torch" / "team.cpp"]
     sources.append(ROOT / "tests" / "native" / "threads.cpp")
     objects = BUILT / "threads"
     objects.mkdir(parents=True, exist_ok=True)

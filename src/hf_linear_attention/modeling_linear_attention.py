@@ -325,8 +325,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)
-        lower_bounds = self._lower_bounds()
-        run = functools.partial(
+        lower_bounds = self._lower_bounds()  # of fewer layers than there are, for drafts
+        run: Callable[..., Tensor] = functools.partial(
             self._run_layers,
             lower_bounds=lower_bounds,
             memory=(encoder_hidden_states, encoder_attention_mask),
@@ -334,22 +334,38 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             past_key_values=past_key_values,
             **kwargs,
         )
-        caches = [None] * len(lower_bounds)  # of fewer layers than there are, for drafts
         if tokens.may_be_recorded and not self.config.add_cross_attention:
-            caches = recordable_caches(past_key_values, len(lower_bounds))
-        for first, stretch in stretches(caches):
-            numbers = range(first, first + len(stretch))
-            by_modules = functools.partial(run, hidden_states, numbers)
-            if stretch[0] is None:
-                hidden_states = by_modules()
-                continue
-            inputs = [hidden_states, *(position_embeddings or ())]
-            inputs += [bound for bound in lower_bounds[first : numbers.stop] if bound is not None]
-            layers = list(self.layers)[first : numbers.stop]
-            hidden_states = self.recorded_tokens[first].run(layers, stretch, inputs, by_modules)
+            hidden_states = self._run_recorded(
+                run, hidden_states, lower_bounds, position_embeddings or (), past_key_values
+            )
+        else:
+            hidden_states = run(hidden_states, range(len(lower_bounds)))
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
+
+    def _run_recorded(
+        self,
+        run: Callable[..., Tensor],
+        hidden_states: Tensor,
+        lower_bounds: list[Tensor | None],
+        position_embeddings: tuple[Tensor, ...],
+        past_key_values: Cache | SlotCache | None,
+    ) -> Tensor:
+        """All layers: those whose operations may be recorded by recordings of them, others by
+        run(hidden_states, their numbers).
+        """
+        for first, caches in stretches(recordable_caches(past_key_values, len(lower_bounds))):
+            numbers = range(first, first + len(caches))
+            by_modules = functools.partial(run, hidden_states, numbers)
+            if caches[0] is None:
+                hidden_states = by_modules()
+                continue
+            bounds = [x for x in lower_bounds[first : numbers.stop] if x is not None]
+            inputs = [hidden_states, *position_embeddings, *bounds]
+            layers = list(self.layers)[first : numbers.stop]
+            hidden_states = self.recorded_tokens[first].run(layers, caches, inputs, by_modules)
+        return hidden_states
 
     def _run_layers(
         self,

@@ -1,8 +1,8 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// Calls every CPU kernel on one thread and on several, without PyTorch, so that ThreadSanitizer
-// sees all that the threads share (scripts/sanitize.py builds and runs this). Results must agree;
-// what they should be, the tests of the ops say.
+// Calls every CPU kernel on one thread, on several, and in a team of several, without PyTorch, so
+// that ThreadSanitizer sees all that the threads share (scripts/sanitize.py builds and runs this).
+// Results must agree; what they should be, the tests of the ops say.
 
 #include <cmath>
 #include <cstdio>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cpu.h"
+#include "torch/team.h"
 
 namespace {
 
@@ -400,6 +401,17 @@ const std::pair<const char*, Call> kCalls[] = {
     {"rms_norm", rms_norm},
 };
 
+// Three times in one team, which has many loops then.
+bool call_in_team(const Call& call, const CpuKernels& cpu, const Case& c, Arrays (&arrays)[3]) {
+  bool succeeded = true;
+  auto calls = [&] {
+    for (Arrays& a : arrays) succeeded &= call(cpu, Team::current()->threads(), c, a);
+  };
+  Team::run(
+      {kThreads, parallel_for}, [](void* all) { (*static_cast<decltype(calls)*>(all))(); }, &calls);
+  return succeeded;
+}
+
 // The largest difference, of the largest number.
 double difference(const Numbers& x, const Numbers& y) {
   double most = 0, size = 0;
@@ -419,10 +431,14 @@ int main() {
   if (!cpu) return std::fprintf(stderr, "%s\n", why_not), 1;
   for (const auto& [name, call] : kCalls) {
     for (const Case& c : kCases) {
-      Arrays alone, together;
+      Arrays alone, together, team[3];
       const bool ran = call(*cpu, {1, parallel_for}, c, alone) &&
-                       call(*cpu, {kThreads, parallel_for}, c, together);
-      const double error = ran ? difference(alone.results(), together.results()) : INFINITY;
+                       call(*cpu, {kThreads, parallel_for}, c, together) &&
+                       call_in_team(call, *cpu, c, team);
+      double error = ran ? difference(alone.results(), together.results()) : INFINITY;
+      for (const Arrays& a : team) {
+        error = std::fmax(error, difference(alone.results(), a.results()));
+      }
       if (!(error <= kTolerance)) {
         return std::fprintf(stderr, "%s with %d tokens: one thread and several differ by %g\n",
                             name, static_cast<int>(c.sizes.T), error),

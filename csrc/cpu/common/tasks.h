@@ -18,22 +18,37 @@ HFLA_INLINE Threads for_decays(Threads threads, bool decays) {
   return threads;
 }
 
-// Calls task(worker, i) for every i in [0, count). Workers take the next task when they are done
-// with one; no result depends on which of them that is.
+// Tasks that follow each other, of which anybody takes the next one.
+struct alignas(kCacheLine) TaskRange {
+  int64_t next, end;
+};
+
+// Calls task(worker, i) for every i in [0, count). Each worker begins with a range of its own,
+// where one task's memory mostly follows the last one's, and goes on with what others have not
+// begun. No result depends on who does what.
 template <class Task>
 void run_tasks(const Threads& threads, int64_t workers, int64_t count, Task task) {
+  constexpr int64_t kMostRanges = 64;
   struct Context {
     Task& task;
-    int64_t count, next;
+    TaskRange ranges[kMostRanges];
+    int64_t num_ranges;
     bool subnormals_become_zero;
-  } context{task, count, 0, threads.subnormals_become_zero};
+  } context{
+      task, {}, min(kMostRanges, max(1, min(workers, count))), threads.subnormals_become_zero};
+  for (int64_t i = 0; i < context.num_ranges; ++i) {
+    context.ranges[i] = {count * i / context.num_ranges, count * (i + 1) / context.num_ranges};
+  }
   const auto body = [](void* opaque, int64_t begin, int64_t end) {
     Context& shared = *static_cast<Context*>(opaque);
     const SubnormalsBecomeZero mode(shared.subnormals_become_zero);
     for (int64_t worker = begin; worker < end; ++worker) {
-      int64_t i;
-      while ((i = __atomic_fetch_add(&shared.next, 1, __ATOMIC_RELAXED)) < shared.count) {
-        shared.task(worker, i);
+      for (int64_t i = 0; i < shared.num_ranges; ++i) {
+        TaskRange& range = shared.ranges[(worker + i) % shared.num_ranges];
+        int64_t next;
+        while ((next = __atomic_fetch_add(&range.next, 1, __ATOMIC_RELAXED)) < range.end) {
+          shared.task(worker, next);
+        }
       }
     }
   };

@@ -46,11 +46,11 @@ def recording(
     calls: list[int] = []
     for function, arguments, results in operations:
         encoded = _encoded(function, arguments, places.__getitem__)
-        assert encoded is not None
+        assert encoded is not None and len(results) == len(function._schema.returns)
         calls += [_numbers[_name(function)], *encoded]
         places.update(zip(results, count(len(places)), strict=False))
-    results = [places[name] for name in wanted]
-    return partial(_run_recording, torch.tensor([in_team, len(results), *results, *calls]))
+    outcome = [places[name] for name in wanted]
+    return partial(_run_recording, torch.tensor([in_team, len(outcome), *outcome, *calls]))
 
 
 def _name(function: torch._ops.OpOverload) -> str:
@@ -74,7 +74,7 @@ def _encoded(
     return code
 
 
-_MISSING = object()
+_MISSING: Any = object()
 
 
 def _tensor(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | None:

@@ -1,0 +1,154 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Operations that the compiled library calls one after another: torch's answers to the last bit,
+and an error for whatever is no recording.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from hf_linear_attention.native.library import ops
+from hf_linear_attention.native.recordings import can_record, recording
+
+aten = torch.ops.aten
+UNARY = (aten.silu.default, aten.sigmoid.default, aten.exp.default, aten.neg.default)
+PAIRS = (aten.add.Tensor, aten.mul.Tensor)
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("in_team", [False, True])
+def test_torchs_operations_are_torchs(dtype, in_team):
+    a, b = torch.randn(3, 40, dtype=dtype), torch.randn(2, 1, 40, dtype=dtype)
+    operations = [(op, ["a"], [str(op)]) for op in UNARY]
+    operations += [(op, ["a", "b"], [str(op)]) for op in PAIRS]
+    operations.append((aten.view.default, ["a", [5, -1, 8]], ["view"]))
+    operations.append((aten.view.default, ["view", [120]], ["flat"]))
+    wanted = [name for _, _, (name,) in operations]
+    results = recording(operations, ["a", "b"], wanted, in_team)([a, b])
+    expected = [*(op(a) for op in UNARY), *(op(a, b) for op in PAIRS), a.view(5, 3, 8), a.view(120)]
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
+    assert results[-1].data_ptr() == a.data_ptr()
+
+
+def layers_of_products(number, dtype):
+    """Named tensors, and operations in a row: two products and a norm in each of `number`."""
+    shapes = {"up": (300, 256), "down": (256, 300), "norm": (256,)}
+    tensors = {
+        f"{k}{i}": torch.randn(s, dtype=dtype) for i in range(number) for k, s in shapes.items()
+    }
+    operations, x = [], "x"
+    for i in range(number):
+        operations += [
+            (ops.rms_norm.default, [x, f"norm{i}", 1e-6], [f"a{i}"]),
+            (ops.linear.default, [f"a{i}", f"up{i}", None], [f"b{i}"]),
+            (aten.silu.default, [f"b{i}"], [f"c{i}"]),
+            (ops.linear.default, [f"c{i}", f"down{i}", None], [f"d{i}"]),
+            (aten.add.Tensor, [x, f"d{i}"], [f"y{i}"]),
+        ]
+        x = f"y{i}"
+    return tensors, operations, x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_team_of_threads_gives_the_answers_of_one(dtype, threads):
+    tensors, operations, y = layers_of_products(20, dtype)
+    run = recording(operations, ["x", *tensors], [y], in_team=True)
+    inputs = torch.randn(30, 2, 256, dtype=dtype)
+    got = [run([x, *tensors.values()])[0] for x in inputs]
+    torch.set_num_threads(1)
+    for x, y in zip(inputs, got, strict=True):
+        for i in range(20):
+            a = ops.rms_norm(x, tensors[f"norm{i}"], 1e-6)
+            x = x + ops.linear(
+                aten.silu(ops.linear(a, tensors[f"up{i}"], None)), tensors[f"down{i}"], None
+            )
+        assert torch.equal(x, y)
+
+
+def test_callers_of_several_threads_do_not_meet(threads):
+    tensors, operations, y = layers_of_products(4, torch.float32)
+    run = recording(operations, ["x", *tensors], [y], in_team=True)
+    inputs = torch.randn(40, 1, 256)
+    expected = [run([x, *tensors.values()])[0] for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda x: run([x, *tensors.values()])[0], inputs))
+    assert all(map(torch.equal, got, expected))
+
+
+def test_what_is_written_in_place_is_written():
+    q, k, v = torch.randn(3, 2, 4, 8)
+    kv, z = torch.zeros(2, 4, 8, 8), torch.zeros(2, 4, 8)
+    arguments = ["q", "k", "v", None, None, "kv", "z", 0, True, 1e-6]
+    step = ops.linear_attention_step_.default
+    run = recording([(step, arguments, ["y"])], ["q", "k", "v", "kv", "z"], [], False)
+    assert run([q, k, v, kv, z]) == []
+    other = torch.zeros_like(kv), torch.zeros_like(z)
+    step(q, k, v, None, None, *other, 0, True, 1e-6)
+    assert torch.equal(kv, other[0]) and torch.equal(z, other[1]) and kv.any()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (aten.add.Tensor, ["a", "b"], True),
+        (aten.add.Tensor, ["a", 2.0], False),  # a number where the library takes tensors
+        (aten.view.default, ["a", ["b"]], False),
+        (aten.tanh.default, ["a"], False),
+        (ops.linear.default, ["a", "b", None], True),
+        (ops.linear.default, ["a", None, None], False),
+        (ops.int8_linear.default, ["a", "b", "c", None, None], True),  # rounds_x has a default
+    ],
+)
+def test_what_can_be_recorded(function, arguments, expected):
+    assert can_record(function, arguments) == expected
+
+
+@pytest.mark.parametrize("in_team", [0, 1])
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ([], "must not end within"),
+        ([1], "must not end within"),
+        ([-1], "must not end within"),
+        ([0, 999], r"an operation from 0 to \d+, got 999"),
+        ([0, -1], r"an operation from 0 to \d+, got -1"),
+        ([0, 1, 0], "must not end within"),  # an addition of one tensor
+        ([0, 1, 0, 7], "a tensor from 0 to 0, got 7"),
+        ([0, 1, 0, -1], "a tensor from 0 to 0, got -1"),
+        ([0, 0, 0, -3], "must not end within"),  # a view of so many dimensions
+        ([0, 0, 0, 2, 5, 7], "aten::view: .* failed"),
+        ([1, 3], r"results below 1, got 3"),
+        ([1, -3], r"results below 1, got -3"),
+    ],
+)
+def test_what_is_no_recording_is_refused(code, message, in_team):
+    with pytest.raises(RuntimeError, match=message):
+        ops.run_recording(torch.tensor([in_team, *code], dtype=torch.int64), [torch.ones(4)])
+    (x,) = ops.run_recording(torch.tensor([in_team, 1, 0]), [torch.ones(4)])  # and this still runs
+    assert torch.equal(x, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "code", [torch.zeros(3), torch.zeros(1, 3).long(), torch.zeros(6).long()[::2]]
+)
+def test_code_of_another_kind_is_refused(code):
+    with pytest.raises(RuntimeError, match="code must be contiguous int64"):
+        ops.run_recording(code, [torch.ones(4)])
+
+
+def test_an_error_says_which_operation_and_argument():
+    operations = [(ops.linear.default, ["x", "w", None], ["y"])]
+    run = recording(operations, ["x", "w"], ["y"], in_team=True)
+    with pytest.raises(RuntimeError, match="hf_linear_attention::linear: weight must have shape"):
+        run([torch.ones(1, 4), torch.ones(3, 5)])
+    assert torch.equal(run([torch.ones(1, 4), torch.ones(3, 4)])[0], torch.full((1, 3), 4.0))
