@@ -124,11 +124,15 @@ def training_step(
 ) -> Tensor:
     logits, targets = answers(model, batch)
     loss = F.cross_entropy(logits, targets)
+    update(model, loss, optimizer)
+    return loss.detach()
+
+
+def update(model: torch.nn.Module, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    return loss.detach()
 
 
 def answers(model: LinearAttentionForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -462,11 +466,7 @@ def save(folder: Path, name: str, setting: Setting, rows: list[dict[str, Any]], 
 
 def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
     """Scores by system, each seed a point; tokens per second; bytes and speed by context."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws without a display
-    from matplotlib import pyplot
-
+    pyplot = harness.plotter()
     num_rows = math.ceil(len(setting.trials) / 3) + 1
     figure, axes = pyplot.subplots(
         num_rows, 3, figsize=(16, 5.5 * num_rows), layout="constrained", squeeze=False
