@@ -31,7 +31,7 @@ from tqdm import tqdm
 from contenders import SYMBOLS, Size, make_encoder, num_weights_of_layers
 from experiment import harness, parser
 from sequences import MULTIPLE
-from spoken_digits import MEL_FILTERS, Clip, from_hub, spoken_digits
+from spoken_digits import MEL_FILTERS, Clip, from_hub, spoken_digits, stacked
 
 # isort: split
 from compare_systems import Log, make_optimizer, update
@@ -43,9 +43,12 @@ BLANK = 0  # CTC's; characters follow
 
 
 class Setting(NamedTuple):
-    """digits: fewest and most in a clip; train, test: clips; rows: in a batch."""
+    """digits: fewest and most in a clip; stacked: hundredths of a second that are read as one;
+    train, test: clips; rows: in a batch.
+    """
 
     digits: tuple[int, int]
+    stacked: int
     train: int
     test: int
     size: Size
@@ -56,10 +59,10 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "smallest": Setting((1, 2), 4, 2, Size(1, 2, 8), 2, 2, 1e-3),
-    "short": Setting((3, 8), 480, 100, Size(2, 2), 16, 12, 3e-3),
-    "full": Setting((15, 40), 2000, 200, Size(4, 4), 16, 20, 2e-3),
-    "gpu": Setting((15, 40), 20_000, 500, Size(9, 6), 32, 40, 3e-4, "cuda"),
+    "smallest": Setting((1, 2), 1, 4, 2, Size(1, 2, 8), 2, 2, 1e-3),
+    "short": Setting((5, 15), 3, 480, 50, Size(2, 2), 16, 16, 3e-3),
+    "full": Setting((15, 40), 2, 2000, 200, Size(4, 4), 16, 20, 2e-3),
+    "gpu": Setting((15, 40), 1, 20_000, 500, Size(9, 6), 32, 40, 3e-4, "cuda"),
 }
 
 
@@ -67,7 +70,7 @@ SETTINGS = {
 
 
 class Batch(NamedTuple):
-    features: Tensor  # (B, frames, MEL_FILTERS), 0 after a clip's end
+    features: Tensor  # (B, frames, what is heard in one), 0 after a clip's end
     frames: Tensor  # (B,) of each clip
     characters: Tensor  # all, clip after clip
     counts: Tensor  # (B,) of each clip
@@ -79,10 +82,11 @@ class Speech(NamedTuple):
     train: list[Clip]
     test: list[Clip]
     characters: str
-    frames: int  # that all are filled up to, a multiple of MULTIPLE
+    frames: int  # of the longest clip
 
     def batch(self, clips: list[Clip]) -> Batch:
-        features = torch.zeros(len(clips), self.frames, MEL_FILTERS)
+        longest = _rounded_up(max(len(clip.features) for clip in clips))
+        features = torch.zeros(len(clips), longest, clips[0].features.shape[1])
         for row, clip in zip(features, clips, strict=True):
             row[: len(clip.features)] = torch.from_numpy(clip.features)
         said = [1 + self.characters.index(c) for clip in clips for c in clip.text]
@@ -92,6 +96,11 @@ class Speech(NamedTuple):
             torch.tensor(said),
             torch.tensor([len(clip.text) for clip in clips]),
         )
+
+
+def _rounded_up(frames: int) -> int:
+    """To pieces that Reformer can hash, of which it takes two at least."""
+    return max(-(-frames // MULTIPLE), 2) * MULTIPLE
 
 
 def load(setting: Setting, flags: argparse.Namespace) -> Speech:
@@ -104,10 +113,10 @@ def load(setting: Setting, flags: argparse.Namespace) -> Speech:
         train, test = from_hub(
             flags.dataset_name, flags.dataset_config_name, flags.audio_column, flags.text_column
         )
+    train, test = ([stacked(clip, setting.stacked) for clip in part] for part in (train, test))
     clips = [*train, *test]
-    longest = max(len(clip.features) for clip in clips)
     characters = "".join(sorted({c for clip in clips for c in clip.text}))
-    return Speech(train, test, characters, -(-longest // MULTIPLE) * MULTIPLE)
+    return Speech(train, test, characters, max(len(clip.features) for clip in clips))
 
 
 # ---- the recogniser ----
@@ -116,10 +125,10 @@ def load(setting: Setting, flags: argparse.Namespace) -> Speech:
 class Recogniser(nn.Module):
     """Log-probabilities (B, frames, outputs) of the blank and of characters at every frame."""
 
-    def __init__(self, encoder: nn.Module, inputs: int, features: int, outputs: int):
-        """The encoder's inputs and outputs are so wide."""
+    def __init__(self, encoder: nn.Module, heard: int, inputs: int, features: int, outputs: int):
+        """So many numbers are heard in a frame; the encoder's inputs and outputs are so wide."""
         super().__init__()
-        self.inputs = nn.Linear(MEL_FILTERS, inputs)
+        self.inputs = nn.Linear(heard, inputs)
         self.encoder = encoder
         self.head = nn.Linear(features, outputs)
 
@@ -154,13 +163,16 @@ def make_recogniser(name: str, setting: Setting, speech: Speech) -> Recogniser:
     size, outputs = setting.size, 1 + len(speech.characters)
     inputs = features = size.hidden_size
     attention = "softmax" if name == LSTM else name
-    encoder: nn.Module = make_encoder(attention, size, SYMBOLS, speech.frames, 1).base_model
+    encoder: nn.Module = make_encoder(
+        attention, size, SYMBOLS, _rounded_up(speech.frames), 1
+    ).base_model
     if name == LSTM:
         encoder = fitted_lstm(inputs, size.layers, num_weights_of_layers(encoder))
         features = 2 * encoder.lstm.hidden_size
     elif name == "Reformer":
         features = 2 * inputs  # of both of its streams
-    return Recogniser(encoder, inputs, features, outputs).to(setting.device)
+    heard = speech.train[0].features.shape[1]
+    return Recogniser(encoder, heard, inputs, features, outputs).to(setting.device)
 
 
 def fitted_lstm(inputs: int, layers: int, num_weights: int) -> BiLSTM:
@@ -286,7 +298,8 @@ def plot(
     figure = pyplot.figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplot_mosaic([["heard", "heard"], ["error", "seconds"]], height_ratios=(1, 2))
     clip = speech.test[0]
-    axes["heard"].imshow(clip.features.T, origin="lower", aspect="auto")
+    heard = clip.features.reshape(-1, MEL_FILTERS)
+    axes["heard"].imshow(heard.T, origin="lower", aspect="auto")
     axes["heard"].set(title=f"“{clip.text}”", xlabel="hundredths of a second", ylabel="mel filters")
     for name, curve in curves.items():
         epochs, errors = [p["epoch"] for p in curve], [p["error"] for p in curve]

@@ -26,7 +26,7 @@ DIGITS = (
 
 
 class Clip(NamedTuple):
-    features: numpy.ndarray  # (frames, MEL_FILTERS), float32
+    features: numpy.ndarray  # (frames, what is heard in one), float32
     text: str
 
 
@@ -46,6 +46,12 @@ def log_mel(waveform: numpy.ndarray, rate: int) -> numpy.ndarray:
         log_mel="log",
     ).T
     return ((result - result.mean()) / result.std()).astype(numpy.float32)
+
+
+def stacked(clip: Clip, frames: int) -> Clip:
+    """So many neighbouring frames as one; what is left over at the end is dropped."""
+    count = len(clip.features) // frames
+    return clip._replace(features=clip.features[: count * frames].reshape(count, -1))
 
 
 def spoken_digits(count: int, fewest: int, most: int, seed: int) -> list[Clip]:
