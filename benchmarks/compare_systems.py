@@ -45,6 +45,7 @@ from hf_linear_attention import (
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
 )
+from mad_tasks import Compression, FromLastToken
 from report import systems_table
 from systems import ALL_SYSTEMS, SETTINGS, SYSTEMS, VARIANTS, Setting, Trial, fit, num_weights
 from tasks import UNASKED, Batch, Task
@@ -90,7 +91,10 @@ def train(run: Run) -> dict[str, Any]:
     """Trains and tests. Loss and score are None where the loss was no number."""
     torch.manual_seed(run.seed)
     trial, generator = run.trial, torch.Generator().manual_seed(run.seed)
-    model = LinearAttentionForCausalLM(run.config).to(run.device).train()
+    model = LinearAttentionForCausalLM(run.config)
+    if isinstance(trial.task, Compression):
+        model.model = FromLastToken(model.model, run.config.hidden_size)
+    model = model.to(run.device).train()
     optimizer, schedule = make_optimizer(model, run.learning_rate, trial.steps)
     start = time.perf_counter()
     for _ in range(trial.steps):
