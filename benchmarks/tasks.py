@@ -259,3 +259,74 @@ def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
         for part in (train, held_out)
     ]
     return rows[0], rows[1], torch.tensor(bytes_per_token(tokenizer))
+
+
+@dataclass(frozen=True)
+class Needles:
+    """Keys with their values in a text, and the keys once more at its end, where values are asked.
+
+    The text is cut into as many parts as there are needles, and one is anywhere in each. Keys and
+    values are tokens that the text does not have, of `kinds` kinds each. `length` is of whole rows,
+    by default the text's.
+    """
+
+    text: Text = Text()
+    needles: int = 4
+    kinds: int = 32
+    length: int = 0
+    held_out_rows: int = 100
+
+    metric = "found"
+    lower_is_better = False
+    score = Recall.score
+
+    def __post_init__(self):
+        if self.length == 0:
+            object.__setattr__(self, "length", self.text.length)
+        if self.needles > self.kinds:
+            raise ValueError(f"needles must be at most kinds = {self.kinds}, got {self.needles}")
+        if self.length < 4 * self.needles:
+            raise ValueError(
+                f"length must be at least 4 * needles = {4 * self.needles}, got {self.length}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.text.vocab_size + 2 * self.kinds
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        return Batch(*self._hide(rows, generator, part=0)[:2])
+
+    def held_out(self) -> Batch:
+        return Batch(*self.hidden_in(self.held_out_rows, self.held_out_generator(0))[:2])
+
+    @staticmethod
+    def held_out_generator(number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(HELD_OUT_SEED - number)
+
+    def hidden_in(self, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and targets of rows of text that is held out, and the parts (rows, needles) of the
+        needles in the order in which they are asked for.
+        """
+        return self._hide(rows, generator, part=1)
+
+    def _hide(
+        self, rows: int, generator: torch.Generator, part: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        stream = read_text(self.text)[part][:, :-1].flatten()
+        text_length, n = self.length - 2 * self.needles, self.needles
+        starts = torch.randint(len(stream) - text_length, (rows, 1), generator=generator)
+        tokens = torch.empty(rows, self.length, dtype=torch.long)
+        tokens[:, :text_length] = stream[starts + torch.arange(text_length)]
+        kinds = torch.ones(rows, self.kinds)
+        keys = self.text.vocab_size + _distinct(kinds, n, generator)
+        values = self.text.vocab_size + self.kinds + _distinct(kinds, n, generator)
+        room = text_length // n
+        places = torch.arange(n) * room + torch.randint(room - 1, (rows, n), generator=generator)
+        tokens.scatter_(1, places, keys).scatter_(1, places + 1, values)
+        order = _distinct(torch.ones(rows, n), n, generator)
+        asked, answers = keys.gather(1, order), values.gather(1, order)
+        tokens[:, text_length::2], tokens[:, text_length + 1 :: 2] = asked, answers
+        targets = torch.full_like(tokens, UNASKED)
+        targets[:, text_length::2] = answers
+        return tokens, targets, order
