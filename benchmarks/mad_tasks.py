@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_linear_attention.modeling_linear_attention import sinusoidal_positions
-from tasks import UNASKED, Batch, Recall
+from tasks import UNASKED, Batch, Recall, ask_again
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,9 @@ class InContextRecall:
         keys = torch.randint(half, (rows, pairs), generator=generator)
         values = half + torch.randint(half, (rows, half), generator=generator).gather(1, keys)
         is_noise = torch.rand(rows, pairs, generator=generator) < self.noise
-        drawn = torch.randint(
-            first_of_noise, max(self.vocab_size, first_of_noise + 1), (2, rows, pairs),
-            generator=generator,
-        )  # fmt: skip
-        is_earlier = torch.ones(pairs, pairs, dtype=torch.bool).tril(-1)
-        is_same = (keys[:, :, None] == keys[:, None]) & ~is_noise[:, None] & is_earlier
-        tokens = torch.stack(
-            [torch.where(is_noise, drawn[0], keys), torch.where(is_noise, drawn[1], values)], dim=-1
-        )
-        targets = torch.full_like(tokens, UNASKED)
-        targets[..., 0] = torch.where(is_same.any(-1) & ~is_noise, values, UNASKED)
-        return Batch(tokens.flatten(1), targets.flatten(1))
+        past_noise = max(self.vocab_size, first_of_noise + 1)
+        noise = torch.randint(first_of_noise, past_noise, (rows, pairs, 2), generator=generator)
+        return ask_again(keys, values, is_noise, noise)
 
 
 @dataclass(frozen=True)
