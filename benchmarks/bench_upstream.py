@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from harness import Report, Work, check_close, parser, sample_of
+from harness import Report, Work, check_close, parser, plotter, sample_of
 from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers import speedup
 from hf_linear_attention.for_transformers.families import replacement_for
@@ -339,11 +339,7 @@ class GainReport(Report):
     """Its plot shows how many times as fast the model is after as before."""
 
     def _plot(self, path: Path) -> None:
-        import matplotlib
-
-        matplotlib.use("Agg")  # draws without a display
-        from matplotlib import pyplot
-
+        pyplot = plotter()
         gains = {
             f"{row.panel}: {row.case}": row.ratio for row in self.rows if row.contender == BEFORE
         }

@@ -45,6 +45,7 @@ from hf_linear_attention import (
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
 )
+from mad_tasks import Compression, FromLastToken
 from report import systems_table
 from systems import ALL_SYSTEMS, SETTINGS, SYSTEMS, VARIANTS, Setting, Trial, fit, num_weights
 from tasks import UNASKED, Batch, Task
@@ -90,7 +91,10 @@ def train(run: Run) -> dict[str, Any]:
     """Trains and tests. Loss and score are None where the loss was no number."""
     torch.manual_seed(run.seed)
     trial, generator = run.trial, torch.Generator().manual_seed(run.seed)
-    model = LinearAttentionForCausalLM(run.config).to(run.device).train()
+    model = LinearAttentionForCausalLM(run.config)
+    if isinstance(trial.task, Compression):
+        model.model = FromLastToken(model.model, run.config.hidden_size)
+    model = model.to(run.device).train()
     optimizer, schedule = make_optimizer(model, run.learning_rate, trial.steps)
     start = time.perf_counter()
     for _ in range(trial.steps):
@@ -124,11 +128,15 @@ def training_step(
 ) -> Tensor:
     logits, targets = answers(model, batch)
     loss = F.cross_entropy(logits, targets)
+    update(model, loss, optimizer)
+    return loss.detach()
+
+
+def update(model: torch.nn.Module, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    return loss.detach()
 
 
 def answers(model: LinearAttentionForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -462,11 +470,7 @@ def save(folder: Path, name: str, setting: Setting, rows: list[dict[str, Any]], 
 
 def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
     """Scores by system, each seed a point; tokens per second; bytes and speed by context."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws without a display
-    from matplotlib import pyplot
-
+    pyplot = harness.plotter()
     num_rows = math.ceil(len(setting.trials) / 3) + 1
     figure, axes = pyplot.subplots(
         num_rows, 3, figsize=(16, 5.5 * num_rows), layout="constrained", squeeze=False

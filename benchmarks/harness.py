@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -273,6 +273,34 @@ def result_path(
     return folder / f"{date:%Y-%m-%d}-{cpu}-{machine['threads']}-threads-{name}.json"
 
 
+def write_result(
+    folder: Path, bench: str, setting: str, commits: Iterable[str], figures: dict[str, Any]
+) -> Path:
+    """The JSON of figures that no `Report` made, with what every result says of itself."""
+    date, machine = datetime.now(timezone.utc), describe_machine()
+    path = result_path(folder, date, machine, bench, setting)
+    document = {
+        "bench": bench,
+        "is_full": setting == "full",
+        "date": date.isoformat(timespec="seconds"),
+        "commits": sorted(commits),
+        "machine": machine,
+        **figures,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def plotter() -> Any:
+    """matplotlib.pyplot, which draws without a display. It takes a second to load."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 class Work(NamedTuple):
     """The least that a computation must do: flops, and bytes read or written once."""
 
@@ -423,11 +451,7 @@ class Report:
 
     def _plot(self, path: Path) -> None:
         """Time against x, a panel for each group of cases, on logarithmic axes."""
-        import matplotlib
-
-        matplotlib.use("Agg")  # draws without a display
-        from matplotlib import pyplot
-
+        pyplot = plotter()
         panels = list(dict.fromkeys(row.panel for row in self.rows))
         curves = [p for p in panels if len({row.x for row in self.rows if row.panel == p}) > 1]
         panels = curves or panels  # one point is worth a line of the table only

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import QUIET, RESULTS
+from harness import QUIET, RESULTS, plotter
 from models import cache_bytes
 
 ROOT = RESULTS.parents[1]
@@ -328,11 +328,7 @@ def draw_picture(path: Path, result: Path, document: dict[str, Any]) -> None:
 
     The times are those of a result of bench_decode.py; memory follows from the models' sizes.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws without a display
-    from matplotlib import pyplot
-
+    pyplot = plotter()
     curves = {  # contender: label, model, style
         "Llama": ("softmax (Llama)", "Llama", {"color": "C1"}),
         "Llama, StaticCache": ("softmax, preallocated cache", "Llama", {"color": "C1", "ls": "--"}),

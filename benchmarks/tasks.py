@@ -259,3 +259,89 @@ def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
         for part in (train, held_out)
     ]
     return rows[0], rows[1], torch.tensor(bytes_per_token(tokenizer))
+
+
+@dataclass(frozen=True)
+class Needles:
+    """Keys with their values in a text, which are asked for at its end, where the keys return.
+
+    To test, the text is cut into as many parts as there are needles, and one is anywhere in each.
+    To train, keys stand all over the text, with the value that is a key's own in a row, and are
+    asked for wherever they return; how much is text differs from row to row, from a fifth to all.
+    Keys and values are tokens that the text does not have, of `kinds` kinds each.
+    """
+
+    text: Text = Text()
+    needles: int = 8
+    kinds: int = 8
+
+    metric = "found"
+    lower_is_better = False
+    score = Recall.score
+
+    def __post_init__(self):
+        if self.needles > self.kinds:
+            raise ValueError(f"needles must be at most kinds = {self.kinds}, got {self.needles}")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.text.vocab_size + 2 * self.kinds
+
+    @property
+    def length(self) -> int:
+        return self.text.length
+
+    def batch(self, rows: int, generator: torch.Generator) -> Batch:
+        pairs = self.length // 2
+        keys = torch.randint(self.kinds, (rows, pairs), generator=generator)
+        of_keys = torch.randint(self.kinds, (rows, self.kinds), generator=generator)
+        share = 0.2 + 0.8 * torch.rand(rows, 1, generator=generator)
+        is_text = torch.rand(rows, pairs, generator=generator) < share
+        first = self.text.vocab_size
+        text = self._passages(rows, 2 * pairs, generator, part=0).view(rows, pairs, 2)
+        values = first + self.kinds + of_keys.gather(1, keys)
+        return ask_again(first + keys, values, is_text, text)
+
+    def held_out(self) -> Batch:
+        generator = torch.Generator().manual_seed(HELD_OUT_SEED)
+        return self.hidden(self.text.held_out_rows, self.length, generator)[0]
+
+    def hidden(self, rows: int, length: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
+        """Rows of so many tokens of text that is held out; and the parts (rows, needles) of the
+        needles in the order in which they are asked for.
+        """
+        n = self.needles
+        text_length = length - 2 * n
+        room = text_length // n
+        if room < 2:
+            raise ValueError(f"length must be at least 4 * needles = {4 * n}, got {length}")
+        kinds, first = torch.ones(rows, self.kinds), self.text.vocab_size
+        keys = first + _distinct(kinds, n, generator)
+        values = first + self.kinds + _distinct(kinds, n, generator)
+        places = torch.arange(n) * room + torch.randint(room - 1, (rows, n), generator=generator)
+        text = self._passages(rows, text_length, generator, part=1)
+        text.scatter_(1, places, keys).scatter_(1, places + 1, values)
+        order = _distinct(torch.ones(rows, n), n, generator)
+        keys, values = keys.gather(1, order), values.gather(1, order)
+        tokens = torch.cat([text, torch.stack([keys, values], dim=-1).flatten(1)], dim=1)
+        targets = torch.full_like(tokens, UNASKED)
+        targets[:, text_length::2] = values
+        return Batch(tokens, targets), order
+
+    def _passages(self, rows: int, length: int, generator: torch.Generator, part: int) -> Tensor:
+        """From anywhere in the text to train on (part 0) or to test on (1), (rows, length)."""
+        stream = read_text(self.text)[part][:, :-1].flatten()
+        starts = torch.randint(len(stream) - length + 1, (rows, 1), generator=generator)
+        return stream[starts + torch.arange(length)]
+
+
+def ask_again(keys: Tensor, values: Tensor, is_other: Tensor, others: Tensor) -> Batch:
+    """Pairs of keys and values, (rows, pairs): a value is asked for where its key is not the row's
+    first. Where `is_other`, there are two other tokens, (rows, pairs, 2), instead.
+    """
+    earlier = torch.ones(keys.shape[1], keys.shape[1], dtype=torch.bool).tril(-1)
+    is_same = (keys[:, :, None] == keys[:, None]) & ~is_other[:, None] & earlier
+    pairs = torch.stack([keys, values], dim=-1)
+    targets = torch.full_like(pairs, UNASKED)
+    targets[..., 0] = torch.where(is_same.any(-1) & ~is_other, values, UNASKED)
+    return Batch(torch.where(is_other[..., None], others, pairs).flatten(1), targets.flatten(1))

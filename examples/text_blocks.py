@@ -37,16 +37,18 @@ disable_progress_bars()  # one progress bar, the Trainer's
 
 def standard_library() -> Dataset:
     """The source of Python's standard library on this machine, one document per file."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(
-        path
-        for path in root.rglob("*.py")
-        if not NOT_LIBRARY_SOURCE & set(path.relative_to(root).parts)
-    )
-    texts = [text for text in map(read_utf8, files) if text]
+    texts = [text for _, path in library_files() if (text := read_utf8(path))]
     if not texts:
+        root = sysconfig.get_paths()["stdlib"]
         raise InputError(f"there is no Python source in {root}; name a text with --text_file")
     return Dataset.from_dict({"text": texts})
+
+
+def library_files() -> list[tuple[Path, Path]]:
+    """Of the standard library's source: where in the library a file is, and its path here."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [(path.relative_to(root), path) for path in sorted(root.rglob("*.py"))]
+    return [(place, path) for place, path in files if not NOT_LIBRARY_SOURCE & set(place.parts)]
 
 
 def text_files(paths: Iterable[str]) -> Dataset:

@@ -1,12 +1,23 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Language models that experiments compare: alike but for their attention."""
+"""Language models and encoders that experiments compare: alike but for their attention."""
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, ReformerConfig, ReformerModelWithLMHead
+from transformers import (
+    AutoModelForSequenceClassification,
+    BigBirdConfig,
+    FNetConfig,
+    LongformerConfig,
+    NystromformerConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ReformerConfig,
+    ReformerModelWithLMHead,
+    YosoConfig,
+)
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 
@@ -28,16 +39,26 @@ Maker = Callable[[Size, int, int, int], PreTrainedModel]  # of size, vocabulary,
 LONGEST_CHUNK = 64  # of Reformer, whose queries look at their own chunk and the one before
 
 
+def _fitted_width(count: Callable[[str, int], int], name: str, width: int) -> int:
+    """Of the MLPs, with which a contender has as many weights as the baseline has with `width`."""
+    here, next_one = (count(name, w) for w in (width, width + 1))
+    return width + round((count(BASELINE, width) - here) / (next_one - here))
+
+
+# ---- language models ----
+
+
 def make_model(name: str, size: Size, vocab_size: int, length: int) -> PreTrainedModel:
     """One of CONTENDERS, for sequences of so many tokens, in training mode.
 
     All have as many weights as softmax attention with an MLP that is twice as wide as its input:
     MLPs are wider or narrower for what attention lacks or needs.
     """
-    width = 2 * size.hidden_size
-    target = _num_weights(BASELINE, size, vocab_size, length, width)
-    here, next_one = (_num_weights(name, size, vocab_size, length, w) for w in (width, width + 1))
-    width += round((target - here) / (next_one - here))
+
+    def count(name: str, width: int) -> int:
+        return _num_weights(name, size, vocab_size, length, width)
+
+    width = _fitted_width(count, name, 2 * size.hidden_size)
     return CONTENDERS[name](size, vocab_size, length, width).train()
 
 
@@ -103,4 +124,130 @@ CONTENDERS: dict[str, Maker] = {
     "softmax, plain products": _preset("softmax", "eager"),
     "Reformer, 1 hash": _reformer(1),
     "Reformer, 4 hashes": _reformer(4),
+}
+
+
+# ---- encoders ----
+
+PAD, FIRST, LAST, SYMBOLS = 0, 1, 2, 3  # tokens; others begin at SYMBOLS
+LONGEST_WINDOW = 512
+UNMASKED = ("Nyströmformer",)  # a mask of padding is an error in Transformers 5.23's
+
+
+def make_encoder(
+    name: str, size: Size, vocab_size: int, length: int, num_labels: int
+) -> PreTrainedModel:
+    """One of ENCODERS with a head that gives a sequence one of so many labels, in training mode.
+
+    Sequences have `length` tokens, a multiple of 64: FIRST, at which the heads of Transformers'
+    encoders look, what is to be read, LAST, at which the head of this package looks, and PAD. All
+    have as many weights as softmax attention, but for the tables of tokens and positions.
+    """
+
+    def make(name: str, width: int) -> PreTrainedModel:
+        config = ENCODERS[name](size, length, width)
+        config.update(
+            {
+                "vocab_size": vocab_size,
+                "num_labels": num_labels,
+                "pad_token_id": PAD,
+                "bos_token_id": FIRST,
+                "eos_token_id": LAST,
+            }
+        )
+        return AutoModelForSequenceClassification.from_config(config)
+
+    def count(name: str, width: int) -> int:
+        with torch.device("meta"):
+            return num_weights_of_layers(make(name, width))
+
+    return make(name, _fitted_width(count, name, 2 * size.hidden_size)).train()
+
+
+def num_weights_of_layers(model: PreTrainedModel) -> int:
+    """All but the tables of tokens and positions."""
+    return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
+
+
+EncoderConfig = Callable[[Size, int, int], PreTrainedConfig]  # of size, length, MLP's width
+
+
+def _encoder_preset(name: str, is_causal: bool = False) -> EncoderConfig:
+    """A config of this package."""
+
+    def make(size: Size, length: int, width: int) -> PreTrainedConfig:
+        return LinearAttentionConfig.from_preset(
+            name,
+            hidden_size=size.hidden_size,
+            intermediate_size=width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            is_causal=is_causal,
+        )
+
+    return make
+
+
+def _of_transformers(
+    config_class: type[PreTrainedConfig], own: Callable[[int], dict[str, Any]]
+) -> EncoderConfig:
+    """A config of Transformers; `own` is what only that class has, by length. Nothing is dropped
+    out, since this package's models drop nothing.
+    """
+
+    def make(size: Size, length: int, width: int) -> PreTrainedConfig:
+        return config_class(
+            hidden_size=size.hidden_size,
+            intermediate_size=width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            max_position_embeddings=length + 2,  # some count from their padding token's number on
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **own(length),
+        )
+
+    return make
+
+
+def _encoding_reformer(size: Size, length: int, width: int) -> PreTrainedConfig:
+    return ReformerConfig(
+        hidden_size=size.hidden_size,
+        feed_forward_size=width,
+        attn_layers=["lsh"] * size.layers,
+        num_attention_heads=size.heads,
+        attention_head_size=size.head_dim,
+        lsh_attn_chunk_length=_chunk(length),
+        lsh_num_chunks_after=1,
+        axial_pos_embds=False,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        is_decoder=False,
+    )
+
+
+def _sparse_blocks(length: int) -> dict[str, Any]:
+    """Of BigBird, which is softmax attention where a sequence has no more than 11 blocks."""
+    return {"block_size": 2 ** min((length // 12).bit_length() - 1, 6)}
+
+
+def _windows(length: int) -> dict[str, Any]:
+    return {"attention_window": min(length // 8, LONGEST_WINDOW)}
+
+
+def _landmarks(length: int) -> dict[str, Any]:
+    return {"num_landmarks": min(length // 4, 64), "segment_means_seq_len": length}
+
+
+ENCODERS: dict[str, EncoderConfig] = {
+    "softmax": _encoder_preset("softmax"),
+    "linear": _encoder_preset("katharopoulos"),
+    "Performer": _encoder_preset("performer"),
+    "gated delta rule": _encoder_preset("gated_deltanet", is_causal=True),
+    "Reformer": _encoding_reformer,
+    "BigBird": _of_transformers(BigBirdConfig, _sparse_blocks),
+    "Longformer": _of_transformers(LongformerConfig, _windows),
+    "Nyströmformer": _of_transformers(NystromformerConfig, _landmarks),
+    "FNet": _of_transformers(FNetConfig, lambda length: {}),
+    "YOSO": _of_transformers(YosoConfig, lambda length: {}),
 }

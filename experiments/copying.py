@@ -14,10 +14,7 @@ What is done is kept in --runs at once: a killed run loses only the curve that i
 same call goes on from there.
 """
 
-import json
-import sys
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +23,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from contenders import Size, make_model
+from experiment import harness, parser
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "benchmarks"))
-import harness  # noqa: E402
-from compare_systems import Log, make_optimizer  # noqa: E402
-from tasks import Copy  # noqa: E402
+# isort: split
+from compare_systems import Log, make_optimizer, update
+from tasks import Copy
 
 NAMES = ("softmax", "linear", "gated delta rule", "Aaren", "Reformer, 1 hash", "Reformer, 4 hashes")
 
@@ -73,10 +69,7 @@ def train(name: str, setting: Setting, learning_rate: float) -> list[Point]:
     steps = tqdm(range(1, setting.steps + 1), desc=f"{name}, {learning_rate:g}")
     for step in steps:
         loss, _ = loss_and_copied(model, task.batch(setting.rows, generator))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, loss, optimizer)
         schedule.step()
         if step % setting.every == 0:
             curve.append(evaluate(model, task, step))
@@ -122,11 +115,7 @@ def described(setting: Setting) -> dict[str, Any]:
 
 
 def plot(result: dict[str, dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws without a display
-    from matplotlib import pyplot
-
+    pyplot = harness.plotter()
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, what in zip(axes, ("loss", "copied"), strict=True):
         for name, found in result.items():
@@ -142,28 +131,13 @@ def plot(result: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    assert __doc__ is not None
-    arguments = harness.parser(__doc__, ("short", "full", "smallest", "gpu"))
-    arguments.set_defaults(results=HERE / "results")
-    arguments.add_argument("--runs", type=Path, default=HERE.parent / "outputs" / "copying")
-    flags = arguments.parse_args()
+    flags = parser(__doc__, "copying").parse_args()
     torch.set_num_threads(flags.threads)
-    setting, machine = SETTINGS[flags.setting], harness.describe_machine()
+    setting = SETTINGS[flags.setting]
     log = Log(flags.runs / f"{flags.setting}.jsonl")
     result = curves(setting, log)
-    date = datetime.now(timezone.utc)
-    path = harness.result_path(flags.results, date, machine, "copying", flags.setting)
-    document = {
-        "bench": "copying",
-        "is_full": flags.setting == "full",
-        "date": date.isoformat(timespec="seconds"),
-        "commits": sorted(log.commits),
-        "machine": machine,
-        "setting": described(setting),
-        "seed": 0,
-        "curves": result,
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    figures = {"setting": described(setting), "seed": 0, "curves": result}
+    path = harness.write_result(flags.results, "copying", flags.setting, log.commits, figures)
     plot(result, path.with_suffix(".png"))
     for name, found in result.items():
         last = found["curve"][-1]

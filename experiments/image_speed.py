@@ -23,7 +23,8 @@ import numpy
 import torch
 
 from contenders import Size
-from images import HERE, UNCACHED, harness, make_image_model
+from experiment import harness, parser
+from images import UNCACHED, make_image_model
 
 OURS = "linear"
 NO_CACHE = "softmax, no cache"
@@ -78,11 +79,7 @@ class SpeedReport(harness.Report):
     """Its plot has images per second."""
 
     def _plot(self, path: Path) -> None:
-        import matplotlib
-
-        matplotlib.use("Agg")  # draws without a display
-        from matplotlib import pyplot
-
+        pyplot = harness.plotter()
         cases = list(dict.fromkeys((row.panel, row.case) for row in self.rows))
         figure, axes = pyplot.subplots(
             1, len(cases), figsize=(4.5 * len(cases), 3), squeeze=False, layout="constrained"
@@ -103,13 +100,7 @@ class SpeedReport(harness.Report):
 
 
 def main() -> None:
-    assert __doc__ is not None
-    arguments = harness.parser(__doc__, ("short", "full", "smallest", "gpu"))
-    arguments.set_defaults(results=HERE / "results")
-    arguments.add_argument(
-        "--resume", action="store_true", help="go on with a run of today that was interrupted"
-    )
-    flags = arguments.parse_args()
+    flags = parser(__doc__).parse_args()
     report = SpeedReport("image-speed", "images at once", OURS, flags, flags.resume)
     device = "cuda" if flags.setting == "gpu" else "cpu"
     for case in SETTINGS[flags.setting]:

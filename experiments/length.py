@@ -18,7 +18,6 @@ by what it took before. Slopes are those of straight lines through the upper hal
 logarithmic axes: 1 is linear, 2 quadratic.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +27,10 @@ import torch
 from torch import Tensor
 
 from contenders import Size, make_model
+from experiment import parser
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "benchmarks"))
-from harness import Report, Row, parser, sample_of  # noqa: E402
+# isort: split
+from harness import Report, Row, plotter, sample_of
 
 VOCABULARY = 256
 TOKENS_AT_ONCE = 4096
@@ -120,11 +119,7 @@ class LengthReport(Report):
         return result
 
     def _plot(self, path: Path) -> None:
-        import matplotlib
-
-        matplotlib.use("Agg")  # draws without a display
-        from matplotlib import pyplot
-
+        pyplot = plotter()
         figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
         shown = {"ms for a sequence": "milliseconds", "MiB for a sequence": "peak_mib"}
         for axis, (label, figure_of_row) in zip(axes, shown.items(), strict=True):
@@ -189,14 +184,9 @@ def measure(report: LengthReport, setting: Setting, length: int) -> None:
 
 
 def main() -> None:
-    assert __doc__ is not None
-    arguments = parser(__doc__, ("short", "full", "smallest", "gpu"))
-    arguments.set_defaults(results=HERE / "results")
+    arguments = parser(__doc__)
     arguments.add_argument("--limit", type=float, default=120, help="seconds for a step")
     arguments.add_argument("--memory", type=float, default=12, help="GiB for a step")
-    arguments.add_argument(
-        "--resume", action="store_true", help="go on with a run of today that was interrupted"
-    )
     flags = arguments.parse_args()
     setting = SETTINGS[flags.setting]
     report = LengthReport("length", "tokens", OURS, flags, flags.resume)
