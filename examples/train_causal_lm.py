@@ -51,6 +51,7 @@ from recall_texts import mix_recall_blocks, with_recall_texts
 from text_blocks import (
     InputError,
     bytes_per_token,
+    drop_bytes,
     hold_out,
     hub_or_local_dataset,
     pack,
@@ -161,6 +162,13 @@ class DataArguments:
     max_eval_bytes: int | None = field(
         default=100_000, metadata={"help": "Test on at most so much text."}
     )
+    skip_eval_bytes: int = field(
+        default=0,
+        metadata={
+            "help": "Leave out so much text before: to choose settings by other text than what is "
+            "reported then."
+        },
+    )
 
     recall_share: float = field(
         default=0.0,
@@ -197,6 +205,7 @@ class DataArguments:
             )
         if held_out is None or held_out is train:
             train, held_out = hold_out(train, self.held_out_fraction, seed)
+        held_out = drop_bytes(held_out, self.skip_eval_bytes)
         return take_bytes(train, self.max_train_bytes), take_bytes(held_out, self.max_eval_bytes)
 
     def for_tokenizer(self, documents: Dataset, seed: int) -> Dataset:

@@ -262,6 +262,18 @@ def test_a_single_text_loses_its_tail_to_the_held_out_part():
     assert held_out[0]["text"].startswith("line 9")
 
 
+def test_what_is_skipped_and_what_is_taken_make_the_whole():
+    documents = Dataset.from_dict({"text": ["abc", "", "äöü", "xyz"]})
+    for count in range(12):
+        texts = [text_blocks.take_bytes(documents, count), text_blocks.drop_bytes(documents, count)]
+        taken, left = ("".join(dataset["text"]).encode() for dataset in texts)
+        whole = "abcäöüxyz".encode()
+        assert whole.startswith(taken) and whole.endswith(left)
+        assert len(whole) - len(taken) - len(left) == 2 * (count in (4, 6, 8))  # a letter is cut
+    with pytest.raises(text_blocks.InputError, match="smaller --skip_eval_bytes"):
+        text_blocks.drop_bytes(documents, 12)
+
+
 def test_packing_keeps_every_token_and_the_tokenizer_every_byte():
     documents = Dataset.from_dict(
         {"text": ["def f(x):\n    return 'é'\n", "\ttabs  and spaces \n"]}
