@@ -4,8 +4,9 @@
     python benchmarks/bench_conversion.py --full                    # some two hours of a core
     python benchmarks/bench_conversion.py --full --originals Llama  # half of it
 
-Trains softmax models of more than 10 M weights on Python's sources and texts that ask for what they
-have said, the package's own and a Llama, each for about half an hour of one core. Makes a linear
+Trains softmax models of more than 10 M weights on texts that ask for what they have said, and then
+on Python's sources with some of them, the package's own and a Llama, each for about half an hour of
+one core. Makes a linear
 model of each, and a hybrid, in which one layer in four stays softmax, that whose linear form costs
 most, by examples/convert.py with less than a fifth of the tokens that the original was trained
 with. Then compares them as examples/convert_report.py does.
@@ -40,11 +41,14 @@ class Setting:
     """Flags of the scripts in examples/.
 
     data: of all of them, but for recall_share, of those that train.
+    recall, training: an original's, on recall texts in short blocks alone, and then on the text.
     originals, conversions: by name; {NAME} in the latter is the folder of another conversion.
     """
 
     data: str
     recall_share: float
+    shape: str
+    recall: str
     training: str
     originals: dict[str, str]
     conversion: str
@@ -55,10 +59,14 @@ class Setting:
 SETTINGS = {
     "full": Setting(
         data="--block_size 256 --max_eval_bytes 100000",
-        recall_share=0.5,
-        training="--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 --max_steps 1500 "
-        "--num_attention_heads 7 --intermediate_size 1152 --per_device_train_batch_size 8 "
-        "--muon true --learning_rate 3e-3 --warmup_steps 0.04 --eval_steps 0.1 --save_steps 0.1",
+        recall_share=0.25,
+        shape="--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 "
+        "--num_attention_heads 7 --intermediate_size 1152",
+        recall="--block_size 64 --max_train_bytes 6000000 --per_device_train_batch_size 64 "
+        "--max_steps 250 --muon true --learning_rate 1e-2 --warmup_steps 30 "
+        "--lr_scheduler_type constant_with_warmup --eval_strategy no --save_steps 50",
+        training="--per_device_train_batch_size 16 --max_steps 650 --muon true "
+        "--learning_rate 3e-3 --warmup_steps 0.04 --eval_steps 0.1 --save_steps 0.1",
         originals={
             "softmax": "--preset softmax --config_overrides "
             """'{"tie_word_embeddings": true}'""",
@@ -79,8 +87,11 @@ SETTINGS = {
     "smallest": Setting(
         data="--block_size 64 --max_eval_bytes 3000 --max_train_bytes 60000",
         recall_share=0.25,
-        training="--vocab_size 500 --hidden_size 32 --num_hidden_layers 4 --max_steps 2 "
-        "--per_device_train_batch_size 2 --num_attention_heads 2 --intermediate_size 48",
+        shape="--vocab_size 500 --hidden_size 32 --num_hidden_layers 4 "
+        "--num_attention_heads 2 --intermediate_size 48",
+        recall="--block_size 32 --max_train_bytes 9000 --max_steps 3 "
+        "--per_device_train_batch_size 2",
+        training="--max_steps 2 --per_device_train_batch_size 2",
         originals={"softmax": "--preset softmax"},
         conversion="--per_device_train_batch_size 2 --transfer_tokens 256 --distill_tokens 256 "
         """--overrides '{"window_size": 16}'""",
@@ -93,21 +104,42 @@ SETTINGS = {
 }
 
 
+def precision() -> str:
+    """Flags of all that trains: bfloat16 (autocast) where the processor has a unit for it."""
+    capabilities = torch.cpu.get_capabilities()
+    has_unit = any(capabilities.get(unit, False) for unit in ("amx_bf16", "avx512_bf16"))
+    return "--bf16 true --use_cpu true" if has_unit else ""
+
+
 def training_flags(setting: Setting) -> str:
-    """Of all that trains, in bfloat16 (autocast) where the processor has a unit for it."""
-    has_unit = torch.cpu.get_capabilities().get("amx_bf16", False)
-    flags = f"{setting.data} --recall_share {setting.recall_share}"
-    return f"{flags} --bf16 true --use_cpu true" if has_unit else flags
+    """Of what trains on the text."""
+    return f"{setting.data} --recall_share {setting.recall_share} {precision()}"
 
 
-def train_original(setting: Setting, name: str, folder: Path) -> None:
+def train(flags: str, folder: Path) -> None:
+    """Goes on where it was stopped."""
     if (folder / "metrics.json").exists():
         return
-    flags = f"{training_flags(setting)} {setting.training}"
-    arguments = [*shlex.split(f"{flags} {setting.originals[name]}"), "--output_dir", str(folder)]
+    arguments = [*shlex.split(flags), "--output_dir", str(folder)]
     if train_causal_lm.last_checkpoint(folder) is not None:
         arguments += ["--resume_from_checkpoint", "last"]
     train_causal_lm.main(arguments)
+
+
+def train_original(setting: Setting, name: str, folder: Path) -> dict[str, int]:
+    """In both phases; parameters, and tokens of each."""
+    first = folder.with_name("recall")
+    shape = f"{setting.shape} {setting.originals[name]}"
+    train(f"{setting.data} {setting.recall} --recall_share 1 {shape} {precision()}", first)
+    train(f"{training_flags(setting)} {setting.training} --model {shlex.quote(str(first))}", folder)
+    before, after = (
+        json.loads((x / "metrics.json").read_text(encoding="utf-8")) for x in (first, folder)
+    )
+    return {
+        "parameters": after["parameters"],
+        "train_tokens": before["train_tokens"] + after["train_tokens"],
+        "recall_tokens": before["train_tokens"],
+    }
 
 
 def convert_original(setting: Setting, name: str, original: Path, folders: dict[str, Path]) -> None:
@@ -136,13 +168,12 @@ def run(setting: Setting, name: str, runs: Path) -> dict[str, Any]:
     """All that is done with one original; what the results say of it."""
     original = runs / name / "original"
     folders = {conversion: runs / name / conversion for conversion in setting.conversions}
-    train_original(setting, name, original)
+    training = train_original(setting, name, original)
     for conversion in setting.conversions:
         convert_original(setting, conversion, original, folders)
-    metrics = json.loads((original / "metrics.json").read_text(encoding="utf-8"))
     return {
         "original": name,
-        "training": {key: metrics[key] for key in ("parameters", "train_tokens", "steps")},
+        "training": training,
         "models": compare(setting, original, folders),
     }
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Texts that ask for what stood far above: names with numbers, in comments between lines of source.
+"""Texts that ask for what stood above: names with numbers, in comments between lines of source.
 
     # timeout 41 path 17
     def main():
@@ -10,6 +10,10 @@ A name is drawn anew with a number for every text, so only who remembers the fir
 the last one ends. A model learns from texts of this kind what it is then tested on by generation:
 one pair in a long text ("needle"), and several that are all asked for (as in MQAR, arXiv
 2312.04927). Some texts that it learns from only repeat a line.
+
+What can't be known, a name or what is said for the first time, has no label. Small models learn to
+look something up where much is asked for in a short block, and then do it in long ones, too: see
+docs/converting.md.
 
 Shapes: B rows, Q questions in each.
 """
@@ -23,9 +27,9 @@ from typing import NamedTuple
 import torch
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
-from text_blocks import InputError, iterate_text, pack
+from text_blocks import InputError, iterate_text
 
 NAMES = (
     "action amount angle array base board bytes cache cell child class color count date delay "
@@ -33,18 +37,33 @@ NAMES = (
     "order"
 ).split()
 NUMBERS = [str(number) for number in range(10, 42)]
-NUM_PAIRS = (1, 2, 3, 4, 6, 8)  # of a text to train on
-ROUNDS = (2, 2, 3, 4)  # how often all pairs of a text are said
-GAPS = (*[0] * 10, 4, 16)  # lines of source between rounds, on average; 0: comments alone
+ROUNDS = (2, 3, 4, 6)  # how often all pairs of a text are said
 PAIRS_PER_LINE = 4  # at most
-ECHO_SHARE = 0.4  # of texts that say the same line again
-ECHO_WORDS = range(6, 41)  # of such a line
+TOKENS_PER_PAIR, MOST_PAIRS = 10, 16  # of a block: the longer, the more pairs its texts may have
+GAPS = (1, 2, 4, 8)  # lines of source between rounds, on average, in texts that have any
+GAP_SHARE = 0.3  # of texts with pairs that have lines of source; the others are comments alone
+GAP_BLOCK = 128  # tokens of a block from which on there are any
+ECHO_SHARE = 0.5  # of texts that say the same line again
 ECHO_ROUNDS = (2, 2, 3)  # how often it is said
+LEAST_ECHO, TOKENS_PER_ECHO, MOST_ECHO = 3, 4, 40  # words of such a line, by the block's length
 TEXTS_PER_SOURCE = 20  # that take lines of one document
-CHARACTERS_PER_TOKEN = 6  # more than there are, so that there are texts enough
 TOKENIZER_CHARACTERS = 10**6  # of texts to train a tokenizer on, for which names are one token each
+TOKENIZER_BLOCK = 256  # the block that those are written for
 
 Pairs = list[tuple[str, str]]
+NO_LABEL = -100
+
+
+class RecallText:
+    """A text, and which of its characters can be known."""
+
+    def __init__(self):
+        self.text = ""
+        self.known: list[bool] = []  # by character
+
+    def add(self, text: str, is_known: bool) -> None:
+        self.text += text
+        self.known += [is_known] * len(text)
 
 
 def draw_pairs(rng: random.Random, n: int, names: list[str], numbers: list[str]) -> Pairs:
@@ -52,78 +71,124 @@ def draw_pairs(rng: random.Random, n: int, names: list[str], numbers: list[str])
     return list(zip(rng.sample(names, n), rng.sample(numbers, n), strict=True))
 
 
-def comments(rng: random.Random, pairs: Pairs) -> str:
-    """All pairs in random order, some in each line."""
+def comments(rng: random.Random, pairs: Pairs) -> list[Pairs]:
+    """All pairs in random order, by the line that they stand in."""
     pairs, lines = rng.sample(pairs, len(pairs)), []
     while pairs:
         n = rng.randint(1, PAIRS_PER_LINE)
-        lines.append("# " + " ".join(f"{name} {number}" for name, number in pairs[:n]) + "\n")
+        lines.append(pairs[:n])
         pairs = pairs[n:]
-    return "".join(lines)
+    return lines
 
 
-def recall_text(rng: random.Random, lines: Iterator[str]) -> str:
-    """The same pairs, said several times, between lines of source."""
-    pairs = draw_pairs(rng, rng.choice(NUM_PAIRS), NAMES, NUMBERS)
-    gap = rng.choice(GAPS)
-    parts: list[str] = []
-    for _ in range(rng.choice(ROUNDS)):
-        parts += islice(lines, rng.randint(0, 2 * gap))
-        parts.append(comments(rng, pairs))
-    return "".join(parts)
+def say(pairs: Pairs) -> str:
+    return "".join(f" {name} {number}" for name, number in pairs)
 
 
-def echo_text(rng: random.Random) -> str:
+def recall_text(rng: random.Random, block_size: int, lines: Iterator[str]) -> RecallText:
+    """The same pairs, said several times, in some texts between lines of source."""
+    most = min(max(block_size // TOKENS_PER_PAIR, 1), MOST_PAIRS)
+    pairs = draw_pairs(rng, rng.randint(1, most), NAMES, NUMBERS)
+    has_source = block_size >= GAP_BLOCK and rng.random() < GAP_SHARE
+    gap = rng.choice(GAPS) if has_source else 0
+    text = RecallText()
+    for i in range(rng.choice(ROUNDS)):
+        for line in islice(lines, rng.randint(0, 2 * gap)):
+            text.add(line, is_known=True)
+        for comment in comments(rng, pairs):
+            text.add("#", is_known=False)
+            for name, number in comment:
+                text.add(f" {name}", is_known=False)
+                text.add(f" {number}", is_known=i > 0)
+            text.add("\n", is_known=False)
+    return text
+
+
+def echo_text(rng: random.Random, block_size: int) -> RecallText:
     """Names and numbers in no order, in a line that is said again: each of its words then follows
     from what stood behind the one before. This is what is learned first, and recall builds on it.
     """
-    words = rng.choices([*NAMES, *NUMBERS], k=rng.choice(ECHO_WORDS))
-    return f"# {' '.join(words)}\n" * rng.choice(ECHO_ROUNDS)
+    most = min(max(block_size // TOKENS_PER_ECHO, LEAST_ECHO), MOST_ECHO)
+    first, *others = rng.choices([*NAMES, *NUMBERS], k=rng.randint(LEAST_ECHO, most))
+    text = RecallText()
+    for i in range(rng.choice(ECHO_ROUNDS)):
+        text.add(f"# {first}", is_known=False)
+        for word in others:
+            text.add(f" {word}", is_known=i > 0)
+        text.add("\n", is_known=False)
+    return text
 
 
-def recall_documents(sources: Dataset, length: int, seed: int) -> Dataset:
-    """Texts of at least `length` characters together, with lines of these documents.
-
-    Most are short: a batch has to hold many, for each has one set of pairs to learn from.
-    """
+def recall_texts(sources: Dataset, block_size: int, seed: int) -> Iterator[RecallText]:
+    """Without end, for blocks of this many tokens, with lines of these documents."""
     rng = random.Random(seed)
-    texts: list[str] = []
-    lines: list[str] = []
-    while length > 0:
-        if len(texts) % TEXTS_PER_SOURCE == 0:
-            lines = sources[rng.randrange(len(sources))]["text"].splitlines(keepends=True)
-        if rng.random() < ECHO_SHARE:
-            texts.append(echo_text(rng))
-        else:
-            start = rng.randrange(len(lines))
-            texts.append(recall_text(rng, islice(cycle(lines), start, None)))
-        length -= len(texts[-1])
-    return Dataset.from_dict({"text": texts})
+    while True:
+        lines = sources[rng.randrange(len(sources))]["text"].splitlines(keepends=True)
+        for _ in range(TEXTS_PER_SOURCE):
+            if rng.random() < ECHO_SHARE:
+                yield echo_text(rng, block_size)
+            else:
+                start = rng.randrange(len(lines)) if lines else 0
+                yield recall_text(rng, block_size, islice(cycle(lines), start, None))
 
 
 def with_recall_texts(documents: Dataset, seed: int) -> Dataset:
     """The documents and some recall texts: what to train a tokenizer on."""
-    texts = recall_documents(documents, TOKENIZER_CHARACTERS, seed)
-    return concatenate_datasets([documents, texts])
+    texts, length = [], 0
+    for text in recall_texts(documents, TOKENIZER_BLOCK, seed):
+        texts.append(text.text)
+        length += len(text.text)
+        if length >= TOKENIZER_CHARACTERS:
+            return concatenate_datasets([documents, Dataset.from_dict({"text": texts})])
+
+
+def recall_blocks(
+    sources: Dataset, tokenizer: PreTrainedTokenizerFast, block_size: int, count: int, seed: int
+) -> Dataset:
+    """So many blocks as `pack` makes them, but that each begins with a text, and that only what can
+    be known has a label.
+    """
+    texts = recall_texts(sources, block_size, seed)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    for _ in range(count):
+        ids: list[int] = []
+        labels: list[int] = []
+        while len(ids) < block_size:
+            more_ids, more_labels = encode(next(texts), tokenizer)
+            ids += more_ids
+            labels += more_labels
+        rows["input_ids"].append(ids[:block_size])
+        rows["labels"].append(labels[:block_size])
+    return Dataset.from_dict(rows)
+
+
+def encode(text: RecallText, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """A text's tokens, closed by the end-of-text token, and its labels."""
+    encoded = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True)
+    ids = encoded["input_ids"]
+    labels = [
+        token if all(text.known[start:end]) else NO_LABEL
+        for token, (start, end) in zip(ids, encoded["offset_mapping"], strict=True)
+    ]
+    return [*ids, tokenizer.eos_token_id], [*labels, NO_LABEL]
 
 
 def mix_recall_blocks(
     blocks: Dataset,
     documents: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     share: float,
     seed: int,
 ) -> Dataset:
     """Blocks of text as `pack` makes them, and so many blocks of recall texts that these are
-    `share` of all.
+    `share` of all; with a share of 1 as many as there were, and no others.
     """
     block_size = len(blocks[0]["input_ids"])
-    count = round(len(blocks) * share / (1 - share))
+    count = len(blocks) if share == 1 else round(len(blocks) * share / (1 - share))
     if count == 0:
         return blocks
-    length = (count + 1) * block_size * CHARACTERS_PER_TOKEN
-    recall = pack(recall_documents(documents, length, seed), tokenizer, block_size)
-    return concatenate_datasets([blocks, recall.select(range(count))])
+    recall = recall_blocks(documents, tokenizer, block_size, count, seed)
+    return recall if share == 1 else concatenate_datasets([blocks, recall])
 
 
 # ---- questions to be answered by generation ----
@@ -141,7 +206,7 @@ class Questions(NamedTuple):
 
 def ask(
     documents: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     length: int,
     num_pairs: int,
     rows: int,
@@ -167,7 +232,7 @@ def ask(
         pairs = draw_pairs(rng, num_pairs, names, numbers)
         asked.append([encode(f"\n# {name}") for name, _ in pairs])
         answers.append([encode(f" {number}") for _, number in pairs])
-        hidden = encode("\n" + comments(rng, pairs).rstrip("\n"))
+        hidden = encode("".join(f"\n#{say(line)}" for line in comments(rng, pairs)))
         n = length - len(hidden) - sum(map(len, chain(asked[-1], answers[-1])))
         if n < 2 or n >= len(source):
             raise InputError(

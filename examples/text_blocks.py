@@ -124,6 +124,25 @@ def take_bytes(documents: Dataset, limit: int | None) -> Dataset:
     return Dataset.from_dict({"text": texts})
 
 
+def drop_bytes(documents: Dataset, count: int) -> Dataset:
+    """The documents without their first `count` bytes of UTF-8.
+
+    Raises:
+        InputError: nothing is left.
+    """
+    if count == 0:
+        return documents
+    texts = []
+    for text in iterate_text(documents):
+        encoded = text.encode()
+        if count < len(encoded):
+            texts.append(encoded[count:].decode(errors="ignore"))
+        count = max(count - len(encoded), 0)
+    if not texts:
+        raise InputError("nothing is left of the held-out text: give a smaller --skip_eval_bytes")
+    return Dataset.from_dict({"text": texts})
+
+
 def train_tokenizer(documents: Dataset, vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level byte-pair encoding: any text can be encoded, and decodes to itself."""
     tokenizer = Tokenizer(models.BPE())

@@ -51,6 +51,7 @@ from recall_texts import mix_recall_blocks, with_recall_texts
 from text_blocks import (
     InputError,
     bytes_per_token,
+    drop_bytes,
     hold_out,
     hub_or_local_dataset,
     pack,
@@ -100,6 +101,13 @@ class ModelArguments:
         },
     )
 
+    model: str | None = field(
+        default=None,
+        metadata={
+            "help": "A model to go on with, a folder or a name on the Hub, and its tokenizer; no "
+            "other flag says anything of its shape then."
+        },
+    )
     muon: bool = field(
         default=False,
         metadata={"help": "Whether Muon steps the matrices, and AdamW only what is none."},
@@ -154,22 +162,27 @@ class DataArguments:
     max_eval_bytes: int | None = field(
         default=100_000, metadata={"help": "Test on at most so much text."}
     )
+    skip_eval_bytes: int = field(
+        default=0,
+        metadata={
+            "help": "Leave out so much text before: to choose settings by other text than what is "
+            "reported then."
+        },
+    )
 
     recall_share: float = field(
         default=0.0,
         metadata={
             "help": "Share of the blocks to train on that ask for names and numbers which stood "
-            "far above (recall_texts.py)."
+            "above (recall_texts.py)."
         },
     )
 
     def __post_init__(self):
         if self.dataset_name and self.text_file:
             raise ValueError("give --dataset_name or --text_file, not both")
-        if not 0 <= self.recall_share < 1:
-            raise ValueError(
-                f"--recall_share must be at least 0 and less than 1, got {self.recall_share}"
-            )
+        if not 0 <= self.recall_share <= 1:
+            raise ValueError(f"--recall_share must lie between 0 and 1, got {self.recall_share}")
         if not 0 < self.held_out_fraction < 1:
             raise ValueError(
                 f"--held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
@@ -192,6 +205,7 @@ class DataArguments:
             )
         if held_out is None or held_out is train:
             train, held_out = hold_out(train, self.held_out_fraction, seed)
+        held_out = drop_bytes(held_out, self.skip_eval_bytes)
         return take_bytes(train, self.max_train_bytes), take_bytes(held_out, self.max_eval_bytes)
 
     def for_tokenizer(self, documents: Dataset, seed: int) -> Dataset:
@@ -276,12 +290,22 @@ def is_complete(checkpoint: Path) -> bool:
     return True
 
 
+def load_config(name: Path | str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise InputError(f"no model can be loaded from {name}: {error}") from error
+
+
 def load_or_train_tokenizer(
-    documents: Dataset, vocab_size: int, checkpoint: Path | None, training_args: TrainingArguments
+    documents: Dataset,
+    vocab_size: int,
+    start: Path | str | None,
+    training_args: TrainingArguments,
 ) -> PreTrainedTokenizerFast:
-    """The checkpoint's tokenizer, or a new one, trained by one process and read by all others."""
-    if checkpoint:
-        return AutoTokenizer.from_pretrained(checkpoint)
+    """That of the model to start from, or a new one, trained by one process and read by all."""
+    if start:
+        return AutoTokenizer.from_pretrained(start)
     with training_args.main_process_first(desc="training the tokenizer"):
         if training_args.local_process_index == 0:
             train_tokenizer(documents, vocab_size).save_pretrained(training_args.output_dir)
@@ -348,25 +372,28 @@ def main(args: list[str]) -> None:
     output_dir = Path(training_args.output_dir)
     set_seed(training_args.seed)
     checkpoint = find_checkpoint(training_args)
+    start = checkpoint or model_args.model
+    config = load_config(start) if start else model_args.build_config()
     if checkpoint:
         training_args.eval_on_start = False  # the checkpoint's log has it
-        config = AutoConfig.from_pretrained(checkpoint)
-    else:
-        config = model_args.build_config()
 
     train_documents, held_out_documents = data_args.load(training_args.seed)
     tokenizer = load_or_train_tokenizer(
         data_args.for_tokenizer(train_documents, training_args.seed),
         model_args.vocab_size,
-        checkpoint,
+        start,
         training_args,
     )
     train_blocks = data_args.blocks(train_documents, tokenizer, training_args.seed)
     held_out_blocks = pack(held_out_documents, tokenizer, data_args.block_size)
 
-    config.vocab_size = len(tokenizer)  # a short text may not yield all the tokens asked for
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
-    model = AutoModelForCausalLM.from_config(config)
+    if start is None:
+        config.vocab_size = len(tokenizer)  # a short text may not yield all the tokens asked for
+        config.bos_token_id = config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
+    if model_args.model and not checkpoint:
+        model = AutoModelForCausalLM.from_pretrained(model_args.model, dtype=torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
     print(
         f"{model.num_parameters():,} parameters; {len(train_blocks):,} blocks of "
         f"{data_args.block_size} tokens to train on, {len(held_out_blocks):,} held out"

@@ -2,6 +2,8 @@
 """The benchmark of conversions, in its smallest setting: an original, both stages, the table."""
 
 import json
+import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -35,7 +37,8 @@ def test_an_original_is_trained_converted_and_compared_and_nothing_is_done_twice
     assert not document["is_full"]
     (row,) = document["rows"]
     assert row["original"] == "softmax"
-    assert row["training"]["train_tokens"] == 2 * 2 * 64
+    assert row["training"]["recall_tokens"] == 3 * 2 * 32
+    assert row["training"]["train_tokens"] == 3 * 2 * 32 + 2 * 2 * 64
     names = [f"{name}, {stage}" for name in ("linear", "hybrid") for stage in STAGES]
     assert list(row["models"])[3:] == names
     lines = report.section_of_conversion(path, document).splitlines()
@@ -52,11 +55,17 @@ def test_an_unknown_original_is_named(tmp_path, monkeypatch, capsys):
     assert "--originals must be of ['softmax'], got ['GPT']" in capsys.readouterr().err
 
 
+def flags_of(text: str) -> dict[str, str]:
+    return dict(zip(*[iter(shlex.split(text))] * 2, strict=True))
+
+
 def test_the_full_setting_spends_a_fifth_of_the_originals_tokens_at_most():
     setting = bench_conversion.SETTINGS["full"]
-    flags = dict(zip(*[iter((setting.data + " " + setting.training).split())] * 2, strict=True))
-    tokens = int(flags["--max_steps"]) * int(flags["--block_size"])
-    tokens *= int(flags["--per_device_train_batch_size"])
-    stages = setting.conversion.split()
-    spent = [int(stages[stages.index(f"--{name}_tokens") + 1]) for name in ("transfer", "distill")]
+    tokens = 0
+    for phase in (setting.recall, setting.training):
+        flags = flags_of(f"{setting.data} {phase}")
+        sizes = ("max_steps", "block_size", "per_device_train_batch_size")
+        tokens += math.prod(int(flags[f"--{name}"]) for name in sizes)
+    stages = flags_of(setting.conversion)
+    spent = [int(stages[f"--{name}_tokens"]) for name in ("transfer", "distill")]
     assert sum(spent) <= tokens / 5

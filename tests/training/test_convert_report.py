@@ -65,37 +65,87 @@ def original(tokenizer) -> LinearAttentionForCausalLM:
 # ---- texts ----
 
 
+def known_words(text: recall_texts.RecallText) -> list[bool]:
+    """Whether each word of a text can be known."""
+    spans = [match.span() for match in re.finditer(r"\S+", text.text)]
+    assert all(len(set(text.known[start:end])) == 1 for start, end in spans)
+    return [text.known[start] for start, _ in spans]
+
+
 def test_a_name_has_one_number_throughout_a_text_and_another_in_the_next():
     lines = itertools.cycle(["x = 1\n", "y = 2\n"])
     tables = []
     for seed in range(20):
-        text = recall_texts.recall_text(random.Random(seed), lines)
+        text = recall_texts.recall_text(random.Random(seed), 256, lines).text
         said = re.findall(r"(\w+) (\d\d)(?= |\n)", "\n".join(re.findall("^# .*\n", text, re.M)))
         tables.append(dict(said))
         assert len(said) >= min(recall_texts.ROUNDS) * len(tables[-1])  # all are asked for
         assert set(said) == set(tables[-1].items())
-        assert len(set(tables[-1].values())) == len(tables[-1]) in recall_texts.NUM_PAIRS
+        assert len(set(tables[-1].values())) == len(tables[-1]) <= recall_texts.MOST_PAIRS
     assert tables[0] != tables[1]
+    assert max(map(len, tables)) > 8
+
+
+def test_a_number_can_be_known_from_the_second_time_on_and_source_always():
+    lines = itertools.cycle(["x = y\n"])
+    for seed in range(20):
+        text = recall_texts.recall_text(random.Random(seed), 256, lines)
+        said: set[str] = set()
+        words = text.text.split()
+        for i, is_known in enumerate(known_words(text)):
+            if words[i].isdigit():
+                assert is_known == (words[i] in said)
+                said.add(words[i])
+            else:
+                assert is_known == (words[i] in "x=y")
+
+
+def test_short_blocks_have_few_pairs_and_no_source():
+    for seed in range(20):
+        text = recall_texts.recall_text(random.Random(seed), 32, itertools.cycle(["x\n"])).text
+        assert len(set(re.findall(r"\d\d", text))) <= 32 // recall_texts.TOKENS_PER_PAIR
+        assert "x\n" not in text
 
 
 def test_an_echo_says_one_line_again():
-    texts = [recall_texts.echo_text(random.Random(seed)) for seed in range(20)]
+    texts = [recall_texts.echo_text(random.Random(seed), 256) for seed in range(20)]
     for text in texts:
-        line, *others = text.splitlines()
+        line, *others = text.text.splitlines()
         assert set(others) == {line} and len(others) + 1 in recall_texts.ECHO_ROUNDS
-        assert len(line.split()) - 1 in recall_texts.ECHO_WORDS
-    assert len(set(texts)) == len(texts)
+        words = len(line.split())
+        assert recall_texts.LEAST_ECHO < words <= recall_texts.MOST_ECHO + 1
+        again = [False, False, *[True] * (words - 2)]  # nothing says how a line begins
+        assert known_words(text) == [False] * words + again * len(others)
+    assert len({text.text for text in texts}) == len(texts)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0])
 def test_the_share_of_recall_blocks_is_as_asked_for(share, documents, tokenizer):
     blocks = text_blocks.pack(documents, tokenizer, BLOCK_SIZE)
     mixed = recall_texts.mix_recall_blocks(blocks, documents, tokenizer, share, seed=0)
-    assert mixed[: len(blocks)] == blocks[:]
-    assert 1 - len(blocks) / len(mixed) == pytest.approx(share, abs=1 / len(mixed))
-    for row in mixed:
-        assert len(row["input_ids"]) == BLOCK_SIZE
-        assert row["labels"] == row["input_ids"]
+    if share < 1:
+        assert mixed[: len(blocks)] == blocks[:]
+        assert 1 - len(blocks) / len(mixed) == pytest.approx(share, abs=1 / len(mixed))
+    else:
+        assert len(mixed) == len(blocks)
+    for row in list(mixed)[0 if share == 1 else len(blocks) :]:
+        assert len(row["input_ids"]) == len(row["labels"]) == BLOCK_SIZE
+        labels = torch.tensor(row["labels"])
+        has_label = labels != recall_texts.NO_LABEL
+        assert torch.equal(labels[has_label], torch.tensor(row["input_ids"])[has_label])
+        assert has_label.any() and not has_label.all()
+
+
+def test_tokens_have_a_label_where_all_their_characters_can_be_known(tokenizer):
+    text = recall_texts.RecallText()
+    for part, is_known in (("# path", False), (" 17", False), ("\n# path", False), (" 17", True)):
+        text.add(part, is_known)
+    ids, labels = recall_texts.encode(text, tokenizer)
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids[:-1]) == text.text
+    (known,) = (i for i, label in enumerate(labels) if label != recall_texts.NO_LABEL)
+    assert known == len(ids) - 2
+    assert tokenizer.decode(labels[known : known + 1]) == " 17"
 
 
 @pytest.mark.parametrize("pairs", [1, 4])

@@ -108,6 +108,17 @@ def test_a_killed_run_resumes_to_the_loss_of_an_uninterrupted_one(text, trained,
     assert resumed["bits_per_byte_before"] == whole["bits_per_byte_before"]
 
 
+def test_training_goes_on_with_a_model_that_is_given(text, trained, tmp_path):
+    """The default shape is another one, and the rate of the one step is too low to matter."""
+    args = f"--model {trained} --text_file {text} --output_dir {tmp_path} --block_size 64 "
+    args += "--max_eval_bytes 4000 --max_steps 1 --learning_rate 1e-9"
+    train_causal_lm.main(args.split())
+    before, after = (read_metrics(folder) for folder in (trained, tmp_path))
+    assert after["parameters"] == before["parameters"]
+    for when in ("before", "after"):
+        assert after[f"bits_per_byte_{when}"] == pytest.approx(before["bits_per_byte_after"], 1e-4)
+
+
 @pytest.mark.parametrize("folder", [".", "checkpoint-60"])
 def test_generate_streams_a_continuation_with_a_cache_of_constant_size(trained, folder):
     result = run(
@@ -145,6 +156,7 @@ def test_bad_input_ends_in_one_line(tmp_path):
         ("--dataset_name a --text_file b", "give --dataset_name or --text_file, not both"),
         ("--preset mamba", "argument --preset: invalid choice: 'mamba' (choose from "),
         ("--block_size 1", "--block_size must be at least 2, got 1"),
+        ("--recall_share 1.1", "--recall_share must lie between 0 and 1, got 1.1"),
         ("--held_out_fraction 1", "--held_out_fraction must lie between 0 and 1, got 1.0"),
     ],
 )
@@ -192,6 +204,7 @@ def train_on(text: str | bytes, tmp_path: Path, *args: str) -> None:
         ("word " * 5000, ["--config_overrides", "[1]"], "--config_overrides"),
         ("word " * 5000, ["--config_overrides", '{"feature_map": "no"}'], "feature_map"),
         ("word " * 5000, ["--preset", "hybrid"], "num_hidden_layers must be at least 4"),
+        ("word " * 5000, ["--model", "no/folder"], "no model can be loaded from no/folder"),
         ("word " * 5000, ["--resume_from_checkpoint", "last"], "no checkpoint in"),
         ("word " * 5000, ["--resume_from_checkpoint", "x"], "x is not a complete checkpoint"),
     ],
@@ -247,6 +260,18 @@ def test_a_single_text_loses_its_tail_to_the_held_out_part():
     train, held_out = text_blocks.hold_out(Dataset.from_dict({"text": [text]}), 0.1, seed=0)
     assert train[0]["text"] + held_out[0]["text"] == text
     assert held_out[0]["text"].startswith("line 9")
+
+
+def test_what_is_skipped_and_what_is_taken_make_the_whole():
+    documents = Dataset.from_dict({"text": ["abc", "", "äöü", "xyz"]})
+    for count in range(12):
+        texts = [text_blocks.take_bytes(documents, count), text_blocks.drop_bytes(documents, count)]
+        taken, left = ("".join(dataset["text"]).encode() for dataset in texts)
+        whole = "abcäöüxyz".encode()
+        assert whole.startswith(taken) and whole.endswith(left)
+        assert len(whole) - len(taken) - len(left) == 2 * (count in (4, 6, 8))  # a letter is cut
+    with pytest.raises(text_blocks.InputError, match="smaller --skip_eval_bytes"):
+        text_blocks.drop_bytes(documents, 12)
 
 
 def test_packing_keeps_every_token_and_the_tokenizer_every_byte():
