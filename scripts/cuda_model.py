@@ -74,8 +74,10 @@ GPUS = {
 REGISTERS, THREADS, BLOCKS, SCHEDULERS = 65536, 2048, 32, 4  # of a multiprocessor
 SHARED_BYTES_PER_CYCLE = 128
 SIZES = [(8, 16, 4096, 64), (1, 8, 16384, 64), (4, 16, 2048, 128), (1, 32, 32768, 128)]  # B H T D
+DELTA_SIZES = [(1, 16, 8192, 128)]  # gated, B, H, T, D
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SOURCES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+OPS = {"linear_attention": SIZES, "delta_rule": DELTA_SIZES}
 # Tensors that are read and written once: q, k, v, y; and again with dy, for dq, dk, dv.
 TENSORS = {"forward": 4, "backward": 7}
 
@@ -112,6 +114,8 @@ class Code(NamedTuple):
     per_copy: float  # in loops that copy, and in those that convert 16 bytes in place, likewise
     beside: int  # other instructions in a chunk's loop
     stores_beside: int  # to device memory, among them; of all feature maps, of which one is taken
+    products_beside: int
+    copies_beside: int  # of 16 bytes; where there are any, a chunk's code has no alternatives
     loads_ahead: int
     copies_ahead: bool  # copies are on their way while products are taken
 
@@ -147,8 +151,16 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
     def number(span: tuple[int, int], pattern: str) -> int:
         return cuda_sass.count(bodies[span], pattern)
 
+    products = cuda_sass.count(code, cuda_sass.PRODUCT)
+    chunks = [s for s in spans if number(s, r"BAR\.") and number(s, cuda_sass.PRODUCT) == products]
+    first, last = chunks[0] if chunks else (code[0].address, code[-1].address)
+    chunk = [i for i in code if first <= i.address <= last]
     innermost = [
-        s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)
+        s
+        for s in spans
+        if first <= s[0]
+        and s[1] <= last
+        and not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)
     ]
     multiplying = [s for s in innermost if number(s, cuda_sass.PRODUCT)]
     others = [s for s in innermost if s not in multiplying]
@@ -166,9 +178,6 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         each = sorted(len(bodies[s]) / number(s, pattern) for s in spans)
         return each[len(each) // 2] if each else 0
 
-    products = cuda_sass.count(code, cuda_sass.PRODUCT)
-    chunks = [s for s in spans if number(s, r"BAR\.") and number(s, cuda_sass.PRODUCT) == products]
-    chunk = bodies[chunks[0]] if chunks else code
     beside = [i for i in chunk if not any(s <= i.address <= e for s, e in innermost)]
     unrolled = [number(s, cuda_sass.LOAD) for s in loading]  # where loads are narrow
     return Code(
@@ -181,6 +190,8 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         + per_one(converting, cuda_sass.WIDE_SHARED_STORE),
         beside=len(beside),
         stores_beside=cuda_sass.count(beside, ANY_STORE),
+        products_beside=cuda_sass.count(beside, cuda_sass.PRODUCT),
+        copies_beside=cuda_sass.count(beside, cuda_sass.WIDE_COPY),
         loads_ahead=max(cuda_sass.loads_in_flight(code, cuda_sass.LOAD), min(unrolled, default=1)),
         copies_ahead=cuda_sass.copies_are_ahead(chunk),
     )
@@ -211,11 +222,14 @@ def estimate(launch: Launch, code: Code, gpu: Gpu) -> Estimate:
     products, stores = launch.products / 32, launch.stores / 32
     loads, copies = (launch.loads - launch.copies) / 32, launch.wide_copies / 32
     times_beside = max(1, launch.rounds) * warps
-    if code.stores_beside:  # no oftener than what is stored there
-        times_beside = min(times_beside, stores / code.stores_beside)
-    beside = times_beside * code.beside
-    instructions = products * code.per_product + loads * code.per_load + beside
-    instructions += copies * code.per_copy
+    # No oftener than what is done there: of a walk that only writes, half is passed over.
+    limits = [(stores, code.stores_beside)]
+    if code.copies_beside:
+        limits = [(copies, code.copies_beside), (products, code.products_beside)]
+    times_beside = min(times_beside, *(done / beside for done, beside in limits if beside))
+    instructions = times_beside * code.beside + loads * code.per_load
+    instructions += max(0, products - times_beside * code.products_beside) * code.per_product
+    instructions += max(0, copies - times_beside * code.copies_beside) * code.per_copy
 
     # Cycles of a block, alone on its multiprocessor; then of all that share one.
     latency = gpu.load_ns * gpu.gigahertz
@@ -248,11 +262,11 @@ def floor(size: tuple[int, ...], dtype: str, passes: Iterable[str], gpu: Gpu) ->
 # ---- from launchers and compilers ----
 
 
-def build_plan(directory: Path, dtypes: Iterable[str], optimize: str = "-O1") -> Path:
-    """cuda_plan.cpp as a program, with the kernels of some dtypes at addresses that nm prints."""
+def build_plan(directory: Path, op: str, dtypes: Iterable[str], optimize: str = "-O1") -> Path:
+    """cuda_plan.cpp as a program, with an op's kernels, whose addresses nm prints."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     flags = ["-std=c++17", optimize, "-fno-pie", "-fsanitize=thread", f"-I{CSRC}"]
-    kernels = [CSRC / "cuda" / "linear_attention" / f"{SOURCES[dtype]}.cu" for dtype in dtypes]
+    kernels = [CSRC / "cuda" / op / f"{SOURCES[dtype]}.cu" for dtype in dtypes]
     objects = []
     for source in [*kernels, CSRC / "cuda" / "kernels.cpp", ROOT / "scripts" / "cuda_plan.cpp"]:
         target = directory / f"{source.parent.name}-{source.name}.o"
@@ -267,10 +281,16 @@ def build_plan(directory: Path, dtypes: Iterable[str], optimize: str = "-O1") ->
 
 @functools.cache
 def plan(
-    program: Path, dtype: str, name: str, size: tuple[int, ...], multiprocessors: int, shared: int
+    program: Path,
+    op: str,
+    dtype: str,
+    name: str,
+    size: tuple[int, ...],
+    multiprocessors: int,
+    shared: int,
 ) -> list[Launch]:
     """The launches of a pass."""
-    command = [program, dtype, name, *map(str, (*size, multiprocessors, shared))]
+    command = [program, op, dtype, name, *map(str, (*size, multiprocessors, shared))]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     symbols = kernel_names(program)
     launches = []
@@ -293,17 +313,17 @@ def kernel_names(program: Path) -> dict[int, str]:
 
 
 @functools.cache
-def codes(directory: Path, dtype: str, architecture: str) -> dict[str, Code]:
-    """The kernels of a dtype, by name, from a directory of compiled files; compiled if need be."""
+def codes(directory: Path, op: str, dtype: str, architecture: str) -> dict[str, Code]:
+    """An op's kernels of a dtype, by name, from a directory of compiled files, or compiled."""
     disassembler = cuda_sass.find_disassembler()
     if disassembler is None:
         raise SystemExit("nvdisasm is neither in CUDA_HOME nor on PATH nor among pip's packages")
-    pattern = f"*linear_attention-{SOURCES[dtype]}.cu.{architecture}.cubin"
+    pattern = f"*{op}-{SOURCES[dtype]}.cu.{architecture}.cubin"
     if not list(directory.glob(pattern)):
         nvcc = find_nvcc()
         if nvcc is None:
             raise SystemExit("nvcc is neither on PATH nor in CUDA_HOME")
-        source = CSRC / "cuda" / "linear_attention" / f"{SOURCES[dtype]}.cu"
+        source = CSRC / "cuda" / op / f"{SOURCES[dtype]}.cu"
         compile_one(nvcc, source, architecture, directory)
     found = {}
     for cubin in directory.glob(pattern):
@@ -316,14 +336,16 @@ def codes(directory: Path, dtype: str, architecture: str) -> dict[str, Code]:
 
 
 def rows_of(
-    program: Path, cubins: Path, dtype: str, size: tuple[int, ...], gpu: Gpu
+    program: Path, cubins: Path, op: str, dtype: str, size: tuple[int, ...], gpu: Gpu
 ) -> dict[str, list[Estimate]]:
     """The estimates of all launches of each pass."""
-    known = codes(cubins, dtype, gpu.architecture)
+    known = codes(cubins, op, dtype, gpu.architecture)
     return {
         name: [
             estimate(launch, known[launch.kernel], gpu)
-            for launch in plan(program, dtype, name, size, gpu.multiprocessors, gpu.block_shared)
+            for launch in plan(
+                program, op, dtype, name, size, gpu.multiprocessors, gpu.block_shared
+            )
         ]
         for name in TENSORS
     }
@@ -380,6 +402,7 @@ def calibrated(gpus: dict[str, Gpu], path: Path | None) -> dict[str, Gpu]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gpu", choices=GPUS, action="append", help="by default all")
+    parser.add_argument("--op", choices=OPS, default="linear_attention")
     parser.add_argument("--dtype", choices=BYTES, action="append", help="by default bfloat16")
     parser.add_argument("--size", action="append", metavar="B,H,T,D")
     parser.add_argument("--kernels", action="store_true", help="a line for every launch as well")
@@ -387,24 +410,29 @@ def main() -> None:
     parser.add_argument("--calibrate", type=Path, help="a JSON file of constants")
     options = parser.parse_args()
     gpus = calibrated(GPUS, options.calibrate)
-    sizes = [tuple(map(int, text.split(","))) for text in options.size or []] or SIZES
+    sizes = [tuple(map(int, text.split(","))) for text in options.size or []] or OPS[options.op]
     print("Estimates, of which none is measured; instructions and times within 40 %.\n")
     print(HEADER)
     with tempfile.TemporaryDirectory() as temporary:
         cubins = options.cubins or Path(temporary)
         cubins.mkdir(parents=True, exist_ok=True)
         dtypes = options.dtype or ["bfloat16"]
-        program = build_plan(Path(temporary), dtypes)
+        program = build_plan(Path(temporary), options.op, dtypes)
         for name in options.gpu or gpus:
             for dtype in dtypes:
                 for size in sizes:
-                    show(program, cubins, name, gpus[name], dtype, size, options.kernels)
+                    passes = rows_of(program, cubins, options.op, dtype, size, gpus[name])
+                    show(name, gpus[name], dtype, size, passes, options.kernels)
 
 
 def show(
-    program: Path, cubins: Path, name: str, gpu: Gpu, dtype: str, size: tuple, kernels: bool
+    name: str,
+    gpu: Gpu,
+    dtype: str,
+    size: tuple[int, ...],
+    passes: dict[str, list[Estimate]],
+    kernels: bool,
 ) -> None:
-    passes = rows_of(program, cubins, dtype, size, gpu)
     print(row(name, gpu, size, dtype, "forward", passes["forward"]), flush=True)
     both = passes["forward"] + passes["backward"]
     print(row(name, gpu, size, dtype, "forward + backward", both), flush=True)

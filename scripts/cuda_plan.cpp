@@ -2,7 +2,7 @@
 //
 // The launches of an op on a GPU, and what a block of each does, for cuda_model.py:
 //
-//     cuda_plan DTYPE PASS B H T D MULTIPROCESSORS SHARED_BYTES
+//     cuda_plan OP DTYPE PASS B H T D MULTIPROCESSORS SHARED_BYTES
 //
 // prints a line for each launch: the kernel's address in this program; blocks, threads of a block
 // and bytes of shared memory, as the launcher chooses them for that GPU; and per block, on average,
@@ -12,9 +12,12 @@
 // Compiled with -fsanitize=thread, for its calls at every access to memory, and linked without its
 // library: they are defined here.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -144,25 +147,26 @@ namespace {
 // ---- calls ----
 
 struct Sizes {
+  bool delta_rule;  // else linear attention
   hfla::DType dtype;
   bool backward;
   int64_t B, T, H, D;
 };
 
+using Call = std::function<int(const hfla::CudaPlace&)>;
+
 void* tensor(int64_t elements, int64_t size) {
   return counting ? take(elements * size) : reinterpret_cast<void*>(256);  // nobody looks there
 }
 
-std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, bool run) {
-  emulator::Machine& m = emulator::machine();
-  std::vector<Launch> found;
+hfla::View rows(const Sizes& s, int64_t D, int64_t size) {
+  return {tensor(s.B * s.T * s.H * D, size), s.T * s.H * D, s.H * D, D, 1};
+}
+
+// elu+1 and a normaliser.
+Call attention_call(const Sizes& s) {
   const int64_t size = s.dtype == hfla::DType::f32 ? 4 : 2, all = s.B * s.T * s.H;
-  counting = run ? &found : nullptr;
-  tensors_free = tensors_begin;
-  if (run) touched.assign(touched.size(), 0);
-  const auto view = [&] {
-    return hfla::View{tensor(all * s.D, size), s.T * s.H * s.D, s.H * s.D, s.D, 1};
-  };
+  const auto view = [&] { return rows(s, s.D, size); };
   hfla::LinearAttentionProblem p{};
   p.B = p.num_sequences = s.B, p.Hq = p.Hkv = s.H, p.K = p.V = s.D, p.dtype = s.dtype, p.T = s.T;
   p.feature_map = hfla::FeatureMap::elu_plus_one;
@@ -175,13 +179,51 @@ std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, boo
   up.dy = view(), up.forward = y;
   hfla::LinearAttentionGradients d{};
   d.dq = view(), d.dk = view(), d.dv = view();
-
-  int64_t bytes = 0;
   const auto& table = *hfla::cuda_kernels(s.dtype)->linear_attention;
-  const auto call = [&](void* workspace) {
-    const hfla::CudaPlace place{device, workspace, &bytes, nullptr};
+  table.load();
+  return [=](const hfla::CudaPlace& place) {
     return s.backward ? table.backward(p, up, d, place) : table.forward(p, y, place);
   };
+}
+
+// The gated delta rule: a decay for each head, normalised keys and queries.
+Call delta_rule_call(const Sizes& s) {
+  const int64_t size = s.dtype == hfla::DType::f32 ? 4 : 2;
+  const auto view = [&] { return rows(s, s.D, size); };
+  const auto one = [&] {
+    hfla::View x = rows(s, 1, 4);
+    x.dim = 0;
+    return x;
+  };
+  hfla::DeltaRuleProblem p{};
+  p.B = p.num_sequences = s.B, p.Hq = p.Hkv = s.H, p.K = p.V = s.D, p.dtype = s.dtype, p.T = s.T;
+  p.scale = 1 / std::sqrt(double(s.D)), p.normalize_qk = p.delta = true;
+  p.q_group = p.k_group = 1;
+  p.q = view(), p.k = view(), p.v = view();
+  p.beta = one(), p.log_decay = one();
+  hfla::DeltaRuleResult y{};
+  y.y = view(), y.state = tensor(s.B * s.H * s.D * s.D, 4);
+  hfla::DeltaRuleUpstream up{};
+  up.dy = view(), up.state = y.state, up.errors = rows(s, s.D, 4);
+  hfla::DeltaRuleGradients d{};
+  d.dq = view(), d.dk = view(), d.dv = view();
+  d.dbeta = one(), d.dlog_decay = one();
+  const auto& table = *hfla::cuda_kernels(s.dtype)->delta_rule;
+  table.load();
+  return [=](const hfla::CudaPlace& place) {
+    return s.backward ? table.backward(p, up, d, place) : table.forward(p, y, place);
+  };
+}
+
+std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, bool run) {
+  emulator::Machine& m = emulator::machine();
+  std::vector<Launch> found;
+  counting = run ? &found : nullptr;
+  tensors_free = tensors_begin;
+  if (run) touched.assign(touched.size(), 0);
+  const Call call_at = s.delta_rule ? delta_rule_call(s) : attention_call(s);
+  int64_t bytes = 0;
+  const auto call = [&](void* workspace) { return call_at({device, workspace, &bytes, nullptr}); };
   call(nullptr);
   const auto finish_last = [&] {
     if (found.empty()) return;
@@ -200,7 +242,6 @@ std::vector<Launch> launches(const Sizes& s, const hfla::CudaDevice& device, boo
     m.counts = {}, m.passed.clear();
     return run;
   };
-  table.load();
   // The launcher itself clears it after use.
   std::vector<char> workspace(run ? 0 : size_t(bytes) + 1);
   if (call(run ? take(bytes) : workspace.data()) != 0) {
@@ -227,30 +268,49 @@ std::vector<std::vector<Launch>> by_walk(const std::vector<Launch>& launches) {
   return found;
 }
 
-// What a block of each launch does, on average. A walk is known by its place among all, and by
-// whether it is in pieces.
+// What a block of each launch does, on average. A walk is known by its place among all; by whether
+// it is in pieces; and by its kernel, of which the device's size decides on some.
 void count(const Sizes& s, std::vector<Launch>& planned, int64_t shared_bytes) {
-  const auto counted = [&](int64_t T, int64_t piece_length) {
-    Sizes few = s;
-    few.B = few.H = 1, few.T = T;
-    return by_walk(launches(few, {0, shared_bytes, piece_length}, true));
-  };
-  struct Ways {
-    int64_t tokens[2];  // whole chunks of any kernel
+  struct Way {
+    int64_t multiprocessors;
+    int64_t tokens[2], piece_length[2];  // whole chunks of any kernel
     std::vector<std::vector<Launch>> few[2];
+    bool has(size_t walk, const std::vector<Launch>& group) const {
+      const std::vector<Launch>& here = few[0].at(walk);
+      return here.size() == group.size() && here[0].kernel == group[0].kernel;
+    }
   };
-  const Ways whole{{128, 256}, {counted(128, 0), counted(256, 0)}},
-      pieces{{256, 512}, {counted(256, 128), counted(512, 256)}};
+  std::vector<Way> ways = {{0, {128, 256}, {0, 0}, {}}};
+  if (s.delta_rule) {
+    ways.push_back({INT32_MAX, {128, 256}, {0, 0}, {}});
+  } else {
+    ways.push_back({0, {256, 512}, {128, 256}, {}});
+  }
+  for (Way& way : ways) {
+    Sizes few = s;
+    few.B = few.H = 1;
+    for (int n = 0; n < 2; ++n) {
+      few.T = way.tokens[n];
+      const hfla::CudaDevice device{way.multiprocessors, shared_bytes, way.piece_length[n]};
+      way.few[n] = by_walk(launches(few, device, true));
+    }
+  }
   size_t i = 0, walk = 0;
   for (const std::vector<Launch>& group : by_walk(planned)) {
-    const Ways& ways = whole.few[0][walk].size() == group.size() ? whole : pieces;
+    const auto known = [&, walk = walk](const Way& way) { return way.has(walk, group); };
+    const auto found = std::find_if(ways.begin(), ways.end(), known);
+    if (found == ways.end()) {
+      std::fprintf(stderr, "a launch that no small problem has\n");
+      std::exit(1);
+    }
+    const Way& way = *found;
     for (size_t part = 0; part < group.size(); ++part) {
       Launch& launch = planned[i++];
       const Launch* few[2];
       double at[2];
       for (int n = 0; n < 2; ++n) {
-        few[n] = &ways.few[n].at(walk).at(part);
-        at[n] = double(ways.tokens[n]) / double(few[n]->blocks);
+        few[n] = &way.few[n].at(walk).at(part);
+        at[n] = double(way.tokens[n]) / double(few[n]->blocks);
       }
       const double tokens = double(s.B * s.T * s.H) / double(launch.blocks);
       for (int what = 0; what < kNumWhat; ++what) {
@@ -267,15 +327,16 @@ void count(const Sizes& s, std::vector<Launch>& planned, int64_t shared_bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 9) {
-    std::fprintf(stderr, "DTYPE PASS B H T D MULTIPROCESSORS SHARED_BYTES\n");
+  if (argc != 10) {
+    std::fprintf(stderr, "OP DTYPE PASS B H T D MULTIPROCESSORS SHARED_BYTES\n");
     return 1;
   }
-  const std::string dtype = argv[1], pass = argv[2];
+  const std::string op = argv[1], dtype = argv[2], pass = argv[3];
   int64_t numbers[6];
-  for (int i = 0; i < 6; ++i) numbers[i] = std::atoll(argv[3 + i]);
+  for (int i = 0; i < 6; ++i) numbers[i] = std::atoll(argv[4 + i]);
   const auto [B, H, T, D, multiprocessors, shared_bytes] = numbers;
-  const Sizes s{dtype == "float32"    ? hfla::DType::f32
+  const Sizes s{op == "delta_rule",
+                dtype == "float32"    ? hfla::DType::f32
                 : dtype == "bfloat16" ? hfla::DType::bf16
                                       : hfla::DType::f16,
                 pass == "backward",

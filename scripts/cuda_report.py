@@ -87,7 +87,7 @@ def demangle(names: list[str]) -> list[str]:
     if not names or not shutil.which("c++filt"):
         return names
     text = subprocess.run(["c++filt", *names], capture_output=True, text=True, check=True).stdout
-    without_parameters = (re.sub(r"\(hfla.*", "", line) for line in text.splitlines())
+    without_parameters = (re.sub(r"\(hfla[^()]*\)$", "", line) for line in text.splitlines())
     return [re.sub(r"^void |hfla::(cuda::)?", "", line) for line in without_parameters]
 
 

@@ -312,6 +312,35 @@ def test_large_heads_in_bfloat16(library, device):
     check(library, LARGE_HEADS, torch.bfloat16, device=device)
 
 
+# What kernels of their own know: heads of 64 or 128 features in rows that are aligned, two feature
+# maps, no mask and no decays.
+KNOWN = dict(B=1, T=90, Hq=1, Hkv=1, K=64, V=64)
+KNOWN_CASES = [
+    Case(**KNOWN, initial=True),
+    Case(**KNOWN, feature_map=None, normalize=False),
+    Case(**KNOWN, feature_map=None, initial=True),
+    Case(**KNOWN, feature_map=None, normalize=False, initial=True),
+    Case(**KNOWN | dict(Hq=3, T=130), initial=True),
+    Case(**KNOWN | dict(T=1)),
+    Case(**KNOWN | dict(T=160), lengths=(0, 33, 1, 0, 126), initial=True),
+    Case(**KNOWN, is_causal=False, initial=True),
+    Case(**KNOWN | dict(K=128, V=128), initial=True),
+    Case(**KNOWN | dict(K=128, V=128, Hq=2), feature_map=None, normalize=False),
+]
+
+
+@pytest.mark.parametrize("case", KNOWN_CASES, ids=str)
+@pytest.mark.parametrize("device", [LARGE, SHORT_PIECES], ids=["long_pieces", "short_pieces"])
+def test_kernels_that_know_the_walk(library, case, device):
+    inputs = attention_cases.make_inputs(case, torch.bfloat16)
+    if not case.normalize or case.feature_map is None:
+        # Sums of many products of either sign would be off by more than the small ones among them.
+        inputs["q"], inputs["k"] = inputs["q"].abs() / case.K, inputs["k"].abs() / 8
+    wanted = attention_cases.expected(inputs)
+    got = attention_cases.run_with_gradients(emulated(library, device), inputs)
+    assert_all_close(got, wanted, torch.bfloat16)
+
+
 def test_a_kernel_that_asks_for_more_shared_memory_than_there_is_is_found(library):
     with pytest.raises(EmulatorError, match="more shared memory than the device has"):
         check(library, Case(), device=Device(132, 4 << 10, 0))

@@ -53,6 +53,8 @@ CODE = cuda_model.Code(
     per_copy=2 + 4,
     beside=7,
     stores_beside=1,
+    products_beside=0,
+    copies_beside=0,
     loads_ahead=2,
     copies_ahead=True,
 )
@@ -97,6 +99,14 @@ def test_instructions_stand_beside_loads_copies_products_and_stores():
     chunks."""
     instructions = estimate(LAUNCH, CODE, GPUS["H100"]).instructions
     assert instructions == 1000 * 3 + 200 * 2 + 50 * 6 + 10 * 7
+
+
+def test_what_stands_beside_loops_is_done_as_often_as_its_copies_and_products():
+    """And these are then not counted again: 5 of 10 chunks, as half of the products are."""
+    code = CODE._replace(copies_beside=5, products_beside=20)
+    launch = LAUNCH._replace(products=3200)
+    instructions = estimate(launch, code, GPUS["H100"]).instructions
+    assert instructions == 5 * 7 + 200 * 2 + (50 - 5 * 5) * 6
 
 
 def test_a_second_wave_takes_as_long_as_the_first():
@@ -153,9 +163,10 @@ def test_constants_come_from_a_file(tmp_path):
     not all(map(shutil.which, ("c++", "nm", "c++filt"))), reason="needs a C++ compiler and binutils"
 )
 def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
-    program = cuda_model.build_plan(tmp_path, ["bfloat16"], "-O0")
+    op = "linear_attention"
+    program = cuda_model.build_plan(tmp_path, op, ["bfloat16"], "-O0")
     B, H, T, D = size = 4, 16, 640, 32
-    [walk] = cuda_model.plan(program, "bfloat16", "forward", size, 16, 227 << 10)
+    [walk] = cuda_model.plan(program, op, "bfloat16", "forward", size, 16, 227 << 10)
     assert walk.kernel.startswith("walk_kernel<BFloat16")
     assert walk.wide_copies == walk.copies == 3 * T * D // 8  # of 8 numbers each
     assert walk.blocks == B * H

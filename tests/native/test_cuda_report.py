@@ -108,13 +108,23 @@ class Bounds(NamedTuple):
     per_copy: int = 0  # instructions in a loop for each 16 bytes copied
     per_run: int = 0  # and for each 16 bytes loaded, or converted in shared memory
     stores_of_16_bits: int = 2  # in the loop for what has no aligned pairs
+    per_chunk: int = 10000  # instructions of a warp beside its loops
 
 
 def walk_kernel(C: int, R: int, columns: int, stages: int) -> str:
-    return f"walk_kernel<BFloat16, BlockShape<{C}, {R}, {columns}, {stages}> >"
+    return f"walk_kernel<BFloat16, BlockShape<{C}, {R}, {columns}, {stages}, 1>, AnyWalk>"
 
 
-WALK = Bounds(11500, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=70)
+def known_walk(D: int, feature_map: int, is_gradient: bool) -> str:
+    """Of a head's size, by the number of a feature map in csrc/kernels."""
+    R, known = D + 16 * is_gradient, f"(FeatureMap){feature_map}, {str(is_gradient).lower()}"
+    return f"walk_kernel<BFloat16, BlockShape<64, {R}, {D}, 2, 2>, KnownWalk<{known}> >"
+
+
+WALK = Bounds(12000, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=70)
+# Where the walk is known a chunk has no alternatives: no loops but that over earlier tokens.
+KNOWN = Bounds(3300, 50, 46, copies=12, copies_ahead=True, stores_of_16_bits=0, per_chunk=900)
+KNOWN_OF_128 = Bounds(4300, 160, 110, 24, copies_ahead=True, stores_of_16_bits=0, per_chunk=1500)
 DELTA = Bounds(0, 0, 0, copies=24, copies_ahead=True, per_copy=5)
 BOUNDS = {
     "linear_attention": {
@@ -123,6 +133,11 @@ BOUNDS = {
         walk_kernel(128, 144, 64, 2): WALK,
         walk_kernel(64, 128, 64, 1): WALK._replace(copies_ahead=False),
         walk_kernel(128, 144, 64, 1): WALK._replace(copies_ahead=False),
+        known_walk(64, 1, False): KNOWN,
+        known_walk(64, 1, True): KNOWN,
+        known_walk(128, 1, False): KNOWN_OF_128,
+        known_walk(128, 1, True): KNOWN_OF_128,
+        known_walk(128, 0, True): KNOWN_OF_128,
     },
     # Stores of 16 bits: columns of which the last may not be there, of every number.
     "delta_rule": {
@@ -163,6 +178,7 @@ def faults(code: list[cuda_sass.Instruction], bounds: Bounds) -> list[str]:
         "more instructions": len(code) > bounds.instructions,
         "fewer products": number(cuda_sass.PRODUCT) < bounds.products,
         "more loads of operands": number(cuda_sass.OPERAND_LOAD) > bounds.operand_loads,
+        "long chunks": cuda_model.read_code(code).beside > bounds.per_chunk,
         "slow copies": any(x.instructions > bounds.per_copy * x.wide_copies for x in copying),
         "slow loops": any(x.instructions > bounds.per_run * x.wide_loads for x in loading)
         or any(x.instructions > bounds.per_run * x.wide_shared_stores for x in converting),

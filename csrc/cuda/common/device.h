@@ -52,6 +52,13 @@ DEV T shuffle_xor(T value, int lanes) {
 DEV float bits_to_float(uint32_t bits) { return __uint_as_float(bits); }
 DEV uint32_t float_to_bits(float x) { return __float_as_uint(x); }
 
+// In one instruction, where a compiler may take several.
+DEV uint64_t multiply_wide(uint32_t a, uint32_t b) {
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 // To about 2^-20 of it, and 0 in place of what is not normal.
 DEV float fast_exp(float x) {
   float y;

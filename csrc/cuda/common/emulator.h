@@ -330,6 +330,8 @@ inline uint32_t float_to_bits(float x) {
   return bits;
 }
 
+inline uint64_t multiply_wide(uint32_t a, uint32_t b) { return uint64_t(a) * b; }
+
 inline float fast_exp(float x) { return std::exp(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
 

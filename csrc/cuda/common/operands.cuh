@@ -10,6 +10,8 @@
 // `weighted`; the weights that a lane needs are those of columns column_of_a(0), column_of_a(1),
 // ... Several b, of columns that follow, are loaded by one call.
 //
+// A product is added to c, or, if it is the first, is c.
+//
 // Each kind also makes an operand a of accumulators, for a product of products without a way
 // through shared memory. It may permute the depth, as load_b_for_accumulators then does with b.
 #pragma once
@@ -76,7 +78,10 @@ struct Bf16Operands {
   DEV static void load_b_for_accumulators(B (&b)[count], const Tile& tile, int k, int column) {
     load_b(b, tile, k, column);
   }
-  DEV static void multiply(float (&c)[4], const A& a, const B& b) { mma_bf16(c, a.x, b.x); }
+  DEV static void multiply(float (&c)[4], const A& a, const B& b, bool first = false) {
+    if (first) c[0] = c[1] = c[2] = c[3] = 0;
+    mma_bf16(c, a.x, b.x);
+  }
 
  private:
   // One, or two by one load: the upper lanes' rows are `further` elements on.
@@ -174,7 +179,8 @@ struct Tf32Operands {
       split<2>({tile.get(k + 2 * t, c), tile.get(k + 2 * t + 1, c)}, b[i].x);
     }
   }
-  DEV static void multiply(float (&c)[4], const A& a, const B& b) {
+  DEV static void multiply(float (&c)[4], const A& a, const B& b, bool first = false) {
+    if (first) c[0] = c[1] = c[2] = c[3] = 0;
     if constexpr (parts == 2) {
       mma_tf32(c, a.x[1], b.x[0]);
       mma_tf32(c, a.x[0], b.x[1]);

@@ -10,11 +10,10 @@ namespace hfla::cuda {
 
 constexpr int kRowThreads = 128;
 
-// y = num / den, so den's gradient is -⟨dy, y⟩ / den. The walks take it divided by nothing more:
-// beside dn = dy / den stands -⟨dn, y⟩. One warp per token and query head.
+// y = num / den, so den's gradient is -⟨dy, y⟩ / den. The walks take it times den: beside dy stands
+// -⟨dy, y⟩, and what both are multiplied with is divided. One warp per token and query head.
 struct NormalizerGradient : Sequences {
   View dy, y;
-  const float* den;
   float* den_grad;  // (B, T, Hq)
 };
 
@@ -33,7 +32,7 @@ KERNEL LAUNCH_BOUNDS(kRowThreads, 8)
     dot += to_float(dy[c * p.dy.dim]) * to_float(y[c * p.y.dim]);
   }
   for (int lanes = 16; lanes > 0; lanes /= 2) dot += shuffle_xor(dot, lanes);
-  if (thread_index() % 32 == 0) p.den_grad[row] = -dot / p.den[row];
+  if (thread_index() % 32 == 0) p.den_grad[row] = -dot;
 }
 
 // ⟨φ(x_t), dφ(x)_t⟩ of some columns of x each: (column_blocks, B T, heads).

@@ -3,14 +3,14 @@
 // From a problem to launches: forward is one walk, backward three, each of which combines the
 // states of pieces where sequences are cut.
 //
-// Let dn = dy / den and dn' = [dn, -⟨dn, y⟩]: the normaliser is one more value column, of ones, and
-// its gradient one more entry. Then, in the words of walk.cuh,
+// Let dy' = [dy, -⟨dy, y⟩]: the normaliser is one more value column, of ones, and its gradient one
+// more entry. Then, in the words of walk.cuh,
 //
-//               read      write     values    state
-//     y den     φ(q)      φ(k)      [v, 1]    [S, z]
-//     dφ(q)     dn'       [v, 1]    φ(k)      [S, z]ᵀ
-//     dφ(k)     [v, 1]    dn'       φ(q)      its gradientᵀ    backwards in time
-//     dv        φ(k)      φ(q)      dn        its gradient     backwards in time
+//                 read      write       values      state
+//     y den       φ(q)      φ(k)        [v, 1]      [S, z]
+//     dφ(q) den   dy'       [v, 1]      φ(k)        [S, z]ᵀ
+//     dφ(k)       [v, 1]    dy'         φ(q)/den    its gradientᵀ    backwards in time
+//     dv          φ(k)      φ(q)/den    dy          its gradient     backwards in time
 //
 // Nothing here waits for the device or allocates: the caller provides a workspace, and all
 // decisions depend on shapes alone, so that a CUDA graph can record it.
@@ -25,43 +25,72 @@ namespace hfla::cuda {
 
 // ---- walks ----
 
-template <class... S>
-struct Shapes {};
+// What a kernel is compiled from: its tiles, and what it knows of the walk.
+template <class S_, class Known_>
+struct KernelOf {
+  using S = S_;
+  using Known = Known_;
+};
+template <class... K>
+struct Kernels {};
 
-// Sizes of tiles, the smaller before the larger. Of the middle ones in bfloat16 two blocks fit into
-// a multiprocessor; with one more strip of rows, for the normaliser's beside 128, these would not
-// have the registers. Operands of four bytes take twice the memory, which two stages of the larger
-// ones would leave to one block. Where there is none for two stages, one is better than smaller
-// tiles.
+// For any walk, by the sizes of tiles, the smaller before the larger. Of the middle ones in
+// bfloat16 two blocks fit into a multiprocessor; with one more strip of rows, for the normaliser's
+// beside 128, these would not have the registers. Operands of four bytes take twice the memory,
+// which two stages of the larger ones would leave to one block. Where there is none for two stages,
+// one is better than smaller tiles.
+template <int C, int R, int columns, int stages>
+using ForAny = KernelOf<BlockShape<C, R, columns, stages>, AnyWalk>;
 template <class Scalar>
-struct Tiles {
-  using All = Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 144, 32, 1>>;
+struct General {
+  using All = Kernels<ForAny<32, 48, 32, 2>, ForAny<64, 144, 32, 1>>;
 };
 template <>
-struct Tiles<BFloat16> {
+struct General<BFloat16> {
+  using All = Kernels<ForAny<32, 48, 32, 2>, ForAny<64, 80, 64, 2>, ForAny<64, 128, 64, 2>,
+                      ForAny<64, 128, 64, 1>, ForAny<128, 144, 64, 2>, ForAny<128, 144, 64, 1>>;
+};
+
+// For those that are known, where they are called most: a block has all of a head, with two warps
+// for every strip of a chunk.
+template <int D, FeatureMap map>
+using Forward = KernelOf<BlockShape<64, D, D, 2, 2>, KnownWalk<map, false>>;
+template <int D, FeatureMap map>
+using Gradient = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true>>;
+template <class Scalar>
+struct Special {
+  using All = Kernels<>;
+};
+template <>
+struct Special<BFloat16> {
   using All =
-      Shapes<BlockShape<32, 48, 32, 2>, BlockShape<64, 80, 64, 2>, BlockShape<64, 128, 64, 2>,
-             BlockShape<64, 128, 64, 1>, BlockShape<128, 144, 64, 2>, BlockShape<128, 144, 64, 1>>;
+      Kernels<Forward<64, FeatureMap::elu_plus_one>, Gradient<64, FeatureMap::elu_plus_one>,
+              Forward<128, FeatureMap::elu_plus_one>, Gradient<128, FeatureMap::elu_plus_one>,
+              Forward<64, FeatureMap::identity>, Gradient<64, FeatureMap::identity>,
+              Forward<128, FeatureMap::identity>, Gradient<128, FeatureMap::identity>>;
 };
 
 inline int64_t rows_of(const Walk& walk) {
   return walk.read.width() > walk.write.width() ? walk.read.width() : walk.write.width();
 }
-template <class S>
+template <class K>
 int64_t column_blocks_of(const Walk& walk) {
-  return ceil_div(walk.values.columns, S::kColumns);
+  return ceil_div(walk.values.columns, K::S::kColumns);
 }
+
+template <class Scalar, class K>
+constexpr int kSharedBytesOf = Walker<Scalar, typename K::S, typename K::Known>::kSharedBytes;
 
 // Blocks that a multiprocessor has room for.
-template <class Scalar, class S>
+template <class Scalar, class K>
 int64_t blocks_at_once(const CudaDevice& device) {
-  const int64_t fitting = device.shared_bytes / Walker<Scalar, S>::kSharedBytes;
-  return fitting < S::kBlocks ? fitting : int64_t(S::kBlocks);
+  const int64_t fitting = device.shared_bytes / kSharedBytesOf<Scalar, K>;
+  return fitting < K::S::kBlocks ? fitting : int64_t(K::S::kBlocks);
 }
 
-// How good tiles of a shape are for a walk.
+// How good a kernel is for a walk.
 struct Fitness {
-  int64_t rounds;   // that they make through a sequence
+  int64_t rounds;   // that its blocks make through a sequence
   int64_t threads;  // of a multiprocessor; 0: it has no room for a block
 
   bool better_than(const Fitness& other) const {
@@ -70,41 +99,76 @@ struct Fitness {
   }
 };
 
-template <class Scalar, class S>
+template <class Scalar, class K>
 Fitness fitness(const Walk& walk, const CudaDevice& device) {
-  return {ceil_div(rows_of(walk), S::R) * column_blocks_of<S>(walk),
-          blocks_at_once<Scalar, S>(device) * S::kThreads};
+  return {ceil_div(rows_of(walk), K::S::R) * column_blocks_of<K>(walk),
+          blocks_at_once<Scalar, K>(device) * K::S::kThreads};
 }
 
-// Calls visit(shape) with the tiles for a walk: the best, and the first of those that are as good.
-template <class Scalar, class Visit, class S, class... Others>
-auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Shapes<S, Others...>) {
+// Calls visit(kernel) with the best kernel, and the first of those that are as good.
+template <class Scalar, class Visit, class K, class... Others>
+auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<K, Others...>) {
   if constexpr (sizeof...(Others) > 0) {
-    const Fitness here = fitness<Scalar, S>(walk, device);
+    const Fitness here = fitness<Scalar, K>(walk, device);
     if ((fitness<Scalar, Others>(walk, device).better_than(here) || ...)) {
-      return with_best<Scalar>(walk, device, visit, Shapes<Others...>{});
+      return with_best<Scalar>(walk, device, visit, Kernels<Others...>{});
     }
   }
-  return visit(S{});
+  return visit(K{});
+}
+
+// Whether runs of 16 bytes are aligned in rows of any token, head and sequence, and 32 bits hold a
+// token's stride.
+template <class Scalar>
+bool has_plain_rows(const View& x) {
+  constexpr int64_t kRun = 16 / int64_t(sizeof(Scalar));
+  return x.data && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.dim == 1 &&
+         x.batch % kRun == 0 && x.time % kRun == 0 && x.head % kRun == 0 &&
+         x.time <= INT32_MAX / 16 && x.head <= INT32_MAX / 16;
+}
+// Whether a walk is what a kernel is compiled for.
+template <class Scalar, class K>
+bool is_known(const Walk& walk) {
+  using Known = typename K::Known;
+  constexpr bool is_gradient = Known::kIsGradient;
+  constexpr FeatureMap of_rows = is_gradient ? FeatureMap::identity : Known::kMap,
+                       of_values = is_gradient ? Known::kMap : FeatureMap::identity;
+  return walk.K == K::S::kColumns && walk.V == K::S::kColumns && !walk.key_mask &&
+         !walk.log_decay.data && walk.T <= INT32_MAX && is_gradient == bool(walk.of.x.data) &&
+         walk.read.map == of_rows && walk.write.map == of_rows && walk.values.map == of_values &&
+         has_plain_rows<Scalar>(walk.read.x) && has_plain_rows<Scalar>(walk.write.x) &&
+         has_plain_rows<Scalar>(walk.values.x) && has_plain_rows<Scalar>(walk.out) &&
+         (!is_gradient || has_plain_rows<Scalar>(walk.of.x));
+}
+
+// Calls visit(kernel) with that which knows the walk, or with the best of those for any.
+template <class Scalar, class Visit>
+auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<>) {
+  return with_best<Scalar>(walk, device, visit, typename General<Scalar>::All{});
+}
+template <class Scalar, class Visit, class K, class... Others>
+auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<K, Others...>) {
+  if (is_known<Scalar, K>(walk) && blocks_at_once<Scalar, K>(device) > 0) return visit(K{});
+  return with_kernel<Scalar>(walk, device, visit, Kernels<Others...>{});
 }
 template <class Scalar, class Visit>
-auto with_shape(const Walk& walk, const CudaDevice& device, Visit visit) {
-  return with_best<Scalar>(walk, device, visit, typename Tiles<Scalar>::All{});
+auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit) {
+  return with_kernel<Scalar>(walk, device, visit, typename Special<Scalar>::All{});
 }
 
 // Pieces long enough to be worth the states between them, and as many as there are places for
 // blocks on the device: one more would wait for a place until the others are done.
-template <class Scalar, class S>
+template <class Scalar, class K>
 Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
-  constexpr int64_t chunk = S::C;
+  constexpr int64_t chunk = K::S::C;
   Pieces pieces{walk.cu_seqlens, walk.T, walk.num_sequences, 0};
   if (device.piece_length > 0) {
     pieces.length = ceil_div(device.piece_length, chunk) * chunk;
     return pieces;
   }
   constexpr int64_t kMinChunks = 4;
-  const int64_t places = device.multiprocessors * blocks_at_once<Scalar, S>(device);
-  const int64_t blocks = walk.B * walk.num_heads() * column_blocks_of<S>(walk);
+  const int64_t places = device.multiprocessors * blocks_at_once<Scalar, K>(device);
+  const int64_t blocks = walk.B * walk.num_heads() * column_blocks_of<K>(walk);
   const int64_t wanted = blocks > 0 ? places / blocks : 1;
   const int64_t chunks = ceil_div(walk.T, chunk);
   const int64_t of_a_piece = wanted > 1 ? ceil_div(chunks, wanted) : chunks + 1;
@@ -123,16 +187,17 @@ inline Walk make_walk(const LinearAttentionProblem& p) {
   return walk;
 }
 
-template <class Scalar, class S>
+template <class Scalar, class K>
 void launch_walk(Launcher& launcher, const Walk& walk) {
-  launcher.run(walk_kernel<Scalar, S>,
-               walk.pieces.count() * walk.num_heads() * column_blocks_of<S>(walk), S::kThreads,
-               Walker<Scalar, S>::kSharedBytes, walk);
+  using S = typename K::S;
+  launcher.run(walk_kernel<Scalar, S, typename K::Known>,
+               walk.pieces.count() * walk.num_heads() * column_blocks_of<K>(walk), S::kThreads,
+               kSharedBytesOf<Scalar, K>, walk);
 }
 
 // A walk in pieces: what each adds to the state, from zero; the states that come into them; and the
 // walks proper.
-template <class Scalar, class S>
+template <class Scalar, class K>
 void walk_in_pieces(Launcher& launcher, Walk walk, const States& initial,
                     const States& final_state) {
   const int64_t states = walk.pieces.count() * walk.Hkv;
@@ -146,7 +211,7 @@ void walk_in_pieces(Launcher& launcher, Walk walk, const States& initial,
   sums.reads = false;
   sums.to = piece_states;
   sums.piece_decays = launcher.take(states);
-  launch_walk<Scalar, S>(launcher, sums);
+  launch_walk<Scalar, K>(launcher, sums);
 
   Combine combine{};
   static_cast<HeadSizes&>(combine) = walk;
@@ -156,14 +221,13 @@ void walk_in_pieces(Launcher& launcher, Walk walk, const States& initial,
   combine.piece_states = piece_states;
   combine.final_state = final_state;
   combine.piece_decays = sums.piece_decays;
-  const int64_t elements = walk.K * walk.V + (with_z ? walk.K : 0);
-  launcher.run(combine_kernel,
-               walk.pieces.num_sequences * walk.Hkv * ceil_div(elements, kCombineThreads),
-               kCombineThreads, 0, combine);
+  const int64_t blocks = combine_blocks(walk.K * walk.V) + (with_z ? combine_blocks(walk.K) : 0);
+  launcher.run(combine_kernel, walk.pieces.num_sequences * walk.Hkv * blocks, kCombineThreads, 0,
+               combine);
 
   walk.writes = walk.causal;
   walk.from = piece_states;
-  launch_walk<Scalar, S>(launcher, walk);
+  launch_walk<Scalar, K>(launcher, walk);
 }
 
 // A whole walk over all sequences, from `initial` states to `final_state`s.
@@ -171,19 +235,19 @@ template <class Scalar>
 void run_walk(Launcher& launcher, const CudaDevice& device, Walk walk, const States& initial,
               const States& final_state) {
   const Launcher::Scope scope(launcher);  // the next walk has the same memory
-  with_shape<Scalar>(walk, device, [&](auto shape) {
-    using S = decltype(shape);
-    walk.pieces = make_pieces<Scalar, S>(walk, device);
-    if (rows_of(walk) > S::R) {
+  with_kernel<Scalar>(walk, device, [&](auto kernel) {
+    using K = decltype(kernel);
+    walk.pieces = make_pieces<Scalar, K>(walk, device);
+    if (rows_of(walk) > K::S::R) {
       walk.partial = launcher.take(walk.pieces.count() * walk.num_heads() *
-                                   column_blocks_of<S>(walk) * walk.pieces.length * S::N);
+                                   column_blocks_of<K>(walk) * walk.pieces.length * K::S::N);
     }
     if (!walk.causal || !walk.pieces.whole()) {
-      return walk_in_pieces<Scalar, S>(launcher, walk, initial, final_state);
+      return walk_in_pieces<Scalar, K>(launcher, walk, initial, final_state);
     }
     walk.from = initial;
     walk.to = final_state;
-    launch_walk<Scalar, S>(launcher, walk);
+    launch_walk<Scalar, K>(launcher, walk);
   });
 }
 
@@ -219,8 +283,8 @@ void forward(Launcher& launcher, const LinearAttentionProblem& p,
 // Where a walk's kernel leaves the dot products of what the decay's gradient is made of.
 template <class Scalar>
 Dots take_dots(Launcher& launcher, const CudaDevice& device, const Walk& walk) {
-  const int64_t column_blocks = with_shape<Scalar>(
-      walk, device, [&](auto shape) { return column_blocks_of<decltype(shape)>(walk); });
+  const int64_t column_blocks = with_kernel<Scalar>(
+      walk, device, [&](auto kernel) { return column_blocks_of<decltype(kernel)>(walk); });
   return {launcher.take(column_blocks * walk.num_tokens * walk.num_heads()), column_blocks};
 }
 
@@ -252,20 +316,22 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   float* den_grad = nullptr;
   if (den && input.dy.data) {
     den_grad = launcher.take(tokens * p.Hq);
-    const NormalizerGradient arguments{p, input.dy, input.forward.y, den, den_grad};
+    const NormalizerGradient arguments{p, input.dy, input.forward.y, den_grad};
     launcher.run(normalizer_gradient_kernel<Scalar>, ceil_div(tokens * p.Hq, kRowThreads / 32),
                  kRowThreads, 0, arguments);
   }
 
   const Rows queries{p.q, p.K, p.feature_map, true};
   const Rows keys{p.k, p.K, p.feature_map};
-  Rows values{p.v, p.V};                                                 // [v, 1]
-  Rows dn{input.dy, p.V, FeatureMap::identity, true, Extra::none, den};  // without the extra column
-  Rows dn_and_more = dn;
+  Rows queries_over_den = queries;
+  queries_over_den.den = den;
+  Rows values{p.v, p.V};                               // [v, 1]
+  Rows dy{input.dy, p.V, FeatureMap::identity, true};  // without the extra column
+  Rows dy_and_more = dy;
   if (p.normalize) {
     values.extra = Extra::one;
-    dn_and_more.extra = Extra::normalizer_gradient;
-    dn_and_more.den_grad = den_grad;
+    dy_and_more.extra = Extra::normalizer_gradient;
+    dy_and_more.den_grad = den_grad;
   }
   const States initial = input_states(p.initial_kv, p.normalize ? p.initial_z : nullptr);
   const States final_gradient = input_states(input.dkv, p.normalize ? input.dz : nullptr);
@@ -273,7 +339,8 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   DecayGradient of_decay{};
 
   Walk dq = make_walk(p);
-  dq.read = dn_and_more, dq.write = values, dq.values = keys;
+  dq.read = dy_and_more, dq.write = values, dq.values = keys;
+  dq.read.den = den;
   dq.transposed = true;
   dq.out = result.dq;
   dq.of = queries;
@@ -282,7 +349,7 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   run_walk<Scalar>(launcher, device, dq, initial, {});
 
   Walk dk = make_walk(p);
-  dk.read = values, dk.write = dn_and_more, dk.values = queries;
+  dk.read = values, dk.write = dy_and_more, dk.values = queries_over_den;
   dk.transposed = dk.reversed = true;
   dk.out = result.dk;
   dk.of = keys;
@@ -291,7 +358,7 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   run_walk<Scalar>(launcher, device, dk, final_gradient, output_states(nullptr, result.dinitial_z));
 
   Walk dv = make_walk(p);
-  dv.read = keys, dv.write = queries, dv.values = dn;
+  dv.read = keys, dv.write = queries_over_den, dv.values = dy;
   dv.reversed = true;
   dv.out = result.dv;
   run_walk<Scalar>(launcher, device, dv, {final_gradient.kv, nullptr, false},

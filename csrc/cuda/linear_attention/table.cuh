@@ -29,14 +29,15 @@ int table_step(const LinearAttentionStep& p, void* stream) {
   return step<Scalar>(p, static_cast<Stream>(stream));
 }
 
-template <class Scalar, class... S>
-int load_walks(Shapes<S...>) {
-  return load_all(walk_kernel<Scalar, S>...);
+template <class Scalar, class... K>
+int load_walks(Kernels<K...>) {
+  return load_all(walk_kernel<Scalar, typename K::S, typename K::Known>...);
 }
 
 template <class Scalar>
 int table_load() {
-  const int error = load_walks<Scalar>(typename Tiles<Scalar>::All{});
+  int error = load_walks<Scalar>(typename General<Scalar>::All{});
+  if (!error) error = load_walks<Scalar>(typename Special<Scalar>::All{});
   if (error) return error;
   return load_all(combine_kernel, normalizer_gradient_kernel<Scalar>, state_dots_kernel,
                   decay_sums_kernel, decay_gradient_kernel, step_kernel<Scalar, 1, 1>,

@@ -55,7 +55,8 @@ namespace hfla::cuda {
 // What stands at the end of a row, after the columns of the tensor.
 enum class Extra { none, one, normalizer_gradient };
 
-// Rows of read, write, values or out: φ(x) / den of a tensor x, and perhaps one more column.
+// Rows of read, write or values: φ(x) / den of a tensor x, and perhaps one more column, which is
+// not divided. What is read is divided after its products, as out.
 struct Rows {
   View x;  // null: zeros
   int64_t columns;
@@ -101,15 +102,30 @@ struct Walk : Sequences {
   BOTH int64_t group() const { return Hq / Hkv; }
 };
 
-// The sizes of a block's tiles, and how many chunks have tiles of their own: with two, the next
-// chunk's rows are copied while this one is computed; with one, before that.
-template <int C_, int R_, int columns, int stages>
+// The sizes of a block's tiles; how many chunks have tiles of their own: with two, the next chunk's
+// rows are copied while this one is computed; with one, before that; and into how many parts the
+// columns are divided, each of which has warps of its own.
+template <int C_, int R_, int columns, int stages, int parts = 1>
 struct BlockShape {
   static constexpr int C = C_, R = R_, kStages = stages;
   static constexpr int kColumns = columns, N = columns + 8;  // and the normaliser's, in a tile of 8
-  static constexpr int kWarps = C / 16, kThreads = 32 * kWarps;
+  static constexpr int kPartColumns = columns / parts;
+  static constexpr int kStripWarps = C / 16, kWarps = kStripWarps * parts, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kThreads < 256 ? 256 / kThreads : 1;  // 255 registers each
-  static constexpr int kStrips = (R / 16 + kWarps - 1) / kWarps;       // of the state, per warp
+};
+
+// What is known of a walk where its kernel is compiled: nothing,
+struct AnyWalk {
+  static constexpr bool kKnown = false, kIsGradient = false;
+};
+// or all that a chunk's instructions depend on. K and V are the shape's kColumns, rows are aligned
+// and contiguous, no token is masked, nothing decays, 32 bits hold a token's offset. `map` is that
+// of read and write; or of values, where out is a gradient by it: R then is 16 more, of which the
+// first is the normaliser's.
+template <FeatureMap map, bool is_gradient>
+struct KnownWalk {
+  static constexpr bool kKnown = true, kIsGradient = is_gradient;
+  static constexpr FeatureMap kMap = map;
 };
 
 // What a block does. It is kept in shared memory, so that no thread spends registers on it, nor on
@@ -118,9 +134,11 @@ struct Place {
   int64_t column_block, head, kv_head, piece_index;
   int writers;  // heads that write in a chunk
   Piece piece;
+  int chunks, last_tokens;  // of the piece, and of its last chunk in time
+  int64_t out, den;         // offsets of the piece's first token: out's, from the first column on
 };
 
-enum class Which { read, write, values, end };
+enum class Which { read, of, write, values, end };
 
 // Rows of a tensor as a block finds them, chunk after chunk; kept likewise.
 template <class Scalar>
@@ -141,18 +159,21 @@ struct Visit {
   int read_stage = 0, write_stage = 0;  // what is read stays for all that write
 };
 
-template <class Scalar, class S>
+template <class Scalar, class S, class Known>
 struct WalkShared {
   using Element = typename OperandsOf<Scalar>::Type::Element;
   using RowsTile = Tile<Element, S::C, S::R>;
   using ValuesTile = Tile<Element, S::C, S::N>;
+  using OfTile = Tile<Scalar, S::C, S::kColumns>;  // as it is, where out is known as its gradient
   using StateTile = Tile<Element, S::R, S::N>;
   using Staged = Tile<float, S::R, S::N>;
 
   // A stage: tiles; and by token denominators, which one of the three may have, their gradients,
   // log decays and presence.
   static constexpr int kReadAt = 0, kWriteAt = RowsTile::kBytes, kValuesAt = 2 * kWriteAt;
-  static constexpr int kDensAt = kValuesAt + ValuesTile::kBytes, kOfTokens = 4 * S::C;
+  static constexpr int kOfAt = kValuesAt + ValuesTile::kBytes;
+  static constexpr int kDensAt = kOfAt + (Known::kIsGradient ? OfTile::kBytes : 0);
+  static constexpr int kOfTokens = 4 * S::C;
   static constexpr int kPresentAt = kDensAt + 3 * kOfTokens;
   static constexpr int kStageBytes = kPresentAt + S::C;
 
@@ -162,19 +183,23 @@ struct WalkShared {
   static constexpr int kStagedEnd = kStagedAt + Staged::kBytes;
   static constexpr int kTailAt = kTilesBytes > kStagedEnd ? kTilesBytes : kStagedEnd;
   static constexpr int kSourcesAt = kTailAt + int(sizeof(Place));
-  static constexpr int kDecaysAt = kSourcesAt + 3 * int(sizeof(Source<Scalar>));
+  static constexpr int kDecaysAt = kSourcesAt + int(Which::end) * int(sizeof(Source<Scalar>));
   static constexpr int kBytes = kDecaysAt + int(sizeof(DecaySum)) * (S::C + 1);
   static_assert(kStageBytes % 16 == 0 && StateTile::kBytes % 16 == 0);
 
   char* base;
 
   DEV Element* tile(Which which, int stage) const {
-    const int at = which == Which::read ? kReadAt : which == Which::write ? kWriteAt : kValuesAt;
+    const int at = which == Which::read    ? kReadAt
+                   : which == Which::write ? kWriteAt
+                   : which == Which::of    ? kOfAt
+                                           : kValuesAt;
     return at_stage<Element>(stage, at);
   }
   DEV RowsTile read(int stage) const { return {tile(Which::read, stage)}; }
   DEV RowsTile write(int stage) const { return {tile(Which::write, stage)}; }
   DEV ValuesTile values(int stage) const { return {tile(Which::values, stage)}; }
+  DEV OfTile of(int stage) const { return {at_stage<Scalar>(stage, kOfAt)}; }
   DEV float* dens(int stage) const { return at_stage<float>(stage, kDensAt); }
   DEV float* den_grads(int stage) const { return at_stage<float>(stage, kDensAt + kOfTokens); }
   DEV float* log_decays(int stage) const { return at_stage<float>(stage, kDensAt + 2 * kOfTokens); }

@@ -14,13 +14,21 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S>
+template <class Scalar, class S, class Known>
 class Walker {
   using Operands = typename OperandsOf<Scalar>::Type;
   using Element = typename Operands::Element;
+  using Shared = WalkShared<Scalar, S, Known>;
   static constexpr int kDepth = Operands::kDepth;
   static constexpr int C = S::C, R = S::R, N = S::N;
-  static constexpr int kTilesN = N / 8;
+  // Tiles of 8 columns that a warp has: of its part's, and behind them the normaliser's.
+  static constexpr int kTilesC = S::kPartColumns / 8;
+  static constexpr int kTilesN = kTilesC + (Known::kIsGradient ? 0 : 1);
+  // Strips of 16 rows of the state that a warp has. Of the normaliser's, behind those of a known
+  // gradient, it has tiles, lest one warp has a strip more than all others.
+  static constexpr int kStateRows = Known::kIsGradient ? R - 16 : R;
+  static constexpr int kStrips = (kStateRows / 16 + S::kStripWarps - 1) / S::kStripWarps;
+  static constexpr int kExtraTiles = Known::kIsGradient ? kTilesC / S::kStripWarps : 0;
   static constexpr int kTogether = kDepth / 8;  // operands b that are loaded at once
   // Steps of kDepth tokens that tensor cores sum up, of which a warp keeps operands a in registers.
   static constexpr int kMostSumSteps = 64 / int(sizeof(typename Operands::A));
@@ -28,28 +36,28 @@ class Walker {
   static constexpr int kSumTokens = kSumSteps * kDepth;
 
  public:
-  static constexpr int kSharedBytes = WalkShared<Scalar, S>::kBytes;
+  static constexpr int kSharedBytes = Shared::kBytes;
 
   DEV explicit Walker(const Walk& p)
       : p_(p),
         shared_{shared_memory()},
         place_(shared_.place()),
-        decay_{p.log_decay.data ? shared_.decays() : nullptr},
-        end_(p.writes || p.causal ? Which::end : Which::write),
-        warp_(thread_index() / 32),
+        decay_{Known::kKnown || !p.log_decay.data ? nullptr : shared_.decays()},
+        warp_(thread_index() / 32 % S::kStripWarps),
+        part_(thread_index() / 32 / S::kStripWarps),
         g_(lane().g),
         t_(lane().t) {
     if (thread_index() == 0) shared_.place() = find_place(p);
     enter_rows(0);
     sync_block();
-    chunks_ = int((place_.piece.end - place_.piece.begin + C - 1) / C);
+    chunks_ = place_.chunks;
   }
 
   DEV void run() {
     if (place_.piece.sequence < 0) return;
     for (;;) {
       walk();
-      if (rows_left_ <= R) return;
+      if (Known::kKnown || rows_left_ <= R) return;
       enter_rows(row_begin_ + R);
       sync_block();
     }
@@ -65,6 +73,12 @@ class Walker {
     place.kv_head = p.reads_per_query() ? place.head / p.group() : place.head;
     place.writers = p.write.per_query ? int(p.group()) : 1;
     place.piece = find_piece(p.pieces, place.piece_index);
+    const int64_t tokens = place.piece.end - place.piece.begin;
+    place.chunks = int((tokens + C - 1) / C);
+    place.last_tokens = int(tokens - int64_t(place.chunks - 1) * C);
+    place.out = place.piece.batch * p.out.batch + place.piece.begin * p.out.time +
+                place.head * p.out.head + place.column_block * S::kColumns * p.out.dim;
+    place.den = (place.piece.batch * p.T + place.piece.begin) * p.Hq + place.head;
     return place;
   }
 
@@ -75,7 +89,7 @@ class Walker {
     rows_left_ = (p_.read.width() > p_.write.width() ? p_.read.width() : p_.write.width()) - begin;
     if (thread_index() != 0) return;
     NO_UNROLL
-    for (Which which = Which::read; which < Which::end; which = Which(int(which) + 1)) {
+    for (Which which = Which::read; which < Which::end; which = next(which)) {
       shared_.source(which) = make_source(which);
     }
   }
@@ -98,24 +112,44 @@ class Walker {
 
   // ---- the state, of which a warp has the strips of 16 rows warp, warp + kWarps, ... ----
 
-  DEV bool strip_exists(int strip) const { return strip < R / 16 && strip * 16 < rows_left_; }
-  DEV int strip_of(int s) const { return warp_ + s * S::kWarps; }
+  DEV bool strip_exists(int strip) const {
+    if (Known::kKnown && kStateRows / 16 % S::kStripWarps == 0) return true;
+    return strip < R / 16 && strip * 16 < rows_left_;
+  }
+  DEV int strip_of(int s) const { return warp_ + s * S::kStripWarps; }
   DEV int rows_here() const { return rows_left_ < R ? int(rows_left_) : R; }
+  DEV int column_of(int n) const {  // a warp's first, of tile n
+    return n < kTilesC ? part_ * S::kPartColumns + 8 * n : S::kColumns;
+  }
 
   // The tile's last 8 columns are the normaliser and nothing.
   DEV bool has_normalizer() const { return p_.values.extra == Extra::one; }
+  // As one more row it has 16, of which the others are zeros.
+  DEV bool has_extra_rows() const { return kExtraTiles > 0 && p_.read.extra != Extra::none; }
+  DEV int extra_column(int i) const { return column_of(warp_ * kExtraTiles + i); }
 
+  // Visits what a warp has of the state, by pairs of neighbours: row, column, and the two. Of what
+  // several warps have, `once` only one of them.
   template <class Visit>
-  DEV void for_each_state_element(Visit visit) {
+  DEV void for_each_state_pair(bool once, Visit visit) {
     UNROLL
-    for (int s = 0; s < S::kStrips; ++s) {
+    for (int s = 0; s < kStrips; ++s) {
       if (!strip_exists(strip_of(s))) continue;
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
+        if (once && n == kTilesC && part_ != 0) continue;
         UNROLL
-        for (int i = 0; i < 4; ++i) {
-          visit(strip_of(s) * 16 + g_ + 8 * (i / 2), 8 * n + 2 * t_ + i % 2, state_[s][n][i]);
+        for (int half = 0; half < 2; ++half) {
+          visit(strip_of(s) * 16 + g_ + 8 * half, column_of(n) + 2 * t_, state_[s][n] + 2 * half);
         }
+      }
+    }
+    if (!has_extra_rows()) return;
+    UNROLL
+    for (int i = 0; i < kExtraTiles; ++i) {
+      UNROLL
+      for (int half = 0; half < 2; ++half) {
+        visit(kStateRows + g_ + 8 * half, extra_column(i) + 2 * t_, extra_[i] + 2 * half);
       }
     }
   }
@@ -155,25 +189,17 @@ class Walker {
 
   // In shared memory, for read_state.
   DEV void show_state() {
-    UNROLL
-    for (int s = 0; s < S::kStrips; ++s) {
-      if (!strip_exists(strip_of(s))) continue;
-      UNROLL
-      for (int n = 0; n < kTilesN; ++n) {
-        UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const float pair[2] = {state_[s][n][2 * half], state_[s][n][2 * half + 1]};
-          shared_.state().set_run(strip_of(s) * 16 + g_ + 8 * half, 8 * n + 2 * t_, pair);
-        }
-      }
-    }
+    for_each_state_pair(true, [&](int r, int c, const float* x) {
+      const float pair[2] = {x[0], x[1]};
+      shared_.state().set_run(r, c, pair);
+    });
   }
 
   // Both through shared memory, where the tiles are otherwise: neighbouring threads then load and
   // store neighbours.
   DEV void load_state() {
     if (!p_.from.kv && !p_.from.z) {
-      for_each_state_element([](int, int, float& x) { x = 0; });
+      for_each_state_pair(false, [](int, int, float* x) { x[0] = x[1] = 0; });
       return;
     }
     const auto staged = shared_.staged();
@@ -195,7 +221,9 @@ class Walker {
       }
     }
     sync_block();
-    for_each_state_element([&](int r, int c, float& x) { x = staged.get(r, c); });
+    for_each_state_pair(false, [&](int r, int c, float* x) {
+      x[0] = staged.get(r, c), x[1] = staged.get(r, c + 1);
+    });
   }
 
   DEV void store_state() {
@@ -204,8 +232,10 @@ class Walker {
       return;      // all of a group have the same
     sync_block();  // all have done with the tiles of the last chunk
     const auto staged = shared_.staged();
-    for_each_state_element(
-        [&](int r, int c, float& x) { staged.data[r * staged.kStride + c] = x; });
+    for_each_state_pair(true, [&](int r, int c, const float* x) {
+      float* const to = staged.data + r * staged.kStride + c;
+      to[0] = x[0], to[1] = x[1];
+    });
     sync_block();
     const StateInMemory states = find_state(p_.to);
     NO_UNROLL
@@ -229,12 +259,43 @@ class Walker {
   DEV bool is_last_writer() const { return visit_.writer == place_.writers - 1; }
 
   // Backwards in time, the chunk that is not full is the first one still.
-  DEV int64_t offset_of(int chunk) const {
-    return int64_t(p_.reversed ? chunks_ - 1 - chunk : chunk) * C;
+  DEV int index_of(int chunk) const { return p_.reversed ? chunks_ - 1 - chunk : chunk; }
+  DEV int64_t offset_of(int chunk) const { return int64_t(index_of(chunk)) * C; }
+  // So many tokens further in a tensor, with a token's stride.
+  template <class T>
+  DEV static T* advance(T* x, int64_t tokens, int64_t stride) {
+    if constexpr (!Known::kKnown) return x + tokens * stride;
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    const uint32_t bytes = uint32_t(stride) * uint32_t(sizeof(T));
+    return reinterpret_cast<T*>(reinterpret_cast<Byte*>(x) +
+                                multiply_wide(uint32_t(tokens), bytes));
   }
   DEV int tokens_of(int chunk) const {
-    const int64_t left = place_.piece.end - place_.piece.begin - offset_of(chunk);
-    return left < C ? int(left) : C;
+    return index_of(chunk) == chunks_ - 1 ? place_.last_tokens : C;
+  }
+
+  // Whether a visit has rows of a tensor.
+  DEV bool has(const Visit& visit, Which which) const {
+    if (which == Which::of && !Known::kIsGradient) return false;
+    if (which == Which::read || which == Which::of) return p_.reads && visit.writer == 0;
+    return p_.writes || p_.causal;
+  }
+  DEV static Which next(Which which) { return Which(int(which) + 1); }
+  // Calls handle(which) for all that it has: with constants, where the walk is known, else in one
+  // loop, since with a branch for every feature map its code is long.
+  template <class Handle>
+  DEV void for_each_tile(const Visit& visit, Handle handle) {
+    if constexpr (Known::kKnown) {
+      UNROLL
+      for (int which = 0; which < int(Which::end); ++which) {
+        if (has(visit, Which(which))) handle(Which(which));
+      }
+    } else {
+      NO_UNROLL
+      for (Which which = Which::read; which < Which::end; which = next(which)) {
+        if (has(visit, which)) handle(which);
+      }
+    }
   }
 
   DEV void visit() {
@@ -251,47 +312,68 @@ class Walker {
     convert();
     sync_block();
     if (p_.reads && first) read_state();
-    const bool stores = p_.reads && is_last_writer(), is_gradient = p_.of.x.data;
-    if (stores && is_gradient) {
+    const bool stores = p_.reads && is_last_writer();
+    const bool copies_of = !Known::kKnown && stores && p_.of.x.data;  // else it is in the ring
+    if (copies_of) {
       if (first) sync_block();  // all have done with the state's tile
       start_of();
     }
     if (p_.reads && p_.causal) read_chunk();
-    if (stores) {
-      if (is_gradient) copies_.template wait<0>();
-      store_out();
-    }
+    if (copies_of) copies_.template wait<0>();
+    if (stores) store_out();
     if (p_.writes) write_chunk(first);
   }
 
   DEV void begin_chunk() {
     sum_decays();
     if (p_.reads) show_state();
-    UNROLL
-    for (int n = 0; n < kTilesN; ++n) {
+    if constexpr (!Known::kKnown) {  // where the first product is added
       UNROLL
-      for (int i = 0; i < 4; ++i) out_[n][i] = 0;
+      for (int n = 0; n < kTilesN; ++n) {
+        UNROLL
+        for (int i = 0; i < 4; ++i) out_[n][i] = 0;
+      }
     }
   }
 
   DEV auto read_tile() const { return shared_.read(visit_.read_stage); }
   DEV auto write_tile() const { return shared_.write(visit_.write_stage); }
   DEV auto values_tile() const { return shared_.values(visit_.write_stage); }
-  DEV bool present(int token) const { return shared_.present(visit_.read_stage)[token]; }
+  DEV bool present(int token) const {
+    return Known::kKnown ? token < tokens_of(visit_.chunk)
+                         : shared_.present(visit_.read_stage)[token];
+  }
 
   // ---- what it reads (walker_loader.cuh, walker_convert.cuh) ----
 
   static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one copy
 
-  DEV Which first_of(const Visit& visit) const {
-    return p_.reads && visit.writer == 0 ? Which::read : Which::write;
-  }
   DEV static int stage_of(Which which, const Visit& visit) {
-    return which == Which::read ? visit.read_stage : visit.write_stage;
+    return which == Which::read || which == Which::of ? visit.read_stage : visit.write_stage;
   }
   DEV static int stride_of(Which which) {
-    using Shared = WalkShared<Scalar, S>;
-    return which == Which::values ? Shared::ValuesTile::kStride : Shared::RowsTile::kStride;
+    return which == Which::values ? Shared::ValuesTile::kStride
+           : which == Which::of   ? Shared::OfTile::kStride
+                                  : Shared::RowsTile::kStride;
+  }
+  DEV int whole_runs(Which which) const {
+    return Known::kKnown ? S::kColumns / kRun : shared_.source(which).whole;
+  }
+  DEV const Rows& rows_of(Which which) const {
+    return which == Which::read    ? p_.read
+           : which == Which::of    ? p_.of
+           : which == Which::write ? p_.write
+                                   : p_.values;
+  }
+  DEV static bool may_have_den_grad(Which which) {
+    return !Known::kKnown ||
+           (Known::kIsGradient && (which == Which::read || which == Which::write));
+  }
+  // Whether a tile's rows are divided here. Which ones may be is known with the walk.
+  DEV bool divides(Which which) const {
+    if (which == Which::read) return false;
+    if (Known::kKnown && which != (Known::kIsGradient ? Which::values : Which::write)) return false;
+    return rows_of(which).den;
   }
   // Where a run is copied to: its last element comes where its last operand will be.
   DEV static Scalar* raw(Element* operands) {
@@ -313,39 +395,56 @@ class Walker {
     }
   };
   static_assert(R / kRun <= 64 && R / kRun <= S::kThreads);
+  // Whether a thread has an i-th run, of that token. Of a known walk all have as many of a tile.
+  static constexpr int kOwnRuns = C * S::kColumns / kRun / S::kThreads;
+  DEV static bool has_run(int i, int token, int end) {
+    return Known::kKnown ? i < kOwnRuns : token < end;
+  }
 
   DEV Source<Scalar> make_source(Which which) const;
   DEV void start(const Visit& visit);
   DEV void copy_rows(Which which, const Visit& visit, int tokens);
   DEV void start_of();
   DEV void convert();
+  DEV void convert_tile(Which which, bool all_present);
   template <FeatureMap map>
   DEV void convert_whole_runs(Which which);
+  DEV void erase_absent(Which which);
   DEV void fetch_other_runs(Which which);
   DEV float element(Which which, int token, int c) const;
   DEV void set_normalizer_columns();
+  DEV void set_extra_columns();
   DEV void sum_decays();
 
   // ---- its products (walker_products.cuh) ----
 
   DEV float read_weight(int i) const;
   DEV float write_weight(int j) const;
+  template <bool reversed>
   DEV float score_weight(int i, int j) const;
+  template <int at_once, class Handle>
+  DEV void for_each_row_step(Handle handle) const;
   template <class Load>
-  DEV void add_to_out(const typename Operands::A& a, Load load);
+  DEV void add_to_out(const typename Operands::A& a, bool first, Load load);
   DEV void read_state();
   DEV void read_chunk();
+  template <bool reversed>
+  DEV void weigh(float (&scores)[kTogether][4], int token) const;
   DEV void write_chunk(bool first_writer);
-  DEV void load_written(typename Operands::A (&a)[kSumSteps][S::kStrips], int token);
+  DEV void write_extra_rows(int token);
+  DEV void load_written(typename Operands::A (&a)[kSumSteps][kStrips], int token);
   template <int count>
   DEV void load_values_of(typename Operands::B (&b)[kSumSteps][count], int token, int column);
   template <int count>
-  DEV void add_to_state(const typename Operands::A (&a)[kSumSteps][S::kStrips],
+  DEV void add_to_state(const typename Operands::A (&a)[kSumSteps][kStrips],
                         const typename Operands::B (&b)[kSumSteps][count], int n, float keep);
+  template <int count>
+  DEV static void sum_up(float (&sums)[count][4], const typename Operands::A& a,
+                         const typename Operands::B (&b)[count], bool first);
 
   // ---- what it writes (walker_out.cuh) ----
 
-  // Where a token's out is, from this block's first column on, and the tensor that it is the
+  // Where a token's out is, from this warp's first column on, and the tensor that it is the
   // gradient of.
   struct Outs {
     Scalar* out;
@@ -353,36 +452,39 @@ class Walker {
     int columns;
     bool there;  // the token is not past the end
     bool wide;   // pairs are contiguous and aligned
-    DEV bool has_pair(int c) const { return there && wide && c + 1 < columns; }
+    DEV bool has_pair(int c) const { return there && (Known::kKnown || (wide && c + 1 < columns)); }
   };
   using Pair = Run<Scalar, 2>;
 
+  DEV bool is_gradient() const { return Known::kKnown ? Known::kIsGradient : bool(p_.of.x.data); }
   DEV void store_out();
   DEV void add_partial(int token, int half, bool last);
   DEV Outs make_outs(int token) const;
   DEV Pair* copied_of(int n, int half) const;
-  DEV float make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half, float scale,
+  DEV Pair pair_of(int n, int half) const;
+  DEV float make_pairs(Pair (&pairs)[kTilesC], const Outs& outs, int half, float scale,
                        bool present) const;
   template <FeatureMap map>
-  DEV float make_gradients(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
+  DEV float make_gradients(Pair (&pairs)[kTilesC], const Outs& outs, int half, float scale,
                            bool present) const;
-  DEV void store_pairs(const Outs& outs, const Pair (&pairs)[kTilesN - 1]) const;
+  DEV void store_pairs(const Outs& outs, const Pair (&pairs)[kTilesC]) const;
   DEV void store_sums(const Outs& outs, int token, float den, float dot) const;
   DEV float store_others(const Outs& outs, int half, float scale, bool present);
   DEV float picked_out(int n, int i) const;
 
   const Walk& p_;
-  const WalkShared<Scalar, S> shared_;
+  const Shared shared_;
   const Place& place_;
   const DecaySums decay_;
-  const Which end_;  // of what is read
-  const int warp_, g_, t_;
+  const int warp_, part_;  // of those that have a part of the columns, and which part
+  const int g_, t_;
   int64_t row_begin_ = 0, rows_left_ = 0;  // of this walk, and from there to the last
   int chunks_ = 0;                         // of the piece
   Visit visit_;
   int64_t chunk_ = 0;  // time of its first token
   CopyGroups copies_;
-  float state_[S::kStrips][kTilesN][4];
+  float state_[kStrips][kTilesN][4];
+  float extra_[kExtraTiles + 1][4];  // the last is not used
   float out_[kTilesN][4];
 };
 

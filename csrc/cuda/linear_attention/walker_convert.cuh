@@ -9,8 +9,8 @@
 namespace hfla::cuda {
 
 // By the first warp, every lane C / 32 tokens.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::sum_decays() {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::sum_decays() {
   if (!decay_.sums || warp_ != 0) return;
   constexpr int kEach = C / 32;
   const int lane = thread_index();
@@ -43,34 +43,42 @@ DEV void Walker<Scalar, S>::sum_decays() {
   if (lane == 0) sums[0] = {0, 0, 0};
 }
 
-// One loop for all three tiles: with a branch for every feature map, its code is long.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::convert() {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::convert() {
   const bool all_present = !p_.key_mask && tokens_of(visit_.chunk) == C;
-  NO_UNROLL
-  for (Which which = first_of(visit_); which < end_; which = Which(int(which) + 1)) {
-    const Source<Scalar>& from = shared_.source(which);
-    const bool is_operand = std::is_same_v<Scalar, Element> && all_present && !from.den &&
-                            from.map == FeatureMap::identity;
+  for_each_tile(visit_, [&](Which which) { convert_tile(which, all_present); });
+  if (kTilesN > kTilesC && has(visit_, Which::values)) set_normalizer_columns();
+  if (has_extra_rows()) set_extra_columns();
+}
+
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::convert_tile(Which which, bool all_present) {
+  if constexpr (Known::kKnown) {
+    const bool is_mapped = (which == Which::values) == Known::kIsGradient && which != Which::of;
+    const bool is_operand = !is_mapped || (Known::kMap == FeatureMap::identity && !divides(which));
+    if (!is_operand) convert_whole_runs<Known::kMap>(which);
+    if (!all_present && which != Which::read && which != Which::of) erase_absent(which);
+  } else {
+    const FeatureMap map = shared_.source(which).map;
+    const bool is_operand = std::is_same_v<Scalar, Element> && all_present && !divides(which) &&
+                            map == FeatureMap::identity;
     if (!is_operand) {
-      with_map(from.map, [&](auto map) { convert_whole_runs<decltype(map)::value>(which); });
+      with_map(map, [&](auto map) { convert_whole_runs<decltype(map)::value>(which); });
     }
     fetch_other_runs(which);
   }
-  if (end_ == Which::end) set_normalizer_columns();
 }
 
-template <class Scalar, class S>
+template <class Scalar, class S, class Known>
 template <FeatureMap map>
-DEV void Walker<Scalar, S>::convert_whole_runs(Which which) {
-  const Source<Scalar>& from = shared_.source(which);
+DEV void Walker<Scalar, S, Known>::convert_whole_runs(Which which) {
   const int stage = stage_of(which, visit_), stride = stride_of(which);
-  const bool divides = map == FeatureMap::identity && from.den;
+  const bool divides = this->divides(which);
   const float* const dens = shared_.dens(stage);
-  OwnRuns at(0, from.whole);
+  OwnRuns at(0, whole_runs(which));
   Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
-  UNROLL_BY(2)
-  for (; at.token < C; at.token += at.step, to += at.step * stride) {
+  UNROLL_BY(Known::kKnown ? kOwnRuns : 2)
+  for (int i = 0; has_run(i, at.token, C); ++i, at.token += at.step, to += at.step * stride) {
     const Run<Scalar, kRun> run = *reinterpret_cast<const Run<Scalar, kRun>*>(raw(to));
     float x[kRun];
     UNROLL
@@ -80,17 +88,30 @@ DEV void Walker<Scalar, S>::convert_whole_runs(Which which) {
       UNROLL
       for (int i = 0; i < kRun; ++i) x[i] *= scale;
     }
-    // Where no token is, there may be anything.
     auto operands = make_run<Element>(x);
-    if (!present(at.token)) operands = {};
+    // Where no token is, there may be anything.
+    if (!Known::kKnown && !present(at.token)) operands = {};
     *reinterpret_cast<Run<Element, kRun>*>(to) = operands;
+  }
+}
+
+// Zeros in whole runs past the end: in a known walk's last chunk alone.
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::erase_absent(Which which) {
+  OwnRuns at(0, whole_runs(which));
+  const int stage = stage_of(which, visit_), stride = stride_of(which);
+  NO_UNROLL
+  for (; at.token < C; at.token += at.step) {
+    if (present(at.token)) continue;
+    Element* const to = shared_.tile(which, stage) + at.token * stride + at.column;
+    *reinterpret_cast<Run<Element, kRun>*>(to) = {};
   }
 }
 
 // Zeros of columns past the end; and number by number what is next to the end, and tensors whose
 // rows are not aligned or not contiguous.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::fetch_other_runs(Which which) {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::fetch_other_runs(Which which) {
   const Source<Scalar>& from = shared_.source(which);
   OwnRuns at(from.whole, from.width / kRun - from.whole);
   Element* to = shared_.tile(which, stage_of(which, visit_)) + at.token * stride_of(which);
@@ -107,28 +128,44 @@ DEV void Walker<Scalar, S>::fetch_other_runs(Which which) {
   }
 }
 
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::element(Which which, int token, int c) const {
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::element(Which which, int token, int c) const {
   const Source<Scalar>& from = shared_.source(which);
   const int stage = stage_of(which, visit_);
   if (c < from.columns) {
     const int64_t row = (offset_of(visit_.chunk) + token) * from.time + visit_.writer * from.writer;
     const float x = apply<Scalar>(from.map, to_float(from.x[row + c * from.dim]));
-    return from.den ? x * reciprocal<Scalar>(shared_.dens(stage)[token]) : x;
+    return divides(which) ? x * reciprocal<Scalar>(shared_.dens(stage)[token]) : x;
   }
   if (c != from.extra) return 0;
   return from.den_grad ? shared_.den_grads(stage)[token] : 1;
 }
 
 // Behind this block's columns of values: ones, where there is a normaliser.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::set_normalizer_columns() {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::set_normalizer_columns() {
   if (thread_index() >= C) return;
   for (int c = 0; c < 8; c += kRun) {
     float x[kRun] = {};
     if (c == 0 && has_normalizer()) x[0] = present(thread_index()) ? 1 : 0;
     shared_.values(visit_.write_stage).set_run(thread_index(), S::kColumns + c, x);
   }
+}
+
+// Behind the columns of what is read and written, a run of one number and zeros, and one of zeros.
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::set_extra_columns() {
+  static_assert(!Known::kIsGradient || 2 * C <= S::kThreads);
+  const Which which = thread_index() < C ? Which::read : Which::write;
+  const int token = thread_index() % C;
+  if (thread_index() >= 2 * C || !has(visit_, which)) return;
+  const int stage = stage_of(which, visit_);
+  float x[kRun] = {};
+  const bool is_one = !rows_of(which).den_grad;
+  if (present(token)) x[0] = is_one ? 1 : shared_.den_grads(stage)[token];
+  Element* const to = shared_.tile(which, stage) + token * stride_of(which) + kStateRows;
+  *reinterpret_cast<Run<Element, kRun>*>(to) = make_run<Element>(x);
+  *reinterpret_cast<Run<Element, kRun>*>(to + kRun) = {};
 }
 
 }  // namespace hfla::cuda

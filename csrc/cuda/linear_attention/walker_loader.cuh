@@ -9,10 +9,11 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S>
-DEV Source<Scalar> Walker<Scalar, S>::make_source(Which which) const {
-  const bool is_values = which == Which::values, is_read = which == Which::read;
-  const Rows& rows = is_read ? p_.read : is_values ? p_.values : p_.write;
+template <class Scalar, class S, class Known>
+DEV Source<Scalar> Walker<Scalar, S, Known>::make_source(Which which) const {
+  const bool is_read = which == Which::read || which == Which::of;
+  const bool is_values = which == Which::values || which == Which::of;
+  const Rows& rows = rows_of(which);
   const bool by_writer = !is_read && rows.per_query;
   const int64_t head = is_read     ? place_.head
                        : by_writer ? place_.kv_head * p_.group()
@@ -39,19 +40,16 @@ DEV Source<Scalar> Walker<Scalar, S>::make_source(Which which) const {
   return from;
 }
 
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::start(const Visit& visit) {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::start(const Visit& visit) {
   static_assert(C <= S::kThreads);
   if (visit.chunk < chunks_) {
     const int token = thread_index(), tokens = tokens_of(visit.chunk);
     const int64_t t = place_.piece.begin + offset_of(visit.chunk) + token;
-    const bool in_mask = token < tokens && p_.key_mask;
+    const bool in_mask = !Known::kKnown && token < tokens && p_.key_mask;
     const bool masked = in_mask && !p_.key_mask[place_.piece.batch * p_.T + t];
-    NO_UNROLL
-    for (Which which = first_of(visit); which < end_; which = Which(int(which) + 1)) {
-      copy_rows(which, visit, tokens);
-    }
-    if (visit.writer == 0) {
+    for_each_tile(visit, [&](Which which) { copy_rows(which, visit, tokens); });
+    if (!Known::kKnown && visit.writer == 0) {
       if (p_.log_decay.data && token < tokens) {
         const float* const log_decay = static_cast<const float*>(p_.log_decay.data) +
                                        place_.piece.batch * p_.log_decay.batch +
@@ -64,35 +62,42 @@ DEV void Walker<Scalar, S>::start(const Visit& visit) {
   copies_.close();
 }
 
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::copy_rows(Which which, const Visit& visit, int tokens) {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::copy_rows(Which which, const Visit& visit, int tokens) {
   const Source<Scalar>& from = shared_.source(which);
   const int64_t offset = offset_of(visit.chunk);
   const int stage = stage_of(which, visit), stride = stride_of(which);
-  OwnRuns at(0, from.whole);
-  const int64_t step = at.step * from.time;
-  const Scalar* x =
-      from.x + (offset + at.token) * from.time + visit.writer * from.writer + at.column;
+  // What a walk that is known has as an argument needs no memory to keep it.
+  const int64_t time = Known::kKnown ? rows_of(which).x.time : from.time;
+  OwnRuns at(0, whole_runs(which));
+  const Scalar* x = advance(from.x + at.column, offset + at.token, time);
+  x = advance(x, visit.writer, from.writer);
   Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
   UNROLL_BY(4)
-  for (; at.token < tokens; at.token += at.step, x += step, to += at.step * stride) {
-    copies_.copy(raw(to), x);
+  for (int i = 0; has_run(i, at.token, tokens);
+       ++i, at.token += at.step, x = advance(x, at.step, time), to += at.step * stride) {
+    if (at.token < tokens) copies_.copy(raw(to), x);
   }
-  if (!from.den || thread_index() >= tokens) return;
-  const int64_t row = (offset + thread_index()) * p_.Hq + visit.writer * from.writer_of_den;
-  copies_.template copy<4>(shared_.dens(stage) + thread_index(), from.den + row);
-  if (!from.den_grad) return;
-  copies_.template copy<4>(shared_.den_grads(stage) + thread_index(), from.den_grad + row);
+  const bool has_den = rows_of(which).den && (divides(which) || which == Which::read);
+  const bool has_den_grad = rows_of(which).den_grad && may_have_den_grad(which);
+  if ((!has_den && !has_den_grad) || thread_index() >= tokens) return;
+  const auto copy = [&](float* to, const float* x) {
+    x = advance(x, offset + thread_index(), p_.Hq);
+    x = advance(x, visit.writer, from.writer_of_den);
+    copies_.template copy<4>(to + thread_index(), x);
+  };
+  if (has_den) copy(shared_.dens(stage), from.den);
+  if (has_den_grad) copy(shared_.den_grads(stage), from.den_grad);
 }
 
 // What the thread's part of out is the gradient of, pair by pair, for store_out.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::start_of() {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::start_of() {
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const Outs outs = make_outs(16 * warp_ + g_ + 8 * half);
     UNROLL
-    for (int n = 0; n < kTilesN - 1; ++n) {
+    for (int n = 0; n < kTilesC; ++n) {
       const int c = 8 * n + 2 * t_;
       if (outs.has_pair(c)) copies_.template copy<sizeof(Pair)>(copied_of(n, half), outs.of + c);
     }
@@ -101,11 +106,12 @@ DEV void Walker<Scalar, S>::start_of() {
 }
 
 // Where the state was. No other thread looks there.
-template <class Scalar, class S>
-DEV typename Walker<Scalar, S>::Pair* Walker<Scalar, S>::copied_of(int n, int half) const {
+template <class Scalar, class S, class Known>
+DEV typename Walker<Scalar, S, Known>::Pair* Walker<Scalar, S, Known>::copied_of(int n,
+                                                                                 int half) const {
   static_assert(C * S::kColumns * sizeof(Scalar) <= decltype(shared_.state())::kBytes);
   Pair* const pairs = reinterpret_cast<Pair*>(shared_.state().data);
-  return pairs + (half * (kTilesN - 1) + n) * S::kThreads + thread_index();
+  return pairs + (half * kTilesC + n) * S::kThreads + thread_index();
 }
 
 }  // namespace hfla::cuda

@@ -7,10 +7,10 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::store_out() {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::store_out() {
   const bool last = rows_left_ <= R;
-  if (p_.partial) {
+  if (!Known::kKnown && p_.partial) {
     UNROLL
     for (int half = 0; half < 2; ++half) add_partial(16 * warp_ + g_ + 8 * half, half, last);
     if (!last) return;
@@ -20,20 +20,25 @@ DEV void Walker<Scalar, S>::store_out() {
     const int token = 16 * warp_ + g_ + 8 * half;
     const Outs outs = make_outs(token);
     const bool present = this->present(token);
-    // In the normaliser's tile the first lane of four has the column.
-    const float den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
-    const float scale = p_.divide ? 1 / den : 1;
-    Pair pairs[kTilesN - 1];
+    float den = 1;
+    if (kTilesN > kTilesC && p_.divide) {
+      // In the normaliser's tile the first lane of four has the column.
+      den = shuffle(out_[kTilesN - 1][2 * half], thread_index() % 32 / 4 * 4) + p_.eps;
+    } else if (p_.read.den) {
+      den = shared_.dens(visit_.read_stage)[token];
+    }
+    const float scale = reciprocal<Scalar>(den);
+    Pair pairs[kTilesC];
     float dot = make_pairs(pairs, outs, half, scale, present);
-    dot += store_others(outs, half, scale, present);
+    if (!Known::kKnown) dot += store_others(outs, half, scale, present);
     store_pairs(outs, pairs);
     store_sums(outs, token, den, dot);
   }
 }
 
 // out = what earlier walks have come to, and this one.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::add_partial(int token, int half, bool last) {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::add_partial(int token, int half, bool last) {
   float* const row =
       p_.partial + (block_index() * p_.pieces.length + chunk_ - place_.piece.begin + token) * N;
   UNROLL
@@ -48,17 +53,17 @@ DEV void Walker<Scalar, S>::add_partial(int token, int half, bool last) {
   }
 }
 
-template <class Scalar, class S>
-DEV typename Walker<Scalar, S>::Outs Walker<Scalar, S>::make_outs(int token) const {
-  const int64_t begin = place_.column_block * S::kColumns, t = chunk_ + token;
-  const auto row = [&](const View& v) {
-    return static_cast<Scalar*>(v.data) + place_.piece.batch * v.batch + t * v.time +
-           place_.head * v.head + begin * v.dim;
-  };
-  const View& of = p_.of.x;
-  Outs outs{row(p_.out), of.data ? row(of) : nullptr, int(p_.values.columns - begin), false, false};
-  if (outs.columns > S::kColumns) outs.columns = S::kColumns;
-  outs.there = t < place_.piece.end;
+template <class Scalar, class S, class Known>
+DEV typename Walker<Scalar, S, Known>::Outs Walker<Scalar, S, Known>::make_outs(int token) const {
+  const int64_t t = offset_of(visit_.chunk) + token;
+  const Source<Scalar>& of = shared_.source(Which::of);
+  const int begin = column_of(0);
+  Outs outs{
+      advance(static_cast<Scalar*>(p_.out.data) + place_.out, t, p_.out.time) + begin * p_.out.dim,
+      is_gradient() ? of.x + t * of.time + begin * of.dim : nullptr,
+      int(p_.values.columns - place_.column_block * S::kColumns) - begin, false, false};
+  if (outs.columns > S::kPartColumns) outs.columns = S::kPartColumns;
+  outs.there = token < tokens_of(visit_.chunk);
   constexpr uintptr_t kPair = 2 * sizeof(Scalar);
   outs.wide = p_.out.dim == 1 && reinterpret_cast<uintptr_t>(outs.out) % kPair == 0 &&
               (!outs.of || (of.dim == 1 && reinterpret_cast<uintptr_t>(outs.of) % kPair == 0));
@@ -66,38 +71,43 @@ DEV typename Walker<Scalar, S>::Outs Walker<Scalar, S>::make_outs(int token) con
 }
 
 // A row of out. Returns the row's part of dots.
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::make_pairs(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
-                                        float scale, bool present) const {
-  if (outs.of) {
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::make_pairs(Pair (&pairs)[kTilesC], const Outs& outs, int half,
+                                               float scale, bool present) const {
+  if constexpr (Known::kIsGradient) {
+    return make_gradients<Known::kMap>(pairs, outs, half, scale, present);
+  } else if (is_gradient()) {
     return with_map(p_.of.map, [&](auto map) {
-      return make_gradients<decltype(map)::value>(pairs, outs, half, present);
+      return make_gradients<decltype(map)::value>(pairs, outs, half, scale, present);
     });
-  }
-  UNROLL
-  for (int n = 0; n < kTilesN - 1; ++n) {
-    float x[2];
+  } else {
     UNROLL
-    for (int i = 0; i < 2; ++i) x[i] = present ? scale * out_[n][2 * half + i] : 0;
-    pairs[n] = make_run<Scalar>(x);
+    for (int n = 0; n < kTilesC; ++n) {
+      float x[2];
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        x[i] = Known::kKnown || present ? scale * out_[n][2 * half + i] : 0;
+      }
+      pairs[n] = make_run<Scalar>(x);
+    }
+    return 0;
   }
-  return 0;
 }
 
 // By the feature map's argument, of what out_ is the gradient by its value.
-template <class Scalar, class S>
+template <class Scalar, class S, class Known>
 template <FeatureMap map>
-DEV float Walker<Scalar, S>::make_gradients(Pair (&pairs)[kTilesN - 1], const Outs& outs, int half,
-                                            bool present) const {
+DEV float Walker<Scalar, S, Known>::make_gradients(Pair (&pairs)[kTilesC], const Outs& outs,
+                                                   int half, float scale, bool present) const {
   float dot = 0;
   UNROLL
-  for (int n = 0; n < kTilesN - 1; ++n) {
-    const bool counts = present && outs.has_pair(8 * n + 2 * t_);
-    const Pair of = *copied_of(n, half);
+  for (int n = 0; n < kTilesC; ++n) {
+    const bool counts = Known::kKnown || (present && outs.has_pair(8 * n + 2 * t_));
+    const Pair of = pair_of(n, half);
     float x[2];
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const float argument = of.get(i), gradient = out_[n][2 * half + i];
+      const float argument = of.get(i), gradient = scale * out_[n][2 * half + i];
       dot += counts ? gradient * apply<Scalar, map>(argument) : 0;
       x[i] = counts ? gradient * derivative<Scalar, map>(argument) : 0;
     }
@@ -106,23 +116,39 @@ DEV float Walker<Scalar, S>::make_gradients(Pair (&pairs)[kTilesN - 1], const Ou
   return dot;
 }
 
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::store_pairs(const Outs& outs, const Pair (&pairs)[kTilesN - 1]) const {
+// What the pair is the gradient of.
+template <class Scalar, class S, class Known>
+DEV typename Walker<Scalar, S, Known>::Pair Walker<Scalar, S, Known>::pair_of(int n,
+                                                                              int half) const {
+  if constexpr (Known::kIsGradient) {
+    const auto tile = shared_.of(visit_.read_stage);
+    return *reinterpret_cast<const Pair*>(
+        tile.at(16 * warp_ + g_ + 8 * half, column_of(n) + 2 * t_));
+  } else {
+    return *copied_of(n, half);
+  }
+}
+
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::store_pairs(const Outs& outs,
+                                               const Pair (&pairs)[kTilesC]) const {
+  Pair* const to = reinterpret_cast<Pair*>(outs.out) + t_;
   UNROLL
-  for (int n = 0; n < kTilesN - 1; ++n) {
-    const int c = 8 * n + 2 * t_;
-    if (outs.has_pair(c)) *reinterpret_cast<Pair*>(outs.out + c) = pairs[n];
+  for (int n = 0; n < kTilesC; ++n) {
+    if (outs.has_pair(8 * n + 2 * t_)) to[4 * n] = pairs[n];
   }
 }
 
 // What there is one of for a whole row.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::store_sums(const Outs& outs, int token, float den, float dot) const {
-  const int64_t row = place_.piece.batch * p_.T + chunk_ + token;
-  if (p_.divide && outs.there && place_.column_block == 0 && t_ == 0) {
-    p_.den[row * p_.Hq + place_.head] = den;
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::store_sums(const Outs& outs, int token, float den,
+                                              float dot) const {
+  const bool has_den = kTilesN > kTilesC && p_.divide && place_.column_block == 0 && part_ == 0;
+  if (has_den && outs.there && t_ == 0) {
+    *advance(p_.den + place_.den, offset_of(visit_.chunk) + token, p_.Hq) = den;
   }
-  if (!p_.dots) return;
+  if (Known::kKnown || !p_.dots) return;  // of decays
+  const int64_t row = place_.piece.batch * p_.T + chunk_ + token;
   dot += shuffle_xor(dot, 1);
   dot += shuffle_xor(dot, 2);
   if (t_ == 0 && outs.there) {
@@ -131,12 +157,13 @@ DEV void Walker<Scalar, S>::store_sums(const Outs& outs, int token, float den, f
 }
 
 // What is not in pairs: an odd last column, and rows that are not aligned or not contiguous.
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::store_others(const Outs& outs, int half, float scale, bool present) {
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::store_others(const Outs& outs, int half, float scale,
+                                                 bool present) {
   float dot = 0;
   if (!outs.there || (outs.wide && outs.columns % 2 == 0)) return dot;
   NO_UNROLL
-  for (int n = outs.wide ? outs.columns / 8 : 0; n < kTilesN - 1; ++n) {
+  for (int n = outs.wide ? outs.columns / 8 : 0; n < kTilesC; ++n) {
     NO_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int c = 8 * n + 2 * t_ + i;
@@ -155,11 +182,11 @@ DEV float Walker<Scalar, S>::store_others(const Outs& outs, int half, float scal
 }
 
 // out_[n][i] for indices that are not constant, where an array in registers has none.
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::picked_out(int n, int i) const {
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::picked_out(int n, int i) const {
   float x = 0;
   UNROLL
-  for (int m = 0; m < kTilesN - 1; ++m) {
+  for (int m = 0; m < kTilesC; ++m) {
     UNROLL
     for (int j = 0; j < 4; ++j) x = m == n && j == i ? out_[m][j] : x;
   }

@@ -8,45 +8,62 @@
 namespace hfla::cuda {
 
 // Weights. Position i + 1 is after token i; backwards in time all of it is mirrored.
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::read_weight(int i) const {
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::read_weight(int i) const {
   return p_.reversed ? decay_.between(i + 1, C) : decay_.between(0, i + 1);
 }
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::write_weight(int j) const {
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::write_weight(int j) const {
   return p_.reversed ? decay_.between(0, j + 1) : decay_.between(j + 1, C);
 }
-template <class Scalar, class S>
-DEV float Walker<Scalar, S>::score_weight(int i, int j) const {
-  if (p_.reversed ? j < i : j > i) return 0;
-  return p_.reversed ? decay_.between(i + 1, j + 1) : decay_.between(j + 1, i + 1);
+template <class Scalar, class S, class Known>
+template <bool reversed>
+DEV float Walker<Scalar, S, Known>::score_weight(int i, int j) const {
+  if (reversed ? j < i : j > i) return 0;
+  return reversed ? decay_.between(i + 1, j + 1) : decay_.between(j + 1, i + 1);
 }
 
-// out += a b, of whose columns load(b, c) gives some from c on. All are loaded before the first is
-// used.
-template <class Scalar, class S>
-template <class Load>
-DEV void Walker<Scalar, S>::add_to_out(const typename Operands::A& a, Load load) {
-  typename Operands::B b[(kTilesN - 1) / kTogether][kTogether], last[1];
-  UNROLL
-  for (int i = 0; i < (kTilesN - 1) / kTogether; ++i) load(b[i], 8 * kTogether * i);
-  load(last, S::kColumns);
-  UNROLL
-  for (int n = 0; n < kTilesN - 1; ++n) {
-    Operands::multiply(out_[n], a, b[n / kTogether][n % kTogether]);
+// Calls handle(r) for steps of kDepth rows of the state: with constants where the walk is known.
+template <class Scalar, class S, class Known>
+template <int at_once, class Handle>
+DEV void Walker<Scalar, S, Known>::for_each_row_step(Handle handle) const {
+  if constexpr (Known::kKnown) {
+    UNROLL
+    for (int r = 0; r < kStateRows; r += kDepth) handle(r);
+    if (has_extra_rows()) handle(kStateRows);
+  } else {
+    UNROLL_BY(at_once)
+    for (int r = 0; r < rows_here(); r += kDepth) handle(r);
   }
-  if (has_normalizer()) Operands::multiply(out_[kTilesN - 1], a, last[0]);
+}
+
+// out += a b, or = if it is the first, of whose columns load(b, c) gives some from c on. All are
+// loaded before the first is used.
+template <class Scalar, class S, class Known>
+template <class Load>
+DEV void Walker<Scalar, S, Known>::add_to_out(const typename Operands::A& a, bool first,
+                                              Load load) {
+  typename Operands::B b[kTilesC / kTogether][kTogether], last[1];
+  UNROLL
+  for (int i = 0; i < kTilesC / kTogether; ++i) load(b[i], column_of(i * kTogether));
+  if (kTilesN > kTilesC) load(last, S::kColumns);
+  UNROLL
+  for (int n = 0; n < kTilesC; ++n) {
+    Operands::multiply(out_[n], a, b[n / kTogether][n % kTogether], first);
+  }
+  if (kTilesN > kTilesC && has_normalizer()) {
+    Operands::multiply(out_[kTilesN - 1], a, last[0], first);
+  }
 }
 
 // out = read state, decayed. A warp has the rows 16 warp ... of the chunk.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::read_state() {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::read_state() {
   const int first = 16 * warp_;
-  NO_UNROLL
-  for (int r = 0; r < rows_here(); r += kDepth) {
-    add_to_out(Operands::load_a(read_tile(), first, r),
+  for_each_row_step<1>([&](int r) {
+    add_to_out(Operands::load_a(read_tile(), first, r), Known::kKnown && r == 0,
                [&](auto& b, int c) { Operands::load_b(b, shared_.state(), r, c); });
-  }
+  });
   if (!p_.causal || !decay_.sums) return;
   const float weights[2] = {read_weight(first + g_), read_weight(first + g_ + 8)};
   UNROLL
@@ -56,68 +73,97 @@ DEV void Walker<Scalar, S>::read_state() {
   }
 }
 
-// out += (read writeᵀ, masked and decayed) values.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::read_chunk() {
-  const int first = 16 * warp_;
+// out += (read writeᵀ, masked and decayed) values: of no tokens that come later than all these
+// rows.
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::read_chunk() {
+  const int first = 16 * warp_, end = p_.reversed ? C : first + 16;
   NO_UNROLL
-  for (int token = 0; token < C; token += kDepth) {
-    // Tokens that come later than all of these rows.
-    if (p_.reversed ? token + kDepth <= first : token > first + 15) continue;
+  for (int token = p_.reversed ? first : 0; token < end; token += kDepth) {
     float scores[kTogether][4] = {};
-    UNROLL_BY(4)
-    for (int r = 0; r < rows_here(); r += kDepth) {
+    for_each_row_step<4>([&](int r) {
       const auto a = Operands::load_a(read_tile(), first, r);
       typename Operands::B b[kTogether];
       Operands::load_b_transposed(b, write_tile(), r, token);
-      UNROLL
-      for (int n = 0; n < kTogether; ++n) Operands::multiply(scores[n], a, b[n]);
+      sum_up(scores, a, b, Known::kKnown && r == 0);
+    });
+    const bool has_later_ones = token + kDepth > first && token < first + 16;
+    if (decay_.sums || has_later_ones) {
+      p_.reversed ? weigh<true>(scores, token) : weigh<false>(scores, token);
     }
-    UNROLL
-    for (int n = 0; n < kTogether; ++n) {
-      UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const float weight = score_weight(first + g_ + 8 * (i / 2), token + 8 * n + 2 * t_ + i % 2);
-        scores[n][i] = weight == 0 ? 0 : weight * scores[n][i];  // 0, even of inf
-      }
-    }
-    add_to_out(Operands::from_accumulators(scores), [&](auto& b, int c) {
+    add_to_out(Operands::from_accumulators(scores), false, [&](auto& b, int c) {
       Operands::load_b_for_accumulators(b, values_tile(), token, c);
     });
+  }
+}
+
+template <class Scalar, class S, class Known>
+template <bool reversed>
+DEV void Walker<Scalar, S, Known>::weigh(float (&scores)[kTogether][4], int token) const {
+  UNROLL
+  for (int n = 0; n < kTogether; ++n) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp_ + g_ + 8 * (i / 2), column = token + 8 * n + 2 * t_ + i % 2;
+      const float weight = score_weight<reversed>(row, column);
+      scores[n][i] = weight == 0 ? 0 : weight * scores[n][i];  // 0, even of inf
+    }
   }
 }
 
 // state = decay state + writeᵀ values, decayed. Tensor cores truncate what they add to: a state
 // that stayed in their accumulators would lose a bit of the same sign with every chunk. So theirs
 // are sums over a few tokens, from zero, and it is the next addition that rounds.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::write_chunk(bool first_writer) {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::write_chunk(bool first_writer) {
   const float decay = first_writer ? decay_.between(0, C) : 1;
   NO_UNROLL
   for (int token = 0; token < C; token += kSumTokens) {
     const float keep = token == 0 ? decay : 1;
-    typename Operands::A a[kSumSteps][S::kStrips];
+    typename Operands::A a[kSumSteps][kStrips];
     load_written(a, token);
     // Of the next columns, while these are multiplied.
     typename Operands::B b[2][kSumSteps][kTogether];
-    load_values_of(b[0], token, 0);
+    load_values_of(b[0], token, column_of(0));
     UNROLL
-    for (int i = 0; i < (kTilesN - 1) / kTogether; ++i) {
+    for (int i = 0; i < kTilesC / kTogether; ++i) {
       const int n = i * kTogether;
-      if (n + kTogether < kTilesN - 1) load_values_of(b[(i + 1) % 2], token, 8 * (n + kTogether));
+      if (n + kTogether < kTilesC) load_values_of(b[(i + 1) % 2], token, column_of(n + kTogether));
       add_to_state(a, b[i % 2], n, keep);
     }
-    if (!has_normalizer()) continue;
-    typename Operands::B last[kSumSteps][1];
-    load_values_of(last, token, S::kColumns);
-    add_to_state(a, last, kTilesN - 1, keep);
+    if (kTilesN > kTilesC && has_normalizer()) {
+      typename Operands::B last[kSumSteps][1];
+      load_values_of(last, token, S::kColumns);
+      add_to_state(a, last, kTilesN - 1, keep);
+    }
+    if constexpr (kExtraTiles > 0) {
+      if (has_extra_rows()) write_extra_rows(token);
+    }
+  }
+}
+
+// The normaliser's row, of some columns.
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::write_extra_rows(int token) {
+  float sums[kExtraTiles][4] = {};
+  UNROLL
+  for (int step = 0; step < kSumSteps; ++step, token += kDepth) {
+    const auto a = Operands::load_a_transposed(write_tile(), kStateRows, token, false, {});
+    typename Operands::B b[kExtraTiles];
+    Operands::load_b(b, values_tile(), token, extra_column(0));
+    sum_up(sums, a, b, step == 0);
+  }
+  UNROLL
+  for (int i = 0; i < kExtraTiles; ++i) {
+    UNROLL
+    for (int e = 0; e < 4; ++e) extra_[i][e] += sums[i][e];
   }
 }
 
 // writeᵀ of tokens from `token` on, weighted, in registers: once, for all columns of values.
-template <class Scalar, class S>
-DEV void Walker<Scalar, S>::load_written(typename Operands::A (&a)[kSumSteps][S::kStrips],
-                                         int token) {
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::load_written(typename Operands::A (&a)[kSumSteps][kStrips],
+                                                int token) {
   UNROLL
   for (int step = 0; step < kSumSteps; ++step, token += kDepth) {
     float weights[Operands::kColumnsOfA] = {};
@@ -128,7 +174,7 @@ DEV void Walker<Scalar, S>::load_written(typename Operands::A (&a)[kSumSteps][S:
       }
     }
     UNROLL
-    for (int s = 0; s < S::kStrips; ++s) {
+    for (int s = 0; s < kStrips; ++s) {
       a[step][s] = {};  // a register without a value on some way here is kept for it everywhere
       if (!strip_exists(strip_of(s))) continue;
       a[step][s] =
@@ -137,30 +183,27 @@ DEV void Walker<Scalar, S>::load_written(typename Operands::A (&a)[kSumSteps][S:
   }
 }
 
-template <class Scalar, class S>
+template <class Scalar, class S, class Known>
 template <int count>
-DEV void Walker<Scalar, S>::load_values_of(typename Operands::B (&b)[kSumSteps][count], int token,
-                                           int column) {
+DEV void Walker<Scalar, S, Known>::load_values_of(typename Operands::B (&b)[kSumSteps][count],
+                                                  int token, int column) {
   UNROLL
   for (int step = 0; step < kSumSteps; ++step) {
     Operands::load_b(b[step], values_tile(), token + step * kDepth, column);
   }
 }
 
-template <class Scalar, class S>
+template <class Scalar, class S, class Known>
 template <int count>
-DEV void Walker<Scalar, S>::add_to_state(const typename Operands::A (&a)[kSumSteps][S::kStrips],
-                                         const typename Operands::B (&b)[kSumSteps][count], int n,
-                                         float keep) {
+DEV void Walker<Scalar, S, Known>::add_to_state(const typename Operands::A (&a)[kSumSteps][kStrips],
+                                                const typename Operands::B (&b)[kSumSteps][count],
+                                                int n, float keep) {
   UNROLL
-  for (int s = 0; s < S::kStrips; ++s) {
+  for (int s = 0; s < kStrips; ++s) {
     if (!strip_exists(strip_of(s))) continue;
-    float sums[count][4] = {};
+    float sums[count][4];
     UNROLL
-    for (int step = 0; step < kSumSteps; ++step) {
-      UNROLL
-      for (int i = 0; i < count; ++i) Operands::multiply(sums[i], a[step][s], b[step][i]);
-    }
+    for (int step = 0; step < kSumSteps; ++step) sum_up(sums, a[step][s], b[step], step == 0);
     UNROLL
     for (int i = 0; i < count; ++i) {
       UNROLL
@@ -170,6 +213,15 @@ DEV void Walker<Scalar, S>::add_to_state(const typename Operands::A (&a)[kSumSte
       }
     }
   }
+}
+
+// sums += a b, or = if it is the first.
+template <class Scalar, class S, class Known>
+template <int count>
+DEV void Walker<Scalar, S, Known>::sum_up(float (&sums)[count][4], const typename Operands::A& a,
+                                          const typename Operands::B (&b)[count], bool first) {
+  UNROLL
+  for (int i = 0; i < count; ++i) Operands::multiply(sums[i], a, b[i], first);
 }
 
 }  // namespace hfla::cuda

@@ -147,6 +147,20 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
   }
 }
 
+// Kernels that know the walk: of other heads and dtypes there are none.
+inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
+  if (dtype != hfla::DType::bf16) return;
+  const auto add = [&](const char* name, int64_t D, int64_t Hq, int64_t piece_length) {
+    Attention c{dtype, 227 << 10, 90, D, D, 1, Hq, 1, piece_length};
+    c.decay = c.mask = false;
+    cases.push_back(make_case(name, c, c.B));
+    cases.back().small = D == 64;
+  };
+  add("known walks", 64, 2, 0);
+  add("known walks, pieces", 64, 1, 64);
+  if (kAll) add("known walks of 128 features", 128, 1, 0);
+}
+
 inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {
   const auto add = [&](const char* name, const Step& c) {
     cases.push_back(make_case(name, c, 2));

@@ -15,6 +15,7 @@ inline std::vector<Case> all_cases(const std::vector<hfla::DType>& dtypes) {
   std::vector<Case> cases;
   for (const hfla::DType dtype : dtypes) {
     add_linear_attention(cases, dtype);
+    add_known_walks(cases, dtype);
     add_steps(cases, dtype);
     add_delta_rule(cases, dtype);
     add_delta_steps(cases, dtype);
