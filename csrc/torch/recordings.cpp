@@ -185,7 +185,7 @@ void run_in_team(Work work) {
         auto& context = *static_cast<Context*>(opaque);
         try {
           context.work();
-        } catch (const std::runtime_error& error) {
+        } catch (const std::exception& error) {
           context.error = error.what();
         }
       },
