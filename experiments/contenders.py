@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForSequenceClassification,
     BigBirdConfig,
     FNetConfig,
@@ -135,9 +136,10 @@ UNMASKED = ("Nyströmformer",)  # a mask of padding is an error in Transformers 
 
 
 def make_encoder(
-    name: str, size: Size, vocab_size: int, length: int, num_labels: int
+    name: str, size: Size, vocab_size: int, length: int, num_labels: int | None = None
 ) -> PreTrainedModel:
-    """One of ENCODERS with a head that gives a sequence one of so many labels, in training mode.
+    """One of ENCODERS, in training mode; with a head that gives a sequence one of so many labels,
+    or without a head.
 
     Sequences have `length` tokens, a multiple of 64: FIRST, at which the heads of Transformers'
     encoders look, what is to be read, LAST, at which the head of this package looks, and PAD. All
@@ -146,15 +148,11 @@ def make_encoder(
 
     def make(name: str, width: int) -> PreTrainedModel:
         config = ENCODERS[name](size, length, width)
-        config.update(
-            {
-                "vocab_size": vocab_size,
-                "num_labels": num_labels,
-                "pad_token_id": PAD,
-                "bos_token_id": FIRST,
-                "eos_token_id": LAST,
-            }
-        )
+        tokens = {"pad_token_id": PAD, "bos_token_id": FIRST, "eos_token_id": LAST}
+        config.update({"vocab_size": vocab_size, **tokens})
+        if num_labels is None:
+            return AutoModel.from_config(config)
+        config.num_labels = num_labels
         return AutoModelForSequenceClassification.from_config(config)
 
     def count(name: str, width: int) -> int:

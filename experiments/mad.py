@@ -2,8 +2,8 @@
 """MAD: what separates recurrences, in six small tasks.
 
     python experiments/mad.py            # 6 systems, 4 layers of 64: minutes
-    python experiments/mad.py --full     # all presets: hours
-    python experiments/mad.py --gpu      # rows, widths and numbers of layers as in the paper
+    python experiments/mad.py --full     # all presets, rows as in the paper: two hours
+    python experiments/mad.py --gpu      # and the paper's width
 
 Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844: recall in
 context, with keys of several tokens, and in noise; copying of some tokens among blanks; compression
@@ -61,7 +61,7 @@ SETTINGS = {
     ),
     "full": setting_of(
         PAPER,
-        size=Size(128, 336, 4, 4), rows=32, steps=1500, learning_rates=(2e-3,),
+        size=Size(64, 176, 4, 2), rows=16, steps=500, learning_rates=(4e-3,),
         systems=tuple(SYSTEMS),
     ),
     "gpu": setting_of(

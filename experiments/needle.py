@@ -61,14 +61,16 @@ SETTINGS = {
         trial_of(
             Text(512, 256, 2_000_000), 8, Size(64, 176, 4, 2),
             rows=8, steps=400, learning_rates=(4e-3,),
-            systems=("katharopoulos", "gated_deltanet", "qwen3_next", "kimi_linear", "softmax"),
+            systems=(
+                "katharopoulos", "gated_deltanet", "kda", "qwen3_next", "kimi_linear", "softmax",
+            ),
         ),
         (256, K, 4 * K, 16 * K), 8,
     ),
     "full": Setting(
         trial_of(
             Text(1024, K), 16, Size(128, 336, 4, 4),
-            rows=8, steps=2000, learning_rates=(2e-3,), systems=SYSTEMS,
+            rows=8, steps=1500, learning_rates=(2e-3,), systems=SYSTEMS,
         ),
         (K, 2 * K, 4 * K, 8 * K, 16 * K), 16,
     ),
@@ -111,7 +113,14 @@ def found(model: LinearAttentionForCausalLM, task: Needles, length: int, rows: i
     return (right / rows).tolist()
 
 
-def plot(results: dict[str, dict[str, list[float]]], path: Path) -> None:
+def described(setting: Setting) -> dict[str, Any]:
+    """All that a result depends on."""
+    trial = asdict(setting.trial)
+    del trial["systems"]
+    return {**asdict(setting), "trial": trial}
+
+
+def plot(results: dict[str, dict[str, list[float]]], by_chance: float, path: Path) -> None:
     """All that is found against length, and a map of length and place for each system."""
     pyplot = harness.plotter()
     figure, axes = pyplot.subplots(
@@ -126,6 +135,7 @@ def plot(results: dict[str, dict[str, list[float]]], path: Path) -> None:
         axis.imshow([*by_length.values()], vmin=0, vmax=1, aspect="auto")
         axis.set(title=name, xlabel="place", xticks=[])
         axis.set_yticks(range(len(lengths)), lengths)
+    axes[0].axhline(by_chance, color="black", linestyle=":", label="by chance")
     axes[0].set_xscale("log", base=2)
     axes[0].set(xlabel="tokens of text", ylabel="needles found", ylim=(-0.03, 1.03))
     axes[0].grid(True, alpha=0.3)
@@ -141,13 +151,13 @@ def main() -> None:
     log = Log(flags.runs / f"{flags.setting}.jsonl")
     results = {}
     for name in setting.trial.systems:
-        key = {"system": name, "setting": asdict(setting)}
+        key = {"system": name, "setting": described(setting)}
         if log.get(key) is None:
             log.add(key, train_and_ask(name, setting))
         results[name] = log.get(key)
-    figures = {"setting": asdict(setting), "seed": 0, "found": results}
+    figures = {"setting": described(setting), "seed": 0, "found": results}
     path = harness.write_result(flags.results, "needle", flags.setting, log.commits, figures)
-    plot(results, path.with_suffix(".png"))
+    plot(results, 1 / setting.trial.task.kinds, path.with_suffix(".png"))
     for name, by_length in results.items():
         told = (f"{length}: {sum(p) / len(p):.2f}" for length, p in by_length.items())
         print(f"{name:16}", ", ".join(told))

@@ -200,9 +200,10 @@ class Digits:
 class Pathfinder:
     """Whether two dots are the ends of one dashed line.
 
-    An image of `side` by `side` pixels has two long dashed lines that bend at random and never
-    touch, and some shorter ones. One dot is on an end of the first long line, the other on its
-    other end, or on one of the second line. A pixel is nothing, line or dot. After Linsley et al.,
+    An image of `side` by `side` pixels has two long dashed lines that bend at random, and some
+    shorter ones; between two lines there are two free pixels, between dashes one. One dot is on an
+    end of the first long line, the other on its other end, or on one of the second line. A pixel is
+    nothing, line or dot. After Linsley et al.,
     "Learning long-range spatial dependencies with horizontal gated recurrent units", arXiv
     1805.08315, by a generator of our own.
     """
@@ -229,9 +230,9 @@ class Pathfinder:
     def _draw(self, source: random.Random, label: int) -> numpy.ndarray | None:
         """None where a long line found no place."""
         image = numpy.zeros((self.side, self.side), dtype=numpy.int64)
-        taken = numpy.zeros((self.side + 2, self.side + 2), dtype=bool)  # and what is around
+        taken = numpy.zeros((self.side + 4, self.side + 4), dtype=bool)  # two pixels on all sides
         ends = []
-        lengths = [self.side] * 2 + [self.side // 3] * self.distractors
+        lengths = [3 * self.side // 4] * 2 + [self.side // 3] * self.distractors
         for number, length in enumerate(lengths):
             for _ in range(20):
                 line = self._line(source, length, taken)
@@ -242,7 +243,7 @@ class Pathfinder:
                     return None
                 continue
             for step, (y, x) in enumerate(line):
-                taken[y : y + 3, x : x + 3] = True
+                taken[y : y + 5, x : x + 5] = True
                 if step % 3 != 2:  # dashes of two pixels
                     image[y, x] = 1
             ends.append((line[0], line[-1]))
@@ -260,7 +261,7 @@ class Pathfinder:
         while len(line) < length:
             pixel = int(y), int(x)
             is_inside = 0 <= pixel[0] < self.side and 0 <= pixel[1] < self.side
-            if not is_inside or taken[pixel[0] + 1, pixel[1] + 1] or pixel in line[:-1]:
+            if not is_inside or taken[pixel[0] + 2, pixel[1] + 2] or pixel in line[:-1]:
                 return None
             if pixel not in line:
                 line.append(pixel)

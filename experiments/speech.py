@@ -163,9 +163,7 @@ def make_recogniser(name: str, setting: Setting, speech: Speech) -> Recogniser:
     size, outputs = setting.size, 1 + len(speech.characters)
     inputs = features = size.hidden_size
     attention = "softmax" if name == LSTM else name
-    encoder: nn.Module = make_encoder(
-        attention, size, SYMBOLS, _rounded_up(speech.frames), 1
-    ).base_model
+    encoder: nn.Module = make_encoder(attention, size, SYMBOLS, _rounded_up(speech.frames))
     if name == LSTM:
         encoder = fitted_lstm(inputs, size.layers, num_weights_of_layers(encoder))
         features = 2 * encoder.lstm.hidden_size
@@ -176,14 +174,14 @@ def make_recogniser(name: str, setting: Setting, speech: Speech) -> Recogniser:
 
 
 def fitted_lstm(inputs: int, layers: int, num_weights: int) -> BiLSTM:
-    """The widest that has no more weights."""
+    """With as many weights, as nearly as can be."""
 
-    def count(width: int) -> int:
+    def surplus(width: int) -> int:
         with torch.device("meta"):
-            return sum(p.numel() for p in BiLSTM(inputs, width, layers).parameters())
+            return sum(p.numel() for p in BiLSTM(inputs, width, layers).parameters()) - num_weights
 
-    too_wide = next(width for width in itertools.count(2) if count(width) > num_weights)
-    return BiLSTM(inputs, too_wide - 1, layers)
+    wider = next(width for width in itertools.count(2) if surplus(width) > 0)
+    return BiLSTM(inputs, min(wider - 1, wider, key=lambda w: abs(surplus(w))), layers)
 
 
 def loss_of(model: Recogniser, batch: Batch, device: str) -> Tensor:

@@ -17,7 +17,19 @@ import image_model  # noqa: E402
 import image_speed  # noqa: E402
 import images  # noqa: E402
 import length  # noqa: E402
-from contenders import BASELINE, CONTENDERS, Size, make_model  # noqa: E402
+import long_range  # noqa: E402
+import mad  # noqa: E402
+import needle  # noqa: E402
+import speech  # noqa: E402
+from contenders import (  # noqa: E402
+    BASELINE,
+    CONTENDERS,
+    ENCODERS,
+    Size,
+    make_encoder,
+    make_model,
+    num_weights_of_layers,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,6 +50,20 @@ def test_contenders_have_as_many_weights(name):
     softmax = make_model(BASELINE, size, 100, 64)
     model = make_model(name, size, 100, 64)
     assert model.num_parameters() == pytest.approx(softmax.num_parameters(), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_have_as_many_weights_and_learn(name):
+    size = Size(2, 2, 16)
+    model = make_encoder(name, size, 40, 64, 3)
+    expected = num_weights_of_layers(make_encoder(BASELINE, size, 40, 64, 3))
+    assert num_weights_of_layers(model) == pytest.approx(expected, rel=0.01)
+    tokens = torch.randint(3, 40, (2, 64))
+    logits = long_range.logits_of(model, name, tokens)
+    assert logits.shape == (2, 3)
+    logits.sum().backward()
+    used = model.get_input_embeddings().weight.grad.abs().sum(-1) > 0
+    assert used[tokens.unique()].all()  # each token can tell in the label
 
 
 def test_lengths_are_measured(tmp_path, monkeypatch):
@@ -133,3 +159,107 @@ def test_numbers_are_drawn_as_likely_as_they_are():
     expected = image_model.log_likelihood(parameters.expand(256, 6), torch.arange(256)).exp()
     actual = drawn.bincount(minlength=256) / len(drawn)
     assert (actual - expected).abs().sum() < 0.05
+
+
+def trains_no_more(*_):
+    raise AssertionError("all is known")
+
+
+def test_labels_of_long_sequences_are_learned_and_a_run_goes_on(tmp_path, monkeypatch):
+    flags = ["--runs", str(tmp_path / "runs")]
+    first = run(long_range, tmp_path / "first", monkeypatch, *flags)
+    setting = long_range.SETTINGS["smallest"]
+    assert {title: set(found) for title, found in first["accuracy"].items()} == dict.fromkeys(
+        setting.tasks, set(ENCODERS)
+    )
+    measured = first["training_step"]["64"]
+    assert all(measured[name]["sequences_per_second"] > 0 for name in ENCODERS)
+    monkeypatch.setattr(long_range, "learn", trains_no_more)
+    some = run(long_range, tmp_path / "some", monkeypatch, *flags, "--tasks", "digits")
+    assert some["accuracy"] == {"digits": first["accuracy"]["digits"]}
+
+
+def test_speech_is_recognised_and_a_run_goes_on(tmp_path, monkeypatch):
+    flags = ["--runs", str(tmp_path / "runs")]
+    first = run(speech, tmp_path / "first", monkeypatch, *flags)
+    assert set(first["curves"]) == set(first["seconds_per_epoch"]) == set(speech.NAMES)
+    assert [point["epoch"] for point in first["curves"]["linear"]] == [1, 2]
+    monkeypatch.setattr(speech, "train", trains_no_more)
+    assert run(speech, tmp_path / "again", monkeypatch, *flags)["curves"] == first["curves"]
+
+
+def test_speech_is_that_of_a_data_set(tmp_path, monkeypatch):
+    import datasets
+
+    clip = {"array": torch.randn(16000).tolist(), "sampling_rate": 16000}
+    rows = datasets.Dataset.from_dict({"sound": [clip] * 2, "text": ["Yes", "no"]})
+    splits = datasets.DatasetDict({"train": rows, "test": rows})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: splits)
+    flags = ["--runs", str(tmp_path), "--dataset_name", "a/b", "--audio_column", "sound"]
+    document = run(speech, tmp_path / "results", monkeypatch, *flags)
+    assert document["dataset"] == {"name": "a/b", "train": 2, "test": 2, "frames": 101}
+    with pytest.raises(SystemExit, match=r"has no columns \['audio'\]"):
+        run(speech, tmp_path / "none", monkeypatch, *flags[:4])
+
+
+@pytest.mark.parametrize("name", speech.NAMES)
+def test_recognisers_have_as_many_weights_and_skip_what_is_filled_up(name):
+    setting = speech.SETTINGS["short"]
+    clips = speech.spoken_digits(2, 1, 2, 0)
+    heard = speech.Speech(clips, clips, "0123456789", max(len(c.features) for c in clips))
+    model, softmax = (speech.make_recogniser(n, setting, heard).eval() for n in (name, "softmax"))
+    counts = [speech.num_weights_of_layers(m.encoder) for m in (model, softmax)]
+    assert counts[0] == pytest.approx(counts[1], rel=0.02)
+    if name == "Reformer":
+        return  # its hashes are drawn anew in every call
+    features, frames, *_ = heard.batch(clips)
+    shorter = int(frames.argmin())
+    changed = features.clone()
+    changed[shorter, frames[shorter] :] = 1
+    heard_before = slice(frames[shorter])
+    with torch.no_grad():
+        actual, expected = (model(x, frames)[shorter, heard_before] for x in (changed, features))
+    assert actual.equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("heard", "said", "count"),
+    [("", "", 0), ("12", "", 2), ("", "12", 2), ("123", "13", 1), ("kitten", "sitting", 3)],
+)
+def test_edits_are_counted(heard, said, count):
+    assert speech.edits(heard, said) == count
+
+
+def test_repeated_outputs_are_written_once_but_for_blanks_between():
+    outputs = torch.nn.functional.one_hot(torch.tensor([0, 1, 1, 0, 1, 2, 2, 0, 0]), 3)
+    assert speech.written(outputs, "ab") == "aab"
+
+
+def test_the_six_tasks_are_learned_and_a_run_goes_on(tmp_path, monkeypatch):
+    flags = ["--runs", str(tmp_path / "runs")]
+    first = run(mad, tmp_path / "first", monkeypatch, *flags)
+    trials = mad.SETTINGS["smallest"].trials
+    assert all(set(row["tasks"]) == set(trials) for row in first["rows"])
+    monkeypatch.setattr(mad.compare_systems, "train", trains_no_more)
+    assert run(mad, tmp_path / "again", monkeypatch, *flags)["rows"] == first["rows"]
+
+
+@pytest.mark.parametrize("setting", ["short", "full", "gpu"])
+def test_every_system_is_fitted_to_every_task(setting):
+    for trial in mad.SETTINGS[setting].trials.values():
+        for name in trial.systems:
+            mad.compare_systems.fitted(name, trial)
+    trial = needle.SETTINGS[setting].trial
+    for name in trial.systems:
+        needle.fitted(name, trial)
+
+
+def test_needles_are_found_by_length_and_place_and_a_run_goes_on(tmp_path, monkeypatch):
+    flags = ["--runs", str(tmp_path / "runs")]
+    first = run(needle, tmp_path / "first", monkeypatch, *flags)
+    setting = needle.SETTINGS["smallest"]
+    assert list(first["found"]) == list(setting.trial.systems)
+    for by_length in first["found"].values():
+        assert {int(n): len(parts) for n, parts in by_length.items()} == {64: 2, 128: 2}
+    monkeypatch.setattr(needle, "train_and_ask", trains_no_more)
+    assert run(needle, tmp_path / "again", monkeypatch, *flags)["found"] == first["found"]
