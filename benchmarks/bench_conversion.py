@@ -69,8 +69,8 @@ SHAPE = (
 )
 CONVERSION = (
     """--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
-    "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 100000 "
-    "--distill_learning_rate 1e-4 --eval_strategy no --eval_on_start false --save_steps 0.5"
+    "--transfer_learning_rate 0.1 --distill_learning_rate 1e-4 --eval_strategy no "
+    "--eval_on_start false --save_steps 0.5"
 )
 CONVERSIONS = {
     "linear": "--softmax_layers none",
@@ -89,7 +89,7 @@ SETTINGS = {
             "softmax": """--preset softmax --config_overrides '{"tie_word_embeddings": true}'""",
             "Llama": LLAMA,
         },
-        conversion=CONVERSION,
+        conversion=f"{CONVERSION} --transfer_tokens 150000 --distill_tokens 100000",
         conversions=CONVERSIONS,
         report="--questions 100 --window_size 32 --skip_eval_bytes 100000",
     ),
@@ -100,10 +100,10 @@ SETTINGS = {
         recall="--block_size 64 --per_device_train_batch_size 64 "
         "--max_steps 200 --muon true --learning_rate 1e-2 --warmup_steps 30 "
         "--lr_scheduler_type constant_with_warmup --eval_strategy no --save_steps 50",
-        training="--per_device_train_batch_size 16 --max_steps 256 --muon true "
+        training="--per_device_train_batch_size 16 --max_steps 208 --muon true "
         "--learning_rate 6e-3 --warmup_steps 0.04 --eval_steps 0.25 --save_steps 0.1",
         originals={"Llama": LLAMA},
-        conversion=CONVERSION,
+        conversion=f"{CONVERSION} --transfer_tokens 100000 --distill_tokens 40000",
         conversions=CONVERSIONS,
         report="--questions 160 --window_size 32 --skip_eval_bytes 100000 --contexts 1000 16000",
     ),
