@@ -3,10 +3,11 @@
 
     python benchmarks/bench_conversion.py --full                    # some two hours of a core
     python benchmarks/bench_conversion.py --full --originals Llama  # half of it
+    python benchmarks/bench_conversion.py --recall                  # less than an hour
 
-Trains softmax models of more than 10 M weights on texts that ask for what they have said, and then
-on Python's sources with some of them, the package's own and a Llama, each for about half an hour of
-one core. Makes a linear
+Trains softmax models of more than 10 M weights on Python's sources and texts that ask for what they
+have said, the package's own and a Llama, each for about half an hour of one core; with --recall a
+Llama that learns such texts first and the sources then. Makes a linear
 model of each, and a hybrid, in which one layer in four stays softmax, that whose linear form costs
 most, by examples/convert.py with less than a fifth of the tokens that the original was trained
 with. Then compares them as examples/convert_report.py does.
@@ -41,14 +42,16 @@ class Setting:
     """Flags of the scripts in examples/.
 
     data: of all of them, but for recall_share, of those that train.
-    recall, training: an original's, on recall texts in short blocks alone, and then on the text.
+    recall, training: an original's, on recall texts in short blocks alone (None: not before), and
+        then on the text.
     originals, conversions: by name; {NAME} in the latter is the folder of another conversion.
+    report: on other text than what the scripts show of their training, by which rates were chosen.
     """
 
     data: str
     recall_share: float
     shape: str
-    recall: str
+    recall: str | None
     training: str
     originals: dict[str, str]
     conversion: str
@@ -56,33 +59,53 @@ class Setting:
     report: str
 
 
+LLAMA = (
+    "--preset llama --config_overrides "
+    """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'"""
+)
+SHAPE = (
+    "--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 --num_attention_heads 7 "
+    "--intermediate_size 1152"
+)
+CONVERSION = (
+    """--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
+    "--transfer_learning_rate 0.1 --distill_learning_rate 1e-4 --eval_strategy no "
+    "--eval_on_start false --save_steps 0.5"
+)
+CONVERSIONS = {
+    "linear": "--softmax_layers none",
+    "hybrid": "--softmax_layers damage:1 --calibration_tokens 16384 "
+    "--transferred {linear}/2-transferred",
+}
 SETTINGS = {
     "full": Setting(
         data="--block_size 256 --max_eval_bytes 100000",
-        recall_share=0.25,
-        shape="--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 "
-        "--num_attention_heads 7 --intermediate_size 1152",
-        recall="--block_size 64 --max_train_bytes 6000000 --per_device_train_batch_size 64 "
-        "--max_steps 250 --muon true --learning_rate 1e-2 --warmup_steps 30 "
-        "--lr_scheduler_type constant_with_warmup --eval_strategy no --save_steps 50",
-        training="--per_device_train_batch_size 16 --max_steps 650 --muon true "
-        "--learning_rate 3e-3 --warmup_steps 0.04 --eval_steps 0.1 --save_steps 0.1",
+        recall_share=0.5,
+        shape=SHAPE,
+        recall=None,
+        training="--max_steps 1500 --per_device_train_batch_size 8 "
+        "--muon true --learning_rate 3e-3 --warmup_steps 0.04 --eval_steps 0.1 --save_steps 0.1",
         originals={
-            "softmax": "--preset softmax --config_overrides "
-            """'{"tie_word_embeddings": true}'""",
-            "Llama": "--preset llama --config_overrides "
-            """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'""",
+            "softmax": """--preset softmax --config_overrides '{"tie_word_embeddings": true}'""",
+            "Llama": LLAMA,
         },
-        conversion="""--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
-        "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 100000 "
-        "--distill_learning_rate 1e-4 --eval_strategy no --eval_on_start false "
-        "--save_steps 0.5",
-        conversions={
-            "linear": "--softmax_layers none",
-            "hybrid": "--softmax_layers damage:1 --calibration_tokens 16384 "
-            "--transferred {linear}/2-transferred",
-        },
-        report="--questions 100 --window_size 32",
+        conversion=f"{CONVERSION} --transfer_tokens 150000 --distill_tokens 100000",
+        conversions=CONVERSIONS,
+        report="--questions 100 --window_size 32 --skip_eval_bytes 100000",
+    ),
+    "recall": Setting(
+        data="--block_size 256 --max_train_bytes 6000000 --max_eval_bytes 100000",
+        recall_share=0.3,
+        shape=SHAPE,
+        recall="--block_size 64 --per_device_train_batch_size 64 "
+        "--max_steps 200 --muon true --learning_rate 1e-2 --warmup_steps 30 "
+        "--lr_scheduler_type constant_with_warmup --eval_strategy no --save_steps 50",
+        training="--per_device_train_batch_size 16 --max_steps 208 --muon true "
+        "--learning_rate 6e-3 --warmup_steps 0.04 --eval_steps 0.25 --save_steps 0.1",
+        originals={"Llama": LLAMA},
+        conversion=f"{CONVERSION} --transfer_tokens 100000 --distill_tokens 40000",
+        conversions=CONVERSIONS,
+        report="--questions 160 --window_size 32 --skip_eval_bytes 100000 --contexts 1000 16000",
     ),
     "smallest": Setting(
         data="--block_size 64 --max_eval_bytes 3000 --max_train_bytes 60000",
@@ -99,7 +122,7 @@ SETTINGS = {
             "linear": "--softmax_layers none",
             "hybrid": "--softmax_layers 4 --transferred {linear}/2-transferred",
         },
-        report="--questions 8 --contexts 10 30 --window_size 16",
+        report="--questions 8 --contexts 10 30 --window_size 16 --skip_eval_bytes 3000",
     ),
 }
 
@@ -116,29 +139,30 @@ def training_flags(setting: Setting) -> str:
     return f"{setting.data} --recall_share {setting.recall_share} {precision()}"
 
 
-def train(flags: str, folder: Path) -> None:
-    """Goes on where it was stopped."""
-    if (folder / "metrics.json").exists():
-        return
-    arguments = [*shlex.split(flags), "--output_dir", str(folder)]
-    if train_causal_lm.last_checkpoint(folder) is not None:
-        arguments += ["--resume_from_checkpoint", "last"]
-    train_causal_lm.main(arguments)
+def train(flags: str, folder: Path) -> dict[str, Any]:
+    """Goes on where it was stopped; the metrics."""
+    metrics = folder / "metrics.json"
+    if not metrics.exists():
+        arguments = [*shlex.split(flags), "--output_dir", str(folder)]
+        if train_causal_lm.last_checkpoint(folder) is not None:
+            arguments += ["--resume_from_checkpoint", "last"]
+        train_causal_lm.main(arguments)
+    return json.loads(metrics.read_text(encoding="utf-8"))
 
 
 def train_original(setting: Setting, name: str, folder: Path) -> dict[str, int]:
-    """In both phases; parameters, and tokens of each."""
-    first = folder.with_name("recall")
-    shape = f"{setting.shape} {setting.originals[name]}"
-    train(f"{setting.data} {setting.recall} --recall_share 1 {shape} {precision()}", first)
-    train(f"{training_flags(setting)} {setting.training} --model {shlex.quote(str(first))}", folder)
-    before, after = (
-        json.loads((x / "metrics.json").read_text(encoding="utf-8")) for x in (first, folder)
-    )
+    """In all phases; parameters, and tokens of all and of the first."""
+    start, recall_tokens = f"{setting.shape} {setting.originals[name]}", 0
+    if setting.recall is not None:
+        first = folder.with_name("recall")
+        flags = f"{setting.data} {setting.recall} {start} --recall_share 1 {precision()}"
+        recall_tokens = train(flags, first)["train_tokens"]
+        start = f"--model {shlex.quote(str(first))}"
+    metrics = train(f"{training_flags(setting)} {setting.training} {start}", folder)
     return {
-        "parameters": after["parameters"],
-        "train_tokens": before["train_tokens"] + after["train_tokens"],
-        "recall_tokens": before["train_tokens"],
+        "parameters": metrics["parameters"],
+        "train_tokens": recall_tokens + metrics["train_tokens"],
+        "recall_tokens": recall_tokens,
     }
 
 
@@ -212,7 +236,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     assert __doc__ is not None
-    parser = harness.parser(__doc__, ("full", "smallest"))
+    parser = harness.parser(__doc__, ("full", "recall", "smallest"))
     parser.add_argument(
         "--originals", nargs="+", metavar="NAME", help="only these, in the results too"
     )

@@ -226,9 +226,11 @@ class Text:
         self.metric = BitsPerByteOfBlocks(tokenizer) if is_byte_level(tokenizer) else None
 
     def calibration(self, num_tokens: int, batch_size: int) -> list[dict[str, torch.Tensor]]:
-        """Batches of about so many tokens."""
+        """Batches of about so many tokens, of blocks from all over the text: those that come last
+        may be of another kind.
+        """
         num_blocks = min(max(num_tokens // self.block_size, 1), len(self.train))
-        rows = [self.train[i] for i in range(num_blocks)]
+        rows = [self.train[i * len(self.train) // num_blocks] for i in range(num_blocks)]
         return [
             default_data_collator(rows[start : start + batch_size])
             for start in range(0, num_blocks, batch_size)

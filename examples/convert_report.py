@@ -35,7 +35,7 @@ from transformers import (
 import hf_linear_attention  # noqa: F401  # registers its models
 from hf_linear_attention import SinkCache, TOVACache
 from model_measures import PROMPT, Contender, nats_per_token, recall, speed_and_memory
-from recall_texts import Questions, ask
+from recall_texts import Questions, ask, ask_alone
 from text_blocks import InputError, pack
 from train_causal_lm import METRIC, DataArguments, HelpFormatter
 
@@ -43,6 +43,7 @@ matplotlib.use("Agg")  # draws without a display
 
 ORIGINAL, SINKS, TOVA = "original", "original, window and sinks", "original, TOVA"
 RECALL = {"needle": 1, "MQAR": 4}  # pairs in a text, all of which are asked for
+ALONE, PAIRS_ALONE = "pairs alone", 16  # in comments without a text
 
 
 @dataclass
@@ -103,7 +104,8 @@ def hold_out(
         {
             kind: ask(documents, tokenizer, block_size, pairs, -(-questions // pairs))
             for kind, pairs in RECALL.items()
-        },
+        }
+        | {ALONE: ask_alone(tokenizer, PAIRS_ALONE, -(-questions // PAIRS_ALONE))},
     )
 
 
@@ -173,14 +175,14 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
     and its window: 100 % of it is closed by the original, 0 % by the window.
     """
     original, window = (rows[name]["bits_per_byte"] for name in (ORIGINAL, SINKS))
-    contexts = list(rows[ORIGINAL]["contexts"])
+    contexts, kinds = (list(rows[ORIGINAL][name]) for name in ("contexts", "recall"))
     titles = [
         "",
         "bits per byte",
         "more than the original",
         "gap closed",
         "perplexity",
-        *(f"recall, {kind}" for kind in RECALL),
+        *(f"recall, {kind}" for kind in kinds),
         *(f"tokens/s after {int(n):,}" for n in contexts),
         *(f"kB after {int(n):,}" for n in contexts),
     ]
@@ -193,7 +195,7 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
             f"{bits / original - 1:+.1%}",
             "" if window == original else f"{(window - bits) / (window - original):.0%}",
             f"{row['perplexity']:.2f}",
-            *(f"{row['recall'][kind]:.0%}" for kind in RECALL),
+            *(f"{row['recall'][kind]:.0%}" for kind in kinds),
             *(f"{row['contexts'][n]['tokens_per_second']:.2g}" for n in contexts),
             *(f"{row['contexts'][n]['cache_bytes'] / 1000:,.0f}" for n in contexts),
         ]
@@ -207,7 +209,8 @@ def explain(args: ReportArguments, held_out: HeldOut) -> str:
     return (
         f"Held-out text: {sum(held_out.num_bytes):,} bytes in {B} blocks of {T} tokens. Recall: "
         f"the share of answers right by greedy decoding, in texts of {T} tokens. The pairs stand "
-        "in their first half: 1 for a needle, 4 for MQAR, all of which are asked for. The window "
+        "in their first half: 1 for a needle, 4 for MQAR, all of which are asked for; pairs alone "
+        f"are {PAIRS_ALONE} in comments, with no text between. The window "
         f"has {args.window_size} tokens and {args.window_sinks} first ones, TOVA keeps as many "
         "keys; both read token by token. Times: one row, float32, "
         f"{torch.get_num_threads()} thread(s), the fastest of several samples. What softmax layers "
@@ -232,9 +235,11 @@ def draw(axes: Iterable[Any], rows: dict[str, dict[str, Any]]) -> None:
     bits.barh(names, values, color=[f"C{name in (ORIGINAL, SINKS, TOVA):d}" for name in names])
     bits.axvline(rows[ORIGINAL]["bits_per_byte"], color="k", lw=0.8)
     bits.set(title="bits per byte of held-out text", xlim=(0.97 * min(values), 1.01 * max(values)))
-    for i, kind in enumerate(RECALL):
-        places = [y + 0.2 - 0.4 * i for y in range(len(names))]
-        answers.barh(places, [rows[n]["recall"][kind] for n in names], 0.36, label=kind)
+    kinds = list(rows[ORIGINAL]["recall"])
+    height = 0.8 / len(kinds)
+    for i, kind in enumerate(kinds):
+        places = [y + 0.4 - height * (i + 0.5) for y in range(len(names))]
+        answers.barh(places, [rows[n]["recall"][kind] for n in names], 0.9 * height, label=kind)
     answers.set(title="recall by greedy decoding", xlim=(0, 1.02), yticks=range(len(names)))
     answers.set_yticklabels(names)
     answers.legend(fontsize="small")

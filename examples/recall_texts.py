@@ -247,6 +247,28 @@ def ask(
     return Questions(torch.tensor(contexts), torch.tensor(asked), torch.tensor(answers))
 
 
+def ask_alone(
+    tokenizer: PreTrainedTokenizerFast, num_pairs: int, rows: int, seed: int = 0
+) -> Questions:
+    """Rows of pairs in comments, and nothing else, that are all asked for in another order."""
+    rng = random.Random(seed)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    names = _of_equal_length(NAMES, lambda name: len(encode(f"\n# {name}")))
+    numbers = _of_equal_length(NUMBERS, lambda number: len(encode(f" {number}")))
+    contexts, asked, answers = [], [], []
+    for _ in range(rows):
+        pairs = draw_pairs(rng, num_pairs, names, numbers)
+        lines = [pairs[i : i + PAIRS_PER_LINE] for i in range(0, num_pairs, PAIRS_PER_LINE)]
+        contexts.append(encode("\n".join(f"#{say(line)}" for line in lines)))
+        rng.shuffle(pairs)
+        asked.append([encode(f"\n# {name}") for name, _ in pairs])
+        answers.append([encode(f" {number}") for _, number in pairs])
+    return Questions(torch.tensor(contexts), torch.tensor(asked), torch.tensor(answers))
+
+
 def _of_equal_length(words: Iterable[str], length_of) -> list[str]:
     """Those words that have the most frequent number of tokens, so that rows are of one length."""
     lengths = {word: length_of(word) for word in words}

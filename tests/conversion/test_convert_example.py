@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from hf_linear_attention.conversion.attention_transfer import AttentionTransferTrainer
@@ -139,6 +141,16 @@ def test_a_mixer_without_anything_new_has_nothing_to_transfer(given, tmp_path, c
     assert "elu+1: no layer has anything new, nothing to transfer" in capsys.readouterr().out
     assert metrics(tmp_path / "3-distilled")["steps"] == 1
     assert not (tmp_path / "2-transferred" / "metrics.json").exists()
+
+
+def test_layers_are_ranked_by_blocks_from_all_over_the_text():
+    """Recall texts stand behind all others."""
+    rows = [{"input_ids": [i] * 4, "labels": [i] * 4} for i in range(10)]
+    text = SimpleNamespace(block_size=4, train=Dataset.from_list(rows))
+    batches = convert.Text.calibration(text, num_tokens=21, batch_size=3)
+    seen = [ids[0].item() for batch in batches for ids in batch["input_ids"]]
+    assert seen == [0, 2, 4, 6, 8]
+    assert [len(batch["labels"]) for batch in batches] == [3, 2]
 
 
 @pytest.mark.parametrize(

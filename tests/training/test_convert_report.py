@@ -164,6 +164,22 @@ def test_what_is_asked_for_stands_once_and_early(pairs, documents, tokenizer):
             assert text.count(f"{name[3:]}{number}") == 1
 
 
+def test_pairs_alone_are_said_once_and_all_asked_for(tokenizer):
+    contexts, asked, answers = recall_texts.ask_alone(tokenizer, 10, rows=5)
+    orders = set()
+    for i in range(5):
+        said = re.findall(r" (\w+) (\d\d)", tokenizer.decode(contexts[i]))
+        assert len(dict(said)) == len(said) == 10
+        names = [tokenizer.decode(question)[3:] for question in asked[i]]
+        assert [(f"\n# {n}", f" {dict(said)[n]}") for n in names] == [
+            (tokenizer.decode(question), tokenizer.decode(answer))
+            for question, answer in zip(asked[i], answers[i], strict=True)
+        ]
+        assert set(names) == set(dict(said))
+        orders.add(tuple(list(dict(said)).index(name) for name in names))
+    assert len(orders) == 5
+
+
 def test_names_and_numbers_are_single_tokens_of_a_tokenizer_trained_with_them(tokenizer):
     words = [*recall_texts.NAMES, *recall_texts.NUMBERS]
     assert len(set(words)) == len(words)
