@@ -157,8 +157,8 @@ auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit) {
 }
 
 // As many pieces as make the walk end first. Their blocks fill the device in rounds. What they add
-// is summed up before, which takes two fifths of the walk, and states are stored and loaded between,
-// as long as four chunks take.
+// is summed up before, which takes two fifths of the walk, and states are stored and loaded
+// between, as long as four chunks take.
 template <class Scalar, class K>
 Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
   constexpr int64_t chunk = K::S::C;
@@ -172,7 +172,8 @@ Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
   const int64_t blocks = walk.B * walk.num_heads() * column_blocks_of<K>(walk);
   const int64_t chunks = ceil_div(walk.T, chunk);
   int64_t best = 1, least = INT64_MAX;
-  for (int64_t count = 1; count == 1 || (count <= places && count * kMinChunks <= chunks); ++count) {
+  for (int64_t count = 1; count == 1 || (count <= places && count * kMinChunks <= chunks);
+       ++count) {
     const int64_t rounds = ceil_div(blocks * count, places > 0 ? places : 1);
     const int64_t of_a_piece = ceil_div(chunks, count);
     const int64_t time = rounds * (count > 1 ? 7 * of_a_piece + 5 * 4 : 5 * of_a_piece);
@@ -239,8 +240,8 @@ States combine_pieces(Launcher& launcher, const Walk& walk, const States& initia
 }
 
 // A whole walk over all sequences, from `initial` states to `final_state`s: in one launch, or in
-// pieces. Where one before it had the same state, and it was cut, it goes by that one's pieces. What
-// states come into them stays in the workspace for such a walk.
+// pieces. Where one before it had the same state, and it was cut, it goes by that one's pieces.
+// What states come into them stays in the workspace for such a walk.
 template <class Scalar>
 Cut run_walk(Launcher& launcher, const CudaDevice& device, Walk walk, const States& initial,
              const States& final_state, const Cut& before = {}) {
