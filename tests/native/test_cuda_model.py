@@ -159,9 +159,12 @@ def test_constants_come_from_a_file(tmp_path):
             cuda_model.calibrated(GPUS, path)
 
 
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not all(map(shutil.which, ("c++", "nm", "c++filt"))), reason="needs a C++ compiler and binutils"
 )
+
+
+@needs_compiler
 def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
     op = "linear_attention"
     program = cuda_model.build_plan(tmp_path, op, ["bfloat16"], "-O0")
@@ -175,3 +178,19 @@ def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
     assert 0.99 * tensor < walk.stored < 1.5 * tensor  # and denominators, and the state
     least = 2 * T * D * D / (16 * 8 * 16) * 32  # one product with the state, and one into it
     assert least < walk.products < 4 * least
+
+
+@needs_compiler
+def test_the_delta_rule_s_kernels_are_those_that_the_device_s_size_decides_on(tmp_path):
+    op = "delta_rule"
+    program = cuda_model.build_plan(tmp_path, op, ["bfloat16"], "-O0")
+    B, H, T, D = size = 1, 4, 640, 64
+    for multiprocessors, columns in ((2, 32), (132, 16)):
+        prepare, walk = cuda_model.plan(
+            program, op, "bfloat16", "forward", size, multiprocessors, 227 << 10
+        )
+        assert prepare.kernel == "delta_prepare_kernel<BFloat16>"
+        assert walk.kernel == f"delta_outputs_kernel<BFloat16, {columns}>"
+        assert walk.blocks == B * H * D // columns
+        least = 2 * T * D * columns / (16 * 8 * 16) * 32  # one product with the state, one into it
+        assert least < walk.products < 4 * least

@@ -156,8 +156,9 @@ auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit) {
   return with_kernel<Scalar>(walk, device, visit, typename Special<Scalar>::All{});
 }
 
-// Pieces long enough to be worth the states between them, and as many as there are places for
-// blocks on the device: one more would wait for a place until the others are done.
+// As many pieces as make the walk end first. Their blocks fill the device in rounds. What they add
+// is summed up before, which takes two fifths of the walk, and states are stored and loaded
+// between, as long as four chunks take.
 template <class Scalar, class K>
 Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
   constexpr int64_t chunk = K::S::C;
@@ -166,13 +167,19 @@ Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
     pieces.length = ceil_div(device.piece_length, chunk) * chunk;
     return pieces;
   }
-  constexpr int64_t kMinChunks = 4;
+  constexpr int64_t kMinChunks = 4;  // of a piece
   const int64_t places = device.multiprocessors * blocks_at_once<Scalar, K>(device);
   const int64_t blocks = walk.B * walk.num_heads() * column_blocks_of<K>(walk);
-  const int64_t wanted = blocks > 0 ? places / blocks : 1;
   const int64_t chunks = ceil_div(walk.T, chunk);
-  const int64_t of_a_piece = wanted > 1 ? ceil_div(chunks, wanted) : chunks + 1;
-  pieces.length = chunk * (of_a_piece > kMinChunks ? of_a_piece : kMinChunks);
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t count = 1; count == 1 || (count <= places && count * kMinChunks <= chunks);
+       ++count) {
+    const int64_t rounds = ceil_div(blocks * count, places > 0 ? places : 1);
+    const int64_t of_a_piece = ceil_div(chunks, count);
+    const int64_t time = rounds * (count > 1 ? 7 * of_a_piece + 5 * 4 : 5 * of_a_piece);
+    if (time < least) best = count, least = time;
+  }
+  pieces.length = chunk * (best > 1 ? ceil_div(chunks, best) : chunks + 1);
   return pieces;
 }
 
@@ -195,11 +202,16 @@ void launch_walk(Launcher& launcher, const Walk& walk) {
                kSharedBytesOf<Scalar, K>, walk);
 }
 
-// A walk in pieces: what each adds to the state, from zero; the states that come into them; and the
-// walks proper.
+// How a walk's sequences are cut, and the states that come into the pieces; null where each is one.
+struct Cut {
+  Pieces pieces{};
+  States states;
+};
+
+// The states that come into pieces: from what each adds, from zero.
 template <class Scalar, class K>
-void walk_in_pieces(Launcher& launcher, Walk walk, const States& initial,
-                    const States& final_state) {
+States combine_pieces(Launcher& launcher, const Walk& walk, const States& initial,
+                      const States& final_state) {
   const int64_t states = walk.pieces.count() * walk.Hkv;
   const bool with_z = walk.transposed ? rows_of(walk) > walk.V : walk.values.extra == Extra::one;
   States piece_states;
@@ -224,30 +236,37 @@ void walk_in_pieces(Launcher& launcher, Walk walk, const States& initial,
   const int64_t blocks = combine_blocks(walk.K * walk.V) + (with_z ? combine_blocks(walk.K) : 0);
   launcher.run(combine_kernel, walk.pieces.num_sequences * walk.Hkv * blocks, kCombineThreads, 0,
                combine);
-
-  walk.writes = walk.causal;
-  walk.from = piece_states;
-  launch_walk<Scalar, K>(launcher, walk);
+  return piece_states;
 }
 
-// A whole walk over all sequences, from `initial` states to `final_state`s.
+// A whole walk over all sequences, from `initial` states to `final_state`s: in one launch, or in
+// pieces. Where one before it had the same state, and it was cut, it goes by that one's pieces.
+// What states come into them stays in the workspace for such a walk.
 template <class Scalar>
-void run_walk(Launcher& launcher, const CudaDevice& device, Walk walk, const States& initial,
-              const States& final_state) {
-  const Launcher::Scope scope(launcher);  // the next walk has the same memory
-  with_kernel<Scalar>(walk, device, [&](auto kernel) {
+Cut run_walk(Launcher& launcher, const CudaDevice& device, Walk walk, const States& initial,
+             const States& final_state, const Cut& before = {}) {
+  return with_kernel<Scalar>(walk, device, [&](auto kernel) {
     using K = decltype(kernel);
-    walk.pieces = make_pieces<Scalar, K>(walk, device);
+    const bool is_cut = before.states.kv && before.pieces.length % K::S::C == 0;
+    walk.pieces = is_cut ? before.pieces : make_pieces<Scalar, K>(walk, device);
+    Cut cut{walk.pieces, is_cut ? before.states : States{}};
+    if (!is_cut && (!walk.causal || !walk.pieces.whole())) {
+      cut.states = combine_pieces<Scalar, K>(launcher, walk, initial, final_state);
+    }
+    if (cut.states.kv) {
+      walk.from = cut.states;
+      walk.writes = walk.causal;
+    } else {
+      walk.from = initial;
+      walk.to = final_state;
+    }
+    const Launcher::Scope scope(launcher);  // the next walk has the same memory
     if (rows_of(walk) > K::S::R) {
       walk.partial = launcher.take(walk.pieces.count() * walk.num_heads() *
                                    column_blocks_of<K>(walk) * walk.pieces.length * K::S::N);
     }
-    if (!walk.causal || !walk.pieces.whole()) {
-      return walk_in_pieces<Scalar, K>(launcher, walk, initial, final_state);
-    }
-    walk.from = initial;
-    walk.to = final_state;
     launch_walk<Scalar, K>(launcher, walk);
+    return cut;
   });
 }
 
@@ -346,7 +365,10 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dq.of = queries;
   if (decays) of_decay.q = take_dots<Scalar>(launcher, device, dq);
   dq.dots = of_decay.q.dots;
-  run_walk<Scalar>(launcher, device, dq, initial, {});
+  {
+    const Launcher::Scope scope(launcher);
+    run_walk<Scalar>(launcher, device, dq, initial, {});
+  }
 
   Walk dk = make_walk(p);
   dk.read = values, dk.write = dy_and_more, dk.values = queries_over_den;
@@ -355,14 +377,17 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dk.of = keys;
   if (decays) of_decay.k = take_dots<Scalar>(launcher, device, dk);
   dk.dots = of_decay.k.dots;
-  run_walk<Scalar>(launcher, device, dk, final_gradient, output_states(nullptr, result.dinitial_z));
 
-  Walk dv = make_walk(p);
+  Walk dv = make_walk(p);  // whose state is that of dk, but for the normaliser's
   dv.read = keys, dv.write = queries_over_den, dv.values = dy;
   dv.reversed = true;
   dv.out = result.dv;
-  run_walk<Scalar>(launcher, device, dv, {final_gradient.kv, nullptr, false},
-                   output_states(result.dinitial_kv, nullptr));
+  {
+    const Launcher::Scope scope(launcher);
+    const States last = output_states(result.dinitial_kv, result.dinitial_z);
+    const Cut cut = run_walk<Scalar>(launcher, device, dk, final_gradient, last);
+    run_walk<Scalar>(launcher, device, dv, {final_gradient.kv, nullptr, false}, {}, cut);
+  }
 
   if (!decays) return;
   static_cast<Sequences&>(of_decay) = p;

@@ -43,14 +43,12 @@ class Walker {
         shared_{shared_memory()},
         place_(shared_.place()),
         decay_{Known::kKnown || !p.log_decay.data ? nullptr : shared_.decays()},
-        warp_(thread_index() / 32 % S::kStripWarps),
-        part_(thread_index() / 32 / S::kStripWarps),
+        warp_(thread_index() / 32 - part() * S::kStripWarps),
         g_(lane().g),
         t_(lane().t) {
     if (thread_index() == 0) shared_.place() = find_place(p);
     enter_rows(0);
     sync_block();
-    chunks_ = place_.chunks;
   }
 
   DEV void run() {
@@ -100,7 +98,7 @@ class Walker {
     load_state();
     float total_decay = 1;
     NO_UNROLL
-    for (; visit_.chunk < chunks_; visit_ = after(visit_)) {
+    for (; visit_.chunk < place_.chunks; visit_ = after(visit_)) {
       visit();
       if (is_last_writer()) total_decay *= decay_.between(0, C);
     }
@@ -118,8 +116,12 @@ class Walker {
   }
   DEV int strip_of(int s) const { return warp_ + s * S::kStripWarps; }
   DEV int rows_here() const { return rows_left_ < R ? int(rows_left_) : R; }
+  // The part of the columns that a warp has; warp_ is its number among those that have the same.
+  DEV static int part() {
+    return S::kWarps == S::kStripWarps ? 0 : thread_index() / 32 / S::kStripWarps;
+  }
   DEV int column_of(int n) const {  // a warp's first, of tile n
-    return n < kTilesC ? part_ * S::kPartColumns + 8 * n : S::kColumns;
+    return n < kTilesC ? part() * S::kPartColumns + 8 * n : S::kColumns;
   }
 
   // The tile's last 8 columns are the normaliser and nothing.
@@ -137,7 +139,7 @@ class Walker {
       if (!strip_exists(strip_of(s))) continue;
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
-        if (once && n == kTilesC && part_ != 0) continue;
+        if (once && n == kTilesC && part() != 0) continue;
         UNROLL
         for (int half = 0; half < 2; ++half) {
           visit(strip_of(s) * 16 + g_ + 8 * half, column_of(n) + 2 * t_, state_[s][n] + 2 * half);
@@ -259,7 +261,7 @@ class Walker {
   DEV bool is_last_writer() const { return visit_.writer == place_.writers - 1; }
 
   // Backwards in time, the chunk that is not full is the first one still.
-  DEV int index_of(int chunk) const { return p_.reversed ? chunks_ - 1 - chunk : chunk; }
+  DEV int index_of(int chunk) const { return p_.reversed ? place_.chunks - 1 - chunk : chunk; }
   DEV int64_t offset_of(int chunk) const { return int64_t(index_of(chunk)) * C; }
   // So many tokens further in a tensor, with a token's stride.
   template <class T>
@@ -271,7 +273,7 @@ class Walker {
                                 multiply_wide(uint32_t(tokens), bytes));
   }
   DEV int tokens_of(int chunk) const {
-    return index_of(chunk) == chunks_ - 1 ? place_.last_tokens : C;
+    return index_of(chunk) == place_.chunks - 1 ? place_.last_tokens : C;
   }
 
   // Whether a visit has rows of a tensor.
@@ -476,10 +478,8 @@ class Walker {
   const Shared shared_;
   const Place& place_;
   const DecaySums decay_;
-  const int warp_, part_;  // of those that have a part of the columns, and which part
-  const int g_, t_;
+  const int warp_, g_, t_;
   int64_t row_begin_ = 0, rows_left_ = 0;  // of this walk, and from there to the last
-  int chunks_ = 0;                         // of the piece
   Visit visit_;
   int64_t chunk_ = 0;  // time of its first token
   CopyGroups copies_;

@@ -43,7 +43,7 @@ DEV Source<Scalar> Walker<Scalar, S, Known>::make_source(Which which) const {
 template <class Scalar, class S, class Known>
 DEV void Walker<Scalar, S, Known>::start(const Visit& visit) {
   static_assert(C <= S::kThreads);
-  if (visit.chunk < chunks_) {
+  if (visit.chunk < place_.chunks) {
     const int token = thread_index(), tokens = tokens_of(visit.chunk);
     const int64_t t = place_.piece.begin + offset_of(visit.chunk) + token;
     const bool in_mask = !Known::kKnown && token < tokens && p_.key_mask;
@@ -71,7 +71,7 @@ DEV void Walker<Scalar, S, Known>::copy_rows(Which which, const Visit& visit, in
   const int64_t time = Known::kKnown ? rows_of(which).x.time : from.time;
   OwnRuns at(0, whole_runs(which));
   const Scalar* x = advance(from.x + at.column, offset + at.token, time);
-  x = advance(x, visit.writer, from.writer);
+  x += visit.writer * from.writer;
   Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
   UNROLL_BY(4)
   for (int i = 0; has_run(i, at.token, tokens);

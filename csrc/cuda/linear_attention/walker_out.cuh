@@ -143,7 +143,7 @@ DEV void Walker<Scalar, S, Known>::store_pairs(const Outs& outs,
 template <class Scalar, class S, class Known>
 DEV void Walker<Scalar, S, Known>::store_sums(const Outs& outs, int token, float den,
                                               float dot) const {
-  const bool has_den = kTilesN > kTilesC && p_.divide && place_.column_block == 0 && part_ == 0;
+  const bool has_den = kTilesN > kTilesC && p_.divide && place_.column_block == 0 && part() == 0;
   if (has_den && outs.there && t_ == 0) {
     *advance(p_.den + place_.den, offset_of(visit_.chunk) + token, p_.Hq) = den;
   }
