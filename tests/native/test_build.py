@@ -360,7 +360,10 @@ def compile_with_torch(tmp_path, source, *flags):
     )
 
 
-TORCH_HEADER = "#include <torch/csrc/stable/c/shim.h>\n"
+# The stable interface, and the operators of the one for compiled models: torch takes none of them
+# away, either.
+HEADERS = ("stable/c/shim.h", "inductor/aoti_torch/generated/c_shim_cpu.h")
+TORCH_HEADER = "".join(f"#include <torch/csrc/{header}>\n" for header in HEADERS)
 
 
 @needs_compiler
