@@ -176,7 +176,7 @@ def convert_original(setting: Setting, name: str, original: Path, folders: dict[
 
 
 def compare(setting: Setting, original: Path, folders: dict[str, Path]) -> dict[str, Any]:
-    """Rows of the table, by name."""
+    """Rows of the table, by name, without the folders of this machine."""
     stages = {
         f"{name}, {stage[2:]}": folder / stage
         for name, folder in folders.items()
@@ -185,7 +185,11 @@ def compare(setting: Setting, original: Path, folders: dict[str, Path]) -> dict[
     models = [f"{name}={folder}" for name, folder in stages.items()]
     arguments = [*shlex.split(f"{setting.data} {setting.report}"), "--original", str(original)]
     arguments += ["--models", *models, "--output_dir", str(original.parent / "report")]
-    return convert_report.main(arguments)
+    rows = convert_report.main(arguments)
+    return {
+        name: {key: value for key, value in row.items() if key != "model"}
+        for name, row in rows.items()
+    }
 
 
 def run(setting: Setting, name: str, runs: Path) -> dict[str, Any]:
