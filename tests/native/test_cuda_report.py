@@ -123,8 +123,8 @@ def known_walk(D: int, feature_map: int, is_gradient: bool) -> str:
 
 
 WALK = Bounds(12000, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=80)
-# Where the walk is known a chunk has no alternatives, and no loops but that over earlier tokens; that
-# which has wide stores is another, which comes once and finds the tensors.
+# Where the walk is known a chunk has no alternatives, and no loops but that over earlier tokens.
+# The one with wide stores comes once, and finds the tensors.
 KNOWN = Bounds(
     3300, 50, 48, copies=12, copies_ahead=True, per_run=40, stores_of_16_bits=0, per_chunk=900
 )
