@@ -15,7 +15,8 @@
 // Backwards in time a token's own decay comes after it, not before: the same with c_C - c_i in
 // place of c_i, and j ≥ i.
 //
-// A block walks through a piece of a sequence with the state in the accumulators of its warps:
+// A block walks through a piece of a sequence with the state in the accumulators of its warps (or
+// of as many for each part of the columns):
 //
 //     warp w:  rows 16 w ... of the chunk:  inter = read state          (from shared memory)
 //                                           scores = read writeᵀ        (masked, decayed)

@@ -16,6 +16,7 @@ struct Attention {
   int64_t T, K, V, B = 1, Hq = 2, Hkv = 1, piece_length = 0;
   bool causal = true, normalize = true, decay = true, mask = true, backward = true;
   int64_t tokens_claimed = 0;  // more than there are, for a fault
+  hfla::FeatureMap map = hfla::FeatureMap::elu_plus_one;
 };
 
 inline const hfla::LinearAttentionOnCuda& kernels(hfla::DType dtype) {
@@ -26,7 +27,7 @@ inline bool run(const Attention& c, Tensors& tensors, int64_t B) {
   const int64_t T = c.T, Hq = c.Hq, Hkv = c.Hkv, K = c.K, V = c.V;
   hfla::LinearAttentionProblem p{};
   p.B = p.num_sequences = B, p.Hq = Hq, p.Hkv = Hkv, p.K = K, p.V = V, p.dtype = c.dtype, p.T = T;
-  p.feature_map = hfla::FeatureMap::elu_plus_one;
+  p.feature_map = c.map;
   p.eps = 1e-6, p.normalize = c.normalize, p.is_causal = c.causal;
   p.q = tensors.random(T, Hq, K, c.dtype);
   p.k = tensors.random(T, Hkv, K, c.dtype);
@@ -150,15 +151,22 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
 // Kernels that know the walk: of other heads and dtypes there are none.
 inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
   if (dtype != hfla::DType::bf16) return;
-  const auto add = [&](const char* name, int64_t D, int64_t Hq, int64_t piece_length) {
-    Attention c{dtype, 227 << 10, 90, D, D, 1, Hq, 1, piece_length};
+  const auto add = [&](const char* name, bool small, int64_t D, int64_t piece_length,
+                       hfla::FeatureMap map) {
+    Attention c{dtype, 227 << 10, 70, D, D, 1, 1, 1, piece_length};
     c.decay = c.mask = false;
+    c.normalize = map != hfla::FeatureMap::identity;
+    c.map = map;
+    if (small) c.Hq = 2;
     cases.push_back(make_case(name, c, c.B));
-    cases.back().small = D == 64;
+    cases.back().small = small;
   };
-  add("known walks", 64, 2, 0);
-  add("known walks, pieces", 64, 1, 64);
-  if (kAll) add("known walks of 128 features", 128, 1, 0);
+  constexpr auto kElu = hfla::FeatureMap::elu_plus_one, kIdentity = hfla::FeatureMap::identity;
+  add("known walks, groups", true, 64, 0, kElu);
+  add("known walks, pieces", false, 64, 64, kElu);
+  add("known walks without a map", false, 64, 0, kIdentity);
+  add("known walks of 128 features", false, 128, 0, kElu);
+  add("known walks of 128 features without a map", false, 128, 0, kIdentity);
 }
 
 inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {
