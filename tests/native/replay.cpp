@@ -165,8 +165,19 @@ AOTITorchError torch_call_dispatcher(const char* op, const char*, StableIValue* 
   stack[0] = reinterpret_cast<StableIValue>(made);
   return 0;
 }
+// What no call that is replayed asks for: devices, and what calls several ops in a row.
 AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*) { return 1; }
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle) { return 1; }
+AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle, AtenTensorHandle*) { return 1; }
+AOTITorchError aoti_torch_cpu_add_Tensor(AtenTensorHandle, AtenTensorHandle, double,
+                                         AtenTensorHandle*) {
+  return 1;
+}
+AOTITorchError torch_new_list_reserve_size(size_t, StableListHandle*) { return 1; }
+AOTITorchError torch_list_size(StableListHandle, size_t*) { return 1; }
+AOTITorchError torch_list_get_item(StableListHandle, size_t, StableIValue*) { return 1; }
+AOTITorchError torch_list_push_back(StableListHandle, StableIValue) { return 1; }
+AOTITorchError torch_delete_list(StableListHandle) { return 1; }
 
 void aoti_torch_check(bool condition, const char*, const char*, uint32_t, const char* message) {
   if (!condition) throw std::runtime_error(message);
