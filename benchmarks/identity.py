@@ -1,24 +1,23 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The floor that the rest of a model sets for its attention. For any version of the package."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import copy
 from functools import partial
-from unittest import mock
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
-@contextmanager
-def identity_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile, the model is without attention, and so are others with the same mixers: by their
-    classes, for generated tokens of a module with a `forward` of its own are not recorded.
+def without_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the model without attention. Its mixers are of classes of their own, of the same
+    modules: so generated tokens are recorded as the model's are.
     """
-    with ExitStack() as stack:
-        for mixer in {type(block.self_attn) for block in model.model.layers}:
-            stack.enter_context(mock.patch.object(mixer, "forward", _only_projections))
-        yield
+    model = copy.deepcopy(model)
+    for block in model.model.layers:
+        mixer = type(block.self_attn)
+        members = {"forward": _only_projections, "__module__": mixer.__module__}
+        block.self_attn.__class__ = type(mixer.__name__, (mixer,), members)
+    return model
 
 
 def remove_attention(model: PreTrainedModel) -> None:
@@ -32,6 +31,6 @@ def remove_attention(model: PreTrainedModel) -> None:
 
 
 def _only_projections(layer: nn.Module, hidden_states: Tensor, *args, **kwargs):
-    layer.q_proj(hidden_states)
-    layer.k_proj(hidden_states)
-    return layer.o_proj(layer.v_proj(hidden_states)), None
+    q, k, v = (proj(hidden_states) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    unused = q[..., :1] + k[..., :1]  # or recorded tokens would leave their products out
+    return layer.o_proj(v + unused.clamp(0, 0)), None
