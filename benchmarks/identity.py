@@ -2,15 +2,17 @@
 """The floor that the rest of a model sets for its attention. For any version of the package."""
 
 import copy
-from functools import partial
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
 def without_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model without attention. Its mixers are of classes of their own, of the same
-    modules: so generated tokens are recorded as the model's are.
+    """A copy of our model whose layers project in and out, and answer v in between: no convolution,
+    no decay, no op, no state. What is left is the cost of the model around attention.
+
+    It knows a layer's projections by their names in a checkpoint, and nothing else of it. Mixers
+    have classes of their own, of the same modules: so tokens are recorded as the model's are.
     """
     model = copy.deepcopy(model)
     for block in model.model.layers:
@@ -18,16 +20,6 @@ def without_attention(model: PreTrainedModel) -> PreTrainedModel:
         members = {"forward": _only_projections, "__module__": mixer.__module__}
         block.self_attn.__class__ = type(mixer.__name__, (mixer,), members)
     return model
-
-
-def remove_attention(model: PreTrainedModel) -> None:
-    """From now on, our model's layers project in and out, and answer v in between: no convolution,
-    no decay, no op, no state. What is left is the cost of the model around attention.
-
-    It knows a layer's projections by their names in a checkpoint, and nothing else of it.
-    """
-    for block in model.model.layers:
-        block.self_attn.forward = partial(_only_projections, block.self_attn)
 
 
 def _only_projections(layer: nn.Module, hidden_states: Tensor, *args, **kwargs):

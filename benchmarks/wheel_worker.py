@@ -33,7 +33,7 @@ from hf_linear_attention import (
     linear_attention,
     linear_attention_step_,
 )
-from identity import remove_attention
+from identity import without_attention
 
 RENAMED = {"self_attn.decay.query": "self_attn.query.weight"}  # by later versions
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -178,7 +178,7 @@ def token(is_identity: bool, context: int, **size) -> Case:
         return {"logits": forward(copy.deepcopy(start))}
 
     if is_identity:
-        remove_attention(model)
+        model = without_attention(model)
     return Case(outputs, lambda: forward(cache))
 
 
