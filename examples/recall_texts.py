@@ -204,6 +204,24 @@ class Questions(NamedTuple):
     answers: Tensor  # (B, Q, tokens of an answer)
 
 
+class Words:
+    """A tokenizer's, of which names have as many tokens as each other, and so have numbers."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        self.tokenizer = tokenizer
+        self.names = _of_equal_length(NAMES, lambda name: len(self.encode_name(name)))
+        self.numbers = _of_equal_length(NUMBERS, lambda number: len(self.encode_number(number)))
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def encode_name(self, name: str) -> list[int]:
+        return self.encode(f"\n# {name}")
+
+    def encode_number(self, number: str) -> list[int]:
+        return self.encode(f" {number}")
+
+
 def ask(
     documents: Dataset,
     tokenizer: PreTrainedTokenizerFast,
@@ -218,21 +236,15 @@ def ask(
     Raises:
         InputError: the documents or the length are too short.
     """
-    rng = random.Random(seed)
-
-    def encode(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    names = _of_equal_length(NAMES, lambda name: len(encode(f"\n# {name}")))
-    numbers = _of_equal_length(NUMBERS, lambda number: len(encode(f" {number}")))
-    source = encode("".join(iterate_text(documents)))
+    rng, words = random.Random(seed), Words(tokenizer)
+    source = words.encode("".join(iterate_text(documents)))
     line_breaks = {i for i, token in enumerate(source) if tokenizer.decode(token)[:1] == "\n"}
     contexts, asked, answers = [], [], []
     for _ in range(rows):
-        pairs = draw_pairs(rng, num_pairs, names, numbers)
-        asked.append([encode(f"\n# {name}") for name, _ in pairs])
-        answers.append([encode(f" {number}") for _, number in pairs])
-        hidden = encode("".join(f"\n#{say(line)}" for line in comments(rng, pairs)))
+        pairs = draw_pairs(rng, num_pairs, words.names, words.numbers)
+        asked.append([words.encode_name(name) for name, _ in pairs])
+        answers.append([words.encode_number(number) for _, number in pairs])
+        hidden = words.encode("".join(f"\n#{say(line)}" for line in comments(rng, pairs)))
         n = length - len(hidden) - sum(map(len, chain(asked[-1], answers[-1])))
         if n < 2 or n >= len(source):
             raise InputError(
@@ -251,21 +263,15 @@ def ask_alone(
     tokenizer: PreTrainedTokenizerFast, num_pairs: int, rows: int, seed: int = 0
 ) -> Questions:
     """Rows of pairs in comments, and nothing else, that are all asked for in another order."""
-    rng = random.Random(seed)
-
-    def encode(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    names = _of_equal_length(NAMES, lambda name: len(encode(f"\n# {name}")))
-    numbers = _of_equal_length(NUMBERS, lambda number: len(encode(f" {number}")))
+    rng, words = random.Random(seed), Words(tokenizer)
     contexts, asked, answers = [], [], []
     for _ in range(rows):
-        pairs = draw_pairs(rng, num_pairs, names, numbers)
+        pairs = draw_pairs(rng, num_pairs, words.names, words.numbers)
         lines = [pairs[i : i + PAIRS_PER_LINE] for i in range(0, num_pairs, PAIRS_PER_LINE)]
-        contexts.append(encode("\n".join(f"#{say(line)}" for line in lines)))
+        contexts.append(words.encode("\n".join(f"#{say(line)}" for line in lines)))
         rng.shuffle(pairs)
-        asked.append([encode(f"\n# {name}") for name, _ in pairs])
-        answers.append([encode(f" {number}") for _, number in pairs])
+        asked.append([words.encode_name(name) for name, _ in pairs])
+        answers.append([words.encode_number(number) for _, number in pairs])
     return Questions(torch.tensor(contexts), torch.tensor(asked), torch.tensor(answers))
 
 
