@@ -81,25 +81,31 @@ class RoundedInputs {
   // their sum.
   template <class Scalar>
   float stage_block(const Scalar* from, int64_t count, int16_t* to, int64_t block) const {
-    float x[kBlock + W] = {};
     Bits largest{};
     for_each_vector<float>(0, count, [&](int64_t c, int64_t n) HFLA_INLINE_LAMBDA {
-      const Floats part = load_vector(from, 1, c, n);
-      store(x + c, part);
-      const Bits magnitude = (Bits)part & 0x7fffffff;  // NaN is larger than inf, and that than all
+      const Bits magnitude = (Bits)load_vector(from, 1, c, n) & 0x7fffffff;
+      // NaN is larger than inf, and that than all others.
       largest = select(magnitude > largest, magnitude, largest);
     });
     const Rounding rounding = rounding_of(largest);
     Ints sum{};
-    for (int64_t c = 0; c < count; c += kUnit, to += kUnit) {
+    const auto stage_unit = [&](const Scalar* unit) HFLA_INLINE_LAMBDA {
       int32_t integers[kUnit];
       HFLA_UNROLL
       for (int64_t i = 0; i < kUnit; i += W) {
-        const Ints rounded = to_nearest(load(x + c + i) * rounding.inverse);
+        const Ints rounded = to_nearest(load(unit + i) * rounding.inverse);
         sum += rounded;
         store_lanes(integers + i, rounded);
       }
       Format::store_unit(integers, to);
+      to += kUnit;
+    };
+    int64_t c = 0;
+    for (; c + kUnit <= count; c += kUnit) stage_unit(from + c);
+    if (c < count) {
+      Scalar last[kUnit] = {};
+      __builtin_memcpy(last, from + c, sizeof(Scalar) * static_cast<size_t>(count - c));
+      stage_unit(last);
     }
     steps_[block] = rounding.step;
     lifts_[block] = sum_lanes<int32_t, W>(sum * -Format::kLift);

@@ -3,10 +3,10 @@
 // y = x Wᵀ + bias for few rows of x, rounded to 16 bits, and a W of 4 bits with scales for groups
 // of inputs.
 //
-// A tile is W outputs, next to each other in memory, for one row of x or two. Their sums of
-// integers come to lie in the lanes of one vector, so that scales and zero points are one
-// multiplication each for all of them, and are read as they lie. What a row gets does not depend on
-// which rows it is computed with.
+// A tile is W outputs, next to each other in memory, for up to kTileRows rows of x. Their sums of
+// integers lie in the lanes of one vector, so that scales and zero points are one multiplication
+// each for all of them, and are read as they lie. What a row gets does not depend on which rows it
+// is computed with.
 //
 // A worker takes tiles from kStretches stretches of W in turn, and asks for those of the next turn:
 // rows of a tile are too short for the processor to see where they lead. Tiles of several stretches
@@ -28,7 +28,7 @@ constexpr int64_t kTaskBytes = 131072;  // of W
 // By measurements on Intel's Granite Rapids, and for AVX2 on AMD's Zen 3.
 constexpr int64_t kStretches = kVectorBytes == 64 ? 2 : 1;
 constexpr int64_t kTurnsAhead = kStretches == 1 ? 2 : 1;  // what is asked for
-constexpr int kTileRows = 2;                              // at most
+constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;     // as many as registers have sums for
 constexpr int64_t kUnitBytes = kUnit / 2;
 
 class RoundedInt4 {
@@ -157,10 +157,14 @@ class RoundedInt4 {
       else
         add_up<rows.value, false>(tile, row);
     };
-    for (int64_t row = 0; row < p_.rows; row += kTileRows) {
-      with_rows<kTileRows>(min(kTileRows, p_.rows - row),
-                           [&](auto rows) { compute_rows(rows, row); });
-    }
+    int64_t row = 0;
+    const auto compute_by = [&](auto rows) {
+      for (; row + rows.value <= p_.rows; row += rows.value) compute_rows(rows, row);
+    };
+    if constexpr (kTileRows == 8) compute_by(Constant<8>{});
+    compute_by(Constant<4>{});
+    compute_by(Constant<2>{});
+    compute_by(Constant<1>{});
   }
 
   // W numbers. GCC makes four instructions of the generic form.
@@ -201,7 +205,7 @@ class RoundedInt4 {
       }
       int64_t in_group = is_unit ? kUnit : p_.group;
       do {
-        NibbleSums integers[rows][4];
+        NibbleSums integers[rows];
         int64_t left = is_unit ? kUnit : min(kBlock, in_group);
         in_group -= left;
         for (; left >= kUnit; left -= kUnit) {
@@ -229,7 +233,7 @@ class RoundedInt4 {
         }
         HFLA_UNROLL
         for (int r = 0; r < rows; ++r) {
-          const Ints total = sums_of_parts(integers[r]) + inputs.lifts[r * blocks];
+          const Ints total = integers[r].total() + inputs.lifts[r * blocks];
           sums[r] +=
               scale * broadcast(inputs.steps[r * blocks]) * __builtin_convertvector(total, Floats);
         }
@@ -243,15 +247,16 @@ class RoundedInt4 {
 
   template <int rows>
   static HFLA_INLINE void multiply_add(const int8_t* weight, int64_t row_bytes, const int16_t* x,
-                                       int64_t x_stride, NibbleSums (&integers)[rows][4]) {
+                                       int64_t x_stride, NibbleSums (&integers)[rows]) {
+    Words words[kUnitWords];
+    load_words(weight, row_bytes, words);
     HFLA_UNROLL
-    for (int v = 0; v < 4; ++v) {
-      const NibbleWords words = load_nibbles(weight + v * row_bytes, 4 * row_bytes);
+    for (int word = 0; word < kUnitWords; ++word) {
       HFLA_UNROLL
-      for (int i = 0; i < Nibbles::kVectors; ++i) {
-        const Shorts values = nibbles_of(words, i);
+      for (int part = 0; part < Nibbles::kParts; ++part) {
+        const Shorts values = nibbles_of(words[word], part);
         HFLA_UNROLL
-        for (int r = 0; r < rows; ++r) integers[r][v].add(values, x + r * x_stride, i);
+        for (int r = 0; r < rows; ++r) integers[r].add(values, x + r * x_stride, part, word);
       }
     }
   }
