@@ -71,6 +71,7 @@ struct Threads {
   void (*parallel_for)(int64_t n, void (*body)(void* context, int64_t begin, int64_t end),
                        void* context);
   bool subnormals_become_zero = false;  // what a body computes
+  int64_t serial_work = 65536;          // floats; with less, to call threads takes longer than that
 };
 
 // What CUDA kernels are chosen by.

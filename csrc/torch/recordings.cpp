@@ -29,6 +29,10 @@ struct Operation {
   int64_t num_results;
 };
 
+void call_dispatcher(const char* name, const char* overload, StableIValue* stack) {
+  HFLA_TORCH_CALL(torch_call_dispatcher(name, overload, stack, kTorchBuildVersion));
+}
+
 // torch's; the dispatcher takes no Scalar, which the factor of its second argument is, from here.
 void add(StableIValue* stack) {
   Arguments arguments(stack);
@@ -36,6 +40,31 @@ void add(StableIValue* stack) {
   const Tensor b = arguments.tensor();
   AtenTensorHandle result = nullptr;
   HFLA_TORCH_CALL(aoti_torch_cpu_add_Tensor(a.get(), b.get(), 1, &result));
+  give_back(stack, Tensor(result));
+}
+
+// torch's dispatcher takes longer to find a view than it takes to make a plain one.
+void view(StableIValue* stack) {
+  Arguments arguments(stack);
+  Tensor x = arguments.tensor();
+  const std::vector<int64_t> sizes = arguments.integers();
+  std::vector<int64_t> strides(sizes.size());
+  uint64_t numbers = 1, given = 1;
+  for (int64_t d = 0; d < x.dim(); ++d) numbers *= x.size(d);
+  bool is_plain = x.is_contiguous();
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = given;
+    given *= sizes[d];
+    is_plain &= sizes[d] > 0;
+  }
+  if (!is_plain || given != numbers) {
+    stack[1] = list_of(reinterpret_cast<const StableIValue*>(sizes.data()), sizes.size());
+    give_back(stack, std::move(x));
+    return call_dispatcher("aten::view", "", stack);
+  }
+  AtenTensorHandle result = nullptr;
+  HFLA_TORCH_CALL(aoti_torch__reinterpret_tensor(x.get(), int64_t(sizes.size()), sizes.data(),
+                                                 strides.data(), 0, &result));
   give_back(stack, Tensor(result));
 }
 
@@ -64,7 +93,7 @@ std::vector<Operation> make_operations() {
     void (*run)(StableIValue*);
   };
   constexpr Known torchs[] = {
-      {"view(Tensor x, int[] size) -> Tensor", "", nullptr},
+      {"view(Tensor x, int[] size) -> Tensor", "", view},
       {"add(Tensor a, Tensor b) -> Tensor", "Tensor", add},
       {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", nullptr},
       {"silu(Tensor x) -> Tensor", "", nullptr},
@@ -152,18 +181,14 @@ StableIValue argument(Kind kind, Code& code, const std::vector<Tensor>& tensors)
   return is_optional ? reinterpret_cast<StableIValue>(new StableIValue(value)) : value;
 }
 
-void call_torch(const Operation& operation, StableIValue* stack) {
-  HFLA_TORCH_CALL(torch_call_dispatcher(operation.name.c_str(), operation.overload.c_str(), stack,
-                                        kTorchBuildVersion));
-}
-
 void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& tensors) {
   StableIValue stack[kMostArguments];
   for (size_t i = 0; i < operation.arguments.size(); ++i) {
     stack[i] = argument(operation.arguments[i], code, tensors);
   }
   try {
-    operation.run ? operation.run(stack) : call_torch(operation, stack);
+    operation.run ? operation.run(stack)
+                  : call_dispatcher(operation.name.c_str(), operation.overload.c_str(), stack);
   } catch (const std::runtime_error& error) {
     fail(operation.name, ": ", error.what());
   }

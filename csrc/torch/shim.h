@@ -67,6 +67,10 @@ AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* is_contig
 AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides,
                                         int32_t dtype, int32_t device_type, int32_t device_index,
                                         AtenTensorHandle* new_tensor);
+// Another look at a tensor's numbers; the offset is from the tensor's first.
+AOTITorchError aoti_torch__reinterpret_tensor(AtenTensorHandle tensor, int64_t dim,
+                                              const int64_t* sizes, const int64_t* strides,
+                                              int64_t offset, AtenTensorHandle* new_tensor);
 // Of the same tensor.
 AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* new_tensor);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
@@ -238,17 +242,15 @@ class Arguments {
   }
 
   std::vector<Tensor> tensors() {
-    const auto list = reinterpret_cast<StableListHandle>(*next_++);
-    size_t size = 0;
-    HFLA_TORCH_CALL(torch_list_size(list, &size));
-    std::vector<Tensor> tensors(size);
-    for (size_t i = 0; i < size; ++i) {
-      StableIValue element = 0;
-      HFLA_TORCH_CALL(torch_list_get_item(list, i, &element));
-      tensors[i] = to_tensor(element);
-    }
-    HFLA_TORCH_CALL(torch_delete_list(list));
+    std::vector<Tensor> tensors;
+    for_each_element([&](StableIValue element) { tensors.push_back(to_tensor(element)); });
     return tensors;
+  }
+
+  std::vector<int64_t> integers() {
+    std::vector<int64_t> integers;
+    for_each_element([&](StableIValue element) { integers.push_back(int64_t(element)); });
+    return integers;
   }
 
   int64_t integer() { return static_cast<int64_t>(*next_++); }
@@ -258,6 +260,19 @@ class Arguments {
  private:
   static Tensor to_tensor(StableIValue value) {
     return Tensor(reinterpret_cast<AtenTensorHandle>(value));
+  }
+
+  template <class Body>
+  void for_each_element(Body body) {
+    const auto list = reinterpret_cast<StableListHandle>(*next_++);
+    size_t size = 0;
+    HFLA_TORCH_CALL(torch_list_size(list, &size));
+    for (size_t i = 0; i < size; ++i) {
+      StableIValue element = 0;
+      HFLA_TORCH_CALL(torch_list_get_item(list, i, &element));
+      body(element);
+    }
+    HFLA_TORCH_CALL(torch_delete_list(list));
   }
 
   template <class Value>

@@ -23,10 +23,16 @@ class Team {
   // The one that this thread works with, or null.
   static Team* current();
 
-  Threads threads() const { return {count_, parallel_for}; }
+  Threads threads() const {
+    Threads threads{count_, parallel_for};
+    threads.serial_work = kSerialWork;
+    return threads;
+  }
 
  private:
   using Body = void (*)(void* context, int64_t begin, int64_t end);
+
+  static constexpr int64_t kSerialWork = 8192;  // a loop takes a microsecond or two
 
   explicit Team(int64_t count) : count_(count) {}
 

@@ -341,7 +341,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         else:
             hidden_states = run(hidden_states, range(len(lower_bounds)))
         return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=hidden_states, past_key_values=past_key_values
         )
 
     def _run_recorded(
@@ -352,8 +352,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         position_embeddings: tuple[Tensor, ...],
         past_key_values: Cache | SlotCache | None,
     ) -> Tensor:
-        """All layers: those whose operations may be recorded by recordings of them, others by
-        run(hidden_states, their numbers).
+        """All layers and the last norm: those whose operations may be recorded by recordings of
+        them, others by run(hidden_states, their numbers).
         """
         for first, caches in stretches(recordable_caches(past_key_values, len(lower_bounds))):
             numbers = range(first, first + len(caches))
@@ -363,8 +363,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 continue
             bounds = [x for x in lower_bounds[first : numbers.stop] if x is not None]
             inputs = [hidden_states, *position_embeddings, *bounds]
-            layers = list(self.layers)[first : numbers.stop]
-            hidden_states = self.recorded_tokens[first].run(layers, caches, inputs, by_modules)
+            is_last = numbers.stop == len(lower_bounds)
+            modules = list(self.layers)[first : numbers.stop]
+            if is_last:
+                modules.append(self.norm)
+            hidden_states = self.recorded_tokens[first].run(
+                modules, caches, inputs, by_modules, constants=(is_last,)
+            )
         return hidden_states
 
     def _run_layers(
@@ -375,10 +380,11 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         memory: tuple[Tensor | None, Tensor | None],
         **kwargs,
     ) -> Tensor:
+        """Those layers, and the norm after the last."""
         layers = list(self.layers)
         for i in numbers:
             hidden_states = layers[i](hidden_states, *memory, lower_bounds[i], **kwargs)
-        return hidden_states
+        return self.norm(hidden_states) if numbers.stop == len(lower_bounds) else hidden_states
 
     def _lower_bounds(self) -> list[Tensor | None]:
         """What each layer that runs is given of `LowerBounds`."""

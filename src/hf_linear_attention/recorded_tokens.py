@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What layers do with one generated token: its operations, recorded once, and then run without the
 modules around them, whose Python takes longer than small operations do. All layers that follow each
-other are one recording.
+other are one recording, and the norm behind the last.
 
 Shapes: B batch, C hidden size.
 """
@@ -33,36 +33,40 @@ class Recording:
     def __init__(self, layers: Sequence[nn.Module]):
         modules = [module for layer in layers for module in layer.modules()]
         self.attributes = [vars(module) for module in modules]
-        self.attributes_then = list(map(_copied, self.attributes))
+        self.values_then = [*self._values()]
+        # What may change without being replaced. To ask whether most, for hooks, are still empty
+        # is quicker than to compare them.
+        containers = [x for x in self.values_then if isinstance(x, (dict, list, set))]
+        self.empty = [x for x in containers if not x]
+        self.filled = [x for x in containers if x]
+        self.filled_then = [x.copy() for x in self.filled]
         self.owners: list[dict[str, Any]] = [
-            owner for module in modules for owner in (module._parameters, module._buffers)
+            owner for module in modules for owner in (module._parameters, module._buffers) if owner
         ]
-        self.tensors_then = list(self._tensors())
+        self.tensors_then = [*self._tensors()]
         self.classes = list({type(module) for module in modules})
-        self.forwards_then = list(self._forwards())
+        self.forwards_then = [*self._forwards()]
         self.run: Callable[..., Tensor] | None = None
         self.uses = 0
 
     def is_current(self) -> bool:
         """Whether the layers would still do the same."""
         return (
-            all(map(is_, self._tensors(), self.tensors_then))
+            not any(self.empty)
+            and all(map(is_, self._tensors(), self.tensors_then))  # before == meets any
             and all(map(is_, self._forwards(), self.forwards_then))
-            and self.attributes == self.attributes_then
+            and self.filled == self.filled_then
+            and [*self._values()] == self.values_then
         )
+
+    def _values(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self.attributes))
 
     def _tensors(self) -> Iterator[Tensor | None]:
         return chain.from_iterable(map(dict.values, self.owners))
 
     def _forwards(self) -> Iterator[Callable]:
         return map(attrgetter("forward"), self.classes)
-
-
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes, and copies of what may change without being replaced."""
-    return {
-        name: x.copy() if isinstance(x, (dict, list, set)) else x for name, x in attributes.items()
-    }
 
 
 class RecordedTokens:
@@ -91,6 +95,7 @@ class RecordedTokens:
         """What `layers` make of a token, of which these recordings are.
 
         Args:
+            layers: and what follows the last.
             caches: of each layer, with a state.
             inputs: the other tensors that another token has others of.
             by_modules: computes it where there is no recording yet, or can be none.

@@ -70,6 +70,19 @@ def test_a_model_records_once_for_all_its_caches(by_modules):
     assert uses(model) == {0: [5, 2]}
 
 
+def test_a_draft_of_the_first_layers_ends_with_the_norm(by_modules):
+    """Of the same layers the whole model has another recording, without it."""
+    types = ["linear_attention", "linear_attention", "full_attention"]
+    model, ids = tiny_model(num_hidden_layers=3, layer_types=types), random_ids(1, 6)
+    whole = answers(model, ids)
+    model.config.num_hidden_layers = 2
+    draft = answers(model, ids)
+    assert uses(model) == {0: [2, 2]}
+    assert torch.equal(draft, by_modules(model, ids))
+    model.config.num_hidden_layers = 3
+    assert torch.equal(answers(model, ids), whole)
+
+
 def set_weight(layer):
     layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight * 2)
 

@@ -169,6 +169,10 @@ AOTITorchError torch_call_dispatcher(const char* op, const char*, StableIValue* 
 AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*) { return 1; }
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle) { return 1; }
 AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle, AtenTensorHandle*) { return 1; }
+AOTITorchError aoti_torch__reinterpret_tensor(AtenTensorHandle, int64_t, const int64_t*,
+                                              const int64_t*, int64_t, AtenTensorHandle*) {
+  return 1;
+}
 AOTITorchError aoti_torch_cpu_add_Tensor(AtenTensorHandle, AtenTensorHandle, double,
                                          AtenTensorHandle*) {
   return 1;

@@ -32,12 +32,16 @@ def test_torchs_operations_are_torchs(dtype, in_team):
     operations += [(op, ["a", "b"], [str(op)]) for op in PAIRS]
     operations.append((aten.view.default, ["a", [5, -1, 8]], ["view"]))
     operations.append((aten.view.default, ["view", [120]], ["flat"]))
+    operations.append((aten.view.default, ["part", [8, 5, 2]], ["of a part"]))
+    operations.append((aten.view.default, ["turned", [40, 3, 1]], ["of strides"]))
+    given = {"a": a, "b": b, "part": a[1:].flatten(), "turned": a.T}
     wanted = [name for _, _, (name,) in operations]
-    results = recording(operations, ["a", "b"], wanted, in_team)([a, b])
-    expected = [*(op(a) for op in UNARY), *(op(a, b) for op in PAIRS), a.view(5, 3, 8), a.view(120)]
+    results = recording(operations, [*given], wanted, in_team)([*given.values()])
+    expected = [*(op(a) for op in UNARY), *(op(a, b) for op in PAIRS)]
+    expected += [a.view(5, 3, 8), a.view(120), a[1:].view(8, 5, 2), a.T.view(40, 3, 1)]
     for result, wanted in zip(results, expected, strict=True):
         assert torch.equal(result, wanted)
-    assert results[-1].data_ptr() == a.data_ptr()
+    assert results[-1].data_ptr() == results[-3].data_ptr() == a.data_ptr()
 
 
 def layers_of_products(number, dtype):

@@ -9,8 +9,6 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-constexpr int64_t kSerialWork = 65536;  // floats; with less, waking threads takes longer than that
-
 // The threads for numbers that decay, if they do. Many become too small to be normal then, and
 // Intel's processors take up to thirty times as long with such.
 HFLA_INLINE Threads for_decays(Threads threads, bool decays) {

@@ -107,7 +107,7 @@ class TileLinear {
   TileLinear(const LinearProblem& p, const Threads& threads)
       : p_(p),
         threads_(threads),
-        usable_threads_(p.in * p.out < kSerialWork ? 1 : max(1, threads.count)),
+        usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         panels_(ceil_div(p.rows, kTileRows)),
         whole_blocks_(p.in / kTileInputs),
         blocks_(ceil_div(p.in, kTileInputs)),

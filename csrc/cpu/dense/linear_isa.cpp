@@ -124,7 +124,7 @@ class Linear {
       : p_(p),
         threads_(threads),
         weight_(static_cast<const Scalar*>(p.weight)),
-        usable_threads_(p.in * p.out < kSerialWork ? 1 : max(1, threads.count)),
+        usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         // Not a power of two, which would put all rows into the same few lines of the cache.
         x_stride_(round_up(p.in, kPair) + kCacheLine / kFactorBytes),
         passes_(ceil_div(p.rows, kTileRows)),

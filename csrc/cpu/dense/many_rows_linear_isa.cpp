@@ -109,7 +109,8 @@ class ManyRowsLinear {
                            max(kMinRows, kMaxFloats / max(1, p.in) / kTileRows * kTileRows))) {}
 
   Status run() const {
-    const int64_t workers = p_.rows * p_.in * p_.out < kSerialWork ? 1 : max(1, threads_.count);
+    const int64_t workers =
+        p_.rows * p_.in * p_.out < threads_.serial_work ? 1 : max(1, threads_.count);
     const int64_t x_size = rows_together_ * p_.in;
     const int64_t sums_size = p_.in > kBlock ? rows_together_ * kTileColumns : 0;
     const int64_t own_size = kTileColumns * kBlock + sums_size;  // of a worker

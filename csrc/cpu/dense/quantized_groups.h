@@ -199,7 +199,8 @@ template <class Product>
 Status run_by_tasks(Product& product, const QuantizedLinearProblem& p, const Threads& threads,
                     int64_t task_outputs) {
   const int64_t tasks = ceil_div(p.out, task_outputs);
-  const int64_t workers = p.in * p.out < kSerialWork ? 1 : min(tasks, max(1, threads.count));
+  const int64_t workers =
+      p.in * p.out < threads.serial_work ? 1 : min(tasks, max(1, threads.count));
   Carver sizes(nullptr);
   product.carve_shared(sizes);
   const int64_t shared_bytes = sizes.used();

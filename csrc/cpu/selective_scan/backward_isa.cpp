@@ -59,7 +59,8 @@ class Backward {
         gradients_(gradients),
         blocks_(channel_blocks(p.C)),
         groups_(min(p.num_sequences, kMaxGroups)),
-        plan_{p, p.B * p.T * p.C * p.N < kSerialWork ? 1 : max(1, threads.count), longest(p)},
+        plan_{p, p.B * p.T * p.C * p.N < threads.serial_work ? 1 : max(1, threads.count),
+              longest(p)},
         workers_(for_decays(threads, true), plan_),
         of_groups_(groups_ * blocks_ * (p.N + 1) * kBlockChannels * kBytes),
         of_blocks_(blocks_ * p.B * p.T * 2 * p.N * kBytes) {}

@@ -117,7 +117,7 @@ constexpr int64_t kMaxStateBytes = 256 * 1024;  // of a task's heads, which take
 HFLA_INLINE Plan make_plan(const Sequences& p, const Threads& threads, int64_t max_parts,
                            bool divides_time = true) {
   Plan plan(p);
-  if (p.B * p.T * (p.Hq + p.Hkv) * (p.K + p.V) < kSerialWork) return plan;
+  if (p.B * p.T * (p.Hq + p.Hkv) * (p.K + p.V) < threads.serial_work) return plan;
   plan.workers = max(1, threads.count);
   int64_t longest = 0;
   for (int64_t s = 0; s < p.num_sequences; ++s)

@@ -44,7 +44,7 @@ HFLA_INLINE void fetch_row(const Acc* row) {
 template <class Scratch, class Problem, class Step>
 HFLA_INLINE bool for_each_state(const Problem& p, const Threads& threads, Step step) {
   const int64_t tasks = p.B * p.Hkv;
-  const int64_t workers = tasks * p.K * p.V < kSerialWork ? 1 : max(1, threads.count);
+  const int64_t workers = tasks * p.K * p.V < threads.serial_work ? 1 : max(1, threads.count);
   const int64_t bytes_each = Scratch::bytes_needed(p);
   const Buffer buffer(workers * bytes_each);
   if (!buffer.data()) return false;
