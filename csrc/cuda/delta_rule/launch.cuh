@@ -7,6 +7,8 @@
 
 #include "cuda/common/launcher.cuh"
 #include "cuda/delta_rule/finish.cuh"
+#include "cuda/delta_rule/known_prepare.cuh"
+#include "cuda/delta_rule/known_walk.cuh"
 #include "cuda/delta_rule/prepare.cuh"
 #include "cuda/delta_rule/token_gradients.cuh"
 #include "cuda/delta_rule/walk.cuh"
@@ -59,9 +61,53 @@ DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bo
   return chunks;
 }
 
+// ---- forward where all is known ----
+
+template <int K>
+int64_t known_walk_bytes() {
+  return kKnownStages * KnownStage<K>(SharedCarver(nullptr)).bytes;
+}
+
+template <int K>
+bool is_known(const DeltaRuleProblem& p, const DeltaRuleResult& result, const CudaDevice& device) {
+  return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
+         has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) &&
+         has_plain_rows<BFloat16>(p.v) && has_plain_rows<BFloat16>(result.y) &&
+         (!result.errors.data || result.errors.dim == 1) &&
+         known_walk_bytes<K>() <= device.shared_bytes;
+}
+
+template <int K>
+void run_known(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result) {
+  KnownDeltaRule known{};
+  static_cast<DeltaRuleProblem&>(known) = p;
+  known.pieces = {p.cu_seqlens, p.T, p.num_sequences, kKnownTokens};
+  known.result = result;
+  const int64_t chunks = known.pieces.count() * p.Hkv, heads = p.num_sequences * p.Hkv;
+  known.units = launcher.take<char>(chunks * KnownUnits::kBytes);
+  launcher.run(delta_known_prepare_kernel<K>, chunks, kKnownThreads,
+               KnownPrepareShared<K>(SharedCarver(nullptr)).bytes, known);
+  launcher.run(delta_known_outputs_kernel<K>, heads * ceil_div(p.V, kKnownColumns), kKnownThreads,
+               known_walk_bytes<K>(), known);
+}
+
+// Whether it was known, and has been run.
+inline bool known_forward(Launcher& launcher, const DeltaRuleProblem& p,
+                          const DeltaRuleResult& result, const CudaDevice& device) {
+  const bool is_64 = is_known<64>(p, result, device), is_128 = is_known<128>(p, result, device);
+  if (is_64) run_known<64>(launcher, p, result);
+  if (is_128) run_known<128>(launcher, p, result);
+  return is_64 || is_128;
+}
+
+// ---- forward and backward ----
+
 template <class Scalar>
 void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
                    const CudaDevice& device) {
+  if constexpr (std::is_same_v<Scalar, BFloat16>) {
+    if (known_forward(launcher, p, result, device)) return;
+  }
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
   chunks.result = result;
   run_delta_walk<Scalar>(launcher, chunks, device,
