@@ -41,7 +41,7 @@ struct KnownPrepareShared {
 template <int K>
 class KnownPrepare {
   using Operands = Bf16Operands;
-  static constexpr int C = kKnownTokens, kBlock = kBlockTokens, kBlocks = KnownUnits::kBlocks;
+  static constexpr int C = kKnownTokens, kBlock = kBlockTokens, kBlocks = Triangle::kBlocks;
   using Block = float[2][4];  // 16 x 16, in the layout of accumulators
 
  public:
@@ -54,7 +54,8 @@ class KnownPrepare {
         head_(block_index() % p.Hkv),
         chunk_(block_index() / p.Hkv),
         piece_(find_piece(p.pieces, chunk_)),
-        units_(p.units_of(chunk_, head_)) {}
+        key_unit_(p.key_unit(chunk_, head_)),
+        query_unit_(p.query_unit(chunk_, head_)) {}
 
   DEV void run() {
     if (piece_.sequence < 0) return;
@@ -75,10 +76,14 @@ class KnownPrepare {
   DEV void load() {
     CopyGroups copies;
     const int tokens = int(piece_.end - piece_.begin);
-    copy_rows<K>(copies, shared_.q, at_piece<const BFloat16>(p_.q, piece_, head_ / p_.q_group),
-                 p_.q.time, tokens);
-    copy_rows<K>(copies, shared_.k, at_piece<const BFloat16>(p_.k, piece_, head_ / p_.k_group),
-                 p_.k.time, tokens);
+    const RowCopies<K, kKnownThreads> rows(thread_index());
+    const auto start = [&](const KnownRows<K>& to, const View& x, int64_t head) {
+      rows.start(copies, to,
+                 at_piece<const BFloat16>(x, piece_, head) + rows.row * x.time + rows.column,
+                 x.time, tokens);
+    };
+    start(shared_.q, p_.q, head_ / p_.q_group);
+    start(shared_.k, p_.k, head_ / p_.k_group);
     copies.close();
     const int token = thread_index();
     if (token < C) {
@@ -128,10 +133,10 @@ class KnownPrepare {
     if (token >= C) return;
     const float from = of_blocks(0, block) * this->from(token);
     const float to = of_blocks(block + 1, kBlocks) * this->to(token);
-    units_.from_of_keys()[token] = from * shared_.k_factor[token];
-    units_.from_of_queries()[token] = from * shared_.q_factor[token];
-    units_.to_of_keys()[token] = to * shared_.k_factor[token] * shared_.beta[token];
-    if (token == 0) *units_.whole() = of_blocks(0, kBlocks);
+    key_unit_.from()[token] = from * shared_.k_factor[token];
+    query_unit_.from()[token] = from * shared_.q_factor[token];
+    key_unit_.to()[token] = to * shared_.k_factor[token] * shared_.beta[token];
+    if (token == 0) *key_unit_.whole() = of_blocks(0, kBlocks);
   }
 
   // ---- products ----
@@ -170,7 +175,8 @@ class KnownPrepare {
     for (int half = 0; half < 2; ++half) {
       const int token = warp_ * kBlock + g_ + 8 * half;
       const auto factor = [&](const Block& products) {
-        const float square = products[half][2 * half + g_ % 2];
+        const float* const pair = products[half] + 2 * half;
+        const float square = g_ % 2 == 0 ? pair[0] : pair[1];
         return p_.normalize_qk ? 1 / sqrtf(square + float(kNormEps)) : 1;
       };
       shared_.q_factor[token] = factor(own_queries_) * float(p_.scale);
@@ -204,7 +210,7 @@ class KnownPrepare {
         keys[tile][i] = row <= column ? 0 : decay * shared_.k_factor[row] * keys[tile][i];
       }
     }
-    units_.a()[KnownUnits::at(warp_, block)] = TriangleBlock::of(scores);
+    query_unit_.a().set(warp_, block, scores);
     UNROLL
     for (int tile = 0; tile < 2; ++tile) {
       const int column = block * kBlock + 8 * tile + 2 * t_;
@@ -227,7 +233,7 @@ class KnownPrepare {
           m[tile][i] = shared_.inverse.get(row_of(i), block * kBlock + 8 * tile + 2 * t_ + i % 2);
         }
       }
-      units_.m()[KnownUnits::at(warp_, block)] = TriangleBlock::of(m);
+      key_unit_.m().set(warp_, block, m);
     }
   }
 
@@ -238,7 +244,8 @@ class KnownPrepare {
   const int warp_, g_, t_;
   const int64_t head_, chunk_;
   const Piece piece_;
-  const KnownUnits units_;
+  const KeyUnit key_unit_;
+  const QueryUnit query_unit_;
   Block scores_[kBlocks - 1] = {}, keys_[kBlocks - 1] = {};
   Block own_scores_ = {}, own_keys_ = {}, own_queries_ = {};
 };

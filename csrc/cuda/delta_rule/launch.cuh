@@ -64,17 +64,12 @@ DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bo
 // ---- forward where all is known ----
 
 template <int K>
-int64_t known_walk_bytes() {
-  return kKnownStages * KnownStage<K>(SharedCarver(nullptr)).bytes;
-}
-
-template <int K>
 bool is_known(const DeltaRuleProblem& p, const DeltaRuleResult& result, const CudaDevice& device) {
   return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
          has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) &&
          has_plain_rows<BFloat16>(p.v) && has_plain_rows<BFloat16>(result.y) &&
-         (!result.errors.data || result.errors.dim == 1) &&
-         known_walk_bytes<K>() <= device.shared_bytes;
+         (!result.errors.data || result.errors.dim == 1) && p.T <= INT32_MAX / 2 &&
+         KnownShared<K>::kBytes <= device.shared_bytes;
 }
 
 template <int K>
@@ -84,11 +79,12 @@ void run_known(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleRes
   known.pieces = {p.cu_seqlens, p.T, p.num_sequences, kKnownTokens};
   known.result = result;
   const int64_t chunks = known.pieces.count() * p.Hkv, heads = p.num_sequences * p.Hkv;
-  known.units = launcher.take<char>(chunks * KnownUnits::kBytes);
+  known.units = launcher.take<char>(chunks * kKnownUnitBytes);
   launcher.run(delta_known_prepare_kernel<K>, chunks, kKnownThreads,
                KnownPrepareShared<K>(SharedCarver(nullptr)).bytes, known);
-  launcher.run(delta_known_outputs_kernel<K>, heads * ceil_div(p.V, kKnownColumns), kKnownThreads,
-               known_walk_bytes<K>(), known);
+  launcher.run(result.errors.data ? delta_known_outputs_kernel<K, true>
+                                  : delta_known_outputs_kernel<K, false>,
+               heads * ceil_div(p.V, kKnownColumns), kKnownThreads, KnownShared<K>::kBytes, known);
 }
 
 // Whether it was known, and has been run.
