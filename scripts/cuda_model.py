@@ -226,7 +226,7 @@ def estimate(launch: Launch, code: Code, gpu: Gpu) -> Estimate:
     limits = [(stores, code.stores_beside)]
     if code.copies_beside:
         limits = [(copies, code.copies_beside), (products, code.products_beside)]
-    times_beside = min(times_beside, *(done / beside for done, beside in limits if beside))
+    times_beside = min([times_beside, *(done / beside for done, beside in limits if beside)])
     instructions = times_beside * code.beside + loads * code.per_load
     instructions += max(0, products - times_beside * code.products_beside) * code.per_product
     instructions += max(0, copies - times_beside * code.copies_beside) * code.per_copy

@@ -80,6 +80,22 @@ def test_small_cases_of_many_channels():
     check(RuleCase(B=1, Hq=1, Hk=1, Hv=1, T=20, K=150, V=20, decay="channel"), torch.float32)
 
 
+# What kernels of their own know: heads of 64 or 128 key features, a decay for each head or none, in
+# rows that are contiguous.
+KNOWN = dict(B=1, Hq=1, Hk=1, Hv=2, K=64, V=80)
+KNOWN_CASES = [
+    RuleCase(**KNOWN, T=150, initial=True, resets=True),
+    RuleCase(**KNOWN, T=150, lengths=(0, 1, 64, 0, 65, 20, 0), strength="two", initial=True),
+    RuleCase(**KNOWN | dict(B=2, Hk=2, V=16), T=30, decay=None, normalize_qk=False),
+    RuleCase(**KNOWN | dict(K=128, V=64), T=90, strength="ends", scale=0.3),
+]
+
+
+@pytest.mark.parametrize("case", KNOWN_CASES, ids=str)
+def test_small_cases_that_are_known(case):
+    check(case, torch.bfloat16)
+
+
 def test_masked_nan_reaches_nothing():
     case = RuleCase(**TINY, T=20, decay="channel", mask="middle")
     inputs = make_inputs(case, torch.float32, SEED, DEVICE)

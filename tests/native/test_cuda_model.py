@@ -181,16 +181,21 @@ def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
 
 
 @needs_compiler
-def test_the_delta_rule_s_kernels_are_those_that_the_device_s_size_decides_on(tmp_path):
+def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path):
     op = "delta_rule"
     program = cuda_model.build_plan(tmp_path, op, ["bfloat16"], "-O0")
-    B, H, T, D = size = 1, 4, 640, 64
-    for multiprocessors, columns in ((2, 32), (132, 16)):
+    B, H, T = 1, 4, 640
+    for D, multiprocessors, columns, of_prepare, of_walk in (
+        (32, 2, 32, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 32>"),
+        (32, 132, 16, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 16>"),
+        (64, 132, 32, "known_prepare_kernel<64>", "known_outputs_kernel<64, false>"),
+    ):
+        size = B, H, T, D
         prepare, walk = cuda_model.plan(
             program, op, "bfloat16", "forward", size, multiprocessors, 227 << 10
         )
-        assert prepare.kernel == "delta_prepare_kernel<BFloat16>"
-        assert walk.kernel == f"delta_outputs_kernel<BFloat16, {columns}>"
+        assert prepare.kernel == f"delta_{of_prepare}"
+        assert walk.kernel == f"delta_{of_walk}"
         assert walk.blocks == B * H * D // columns
         least = 2 * T * D * columns / (16 * 8 * 16) * 32  # one product with the state, one into it
         assert least < walk.products < 4 * least

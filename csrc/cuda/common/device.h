@@ -116,6 +116,14 @@ DEV void load_matrices(uint32_t (&x)[2], const void* row) {  // lanes from 16 on
   }
 }
 
+// A matrix of 8 x 8 such elements, of which a lane has two neighbours as above: those of its
+// transpose.
+DEV uint32_t transpose_matrix(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // c += a b for 16 x 16 by 16 x 8 bf16, two to a register; the layout is PTX's.
 DEV void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(

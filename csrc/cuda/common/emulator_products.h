@@ -84,6 +84,15 @@ void load_matrices(uint32_t (&x)[count], const void* row, int line = __builtin_L
   }
 }
 
+inline uint32_t transpose_matrix(uint32_t x, int line = __builtin_LINE()) {
+  const emulator::Unwatched here;
+  ++emulator::machine().counts.shuffles;
+  const int lane = thread_index() % emulator::kWarp, g = lane / 4, t = lane % 4;
+  const emulator::Exchange* all = emulator::exchange({{x}, {}, 0}, line);
+  const auto element = [&](int r, int c) { return all[4 * r + c / 2].a[0] >> c % 2 * 16 & 0xffff; };
+  return element(2 * t, g) | element(2 * t + 1, g) << 16;
+}
+
 OF_EMULATOR void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                           int line = __builtin_LINE()) {
   const emulator::Unwatched here;

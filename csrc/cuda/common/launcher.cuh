@@ -10,6 +10,15 @@ namespace hfla::cuda {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Whether runs of 16 bytes are aligned in rows of any token, head and sequence, and 32 bits hold a
+// token's stride.
+template <class Scalar>
+bool has_plain_rows(const View& x) {
+  constexpr int64_t kRun = 16 / int64_t(sizeof(Scalar));
+  return x.data && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.dim == 1 &&
+         x.batch % kRun == 0 && x.time % kRun == 0 && x.head % kRun == 0 &&
+         x.time <= INT32_MAX / 16 && x.head <= INT32_MAX / 16;
+}
 // Hands out consecutive, aligned arrays; starting from null it only measures.
 class Carver {
  public:

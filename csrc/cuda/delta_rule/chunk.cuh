@@ -170,7 +170,8 @@ class SharedCarver {
   BOTH explicit SharedCarver(char* base) : base_(base) {}
   template <class T>
   BOTH T* take(int64_t count) {
-    T* const array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    // Of the offset, not of the pointer, lest a compiler forget that it is to shared memory.
+    T* const array = reinterpret_cast<T*>(base_ + (base_ ? used_ : 0));
     used_ += (count * int64_t(sizeof(T)) + 15) / 16 * 16;
     return array;
   }

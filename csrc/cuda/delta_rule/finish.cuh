@@ -5,60 +5,103 @@
 //
 //     d(scale x') = dx',    dx = scale r (dx' - ⟨dx', x'⟩ x')
 //
-// A warp has a token and a head.
+// A block has some tokens of a sequence and head, and a warp one of them after the other, with all
+// of its channels in registers.
 #pragma once
 
 #include "cuda/delta_rule/chunk.cuh"
 
 namespace hfla::cuda {
 
-constexpr int kFinishThreads = 128;
+constexpr int kFinishThreads = 128, kFinishTokens = 32;
+constexpr int kMostKeyChannels = 256;  // of those that the op gives to a GPU
 
 struct FinishRows {
   View x, dx;       // (B, T, heads, K)
   const float* dy;  // (B, T, Hv, K)
   const bool* key_mask;
-  int64_t T, K, Hv, heads, rows;  // rows: B T heads
+  int64_t T, K, Hv, heads;
+  int64_t blocks;  // of a sequence and head
   float scale;
   bool normalize;
 };
 
 template <class Scalar>
-KERNEL LAUNCH_BOUNDS(kFinishThreads, 8) delta_finish_kernel(const GRID_CONSTANT FinishRows p) {
-  const int lane = thread_index() % 32;
-  const int64_t row = block_index() * (kFinishThreads / 32) + thread_index() / 32;
-  if (row >= p.rows) return;
-  const int64_t head = row % p.heads, t = row / p.heads % p.T, b = row / p.heads / p.T;
-  const int64_t group = p.Hv / p.heads;
-  const float* const dy = p.dy + ((b * p.T + t) * p.Hv + head * group) * p.K;
-  const Scalar* const x =
-      static_cast<const Scalar*>(p.x.data) + b * p.x.batch + t * p.x.time + head * p.x.head;
-  Scalar* const dx =
-      static_cast<Scalar*>(p.dx.data) + b * p.dx.batch + t * p.dx.time + head * p.dx.head;
-  const bool present = !p.key_mask || p.key_mask[b * p.T + t];
-  const auto sum_of_heads = [&](int64_t c) {
-    float sum = 0;
-    for (int64_t h = 0; h < group; ++h) sum += dy[h * p.K + c];
-    return sum;
-  };
-  float squares = 0, dot = 0;
-  for (int64_t c = lane; present && p.normalize && c < p.K; c += 32) {
-    const float of_x = to_float(x[c * p.x.dim]);
-    squares += of_x * of_x, dot += of_x * sum_of_heads(c);
-  }
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    squares += shuffle_xor(squares, lanes);
-    dot += shuffle_xor(dot, lanes);
-  }
-  const float r = p.normalize ? 1 / sqrtf(squares + float(kNormEps)) : 1;
-  for (int64_t c = lane; c < p.K; c += 32) {
-    float result = 0;
-    if (present) {
-      result = sum_of_heads(c);
-      if (p.normalize) result -= r * r * dot * to_float(x[c * p.x.dim]);
+class Finish {
+  static constexpr int kChannels = kMostKeyChannels / 32;  // of a lane
+
+ public:
+  DEV explicit Finish(const FinishRows& p)
+      : p_(p),
+        lane_(thread_index() % 32),
+        group_(int(p.Hv / p.heads)),
+        head_(block_index() % p.heads),
+        batch_(block_index() / p.heads / p.blocks),
+        first_(block_index() / p.heads % p.blocks * kFinishTokens) {}
+
+  DEV void run() const {
+    const int64_t left = p_.T - first_;
+    NO_UNROLL
+    for (int i = thread_index() / 32; i < kFinishTokens && i < left; i += kFinishThreads / 32) {
+      visit(first_ + i);
     }
-    dx[c * p.dx.dim] = from_float<Scalar>(p.scale * r * result);
   }
+
+ private:
+  DEV void visit(int64_t t) const {
+    const float* const dy = p_.dy + ((batch_ * p_.T + t) * p_.Hv + head_ * group_) * p_.K;
+    const Scalar* const x = row<const Scalar>(p_.x, t);
+    Scalar* const dx = row<Scalar>(p_.dx, t);
+    const bool present = !p_.key_mask || p_.key_mask[batch_ * p_.T + t];
+    float of_x[kChannels] = {}, of_dx[kChannels] = {};
+    if (present) {
+      for_each_channel([&](int i, int c) {
+        if (p_.normalize) of_x[i] = to_float(x[c * p_.x.dim]);
+      });
+      NO_UNROLL
+      for (int h = 0; h < group_; ++h) {
+        for_each_channel([&](int i, int c) { of_dx[i] += dy[h * p_.K + c]; });
+      }
+    }
+    float squares = 0, dot = 0;
+    UNROLL
+    for (int i = 0; i < kChannels; ++i) {
+      squares += of_x[i] * of_x[i], dot += of_x[i] * of_dx[i];
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      squares += shuffle_xor(squares, lanes);
+      dot += shuffle_xor(dot, lanes);
+    }
+    const float r = p_.normalize ? 1 / sqrtf(squares + float(kNormEps)) : 1;
+    for_each_channel([&](int i, int c) {
+      const float through_norm = p_.normalize ? r * r * dot * of_x[i] : 0;
+      dx[c * p_.dx.dim] = from_float<Scalar>(p_.scale * r * (of_dx[i] - through_norm));
+    });
+  }
+
+  // Those of the lane.
+  template <class Visit>
+  DEV void for_each_channel(Visit visit) const {
+    const int K = int(p_.K);
+    UNROLL
+    for (int i = 0; i < kChannels; ++i) {
+      if (32 * i + lane_ < K) visit(i, 32 * i + lane_);
+    }
+  }
+
+  template <class T>
+  DEV T* row(const View& view, int64_t t) const {
+    return static_cast<T*>(view.data) + batch_ * view.batch + t * view.time + head_ * view.head;
+  }
+
+  const FinishRows& p_;
+  const int lane_, group_;
+  const int64_t head_, batch_, first_;
+};
+
+template <class Scalar>
+KERNEL LAUNCH_BOUNDS(kFinishThreads, 8) delta_finish_kernel(const GRID_CONSTANT FinishRows p) {
+  Finish<Scalar>(p).run();
 }
 
 }  // namespace hfla::cuda

@@ -7,6 +7,8 @@
 
 #include "cuda/common/launcher.cuh"
 #include "cuda/delta_rule/finish.cuh"
+#include "cuda/delta_rule/known_prepare.cuh"
+#include "cuda/delta_rule/known_walk.cuh"
 #include "cuda/delta_rule/prepare.cuh"
 #include "cuda/delta_rule/token_gradients.cuh"
 #include "cuda/delta_rule/walk.cuh"
@@ -59,9 +61,49 @@ DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bo
   return chunks;
 }
 
+// ---- forward where all is known ----
+
+template <int K>
+bool is_known(const DeltaRuleProblem& p, const DeltaRuleResult& result, const CudaDevice& device) {
+  return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
+         has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) &&
+         has_plain_rows<BFloat16>(p.v) && has_plain_rows<BFloat16>(result.y) &&
+         (!result.errors.data || result.errors.dim == 1) && p.T <= INT32_MAX / 2 &&
+         KnownShared<K>::kBytes <= device.shared_bytes;
+}
+
+template <int K>
+void run_known(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result) {
+  KnownDeltaRule known{};
+  static_cast<DeltaRuleProblem&>(known) = p;
+  known.pieces = {p.cu_seqlens, p.T, p.num_sequences, kKnownTokens};
+  known.result = result;
+  const int64_t chunks = known.pieces.count() * p.Hkv, heads = p.num_sequences * p.Hkv;
+  known.units = launcher.take<char>(chunks * kKnownUnitBytes);
+  launcher.run(delta_known_prepare_kernel<K>, chunks, kKnownThreads,
+               KnownPrepareShared<K>(SharedCarver(nullptr)).bytes, known);
+  launcher.run(result.errors.data ? delta_known_outputs_kernel<K, true>
+                                  : delta_known_outputs_kernel<K, false>,
+               heads * ceil_div(p.V, kKnownColumns), kKnownThreads, KnownShared<K>::kBytes, known);
+}
+
+// Whether it was known, and has been run.
+inline bool known_forward(Launcher& launcher, const DeltaRuleProblem& p,
+                          const DeltaRuleResult& result, const CudaDevice& device) {
+  const bool is_64 = is_known<64>(p, result, device), is_128 = is_known<128>(p, result, device);
+  if (is_64) run_known<64>(launcher, p, result);
+  if (is_128) run_known<128>(launcher, p, result);
+  return is_64 || is_128;
+}
+
+// ---- forward and backward ----
+
 template <class Scalar>
 void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
                    const CudaDevice& device) {
+  if constexpr (std::is_same_v<Scalar, BFloat16>) {
+    if (known_forward(launcher, p, result, device)) return;
+  }
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
   chunks.result = result;
   run_delta_walk<Scalar>(launcher, chunks, device,
@@ -72,11 +114,10 @@ void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRul
 template <class Scalar>
 void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
                  const float* dy, int64_t group, double scale) {
-  const int64_t heads = p.Hkv / group, rows = p.B * p.T * heads;
-  const FinishRows arguments{x,     dx,    dy,   p.key_mask,   p.T,           p.K,
-                             p.Hkv, heads, rows, float(scale), p.normalize_qk};
-  launcher.run(delta_finish_kernel<Scalar>, ceil_div(rows, kFinishThreads / 32), kFinishThreads, 0,
-               arguments);
+  const int64_t heads = p.Hkv / group, blocks = ceil_div(p.T, kFinishTokens);
+  const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,           p.K,
+                             p.Hkv, heads, blocks, float(scale), p.normalize_qk};
+  launcher.run(delta_finish_kernel<Scalar>, p.B * blocks * heads, kFinishThreads, 0, arguments);
 }
 
 template <class Scalar>

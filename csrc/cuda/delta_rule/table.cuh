@@ -31,6 +31,13 @@ int delta_table_step(const DeltaRuleStep& p, void* stream) {
 
 template <class Scalar>
 int delta_table_load() {
+  if constexpr (std::is_same_v<Scalar, BFloat16>) {
+    const int error =
+        load_all(delta_known_prepare_kernel<64>, delta_known_prepare_kernel<128>,
+                 delta_known_outputs_kernel<64, false>, delta_known_outputs_kernel<64, true>,
+                 delta_known_outputs_kernel<128, false>, delta_known_outputs_kernel<128, true>);
+    if (error) return error;
+  }
   return load_all(
       delta_prepare_kernel<Scalar>, delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
       delta_outputs_kernel<Scalar, kFewColumns>, delta_states_kernel<Scalar, kManyColumns<Scalar>>,

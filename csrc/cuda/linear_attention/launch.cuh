@@ -117,15 +117,6 @@ auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<
   return visit(K{});
 }
 
-// Whether runs of 16 bytes are aligned in rows of any token, head and sequence, and 32 bits hold a
-// token's stride.
-template <class Scalar>
-bool has_plain_rows(const View& x) {
-  constexpr int64_t kRun = 16 / int64_t(sizeof(Scalar));
-  return x.data && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.dim == 1 &&
-         x.batch % kRun == 0 && x.time % kRun == 0 && x.head % kRun == 0 &&
-         x.time <= INT32_MAX / 16 && x.head <= INT32_MAX / 16;
-}
 // Whether a walk is what a kernel is compiled for.
 template <class Scalar, class K>
 bool is_known(const Walk& walk) {

@@ -45,7 +45,7 @@ struct DeltaRule {
   int64_t multiprocessors;  // of the device: few, and a block takes many columns
   int64_t T, K, V, B = 1, Hv = 2, groups = 1;
   DecayOf decay = DecayOf::head;
-  bool delta = true, mask = true, backward = true;
+  bool delta = true, mask = true, backward = true, keep_errors = true;
 
   int64_t decays() const { return decay == DecayOf::channel ? K : 1; }
 };
@@ -73,7 +73,7 @@ inline bool run(const DeltaRule& c, Tensors& tensors, int64_t B) {
   const hfla::DeltaRuleProblem p = problem_of(c, tensors, B);
   hfla::DeltaRuleResult y{};
   y.y = tensors.tensor(T, Hv, V, c.dtype);
-  if (c.delta) y.errors = tensors.tensor(T, Hv, V, kF32);
+  if (c.delta && c.keep_errors) y.errors = tensors.tensor(T, Hv, V, kF32);
   y.state = tensors.array(Hv * K * V);
   const hfla::CudaDevice device{c.multiprocessors, 227 << 10};
   const auto& table = delta_kernels(c.dtype);
@@ -150,6 +150,15 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   c.delta = false;
   add("general form, odd sizes", true, c);
   add("delta rule, more channels than a unit has", false, {dtype, kMany, 40, 136, 8, 1, 1});
+  if (dtype != hfla::DType::bf16) return;
+  // Forward's kernels of their own; of each, with and without errors to keep.
+  for (const int64_t K : {64, 128}) {
+    DeltaRule known{dtype, kMany, 150, K, 48, 1, 1};
+    known.mask = false, known.backward = false;
+    add("delta rule that is known", K == 64, known);
+    known.T = 70, known.keep_errors = false;
+    add("delta rule that is known, without errors", false, known);
+  }
 }
 
 inline void add_delta_steps(std::vector<Case>& cases, hfla::DType dtype) {

@@ -1,0 +1,158 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What a walk has in shared memory (known_walk.cuh), and who brings it there: keys a chunk before
+// they are needed, and queries a chunk later, since outputs are a chunk behind.
+#pragma once
+
+#include "cuda/delta_rule/known_chunk.cuh"
+
+namespace hfla::cuda {
+
+constexpr int kKnownLoaders = kKnownThreads / 2;  // the last threads of a block
+
+template <int K>
+struct KeyStage {
+  KnownRows<K> k;
+  KnownRows<kKnownColumns> v;
+  KeyUnit unit;
+};
+template <int K>
+struct QueryStage {
+  KnownRows<K> q;
+  QueryUnit unit;
+};
+// What outputs need of a warp's columns: S and E, as operands.
+template <int K>
+struct StateStage {
+  static constexpr int kWords = (K + kKnownTokens) / 16 * 32;  // of a warp's lanes
+  static constexpr int kBytes = kKnownColumns / 16 * kWords * int(sizeof(LaneWords));
+  LaneWords* words;
+  DEV LaneWords& state(int i) const { return words[i * 32]; }
+  DEV LaneWords& errors(int i) const { return words[(K / 16 + i) * 32]; }
+};
+
+// Two of each, for chunks by turns.
+template <int K>
+struct KnownShared {
+  static constexpr int kVAt = KnownRows<K>::kBytes;
+  static constexpr int kKeyUnitAt = kVAt + KnownRows<kKnownColumns>::kBytes;
+  static constexpr int kQueriesAt = kKeyUnitAt + KeyUnit::kBytes;
+  static constexpr int kQueryUnitAt = kQueriesAt + KnownRows<K>::kBytes;
+  static constexpr int kStatesAt = kQueryUnitAt + QueryUnit::kBytes;
+  static constexpr int kStageBytes = kStatesAt + StateStage<K>::kBytes;
+  static constexpr int kBytes = 2 * kStageBytes;
+
+  DEV static char* stage(int chunk) { return shared_memory() + chunk % 2 * kStageBytes; }
+  DEV static BFloat16* rows(char* at) { return reinterpret_cast<BFloat16*>(at); }
+
+  DEV static KeyStage<K> keys(int chunk) {
+    char* const at = stage(chunk);
+    return {{rows(at)}, {rows(at + kVAt)}, {at + kKeyUnitAt}};
+  }
+  DEV static QueryStage<K> queries(int chunk) {
+    char* const at = stage(chunk);
+    return {{rows(at + kQueriesAt)}, {at + kQueryUnitAt}};
+  }
+  // For the warp, and the other that has its columns.
+  DEV static StateStage<K> states(int chunk) {
+    const int warp = thread_index() / 32 % (kKnownColumns / 16), lane = thread_index() % 32;
+    LaneWords* const words = reinterpret_cast<LaneWords*>(stage(chunk) + kStatesAt);
+    return {words + warp * StateStage<K>::kWords + lane};
+  }
+};
+
+// Where a block's chunks are.
+struct KnownPlace {
+  int64_t sequence, batch, begin;  // the first token
+  int64_t head, first_column, first_chunk;
+  int chunks, tokens;  // of the sequence
+
+  DEV explicit KnownPlace(const KnownDeltaRule& p) {
+    const int64_t blocks = (p.V + kKnownColumns - 1) / kKnownColumns;
+    first_column = block_index() % blocks * kKnownColumns;
+    head = block_index() / blocks % p.Hkv;
+    sequence = block_index() / blocks / p.Hkv;
+    batch = p.pieces.cu_seqlens ? 0 : sequence;
+    begin = p.pieces.sequence_begin(sequence);
+    first_chunk = p.pieces.first_piece(sequence);
+    const int64_t length = p.pieces.sequence_end(sequence) - begin;
+    tokens = length > 0 ? int(length) : 0;
+    chunks = (tokens + kKnownTokens - 1) / kKnownTokens;
+  }
+  DEV int tokens_of(int chunk) const {
+    const int left = tokens - chunk * kKnownTokens;
+    return left < kKnownTokens ? left : kKnownTokens;
+  }
+  // The first feature of a head's first token.
+  template <class T>
+  DEV T* rows(const View& x, int64_t head) const {
+    return static_cast<T*>(x.data) + batch * x.batch + begin * x.time + head * x.head;
+  }
+};
+
+template <int K>
+class KnownLoader {
+  static constexpr int kThreads = kKnownLoaders;
+
+ public:
+  DEV KnownLoader(const KnownDeltaRule& p, const KnownPlace& place)
+      : p_(p),
+        place_(place),
+        thread_(thread_index() % kThreads),
+        rows_(thread_),
+        values_(thread_),
+        q_(place.rows<const BFloat16>(p.q, place.head / p.q_group) + rows_.row * p.q.time +
+           rows_.column),
+        k_(place.rows<const BFloat16>(p.k, place.head / p.k_group) + rows_.row * p.k.time +
+           rows_.column),
+        v_(place.rows<const BFloat16>(p.v, place.head) + place.first_column +
+           values_.row * p.v.time + values_.column),
+        key_unit_(p.key_unit(place.first_chunk, place.head).data + 16 * thread_),
+        query_unit_(p.query_unit(place.first_chunk, place.head).data + 16 * thread_),
+        has_values_(place.first_column + values_.column < p.V) {}
+
+  // Of one chunk after the other.
+  DEV void start_keys(int chunk) {
+    const KeyStage<K> to = KnownShared<K>::keys(chunk);
+    const int tokens = place_.tokens_of(chunk);
+    rows_.start(copies_, to.k, k_, p_.k.time, tokens);
+    if (has_values_) values_.start(copies_, to.v, v_, p_.v.time, tokens);
+    start_unit<KeyUnit>(to.unit.data, key_unit_);
+    k_ += kKnownTokens * p_.k.time, v_ += kKnownTokens * p_.v.time;
+  }
+  DEV void start_queries(int chunk) {
+    const QueryStage<K> to = KnownShared<K>::queries(chunk);
+    rows_.start(copies_, to.q, q_, p_.q.time, place_.tokens_of(chunk));
+    start_unit<QueryUnit>(to.unit.data, query_unit_);
+    q_ += kKnownTokens * p_.q.time;
+  }
+
+  DEV void close() { copies_.close(); }
+  // The thread's copies have arrived; after a barrier, those of all.
+  DEV void wait() { copies_.wait<0>(); }
+
+ private:
+  template <class Unit>
+  DEV void start_unit(char* to, const char*& from) {
+    constexpr int kStep = 16 * kThreads;
+    UNROLL
+    for (int i = 0; i < Unit::kBytes; i += kStep) {
+      if (i + kStep <= Unit::kBytes || i + 16 * thread_ < Unit::kBytes) {
+        copies_.copy(to + i + 16 * thread_, from + i);
+      }
+    }
+    from += p_.Hkv * kKnownUnitBytes;
+  }
+
+  const KnownDeltaRule& p_;
+  const KnownPlace& place_;
+  const int thread_;
+  const RowCopies<K, kThreads> rows_;
+  const RowCopies<kKnownColumns, kThreads> values_;
+  const BFloat16 *q_, *k_, *v_;
+  const char *key_unit_, *query_unit_;
+  const bool has_values_;
+  CopyGroups copies_;
+};
+
+}  // namespace hfla::cuda

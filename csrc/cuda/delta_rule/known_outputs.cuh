@@ -1,0 +1,70 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// The half of a walk's warps that make outputs of what the other half has left (known_walk.cuh).
+#pragma once
+
+#include "cuda/delta_rule/known_loader.cuh"
+#include "cuda/delta_rule/known_tokens.cuh"
+
+namespace hfla::cuda {
+
+template <int K>
+class KnownOutputs {
+  using Operands = Bf16Operands;
+  using Shared = KnownShared<K>;
+
+ public:
+  DEV KnownOutputs(const KnownDeltaRule& p, const KnownPlace& place)
+      : p_(p), place_(place), there_(first_column() < p.V) {
+    row_ = place.rows<BFloat16>(p.result.y, place.head) + first_column() +
+           lane().g * p.result.y.time + 2 * lane().t;
+  }
+
+  // Of one chunk after the other.
+  DEV void visit(int chunk) {
+    if (!there_) return;
+    const QueryStage<K> queries = Shared::queries(chunk);
+    const StateStage<K> shown = Shared::states(chunk);
+    KnownValues y = {};
+    UNROLL
+    for (int k = 0; k < K; k += Operands::kDepth) {
+      add_state(y, queries.q, k, seen(shown.state(k / 16)));
+    }
+    scale(y, queries.unit.from());
+    KnownOperands errors;
+    UNROLL
+    for (int i = 0; i < kKnownTokens / 16; ++i) errors[i] = seen(shown.errors(i));
+    add_triangle(y, queries.unit.a(), errors);
+    store(y, place_.tokens_of(chunk));
+  }
+
+ private:
+  DEV int64_t first_column() const {
+    return place_.first_column + thread_index() / 32 % (kKnownColumns / 16) * 16;
+  }
+
+  DEV static Operands::A seen(const LaneWords& from) {
+    const LaneWords words = from;
+    return {{words.x[0], words.x[1], words.x[2], words.x[3]}};
+  }
+
+  // By pairs of columns, for which tiles are transposed.
+  DEV void store(const KnownValues& y, int tokens) {
+    const int64_t step = 8 * p_.result.y.time;
+    UNROLL
+    for (int n = 0; n < kKnownTokens / 8; ++n, row_ += step) {
+      const uint32_t low = transpose_matrix(to_bf16_pair(y[n][0], y[n][1]));
+      const uint32_t high = transpose_matrix(to_bf16_pair(y[n][2], y[n][3]));
+      if (8 * n + lane().g >= tokens) continue;
+      *reinterpret_cast<uint32_t*>(row_) = low;
+      *reinterpret_cast<uint32_t*>(row_ + 8) = high;
+    }
+  }
+
+  const KnownDeltaRule& p_;
+  const KnownPlace& place_;
+  const bool there_;
+  BFloat16* row_;  // the thread's, of the next chunk's first token
+};
+
+}  // namespace hfla::cuda
