@@ -84,6 +84,11 @@ class Standing(NamedTuple):
         )
 
 
+def nothing(name: str) -> Standing:
+    """Before anything is read."""
+    return Standing(name, "ready", 0, 0, 0.0, 0, 0, 0.0, 0, "", ())
+
+
 class Racer:
     """A model that reads tokens and writes further ones, in turns that take a fraction of a
     second.
