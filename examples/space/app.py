@@ -40,22 +40,24 @@ RUN: dict[str, Any] = {
 INTRO = """
 # Linear attention beside softmax attention
 
-Softmax attention looks back at every earlier token: each new token costs more than the one before, and all of them
-stay in memory. Linear attention keeps a summary of fixed size. Let two small models of one shape race, and watch what a
-longer context does to each.
+Softmax attention looks back at every earlier token: each new token costs more than the one before,
+and all of them stay in memory. Linear attention keeps a summary of fixed size. Let two small models
+race, and watch what a longer context does to each.
 """
 HOW = """
-**How it is measured.** Both models compute here, on {threads}, in one thread of this program and in turns: whose clock
-shows least goes on, so at any moment both have had the same time. *Tokens/s* is how fast tokens go through one by one,
-as when writing; a context is read {chunk} at a time, and on its way some tokens are read one by one to draw the chart
-(medians of {median}). *Cache* counts the bytes of all tensors that a model keeps of its context.
+**How it is measured.** Both models compute here, on {threads}, in turns: whose clock shows least
+goes on, so that both have had the same time at any moment. *Tokens/s* is how fast tokens go through
+one by one, as in writing. A context is read {chunk} tokens at a time, and some on the way one by
+one, to draw the chart (medians of {median}). *Cache* counts the bytes of all tensors that a model
+keeps of its context.
 
-**What it is not.** The models were trained on texts of {trained} tokens. Beyond that, what they write means nothing:
-a long context shows what it costs, not that they understand it. The context is synthetic, functions without a meaning.
+**What it is not.** The models were trained on texts of {trained} tokens. Beyond that, what they
+write means nothing: a long context shows what it costs, not that it is understood. It is synthetic,
+functions that do nothing of interest.
 """
 DIGITS_INTRO = """
-To this model an image is a text: first which digit it is, then {pixels} pixels, each in one of {shades} shades, drawn
-one after another. It remembers what it has painted in a state of fixed size.
+To this model an image is a text: first which digit it is, then {pixels} pixels, each in one of
+{shades} shades, drawn one after another. It remembers what it has painted in a state of fixed size.
 """
 
 

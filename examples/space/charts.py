@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Charts of lines as SVG, drawn anew many times a second without a flicker. style.css colours them."""
+"""Charts of lines as SVG, in the colours of style.css: drawn anew without a flicker."""
 
 import html
 import math
@@ -9,6 +9,7 @@ from typing import NamedTuple
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 44, 48  # margins, for titles and labels
 TICKS = 5  # on an axis, about
+UNITS = ("B", "kB", "MB", "GB")
 
 
 class Line(NamedTuple):
@@ -75,10 +76,6 @@ def ticks(end: float) -> list[float]:
 
 def byte_text(count: float) -> str:
     """With a unit of thousands, as "12.3 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            break
-        count /= 1000
-    else:
-        unit = "GB"
-    return f"{count:.3g} {unit}"
+    power = min(int(math.log10(max(count, 1) / 0.9995)) // 3, len(UNITS) - 1)
+    value = count / 1000**power
+    return f"{value:.3g} {UNITS[power]}" if value < 1000 else f"{value:,.0f} {UNITS[power]}"

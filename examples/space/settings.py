@@ -10,8 +10,8 @@ MODELS = Path(__file__).parent / "models"
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="A page that shows a softmax and a linear model side by side. Each flag is also "
-        "a variable of the environment: --max_context is SPACE_MAX_CONTEXT.",
+        description="A page that shows a softmax and a linear model side by side. Each flag is "
+        "also a variable of the environment: --max_context is SPACE_MAX_CONTEXT.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
 

@@ -95,11 +95,12 @@ def gallery(painting: Painting) -> str:
     )
     each = painting.cache_bytes // len(painting.digits)
     rate = painting.painted * len(painting.digits) / painting.seconds
+    count = painting.pixels.shape[1]
     return (
-        f'<div class="gallery" data-pixels="{painting.pixels.shape[1]}">{images}</div>'
-        f'<p class="told">{painting.pixels.shape[1]} of {painting.side**2} pixels; the model takes '
-        f"{painting.seconds:.2f} s for its part ({rate:,.0f} pixels/s), and remembers each image in "
-        f"{byte_text(each)}, at the first pixel as at the last.</p>"
+        f'<div class="gallery" data-pixels="{count}">{images}</div>'
+        f'<p class="told">{count} of {painting.side**2} pixels of each. The model computed for '
+        f"{painting.seconds:.2f} s, {rate:,.0f} pixels a second of all images, and remembers an "
+        f"image in {byte_text(each)}, at its first pixel as at its last.</p>"
     )
 
 
