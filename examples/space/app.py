@@ -37,6 +37,7 @@ RUN: dict[str, Any] = {
     "concurrency_id": "models",
     "show_progress": "hidden",
 }
+FONTS, MONOSPACED = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]  # nothing fetched
 INTRO = """
 # Linear attention beside softmax attention
 
@@ -186,8 +187,8 @@ def _text_tab(page: Page, flags: argparse.Namespace) -> None:
             for standing, kind in zip(empty, views.KINDS, strict=True)
         ]
     with gr.Row():
-        speeds = gr.HTML(views.speed_chart(empty), elem_classes="panel", elem_id="speeds")
-        sizes = gr.HTML(views.cache_chart(empty), elem_classes="panel", elem_id="sizes")
+        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds")
+        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes")
     threads = torch.get_num_threads()
     gr.Markdown(
         HOW.format(
@@ -236,7 +237,7 @@ def main() -> None:
         print(problem)
     build(page).launch(
         server_port=flags.port,
-        theme=gr.themes.Soft(),
+        theme=gr.themes.Soft(font=FONTS, font_mono=MONOSPACED),
         css_paths=HERE / "style.css",
         footer_links=[],
     )

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 72, 16, 44, 48  # margins, for titles and labels
+WIDTH, HEIGHT = 540, 310
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 58, 48  # margins, for titles and labels
+LEGEND = 160  # from one line's name to the next
 TICKS = 5  # on an axis, about
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -50,9 +51,9 @@ def chart(
     middle = (LEFT + right) / 2
     parts.append(f'<text class="x" x="{middle}" y="{HEIGHT - 8}">{html.escape(x_label)}</text>')
     for index, line in enumerate(lines):
-        at = right - 100 * (len(lines) - index)
-        parts.append(f'<line class="{line.kind}" x1="{at}" x2="{at + 18}" y1="14" y2="14"/>')
-        parts.append(f'<text x="{at + 24}" y="18">{html.escape(line.name)}</text>')
+        at = LEFT + LEGEND * index
+        parts.append(f'<line class="{line.kind}" x1="{at}" x2="{at + 18}" y1="36" y2="36"/>')
+        parts.append(f'<text x="{at + 24}" y="40">{html.escape(line.name)}</text>')
         if line.points:
             path = " ".join("{},{}".format(*place(*point)) for point in line.points)
             x, y = place(*line.points[-1])

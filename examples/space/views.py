@@ -5,7 +5,7 @@ import base64
 import html
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from charts import Line, byte_text, chart
@@ -33,7 +33,7 @@ def card(standing: Standing, kind: str) -> str:
         f"<header><h3>{html.escape(standing.name)}</h3><em>{progress(standing)}</em></header>"
         f'<div class="bar"><i style="width:{100 * share:.1f}%"></i></div>'
         f'<div class="facts">{told}</div>'
-        f'<div class="text"><pre>{html.escape(standing.text)}</pre></div></div>'
+        f'<div class="text"><div>{html.escape(standing.text)}</div></div></div>'
     )
 
 
@@ -58,13 +58,18 @@ def cache_chart(standings: Sequence[Standing]) -> str:
     return _chart("Memory of the context", standings, _sizes, byte_text)
 
 
-def _chart(title, standings, points_of, y_text) -> str:
+def _chart(
+    title: str,
+    standings: Sequence[Standing],
+    points_of: Callable[[Sequence[Point]], list[tuple[float, float]]],
+    y_text: Callable[[float], str],
+) -> str:
     lines = [
         Line(standing.name, kind, points_of(standing.points))
         for standing, kind in zip(standings, KINDS, strict=True)
     ]
     end = max(standing.to_read + standing.to_write for standing in standings)
-    return chart(title, CONTEXT, lines, end, y_text)
+    return f'<div class="panel">{chart(title, CONTEXT, lines, end, y_text)}</div>'
 
 
 def _sizes(points: Sequence[Point]) -> list[tuple[float, float]]:
