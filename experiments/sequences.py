@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from contenders import FIRST, LAST, PAD, SYMBOLS
-from images import read_digits
 from text_blocks import library_files, read_utf8
+from train_digits import read_digits
 
 MULTIPLE = 64  # of which lengths are
 
