@@ -100,7 +100,7 @@ class Finish {
 };
 
 template <class Scalar>
-KERNEL LAUNCH_BOUNDS(kFinishThreads, 8) delta_finish_kernel(const GRID_CONSTANT FinishRows p) {
+KERNEL LAUNCH_BOUNDS(kFinishThreads, 6) delta_finish_kernel(const GRID_CONSTANT FinishRows p) {
   Finish<Scalar>(p).run();
 }
 

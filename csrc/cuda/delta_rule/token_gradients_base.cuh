@@ -69,26 +69,40 @@ class TokenGradientsBase {
 
   // ---- loads of 32 columns ----
 
+  // Those of a tensor that the lane reads, of one of the warp's tokens after the other. Addresses
+  // are added up: to multiply them takes longer than all else.
+  template <class T>
+  struct Elements {
+    const T* at;
+    int64_t step;
+    DEV void go_on() { at += step; }
+  };
+  template <class T>
+  DEV Elements<T> elements(const View& x, int64_t c) const {
+    return {at_piece<const T>(x, piece_, head_) + warp_ * x.time + c * x.dim, kBlocks * x.time};
+  }
+
   // dy, W and U. Adds to beta_dots if `first_time`.
   DEV void load_columns(int64_t column, bool first_time) const {
     const int64_t c = column + lane_;
-    const Scalar* const dy = at_piece<const Scalar>(p_.upstream.dy, piece_, head_);
-    const Scalar* const v = at_piece<const Scalar>(p_.v, piece_, head_);
-    const float* const errors = at_piece<const float>(p_.upstream.errors, piece_, head_);
-    const float* const d =
-        p_.write_gradients + ((piece_.batch * p_.T + piece_.begin) * p_.Hkv + head_) * p_.V;
+    Elements<Scalar> dy = elements<Scalar>(p_.upstream.dy, c), v = elements<Scalar>(p_.v, c);
+    Elements<float> errors = elements<float>(p_.upstream.errors, c);
+    Elements<float> d = {
+        p_.write_gradients +
+            ((piece_.batch * p_.T + piece_.begin + warp_) * p_.Hkv + head_) * p_.V + c,
+        kBlocks * p_.Hkv * p_.V};
+    const int tokens = c < p_.V ? int(piece_.end - piece_.begin) : 0;
+    const bool* const mask =
+        p_.key_mask ? p_.key_mask + piece_.batch * p_.T + piece_.begin : nullptr;
     UNROLL_BY(4)
     for (int token = warp_; token < C; token += kBlocks) {
-      const bool there = c < p_.V && p_.present(piece_, token);
       float of_y = 0, of_write = 0, error = 0;
-      if (there) {
-        if (p_.upstream.dy.data) {
-          of_y = to_float(dy[token * p_.upstream.dy.time + c * p_.upstream.dy.dim]);
-        }
-        of_write = d[token * p_.Hkv * p_.V + c];
-        error = p_.delta ? errors[token * p_.upstream.errors.time + c * p_.upstream.errors.dim]
-                         : to_float(v[token * p_.v.time + c * p_.v.dim]);
+      if (token < tokens && (!mask || mask[token])) {
+        if (p_.upstream.dy.data) of_y = to_float(*dy.at);
+        of_write = *d.at;
+        error = p_.delta ? *errors.at : to_float(*v.at);
       }
+      dy.go_on(), v.go_on(), errors.go_on(), d.go_on();
       const float beta = shared_.numbers.beta[token];
       set(shared_.dy, token, of_y);
       set(shared_.w, token, beta * of_write);
@@ -111,10 +125,11 @@ class TokenGradientsBase {
                                                     p_.chunk_and_head(piece_.sequence, head_) * size
                                               : states + p_.Hkv * size;
     const int64_t c = column + lane_;
+    const int channels = c < p_.V ? int(p_.K - channel) : 0;
+    int64_t at = (channel + warp_) * p_.V + c;
     UNROLL_BY(4)
-    for (int i = warp_; i < kSlabChannels; i += kBlocks) {
-      const int64_t at = (channel + i) * p_.V + c;
-      const bool there = channel + i < p_.K && c < p_.V;
+    for (int i = warp_; i < kSlabChannels; i += kBlocks, at += kBlocks * p_.V) {
+      const bool there = i < channels;
       const float gradient = there ? gradients[at] : 0;
       set(shared_.state, i, there ? states[at] : 0);
       set(shared_.gradient, i, gradient);
