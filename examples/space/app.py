@@ -19,13 +19,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # two cores' threads wait f
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
+import torch
+from torch import Tensor
+
 import painting
 import race
-import torch
 import views
 from engine import Engine
 from settings import parse_arguments
-from torch import Tensor
 
 HERE = Path(__file__).parent
 PROMPTS = ["class Queue:\n    def __init__(self):\n", "import os\n\ndef main():\n", "# Copyright"]
@@ -177,7 +178,9 @@ def _text_tab(page: Page, flags: argparse.Namespace) -> None:
                 label="Context before the prompt (synthetic tokens)",
                 elem_id="context",
             )
-            to_write = gr.Slider(50, 2000, 500, step=50, label="Tokens to write")
+            to_write = gr.Slider(
+                50, 2000, 500, step=50, label="Tokens to write", elem_id="to-write"
+            )
     gr.Examples([[text] for text in PROMPTS], prompt, label="Prompts")
     start, stop = _buttons("Start the race", "race")
     with gr.Row(equal_height=True):

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from race import SNAPSHOT_SECONDS, cache_bytes, first_line
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_linear_attention  # noqa: F401  so that Transformers knows its models
+from race import SNAPSHOT_SECONDS, cache_bytes, first_line
 
 DIGITS = 10  # the first tokens name a digit, the others are shades from black to white
 TEMPERATURE = 0.9
