@@ -31,7 +31,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
 	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
-	@echo "make test-space   test that page in a browser, Chromium or Chrome, under a minute"
+	@echo "make test-space   test that page in a browser, Chromium or Chrome, in about a minute"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"

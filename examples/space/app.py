@@ -175,7 +175,7 @@ def _text_tab(page: Page, flags: argparse.Namespace) -> None:
                 flags.max_context,
                 0,
                 step=100,
-                label="Context before the prompt (synthetic tokens)",
+                label="Tokens of synthetic context",
                 elem_id="context",
             )
             to_write = gr.Slider(
@@ -212,9 +212,7 @@ def _digits_tab(page: Page) -> None:
     with gr.Row():
         digits = [ANY_DIGIT, *map(str, range(painting.DIGITS))]
         digit = gr.Radio(digits, value=ANY_DIGIT, label="What to paint", elem_id="digit", scale=3)
-        speed = gr.Slider(
-            20, 1000, 100, step=20, label="Pixels of an image per second, at most", scale=2
-        )
+        speed = gr.Slider(20, 1000, 100, step=20, label="Pixels a second, at most", scale=2)
     start, stop = _buttons("Paint", "paint")
     again = gr.Button("Paint the lower halves anew", elem_id="repaint")
     gallery = gr.HTML(elem_id="gallery")
