@@ -51,7 +51,7 @@ HOW = """
 goes on, so that both have had the same time at any moment. *Tokens/s* is how fast tokens go through
 one by one, as in writing. A context is read {chunk} tokens at a time, and some on the way one by
 one, to draw the chart (medians of {median}). *Cache* counts the bytes of all tensors that a model
-keeps of its context.
+keeps of its context; both caches are those that `generate()` makes.
 
 **What it is not.** The models were trained on texts of {trained} tokens. Beyond that, what they
 write means nothing: a long context shows what it costs, not that it is understood. It is synthetic,

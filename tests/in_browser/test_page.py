@@ -35,7 +35,7 @@ import text_blocks  # noqa: E402
 import train_digits  # noqa: E402
 
 BROWSERS = ("chromium", "google-chrome", "chrome")
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 WIDTH, HEIGHT = 1180, 1330  # of the window
 COLORS = 64  # of a picture, which is a small file so
 
@@ -167,8 +167,8 @@ def points(page: Page, chart: str) -> list[int]:
 
 def test_both_texts_grow_and_both_charts_are_drawn(page):
     page.type("#prompt textarea", "def read(self, size):")
-    page.type("#context input[type=number]", "3000")
-    page.type("#to-write input[type=number]", "1000")
+    page.type("#context input[type=number]", "8000")
+    page.type("#to-write input[type=number]", "500")
     page.find("#race").click()
     for kind in ("linear", "softmax"):
         page.until(lambda kind=kind: page.phase(kind) == "writing" and length(page, kind) > 0)
@@ -178,7 +178,7 @@ def test_both_texts_grow_and_both_charts_are_drawn(page):
     for chart in ("speeds", "sizes"):
         found = points(page, chart)
         assert len(found) == 2 and min(found) > 5
-    assert "3,0" in page.text_of(".card.softmax em")  # with the prompt, some more
+    assert "8,0" in page.text_of(".card.softmax em")  # with the prompt, some more
     assert page.text_of(".card.linear b:first-child") != "–"
     page.save("race")
 
