@@ -48,7 +48,7 @@ class Painting(NamedTuple):
 def load(where: str) -> Painter:
     """A model in a folder or on the Hub."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(where).eval()
+        model = AutoModelForCausalLM.from_pretrained(where, trust_remote_code=False).eval()
     except (OSError, ValueError) as error:
         raise ValueError(f"No model can be loaded from {where!r}: {first_line(error)}") from error
     config = model.config
