@@ -31,6 +31,7 @@ from settings import parse_arguments
 HERE = Path(__file__).parent
 PROMPTS = ["class Queue:\n    def __init__(self):\n", "import os\n\ndef main():\n", "# Copyright"]
 ANY_DIGIT = "all ten"
+NARROW = 380  # pixels, below which what is side by side goes one under the other
 NAMES = ("Softmax attention", "Linear attention")
 # Of what the models are to do: one at a time, whoever asks, so that it is measured alone.
 RUN: dict[str, Any] = {
@@ -186,12 +187,12 @@ def _text_tab(page: Page, flags: argparse.Namespace) -> None:
     with gr.Row(equal_height=True):
         empty = [race.nothing(name) for name in NAMES]
         cards = [
-            gr.HTML(views.card(standing, kind))
+            gr.HTML(views.card(standing, kind), min_width=NARROW)
             for standing, kind in zip(empty, views.KINDS, strict=True)
         ]
     with gr.Row():
-        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds")
-        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes")
+        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds", min_width=NARROW)
+        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes", min_width=NARROW)
     threads = torch.get_num_threads()
     gr.Markdown(
         HOW.format(

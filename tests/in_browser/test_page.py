@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from PIL import Image
+from PIL import Image, ImageChops
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -37,6 +37,7 @@ import train_digits  # noqa: E402
 BROWSERS = ("chromium", "google-chrome", "chrome")
 WAIT_SECONDS = 60
 WIDTH, HEIGHT = 1180, 1330  # of the window
+MARGIN = 24  # of a picture, below what the page shows
 COLORS = 64  # of a picture, which is a small file so
 
 
@@ -144,6 +145,9 @@ class Page:
     def save(self, name: str) -> None:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         picture = Image.open(io.BytesIO(self.browser.get_screenshot_as_png())).convert("RGB")
+        empty = Image.new("RGB", picture.size, picture.getpixel((0, 0)))
+        _, _, _, bottom = ImageChops.difference(picture, empty).getbbox()
+        picture = picture.crop((0, 0, picture.width, min(bottom + MARGIN, picture.height)))
         picture.quantize(COLORS, dither=Image.Dither.NONE).save(
             SCREENSHOTS / f"{name}.png", optimize=True
         )
