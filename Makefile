@@ -10,8 +10,10 @@ VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 VENV_WHEELS ?= .venv-wheels
 VENV_SITE ?= .venv-site
+VENV_SPACE ?= .venv-space
 DEMO ?= outputs/demo
 CONVERT_DEMO ?= outputs/convert_demo
+SPACE ?= outputs/space
 
 IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 # Directories too: their time changes when a file is added or removed.
@@ -21,13 +23,15 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo convert-demo test test-vllm bench compare instructions sanitize soak gpu-check \
+.PHONY: help demo convert-demo space test test-vllm test-space bench compare instructions sanitize soak gpu-check \
 	arm-check cross-check wheels site check format clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
+	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
+	@echo "make test-space   test that page in a browser, Chromium or Chrome, in about a minute"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
@@ -43,13 +47,30 @@ help:
 	@echo "make format  format the code"
 	@echo "make clean   remove what was built; .venv and outputs stay"
 
+TRAIN_DEMO = examples/train_causal_lm.py --max_train_bytes 3000000
+
 # On a busy machine, threads that spin while they wait make so small a model several times slower.
 demo: export OMP_WAIT_POLICY = passive
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
-	$(IN_VENV) python examples/train_causal_lm.py --output_dir $(DEMO) \
-		--max_train_bytes 3000000 $(DEMO_FLAGS)
+	$(IN_VENV) python $(TRAIN_DEMO) --output_dir $(DEMO) $(DEMO_FLAGS)
 	$(IN_VENV) python examples/generate.py $(DEMO)
+
+# Models that are there are not trained again.
+space: export OMP_WAIT_POLICY = passive
+space: $(VENV_SPACE)/installed $(DEMO)/metrics.json $(SPACE)/softmax/metrics.json \
+		$(SPACE)/digits/config.json
+	$(VENV_SPACE)/bin/python examples/space/app.py --linear $(DEMO) --softmax $(SPACE)/softmax \
+		--digits $(SPACE)/digits $(SPACE_FLAGS)
+
+$(DEMO)/metrics.json: | $(VENV_SPACE)/installed
+	$(VENV_SPACE)/bin/python $(TRAIN_DEMO) --output_dir $(@D) $(DEMO_FLAGS)
+
+$(SPACE)/softmax/metrics.json: | $(VENV_SPACE)/installed
+	$(VENV_SPACE)/bin/python $(TRAIN_DEMO) --preset softmax --output_dir $(@D) $(DEMO_FLAGS)
+
+$(SPACE)/digits/config.json: | $(VENV_SPACE)/installed
+	$(VENV_SPACE)/bin/python examples/train_digits.py --output_dir $(@D)
 
 convert-demo: export OMP_WAIT_POLICY = passive
 convert-demo: $(VENV)/installed
@@ -68,6 +89,10 @@ test: check $(VENV)/clients
 # The files are named, for a run of all tests leaves this folder out.
 test-vllm: $(VENV_VLLM)/installed
 	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest tests/with_vllm/test_*.py $(TEST_FLAGS)
+
+# As above.
+test-space: $(VENV_SPACE)/installed
+	$(VENV_SPACE)/bin/python -m pytest tests/in_browser/test_*.py $(TEST_FLAGS)
 
 bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)
@@ -152,7 +177,14 @@ $(VENV_SITE)/installed: $(VENV_SITE)/created constraints.txt
 		--constraint constraints.txt mkdocs-material 'mkdocstrings[python]'
 	@touch $@
 
-$(VENV)/created $(VENV_VLLM)/created $(VENV_WHEELS)/created $(VENV_SITE)/created:
+$(VENV_SPACE)/installed: $(VENV_SPACE)/created $(SOURCES)
+	rm -rf build/lib*
+	$(VENV_SPACE)/bin/python -m pip install --disable-pip-version-check \
+		--constraint constraints.txt '.[train,space]' pytest selenium
+	@touch $@
+
+$(VENV)/created $(VENV_VLLM)/created $(VENV_WHEELS)/created $(VENV_SITE)/created \
+		$(VENV_SPACE)/created:
 	@[ -n '$(PYTHON)' ] || { \
 		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }

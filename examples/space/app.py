@@ -19,17 +19,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # two cores' threads wait f
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
+import torch
+from torch import Tensor
+
 import painting
 import race
-import torch
 import views
 from engine import Engine
 from settings import parse_arguments
-from torch import Tensor
 
 HERE = Path(__file__).parent
 PROMPTS = ["class Queue:\n    def __init__(self):\n", "import os\n\ndef main():\n", "# Copyright"]
 ANY_DIGIT = "all ten"
+NARROW = 380  # pixels, below which what is side by side goes one under the other
 NAMES = ("Softmax attention", "Linear attention")
 # Of what the models are to do: one at a time, whoever asks, so that it is measured alone.
 RUN: dict[str, Any] = {
@@ -50,7 +52,7 @@ HOW = """
 goes on, so that both have had the same time at any moment. *Tokens/s* is how fast tokens go through
 one by one, as in writing. A context is read {chunk} tokens at a time, and some on the way one by
 one, to draw the chart (medians of {median}). *Cache* counts the bytes of all tensors that a model
-keeps of its context.
+keeps of its context; both caches are those that `generate()` makes.
 
 **What it is not.** The models were trained on texts of {trained} tokens. Beyond that, what they
 write means nothing: a long context shows what it costs, not that it is understood. It is synthetic,
@@ -174,21 +176,23 @@ def _text_tab(page: Page, flags: argparse.Namespace) -> None:
                 flags.max_context,
                 0,
                 step=100,
-                label="Context before the prompt (synthetic tokens)",
+                label="Tokens of synthetic context",
                 elem_id="context",
             )
-            to_write = gr.Slider(50, 2000, 500, step=50, label="Tokens to write")
+            to_write = gr.Slider(
+                50, 2000, 500, step=50, label="Tokens to write", elem_id="to-write"
+            )
     gr.Examples([[text] for text in PROMPTS], prompt, label="Prompts")
     start, stop = _buttons("Start the race", "race")
     with gr.Row(equal_height=True):
         empty = [race.nothing(name) for name in NAMES]
         cards = [
-            gr.HTML(views.card(standing, kind))
+            gr.HTML(views.card(standing, kind), min_width=NARROW)
             for standing, kind in zip(empty, views.KINDS, strict=True)
         ]
     with gr.Row():
-        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds")
-        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes")
+        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds", min_width=NARROW)
+        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes", min_width=NARROW)
     threads = torch.get_num_threads()
     gr.Markdown(
         HOW.format(
@@ -209,9 +213,7 @@ def _digits_tab(page: Page) -> None:
     with gr.Row():
         digits = [ANY_DIGIT, *map(str, range(painting.DIGITS))]
         digit = gr.Radio(digits, value=ANY_DIGIT, label="What to paint", elem_id="digit", scale=3)
-        speed = gr.Slider(
-            20, 1000, 100, step=20, label="Pixels of an image per second, at most", scale=2
-        )
+        speed = gr.Slider(20, 1000, 100, step=20, label="Pixels a second, at most", scale=2)
     start, stop = _buttons("Paint", "paint")
     again = gr.Button("Paint the lower halves anew", elem_id="repaint")
     gallery = gr.HTML(elem_id="gallery")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 540, 310
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 58, 48  # margins, for titles and labels
+LEFT, RIGHT, TOP, BOTTOM = 64, 28, 58, 48  # margins, for titles and labels
 LEGEND = 160  # from one line's name to the next
 TICKS = 5  # on an axis, about
 UNITS = ("B", "kB", "MB", "GB")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from race import SNAPSHOT_SECONDS, cache_bytes, first_line
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_linear_attention  # noqa: F401  so that Transformers knows its models
+from race import SNAPSHOT_SECONDS, cache_bytes, first_line
 
 DIGITS = 10  # the first tokens name a digit, the others are shades from black to white
 TEMPERATURE = 0.9
@@ -48,7 +48,7 @@ class Painting(NamedTuple):
 def load(where: str) -> Painter:
     """A model in a folder or on the Hub."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(where).eval()
+        model = AutoModelForCausalLM.from_pretrained(where, trust_remote_code=False).eval()
     except (OSError, ValueError) as error:
         raise ValueError(f"No model can be loaded from {where!r}: {first_line(error)}") from error
     config = model.config

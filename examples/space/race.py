@@ -36,8 +36,8 @@ class LanguageModel(NamedTuple):
 def load(name: str, where: str) -> LanguageModel:
     """A model in a folder or on the Hub, by the name that the page calls it."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(where).eval()
-        tokenizer = AutoTokenizer.from_pretrained(where)
+        model = AutoModelForCausalLM.from_pretrained(where, trust_remote_code=False).eval()
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"No model can be loaded from {where!r}: {first_line(error)}") from error
     loaded = LanguageModel(name, model, tokenizer)

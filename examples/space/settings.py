@@ -24,7 +24,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     option("digits", str(MODELS / "digits"), "a model of examples/train_digits.py")
     option("trained_tokens", 256, "in the texts that the language models were trained on")
     option("max_context", 100_000, "the end of the slider of the context's tokens")
-    option("max_seconds", 600, "after which a race is stopped")
+    option("max_seconds", 1200, "after which a race is stopped")
     option("threads", 0, "of the models; 0: PyTorch's choice")
     option("port", 7860, "where the page is served")
     flags = parser.parse_args(arguments)

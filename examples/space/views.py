@@ -8,9 +8,10 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import torch
+from PIL import Image
+
 from charts import Line, byte_text, chart
 from painting import Painting
-from PIL import Image
 from race import Point, Standing
 
 KINDS = ("softmax", "linear")  # classes of style.css, in the order of the models
