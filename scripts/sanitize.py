@@ -44,8 +44,10 @@ SUM_OF_MANY_ROWS = "test_values_and_gradients_are_those_of_transformers[shape2-d
 LEFT_OUT += ["--deselect", f"tests/ops/test_rms_norm.py::{SUM_OF_MANY_ROWS}"]
 LEFT_OUT += ["-k", "not chunked and not compile and not opcheck"]
 OPTIONS = {
-    # Python and torch keep what they have until the process ends.
-    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:abort_on_error=1",
+    # Python and torch keep what they have until the process ends. Frames that outlive their
+    # functions are not asked for: before GCC 14, vectors of 64 bytes do not fit there (its bug
+    # 110027), and the process dies.
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1",
 }
