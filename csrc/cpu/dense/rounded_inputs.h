@@ -88,6 +88,12 @@ class RoundedInputs {
       largest = select(magnitude > largest, magnitude, largest);
     });
     const Rounding rounding = rounding_of(largest);
+    if (rounding.inverse == 0) {
+      __builtin_memset(to, 0, sizeof *to * static_cast<size_t>(round_up(count, kUnit)));
+      steps_[block] = rounding.step;
+      lifts_[block] = 0;
+      return rounding.step;
+    }
     Ints sum{};
     const auto stage_unit = [&](const Scalar* unit) HFLA_INLINE_LAMBDA {
       int32_t integers[kUnit];
@@ -113,7 +119,7 @@ class RoundedInputs {
   }
 
   struct Rounding {
-    float step, inverse;
+    float step, inverse;  // 0: the numbers are too small, or not finite, and count as 0 steps
   };
 
   // Of numbers of which the largest magnitude is among these. It becomes an integer of 15 bits.
