@@ -31,7 +31,6 @@ from settings import parse_arguments
 HERE = Path(__file__).parent
 PROMPTS = ["class Queue:\n    def __init__(self):\n", "import os\n\ndef main():\n", "# Copyright"]
 ANY_DIGIT = "all ten"
-NARROW = 380  # pixels, below which what is side by side goes one under the other
 NAMES = ("Softmax attention", "Linear attention")
 # Of what the models are to do: one at a time, whoever asks, so that it is measured alone.
 RUN: dict[str, Any] = {
@@ -184,21 +183,21 @@ def _text_tab(page: Page, flags: argparse.Namespace) -> None:
             )
     gr.Examples([[text] for text in PROMPTS], prompt, label="Prompts")
     start, stop = _buttons("Start the race", "race")
-    with gr.Row(equal_height=True):
+    with gr.Row(equal_height=True, elem_classes="pair"):
         empty = [race.nothing(name) for name in NAMES]
         cards = [
-            gr.HTML(views.card(standing, kind), min_width=NARROW)
+            gr.HTML(views.card(standing, kind))
             for standing, kind in zip(empty, views.KINDS, strict=True)
         ]
-    with gr.Row():
-        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds", min_width=NARROW)
-        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes", min_width=NARROW)
+    with gr.Row(elem_classes="pair"):
+        speeds = gr.HTML(views.speed_chart(empty), elem_id="speeds")
+        sizes = gr.HTML(views.cache_chart(empty), elem_id="sizes")
     threads = torch.get_num_threads()
     gr.Markdown(
         HOW.format(
             threads="one CPU core" if threads == 1 else f"{threads} CPU threads",
             chunk=race.CHUNK,
-            median=views.MEDIAN_OF,
+            median=race.MEDIAN_OF,
             trained=flags.trained_tokens,
         )
     )

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Two language models that read and write the same, each by its own clock."""
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ import hf_linear_attention  # noqa: F401  so that Transformers knows its models
 CHUNK = 512  # tokens of a context that are read at once
 TURN_TOKENS, TURN_SECONDS = 16, 0.1  # a turn ends after so many tokens one by one, or so long
 MARKS = 40  # places in a context where it is measured how long a token takes
+MEDIAN_OF = 5  # measured speeds
 SNAPSHOT_SECONDS = 0.1
 WARM_UP_TOKENS = 16  # recurrent layers record their operations in the ninth
 TEMPERATURE, TOP_K = 0.7, 50
@@ -78,10 +80,9 @@ class Standing(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """That was measured last."""
-        return next(
-            (p.tokens_per_second for p in reversed(self.points) if p.tokens_per_second), None
-        )
+        """What was measured last, the median, for other programs slow a model down at times."""
+        measured = [p.tokens_per_second for p in self.points if p.tokens_per_second is not None]
+        return statistics.median(measured[-MEDIAN_OF:]) if measured else None
 
 
 def nothing(name: str) -> Standing:

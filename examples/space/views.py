@@ -12,10 +12,9 @@ from PIL import Image
 
 from charts import Line, byte_text, chart
 from painting import Painting
-from race import Point, Standing
+from race import MEDIAN_OF, Point, Standing
 
 KINDS = ("softmax", "linear")  # classes of style.css, in the order of the models
-MEDIAN_OF = 5  # measurements around each point of the chart of speeds
 CONTEXT = "tokens of context"
 
 
