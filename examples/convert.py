@@ -19,7 +19,7 @@ import copy
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from hf_linear_attention.conversion.convert import KEPT, MIXERS, config_for
 from hf_linear_attention.conversion.distillation import DistillationTrainer, lora_config
 from hf_linear_attention.conversion.ranking import choose_layers, rank_layers
 from hf_linear_attention.conversion.softmax_form import restore_softmax
+from recall_texts import recall_blocks
 from text_blocks import InputError, pack
 from train_causal_lm import (
     TRAINING_DEFAULTS,
@@ -112,11 +113,10 @@ class ConversionArguments:
         default=32_768,
         metadata={"help": f"By which --softmax_layers {DAMAGE}:n and {GAIN}:n measure layers."},
     )
-    calibration_recall_share: float | None = field(
-        default=None,
+    calibration_by_recall: bool = field(
+        default=False,
         metadata={
-            "help": "Share of recall texts in these; 1: the loss is that of their answers alone. "
-            "Default: as --recall_share."
+            "help": "Whether these are recall texts, and the loss that of what was said above."
         },
     )
     distill_tokens: int | None = field(
@@ -227,7 +227,7 @@ class Text:
         if tokenizer.eos_token_id is None:
             raise InputError("the model's tokenizer must have an end-of-text token")
         self.documents, held_out = data_args.load(seed)
-        self.data_args, self.seed = data_args, seed
+        self.seed = seed
         self.block_size = data_args.block_size
         self.tokenizer = tokenizer
         self.train: Dataset = data_args.blocks(self.documents, tokenizer, seed)
@@ -235,18 +235,19 @@ class Text:
         self.metric = BitsPerByteOfBlocks(tokenizer) if is_byte_level(tokenizer) else None
 
     def calibration(
-        self, num_tokens: int, batch_size: int, recall_share: float | None = None
+        self, num_tokens: int, batch_size: int, by_recall: bool = False
     ) -> list[dict[str, torch.Tensor]]:
         """Batches of about so many tokens, of blocks from all over the text: those that come last
         may be of another kind.
 
-        recall_share: of other blocks, with so many of recall texts; None: of those to train on.
+        by_recall: of recall texts in place of it, of which only what was said above has labels.
         """
+        count = max(num_tokens // self.block_size, 1)
         blocks = self.train
-        if recall_share is not None:
-            data_args = replace(self.data_args, recall_share=recall_share)
-            blocks = data_args.blocks(self.documents, self.tokenizer, self.seed)
-        num_blocks = min(max(num_tokens // self.block_size, 1), len(blocks))
+        if by_recall:
+            given = (self.documents, self.tokenizer, self.block_size, count, self.seed)
+            blocks = recall_blocks(*given, labels_source=False)
+        num_blocks = min(count, len(blocks))
         rows = [blocks[i * len(blocks) // num_blocks] for i in range(num_blocks)]
         return [
             default_data_collator(rows[start : start + batch_size])
@@ -317,7 +318,7 @@ def transfer_attention(arguments: Arguments, text: Text, converted: Path) -> Pat
     conversion_args, _, training_args = arguments
     names = ["transferred", "transfer_tokens", "transfer_learning_rate", "softmax_layers"]
     if conversion_args.measured is not None:
-        names += ["calibration_tokens", "calibration_recall_share"]
+        names += ["calibration_tokens", "calibration_by_recall"]
     stage = Stage(training_args, TRANSFERRED, settings_of(arguments, *names))
     if stage.is_done:
         return stage.folder
@@ -426,7 +427,7 @@ def keep_by_measure(
     batches = text.calibration(
         conversion_args.calibration_tokens,
         training_args.per_device_eval_batch_size,
-        conversion_args.calibration_recall_share,
+        conversion_args.calibration_by_recall,
     )
     model.to(training_args.device)
     measure, n = conversion_args.measured

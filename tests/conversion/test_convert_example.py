@@ -132,12 +132,12 @@ def test_layers_by_gain_measured_on_recall_texts(given, whole, tmp_path, monkeyp
     choose_layers = convert.choose_layers
     monkeypatch.setattr(convert, "choose_layers", choose)
     flags = ["--overrides", '{"window_size": 8}', "--softmax_layers", "gain:2"]
-    flags += ["--calibration_recall_share", "1", "--calibration_tokens", "256"]
+    flags += ["--calibration_by_recall", "true", "--calibration_tokens", "256"]
     flags += ["--transferred", str(whole / "2-transferred"), "--output_dir", str(tmp_path)]
     convert.main([*given, *flags, "--distill_tokens", "64"])
     assert sum(batch["labels"].numel() for batch in seen) == 256
-    known = torch.cat([batch["labels"].flatten() for batch in seen])
-    assert 0 < (known != -100).sum() < 200  # answers alone
+    labels = torch.cat([batch["labels"].flatten() for batch in seen])
+    assert 0 < (labels != -100).sum() < 200  # what was said above, alone
     found = json.loads((tmp_path / "2-transferred" / "ranking.json").read_text())
     assert found["linear_loss"] > 0 and [len(losses) for losses in found["rounds"]] == [3, 2]
     kinds = AutoModelForCausalLM.from_pretrained(tmp_path / "3-distilled").config.layer_types
