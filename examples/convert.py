@@ -47,8 +47,9 @@ from hf_linear_attention.conversion.attention_transfer import (
 from hf_linear_attention.conversion.command import DTYPES, read_fields, read_layers
 from hf_linear_attention.conversion.convert import KEPT, MIXERS, config_for
 from hf_linear_attention.conversion.distillation import DistillationTrainer, lora_config
-from hf_linear_attention.conversion.ranking import rank_layers
+from hf_linear_attention.conversion.ranking import choose_layers, rank_layers
 from hf_linear_attention.conversion.softmax_form import restore_softmax
+from recall_texts import recall_blocks
 from text_blocks import InputError, pack
 from train_causal_lm import (
     TRAINING_DEFAULTS,
@@ -60,7 +61,7 @@ from train_causal_lm import (
 )
 
 CONVERTED, TRANSFERRED, DISTILLED = "1-converted", "2-transferred", "3-distilled"
-DAMAGE = "damage:"  # before a number of layers
+DAMAGE, GAIN = "damage", "gain"  # before a colon and a number of layers
 KEPT_METRICS = ("eval_loss", "eval_bits_per_byte")
 # Flags of TrainingArguments for which each stage has its own.
 OF_A_STAGE = {
@@ -80,8 +81,9 @@ class ConversionArguments:
     softmax_layers: str = field(
         default="none",
         metadata={
-            "help": f"Which layers stay softmax: {KEPT}, as 3,7,11; or {DAMAGE}n for the n whose "
-            "linear form, after attention transfer, raises the loss most."
+            "help": f"Which layers stay softmax: {KEPT}, as 3,7,11; or, after attention transfer, "
+            f"{DAMAGE}:n for the n whose linear form alone raises the loss most, or "
+            f"{GAIN}:n for those that, put back one after the other, lower it most."
         },
     )
     overrides: str = field(
@@ -108,7 +110,14 @@ class ConversionArguments:
     )
     transfer_learning_rate: float = field(default=1e-2, metadata={"help": "The highest, there."})
     calibration_tokens: int = field(
-        default=32_768, metadata={"help": f"By which --softmax_layers {DAMAGE}n ranks layers."}
+        default=32_768,
+        metadata={"help": f"By which --softmax_layers {DAMAGE}:n and {GAIN}:n measure layers."},
+    )
+    calibration_by_recall: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether these are recall texts, and the loss that of what was said above."
+        },
     )
     distill_tokens: int | None = field(
         default=None, metadata={"help": "Train on so many in distillation (default: all)."}
@@ -136,16 +145,15 @@ class ConversionArguments:
     )
 
     @property
-    def num_worst(self) -> int | None:
-        """How many layers stay softmax by their damage; None: it is known which."""
-        if not self.softmax_layers.startswith(DAMAGE):
-            return None
-        return int(self.softmax_layers.removeprefix(DAMAGE))
+    def measured(self) -> tuple[str, int] | None:
+        """By which measure layers stay softmax, and how many; None: it is known which."""
+        measure, colon, number = self.softmax_layers.partition(":")
+        return (measure, int(number)) if colon and measure in (DAMAGE, GAIN) else None
 
     def conversion(self) -> dict[str, Any]:
         """Arguments of `convert`."""
         kept: Any = "none"
-        if self.num_worst is None:
+        if self.measured is None:
             kept = read_layers(self.softmax_layers)
         return {"mixer": self.mixer, "softmax_layers": kept, **read_fields(self.overrides)}
 
@@ -218,19 +226,29 @@ class Text:
     def __init__(self, data_args: DataArguments, tokenizer: PreTrainedTokenizerFast, seed: int):
         if tokenizer.eos_token_id is None:
             raise InputError("the model's tokenizer must have an end-of-text token")
-        train, held_out = data_args.load(seed)
+        self.documents, held_out = data_args.load(seed)
+        self.seed = seed
         self.block_size = data_args.block_size
         self.tokenizer = tokenizer
-        self.train: Dataset = data_args.blocks(train, tokenizer, seed)
+        self.train: Dataset = data_args.blocks(self.documents, tokenizer, seed)
         self.held_out: Dataset = pack(held_out, tokenizer, self.block_size)
         self.metric = BitsPerByteOfBlocks(tokenizer) if is_byte_level(tokenizer) else None
 
-    def calibration(self, num_tokens: int, batch_size: int) -> list[dict[str, torch.Tensor]]:
+    def calibration(
+        self, num_tokens: int, batch_size: int, by_recall: bool = False
+    ) -> list[dict[str, torch.Tensor]]:
         """Batches of about so many tokens, of blocks from all over the text: those that come last
         may be of another kind.
+
+        by_recall: of recall texts in place of it, of which only what was said above has labels.
         """
-        num_blocks = min(max(num_tokens // self.block_size, 1), len(self.train))
-        rows = [self.train[i * len(self.train) // num_blocks] for i in range(num_blocks)]
+        count = max(num_tokens // self.block_size, 1)
+        blocks = self.train
+        if by_recall:
+            given = (self.documents, self.tokenizer, self.block_size, count, self.seed)
+            blocks = recall_blocks(*given, labels_source=False)
+        num_blocks = min(count, len(blocks))
+        rows = [blocks[i * len(blocks) // num_blocks] for i in range(num_blocks)]
         return [
             default_data_collator(rows[start : start + batch_size])
             for start in range(0, num_blocks, batch_size)
@@ -299,8 +317,8 @@ def transfer_attention(arguments: Arguments, text: Text, converted: Path) -> Pat
     """The second stage, or what stands for it; then layers that cost too much are put back."""
     conversion_args, _, training_args = arguments
     names = ["transferred", "transfer_tokens", "transfer_learning_rate", "softmax_layers"]
-    if conversion_args.num_worst is not None:
-        names.append("calibration_tokens")
+    if conversion_args.measured is not None:
+        names += ["calibration_tokens", "calibration_by_recall"]
     stage = Stage(training_args, TRANSFERRED, settings_of(arguments, *names))
     if stage.is_done:
         return stage.folder
@@ -313,8 +331,8 @@ def transfer_attention(arguments: Arguments, text: Text, converted: Path) -> Pat
             print(f"mixer {conversion_args.mixer}: no layer has anything new, nothing to transfer")
         elif conversion_args.transfer_tokens != 0:
             train_transfer(arguments, text, stage, model, original)
-    if conversion_args.num_worst is not None:
-        keep_the_worst(arguments, text, stage, model, original)
+    if conversion_args.measured is not None:
+        keep_by_measure(arguments, text, stage, model, original)
     save(training_args, stage, text, model)
     return stage.folder
 
@@ -397,24 +415,32 @@ def train_transfer(
     train(trainer, stage, text, "sum of the layers' relative errors")
 
 
-def keep_the_worst(
+def keep_by_measure(
     arguments: Arguments,
     text: Text,
     stage: Stage,
     model: LinearAttentionForCausalLM,
     original: PreTrainedModel,
 ) -> None:
-    """Puts the layers back to softmax, in place, whose linear form costs most."""
+    """Puts layers back to softmax, in place: those that cost most as linear ones, or help most."""
     conversion_args, _, training_args = arguments
     batches = text.calibration(
-        conversion_args.calibration_tokens, training_args.per_device_eval_batch_size
+        conversion_args.calibration_tokens,
+        training_args.per_device_eval_batch_size,
+        conversion_args.calibration_by_recall,
     )
-    ranking = rank_layers(model.to(training_args.device), batches, original)
-    worst = ranking.worst(conversion_args.num_worst)
-    restore_softmax(model, worst, original)
+    model.to(training_args.device)
+    measure, n = conversion_args.measured
+    if measure == DAMAGE:
+        found = rank_layers(model, batches, original)
+        kept = found.worst(n)
+    else:
+        found = choose_layers(model, batches, n, original)
+        kept = found.chosen
+    restore_softmax(model, kept, original)
     if training_args.process_index == 0:
-        print(f"{ranking}\nstay softmax: {worst}")
-        content = json.dumps({**asdict(ranking), "stay_softmax": worst}, indent=2)
+        print(f"{found}\nstay softmax: {kept}")
+        content = json.dumps({**asdict(found), "stay_softmax": kept}, indent=2)
         (stage.folder / "ranking.json").write_text(content + "\n", encoding="utf-8")
 
 

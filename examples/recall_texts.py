@@ -85,7 +85,9 @@ def say(pairs: Pairs) -> str:
     return "".join(f" {name} {number}" for name, number in pairs)
 
 
-def recall_text(rng: random.Random, block_size: int, lines: Iterator[str]) -> RecallText:
+def recall_text(
+    rng: random.Random, block_size: int, lines: Iterator[str], labels_source: bool = True
+) -> RecallText:
     """The same pairs, said several times, in some texts between lines of source."""
     most = min(max(block_size // TOKENS_PER_PAIR, 1), MOST_PAIRS)
     pairs = draw_pairs(rng, rng.randint(1, most), NAMES, NUMBERS)
@@ -94,7 +96,7 @@ def recall_text(rng: random.Random, block_size: int, lines: Iterator[str]) -> Re
     text = RecallText()
     for i in range(rng.choice(ROUNDS)):
         for line in islice(lines, rng.randint(0, 2 * gap)):
-            text.add(line, is_known=True)
+            text.add(line, is_known=labels_source)
         for comment in comments(rng, pairs):
             text.add("#", is_known=False)
             for name, number in comment:
@@ -119,7 +121,9 @@ def echo_text(rng: random.Random, block_size: int) -> RecallText:
     return text
 
 
-def recall_texts(sources: Dataset, block_size: int, seed: int) -> Iterator[RecallText]:
+def recall_texts(
+    sources: Dataset, block_size: int, seed: int, labels_source: bool = True
+) -> Iterator[RecallText]:
     """Without end, for blocks of this many tokens, with lines of these documents."""
     rng = random.Random(seed)
     while True:
@@ -129,7 +133,8 @@ def recall_texts(sources: Dataset, block_size: int, seed: int) -> Iterator[Recal
                 yield echo_text(rng, block_size)
             else:
                 start = rng.randrange(len(lines)) if lines else 0
-                yield recall_text(rng, block_size, islice(cycle(lines), start, None))
+                some = islice(cycle(lines), start, None)
+                yield recall_text(rng, block_size, some, labels_source)
 
 
 def with_recall_texts(documents: Dataset, seed: int) -> Dataset:
@@ -143,12 +148,17 @@ def with_recall_texts(documents: Dataset, seed: int) -> Dataset:
 
 
 def recall_blocks(
-    sources: Dataset, tokenizer: PreTrainedTokenizerFast, block_size: int, count: int, seed: int
+    sources: Dataset,
+    tokenizer: PreTrainedTokenizerFast,
+    block_size: int,
+    count: int,
+    seed: int,
+    labels_source: bool = True,
 ) -> Dataset:
     """So many blocks as `pack` makes them, but that each begins with a text, and that only what can
-    be known has a label.
+    be known has a label: without `labels_source` only what was said above.
     """
-    texts = recall_texts(sources, block_size, seed)
+    texts = recall_texts(sources, block_size, seed, labels_source)
     rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     for _ in range(count):
         ids: list[int] = []

@@ -122,6 +122,29 @@ def test_layers_by_damage_lora_and_no_teacher(given, tmp_path, capsys):
     assert f"stay softmax: [{kept}]" in capsys.readouterr().out
 
 
+def test_layers_by_gain_measured_on_recall_texts(given, whole, tmp_path, monkeypatch):
+    seen = []
+
+    def choose(model, batches, n, original):
+        seen.extend(batches)
+        return choose_layers(model, batches, n, original)
+
+    choose_layers = convert.choose_layers
+    monkeypatch.setattr(convert, "choose_layers", choose)
+    flags = ["--overrides", '{"window_size": 8}', "--softmax_layers", "gain:2"]
+    flags += ["--calibration_by_recall", "true", "--calibration_tokens", "256"]
+    flags += ["--transferred", str(whole / "2-transferred"), "--output_dir", str(tmp_path)]
+    convert.main([*given, *flags, "--distill_tokens", "64"])
+    assert sum(batch["labels"].numel() for batch in seen) == 256
+    labels = torch.cat([batch["labels"].flatten() for batch in seen])
+    assert 0 < (labels != -100).sum() < 200  # what was said above, alone
+    found = json.loads((tmp_path / "2-transferred" / "ranking.json").read_text())
+    assert found["linear_loss"] > 0 and [len(losses) for losses in found["rounds"]] == [3, 2]
+    kinds = AutoModelForCausalLM.from_pretrained(tmp_path / "3-distilled").config.layer_types
+    kept = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    assert sorted(found["stay_softmax"]) == kept
+
+
 def test_a_hybrid_takes_the_layers_of_another_runs_transfer(given, whole, tmp_path):
     flags = ["--overrides", '{"window_size": 8}', "--softmax_layers", "2", "--distill_tokens", "64"]
     flags += ["--transferred", str(whole / "2-transferred"), "--output_dir", str(tmp_path)]
@@ -159,6 +182,7 @@ def test_layers_are_ranked_by_blocks_from_all_over_the_text():
         ("--learning_rate 1", "give --transfer_learning_rate and --distill_learning_rate"),
         ("--resume_from_checkpoint last", "the same command goes on where it was stopped"),
         ("--softmax_layers damage:x", "invalid literal"),
+        ("--softmax_layers gain:x", "invalid literal"),
         ("--softmax_layers few", "invalid literal"),
         ("--mixer hyena", "invalid choice: 'hyena'"),
         ("--overrides []", "not a dict"),

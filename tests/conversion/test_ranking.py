@@ -8,7 +8,12 @@ import torch
 
 from hf_linear_attention import convert
 from hf_linear_attention.conversion.convert import MIXERS
-from hf_linear_attention.conversion.ranking import LayerRanking, rank_layers
+from hf_linear_attention.conversion.ranking import (
+    LayerChoice,
+    LayerRanking,
+    choose_layers,
+    rank_layers,
+)
 from hf_linear_attention.conversion.softmax_form import restore_softmax
 from softmax_models import softmax_model, some_ids
 
@@ -71,6 +76,38 @@ def test_the_worst_layers_come_in_order():
     assert ranking.worst(0) == []
     with pytest.raises(ValueError, match="n must be from 0 to the 4 linear layers, got 5"):
         ranking.worst(5)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_layers_are_chosen_one_after_the_other_by_what_they_lower_the_loss(name):
+    original = softmax_model(name)
+    model = convert(original, "elu+1").model
+    types = model.config.layer_types
+    choice = choose_layers(model, batches(), 2, original)
+    assert model.config.layer_types == types
+
+    def loss_with(softmax: list[int]) -> float:
+        hybrid = convert(original, "elu+1", softmax_layers=softmax).model
+        return sum(hybrid(**batch).loss.item() for batch in batches()) / 2
+
+    assert choice.linear_loss == pytest.approx(loss_with([]), rel=1e-4)
+    first, second = choice.chosen
+    for kept, losses in zip(([], [first]), choice.rounds, strict=True):
+        assert losses == pytest.approx(
+            {i: loss_with([*kept, i]) for i in range(3) if i not in kept}, rel=1e-4
+        )
+    assert first == min(choice.rounds[0], key=choice.rounds[0].get)
+    assert second != first
+    with pytest.raises(ValueError, match="n must be from 0 to the 3 linear layers, got 4"):
+        choose_layers(model, batches(), 4, original)
+
+
+def test_two_layers_that_do_the_same_are_told_by_choice_alone():
+    """Neither costs anything alone; of both, one is worth keeping."""
+    ranking = LayerRanking(1.0, {0: 1.1, 1: 1.0, 2: 1.0})
+    choice = LayerChoice(3.0, [{0: 2.9, 1: 1.2, 2: 1.3}])
+    assert ranking.worst(1) == [0] and choice.chosen == [1]
+    assert "layer   1  1.2000  chosen" in str(choice)
 
 
 def test_a_calibration_set_without_labels_is_refused():

@@ -136,6 +136,18 @@ def test_the_share_of_recall_blocks_is_as_asked_for(share, documents, tokenizer)
         assert has_label.any() and not has_label.all()
 
 
+def test_source_has_no_label_where_recall_alone_is_asked_for():
+    for seed in range(40):
+        text, asked = (
+            recall_texts.recall_text(random.Random(seed), 256, iter(["x=y\n"] * 999), labels_source)
+            for labels_source in (True, False)
+        )
+        assert asked.text == text.text
+        source = [word in "x=y" for word in text.text.split()]
+        kept = [a and not b for a, b in zip(known_words(text), source, strict=True)]
+        assert known_words(asked) == kept
+
+
 def test_tokens_have_a_label_where_all_their_characters_can_be_known(tokenizer):
     text = recall_texts.RecallText()
     for part, is_known in (("# path", False), (" 17", False), ("\n# path", False), (" 17", True)):
