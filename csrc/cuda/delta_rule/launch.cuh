@@ -114,10 +114,10 @@ void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRul
 template <class Scalar>
 void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
                  const float* dy, int64_t group, double scale) {
-  const int64_t heads = p.Hkv / group, blocks = ceil_div(p.T, kFinishTokens);
+  const int heads = int(p.Hkv / group), blocks = int(ceil_div(p.T, kFinishTokens));
   const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,           p.K,
                              p.Hkv, heads, blocks, float(scale), p.normalize_qk};
-  launcher.run(delta_finish_kernel<Scalar>, p.B * blocks * heads, kFinishThreads, 0, arguments);
+  launcher.run(delta_finish_kernel<Scalar>, p.B * heads * blocks, kFinishThreads, 0, arguments);
 }
 
 template <class Scalar>
