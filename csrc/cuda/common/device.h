@@ -71,6 +71,12 @@ DEV float fast_reciprocal(float x) {
   return y;
 }
 
+DEV float fast_reciprocal_root(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 DEV uint16_t to_bf16(float x) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));

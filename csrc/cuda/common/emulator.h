@@ -334,6 +334,7 @@ inline uint64_t multiply_wide(uint32_t a, uint32_t b) { return uint64_t(a) * b; 
 
 inline float fast_exp(float x) { return std::exp(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
+inline float fast_reciprocal_root(float x) { return 1 / std::sqrt(x); }
 
 // Rounded to the nearest, ties to even.
 inline uint16_t to_bf16(float x) {

@@ -20,8 +20,8 @@ struct FinishRows {
   View x, dx;       // (B, T, heads, K)
   const float* dy;  // (B, T, Hv, K)
   const bool* key_mask;
-  int64_t T, K, Hv, heads;
-  int64_t blocks;  // of a sequence and head
+  int64_t T, K, Hv;
+  int heads, blocks;  // blocks: of a sequence and head
   float scale;
   bool normalize;
 };
@@ -34,10 +34,10 @@ class Finish {
   DEV explicit Finish(const FinishRows& p)
       : p_(p),
         lane_(thread_index() % 32),
-        group_(int(p.Hv / p.heads)),
-        head_(block_index() % p.heads),
-        batch_(block_index() / p.heads / p.blocks),
-        first_(block_index() / p.heads % p.blocks * kFinishTokens) {}
+        group_(int(p.Hv) / p.heads),
+        head_(int(block_index()) % p.heads),
+        batch_(int(block_index()) / p.heads / p.blocks),
+        first_(int64_t(int(block_index()) / p.heads % p.blocks) * kFinishTokens) {}
 
   DEV void run() const {
     const int64_t left = p_.T - first_;
@@ -51,7 +51,6 @@ class Finish {
   DEV void visit(int64_t t) const {
     const float* const dy = p_.dy + ((batch_ * p_.T + t) * p_.Hv + head_ * group_) * p_.K;
     const Scalar* const x = row<const Scalar>(p_.x, t);
-    Scalar* const dx = row<Scalar>(p_.dx, t);
     const bool present = !p_.key_mask || p_.key_mask[batch_ * p_.T + t];
     float of_x[kChannels] = {}, of_dx[kChannels] = {};
     if (present) {
@@ -72,7 +71,8 @@ class Finish {
       squares += shuffle_xor(squares, lanes);
       dot += shuffle_xor(dot, lanes);
     }
-    const float r = p_.normalize ? 1 / sqrtf(squares + float(kNormEps)) : 1;
+    const float r = p_.normalize ? fast_reciprocal_root(squares + float(kNormEps)) : 1;
+    Scalar* const dx = row<Scalar>(p_.dx, t);
     for_each_channel([&](int i, int c) {
       const float through_norm = p_.normalize ? r * r * dot * of_x[i] : 0;
       dx[c * p_.dx.dim] = from_float<Scalar>(p_.scale * r * (of_dx[i] - through_norm));

@@ -87,9 +87,10 @@ void run_known(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleRes
                heads * ceil_div(p.V, kKnownColumns), kKnownThreads, KnownShared<K>::kBytes, known);
 }
 
-// Whether it was known, and has been run.
-inline bool known_forward(Launcher& launcher, const DeltaRuleProblem& p,
-                          const DeltaRuleResult& result, const CudaDevice& device) {
+// Whether it was known, and has been run. A template, lest other dtypes' files have its kernels.
+template <class Scalar>
+bool known_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
+                   const CudaDevice& device) {
   const bool is_64 = is_known<64>(p, result, device), is_128 = is_known<128>(p, result, device);
   if (is_64) run_known<64>(launcher, p, result);
   if (is_128) run_known<128>(launcher, p, result);
@@ -102,7 +103,7 @@ template <class Scalar>
 void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
                    const CudaDevice& device) {
   if constexpr (std::is_same_v<Scalar, BFloat16>) {
-    if (known_forward(launcher, p, result, device)) return;
+    if (known_forward<Scalar>(launcher, p, result, device)) return;
   }
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
   chunks.result = result;
@@ -114,10 +115,10 @@ void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRul
 template <class Scalar>
 void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
                  const float* dy, int64_t group, double scale) {
-  const int64_t heads = p.Hkv / group, blocks = ceil_div(p.T, kFinishTokens);
+  const int heads = int(p.Hkv / group), blocks = int(ceil_div(p.T, kFinishTokens));
   const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,           p.K,
                              p.Hkv, heads, blocks, float(scale), p.normalize_qk};
-  launcher.run(delta_finish_kernel<Scalar>, p.B * blocks * heads, kFinishThreads, 0, arguments);
+  launcher.run(delta_finish_kernel<Scalar>, p.B * heads * blocks, kFinishThreads, 0, arguments);
 }
 
 template <class Scalar>
