@@ -26,7 +26,6 @@ IS_COMPILED = has_compiled(int8_product, int4_product)
 MAX_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
 
-ROUNDED_ROWS = 8  # at most
 ROUNDING_CHOICES = {"half": (torch.bfloat16, torch.float16), "always": DTYPES, "never": ()}
 ROUNDING_SETTING = "HF_LINEAR_ATTENTION_ROUND_ACTIVATIONS"
 
@@ -54,7 +53,7 @@ def bits_of(weight: Tensor) -> int | None:
 
 
 def rounded_dtypes() -> tuple[torch.dtype, ...]:
-    """Of x that is rounded where it has few rows: what the environment says, or half precision.
+    """Of x that is rounded: what the environment says, or half precision.
 
     Raises:
         ValueError: it says something else.
@@ -71,7 +70,7 @@ ROUNDED_DTYPES = rounded_dtypes()  # read once, at import
 
 def is_rounded(x: Tensor) -> bool:
     """Whether compiled products take x (..., in) rounded to 16 bits."""
-    return x.dtype in ROUNDED_DTYPES and x.numel() <= ROUNDED_ROWS * x.shape[-1]
+    return x.dtype in ROUNDED_DTYPES
 
 
 def are_products_compiled() -> bool:
@@ -86,7 +85,7 @@ def quantized_report() -> dict[str, str]:
     first = f"up to {MAX_ROWS} rows without gradients {compiled}"
     if ROUNDED_DTYPES:
         dtypes = " or ".join(str(dtype).removeprefix("torch.") for dtype in ROUNDED_DTYPES)
-        first += f", up to {ROUNDED_ROWS} of {dtypes} as integers, with x rounded to 16 bits"
+        first += f", of {dtypes} as integers, with x rounded to 16 bits"
     first += "; else "
     return {
         f"{kind.bits} bits": f"{first}{kind.other}" if IS_COMPILED else f"{kind.other} ({why})"
