@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_linear_attention.modeling_linear_attention import sinusoidal_positions
-from tasks import UNASKED, Batch, Recall, ask_again
+from tasks import UNASKED, Answered, Batch, ask_again
 
 
 @dataclass(frozen=True)
-class InContextRecall:
+class InContextRecall(Answered):
     """Pairs of a key and a value, which stays a key's own in a row: asked for where a key returns.
 
     Half of the vocabulary are keys, half values. `noise`: the share of pairs in whose place there
@@ -29,9 +29,6 @@ class InContextRecall:
     held_out_rows: int = 200
 
     metric = "recall"
-    lower_is_better = False
-    score = Recall.score
-    held_out = Recall.held_out
 
     def __post_init__(self):
         if self.vocab_size % 4 or self.length % 2:
@@ -52,7 +49,7 @@ class InContextRecall:
 
 
 @dataclass(frozen=True)
-class FuzzyRecall:
+class FuzzyRecall(Answered):
     """As InContextRecall, with keys of several tokens, and values of one to as many.
 
     A row has `pairs` keys, no two alike, and goes through them again and again in random order; the
@@ -66,9 +63,6 @@ class FuzzyRecall:
     held_out_rows: int = 200
 
     metric = "recall"
-    lower_is_better = False
-    score = Recall.score
-    held_out = Recall.held_out
 
     def batch(self, rows: int, generator: torch.Generator) -> Batch:
         made = [self._row(generator) for _ in range(rows)]
@@ -101,7 +95,7 @@ class FuzzyRecall:
 
 
 @dataclass(frozen=True)
-class SelectiveCopy:
+class SelectiveCopy(Answered):
     """Some tokens among blanks, a token that ends them, then a blank for each, where it is asked
     for.
     """
@@ -112,9 +106,6 @@ class SelectiveCopy:
     held_out_rows: int = 200
 
     metric = "copied"
-    lower_is_better = False
-    score = Recall.score
-    held_out = Recall.held_out
 
     def __post_init__(self):
         if self.length <= 2 * self.copied:
@@ -134,7 +125,7 @@ class SelectiveCopy:
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(Answered):
     """A row of random tokens, all of which are told from what the model has of the last one.
 
     The last token is the same in all rows. The model is to be in a `FromLastToken`.
@@ -145,9 +136,6 @@ class Compression:
     held_out_rows: int = 200
 
     metric = "recovered"
-    lower_is_better = False
-    score = Recall.score
-    held_out = Recall.held_out
 
     def batch(self, rows: int, generator: torch.Generator) -> Batch:
         last = self.vocab_size - 1
@@ -175,7 +163,7 @@ class FromLastToken(nn.Module):
 
 
 @dataclass(frozen=True)
-class Memorization:
+class Memorization(Answered):
     """Keys, each before a token in whose place its value is asked for: the same in all rows, so
     that it can only be known from training.
     """
@@ -185,9 +173,6 @@ class Memorization:
     held_out_rows: int = 200
 
     metric = "recall"
-    lower_is_better = False
-    score = Recall.score
-    held_out = Recall.held_out
 
     def batch(self, rows: int, generator: torch.Generator) -> Batch:
         half, asked = (self.vocab_size - 1) // 2, self.vocab_size - 1

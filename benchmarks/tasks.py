@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -42,8 +43,23 @@ class Task(Protocol):
         """The metric, from the sum of -log p over all that was asked."""
 
 
+class Answered:
+    """What tasks have in common of which the share of right answers counts."""
+
+    held_out_rows: int
+    batch: Callable[[int, torch.Generator], Batch]
+
+    lower_is_better = False
+
+    def held_out(self) -> Batch:
+        return self.batch(self.held_out_rows, torch.Generator().manual_seed(HELD_OUT_SEED))
+
+    def score(self, nats: float, num_correct: int, targets: Tensor) -> float:
+        return num_correct / (targets != UNASKED).sum().item()
+
+
 @dataclass(frozen=True)
-class Recall:
+class Recall(Answered):
     """MQAR, looking up values by their keys: pairs first, then blanks with the keys among them.
 
     Keys are tokens 1 ... V/2 - 1, values V/2 ... V - 1, 0 is the blank. A row has `pairs` distinct
@@ -59,7 +75,6 @@ class Recall:
     power: float = 0.01  # the i-th distance has a weight of i^(power - 1)
 
     metric = "recall"
-    lower_is_better = False
 
     def __post_init__(self):
         if self.pairs > self.vocab_size // 2 - 1:
@@ -87,12 +102,6 @@ class Recall:
         targets = torch.full_like(tokens, UNASKED).scatter_(1, asked, values.gather(1, order))
         return Batch(tokens, targets)
 
-    def held_out(self) -> Batch:
-        return self.batch(self.held_out_rows, torch.Generator().manual_seed(HELD_OUT_SEED))
-
-    def score(self, nats: float, num_correct: int, targets: Tensor) -> float:
-        return num_correct / (targets != UNASKED).sum().item()
-
 
 def _distinct(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """For each row of weights n different indices, (rows, n), in the order drawn."""
@@ -100,7 +109,7 @@ def _distinct(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(Answered):
     """A word of 10 symbols, a separator 0, the word again, zeros up to the length.
 
     The word has n of U[length / 4, (length - 1) / 2) symbols; asked for is all of its second copy.
@@ -112,9 +121,6 @@ class Copy:
 
     vocab_size = 11
     metric = "copied"
-    lower_is_better = False
-    score = Recall.score
-    held_out = Recall.held_out
 
     def batch(self, rows: int, generator: torch.Generator) -> Batch:
         sizes = torch.randint(
@@ -131,7 +137,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Tracking:
+class Tracking(Answered):
     """The product of all permutations of `letters` letters so far, each token one of them.
 
     With 2 letters that is the parity of a row of bits, with 3 the group S3. `swaps`: all but the
@@ -148,8 +154,6 @@ class Tracking:
     held_out_rows: int = 100
 
     metric = "tracked"
-    lower_is_better = False
-    score = Recall.score
 
     def __post_init__(self):
         if self.held_out_length <= self.length:
@@ -262,7 +266,7 @@ def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Needles:
+class Needles(Answered):
     """Keys with their values in a text, which are asked for at its end, where the keys return.
 
     To test, the text is cut into as many parts as there are needles, and one is anywhere in each.
@@ -276,8 +280,6 @@ class Needles:
     kinds: int = 8
 
     metric = "found"
-    lower_is_better = False
-    score = Recall.score
 
     def __post_init__(self):
         if self.needles > self.kinds:

@@ -15,6 +15,7 @@ same call goes on from there.
 """
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from contenders import Size, make_model
-from experiment import harness, parser
+from experiment import harness, parser, publish
 
 # isort: split
 from compare_systems import Log, make_optimizer, update
@@ -137,12 +138,10 @@ def main() -> None:
     log = Log(flags.runs / f"{flags.setting}.jsonl")
     result = curves(setting, log)
     figures = {"setting": described(setting), "seed": 0, "curves": result}
-    path = harness.write_result(flags.results, "copying", flags.setting, log.commits, figures)
-    plot(result, path.with_suffix(".png"))
+    publish(flags, "copying", log.commits, figures, partial(plot, result))
     for name, found in result.items():
         last = found["curve"][-1]
         print(f"{name:22} loss {last['loss']:.4f}, copied {last['copied']:.3f}")
-    print(f"wrote {path} and .png")
 
 
 if __name__ == "__main__":

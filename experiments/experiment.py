@@ -1,11 +1,13 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What the experiments share: the flags, and where the benchmarks' and examples' modules are, which
-can be imported after this one.
+"""What the experiments share: the flags, what is written of a result, and where the benchmarks' and
+examples' modules are, which can be imported after this one.
 """
 
 import argparse
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "benchmarks"), str(HERE.parent / "examples")]
@@ -27,3 +29,16 @@ def parser(description: str | None, runs_of: str | None = None) -> argparse.Argu
         runs = HERE.parent / "outputs" / runs_of
         flags.add_argument("--runs", type=Path, default=runs, help="what is done, to go on from")
     return flags
+
+
+def publish(
+    flags: argparse.Namespace,
+    name: str,
+    commits: Iterable[str],
+    figures: dict[str, Any],
+    plot: Callable[[Path], None],
+) -> None:
+    """Writes the JSON of an experiment, and its picture beside it by plot(path)."""
+    path = harness.write_result(flags.results, name, flags.setting, commits, figures)
+    plot(path.with_suffix(".png"))
+    print(f"wrote {path} and .png")

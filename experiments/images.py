@@ -16,6 +16,7 @@ A killed run goes on, by the same call, from what it saved in --runs at the last
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from contenders import Size, make_model
-from experiment import harness, parser
+from experiment import harness, parser, publish
 
 # isort: split
 from compare_systems import make_optimizer, update
@@ -228,11 +229,9 @@ def main() -> None:
         "parameters": parameters,
         "curves": {name: [p._asdict() for p in r.curve] for name, r in results.items()},
     }
-    path = harness.write_result(flags.results, "images", flags.setting, commits, figures)
-    plot(results, setting, images, path.with_suffix(".png"))
+    publish(flags, "images", commits, figures, partial(plot, results, setting, images))
     for name, trained in results.items():
         print(f"{name:22} {trained.curve[-1].bits:.4f} bits per dimension")
-    print(f"wrote {path} and .png")
 
 
 if __name__ == "__main__":

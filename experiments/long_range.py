@@ -18,6 +18,7 @@ same call goes on from there.
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from contenders import ENCODERS, PAD, SYMBOLS, UNMASKED, Size, make_encoder
-from experiment import harness, parser
+from experiment import harness, parser, publish
 
 # isort: split
 from compare_systems import Log, make_optimizer, update
@@ -234,12 +235,10 @@ def main() -> None:
         "accuracy": learned,
         "training_step": measured,
     }
-    path = harness.write_result(flags.results, "long-range", flags.setting, log.commits, figures)
-    plot(learned, measured, setting, path.with_suffix(".png"))
+    publish(flags, "long-range", log.commits, figures, partial(plot, learned, measured, setting))
     for title, found in learned.items():
         for name, one in found.items():
             print(f"{title:12} {name:18} {one['accuracy']:.3f}, {one['train_seconds']:.0f} s")
-    print(f"wrote {path} and .png")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ same call goes on from there.
 
 import statistics
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiment import harness, parser
+from experiment import harness, parser, publish
 
 # isort: split
 import compare_systems
@@ -108,12 +109,10 @@ def main() -> None:
     rows = compare_systems.compare(setting, log, systems, [*setting.trials])
     assert rows is not None  # there is no time to run out of
     figures = {"setting": asdict(setting), "rows": rows}
-    path = harness.write_result(flags.results, "mad", flags.setting, log.commits, figures)
     table = scores(rows)
-    plot(table, path.with_suffix(".png"))
+    publish(flags, "mad", log.commits, figures, partial(plot, table))
     for name, row in table.items():
         print(f"{name:16}", ", ".join(f"{task} {value:.2f}" for task, value in row.items()))
-    print(f"wrote {path} and .png")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ same call goes on from there.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from experiment import harness, parser
+from experiment import harness, parser, publish
 
 # isort: split
 from compare_systems import Log, answers, fitted, make_optimizer, training_step
@@ -156,12 +157,12 @@ def main() -> None:
             log.add(key, train_and_ask(name, setting))
         results[name] = log.get(key)
     figures = {"setting": described(setting), "seed": 0, "found": results}
-    path = harness.write_result(flags.results, "needle", flags.setting, log.commits, figures)
-    plot(results, 1 / setting.trial.task.kinds, path.with_suffix(".png"))
+    publish(
+        flags, "needle", log.commits, figures, partial(plot, results, 1 / setting.trial.task.kinds)
+    )
     for name, by_length in results.items():
         told = (f"{length}: {sum(p) / len(p):.2f}" for length, p in by_length.items())
         print(f"{name:16}", ", ".join(told))
-    print(f"wrote {path} and .png")
 
 
 if __name__ == "__main__":

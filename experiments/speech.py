@@ -19,6 +19,7 @@ same call goes on from there.
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from tqdm import tqdm
 
 from contenders import SYMBOLS, Size, make_encoder, num_weights_of_layers
-from experiment import harness, parser
+from experiment import harness, parser, publish
 from sequences import MULTIPLE
 from spoken_digits import MEL_FILTERS, Clip, from_hub, spoken_digits, stacked
 
@@ -341,11 +342,9 @@ def main() -> None:
         "curves": curves,
         "seconds_per_epoch": seconds,
     }
-    path = harness.write_result(flags.results, "speech", flags.setting, log.commits, figures)
-    plot(curves, seconds, speech, path.with_suffix(".png"))
+    publish(flags, "speech", log.commits, figures, partial(plot, curves, seconds, speech))
     for name, curve in curves.items():
         print(f"{name:18} {curve[-1]['error']:.3f} edits, {seconds[name]:.2f} s for an epoch")
-    print(f"wrote {path} and .png")
 
 
 if __name__ == "__main__":
