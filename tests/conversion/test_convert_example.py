@@ -12,8 +12,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from hf_linear_attention.conversion.attention_transfer import AttentionTransferTrainer
-from hf_linear_attention.conversion.distillation import DistillationTrainer
+from new_python import kill_when_whole, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -80,31 +79,33 @@ def test_each_stage_leaves_a_model_that_is_better_than_before(whole):
     assert "eval_bits_per_byte_after" in found
 
 
-def test_a_run_that_was_stopped_goes_on(given, whole, tmp_path, monkeypatch):
+def test_a_run_that_was_killed_goes_on(given, whole, tmp_path):
     """In each stage, after a checkpoint; a stage that is done is not run again."""
     args = [*given, "--output_dir", str(tmp_path), "--overrides", '{"window_size": 8}']
     args += ["--save_strategy", "steps", "--save_steps", "4"]
-    for trainer in (AttentionTransferTrainer, DistillationTrainer):
-        compute_loss = trainer.compute_loss
-
-        def stop(self, *args, compute_loss=compute_loss, **kwargs):
-            if self.state.global_step == 5:
-                raise KeyboardInterrupt
-            return compute_loss(self, *args, **kwargs)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(trainer, "compute_loss", stop)
-            with pytest.raises(KeyboardInterrupt):
-                convert.main(args)
-    files = tmp_path / "2-transferred"
-    assert json.loads((files / "stage.json").read_text())["is_done"]
-    assert not (tmp_path / "3-distilled" / "metrics.json").exists()
+    for name in ("2-transferred", "3-distilled"):
+        checkpoint = tmp_path / name / "checkpoint-4"
+        kill_when_whole(checkpoint / "trainer_state.json", EXAMPLES / "convert.py", *args)
+        assert not (tmp_path / name / "metrics.json").exists()
+    stage = json.loads((tmp_path / "2-transferred" / "stage.json").read_text())
+    assert stage["is_done"]
     convert.main(args)
     for name in ("2-transferred", "3-distilled"):
         expected = metrics(whole / name)
         assert metrics(tmp_path / name) == pytest.approx(expected, rel=1e-4)
     with pytest.raises(text_blocks.InputError, match="1-converted is of a run with other settings"):
         convert.main([*args, "--mixer", "t2r"])
+
+
+def test_two_processes_convert_as_one_does(given, whole, tmp_path):
+    args = [*given, "--output_dir", str(tmp_path), "--overrides", '{"window_size": 8}']
+    launch("ddp", EXAMPLES / "convert.py", *args, "--per_device_train_batch_size", "1")
+    for name, loss in (("2-transferred", "eval_loss"), ("3-distilled", "eval_bits_per_byte")):
+        one, two = metrics(whole / name), metrics(tmp_path / name)
+        assert (two["steps"], two["train_tokens"]) == (one["steps"], one["train_tokens"])
+        gains = [x[f"{loss}_before"] - x[f"{loss}_after"] for x in (one, two)]
+        # errors are relative to what each process has seen
+        assert gains[1] == pytest.approx(gains[0], rel=0.1)
 
 
 def test_layers_by_damage_lora_and_no_teacher(given, tmp_path, capsys):

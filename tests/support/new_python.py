@@ -24,6 +24,8 @@ import time
 import types
 from pathlib import Path
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 # Read when PyTorch and Transformers are imported, so the same for all programs.
 FIXED = {
     "HF_HUB_OFFLINE": "1",
@@ -64,6 +66,44 @@ def run_python(
     if status is None:
         raise subprocess.TimeoutExpired(words, timeout, *printed)
     return subprocess.CompletedProcess(words, status, *printed)
+
+
+# Runs a script until a file holds JSON, and kills itself then.
+KILLED = """
+import json, os, runpy, signal, sys, threading, time
+def is_whole(file):
+    try:
+        return bool(json.load(open(file)))
+    except (OSError, ValueError):
+        return False
+def kill(file=sys.argv[1]):
+    while not is_whole(file):
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill, daemon=True).start()
+_, _, script, *arguments = sys.argv
+sys.path[0] = os.path.dirname(script)
+sys.argv[:] = [script, *arguments]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def kill_when_whole(file: Path, script: Path, *arguments: object) -> None:
+    """Runs a script, and kills it as soon as `file` is there and whole, which it must come to be:
+    `file` is JSON, a checkpoint's last one say.
+    """
+    killed = run_python("-c", KILLED, file, script, *arguments, timeout=240)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+def launch(config: str, script: Path, *arguments: object) -> None:
+    """Runs a script by Accelerate's launcher, with a config of the examples. The launcher is a
+    fork, its processes are new in all.
+    """
+    file = EXAMPLES / "configs" / f"{config}.yaml"
+    words = ("-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", file)
+    launched = run_python(*words, script, *arguments, CUDA_VISIBLE_DEVICES="")
+    assert launched.returncode == 0, launched.stderr[-6000:]
 
 
 @functools.cache

@@ -10,13 +10,12 @@ import torch
 from test_training import assert_same_steps
 from transformers import AutoModelForCausalLM
 
-from new_python import run_python
+from new_python import launch, run_python
 from tiny import assert_near, random_ids
 from trainer_runs import train
 from two_ranks import CHECKS
 
 SUPPORT = Path(__file__).parents[1] / "support"
-CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 RUNS = {
     "ddp": (
         *("plain", "performer", "accumulated", "checkpointed", "smoothed", "bfloat16"),
@@ -69,12 +68,7 @@ def together(tmp_path_factory):
     def run(config: str):
         if config not in folders:
             folder = tmp_path_factory.mktemp(config)
-            # the launcher is a fork, its two ranks are processes that are new in all
-            accelerate = ("-m", "accelerate.commands.accelerate_cli", "launch")
-            accelerate += ("--config_file", CONFIGS / f"{config}.yaml")
-            script = (SUPPORT / "trainer_runs.py", folder, *RUNS[config])
-            result = run_python(*accelerate, *script, CUDA_VISIBLE_DEVICES="")
-            assert result.returncode == 0, result.stderr[-6000:]
+            launch(config, SUPPORT / "trainer_runs.py", folder, *RUNS[config])
             folders[config] = folder
         return folders[config]
 

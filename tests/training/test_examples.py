@@ -3,7 +3,6 @@
 
 import json
 import math
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from new_python import run_python
+from new_python import kill_when_whole, run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -69,32 +68,11 @@ def test_training_lowers_the_held_out_loss_and_saves_everything(trained):
     assert code_file in saved
 
 
-# Runs a script until a file is whole, and kills it then.
-KILLED = """
-import json, os, runpy, signal, sys, threading, time
-def is_whole(file):
-    try:
-        return bool(json.load(open(file)))
-    except (OSError, ValueError):
-        return False
-def kill(file=sys.argv[1]):
-    while not is_whole(file):
-        time.sleep(0.005)
-    os.kill(os.getpid(), signal.SIGKILL)
-threading.Thread(target=kill, daemon=True).start()
-_, _, script, *arguments = sys.argv
-sys.path[0] = os.path.dirname(script)
-sys.argv[:] = [script, *arguments]
-runpy.run_path(script, run_name="__main__")
-"""
-
-
 def test_a_killed_run_resumes_to_the_loss_of_an_uninterrupted_one(text, trained, tmp_path):
     args = [*SMALL, "--text_file", text, "--output_dir", tmp_path]
     state_file = tmp_path / "checkpoint-20" / "trainer_state.json"
     script = EXAMPLES / "train_causal_lm.py"
-    killed = run_python("-c", KILLED, state_file, script, *args, timeout=240)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kill_when_whole(state_file, script, *args)
     assert not (tmp_path / "metrics.json").exists()
     for number, state in ((58, ""), (59, None)):  # as if killed while saving: to be passed over
         (tmp_path / f"checkpoint-{number}").mkdir()
