@@ -50,6 +50,7 @@ INSTRUCTION_SETS = {"base": []}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx2 = ["-mavx2", "-mfma", "-mf16c"]
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+    avx512 += ["-DHFLA_WITHOUT_DOUBLE"]  # which are for comparisons: AVX2's kernels take them
     INSTRUCTION_SETS |= {
         "base": ["-O1"],  # for CPUs of before 2013: soon compiled, and no more
         "avx2": avx2,
