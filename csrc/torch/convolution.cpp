@@ -121,7 +121,7 @@ void backward(StableIValue* stack) {
   if (in.bias) gradients.dbias = dbias.mutable_data();
   if (in.initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
   check_status(cpu(p.dtype).convolution.backward(p, {rows_of(dy), data_or_null(dstate)}, gradients,
-                                          torch_threads()));
+                                                 torch_threads()));
   give_back(stack, dx, dweight, dbias, dinitial_state);
 }
 

@@ -128,8 +128,8 @@ void backward(StableIValue* stack) {
                                    nullptr};
   if (in.D) gradients.dD = dD.mutable_data();
   if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
-  check_status(cpu(p.dtype).selective_scan.backward(p, {rows_of(dy), data_or_null(dstate)}, gradients,
-                                             torch_threads()));
+  check_status(cpu(p.dtype).selective_scan.backward(p, {rows_of(dy), data_or_null(dstate)},
+                                                    gradients, torch_threads()));
   give_back(stack, dx, ddt, dA, dwrite, dread, dD, dinitial_state);
 }
 
