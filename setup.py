@@ -69,8 +69,8 @@ SOURCES = {
     "amx": ("dense/linear_amx.cpp",),
 }
 
-# What is faster with -O3, and linear_amx.cpp, which was not measured. By measurements with GCC 12 on
-# AMD's Zen 4, the rest is as fast with -O2, and compiles in three quarters of the time.
+# What is faster with -O3, and linear_amx.cpp, which was not measured. By measurements with GCC 12
+# on AMD's Zen 4, the rest is as fast with -O2, and compiles in three quarters of the time.
 GAINS_BY_O3 = (
     "linear_attention/*ward_isa.cpp",
     "dense/rms_norm_isa.cpp",
