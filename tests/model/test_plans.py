@@ -122,7 +122,8 @@ def test_a_plan_may_be_set():
     config, plan = tiny_config(), {"layers.*.mlp.up_proj": "colwise"}
     config.base_model_tp_plan = plan
     assert config.base_model_tp_plan == copy.deepcopy(config).base_model_tp_plan == plan
-    assert LinearAttentionModel(config).tp_plan.keys() == {"embed_tokens", *plan}
+    # Transformers adds the embedding, in all releases but the older ones.
+    assert LinearAttentionModel(config).tp_plan.keys() - {"embed_tokens"} == plan.keys()
     assert tiny_config().base_model_tp_plan != plan
     assert LinearAttentionConfig.base_model_tp_plan.keys() > plan.keys()  # all there may be
 
