@@ -1,0 +1,118 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// What the walk back has in shared memory (known_back_walk.cuh), and who brings it there: a step
+// before it is needed. Steps are chunks from the last to the first.
+#pragma once
+
+#include "cuda/delta_rule/known_place.cuh"
+
+namespace hfla::cuda {
+
+// For the warps that go from state to state.
+template <int K>
+struct BackKeyStage {
+  KnownRows<K> k, q;
+  KeyUnit unit;
+};
+// For those that are a step ahead of them.
+struct BackRowStage {
+  KnownRows<kKnownColumns> dy;
+  QueryUnit unit;
+};
+// What passes between both, of a warp's columns: A'ᵀ dy, as accumulators; f' ∘ dy and W, as
+// operands.
+struct BackStage {
+  static constexpr int kSums = kKnownTokens / 8, kOperands = kKnownTokens / 16;
+  static constexpr int kWords = (kSums + 2 * kOperands) * 32;  // of a warp's lanes
+  static constexpr int kBytes = kKnownColumns / 16 * kWords * int(sizeof(LaneWords));
+  LaneWords* words;
+  DEV LaneWords& sums(int n) const { return words[n * 32]; }
+  DEV LaneWords& rows(int i) const { return words[(kSums + i) * 32]; }
+  DEV LaneWords& gradients(int i) const { return words[(kSums + kOperands + i) * 32]; }
+};
+
+// Two of each, for steps by turns.
+template <int K>
+struct BackShared {
+  static constexpr int kQAt = KnownRows<K>::kBytes;
+  static constexpr int kKeyUnitAt = 2 * kQAt;
+  static constexpr int kRowsAt = kKeyUnitAt + KeyUnit::kBytes;
+  static constexpr int kQueryUnitAt = kRowsAt + KnownRows<kKnownColumns>::kBytes;
+  static constexpr int kPassedAt = kQueryUnitAt + QueryUnit::kBytes;
+  static constexpr int kStageBytes = kPassedAt + BackStage::kBytes;
+  static constexpr int kBytes = 2 * kStageBytes;
+
+  DEV static char* stage(int step) { return shared_memory() + step % 2 * kStageBytes; }
+  DEV static BFloat16* rows(char* at) { return reinterpret_cast<BFloat16*>(at); }
+
+  DEV static BackKeyStage<K> keys(int step) {
+    char* const at = stage(step);
+    return {{rows(at)}, {rows(at + kQAt)}, {at + kKeyUnitAt}};
+  }
+  DEV static BackRowStage tokens(int step) {
+    char* const at = stage(step);
+    return {{rows(at + kRowsAt)}, {at + kQueryUnitAt}};
+  }
+  // Of the warp, and the other that has its columns.
+  DEV static BackStage passed(int step) {
+    const int warp = thread_index() / 32 % (kKnownColumns / 16), lane = thread_index() % 32;
+    LaneWords* const words = reinterpret_cast<LaneWords*>(stage(step) + kPassedAt);
+    return {words + warp * BackStage::kWords + lane};
+  }
+};
+
+template <int K>
+class BackLoader {
+  static constexpr int kThreads = kKnownThreads / 2;  // the last of a block
+
+ public:
+  DEV BackLoader(const KnownDeltaRule& p, const KnownPlace& place)
+      : p_(p),
+        place_(place),
+        thread_(thread_index() % kThreads),
+        rows_(thread_),
+        values_(thread_),
+        q_(place.rows<const BFloat16>(p.q, place.head / p.q_group) + place.last_chunk(p.q) +
+           rows_.row * p.q.time + rows_.column),
+        k_(place.rows<const BFloat16>(p.k, place.head / p.k_group) + place.last_chunk(p.k) +
+           rows_.row * p.k.time + rows_.column),
+        dy_(place.rows<const BFloat16>(p.upstream.dy, place.head) +
+            place.last_chunk(p.upstream.dy) + place.first_column +
+            values_.row * p.upstream.dy.time + values_.column),
+        has_values_(place.first_column + values_.column < p.V) {}
+
+  // Of one step after the other.
+  DEV void start_keys(int step) {
+    const BackKeyStage<K> to = BackShared<K>::keys(step);
+    const int chunk = place_.chunks - 1 - step, tokens = place_.tokens_of(chunk);
+    rows_.start(copies_, to.k, k_, p_.k.time, tokens);
+    rows_.start(copies_, to.q, q_, p_.q.time, tokens);
+    const KeyUnit unit = p_.key_unit(place_.first_chunk + chunk, place_.head);
+    start_copies<KeyUnit::kBytes, kThreads>(copies_, to.unit.data, unit.data, thread_);
+    k_ -= kKnownTokens * p_.k.time, q_ -= kKnownTokens * p_.q.time;
+  }
+  DEV void start_rows(int step) {
+    const BackRowStage to = BackShared<K>::tokens(step);
+    const int chunk = place_.chunks - 1 - step, tokens = place_.tokens_of(chunk);
+    if (has_values_) values_.start(copies_, to.dy, dy_, p_.upstream.dy.time, tokens);
+    const QueryUnit unit = p_.query_unit(place_.first_chunk + chunk, place_.head);
+    start_copies<QueryUnit::kBytes, kThreads>(copies_, to.unit.data, unit.data, thread_);
+    dy_ -= kKnownTokens * p_.upstream.dy.time;
+  }
+
+  DEV void close() { copies_.close(); }
+  // The thread's copies have arrived; after a barrier, those of all.
+  DEV void wait() { copies_.wait<0>(); }
+
+ private:
+  const KnownDeltaRule& p_;
+  const KnownPlace& place_;
+  const int thread_;
+  const RowCopies<K, kThreads> rows_;
+  const RowCopies<kKnownColumns, kThreads> values_;
+  const BFloat16 *q_, *k_, *dy_;
+  const bool has_values_;
+  CopyGroups copies_;
+};
+
+}  // namespace hfla::cuda
