@@ -53,12 +53,11 @@ class BackStates {
     add_transposed_triangle(gradients, keys.unit.m(), a);
     make_operands(a, gradients);
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) {
-      passed.gradients(i) = words_of(a[i]);
-      rows[i] = operand_of(passed.rows(i));
-    }
+    for (int i = 0; i < kKnownTokens / 16; ++i) passed.gradients(i) = words_of(a[i]);
     scale(gradients, keys.unit.from(), -1);
     make_operands(a, gradients);
+    UNROLL
+    for (int i = 0; i < kKnownTokens / 16; ++i) rows[i] = operand_of(passed.rows(i));
     state_.go_on(*keys.unit.whole(), [&](float(&sums)[2][4], int channel) {
       add_written(sums, keys.q, channel, rows);
       add_written(sums, keys.k, channel, a);

@@ -48,22 +48,26 @@ struct KnownDecays {
   DEV float to_end(int token) const { return of_blocks(token / kBlock + 1, kBlocks) * to(token); }
   DEV float whole() const { return of_blocks(0, kBlocks); }
 
-  // Calls visit(tile, element, row, column, decay from column to row) for the lane's pairs of two
-  // blocks, or of one, in the layout of accumulators. Where a row is before its column the decay is
-  // undefined.
-  template <bool same, class Visit>
-  DEV void for_each_pair(int row_block, int column_block, Visit visit) const {
+  // From columns to rows of two blocks, or of one, in the layout of accumulators. Undefined where a
+  // row is before its column.
+  template <bool same>
+  DEV void find_pairs(float (&decays)[2][4], int row_block, int column_block) const {
     const auto [g, t] = lane();
-    const float between = same ? 1 : of_blocks(column_block + 1, row_block);
-    UNROLL
-    for (int tile = 0; tile < 2; ++tile) {
+    const int row = row_block * kBlock + g, column = column_block * kBlock + 2 * t;
+    if constexpr (same) {
       UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int row = row_block * kBlock + g + i / 2 * 8, c = 8 * tile + 2 * t + i % 2;
-        const int column = column_block * kBlock + c;
-        const float decay = same ? within[row * kBlock + c] : between * from(row) * to(column);
-        visit(tile, i, row, column, decay);
+      for (int i = 0; i < 8; ++i) {
+        decays[i / 4][i % 4] = within[(row + i % 4 / 2 * 8) * kBlock + 2 * t + i / 4 * 8 + i % 2];
       }
+      return;
+    }
+    const float between = of_blocks(column_block + 1, row_block);
+    const float of_rows[2] = {between * from(row), between * from(row + 8)};
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float of_column = to(column + i / 2 * 8 + i % 2);
+      decays[i / 2][i % 2] = of_rows[0] * of_column;
+      decays[i / 2][2 + i % 2] = of_rows[1] * of_column;
     }
   }
 };

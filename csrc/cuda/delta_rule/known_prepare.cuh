@@ -51,8 +51,8 @@ class KnownPrepare {
         warp_(thread_index() / 32),
         g_(lane().g),
         t_(lane().t),
-        head_(block_index() % p.Hkv),
-        chunk_(block_index() / p.Hkv),
+        head_(int(block_index()) % int(p.Hkv)),
+        chunk_(int(block_index()) / int(p.Hkv)),
         piece_(find_piece(p.pieces, chunk_)),
         key_unit_(p.key_unit(chunk_, head_)),
         query_unit_(p.query_unit(chunk_, head_)) {}
@@ -82,8 +82,8 @@ class KnownPrepare {
                  at_piece<const BFloat16>(x, piece_, head) + rows.row * x.time + rows.column,
                  x.time, tokens);
     };
-    start(shared_.q, p_.q, head_ / p_.q_group);
-    start(shared_.k, p_.k, head_ / p_.k_group);
+    start(shared_.q, p_.q, head_ / int(p_.q_group));
+    start(shared_.k, p_.k, head_ / int(p_.k_group));
     copies.close();
     const int token = thread_index();
     if (token < C) {
@@ -160,6 +160,11 @@ class KnownPrepare {
   // A' to device memory, N β to shared memory.
   DEV void store_scores() {
     UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(2 * half);
+      q_rows_[half] = shared_.q_norm[row] * float(p_.scale), k_rows_[half] = shared_.k_norm[row];
+    }
+    UNROLL
     for (int block = 0; block < kBlocks - 1; ++block) {
       if (block < warp_) store_block<false>(block, scores_[block], keys_[block]);
     }
@@ -168,13 +173,23 @@ class KnownPrepare {
 
   template <bool own>
   DEV void store_block(int block, Block& scores, Block& keys) const {
-    const auto weigh = [&](int tile, int i, int row, int column, float between) {
-      const float decay = between * shared_.k_norm[column] * shared_.beta[column];
-      const float of_query = shared_.q_norm[row] * float(p_.scale);
-      scores[tile][i] = row < column ? 0 : decay * of_query * scores[tile][i];
-      keys[tile][i] = row <= column ? 0 : decay * shared_.k_norm[row] * keys[tile][i];
-    };
-    shared_.decays.template for_each_pair<own>(warp_, block, weigh);
+    float decays[2][4];
+    shared_.decays.template find_pairs<own>(decays, warp_, block);
+    UNROLL
+    for (int tile = 0; tile < 2; ++tile) {
+      UNROLL
+      for (int side = 0; side < 2; ++side) {
+        const int column = block * kBlock + 8 * tile + 2 * t_ + side;
+        const float of_column = shared_.k_norm[column] * shared_.beta[column];
+        UNROLL
+        for (int i = side; i < 4; i += 2) {
+          const int row = row_of(i);
+          const float decay = decays[tile][i] * of_column;
+          scores[tile][i] = row < column ? 0 : decay * q_rows_[i / 2] * scores[tile][i];
+          keys[tile][i] = row <= column ? 0 : decay * k_rows_[i / 2] * keys[tile][i];
+        }
+      }
+    }
     query_unit_.a().template set<backward>(warp_, block, scores);
     UNROLL
     for (int tile = 0; tile < 2; ++tile) {
@@ -206,13 +221,13 @@ class KnownPrepare {
 
   const KnownDeltaRule& p_;
   const KnownPrepareShared<K> shared_;
-  const int warp_, g_, t_;
-  const int64_t head_, chunk_;
+  const int warp_, g_, t_, head_, chunk_;
   const Piece piece_;
   const KeyUnit key_unit_;
   const QueryUnit query_unit_;
   Block scores_[kBlocks - 1] = {}, keys_[kBlocks - 1] = {};
   Block own_scores_ = {}, own_keys_ = {}, own_queries_ = {};
+  float q_rows_[2], k_rows_[2];  // what the lane's two rows are multiplied with
 };
 
 template <int K, bool backward>

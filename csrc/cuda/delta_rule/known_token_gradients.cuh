@@ -57,8 +57,8 @@ struct GradientShared {
   using Weights = Tile<BFloat16, C, C>;
   KnownRows<K> q, k;
   char* stages;
-  Weights x, y;                        // in place of stages, afterwards: X and Y times β
-  Weights x_of_write, minus_y_of_write;  // X and -Y
+  Weights x, y;                    // in place of stages, afterwards: X and Y times β
+  Weights x_of_write, y_of_write;  // X and -Y
   TokenUnit numbers;
   float* within;
   TokenDots* dots;    // (2, C), by halves of the channels
@@ -73,7 +73,7 @@ struct GradientShared {
     again.take_tile(x, C);
     again.take_tile(y, C);
     again.take_tile(x_of_write, C);
-    again.take_tile(minus_y_of_write, C);
+    again.take_tile(y_of_write, C);
     static_assert(kStages * GradientStage<K>::kBytes >= 4 * Weights::kBytes);
     numbers.data = carver.take<float>(TokenUnit::kBytes / int64_t(sizeof(float)));
     within = carver.take<float>(KnownDecays::kWithin);
@@ -102,8 +102,8 @@ class KnownTokenGradients {
         half_(thread_index() / 32 / kBlocks),
         row_(group_ * kBlock),
         channel_(half_ * kChannels),
-        head_(block_index() % p.Hkv),
-        chunk_(block_index() / p.Hkv),
+        head_(int(block_index()) % int(p.Hkv)),
+        chunk_(int(block_index()) / int(p.Hkv)),
         piece_(find_piece(p.pieces, chunk_)),
         tokens_(int(piece_.end - piece_.begin)) {}
 
@@ -152,8 +152,8 @@ class KnownTokenGradients {
                  at_piece<const BFloat16>(x, piece_, head) + rows.row * x.time + rows.column,
                  x.time, tokens_);
     };
-    start(shared_.q, p_.q, head_ / p_.q_group);
-    start(shared_.k, p_.k, head_ / p_.k_group);
+    start(shared_.q, p_.q, head_ / int(p_.q_group));
+    start(shared_.k, p_.k, head_ / int(p_.k_group));
     start_copies<TokenUnit::kBytes, kThreads>(copies_, shared_.numbers.data,
                                               p_.token_unit(chunk_, head_).data, thread_index());
   }
@@ -233,37 +233,48 @@ class KnownTokenGradients {
   // ---- products over tokens ----
 
   DEV void store_weights() {
-    UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int block = half_ + 2 * i;
-      if (block < group_) store_block<false>(block, of_y_[i], of_w_[i]);
-      if (block == group_) store_block<true>(block, of_y_[i], of_w_[i]);
-    }
-  }
-  template <bool own>
-  DEV void store_block(int block, float (&x)[2][4], float (&y)[2][4]) const {
     const TokenUnit& numbers = shared_.numbers;
-    float beta[4];
-    decays_.for_each_pair<own>(group_, block, [&](int tile, int i, int row, int column, float d) {
-      const float decay = d * numbers.k_norm()[column];
-      const float of_query = numbers.q_norm()[row] * float(p_.scale);
-      x[tile][i] = row < column ? 0 : decay * of_query * x[tile][i];
-      y[tile][i] = row <= column ? 0 : decay * numbers.k_norm()[row] * y[tile][i];
-      beta[2 * tile + i % 2] = numbers.beta()[column];
-    });
     const auto [g, t] = lane();
+    float q_rows[2], k_rows[2];
     UNROLL
-    for (int tile = 0; tile < 2; ++tile) {
+    for (int half = 0; half < 2; ++half) {
+      q_rows[half] = numbers.q_norm()[row_ + g + 8 * half] * float(p_.scale);
+      k_rows[half] = numbers.k_norm()[row_ + g + 8 * half];
+    }
+    UNROLL
+    for (int n = 0; n < 2; ++n) {
+      const int block = half_ + 2 * n;
+      if (block > group_) continue;
+      float decays[2][4];
+      if (block < group_) decays_.template find_pairs<false>(decays, group_, block);
+      if (block == group_) decays_.template find_pairs<true>(decays, group_, block);
       UNROLL
-      for (int i = 0; i < 4; i += 2) {
-        const int row = row_ + g + i / 2 * 8, column = block * kBlock + 8 * tile + 2 * t;
-        const float *of_x = x[tile] + i, *of_y = y[tile] + i, *of_beta = beta + 2 * tile;
-        shared_.x.template set_run<2>(row, column, {of_x[0] * of_beta[0], of_x[1] * of_beta[1]});
-        shared_.y.template set_run<2>(row, column, {of_y[0] * of_beta[0], of_y[1] * of_beta[1]});
-        shared_.x_of_write.template set_run<2>(row, column, {of_x[0], of_x[1]});
-        shared_.minus_y_of_write.template set_run<2>(row, column, {-of_y[0], -of_y[1]});
+      for (int tile = 0; tile < 2; ++tile) {
+        const int column = block * kBlock + 8 * tile + 2 * t;
+        const auto norms = two_of(numbers.k_norm() + column), beta = two_of(numbers.beta() + column);
+        UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int row = row_ + g + 8 * half;
+          float x[2], y[2];
+          UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const float decay = decays[tile][2 * half + i] * norms.get(i);
+            const float of_x = decay * q_rows[half] * of_y_[n][tile][2 * half + i];
+            const float of_y = decay * k_rows[half] * of_w_[n][tile][2 * half + i];
+            x[i] = row < column + i ? 0 : of_x, y[i] = row <= column + i ? 0 : of_y;
+          }
+          shared_.x_of_write.template set_run<2>(row, column, x);
+          shared_.y_of_write.template set_run<2>(row, column, {-y[0], -y[1]});
+          UNROLL
+          for (int i = 0; i < 2; ++i) x[i] *= beta.get(i), y[i] *= beta.get(i);
+          shared_.x.template set_run<2>(row, column, x);
+          shared_.y.template set_run<2>(row, column, y);
+        }
       }
     }
+  }
+  DEV static Run<float, 2> two_of(const float* x) {
+    return *reinterpret_cast<const Run<float, 2>*>(x);
   }
 
   // What came of states, by the decays and norms of the lane's two tokens.
@@ -312,7 +323,7 @@ class KnownTokenGradients {
       if (block < group_) continue;
       const Operands::A x = load_a_transposed<Operands>(shared_.x_of_write, row_, block * kBlock);
       const Operands::A y =
-          load_a_transposed<Operands>(shared_.minus_y_of_write, row_, block * kBlock);
+          load_a_transposed<Operands>(shared_.y_of_write, row_, block * kBlock);
       UNROLL
       for (int n = 0; n < kChannels / 8; n += 2) {
         Operands::B q[2], k[2];
@@ -401,27 +412,28 @@ class KnownTokenGradients {
 
   // To the result, or, for a head that shares its row with others, where they are summed up.
   DEV void store(const View& result, int64_t group, float* shared, const Sums& x) const {
-    const auto [g, t] = lane();
+    const int first = row_ + lane().g, c = channel_ + 2 * lane().t;
+    if (shared) {
+      const int64_t time = piece_.batch * p_.T + piece_.begin + first;
+      store_rows(shared + (time * p_.Hkv + head_) * K + c, p_.Hkv * K, [&](float* to, int n, int i) {
+        *reinterpret_cast<Run<float, 2>*>(to + 8 * n) = {{x[n][i], x[n][i + 1]}};
+      });
+    } else {
+      BFloat16* const row = at_piece<BFloat16>(result, piece_, head_ / int(group));
+      store_rows(row + first * result.time + c, result.time, [&](BFloat16* to, int n, int i) {
+        *reinterpret_cast<uint32_t*>(to + 8 * n) = to_bf16_pair(x[n][i], x[n][i + 1]);
+      });
+    }
+  }
+  // Calls visit(row, n, i) for elements i and i + 1 of all tiles n, of the lane's two tokens.
+  template <class T, class Visit>
+  DEV void store_rows(T* row, int64_t stride, Visit visit) const {
     UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int token = row_ + g + 8 * half, c = channel_ + 2 * t;
-      if (token >= tokens_) continue;
-      if (shared) {
-        const int64_t time = piece_.batch * p_.T + piece_.begin + token;
-        float* const to = shared + (time * p_.Hkv + head_) * K + c;
-        UNROLL
-        for (int n = 0; n < kChannels / 8; ++n) {
-          *reinterpret_cast<Run<float, 2>*>(to + 8 * n) = {{x[n][2 * half], x[n][2 * half + 1]}};
-        }
-      } else {
-        BFloat16* const to =
-            at_piece<BFloat16>(result, piece_, head_ / group) + token * result.time + c;
-        UNROLL
-        for (int n = 0; n < kChannels / 8; ++n) {
-          *reinterpret_cast<uint32_t*>(to + 8 * n) =
-              to_bf16_pair(x[n][2 * half], x[n][2 * half + 1]);
-        }
-      }
+      if (row_ + lane().g + 8 * half >= tokens_) return;
+      UNROLL
+      for (int n = 0; n < kChannels / 8; ++n) visit(row, n, 2 * half);
+      row += 8 * stride;
     }
   }
 
@@ -476,7 +488,7 @@ class KnownTokenGradients {
   const Shared shared_;
   const KnownDecays decays_;
   const int group_, half_, row_, channel_;  // the warp's tokens and channels, and the first of each
-  const int64_t head_, chunk_;
+  const int head_, chunk_;
   const Piece piece_;
   const int tokens_;
   CopyGroups copies_;
