@@ -178,6 +178,8 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         each = sorted(len(bodies[s]) / number(s, pattern) for s in spans)
         return each[len(each) // 2] if each else 0
 
+    # Where a chunk is no loop, its copies are waited for in those that multiply some of it.
+    waiting = [bodies[s] for s in spans if number(s, r"BAR\.") and number(s, cuda_sass.PRODUCT)]
     beside = [i for i in chunk if not any(s <= i.address <= e for s, e in innermost)]
     unrolled = [number(s, cuda_sass.LOAD) for s in loading]  # where loads are narrow
     return Code(
@@ -193,7 +195,7 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         products_beside=cuda_sass.count(beside, cuda_sass.PRODUCT),
         copies_beside=cuda_sass.count(beside, cuda_sass.WIDE_COPY),
         loads_ahead=max(cuda_sass.loads_in_flight(code, cuda_sass.LOAD), min(unrolled, default=1)),
-        copies_ahead=cuda_sass.copies_are_ahead(chunk),
+        copies_ahead=any(map(cuda_sass.copies_are_ahead, [chunk] if chunks else waiting)),
     )
 
 

@@ -85,13 +85,23 @@ def test_a_kernel_s_loops_are_read():
     assert cuda_model.read_code(cuda_sass.parse(MACHINE_CODE)["walk"]) == CODE
 
 
+# Where a chunk's copies are waited for before it is computed, and no others are started.
+WAITS = MACHINE_CODE.replace(
+    "/*0090*/                   BAR", "/*0088*/  DEPBAR.LE SB0, 0x0 ;\n        /*0090*/  BAR"
+)
+
+
 def test_a_wait_before_the_products_is_seen():
-    """As where a chunk's copies are waited for before it is computed, and no others are started."""
-    waits = MACHINE_CODE.replace(
-        "/*0090*/                   BAR", "/*0088*/  DEPBAR.LE SB0, 0x0 ;\n        /*0090*/  BAR"
-    )
-    code = cuda_model.read_code(cuda_sass.parse(waits)["walk"])
+    code = cuda_model.read_code(cuda_sass.parse(WAITS)["walk"])
     assert code == CODE._replace(beside=8, copies_ahead=False)
+
+
+def test_copies_are_ahead_in_a_loop_that_multiplies_a_part_of_a_chunk():
+    """As of columns, whose sums are multiplied after it."""
+    for code, ahead in ((MACHINE_CODE, True), (WAITS, False)):
+        last = "/*0148*/ HMMA.16816.F32.BF16 R16, R12, R4, R16 ;\n        /*0150*/"
+        code = cuda_model.read_code(cuda_sass.parse(code.replace("/*0150*/", last))["walk"])
+        assert (code.copies_ahead, code.products_beside) == (ahead, 1)
 
 
 def test_instructions_stand_beside_loads_copies_products_and_stores():
