@@ -61,58 +61,49 @@ struct BackShared {
   }
 };
 
+// Starts copies of a step, and keeps nothing in registers from step to step.
 template <int K>
 class BackLoader {
   static constexpr int kThreads = kKnownThreads / 2;  // the last of a block
 
  public:
-  DEV BackLoader(const KnownDeltaRule& p, const KnownPlace& place)
-      : p_(p),
-        place_(place),
-        thread_(thread_index() % kThreads),
-        rows_(thread_),
-        values_(thread_),
-        q_(place.rows<const BFloat16>(p.q, place.head / p.q_group) + place.last_chunk(p.q) +
-           rows_.row * p.q.time + rows_.column),
-        k_(place.rows<const BFloat16>(p.k, place.head / p.k_group) + place.last_chunk(p.k) +
-           rows_.row * p.k.time + rows_.column),
-        dy_(place.rows<const BFloat16>(p.upstream.dy, place.head) +
-            place.last_chunk(p.upstream.dy) + place.first_column +
-            values_.row * p.upstream.dy.time + values_.column),
-        has_values_(place.first_column + values_.column < p.V) {}
+  DEV BackLoader(const KnownDeltaRule& p, const KnownPlace& place, CopyGroups& copies)
+      : p_(p), place_(place), copies_(copies), thread_(anew(thread_index()) % kThreads) {}
 
-  // Of one step after the other.
   DEV void start_keys(int step) {
     const BackKeyStage<K> to = BackShared<K>::keys(step);
-    const int chunk = place_.chunks - 1 - step, tokens = place_.tokens_of(chunk);
-    rows_.start(copies_, to.k, k_, p_.k.time, tokens);
-    rows_.start(copies_, to.q, q_, p_.q.time, tokens);
+    const int chunk = place_.chunks - 1 - step;
+    const RowCopies<K, kThreads> rows(thread_);
+    start(rows, to.k, p_.k, place_.head / int(p_.k_group), chunk, 0);
+    start(rows, to.q, p_.q, place_.head / int(p_.q_group), chunk, 0);
     const KeyUnit unit = p_.key_unit(place_.first_chunk + chunk, place_.head);
     start_copies<KeyUnit::kBytes, kThreads>(copies_, to.unit.data, unit.data, thread_);
-    k_ -= kKnownTokens * p_.k.time, q_ -= kKnownTokens * p_.q.time;
   }
   DEV void start_rows(int step) {
     const BackRowStage to = BackShared<K>::tokens(step);
-    const int chunk = place_.chunks - 1 - step, tokens = place_.tokens_of(chunk);
-    if (has_values_) values_.start(copies_, to.dy, dy_, p_.upstream.dy.time, tokens);
+    const int chunk = place_.chunks - 1 - step;
+    const RowCopies<kKnownColumns, kThreads> rows(thread_);
+    if (place_.first_column + rows.column < p_.V) {
+      start(rows, to.dy, p_.upstream.dy, place_.head, chunk, place_.first_column);
+    }
     const QueryUnit unit = p_.query_unit(place_.first_chunk + chunk, place_.head);
     start_copies<QueryUnit::kBytes, kThreads>(copies_, to.unit.data, unit.data, thread_);
-    dy_ -= kKnownTokens * p_.upstream.dy.time;
   }
 
-  DEV void close() { copies_.close(); }
-  // The thread's copies have arrived; after a barrier, those of all.
-  DEV void wait() { copies_.wait<0>(); }
-
  private:
+  template <class Copies, class Rows>
+  DEV void start(const Copies& rows, const Rows& to, const View& x, int head, int chunk,
+                 int column) {
+    const BFloat16* const from = place_.rows<const BFloat16>(x, head);
+    const int64_t token = chunk * kKnownTokens + rows.row;
+    rows.start(copies_, to, from + token * x.time + column + rows.column, x.time,
+               place_.tokens_of(chunk));
+  }
+
   const KnownDeltaRule& p_;
   const KnownPlace& place_;
+  CopyGroups& copies_;
   const int thread_;
-  const RowCopies<K, kThreads> rows_;
-  const RowCopies<kKnownColumns, kThreads> values_;
-  const BFloat16 *q_, *k_, *dy_;
-  const bool has_values_;
-  CopyGroups copies_;
 };
 
 }  // namespace hfla::cuda

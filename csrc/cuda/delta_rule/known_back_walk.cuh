@@ -95,9 +95,7 @@ class BackTokens {
       : p_(p),
         place_(place),
         part_(thread_index() / 32 % (kKnownColumns / 16) * 16),
-        there_(place.first_column + part_ < p.V),
-        dv_(place.rows<BFloat16>(p.gradients.dv, place.head) +
-            place.last_chunk(p.gradients.dv) + place.first_column + part_) {}
+        there_(place.first_column + part_ < p.V) {}
 
   // Leaves A'ᵀ dy and f' ∘ dy.
   DEV void prepare(int step) const {
@@ -125,18 +123,21 @@ class BackTokens {
     }
   }
 
-  // dv, of one step after the other.
-  DEV void store(int step) {
+  // dv.
+  DEV void store(int step) const {
     const BackStage passed = Shared::passed(step);
     if (!there_) return;
-    ColumnRows to(dv_, p_.gradients.dv.time, place_.tokens_of(place_.chunks - 1 - step));
+    const View& dv = p_.gradients.dv;
+    const int chunk = place_.chunks - 1 - step;
+    ColumnRows to(place_.rows<BFloat16>(dv, place_.head) + chunk * kKnownTokens * dv.time +
+                      place_.first_column + part_,
+                  dv.time, place_.tokens_of(chunk));
     UNROLL
     for (int i = 0; i < kKnownTokens / 16; ++i) {
       const LaneWords words = passed.gradients(i);
       to.store(words.x[0], words.x[1]);
       to.store(words.x[2], words.x[3]);
     }
-    dv_ -= kKnownTokens * p_.gradients.dv.time;
   }
 
  private:
@@ -144,7 +145,6 @@ class BackTokens {
   const KnownPlace& place_;
   const int part_;  // the warp's first column, of the block's
   const bool there_;
-  BFloat16* dv_;  // of the next step's first token
 };
 
 template <int K>
@@ -152,26 +152,27 @@ KERNEL LAUNCH_BOUNDS(kKnownThreads, 1)
     delta_known_gradients_kernel(const GRID_CONSTANT KnownDeltaRule p) {
   const KnownPlace place(p);
   const bool is_ahead = thread_index() >= kKnownThreads / 2;
-  BackLoader<K> loader(p, place);
-  BackTokens<K> tokens(p, place);
+  CopyGroups copies;
+  const BackTokens<K> tokens(p, place);
   BackStates<K> states(p, place);
   const int steps = place.chunks;
   if (!is_ahead) {
     states.load();
   } else if (steps > 0) {
-    loader.start_rows(0);
-    loader.close();
+    BackLoader<K>(p, place, copies).start_rows(0);
+    copies.close();
   }
   for (int step = -1; step <= steps && steps > 0; ++step) {
-    if (is_ahead) loader.wait();
+    if (is_ahead) copies.wait<0>();
     sync_block();
     if (!is_ahead) {
       if (step >= 0 && step < steps) states.visit(step);
       continue;
     }
+    BackLoader<K> loader(p, place, copies);
     if (step + 1 < steps) loader.start_keys(step + 1);
     if (step + 2 < steps) loader.start_rows(step + 2);
-    loader.close();
+    copies.close();
     if (step + 1 < steps) tokens.prepare(step + 1);
     if (step > 0) tokens.store(step - 1);
   }

@@ -72,9 +72,9 @@ class KnownLoader {
         thread_(thread_index() % kThreads),
         rows_(thread_),
         values_(thread_),
-        q_(place.rows<const BFloat16>(p.q, place.head / p.q_group) + rows_.row * p.q.time +
+        q_(place.rows<const BFloat16>(p.q, place.head / int(p.q_group)) + rows_.row * p.q.time +
            rows_.column),
-        k_(place.rows<const BFloat16>(p.k, place.head / p.k_group) + rows_.row * p.k.time +
+        k_(place.rows<const BFloat16>(p.k, place.head / int(p.k_group)) + rows_.row * p.k.time +
            rows_.column),
         v_(place.rows<const BFloat16>(p.v, place.head) + place.first_column +
            values_.row * p.v.time + values_.column),

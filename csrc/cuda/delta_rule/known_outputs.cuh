@@ -44,7 +44,7 @@ class KnownOutputs {
   }
 
  private:
-  DEV int64_t first_column() const {
+  DEV int first_column() const {
     return place_.first_column + thread_index() / 32 % (kKnownColumns / 16) * 16;
   }
 

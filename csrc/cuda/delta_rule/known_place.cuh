@@ -7,35 +7,34 @@
 
 namespace hfla::cuda {
 
-// Where a block's chunks are.
+// Where a block's chunks are. Numbers that no launch or length exceeds are kept in 32 bits: a walk
+// has no registers to spare.
 struct KnownPlace {
-  int64_t sequence, batch, begin;  // the first token
-  int64_t head, first_column, first_chunk;
+  int sequence, batch, begin;  // the first token
+  int head, first_column, first_chunk;
   int chunks, tokens;  // of the sequence
 
   DEV explicit KnownPlace(const KnownDeltaRule& p) {
-    const int64_t blocks = (p.V + kKnownColumns - 1) / kKnownColumns;
-    first_column = block_index() % blocks * kKnownColumns;
-    head = block_index() / blocks % p.Hkv;
-    sequence = block_index() / blocks / p.Hkv;
+    const int block = int(block_index());
+    const int blocks = int((p.V + kKnownColumns - 1) / kKnownColumns);
+    const int heads = block / blocks;
+    first_column = block % blocks * kKnownColumns;
+    head = heads % int(p.Hkv);
+    sequence = heads / int(p.Hkv);
     batch = p.pieces.cu_seqlens ? 0 : sequence;
-    begin = p.pieces.sequence_begin(sequence);
-    first_chunk = p.pieces.first_piece(sequence);
-    const int64_t length = p.pieces.sequence_end(sequence) - begin;
-    tokens = length > 0 ? int(length) : 0;
+    begin = int(p.pieces.sequence_begin(sequence));
+    first_chunk = int(p.pieces.first_piece(sequence));
+    const int length = int(p.pieces.sequence_end(sequence)) - begin;
+    tokens = length > 0 ? length : 0;
     chunks = (tokens + kKnownTokens - 1) / kKnownTokens;
   }
   DEV int tokens_of(int chunk) const {
     const int left = tokens - chunk * kKnownTokens;
     return left < kKnownTokens ? left : kKnownTokens;
   }
-  // How much further than the sequence's first token is that of its last chunk.
-  DEV int64_t last_chunk(const View& x) const {
-    return int64_t(chunks - 1) * kKnownTokens * x.time;
-  }
   // The first feature of a head's first token.
   template <class T>
-  DEV T* rows(const View& x, int64_t head) const {
+  DEV T* rows(const View& x, int head) const {
     return static_cast<T*>(x.data) + batch * x.batch + begin * x.time + head * x.head;
   }
 };

@@ -42,7 +42,7 @@ class StateWalk {
         there_(place.first_column + part_ < p.V),
         rows_(thread_index()),
         values_(thread_index()),
-        k_(place.rows<const BFloat16>(p.k, place.head / p.k_group) + rows_.row * p.k.time +
+        k_(place.rows<const BFloat16>(p.k, place.head / int(p.k_group)) + rows_.row * p.k.time +
            rows_.column),
         errors_(place.rows<const float>(p.upstream.errors, place.head) + place.first_column +
                 values_.row * p.upstream.errors.time + values_.column),
