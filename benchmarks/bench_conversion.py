@@ -95,16 +95,23 @@ SETTINGS = {
     ),
     "recall": Setting(
         data="--block_size 256 --max_train_bytes 6000000 --max_eval_bytes 100000",
-        recall_share=0.3,
+        recall_share=0.4,
         shape=SHAPE,
         recall="--block_size 64 --per_device_train_batch_size 64 "
         "--max_steps 200 --muon true --learning_rate 1e-2 --warmup_steps 30 "
         "--lr_scheduler_type constant_with_warmup --eval_strategy no --save_steps 50",
-        training="--per_device_train_batch_size 16 --max_steps 208 --muon true "
-        "--learning_rate 6e-3 --warmup_steps 0.04 --eval_steps 0.25 --save_steps 0.1",
+        # Recall texts give the embeddings of all other tokens a large common part: weights decay.
+        training="--per_device_train_batch_size 16 --max_steps 300 --muon true "
+        "--learning_rate 1e-2 --weight_decay 2 --warmup_steps 10 --lr_scheduler_type cosine "
+        "--eval_strategy no --save_steps 30",
         originals={"Llama": LLAMA},
-        conversion=f"{CONVERSION} --transfer_tokens 100000 --distill_tokens 40000",
-        conversions=CONVERSIONS,
+        conversion=f"{CONVERSION} --transfer_tokens 150000 --distill_tokens 250000 "
+        "--distill_learning_rate 5e-4",
+        conversions={
+            "linear": "--softmax_layers none",
+            "hybrid": "--softmax_layers gain:1 --calibration_by_recall true "
+            "--calibration_tokens 16384 --transferred {linear}/2-transferred",
+        },
         report="--questions 160 --window_size 32 --skip_eval_bytes 100000 --contexts 1000 16000",
     ),
     "smallest": Setting(

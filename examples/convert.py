@@ -49,6 +49,7 @@ from hf_linear_attention.conversion.convert import KEPT, MIXERS, config_for
 from hf_linear_attention.conversion.distillation import DistillationTrainer, lora_config
 from hf_linear_attention.conversion.ranking import choose_layers, rank_layers
 from hf_linear_attention.conversion.softmax_form import restore_softmax
+from muon import MuonWithAdamW
 from recall_texts import recall_blocks
 from text_blocks import InputError, pack
 from train_causal_lm import (
@@ -123,6 +124,12 @@ class ConversionArguments:
         default=None, metadata={"help": "Train on so many in distillation (default: all)."}
     )
     distill_learning_rate: float = field(default=1e-4, metadata={"help": "The highest, there."})
+    muon: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether in distillation Muon steps the matrices, and AdamW only what is none."
+        },
+    )
     temperature: float = field(
         default=1.0, metadata={"help": "By which the logits of both models are divided."}
     )
@@ -184,6 +191,8 @@ def parse_arguments(args: list[str]) -> Arguments:
         parser.error(str(error))
     if unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
+    if parsed[0].muon and parsed[0].lora > 0:
+        parser.error("--muon is for all weights, and --lora for adapters: give one of them")
     for name, instead in OF_A_STAGE.items():
         if getattr(parsed[2], name) is not None:
             parser.error(f"--{name} is not for this script; give {instead}")
@@ -341,7 +350,7 @@ def distil(arguments: Arguments, text: Text, transferred: Path) -> Path:
     """The third stage."""
     conversion_args, _, training_args = arguments
     names = ("distill_tokens", "distill_learning_rate", "temperature", "cross_entropy")
-    settings = settings_of(arguments, *names, "hidden_states", "lora")
+    settings = settings_of(arguments, *names, "hidden_states", "lora", "muon")
     stage = Stage(training_args, DISTILLED, {"from": transferred.name, **settings})
     if stage.is_done:
         return stage.folder
@@ -358,6 +367,9 @@ def distil(arguments: Arguments, text: Text, transferred: Path) -> Path:
         conversion_args.distill_learning_rate,
     )
     options = text.for_trainer(has_metric=True)
+    if conversion_args.muon:
+        model.to(training_args.device)
+        options["optimizers"] = (MuonWithAdamW.of(model, stage_args), None)
     if conversion_args.cross_entropy == 1 and conversion_args.hidden_states == 0:
         trainer = Trainer(model, stage_args, **options)
     else:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import AdamW, Muon
+from transformers import TrainingArguments
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -38,6 +39,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
             AdamW(others, lr=lr, betas=betas, weight_decay=0.0),
         ]
         super().__init__(self._groups(), defaults={})
+
+    @classmethod
+    def of(cls, model: nn.Module, args: TrainingArguments) -> "MuonWithAdamW":
+        """With the rates of a Trainer's arguments, for a model on its device."""
+        betas = (args.adam_beta1, args.adam_beta2)
+        return cls(model, args.learning_rate, betas, args.weight_decay)
 
     def _groups(self) -> list[dict[str, Any]]:
         return list(chain.from_iterable(part.param_groups for part in self.parts))

@@ -402,13 +402,7 @@ def main(args: list[str]) -> None:
     metric = BitsPerByteOfBlocks(tokenizer)
     optimizer = None
     if model_args.muon:
-        betas = (training_args.adam_beta1, training_args.adam_beta2)
-        optimizer = MuonWithAdamW(
-            model.to(training_args.device),
-            training_args.learning_rate,
-            betas,
-            training_args.weight_decay,
-        )
+        optimizer = MuonWithAdamW.of(model.to(training_args.device), training_args)
     trainer = Trainer(
         model=model,
         args=training_args,
