@@ -91,7 +91,7 @@ def lines_with(text: str, path: Path) -> list[int]:
         "known_prepare.cuh",
         "known_loader.cuh",
         "known_state_walk.cuh",
-        "known_back_loader.cuh",
+        "known_back_walk.cuh",
         "known_token_gradients.cuh",
     ],
 )

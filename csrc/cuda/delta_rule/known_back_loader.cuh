@@ -68,15 +68,19 @@ class BackLoader {
 
  public:
   DEV BackLoader(const KnownDeltaRule& p, const KnownPlace& place, CopyGroups& copies)
-      : p_(p), place_(place), copies_(copies), thread_(anew(thread_index()) % kThreads) {}
+      : p_(p),
+        place_(place),
+        copies_(copies),
+        thread_(anew(thread_index()) % kThreads),
+        head_(anew(place.head)) {}
 
   DEV void start_keys(int step) {
     const BackKeyStage<K> to = BackShared<K>::keys(step);
     const int chunk = place_.chunks - 1 - step;
     const RowCopies<K, kThreads> rows(thread_);
-    start(rows, to.k, p_.k, place_.head / int(p_.k_group), chunk, 0);
-    start(rows, to.q, p_.q, place_.head / int(p_.q_group), chunk, 0);
-    const KeyUnit unit = p_.key_unit(place_.first_chunk + chunk, place_.head);
+    start(rows, to.k, p_.k, head_ / int(p_.k_group), chunk, 0);
+    start(rows, to.q, p_.q, head_ / int(p_.q_group), chunk, 0);
+    const KeyUnit unit = p_.key_unit(place_.first_chunk + chunk, head_);
     start_copies<KeyUnit::kBytes, kThreads>(copies_, to.unit.data, unit.data, thread_);
   }
   DEV void start_rows(int step) {
@@ -84,9 +88,9 @@ class BackLoader {
     const int chunk = place_.chunks - 1 - step;
     const RowCopies<kKnownColumns, kThreads> rows(thread_);
     if (place_.first_column + rows.column < p_.V) {
-      start(rows, to.dy, p_.upstream.dy, place_.head, chunk, place_.first_column);
+      start(rows, to.dy, p_.upstream.dy, head_, chunk, place_.first_column);
     }
-    const QueryUnit unit = p_.query_unit(place_.first_chunk + chunk, place_.head);
+    const QueryUnit unit = p_.query_unit(place_.first_chunk + chunk, head_);
     start_copies<QueryUnit::kBytes, kThreads>(copies_, to.unit.data, unit.data, thread_);
   }
 
@@ -103,7 +107,7 @@ class BackLoader {
   const KnownDeltaRule& p_;
   const KnownPlace& place_;
   CopyGroups& copies_;
-  const int thread_;
+  const int thread_, head_;
 };
 
 }  // namespace hfla::cuda

@@ -31,23 +31,16 @@ class BackStates {
     if (there_) state_.store(p_.gradients.dinitial_state);
   }
 
-  // Stores dS' and leaves W; has dS afterwards.
+  // Keeps dS' and leaves W; has dS afterwards.
   DEV void visit(int step) {
     if (!there_) return;
     const BackKeyStage<K> keys = Shared::keys(step);
     const BackStage passed = Shared::passed(step);
-    LaneWords* const kept =
-        p_.state_words(p_.state_gradients, place_.first_chunk + place_.chunks - 1 - step,
-                       place_.head, place_.first_column + part_) +
-        thread_index() % 32;
+    keep(place_.chunks - 1 - step);
     KnownValues values = {}, gradients = {};
     KnownOperands a, rows;
     UNROLL
-    for (int k = 0; k < K; k += Operands::kDepth) {
-      const Operands::A state = state_.operand(k);
-      kept[2 * k] = state_.transposed(state);
-      add_state(values, keys.k, k, state);
-    }
+    for (int k = 0; k < K; k += Operands::kDepth) add_state(values, keys.k, k, state_.operand(k));
     add_passed(values, keys.unit.to(), passed);
     make_operands(a, values);
     add_transposed_triangle(gradients, keys.unit.m(), a);
@@ -58,13 +51,22 @@ class BackStates {
     make_operands(a, gradients);
     UNROLL
     for (int i = 0; i < kKnownTokens / 16; ++i) rows[i] = operand_of(passed.rows(i));
-    state_.go_on(*keys.unit.whole(), [&](float(&sums)[2][4], int channel) {
+    state_.go_on(*keys.unit.whole(), [&](float (&sums)[2][4], int channel) {
       add_written(sums, keys.q, channel, rows);
       add_written(sums, keys.k, channel, a);
     });
   }
 
  private:
+  // As operands of products over columns.
+  DEV void keep(int chunk) const {
+    LaneWords* const to = p_.state_words<K>(p_.state_gradients, place_.first_chunk + chunk,
+                                            place_.head, place_.first_column + part_) +
+                          thread_index() % 32;
+    UNROLL
+    for (int k = 0; k < K; k += Operands::kDepth) to[2 * k] = state_.transposed(state_.operand(k));
+  }
+
   // values = l ∘ values + A'ᵀ dy.
   DEV static void add_passed(KnownValues& values, const float* to, const BackStage& passed) {
     UNROLL

@@ -1,9 +1,9 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// Forward and backward where all that a chunk's instructions depend on is known when they are compiled:
-// bfloat16, heads of K key features, a decay for each head or none, no mask, rows that are
-// contiguous and aligned. Since a decay is then a number, and so is a norm, no key or query has to
-// be written again: in the words of chunk.cuh, with r_i and s_i what k_i and q_i are multiplied
+// Forward and backward where all that a chunk's instructions depend on is known when they are
+// compiled: bfloat16, heads of K key features, a decay for each head or none, no mask, rows that
+// are contiguous and aligned. Since a decay is then a number, and so is a norm, no key or query has
+// to be written again: in the words of chunk.cuh, with r_i and s_i what k_i and q_i are multiplied
 // with,
 //
 //     f_i = from_i r_i      f'_i = from_i s_i      l_i = to_i r_i β_i      A'_ij = A_ij β_j
@@ -65,8 +65,7 @@ struct Triangle {
 // Of a chunk and head, what is needed with its keys: M, f, l and from_C,
 struct KeyUnit {
   static constexpr int kEndBytes = (kKnownTokens + 4) * int(sizeof(float));  // l and from_C
-  static constexpr int kBytes =
-      Triangle::kBytes + kKnownTokens * int(sizeof(float)) + kEndBytes;
+  static constexpr int kBytes = Triangle::kBytes + kKnownTokens * int(sizeof(float)) + kEndBytes;
   char* data;
   DEV Triangle m() const { return {reinterpret_cast<LaneWords*>(data)}; }
   DEV float* from() const { return reinterpret_cast<float*>(data + Triangle::kBytes); }
@@ -101,10 +100,10 @@ struct KnownDeltaRule : DeltaRuleProblem {
   // Of backward:
   DeltaRuleUpstream upstream;
   DeltaRuleGradients gradients;
-  float* token_units;                  // (chunks, Hv)
+  float* token_units;                   // (chunks, Hv)
   LaneWords *states, *state_gradients;  // (chunks, Hv, V / 16, K / 16, 32): S, dS', as operands
-  BFloat16* errors;                    // (chunks, Hv, C, V): E
-  float *dq, *dk;                      // (B, T, Hv, K), where heads share queries or keys, or null
+  BFloat16* errors;                     // (chunks, Hv, C, V): E
+  float *dq, *dk;                       // (B, T, Hv, K), where heads share queries or keys, or null
 
   DEV KeyUnit key_unit(int64_t chunk, int64_t head) const {
     return {units + (chunk * Hkv + head) * kKnownUnitBytes};
@@ -115,9 +114,11 @@ struct KnownDeltaRule : DeltaRuleProblem {
   DEV TokenUnit token_unit(int64_t chunk, int64_t head) const {
     return {token_units + (chunk * Hkv + head) * (TokenUnit::kBytes / int64_t(sizeof(float)))};
   }
-  // Of `all`, states or state_gradients; the words of 16 columns follow those of others.
-  DEV LaneWords* state_words(LaneWords* all, int64_t chunk, int64_t head, int64_t column) const {
-    return all + ((chunk * Hkv + head) * V + column) / 16 * (K / 16) * 32;
+  // Of `all`, states or state_gradients, of heads of K channels; the words of 16 columns follow
+  // those of others.
+  template <int K>
+  DEV LaneWords* state_words(LaneWords* all, int64_t chunk, int64_t head, int column) const {
+    return all + ((chunk * Hkv + head) * V + column) * (K / 16 * 32 / 16);
   }
   DEV BFloat16* errors_of(int64_t chunk, int64_t head) const {
     return errors + (chunk * Hkv + head) * kKnownTokens * V;

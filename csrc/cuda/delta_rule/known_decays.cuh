@@ -31,9 +31,7 @@ struct KnownDecays {
   DEV float from(int token) const {
     return decay[token / kBlock * kBlock] * within[token * kBlock];
   }
-  DEV float to(int token) const {
-    return within[(token | (kBlock - 1)) * kBlock + token % kBlock];
-  }
+  DEV float to(int token) const { return within[(token | (kBlock - 1)) * kBlock + token % kBlock]; }
   DEV float of_block(int block) const { return from(block * kBlock + kBlock - 1); }
   DEV float of_blocks(int begin, int end) const {
     float product = 1;

@@ -16,7 +16,7 @@ struct KnownPrepareShared {
   static constexpr int C = kKnownTokens;
   using Matrix = Inverse<C>::Matrix;
   KnownRows<K> q, k;
-  Matrix n, inverse;           // in place of them, afterwards
+  Matrix n, inverse;  // in place of them, afterwards
   KnownDecays decays;
   float* beta;             // (C,)
   float *q_norm, *k_norm;  // (C,): what q and k are multiplied with, but for the scale
@@ -90,7 +90,8 @@ class KnownPrepare {
       const bool there = token < tokens;
       const float* const g = at_piece<const float>(p_.log_decay, piece_, head_);
       const float* const beta = at_piece<const float>(p_.beta, piece_, head_);
-      shared_.decays.decay[token] = there && p_.log_decay.data ? expf(g[token * p_.log_decay.time]) : 1;
+      shared_.decays.decay[token] =
+          there && p_.log_decay.data ? expf(g[token * p_.log_decay.time]) : 1;
       shared_.beta[token] = there && p_.beta.data ? beta[token * p_.beta.time] : 1;
     }
     copies.wait<0>();

@@ -26,9 +26,7 @@ class KnownState {
  public:
   // `column` is of the block's.
   DEV KnownState(const KnownDeltaRule& p, const KnownPlace& place, int channel, int column)
-      : V_(p.V),
-        first_(((place.sequence * p.Hkv + place.head) * p.K + channel + 2 * lane().t) * p.V +
-               place.first_column + column + lane().g) {}
+      : p_(p), place_(place), channel_(channel), column_(column) {}
 
   // From and to arrays (rows, Hv, K, V); null is zeros, and nowhere.
   DEV void load(const void* states) {
@@ -67,14 +65,18 @@ class KnownState {
  private:
   template <class Visit>
   DEV void for_each(Visit visit) {
+    const int64_t row = (anew(place_.sequence) * p_.Hkv + place_.head) * p_.K + channel_;
+    const int64_t first = (row + 2 * lane().t) * p_.V + place_.first_column + column_ + lane().g;
     UNROLL
     for (int n = 0; n < channels / 8; ++n) {
       UNROLL
-      for (int i = 0; i < 4; ++i) visit(x_[n][i], first_ + (8 * n + i % 2) * V_ + i / 2 * 8);
+      for (int i = 0; i < 4; ++i) visit(x_[n][i], first + (8 * n + i % 2) * p_.V + i / 2 * 8);
     }
   }
 
-  const int64_t V_, first_;
+  const KnownDeltaRule& p_;
+  const KnownPlace& place_;
+  const int channel_, column_;
   float x_[channels / 8][4];
 };
 

@@ -88,8 +88,8 @@ class StateWalk {
       float x[8];
       UNROLL
       for (int i = 0; i < 8; i += 4) {
-        const auto run = *reinterpret_cast<const Run<float, 4>*>(
-            stage.errors.at(token, column + c + i));
+        const auto run =
+            *reinterpret_cast<const Run<float, 4>*>(stage.errors.at(token, column + c + i));
         UNROLL
         for (int j = 0; j < 4; ++j) x[i + j] = run.get(j);
       }
@@ -99,8 +99,8 @@ class StateWalk {
 
   // Stores S, and has S' afterwards.
   DEV void visit(const Stage& stage, int chunk) {
-    LaneWords* const to = p_.state_words(p_.states, place_.first_chunk + chunk, place_.head,
-                                         place_.first_column + part_) +
+    LaneWords* const to = p_.state_words<K>(p_.states, place_.first_chunk + chunk, place_.head,
+                                            place_.first_column + part_) +
                           channel_ * 2 + thread_index() % 32;
     UNROLL
     for (int c = 0; c < kChannels; c += 16) to[c * 2] = state_.transposed(state_.operand(c));
@@ -116,7 +116,7 @@ class StateWalk {
     scale(errors, stage.end);
     KnownOperands a;
     make_operands(a, errors);
-    state_.go_on(stage.end[kKnownTokens], [&](float(&sums)[2][4], int channel) {
+    state_.go_on(stage.end[kKnownTokens], [&](float (&sums)[2][4], int channel) {
       add_written(sums, stage.k, channel_ + channel, a);
     });
   }
@@ -134,7 +134,8 @@ class StateWalk {
 };
 
 template <int K>
-KERNEL LAUNCH_BOUNDS(kKnownThreads, 2) delta_known_states_kernel(const GRID_CONSTANT KnownDeltaRule p) {
+KERNEL LAUNCH_BOUNDS(kKnownThreads, 2)
+    delta_known_states_kernel(const GRID_CONSTANT KnownDeltaRule p) {
   const KnownPlace place(p);
   StateWalk<K>(p, place).run();
 }

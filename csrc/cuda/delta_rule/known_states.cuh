@@ -50,9 +50,8 @@ class KnownStates {
     for (int i = 0; i < kKnownTokens / 16; ++i) shown.errors(i) = words_of(a[i]);
     scale(errors, keys.unit.to());
     make_operands(a, errors);
-    state_.go_on(*keys.unit.whole(), [&](float(&sums)[2][4], int channel) {
-      add_written(sums, keys.k, channel, a);
-    });
+    state_.go_on(*keys.unit.whole(),
+                 [&](float (&sums)[2][4], int channel) { add_written(sums, keys.k, channel, a); });
   }
 
  private:

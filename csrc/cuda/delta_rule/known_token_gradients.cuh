@@ -90,7 +90,7 @@ class KnownTokenGradients {
   using Stage = GradientStage<K>;
   static constexpr int C = kKnownTokens, kBlock = kBlockTokens, kBlocks = C / kBlock;
   static constexpr int kThreads = kKnownGradientThreads, kChannels = K / 2;
-  using Scores = float[2][2][4];          // 16 x 16, of every second block of columns
+  using Scores = float[2][2][4];         // 16 x 16, of every second block of columns
   using Sums = float[kChannels / 8][4];  // of the warp's tokens and channels
 
  public:
@@ -165,7 +165,7 @@ class KnownTokenGradients {
       const int64_t column = int64_t(slab) * Stage::kColumns;
       const bool is_whole = p_.V - column > kBlock;
       const auto start = [&](LaneWords* words, LaneWords* all) {
-        const LaneWords* const from = p_.state_words(all, chunk_, head_, column);
+        const LaneWords* const from = p_.state_words<K>(all, chunk_, head_, column);
         UNROLL
         for (int i = 0; i < Stage::kStateWords; i += kThreads) {
           const int at = i + thread_index();
@@ -251,7 +251,8 @@ class KnownTokenGradients {
       UNROLL
       for (int tile = 0; tile < 2; ++tile) {
         const int column = block * kBlock + 8 * tile + 2 * t;
-        const auto norms = two_of(numbers.k_norm() + column), beta = two_of(numbers.beta() + column);
+        const auto norms = two_of(numbers.k_norm() + column),
+                   beta = two_of(numbers.beta() + column);
         UNROLL
         for (int half = 0; half < 2; ++half) {
           const int row = row_ + g + 8 * half;
@@ -322,8 +323,7 @@ class KnownTokenGradients {
     for (int block = 0; block < kBlocks; ++block) {
       if (block < group_) continue;
       const Operands::A x = load_a_transposed<Operands>(shared_.x_of_write, row_, block * kBlock);
-      const Operands::A y =
-          load_a_transposed<Operands>(shared_.y_of_write, row_, block * kBlock);
+      const Operands::A y = load_a_transposed<Operands>(shared_.y_of_write, row_, block * kBlock);
       UNROLL
       for (int n = 0; n < kChannels / 8; n += 2) {
         Operands::B q[2], k[2];
@@ -375,8 +375,9 @@ class KnownTokenGradients {
       if (t == 0) shared_.dots[half_ * C + row_ + g + 8 * half] = x;
     }
     // The diagonals, of which a lane in four has two elements.
-    float sum = g / 2 != t ? 0 : g % 2 == 0 ? states_[0][0] + states_[1][2]
-                                            : states_[0][1] + states_[1][3];
+    float sum = g / 2 != t   ? 0
+                : g % 2 == 0 ? states_[0][0] + states_[1][2]
+                             : states_[0][1] + states_[1][3];
     for (int lanes = 1; lanes < 32; lanes *= 2) sum += shuffle_xor(sum, lanes);
     if (thread_index() % 32 == 0) shared_.state_dots[thread_index() / 32] = sum;
   }
@@ -415,9 +416,10 @@ class KnownTokenGradients {
     const int first = row_ + lane().g, c = channel_ + 2 * lane().t;
     if (shared) {
       const int64_t time = piece_.batch * p_.T + piece_.begin + first;
-      store_rows(shared + (time * p_.Hkv + head_) * K + c, p_.Hkv * K, [&](float* to, int n, int i) {
-        *reinterpret_cast<Run<float, 2>*>(to + 8 * n) = {{x[n][i], x[n][i + 1]}};
-      });
+      store_rows(shared + (time * p_.Hkv + head_) * K + c, p_.Hkv * K,
+                 [&](float* to, int n, int i) {
+                   *reinterpret_cast<Run<float, 2>*>(to + 8 * n) = {{x[n][i], x[n][i + 1]}};
+                 });
     } else {
       BFloat16* const row = at_piece<BFloat16>(result, piece_, head_ / int(group));
       store_rows(row + first * result.time + c, result.time, [&](BFloat16* to, int n, int i) {

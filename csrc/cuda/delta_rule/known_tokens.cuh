@@ -82,7 +82,9 @@ class ColumnRows {
  public:
   // `rows` is of the first token.
   DEV ColumnRows(BFloat16* rows, int64_t stride, int tokens)
-      : row_(rows + lane().g * stride + 2 * lane().t), step_(8 * stride), left_(tokens - lane().g) {}
+      : row_(rows + lane().g * stride + 2 * lane().t),
+        step_(8 * stride),
+        left_(tokens - lane().g) {}
 
   // The first 8 columns and the last.
   DEV void store(uint32_t first, uint32_t last) {

@@ -69,7 +69,7 @@ template <class Scalar>
 void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
                  const float* dy, int64_t group, double scale, bool normalize) {
   const int heads = int(p.Hkv / group), blocks = int(ceil_div(p.T, kFinishTokens));
-  const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,           p.K,
+  const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,      p.K,
                              p.Hkv, heads, blocks, float(scale), normalize};
   launcher.run(delta_finish_kernel<Scalar>, p.B * heads * blocks, kFinishThreads, 0, arguments);
 }
