@@ -135,6 +135,7 @@ KNOWN_OF_128 = KNOWN._replace(
 KNOWN_DELTA = Bounds(
     3500, 230, 102, copies=70, copies_ahead=True, per_copy=21, stores_of_16_bits=0, per_chunk=1080
 )
+KNOWN_PREPARE = Bounds(3900, 190, 57, copies=16, per_copy=23, stores_of_16_bits=0)
 DELTA = Bounds(0, 0, 0, copies=24, copies_ahead=True, per_copy=5)
 BOUNDS = {
     "linear_attention": {
@@ -158,8 +159,26 @@ BOUNDS = {
         "delta_known_outputs_kernel<64, false>": KNOWN_DELTA._replace(
             instructions=2500, products=136, operand_loads=54, copies=50, per_chunk=830
         ),
-        "delta_known_prepare_kernel<128>": Bounds(
-            3900, 190, 57, copies=16, per_copy=21, stores_of_16_bits=0
+        "delta_known_prepare_kernel<128, false>": KNOWN_PREPARE,
+        "delta_known_prepare_kernel<128, true>": KNOWN_PREPARE,
+        "delta_known_states_kernel<128>": KNOWN_DELTA._replace(
+            instructions=1450, products=32, operand_loads=16, copies=30, per_chunk=460
+        ),
+        "delta_known_gradients_kernel<128>": KNOWN_DELTA._replace(
+            instructions=2900, operand_loads=108, copies=60, per_copy=25, per_chunk=1450
+        ),
+        "delta_known_gradients_kernel<64>": KNOWN_DELTA._replace(
+            instructions=2200, products=136, operand_loads=60, copies=44, per_chunk=1150
+        ),
+        # Its chunk is no loop: what comes in columns is, with products of many of them.
+        "delta_known_token_gradients_kernel<128>": KNOWN_DELTA._replace(
+            instructions=4100,
+            products=200,
+            operand_loads=98,
+            copies=36,
+            per_copy=50,
+            per_run=215,
+            per_chunk=3550,
         ),
         "delta_outputs_kernel<BFloat16, 32>": DELTA._replace(
             instructions=5000, products=20, operand_loads=12, stores_of_16_bits=16
