@@ -133,9 +133,9 @@ KNOWN_OF_128 = KNOWN._replace(
 )
 # Forward of the delta rule where it is known has loops for the rows of a last chunk alone.
 KNOWN_DELTA = Bounds(
-    3500, 230, 102, copies=70, copies_ahead=True, per_copy=21, stores_of_16_bits=0, per_chunk=1080
+    2700, 230, 102, copies=70, copies_ahead=True, per_copy=21, stores_of_16_bits=0, per_chunk=1110
 )
-KNOWN_PREPARE = Bounds(3900, 190, 57, copies=16, per_copy=23, stores_of_16_bits=0)
+KNOWN_PREPARE = Bounds(3700, 190, 57, copies=16, per_copy=23, stores_of_16_bits=0)
 DELTA = Bounds(0, 0, 0, copies=24, copies_ahead=True, per_copy=5)
 BOUNDS = {
     "linear_attention": {
@@ -154,10 +154,10 @@ BOUNDS = {
     "delta_rule": {
         "delta_known_outputs_kernel<128, false>": KNOWN_DELTA,
         "delta_known_outputs_kernel<128, true>": KNOWN_DELTA._replace(
-            instructions=3800, per_chunk=1370
+            instructions=3000, per_chunk=1370
         ),
         "delta_known_outputs_kernel<64, false>": KNOWN_DELTA._replace(
-            instructions=2500, products=136, operand_loads=54, copies=50, per_chunk=830
+            instructions=2100, products=136, operand_loads=54, copies=50, per_chunk=830
         ),
         "delta_known_prepare_kernel<128, false>": KNOWN_PREPARE,
         "delta_known_prepare_kernel<128, true>": KNOWN_PREPARE,
