@@ -313,17 +313,23 @@ class Walker {
     if (first) begin_chunk();
     convert();
     sync_block();
-    if (p_.reads && first) read_state();
-    const bool stores = p_.reads && is_last_writer();
+    if (p_.reads) read(first);
+    if (p_.writes) write_chunk(first);
+  }
+
+  DEV void read(bool first) {
+    ReadOperands operands;
+    keep_operands(operands);
+    if (first) read_state(operands);
+    const bool stores = is_last_writer();
     const bool copies_of = !Known::kKnown && stores && p_.of.x.data;  // else it is in the ring
     if (copies_of) {
       if (first) sync_block();  // all have done with the state's tile
       start_of();
     }
-    if (p_.reads && p_.causal) read_chunk();
+    if (p_.causal) read_chunk(operands);
     if (copies_of) copies_.template wait<0>();
     if (stores) store_out();
-    if (p_.writes) write_chunk(first);
   }
 
   DEV void begin_chunk() {
@@ -426,10 +432,17 @@ class Walker {
   DEV float score_weight(int i, int j) const;
   template <int at_once, class Handle>
   DEV void for_each_row_step(Handle handle) const;
+  // What a warp reads of a chunk, where the walk is known: for the state, and for each step of
+  // tokens.
+  struct ReadOperands {
+    typename Operands::A kept[Known::kKnown ? R / kDepth : 1];
+  };
+  DEV void keep_operands(ReadOperands& operands) const;
+  DEV typename Operands::A operand(const ReadOperands& operands, int row) const;
   template <class Load>
   DEV void add_to_out(const typename Operands::A& a, bool first, Load load);
-  DEV void read_state();
-  DEV void read_chunk();
+  DEV void read_state(const ReadOperands& operands);
+  DEV void read_chunk(const ReadOperands& operands);
   template <bool reversed>
   DEV void weigh(float (&scores)[kTogether][4], int token) const;
   DEV void write_chunk(bool first_writer);

@@ -56,12 +56,26 @@ DEV void Walker<Scalar, S, Known>::add_to_out(const typename Operands::A& a, boo
   }
 }
 
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::keep_operands(ReadOperands& operands) const {
+  if constexpr (Known::kKnown) {
+    for_each_row_step<1>(
+        [&](int r) { operands.kept[r / kDepth] = Operands::load_a(read_tile(), 16 * warp_, r); });
+  }
+}
+template <class Scalar, class S, class Known>
+DEV typename Walker<Scalar, S, Known>::Operands::A Walker<Scalar, S, Known>::operand(
+    const ReadOperands& operands, int row) const {
+  return Known::kKnown ? operands.kept[row / kDepth]
+                       : Operands::load_a(read_tile(), 16 * warp_, row);
+}
+
 // out = read state, decayed. A warp has the rows 16 warp ... of the chunk.
 template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::read_state() {
+DEV void Walker<Scalar, S, Known>::read_state(const ReadOperands& operands) {
   const int first = 16 * warp_;
   for_each_row_step<1>([&](int r) {
-    add_to_out(Operands::load_a(read_tile(), first, r), Known::kKnown && r == 0,
+    add_to_out(operand(operands, r), Known::kKnown && r == 0,
                [&](auto& b, int c) { Operands::load_b(b, shared_.state(), r, c); });
   });
   if (!p_.causal || !decay_.sums) return;
@@ -76,13 +90,13 @@ DEV void Walker<Scalar, S, Known>::read_state() {
 // out += (read writeᵀ, masked and decayed) values: of no tokens that come later than all these
 // rows.
 template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::read_chunk() {
+DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands) {
   const int first = 16 * warp_, end = p_.reversed ? C : first + 16;
   NO_UNROLL
   for (int token = p_.reversed ? first : 0; token < end; token += kDepth) {
     float scores[kTogether][4] = {};
     for_each_row_step<4>([&](int r) {
-      const auto a = Operands::load_a(read_tile(), first, r);
+      const auto a = operand(operands, r);
       typename Operands::B b[kTogether];
       Operands::load_b_transposed(b, write_tile(), r, token);
       sum_up(scores, a, b, Known::kKnown && r == 0);
