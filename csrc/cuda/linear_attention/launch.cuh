@@ -12,6 +12,8 @@
 //     dφ(k)       [v, 1]    dy'         φ(q)/den    its gradientᵀ    backwards in time
 //     dv          φ(k)      φ(q)/den    dy          its gradient     backwards in time
 //
+// Where the walk is known, one walk has both of the last two: its state, transposed, is that of dv.
+//
 // Nothing here waits for the device or allocates: the caller provides a workspace, and all
 // decisions depend on shapes alone, so that a CUDA graph can record it.
 #pragma once
@@ -57,6 +59,8 @@ template <int D, FeatureMap map>
 using Forward = KernelOf<BlockShape<64, D, D, 2, 2>, KnownWalk<map, false>>;
 template <int D, FeatureMap map>
 using Gradient = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true>>;
+template <int D, FeatureMap map>
+using TwoGradients = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true, true>>;
 template <class Scalar>
 struct Special {
   using All = Kernels<>;
@@ -65,9 +69,11 @@ template <>
 struct Special<BFloat16> {
   using All =
       Kernels<Forward<64, FeatureMap::elu_plus_one>, Gradient<64, FeatureMap::elu_plus_one>,
-              Forward<128, FeatureMap::elu_plus_one>, Gradient<128, FeatureMap::elu_plus_one>,
+              TwoGradients<64, FeatureMap::elu_plus_one>, Forward<128, FeatureMap::elu_plus_one>,
+              Gradient<128, FeatureMap::elu_plus_one>, TwoGradients<128, FeatureMap::elu_plus_one>,
               Forward<64, FeatureMap::identity>, Gradient<64, FeatureMap::identity>,
-              Forward<128, FeatureMap::identity>, Gradient<128, FeatureMap::identity>>;
+              TwoGradients<64, FeatureMap::identity>, Forward<128, FeatureMap::identity>,
+              Gradient<128, FeatureMap::identity>, TwoGradients<128, FeatureMap::identity>>;
 };
 
 inline int64_t rows_of(const Walk& walk) {
@@ -124,6 +130,8 @@ bool is_known(const Walk& walk) {
   constexpr bool is_gradient = Known::kIsGradient;
   constexpr FeatureMap of_rows = is_gradient ? FeatureMap::identity : Known::kMap,
                        of_values = is_gradient ? Known::kMap : FeatureMap::identity;
+  if (Known::kHasSecond != bool(walk.second.data)) return false;
+  if (Known::kHasSecond && (walk.group() > 1 || !has_plain_rows<Scalar>(walk.second))) return false;
   return walk.K == K::S::kColumns && walk.V == K::S::kColumns && !walk.key_mask &&
          !walk.log_decay.data && walk.T <= INT32_MAX && is_gradient == bool(walk.of.x.data) &&
          walk.read.map == of_rows && walk.write.map == of_rows && walk.values.map == of_values &&
@@ -368,6 +376,10 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dk.of = keys;
   if (decays) of_decay.k = take_dots<Scalar>(launcher, device, dk);
   dk.dots = of_decay.k.dots;
+  dk.second = result.dv;
+  const bool has_dv = with_kernel<Scalar>(
+      dk, device, [](auto kernel) { return decltype(kernel)::Known::kHasSecond; });
+  if (!has_dv) dk.second = {};
 
   Walk dv = make_walk(p);  // whose state is that of dk, but for the normaliser's
   dv.read = keys, dv.write = queries_over_den, dv.values = dy;
@@ -377,7 +389,8 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
     const Launcher::Scope scope(launcher);
     const States last = output_states(result.dinitial_kv, result.dinitial_z);
     const Cut cut = run_walk<Scalar>(launcher, device, dk, final_gradient, last);
-    run_walk<Scalar>(launcher, device, dv, {final_gradient.kv, nullptr, false}, {}, cut);
+    const States without_z = {final_gradient.kv, nullptr, false};
+    if (!has_dv) run_walk<Scalar>(launcher, device, dv, without_z, {}, cut);
   }
 
   if (!decays) return;

@@ -74,8 +74,11 @@ class Walker {
     const int64_t tokens = place.piece.end - place.piece.begin;
     place.chunks = int((tokens + C - 1) / C);
     place.last_tokens = int(tokens - int64_t(place.chunks - 1) * C);
-    place.out = place.piece.batch * p.out.batch + place.piece.begin * p.out.time +
-                place.head * p.out.head + place.column_block * S::kColumns * p.out.dim;
+    const auto begin_of = [&](const View& out) {
+      return place.piece.batch * out.batch + place.piece.begin * out.time + place.head * out.head +
+             place.column_block * S::kColumns * out.dim;
+    };
+    place.out = begin_of(p.out), place.second = begin_of(p.second);
     place.den = (place.piece.batch * p.T + place.piece.begin) * p.Hq + place.head;
     return place;
   }
@@ -318,18 +321,24 @@ class Walker {
   }
 
   DEV void read(bool first) {
-    ReadOperands operands;
-    keep_operands(operands);
-    if (first) read_state(operands);
+    ReadOperands operands = {};
+    keep_operands(operands, read_tile());
+    if (first) read_state<false>(operands);
     const bool stores = is_last_writer();
     const bool copies_of = !Known::kKnown && stores && p_.of.x.data;  // else it is in the ring
     if (copies_of) {
       if (first) sync_block();  // all have done with the state's tile
       start_of();
     }
-    if (p_.causal) read_chunk(operands);
+    if (p_.causal) read_chunk<false>(operands, write_tile(), values_tile());
     if (copies_of) copies_.template wait<0>();
     if (stores) store_out();
+    if constexpr (Known::kHasSecond) {
+      keep_operands(operands, shared_.of(visit_.read_stage));
+      read_state<true>(operands);
+      if (p_.causal) read_chunk<true>(operands, values_tile(), write_tile());
+      store_second();
+    }
   }
 
   DEV void begin_chunk() {
@@ -430,19 +439,22 @@ class Walker {
   DEV float write_weight(int j) const;
   template <bool reversed>
   DEV float score_weight(int i, int j) const;
-  template <int at_once, class Handle>
+  template <int at_once, bool with_extra, class Handle>
   DEV void for_each_row_step(Handle handle) const;
   // What a warp reads of a chunk, where the walk is known: for the state, and for each step of
   // tokens.
   struct ReadOperands {
     typename Operands::A kept[Known::kKnown ? R / kDepth : 1];
   };
-  DEV void keep_operands(ReadOperands& operands) const;
+  template <class Rows>
+  DEV void keep_operands(ReadOperands& operands, const Rows& rows) const;
   DEV typename Operands::A operand(const ReadOperands& operands, int row) const;
   template <class Load>
   DEV void add_to_out(const typename Operands::A& a, bool first, Load load);
+  template <bool second>
   DEV void read_state(const ReadOperands& operands);
-  DEV void read_chunk(const ReadOperands& operands);
+  template <bool second, class Written, class Values>
+  DEV void read_chunk(const ReadOperands& operands, const Written& written, const Values& values);
   template <bool reversed>
   DEV void weigh(float (&scores)[kTogether][4], int token) const;
   DEV void write_chunk(bool first_writer);
@@ -473,12 +485,15 @@ class Walker {
 
   DEV bool is_gradient() const { return Known::kKnown ? Known::kIsGradient : bool(p_.of.x.data); }
   DEV void store_out();
+  DEV void store_second();
   DEV void add_partial(int token, int half, bool last);
-  DEV Outs make_outs(int token) const;
+  DEV Outs make_outs(int token) const { return make_outs(token, p_.out, place_.out); }
+  DEV Outs make_outs(int token, const View& out, int64_t begin) const;
   DEV Pair* copied_of(int n, int half) const;
   DEV Pair pair_of(int n, int half) const;
   DEV float make_pairs(Pair (&pairs)[kTilesC], const Outs& outs, int half, float scale,
                        bool present) const;
+  DEV void make_plain_pairs(Pair (&pairs)[kTilesC], int half, float scale, bool present) const;
   template <FeatureMap map>
   DEV float make_gradients(Pair (&pairs)[kTilesC], const Outs& outs, int half, float scale,
                            bool present) const;

@@ -54,7 +54,8 @@ DEV void Walker<Scalar, S, Known>::convert() {
 template <class Scalar, class S, class Known>
 DEV void Walker<Scalar, S, Known>::convert_tile(Which which, bool all_present) {
   if constexpr (Known::kKnown) {
-    const bool is_mapped = (which == Which::values) == Known::kIsGradient && which != Which::of;
+    const bool is_mapped =
+        which == Which::of ? Known::kHasSecond : (which == Which::values) == Known::kIsGradient;
     const bool is_operand = !is_mapped || (Known::kMap == FeatureMap::identity && !divides(which));
     if (!is_operand) convert_whole_runs<Known::kMap>(which);
     if (!all_present && which != Which::read && which != Which::of) erase_absent(which);
