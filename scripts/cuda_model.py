@@ -144,8 +144,7 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
     """A kernel's numbers: of its innermost loops, and of the smallest with all products and with
     barriers, which is a chunk's; without one, of the whole.
     """
-    spans = {(i.target, i.address) for i in code if i.target is not None}
-    spans = sorted((s for s in spans if s[0] < s[1]), key=lambda s: s[1] - s[0])
+    spans = sorted(set(cuda_sass.branches_back(code)), key=lambda s: s[1] - s[0])
     bodies = {s: [i for i in code if s[0] <= i.address <= s[1]] for s in spans}
 
     def number(span: tuple[int, int], pattern: str) -> int:

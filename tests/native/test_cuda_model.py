@@ -85,6 +85,11 @@ def test_a_kernel_s_loops_are_read():
     assert cuda_model.read_code(cuda_sass.parse(MACHINE_CODE)["walk"]) == CODE
 
 
+def test_a_way_back_from_behind_the_end_is_no_loop():
+    behind = MACHINE_CODE + "        /*0160*/  FADD R4, R4, R5 ;\n        /*0170*/  BRA `(.L_x_2) ;\n"
+    assert cuda_model.read_code(cuda_sass.parse(behind)["walk"]) == CODE
+
+
 # Where a chunk's copies are waited for before it is computed, and no others are started.
 WAITS = MACHINE_CODE.replace(
     "/*0090*/                   BAR", "/*0088*/  DEPBAR.LE SB0, 0x0 ;\n        /*0090*/  BAR"

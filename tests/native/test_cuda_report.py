@@ -116,9 +116,11 @@ def walk_kernel(C: int, R: int, columns: int, stages: int) -> str:
     return f"walk_kernel<BFloat16, BlockShape<{C}, {R}, {columns}, {stages}, 1>, AnyWalk>"
 
 
-def known_walk(D: int, feature_map: int, is_gradient: bool, has_second: bool = False) -> str:
+def known_walk(
+    D: int, feature_map: int, is_gradient: bool, has_second: bool = False, finds: bool = False
+) -> str:
     """Of a head's size, by the number of a feature map in csrc/kernels."""
-    R, flags = D + 16 * is_gradient, f"{is_gradient}, {has_second}".lower()
+    R, flags = D + 16 * is_gradient, f"{is_gradient}, {has_second}, {finds}".lower()
     shape = f"BlockShape<64, {R}, {D}, 2, 2>"
     return f"walk_kernel<BFloat16, {shape}, KnownWalk<(FeatureMap){feature_map}, {flags}> >"
 
@@ -152,6 +154,12 @@ BOUNDS = {
         known_walk(128, 0, True): KNOWN_OF_128,
         known_walk(64, 1, True, True): KNOWN._replace(
             instructions=3600, products=80, operand_loads=62, per_chunk=1050
+        ),
+        known_walk(64, 1, True, finds=True): KNOWN._replace(
+            instructions=3600, copies=20, per_chunk=1050
+        ),
+        known_walk(128, 1, True, finds=True): KNOWN_OF_128._replace(
+            instructions=4600, copies=40, per_chunk=1750
         ),
         known_walk(128, 1, True, True): KNOWN_OF_128._replace(
             instructions=4600, products=250, operand_loads=146, per_chunk=1830

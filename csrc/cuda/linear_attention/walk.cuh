@@ -99,6 +99,10 @@ struct Walk : Sequences {
   int64_t num_tokens;  // B T
   // Or null: second_i = state φ(of_i) + Σ_j ⟨φ(of_i), values_j⟩ write_j, without the extra column.
   View second;
+  // Or of nothing: then what is read has -⟨read_i, y_i⟩ as its extra column, which is found here,
+  // and left in found.
+  Rows y;
+  float* found;  // (B, T, Hq)
 
   BOTH bool reads_per_query() const { return reads && read.per_query; }
   BOTH int64_t num_heads() const { return reads_per_query() ? Hq : Hkv; }
@@ -119,15 +123,17 @@ struct BlockShape {
 
 // What is known of a walk where its kernel is compiled: nothing,
 struct AnyWalk {
-  static constexpr bool kKnown = false, kIsGradient = false, kHasSecond = false;
+  static constexpr bool kKnown = false, kIsGradient = false, kHasSecond = false, kFinds = false;
 };
 // or all that a chunk's instructions depend on. K and V are the shape's kColumns, rows are aligned
 // and contiguous, no token is masked, nothing decays, 32 bits hold a token's offset. `map` is that
 // of read and write; or of values, where out is a gradient by it: R then is 16 more, of which the
-// first is the normaliser's. Such a walk may have a second out, which the same state gives.
-template <FeatureMap map, bool is_gradient, bool has_second = false>
+// first is the normaliser's. Such a walk may have a second out, which the same state gives;
+// or find the extra column of what it reads.
+template <FeatureMap map, bool is_gradient, bool has_second = false, bool finds = false>
 struct KnownWalk {
   static constexpr bool kKnown = true, kIsGradient = is_gradient, kHasSecond = has_second;
+  static constexpr bool kFinds = finds;
   static constexpr FeatureMap kMap = map;
 };
 
@@ -142,7 +148,7 @@ struct alignas(16) Place {
   int64_t out, den, second;
 };
 
-enum class Which { read, of, write, values, end };
+enum class Which { read, of, y, write, values, end };
 
 // Rows of a tensor as a block finds them, chunk after chunk; kept likewise.
 template <class Scalar>
@@ -177,7 +183,8 @@ struct WalkShared {
   // log decays and presence.
   static constexpr int kReadAt = 0, kWriteAt = RowsTile::kBytes, kValuesAt = 2 * kWriteAt;
   static constexpr int kOfAt = kValuesAt + ValuesTile::kBytes;
-  static constexpr int kDensAt = kOfAt + (Known::kIsGradient ? OfTile::kBytes : 0);
+  static constexpr int kYAt = kOfAt + (Known::kIsGradient ? OfTile::kBytes : 0);
+  static constexpr int kDensAt = kYAt + (Known::kFinds ? OfTile::kBytes : 0);
   static constexpr int kOfTokens = 4 * S::C;
   static constexpr int kPresentAt = kDensAt + 3 * kOfTokens;
   static constexpr int kStageBytes = kPresentAt + S::C;
@@ -198,6 +205,7 @@ struct WalkShared {
     const int at = which == Which::read    ? kReadAt
                    : which == Which::write ? kWriteAt
                    : which == Which::of    ? kOfAt
+                   : which == Which::y     ? kYAt
                                            : kValuesAt;
     return at_stage<Element>(stage, at);
   }
@@ -205,6 +213,7 @@ struct WalkShared {
   DEV RowsTile write(int stage) const { return {tile(Which::write, stage)}; }
   DEV ValuesTile values(int stage) const { return {tile(Which::values, stage)}; }
   DEV OfTile of(int stage) const { return {at_stage<Scalar>(stage, kOfAt)}; }
+  DEV OfTile y(int stage) const { return {at_stage<Scalar>(stage, kYAt)}; }
   DEV float* dens(int stage) const { return at_stage<float>(stage, kDensAt); }
   DEV float* den_grads(int stage) const { return at_stage<float>(stage, kDensAt + kOfTokens); }
   DEV float* log_decays(int stage) const { return at_stage<float>(stage, kDensAt + 2 * kOfTokens); }

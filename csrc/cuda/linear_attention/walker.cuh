@@ -282,8 +282,12 @@ class Walker {
   // Whether a visit has rows of a tensor.
   DEV bool has(const Visit& visit, Which which) const {
     if (which == Which::of && !Known::kIsGradient) return false;
-    if (which == Which::read || which == Which::of) return p_.reads && visit.writer == 0;
-    return p_.writes || p_.causal;
+    if (which == Which::y && !Known::kFinds) return false;
+    return is_read(which) ? p_.reads && visit.writer == 0 : p_.writes || p_.causal;
+  }
+  // Whether a visit's rows stay for all that write in its chunk.
+  DEV static bool is_read(Which which) {
+    return which == Which::read || which == Which::of || which == Which::y;
   }
   DEV static Which next(Which which) { return Which(int(which) + 1); }
   // Calls handle(which) for all that it has: with constants, where the walk is known, else in one
@@ -366,12 +370,12 @@ class Walker {
   static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one copy
 
   DEV static int stage_of(Which which, const Visit& visit) {
-    return which == Which::read || which == Which::of ? visit.read_stage : visit.write_stage;
+    return is_read(which) ? visit.read_stage : visit.write_stage;
   }
   DEV static int stride_of(Which which) {
-    return which == Which::values ? Shared::ValuesTile::kStride
-           : which == Which::of   ? Shared::OfTile::kStride
-                                  : Shared::RowsTile::kStride;
+    return which == Which::values                    ? Shared::ValuesTile::kStride
+           : which == Which::of || which == Which::y ? Shared::OfTile::kStride
+                                                     : Shared::RowsTile::kStride;
   }
   DEV int whole_runs(Which which) const {
     return Known::kKnown ? S::kColumns / kRun : shared_.source(which).whole;
@@ -379,6 +383,7 @@ class Walker {
   DEV const Rows& rows_of(Which which) const {
     return which == Which::read    ? p_.read
            : which == Which::of    ? p_.of
+           : which == Which::y     ? p_.y
            : which == Which::write ? p_.write
                                    : p_.values;
   }
@@ -431,6 +436,8 @@ class Walker {
   DEV float element(Which which, int token, int c) const;
   DEV void set_normalizer_columns();
   DEV void set_extra_columns();
+  DEV void find_extra_column();
+  DEV void set_extra(Which which, int token, float x);
   DEV void sum_decays();
 
   // ---- its products (walker_products.cuh) ----
