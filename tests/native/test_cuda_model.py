@@ -86,7 +86,8 @@ def test_a_kernel_s_loops_are_read():
 
 
 def test_a_way_back_from_behind_the_end_is_no_loop():
-    behind = MACHINE_CODE + "        /*0160*/  FADD R4, R4, R5 ;\n        /*0170*/  BRA `(.L_x_2) ;\n"
+    cold = "/*0160*/ FADD R4, R4, R5 ;\n        /*0170*/ BRA `(.L_x_2) ;\n"
+    behind = f"{MACHINE_CODE}        {cold}"
     assert cuda_model.read_code(cuda_sass.parse(behind)["walk"]) == CODE
 
 
