@@ -177,7 +177,7 @@ BOUNDS = {
         "delta_known_prepare_kernel<128, false>": KNOWN_PREPARE,
         "delta_known_prepare_kernel<128, true>": KNOWN_PREPARE,
         "delta_known_states_kernel<128>": KNOWN_DELTA._replace(
-            instructions=1450, products=32, operand_loads=16, copies=30, per_chunk=460
+            instructions=1100, products=16, operand_loads=8, copies=14, per_chunk=380
         ),
         "delta_known_gradients_kernel<128>": KNOWN_DELTA._replace(
             instructions=2900, operand_loads=108, copies=60, per_copy=25, per_chunk=1450

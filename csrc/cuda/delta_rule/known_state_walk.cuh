@@ -2,13 +2,15 @@
 //
 // Backward's way forward: S of every chunk, of the errors that forward has kept, as operands of
 // products over columns (known_chunk.cuh). A block has a sequence, a head and 32 columns, and each
-// of its four warps 16 of them and half of the channels, which know nothing of the others. All
-// load the next chunk meanwhile, and leave this one's errors as bfloat16.
+// of its eight warps 16 of them and a quarter of the channels, which know nothing of the others.
+// All load the next chunk meanwhile, and leave this one's errors as bfloat16.
 #pragma once
 
 #include "cuda/delta_rule/known_state.cuh"
 
 namespace hfla::cuda {
+
+constexpr int kStateThreads = 256;
 
 template <int K>
 struct StateWalkStage {
@@ -31,7 +33,7 @@ template <int K>
 class StateWalk {
   using Operands = Bf16Operands;
   using Stage = StateWalkStage<K>;
-  static constexpr int kParts = kKnownColumns / 16, kChannels = K * kParts / (kKnownThreads / 32);
+  static constexpr int kParts = kKnownColumns / 16, kChannels = K * kParts / (kStateThreads / 32);
 
  public:
   DEV StateWalk(const KnownDeltaRule& p, const KnownPlace& place)
@@ -72,29 +74,27 @@ class StateWalk {
       values_.start(copies_, to.errors, errors_, p_.upstream.errors.time, tokens);
     }
     const KeyUnit unit = p_.key_unit(place_.first_chunk + chunk, place_.head);
-    start_copies<KeyUnit::kEndBytes, kKnownThreads>(copies_, to.end, unit.to(), thread_index());
+    start_copies<KeyUnit::kEndBytes, kStateThreads>(copies_, to.end, unit.to(), thread_index());
     copies_.close();
     k_ += kKnownTokens * p_.k.time, errors_ += kKnownTokens * p_.upstream.errors.time;
   }
 
-  // In bfloat16, 16 columns of a token to a thread.
+  // In bfloat16, 8 columns of a token to a thread.
   DEV void keep_errors(const Stage& stage, int chunk) const {
-    const int token = thread_index() / kParts, column = thread_index() % kParts * 16;
+    constexpr int kRun = 8, kRuns = kKnownColumns / kRun;
+    static_assert(kRuns * kKnownTokens == kStateThreads);
+    const int token = thread_index() / kRuns, column = thread_index() % kRuns * kRun;
     if (place_.first_column + column >= p_.V) return;
+    float x[kRun];
+    UNROLL
+    for (int i = 0; i < kRun; i += 4) {
+      const auto run = *reinterpret_cast<const Run<float, 4>*>(stage.errors.at(token, column + i));
+      UNROLL
+      for (int j = 0; j < 4; ++j) x[i + j] = run.get(j);
+    }
     BFloat16* const to = p_.errors_of(place_.first_chunk + chunk, place_.head) + token * p_.V +
                          place_.first_column + column;
-    UNROLL
-    for (int c = 0; c < 16; c += 8) {
-      float x[8];
-      UNROLL
-      for (int i = 0; i < 8; i += 4) {
-        const auto run =
-            *reinterpret_cast<const Run<float, 4>*>(stage.errors.at(token, column + c + i));
-        UNROLL
-        for (int j = 0; j < 4; ++j) x[i + j] = run.get(j);
-      }
-      *reinterpret_cast<Run<BFloat16, 8>*>(to + c) = make_run<BFloat16>(x);
-    }
+    *reinterpret_cast<Run<BFloat16, kRun>*>(to) = make_run<BFloat16>(x);
   }
 
   // Stores S, and has S' afterwards.
@@ -125,8 +125,8 @@ class StateWalk {
   const KnownPlace& place_;
   const int part_, channel_;  // the warp's first ones, of the block's
   const bool there_;
-  const RowCopies<K, kKnownThreads> rows_;
-  const RowCopies<kKnownColumns, kKnownThreads, float> values_;
+  const RowCopies<K, kStateThreads> rows_;
+  const RowCopies<kKnownColumns, kStateThreads, float> values_;
   const BFloat16* k_;
   const float* errors_;
   CopyGroups copies_;
@@ -134,7 +134,7 @@ class StateWalk {
 };
 
 template <int K>
-KERNEL LAUNCH_BOUNDS(kKnownThreads, 2)
+KERNEL LAUNCH_BOUNDS(kStateThreads, 2)
     delta_known_states_kernel(const GRID_CONSTANT KnownDeltaRule p) {
   const KnownPlace place(p);
   StateWalk<K>(p, place).run();

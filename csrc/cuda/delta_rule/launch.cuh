@@ -134,7 +134,7 @@ void run_known_backward(Launcher& launcher, const DeltaRuleProblem& p,
   known.errors = launcher.take<BFloat16>(chunks * kKnownTokens * p.V);
   if (p.q_group > 1) known.dq = launcher.take(rows * K);
   if (p.k_group > 1) known.dk = launcher.take(rows * K);
-  launcher.run(delta_known_states_kernel<K>, walks, kKnownThreads, 2 * StateWalkStage<K>::kBytes,
+  launcher.run(delta_known_states_kernel<K>, walks, kStateThreads, 2 * StateWalkStage<K>::kBytes,
                known);
   launcher.run(delta_known_gradients_kernel<K>, walks, kKnownThreads, BackShared<K>::kBytes, known);
   launcher.run(delta_known_token_gradients_kernel<K>, chunks, kKnownGradientThreads,
