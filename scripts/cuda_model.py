@@ -144,8 +144,7 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
     """A kernel's numbers: of its innermost loops, and of the smallest with all products and with
     barriers, which is a chunk's; without one, of the whole.
     """
-    spans = {(i.target, i.address) for i in code if i.target is not None}
-    spans = sorted((s for s in spans if s[0] < s[1]), key=lambda s: s[1] - s[0])
+    spans = sorted(set(cuda_sass.branches_back(code)), key=lambda s: s[1] - s[0])
     bodies = {s: [i for i in code if s[0] <= i.address <= s[1]] for s in spans}
 
     def number(span: tuple[int, int], pattern: str) -> int:
@@ -178,6 +177,8 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         each = sorted(len(bodies[s]) / number(s, pattern) for s in spans)
         return each[len(each) // 2] if each else 0
 
+    # Where a chunk is no loop, its copies are waited for in those that multiply some of it.
+    waiting = [bodies[s] for s in spans if number(s, r"BAR\.") and number(s, cuda_sass.PRODUCT)]
     beside = [i for i in chunk if not any(s <= i.address <= e for s, e in innermost)]
     unrolled = [number(s, cuda_sass.LOAD) for s in loading]  # where loads are narrow
     return Code(
@@ -193,7 +194,7 @@ def read_code(code: list[cuda_sass.Instruction]) -> Code:
         products_beside=cuda_sass.count(beside, cuda_sass.PRODUCT),
         copies_beside=cuda_sass.count(beside, cuda_sass.WIDE_COPY),
         loads_ahead=max(cuda_sass.loads_in_flight(code, cuda_sass.LOAD), min(unrolled, default=1)),
-        copies_ahead=cuda_sass.copies_are_ahead(chunk),
+        copies_ahead=any(map(cuda_sass.copies_are_ahead, [chunk] if chunks else waiting)),
     )
 
 

@@ -139,10 +139,18 @@ def highest_register(instruction: Instruction) -> int:
     return max(_registers(instruction.operands), default=0)
 
 
+def branches_back(instructions: list[Instruction]) -> list[tuple[int, int]]:
+    """Branches to what is before them, as (target, address), but for those that come back from what
+    stands behind the last exit: that is what is rarely needed, such as shuffles of some lanes.
+    """
+    end = max((i.address for i in instructions if i.opcode == "EXIT"), default=0)
+    spans = [(i.target, i.address) for i in instructions if i.target is not None]
+    return [s for s in spans if s[0] < s[1] and not s[0] <= end < s[1]]
+
+
 def loops(instructions: list[Instruction]) -> list[Loop]:
     """The innermost loops: what is between a branch back and its target."""
-    spans = [(i.target, i.address) for i in instructions if i.target is not None]
-    spans = [(start, end) for start, end in spans if start < end]
+    spans = branches_back(instructions)
     innermost = [
         (start, end)
         for start, end in spans

@@ -27,8 +27,9 @@ struct CpuKernels {
   RmsNormOnCpu rms_norm;
 };
 
-// Chosen once, by CPUID; HF_LINEAR_ATTENTION_CPU_ISA forces one. Null, with a reason, when the
-// forced one can't run here.
-const CpuKernels* cpu_kernels(const char** why_not);
+// For tensors of a dtype: those of the instruction set that is chosen once, by CPUID, or, for
+// doubles, of the next best one that has them. HF_LINEAR_ATTENTION_CPU_ISA forces a set. Null, with
+// a reason, when the forced one can't run here.
+const CpuKernels* cpu_kernels(DType dtype, const char** why_not);
 
 }  // namespace hfla

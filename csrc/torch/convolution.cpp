@@ -93,7 +93,7 @@ void forward(StableIValue* stack) {
   Tensor y = Tensor::empty(in.x.dtype(), {p.B, p.T, p.C}, in.x.device());
   Tensor state = Tensor::empty(in.x.dtype(), {p.num_sequences, p.S, p.C}, in.x.device());
   const ConvolutionResult result{y.mutable_data(), state.mutable_data()};
-  check_status(cpu().convolution.forward(p, result, torch_threads()));
+  check_status(cpu(p.dtype).convolution.forward(p, result, torch_threads()));
   give_back(stack, y, state);
 }
 
@@ -120,8 +120,8 @@ void backward(StableIValue* stack) {
   gradients.dx = dx.mutable_data(), gradients.dweight = dweight.mutable_data();
   if (in.bias) gradients.dbias = dbias.mutable_data();
   if (in.initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
-  check_status(cpu().convolution.backward(p, {rows_of(dy), data_or_null(dstate)}, gradients,
-                                          torch_threads()));
+  check_status(cpu(p.dtype).convolution.backward(p, {rows_of(dy), data_or_null(dstate)}, gradients,
+                                                 torch_threads()));
   give_back(stack, dx, dweight, dbias, dinitial_state);
 }
 
@@ -154,7 +154,7 @@ void step(StableIValue* stack) {
   p.state = rows_of(state);
   p.state.data = state.mutable_data();
   p.y = y.mutable_data();
-  check_status(cpu().convolution.step(p, torch_threads()));
+  check_status(cpu(p.dtype).convolution.step(p, torch_threads()));
   give_back(stack, y);
 }
 

@@ -112,7 +112,7 @@ void forward_in_slots(StableIValue* stack) {
   slots.state = state.mutable_data();
   Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hkv, p.V}, device);
   clear_outputs(p, slots, y, p.Hkv * p.V * bytes_of(p.dtype));
-  check_status(cpu().delta_rule.forward_in_slots(p, slots, output(y), torch_threads()));
+  check_status(cpu(p.dtype).delta_rule.forward_in_slots(p, slots, output(y), torch_threads()));
   give_back(stack, y);
 }
 

@@ -29,9 +29,9 @@ Threads torch_threads() {
   return {count, parallel_for};
 }
 
-const CpuKernels& cpu() {
+const CpuKernels& cpu(DType dtype) {
   const char* why_not = nullptr;
-  const CpuKernels* chosen = cpu_kernels(&why_not);
+  const CpuKernels* chosen = cpu_kernels(dtype, &why_not);
   if (!chosen) fail(why_not);
   return *chosen;
 }

@@ -23,8 +23,8 @@ constexpr const char* kCudaBuilt = "";
 // The threads that torch has for this process, or, where this one works in a team, those.
 Threads torch_threads();
 
-// Of the instruction set that was chosen.
-const CpuKernels& cpu();
+// Of the instruction set that was chosen, for tensors of a dtype.
+const CpuKernels& cpu(DType dtype);
 
 // Raises what a kernel found.
 void check_status(Status status);
@@ -64,12 +64,12 @@ void run_on_cuda(Device device, DType dtype, OnCuda on_cuda) {
 
 // Calls on_cpu(kernels, threads), or what run_on_cuda says.
 template <class OnCpu, class OnCuda>
-void run([[maybe_unused]] Device device, [[maybe_unused]] DType dtype, OnCpu on_cpu,
+void run([[maybe_unused]] Device device, DType dtype, OnCpu on_cpu,
          [[maybe_unused]] OnCuda on_cuda) {
 #ifdef HFLA_WITH_CUDA
   if (is_cuda(device)) return run_on_cuda(device, dtype, on_cuda);
 #endif
-  check_status(on_cpu(cpu(), torch_threads()));
+  check_status(on_cpu(cpu(dtype), torch_threads()));
 }
 
 }  // namespace hfla

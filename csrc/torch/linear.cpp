@@ -36,7 +36,7 @@ void linear(StableIValue* stack) {
   check(weight.is_contiguous(), "weight must be contiguous");
   Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
-  check_status(cpu().linear(p, torch_threads()));
+  check_status(cpu(p.dtype).linear(p, torch_threads()));
   give_back(stack, y);
 }
 
@@ -57,7 +57,7 @@ void many_rows_linear(StableIValue* stack) {
   }
   Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
-  check_status(cpu().many_rows_linear(p, torch_threads()));
+  check_status(cpu(p.dtype).many_rows_linear(p, torch_threads()));
   give_back(stack, y);
 }
 

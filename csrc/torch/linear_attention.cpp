@@ -153,7 +153,8 @@ void forward_in_slots(StableIValue* stack) {
   slots.z = z ? z.mutable_data() : nullptr;
   Tensor y = Tensor::empty(in.q.dtype(), {p.B, p.T, p.Hq, p.V}, device);
   clear_outputs(p, slots, y, p.Hq * p.V * bytes_of(p.dtype));
-  check_status(cpu().linear_attention.forward_in_slots(p, slots, output(y), torch_threads()));
+  check_status(
+      cpu(p.dtype).linear_attention.forward_in_slots(p, slots, output(y), torch_threads()));
   give_back(stack, y);
 }
 

@@ -85,7 +85,7 @@ void quantized_linear(StableIValue* stack) {
   set_groups(p, x, scale, zero_point, /*out_dim=*/bits == 8 ? 0 : 1);
   Tensor y = empty_outputs(x, p.out);
   p.y = y.mutable_data();
-  const auto product = rounds_x ? cpu().rounded_linear : cpu().quantized_linear;
+  const auto product = rounds_x ? cpu(p.dtype).rounded_linear : cpu(p.dtype).quantized_linear;
   check_status(product(p, torch_threads()));
   give_back(stack, y);
 }

@@ -60,7 +60,7 @@ HFLA_EXPORT const char* hfla_registration_error() {
 
 // The name of the active instruction set; or null, and then *why_not says why.
 HFLA_EXPORT const char* hfla_cpu_instruction_set(const char** why_not) {
-  const hfla::CpuKernels* kernels = hfla::cpu_kernels(why_not);
+  const hfla::CpuKernels* kernels = hfla::cpu_kernels(hfla::DType::f32, why_not);
   return kernels ? kernels->instruction_set : nullptr;
 }
 

@@ -31,7 +31,7 @@ void rms_norm(StableIValue* stack) {
   const Tensor weight = arguments.tensor();
   const RmsNormProblem p = make_rms_norm_problem(x, weight, arguments.number());
   Tensor y = empty_like(x);
-  check_status(cpu().rms_norm.forward(p, {y.mutable_data(), nullptr}, torch_threads()));
+  check_status(cpu(p.dtype).rms_norm.forward(p, {y.mutable_data(), nullptr}, torch_threads()));
   give_back(stack, y);
 }
 
@@ -43,7 +43,7 @@ void rms_norm_forward(StableIValue* stack) {
   Tensor y = empty_like(x);
   Tensor inverse_rms = Tensor::empty(accumulation_dtype(p.dtype), {p.rows}, x.device());
   const RmsNormResult result{y.mutable_data(), inverse_rms.mutable_data()};
-  check_status(cpu().rms_norm.forward(p, result, torch_threads()));
+  check_status(cpu(p.dtype).rms_norm.forward(p, result, torch_threads()));
   give_back(stack, y, inverse_rms);
 }
 
@@ -62,7 +62,7 @@ void rms_norm_backward(StableIValue* stack) {
   Tensor dweight = empty_like(weight);
   const RmsNormGradients gradients{dy.data(), inverse_rms.data(), dx.mutable_data(),
                                    dweight.mutable_data()};
-  check_status(cpu().rms_norm.backward(p, gradients, torch_threads()));
+  check_status(cpu(p.dtype).rms_norm.backward(p, gradients, torch_threads()));
   give_back(stack, dx, dweight);
 }
 

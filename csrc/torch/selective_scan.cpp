@@ -95,7 +95,7 @@ void forward(StableIValue* stack) {
   Tensor state =
       Tensor::empty(accumulation_dtype(p.dtype), {p.num_sequences, p.C, p.N}, in.x.device());
   const SelectiveScanResult result{y.mutable_data(), state.mutable_data()};
-  check_status(cpu().selective_scan.forward(p, result, torch_threads()));
+  check_status(cpu(p.dtype).selective_scan.forward(p, result, torch_threads()));
   give_back(stack, y, state);
 }
 
@@ -128,8 +128,8 @@ void backward(StableIValue* stack) {
                                    nullptr};
   if (in.D) gradients.dD = dD.mutable_data();
   if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
-  check_status(cpu().selective_scan.backward(p, {rows_of(dy), data_or_null(dstate)}, gradients,
-                                             torch_threads()));
+  check_status(cpu(p.dtype).selective_scan.backward(p, {rows_of(dy), data_or_null(dstate)},
+                                                    gradients, torch_threads()));
   give_back(stack, dx, ddt, dA, dwrite, dread, dD, dinitial_state);
 }
 
@@ -155,7 +155,7 @@ void step(StableIValue* stack) {
   const int64_t* stride = state.strides();
   p.state = {state.mutable_data(), stride[0], 0, stride[1], stride[2]};
   p.y = y.mutable_data();
-  check_status(cpu().selective_scan.step(p, torch_threads()));
+  check_status(cpu(p.dtype).selective_scan.step(p, torch_threads()));
   give_back(stack, y);
 }
 

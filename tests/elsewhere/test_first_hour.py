@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What a user meets on another machine: processes that fork, and paths that are not plain."""
+"""What a user meets on another machine: new processes, and paths that are not plain."""
 
 import os
 import subprocess
@@ -59,6 +59,42 @@ print("all the same")
 def test_forked_processes_compute_while_their_parent_does():
     result = run_python("-c", FORKS)
     assert result.stdout == "all the same\n", result.stderr
+
+
+# Such a child imports what it needs, and has threads of its own.
+SPAWNS = """
+import torch
+import torch.multiprocessing
+
+from hf_linear_attention import linear_attention
+
+
+def work(queue=None):
+    torch.set_num_threads(2)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 256, 8, 64, generator=generator) for _ in range(3))
+    y = linear_attention(q, k, v, normalize=False, backend="cpu").numpy().tobytes()
+    if queue:
+        queue.put(y)
+    return y
+
+
+if __name__ == "__main__":
+    expected = work()
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    context.Process(target=work, args=(queue,), daemon=True).start()
+    assert queue.get(timeout=120) == expected
+    print("the same")
+"""
+
+
+@pytest.mark.skipif(backend_report()["cpu"] is not None, reason="no compiled kernels here")
+def test_a_spawned_process_computes_on_threads_of_its_own(tmp_path):
+    program = tmp_path / "spawns.py"
+    program.write_text(SPAWNS)
+    result = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert result.stdout == "the same\n", result.stderr
 
 
 LOAD = """

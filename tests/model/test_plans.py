@@ -75,7 +75,9 @@ def test_plans_name_what_the_model_has(variant, warnings_of_transformers):
     assert_plans_fit(model)
     # Transformers' own checks
     verify_tp_plan(list(model.state_dict()), model.tp_plan)
-    model.tp_plan, model.fsdp_plan = dict(model.tp_plan), dict(model.fsdp_plan)
+    model.tp_plan = dict(model.tp_plan)
+    if type(model).fsdp_plan.fset:  # which Transformers 5.20 does not have
+        model.fsdp_plan = dict(model.fsdp_plan)
     assert not [x for x in warnings_of_transformers() if any(words in x for words in UNUSED)]
 
 
@@ -120,7 +122,8 @@ def test_a_plan_may_be_set():
     config, plan = tiny_config(), {"layers.*.mlp.up_proj": "colwise"}
     config.base_model_tp_plan = plan
     assert config.base_model_tp_plan == copy.deepcopy(config).base_model_tp_plan == plan
-    assert LinearAttentionModel(config).tp_plan.keys() == {"embed_tokens", *plan}
+    # Transformers adds the embedding, in all releases but the older ones.
+    assert LinearAttentionModel(config).tp_plan.keys() - {"embed_tokens"} == plan.keys()
     assert tiny_config().base_model_tp_plan != plan
     assert LinearAttentionConfig.base_model_tp_plan.keys() > plan.keys()  # all there may be
 

@@ -88,6 +88,7 @@ KNOWN_CASES = [
     RuleCase(**KNOWN, T=150, lengths=(0, 1, 64, 0, 65, 20, 0), strength="two", initial=True),
     RuleCase(**KNOWN | dict(B=2, Hk=2, V=16), T=30, decay=None, normalize_qk=False),
     RuleCase(**KNOWN | dict(K=128, V=64), T=90, strength="ends", scale=0.3),
+    RuleCase(**KNOWN | dict(Hq=2, Hk=2, V=48), T=70, strength="ends", initial=True, resets=True),
 ]
 
 

@@ -37,7 +37,7 @@ CudaContext::CudaContext(int32_t) : guard_(nullptr), stream_(nullptr) {
 }
 CudaContext::~CudaContext() {}
 
-const CpuKernels* cpu_kernels(const char** why_not) {
+const CpuKernels* cpu_kernels(DType, const char** why_not) {
   *why_not = "the emulated device should have been used";
   return nullptr;
 }

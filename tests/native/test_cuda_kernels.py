@@ -330,7 +330,11 @@ KNOWN_CASES = [
 
 
 @pytest.mark.parametrize("case", KNOWN_CASES, ids=str)
-@pytest.mark.parametrize("device", [LARGE, SHORT_PIECES], ids=["long_pieces", "short_pieces"])
+@pytest.mark.parametrize(
+    "device",
+    [LARGE, SHORT_PIECES, LITTLE_MEMORY],
+    ids=["long_pieces", "short_pieces", "little_memory"],
+)
 def test_kernels_that_know_the_walk(library, case, device):
     inputs = attention_cases.make_inputs(case, torch.bfloat16)
     if not case.normalize or case.feature_map is None:

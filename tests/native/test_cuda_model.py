@@ -85,13 +85,29 @@ def test_a_kernel_s_loops_are_read():
     assert cuda_model.read_code(cuda_sass.parse(MACHINE_CODE)["walk"]) == CODE
 
 
+def test_a_way_back_from_behind_the_end_is_no_loop():
+    cold = "/*0160*/ FADD R4, R4, R5 ;\n        /*0170*/ BRA `(.L_x_2) ;\n"
+    behind = f"{MACHINE_CODE}        {cold}"
+    assert cuda_model.read_code(cuda_sass.parse(behind)["walk"]) == CODE
+
+
+# Where a chunk's copies are waited for before it is computed, and no others are started.
+WAITS = MACHINE_CODE.replace(
+    "/*0090*/                   BAR", "/*0088*/  DEPBAR.LE SB0, 0x0 ;\n        /*0090*/  BAR"
+)
+
+
 def test_a_wait_before_the_products_is_seen():
-    """As where a chunk's copies are waited for before it is computed, and no others are started."""
-    waits = MACHINE_CODE.replace(
-        "/*0090*/                   BAR", "/*0088*/  DEPBAR.LE SB0, 0x0 ;\n        /*0090*/  BAR"
-    )
-    code = cuda_model.read_code(cuda_sass.parse(waits)["walk"])
+    code = cuda_model.read_code(cuda_sass.parse(WAITS)["walk"])
     assert code == CODE._replace(beside=8, copies_ahead=False)
+
+
+def test_copies_are_ahead_in_a_loop_that_multiplies_a_part_of_a_chunk():
+    """As of columns, whose sums are multiplied after it."""
+    for code, ahead in ((MACHINE_CODE, True), (WAITS, False)):
+        last = "/*0148*/ HMMA.16816.F32.BF16 R16, R12, R4, R16 ;\n        /*0150*/"
+        code = cuda_model.read_code(cuda_sass.parse(code.replace("/*0150*/", last))["walk"])
+        assert (code.copies_ahead, code.products_beside) == (ahead, 1)
 
 
 def test_instructions_stand_beside_loads_copies_products_and_stores():
@@ -188,7 +204,7 @@ def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path):
     for D, multiprocessors, columns, of_prepare, of_walk in (
         (32, 2, 32, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 32>"),
         (32, 132, 16, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 16>"),
-        (64, 132, 32, "known_prepare_kernel<64>", "known_outputs_kernel<64, false>"),
+        (64, 132, 32, "known_prepare_kernel<64, false>", "known_outputs_kernel<64, false>"),
     ):
         size = B, H, T, D
         prepare, walk = cuda_model.plan(

@@ -427,7 +427,7 @@ double difference(const Numbers& x, const Numbers& y) {
 
 int main() {
   const char* why_not = nullptr;
-  const CpuKernels* const cpu = cpu_kernels(&why_not);
+  const CpuKernels* const cpu = cpu_kernels(DType::f32, &why_not);
   if (!cpu) return std::fprintf(stderr, "%s\n", why_not), 1;
   for (const auto& [name, call] : kCalls) {
     for (const Case& c : kCases) {

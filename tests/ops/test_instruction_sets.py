@@ -75,6 +75,35 @@ def test_an_instruction_set_runs_where_the_cpu_has_it_and_nowhere_else(name):
     assert runs == (NEEDS[name] <= set(flags[1].split()))
 
 
+DOUBLES = """
+import torch
+from hf_linear_attention import delta_rule, selective_scan, short_convolution
+
+x = torch.randn(2, 37, 3, 9, dtype=torch.float64, requires_grad=True)
+channels = x.flatten(2)
+y = delta_rule(x, x, x, x[..., 0].sigmoid(), backend="cpu")
+y = y.flatten(2) + short_convolution(channels, channels[0, :4].T, backend="cpu")
+A = -channels[0, :5].T.exp()
+y = y + selective_scan(channels, channels.exp(), A, x[:, :, 0, :5], x[:, :, 1, :5], backend="cpu")
+y.square().sum().backward()
+print(y.sum().item().hex(), x.grad.square().sum().item().hex())
+"""
+
+
+def test_doubles_are_computed_by_avx2_where_a_wider_set_has_no_kernels_for_them():
+    wider = set(cpu_instruction_sets_built()) - {"avx2", "base"}
+    results = {
+        name: run_python("-c", "import torch; torch.manual_seed(0)" + DOUBLES, **{FORCE: name})
+        for name in {"avx2", *wider} & set(cpu_instruction_sets_built())
+    }
+    ran = {
+        name: result.stdout
+        for name, result in results.items()
+        if "this CPU can't run it" not in result.stderr
+    }
+    assert len(set(ran.values())) <= 1 and all(ran.values()), results
+
+
 def test_an_unknown_one_is_refused_when_it_is_used():
     program = (
         "import torch; from hf_linear_attention import linear_attention;"

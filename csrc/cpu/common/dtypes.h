@@ -44,10 +44,26 @@ HFLA_INLINE auto with_dtype_but_double(DType dtype, Run run) {
   __builtin_unreachable();
 }
 
+// Whether this instruction set has kernels of doubles. setup.py leaves them out where another set's
+// serve, and dispatch.cpp takes those.
+#ifdef HFLA_WITHOUT_DOUBLE
+constexpr bool kHasDouble = false;
+#else
+constexpr bool kHasDouble = true;
+#endif
+
+// Calls run(a number of the type of some tensor beside those that choose the kernels), which
+// returns a Status.
+template <class Run>
+HFLA_INLINE Status with_any_dtype(DType dtype, Run run) {
+  if (dtype == DType::f64) return run(double{});
+  return with_dtype_but_double(dtype, run);
+}
+
 // Calls run(a number of the tensors' type), which returns a Status.
 template <class Run>
 HFLA_INLINE Status with_dtype(DType dtype, Run run) {
-  if (dtype == DType::f64) return run(double{});
+  if constexpr (kHasDouble) return with_any_dtype(dtype, run);
   return with_dtype_but_double(dtype, run);
 }
 
@@ -65,7 +81,10 @@ HFLA_INLINE auto with_dtype_of(DType dtype, Run run) {
 // Status.
 template <class Run>
 HFLA_INLINE Status with_acc(DType dtype, Run run) {
-  return dtype == DType::f64 ? run(double{}) : run(float{});
+  if constexpr (kHasDouble) {
+    if (dtype == DType::f64) return run(double{});
+  }
+  return run(float{});
 }
 
 HFLA_INLINE constexpr int64_t bytes_of(DType dtype) {

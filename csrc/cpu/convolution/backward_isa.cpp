@@ -57,7 +57,7 @@ struct Tile {
   bool has_dstate;
 };
 
-template <class Scalar, int K>
+template <class Scalar>
 class Backward {
   using Acc = AccOf<Scalar>;
   using Scratch = BackwardScratch<Scalar>;
@@ -148,23 +148,33 @@ class Backward {
   }
 
   void walk(Scratch& s, const Tile<Scalar>& tile, Channels channels) const {
-    for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      for (int64_t m = 0; m < past_; ++m) {
-        store(s.du + m * W, load(s.last_du + m * kBlockChannels + c));
-      }
-      if (tile.x) {
-        differentiate(s, tile, c, count);
-      } else {
-        for (int64_t i = 0; i < tile.tokens; ++i) store(s.du + (past_ + i) * W, Vec<Acc>{});
-      }
-      write_dx(s, tile, c, count);
-      for (int64_t m = 0; m < past_; ++m) {
-        store(s.last_du + m * kBlockChannels + c, load(s.du + (tile.tokens + m) * W));
-      }
+    const int64_t whole = whole_vectors<Acc>(channels);
+    with_kernel_size(p_.kernel_size, [&](auto k) {
+      for (int64_t c = 0; c < whole; c += W) walk_vector<k.kValue>(s, tile, c, W);
     });
+    if (whole < channels.count) walk_vector<0>(s, tile, whole, channels.count - whole);
+  }
+
+  // A vector of channels, of which the first `count` are there.
+  template <int K>
+  HFLA_INLINE void walk_vector(Scratch& s, const Tile<Scalar>& tile, int64_t c,
+                               int64_t count) const {
+    for (int64_t m = 0; m < past_; ++m) {
+      store(s.du + m * W, load(s.last_du + m * kBlockChannels + c));
+    }
+    if (tile.x) {
+      differentiate<K>(s, tile, c, count);
+    } else {
+      for (int64_t i = 0; i < tile.tokens; ++i) store(s.du + (past_ + i) * W, Vec<Acc>{});
+    }
+    write_dx<K>(s, tile, c, count);
+    for (int64_t m = 0; m < past_; ++m) {
+      store(s.last_du + m * kBlockChannels + c, load(s.du + (tile.tokens + m) * W));
+    }
   }
 
   // du of the tile's tokens, and what they add to dweight and dbias.
+  template <int K>
   HFLA_INLINE void differentiate(Scratch& s, const Tile<Scalar>& tile, int64_t c,
                                  int64_t count) const {
     const bool silu = p_.silu;
@@ -197,6 +207,7 @@ class Backward {
     add(kernel_size, dbias);
   }
 
+  template <int K>
   HFLA_INLINE void write_dx(const Scratch& s, const Tile<Scalar>& tile, int64_t c,
                             int64_t count) const {
     const int64_t past = K ? K - 1 : past_;
@@ -263,9 +274,7 @@ class Backward {
 Status convolution_backward(const ConvolutionProblem& problem, const ConvolutionUpstream& upstream,
                             const ConvolutionGradients& gradients, const Threads& threads) {
   return with_dtype(problem.dtype, [&](auto scalar) {
-    return with_kernel_size(problem.kernel_size, [&](auto k) {
-      return Backward<decltype(scalar), k.kValue>(problem, upstream, gradients, threads).run();
-    });
+    return Backward<decltype(scalar)>(problem, upstream, gradients, threads).run();
   });
 }
 

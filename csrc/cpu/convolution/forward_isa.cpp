@@ -32,10 +32,11 @@ struct ForwardPlan {
   int64_t workers;
 };
 
-template <class Scalar, int K>
+template <class Scalar>
 class Forward {
   using Acc = AccOf<Scalar>;
   using Scratch = ForwardScratch<Scalar>;
+  static constexpr int64_t W = kLanes<Acc>;
 
  public:
   Forward(const ConvolutionProblem& p, const ConvolutionResult& result, const Threads& threads)
@@ -82,14 +83,23 @@ class Forward {
     for (int64_t i = 0; i < tokens; ++i) {
       out[i] = token_row<Scalar>(result_.y, p_, run, run.time(token + i), channels);
     }
-    const bool silu = p_.silu;
-    for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      Window<Scalar, K> window(rows, p_.kernel_size, c, count);
-      for (int64_t i = 0; i < tokens; ++i) {
-        window.move_to(i);
-        store_vector(out[i], 1, c, count, activation(silu, window.convolve(s.weight, s.bias)));
-      }
+    const int64_t whole = whole_vectors<Acc>(channels);
+    with_kernel_size(p_.kernel_size, [&](auto k) {
+      for (int64_t c = 0; c < whole; c += W) slide<k.kValue>(s, rows, out, tokens, c, W);
     });
+    if (whole < channels.count) slide<0>(s, rows, out, tokens, whole, channels.count - whole);
+  }
+
+  // The windows of a vector of channels, of which the first `count` are there.
+  template <int K>
+  HFLA_INLINE void slide(const Scratch& s, const Scalar* const* rows, Scalar* const* out,
+                         int64_t tokens, int64_t c, int64_t count) const {
+    const bool silu = p_.silu;
+    Window<Scalar, K> window(rows, p_.kernel_size, c, count);
+    for (int64_t i = 0; i < tokens; ++i) {
+      window.move_to(i);
+      store_vector(out[i], 1, c, count, activation(silu, window.convolve(s.weight, s.bias)));
+    }
   }
 
   template <class Before>
@@ -113,9 +123,7 @@ class Forward {
 Status convolution_forward(const ConvolutionProblem& problem, const ConvolutionResult& result,
                            const Threads& threads) {
   return with_dtype(problem.dtype, [&](auto scalar) {
-    return with_kernel_size(problem.kernel_size, [&](auto k) {
-      return Forward<decltype(scalar), k.kValue>(problem, result, threads).run();
-    });
+    return Forward<decltype(scalar)>(problem, result, threads).run();
   });
 }
 

@@ -24,6 +24,13 @@ HFLA_INLINE Channels channel_block(int64_t C, int64_t block) {
   return {begin, min(kBlockChannels, C - begin)};
 }
 
+// How many of the channels fill vectors. What is left is the last of a row, if any: it has one loop
+// for all kernel sizes.
+template <class Acc>
+HFLA_INLINE int64_t whole_vectors(Channels channels) {
+  return channels.count / kLanes<Acc> * kLanes<Acc>;
+}
+
 // Row j of `to` (taps, kBlockChannels) gets tap j of these channels; zeros where there is none.
 template <class Acc>
 HFLA_NOINLINE void stage_taps(const Taps& taps, int64_t count, Channels channels, Acc* to) {
@@ -31,7 +38,7 @@ HFLA_NOINLINE void stage_taps(const Taps& taps, int64_t count, Channels channels
     __builtin_memset(to, 0, sizeof(Acc) * count * kBlockChannels);
     return;
   }
-  with_dtype(taps.dtype, [&](auto scalar) {
+  with_any_dtype(taps.dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const Scalar* const from =
         static_cast<const Scalar*>(taps.data) + channels.begin * taps.channel;
@@ -56,7 +63,7 @@ HFLA_NOINLINE void stage_taps(const Taps& taps, int64_t count, Channels channels
 // Back, to a contiguous (C, taps) of some dtype.
 template <class Acc>
 void write_taps(void* data, DType dtype, int64_t count, const Acc* from, Channels channels) {
-  with_dtype(dtype, [&](auto scalar) {
+  with_any_dtype(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Wide = AccOf<Scalar>;
     Scalar* const to = static_cast<Scalar*>(data) + channels.begin * count;
@@ -100,9 +107,9 @@ struct Constant {
   static constexpr int kValue = value;
 };
 
-// Calls run(k), k a constant where kernels are compiled for it, and 0 where they are not.
+// Calls run(k), k a constant where loops are compiled for it, and 0 where they are not.
 template <class Run>
-HFLA_INLINE Status with_kernel_size(int64_t kernel_size, Run run) {
+HFLA_INLINE void with_kernel_size(int64_t kernel_size, Run run) {
   switch (kernel_size) {
     case 2:
       return run(Constant<2>{});

@@ -52,6 +52,13 @@ DEV T shuffle_xor(T value, int lanes) {
 DEV float bits_to_float(uint32_t bits) { return __uint_as_float(bits); }
 DEV uint32_t float_to_bits(float x) { return __float_as_uint(x); }
 
+// The same number; but what follows from it is found anew, and not kept in registers since it was
+// found before.
+DEV int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // In one instruction, where a compiler may take several.
 DEV uint64_t multiply_wide(uint32_t a, uint32_t b) {
   uint64_t product;

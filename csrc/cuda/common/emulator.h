@@ -330,6 +330,7 @@ inline uint32_t float_to_bits(float x) {
   return bits;
 }
 
+inline int anew(int x) { return x; }
 inline uint64_t multiply_wide(uint32_t a, uint32_t b) { return uint64_t(a) * b; }
 
 inline float fast_exp(float x) { return std::exp(x); }

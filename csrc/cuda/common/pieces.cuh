@@ -48,7 +48,7 @@ struct Piece {
 DEV Piece find_piece(const Pieces& pieces, int64_t index) {
   int64_t n = 0;
   if (!pieces.cu_seqlens) {
-    n = index / pieces.per_sequence();
+    n = int(index) / int(pieces.per_sequence());  // no launch has more blocks
   } else {
     // The last sequence whose first piece is not after this one.
     int64_t end = pieces.num_sequences;

@@ -4,7 +4,7 @@
 // they are needed, and queries a chunk later, since outputs are a chunk behind.
 #pragma once
 
-#include "cuda/delta_rule/known_chunk.cuh"
+#include "cuda/delta_rule/known_place.cuh"
 
 namespace hfla::cuda {
 
@@ -61,35 +61,6 @@ struct KnownShared {
   }
 };
 
-// Where a block's chunks are.
-struct KnownPlace {
-  int64_t sequence, batch, begin;  // the first token
-  int64_t head, first_column, first_chunk;
-  int chunks, tokens;  // of the sequence
-
-  DEV explicit KnownPlace(const KnownDeltaRule& p) {
-    const int64_t blocks = (p.V + kKnownColumns - 1) / kKnownColumns;
-    first_column = block_index() % blocks * kKnownColumns;
-    head = block_index() / blocks % p.Hkv;
-    sequence = block_index() / blocks / p.Hkv;
-    batch = p.pieces.cu_seqlens ? 0 : sequence;
-    begin = p.pieces.sequence_begin(sequence);
-    first_chunk = p.pieces.first_piece(sequence);
-    const int64_t length = p.pieces.sequence_end(sequence) - begin;
-    tokens = length > 0 ? int(length) : 0;
-    chunks = (tokens + kKnownTokens - 1) / kKnownTokens;
-  }
-  DEV int tokens_of(int chunk) const {
-    const int left = tokens - chunk * kKnownTokens;
-    return left < kKnownTokens ? left : kKnownTokens;
-  }
-  // The first feature of a head's first token.
-  template <class T>
-  DEV T* rows(const View& x, int64_t head) const {
-    return static_cast<T*>(x.data) + batch * x.batch + begin * x.time + head * x.head;
-  }
-};
-
 template <int K>
 class KnownLoader {
   static constexpr int kThreads = kKnownLoaders;
@@ -101,14 +72,14 @@ class KnownLoader {
         thread_(thread_index() % kThreads),
         rows_(thread_),
         values_(thread_),
-        q_(place.rows<const BFloat16>(p.q, place.head / p.q_group) + rows_.row * p.q.time +
+        q_(place.rows<const BFloat16>(p.q, place.head / int(p.q_group)) + rows_.row * p.q.time +
            rows_.column),
-        k_(place.rows<const BFloat16>(p.k, place.head / p.k_group) + rows_.row * p.k.time +
+        k_(place.rows<const BFloat16>(p.k, place.head / int(p.k_group)) + rows_.row * p.k.time +
            rows_.column),
         v_(place.rows<const BFloat16>(p.v, place.head) + place.first_column +
            values_.row * p.v.time + values_.column),
-        key_unit_(p.key_unit(place.first_chunk, place.head).data + 16 * thread_),
-        query_unit_(p.query_unit(place.first_chunk, place.head).data + 16 * thread_),
+        key_unit_(p.key_unit(place.first_chunk, place.head).data),
+        query_unit_(p.query_unit(place.first_chunk, place.head).data),
         has_values_(place.first_column + values_.column < p.V) {}
 
   // Of one chunk after the other.
@@ -134,13 +105,7 @@ class KnownLoader {
  private:
   template <class Unit>
   DEV void start_unit(char* to, const char*& from) {
-    constexpr int kStep = 16 * kThreads;
-    UNROLL
-    for (int i = 0; i < Unit::kBytes; i += kStep) {
-      if (i + kStep <= Unit::kBytes || i + 16 * thread_ < Unit::kBytes) {
-        copies_.copy(to + i + 16 * thread_, from + i);
-      }
-    }
+    start_copies<Unit::kBytes, kThreads>(copies_, to, from, thread_);
     from += p_.Hkv * kKnownUnitBytes;
   }
 

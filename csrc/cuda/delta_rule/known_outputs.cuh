@@ -15,10 +15,10 @@ class KnownOutputs {
 
  public:
   DEV KnownOutputs(const KnownDeltaRule& p, const KnownPlace& place)
-      : p_(p), place_(place), there_(first_column() < p.V) {
-    row_ = place.rows<BFloat16>(p.result.y, place.head) + first_column() +
-           lane().g * p.result.y.time + 2 * lane().t;
-  }
+      : p_(p),
+        place_(place),
+        there_(first_column() < p.V),
+        y_(place.rows<BFloat16>(p.result.y, place.head) + first_column()) {}
 
   // Of one chunk after the other.
   DEV void visit(int chunk) {
@@ -28,43 +28,30 @@ class KnownOutputs {
     KnownValues y = {};
     UNROLL
     for (int k = 0; k < K; k += Operands::kDepth) {
-      add_state(y, queries.q, k, seen(shown.state(k / 16)));
+      add_state(y, queries.q, k, operand_of(shown.state(k / 16)));
     }
     scale(y, queries.unit.from());
     KnownOperands errors;
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) errors[i] = seen(shown.errors(i));
+    for (int i = 0; i < kKnownTokens / 16; ++i) errors[i] = operand_of(shown.errors(i));
     add_triangle(y, queries.unit.a(), errors);
-    store(y, place_.tokens_of(chunk));
+    ColumnRows to(y_, p_.result.y.time, place_.tokens_of(chunk));
+    UNROLL
+    for (int n = 0; n < kKnownTokens / 8; ++n) {
+      to.store(to_bf16_pair(y[n][0], y[n][1]), to_bf16_pair(y[n][2], y[n][3]));
+    }
+    y_ += kKnownTokens * p_.result.y.time;
   }
 
  private:
-  DEV int64_t first_column() const {
+  DEV int first_column() const {
     return place_.first_column + thread_index() / 32 % (kKnownColumns / 16) * 16;
-  }
-
-  DEV static Operands::A seen(const LaneWords& from) {
-    const LaneWords words = from;
-    return {{words.x[0], words.x[1], words.x[2], words.x[3]}};
-  }
-
-  // By pairs of columns, for which tiles are transposed.
-  DEV void store(const KnownValues& y, int tokens) {
-    const int64_t step = 8 * p_.result.y.time;
-    UNROLL
-    for (int n = 0; n < kKnownTokens / 8; ++n, row_ += step) {
-      const uint32_t low = transpose_matrix(to_bf16_pair(y[n][0], y[n][1]));
-      const uint32_t high = transpose_matrix(to_bf16_pair(y[n][2], y[n][3]));
-      if (8 * n + lane().g >= tokens) continue;
-      *reinterpret_cast<uint32_t*>(row_) = low;
-      *reinterpret_cast<uint32_t*>(row_ + 8) = high;
-    }
   }
 
   const KnownDeltaRule& p_;
   const KnownPlace& place_;
   const bool there_;
-  BFloat16* row_;  // the thread's, of the next chunk's first token
+  BFloat16* y_;  // of the next chunk's first token
 };
 
 }  // namespace hfla::cuda

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda/delta_rule/inverse.cuh"
-#include "cuda/delta_rule/known_chunk.cuh"
+#include "cuda/delta_rule/known_decays.cuh"
 
 namespace hfla::cuda {
 
@@ -16,10 +16,10 @@ struct KnownPrepareShared {
   static constexpr int C = kKnownTokens;
   using Matrix = Inverse<C>::Matrix;
   KnownRows<K> q, k;
-  Matrix n, inverse;           // in place of them, afterwards
-  float *decay, *beta;         // (C,)
-  float *q_factor, *k_factor;  // (C,): s and r
-  float* within;               // (C, 16): from a token of its block, a column, to a token, a row
+  Matrix n, inverse;  // in place of them, afterwards
+  KnownDecays decays;
+  float* beta;             // (C,)
+  float *q_norm, *k_norm;  // (C,): what q and k are multiplied with, but for the scale
   int64_t bytes;
 
   BOTH explicit KnownPrepareShared(SharedCarver carver) {
@@ -29,16 +29,16 @@ struct KnownPrepareShared {
     again.take_tile(n, C);
     again.take_tile(inverse, C);
     if (again.used() > carver.used()) carver.take<char>(again.used() - carver.used());
-    decay = carver.take<float>(C);
+    decays.decay = carver.take<float>(C);
+    decays.within = carver.take<float>(KnownDecays::kWithin);
     beta = carver.take<float>(C);
-    q_factor = carver.take<float>(C);
-    k_factor = carver.take<float>(C);
-    within = carver.take<float>(C * kBlockTokens);
+    q_norm = carver.take<float>(C);
+    k_norm = carver.take<float>(C);
     bytes = carver.used();
   }
 };
 
-template <int K>
+template <int K, bool backward>
 class KnownPrepare {
   using Operands = Bf16Operands;
   static constexpr int C = kKnownTokens, kBlock = kBlockTokens, kBlocks = Triangle::kBlocks;
@@ -51,8 +51,8 @@ class KnownPrepare {
         warp_(thread_index() / 32),
         g_(lane().g),
         t_(lane().t),
-        head_(block_index() % p.Hkv),
-        chunk_(block_index() / p.Hkv),
+        head_(int(block_index()) % int(p.Hkv)),
+        chunk_(int(block_index()) / int(p.Hkv)),
         piece_(find_piece(p.pieces, chunk_)),
         key_unit_(p.key_unit(chunk_, head_)),
         query_unit_(p.query_unit(chunk_, head_)) {}
@@ -61,7 +61,7 @@ class KnownPrepare {
     if (piece_.sequence < 0) return;
     load();
     sync_block();
-    multiply_decays();
+    shared_.decays.multiply(thread_index());
     multiply_rows();
     keep_factors();
     sync_block();  // all have done with keys and queries
@@ -82,61 +82,35 @@ class KnownPrepare {
                  at_piece<const BFloat16>(x, piece_, head) + rows.row * x.time + rows.column,
                  x.time, tokens);
     };
-    start(shared_.q, p_.q, head_ / p_.q_group);
-    start(shared_.k, p_.k, head_ / p_.k_group);
+    start(shared_.q, p_.q, head_ / int(p_.q_group));
+    start(shared_.k, p_.k, head_ / int(p_.k_group));
     copies.close();
     const int token = thread_index();
     if (token < C) {
       const bool there = token < tokens;
       const float* const g = at_piece<const float>(p_.log_decay, piece_, head_);
       const float* const beta = at_piece<const float>(p_.beta, piece_, head_);
-      shared_.decay[token] = there && p_.log_decay.data ? expf(g[token * p_.log_decay.time]) : 1;
+      shared_.decays.decay[token] =
+          there && p_.log_decay.data ? expf(g[token * p_.log_decay.time]) : 1;
       shared_.beta[token] = there && p_.beta.data ? beta[token * p_.beta.time] : 1;
     }
     copies.wait<0>();
   }
 
-  // ---- decays ----
-
-  // A thread has those from its token on.
-  DEV void multiply_decays() const {
-    const int token = thread_index(), j = token % kBlock;
-    if (token >= C) return;
-    float decay = 1;
-    UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      if (i < j) continue;
-      if (i > j) decay *= shared_.decay[token - j + i];
-      shared_.within[(token - j + i) * kBlock + j] = decay;
-    }
-  }
-
-  // From before the token's block, and to its end; of a whole block.
-  DEV float from(int token) const {
-    return shared_.decay[token / kBlock * kBlock] * shared_.within[token * kBlock];
-  }
-  DEV float to(int token) const {
-    return shared_.within[(token | (kBlock - 1)) * kBlock + token % kBlock];
-  }
-  DEV float of_block(int block) const { return from(block * kBlock + kBlock - 1); }
-  DEV float of_blocks(int begin, int end) const {
-    float decay = 1;
-    UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      if (begin <= block && block < end) decay *= of_block(block);
-    }
-    return decay;
-  }
-
   DEV void store_numbers() const {
-    const int token = thread_index(), block = token / kBlock;
+    const int token = thread_index();
     if (token >= C) return;
-    const float from = of_blocks(0, block) * this->from(token);
-    const float to = of_blocks(block + 1, kBlocks) * this->to(token);
-    key_unit_.from()[token] = from * shared_.k_factor[token];
-    query_unit_.from()[token] = from * shared_.q_factor[token];
-    key_unit_.to()[token] = to * shared_.k_factor[token] * shared_.beta[token];
-    if (token == 0) *key_unit_.whole() = of_blocks(0, kBlocks);
+    const KnownDecays& decays = shared_.decays;
+    const float from = decays.from_begin(token), to = decays.to_end(token);
+    const float q_norm = shared_.q_norm[token], k_norm = shared_.k_norm[token];
+    key_unit_.from()[token] = from * k_norm;
+    query_unit_.from()[token] = from * q_norm * float(p_.scale);
+    key_unit_.to()[token] = to * k_norm * shared_.beta[token];
+    if (token == 0) *key_unit_.whole() = decays.whole();
+    if (!backward) return;
+    const TokenUnit unit = p_.token_unit(chunk_, head_);
+    unit.decay()[token] = decays.decay[token], unit.beta()[token] = shared_.beta[token];
+    unit.q_norm()[token] = q_norm, unit.k_norm()[token] = k_norm;
   }
 
   // ---- products ----
@@ -179,38 +153,45 @@ class KnownPrepare {
         const float square = g_ % 2 == 0 ? pair[0] : pair[1];
         return p_.normalize_qk ? 1 / sqrtf(square + float(kNormEps)) : 1;
       };
-      shared_.q_factor[token] = factor(own_queries_) * float(p_.scale);
-      shared_.k_factor[token] = factor(own_keys_);
+      shared_.q_norm[token] = factor(own_queries_);
+      shared_.k_norm[token] = factor(own_keys_);
     }
   }
 
   // A' to device memory, N β to shared memory.
   DEV void store_scores() {
     UNROLL
-    for (int block = 0; block < kBlocks - 1; ++block) {
-      if (block >= warp_) continue;
-      const float between = of_blocks(block + 1, warp_);
-      store_block(block, scores_[block], keys_[block],
-                  [&](int row, int column) { return between * from(row) * to(column); });
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(2 * half);
+      q_rows_[half] = shared_.q_norm[row] * float(p_.scale), k_rows_[half] = shared_.k_norm[row];
     }
-    store_block(warp_, own_scores_, own_keys_, [&](int row, int column) {
-      return shared_.within[row * kBlock + column % kBlock];
-    });
+    UNROLL
+    for (int block = 0; block < kBlocks - 1; ++block) {
+      if (block < warp_) store_block<false>(block, scores_[block], keys_[block]);
+    }
+    store_block<true>(warp_, own_scores_, own_keys_);
   }
 
-  template <class Decay>
-  DEV void store_block(int block, Block& scores, Block& keys, Decay between) const {
+  template <bool own>
+  DEV void store_block(int block, Block& scores, Block& keys) const {
+    float decays[2][4];
+    shared_.decays.template find_pairs<own>(decays, warp_, block);
     UNROLL
     for (int tile = 0; tile < 2; ++tile) {
       UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int row = row_of(i), column = block * kBlock + 8 * tile + 2 * t_ + i % 2;
-        const float decay = between(row, column) * shared_.k_factor[column] * shared_.beta[column];
-        scores[tile][i] = row < column ? 0 : decay * shared_.q_factor[row] * scores[tile][i];
-        keys[tile][i] = row <= column ? 0 : decay * shared_.k_factor[row] * keys[tile][i];
+      for (int side = 0; side < 2; ++side) {
+        const int column = block * kBlock + 8 * tile + 2 * t_ + side;
+        const float of_column = shared_.k_norm[column] * shared_.beta[column];
+        UNROLL
+        for (int i = side; i < 4; i += 2) {
+          const int row = row_of(i);
+          const float decay = decays[tile][i] * of_column;
+          scores[tile][i] = row < column ? 0 : decay * q_rows_[i / 2] * scores[tile][i];
+          keys[tile][i] = row <= column ? 0 : decay * k_rows_[i / 2] * keys[tile][i];
+        }
       }
     }
-    query_unit_.a().set(warp_, block, scores);
+    query_unit_.a().template set<backward>(warp_, block, scores);
     UNROLL
     for (int tile = 0; tile < 2; ++tile) {
       const int column = block * kBlock + 8 * tile + 2 * t_;
@@ -233,7 +214,7 @@ class KnownPrepare {
           m[tile][i] = shared_.inverse.get(row_of(i), block * kBlock + 8 * tile + 2 * t_ + i % 2);
         }
       }
-      key_unit_.m().set(warp_, block, m);
+      key_unit_.m().template set<backward>(warp_, block, m);
     }
   }
 
@@ -241,19 +222,19 @@ class KnownPrepare {
 
   const KnownDeltaRule& p_;
   const KnownPrepareShared<K> shared_;
-  const int warp_, g_, t_;
-  const int64_t head_, chunk_;
+  const int warp_, g_, t_, head_, chunk_;
   const Piece piece_;
   const KeyUnit key_unit_;
   const QueryUnit query_unit_;
   Block scores_[kBlocks - 1] = {}, keys_[kBlocks - 1] = {};
   Block own_scores_ = {}, own_keys_ = {}, own_queries_ = {};
+  float q_rows_[2], k_rows_[2];  // what the lane's two rows are multiplied with
 };
 
-template <int K>
+template <int K, bool backward>
 KERNEL LAUNCH_BOUNDS(kKnownThreads, 4)
     delta_known_prepare_kernel(const GRID_CONSTANT KnownDeltaRule p) {
-  KnownPrepare<K>(p).run();
+  KnownPrepare<K, backward>(p).run();
 }
 
 }  // namespace hfla::cuda

@@ -7,7 +7,10 @@
 
 #include "cuda/common/launcher.cuh"
 #include "cuda/delta_rule/finish.cuh"
+#include "cuda/delta_rule/known_back_walk.cuh"
 #include "cuda/delta_rule/known_prepare.cuh"
+#include "cuda/delta_rule/known_state_walk.cuh"
+#include "cuda/delta_rule/known_token_gradients.cuh"
 #include "cuda/delta_rule/known_walk.cuh"
 #include "cuda/delta_rule/prepare.cuh"
 #include "cuda/delta_rule/token_gradients.cuh"
@@ -61,39 +64,105 @@ DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bo
   return chunks;
 }
 
-// ---- forward where all is known ----
-
-template <int K>
-bool is_known(const DeltaRuleProblem& p, const DeltaRuleResult& result, const CudaDevice& device) {
-  return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
-         has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) &&
-         has_plain_rows<BFloat16>(p.v) && has_plain_rows<BFloat16>(result.y) &&
-         (!result.errors.data || result.errors.dim == 1) && p.T <= INT32_MAX / 2 &&
-         KnownShared<K>::kBytes <= device.shared_bytes;
+// Gradients of q or k, summed over the heads that share one.
+template <class Scalar>
+void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
+                 const float* dy, int64_t group, double scale, bool normalize) {
+  const int heads = int(p.Hkv / group), blocks = int(ceil_div(p.T, kFinishTokens));
+  const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,      p.K,
+                             p.Hkv, heads, blocks, float(scale), normalize};
+  launcher.run(delta_finish_kernel<Scalar>, p.B * heads * blocks, kFinishThreads, 0, arguments);
 }
 
+// ---- where all is known ----
+
 template <int K>
-void run_known(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result) {
+bool is_known(const DeltaRuleProblem& p) {
+  return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
+         has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) && p.T <= INT32_MAX / 2;
+}
+template <int K>
+bool is_known_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
+                      const CudaDevice& device) {
+  return is_known<K>(p) && has_plain_rows<BFloat16>(p.v) && has_plain_rows<BFloat16>(result.y) &&
+         (!result.errors.data || result.errors.dim == 1) &&
+         KnownShared<K>::kBytes <= device.shared_bytes;
+}
+template <int K>
+bool is_known_backward(const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
+                       const DeltaRuleGradients& result, const CudaDevice& device) {
+  const int64_t bytes = GradientShared<K>(SharedCarver(nullptr)).bytes;
+  return is_known<K>(p) && has_plain_rows<BFloat16>(input.dy) &&
+         has_plain_rows<float>(input.errors) && has_plain_rows<BFloat16>(result.dq) &&
+         has_plain_rows<BFloat16>(result.dk) && has_plain_rows<BFloat16>(result.dv) &&
+         BackShared<K>::kBytes <= device.shared_bytes && bytes <= device.shared_bytes;
+}
+
+template <int K, bool backward>
+KnownDeltaRule prepare_known(Launcher& launcher, const DeltaRuleProblem& p) {
   KnownDeltaRule known{};
   static_cast<DeltaRuleProblem&>(known) = p;
   known.pieces = {p.cu_seqlens, p.T, p.num_sequences, kKnownTokens};
-  known.result = result;
-  const int64_t chunks = known.pieces.count() * p.Hkv, heads = p.num_sequences * p.Hkv;
+  const int64_t chunks = known.pieces.count() * p.Hkv;
   known.units = launcher.take<char>(chunks * kKnownUnitBytes);
-  launcher.run(delta_known_prepare_kernel<K>, chunks, kKnownThreads,
+  if (backward) known.token_units = launcher.take(chunks * TokenUnit::kBytes / 4);
+  launcher.run(delta_known_prepare_kernel<K, backward>, chunks, kKnownThreads,
                KnownPrepareShared<K>(SharedCarver(nullptr)).bytes, known);
-  launcher.run(result.errors.data ? delta_known_outputs_kernel<K, true>
-                                  : delta_known_outputs_kernel<K, false>,
-               heads * ceil_div(p.V, kKnownColumns), kKnownThreads, KnownShared<K>::kBytes, known);
+  return known;
 }
 
-// Whether it was known, and has been run. A template, lest other dtypes' files have its kernels.
+template <int K>
+void run_known_forward(Launcher& launcher, const DeltaRuleProblem& p,
+                       const DeltaRuleResult& result) {
+  KnownDeltaRule known = prepare_known<K, false>(launcher, p);
+  known.result = result;
+  launcher.run(result.errors.data ? delta_known_outputs_kernel<K, true>
+                                  : delta_known_outputs_kernel<K, false>,
+               p.num_sequences * p.Hkv * ceil_div(p.V, kKnownColumns), kKnownThreads,
+               KnownShared<K>::kBytes, known);
+}
+
+template <int K>
+void run_known_backward(Launcher& launcher, const DeltaRuleProblem& p,
+                        const DeltaRuleUpstream& input, const DeltaRuleGradients& result) {
+  KnownDeltaRule known = prepare_known<K, true>(launcher, p);
+  known.upstream = input, known.gradients = result;
+  const int64_t chunks = known.pieces.count() * p.Hkv, rows = p.B * p.T * p.Hkv;
+  const int64_t walks = p.num_sequences * p.Hkv * ceil_div(p.V, kKnownColumns);
+  known.states = launcher.take<LaneWords>(chunks * K * p.V / 8);
+  known.state_gradients = launcher.take<LaneWords>(chunks * K * p.V / 8);
+  known.errors = launcher.take<BFloat16>(chunks * kKnownTokens * p.V);
+  if (p.q_group > 1) known.dq = launcher.take(rows * K);
+  if (p.k_group > 1) known.dk = launcher.take(rows * K);
+  launcher.run(delta_known_states_kernel<K>, walks, kStateThreads, 2 * StateWalkStage<K>::kBytes,
+               known);
+  launcher.run(delta_known_gradients_kernel<K>, walks, kKnownThreads, BackShared<K>::kBytes, known);
+  launcher.run(delta_known_token_gradients_kernel<K>, chunks, kKnownGradientThreads,
+               GradientShared<K>(SharedCarver(nullptr)).bytes, known);
+  const auto sum_over_heads = [&](const View& dx, const float* dy, int64_t group) {
+    if (group > 1) finish_rows<BFloat16>(launcher, p, dx, dx, dy, group, 1, false);
+  };
+  sum_over_heads(result.dq, known.dq, p.q_group);
+  sum_over_heads(result.dk, known.dk, p.k_group);
+}
+
+// Whether it was known, and has been run. Templates, lest other dtypes' files have these kernels.
 template <class Scalar>
 bool known_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
                    const CudaDevice& device) {
-  const bool is_64 = is_known<64>(p, result, device), is_128 = is_known<128>(p, result, device);
-  if (is_64) run_known<64>(launcher, p, result);
-  if (is_128) run_known<128>(launcher, p, result);
+  const bool is_64 = is_known_forward<64>(p, result, device);
+  const bool is_128 = is_known_forward<128>(p, result, device);
+  if (is_64) run_known_forward<64>(launcher, p, result);
+  if (is_128) run_known_forward<128>(launcher, p, result);
+  return is_64 || is_128;
+}
+template <class Scalar>
+bool known_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
+                    const DeltaRuleGradients& result, const CudaDevice& device) {
+  const bool is_64 = is_known_backward<64>(p, input, result, device);
+  const bool is_128 = is_known_backward<128>(p, input, result, device);
+  if (is_64) run_known_backward<64>(launcher, p, input, result);
+  if (is_128) run_known_backward<128>(launcher, p, input, result);
   return is_64 || is_128;
 }
 
@@ -113,17 +182,11 @@ void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRul
 }
 
 template <class Scalar>
-void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, const View& dx,
-                 const float* dy, int64_t group, double scale) {
-  const int heads = int(p.Hkv / group), blocks = int(ceil_div(p.T, kFinishTokens));
-  const FinishRows arguments{x,     dx,    dy,     p.key_mask,   p.T,           p.K,
-                             p.Hkv, heads, blocks, float(scale), p.normalize_qk};
-  launcher.run(delta_finish_kernel<Scalar>, p.B * heads * blocks, kFinishThreads, 0, arguments);
-}
-
-template <class Scalar>
 void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
                     const DeltaRuleGradients& result, const CudaDevice& device) {
+  if constexpr (std::is_same_v<Scalar, BFloat16>) {
+    if (known_backward<Scalar>(launcher, p, input, result, device)) return;
+  }
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, true);
   chunks.upstream = input, chunks.gradients = result;
   const int64_t blocks = chunks.pieces.count() * p.Hkv, rows = p.B * p.T * p.Hkv;
@@ -140,8 +203,8 @@ void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRu
                          delta_gradients_kernel<Scalar, kFewColumns>);
   launcher.run(delta_token_gradients_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
                TokenGradientsShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
-  finish_rows<Scalar>(launcher, p, p.q, result.dq, chunks.dq, p.q_group, p.scale);
-  finish_rows<Scalar>(launcher, p, p.k, result.dk, chunks.dk, p.k_group, 1);
+  finish_rows<Scalar>(launcher, p, p.q, result.dq, chunks.dq, p.q_group, p.scale, p.normalize_qk);
+  finish_rows<Scalar>(launcher, p, p.k, result.dk, chunks.dk, p.k_group, 1, p.normalize_qk);
 }
 
 }  // namespace hfla::cuda

@@ -29,14 +29,21 @@ int delta_table_step(const DeltaRuleStep& p, void* stream) {
   return delta_step<Scalar>(p, static_cast<Stream>(stream));
 }
 
+template <int K>
+int delta_load_known() {
+  return load_all(delta_known_prepare_kernel<K, false>, delta_known_prepare_kernel<K, true>,
+                  delta_known_outputs_kernel<K, false>, delta_known_outputs_kernel<K, true>,
+                  delta_known_states_kernel<K>, delta_known_gradients_kernel<K>,
+                  delta_known_token_gradients_kernel<K>);
+}
+
 template <class Scalar>
 int delta_table_load() {
   if constexpr (std::is_same_v<Scalar, BFloat16>) {
-    const int error =
-        load_all(delta_known_prepare_kernel<64>, delta_known_prepare_kernel<128>,
-                 delta_known_outputs_kernel<64, false>, delta_known_outputs_kernel<64, true>,
-                 delta_known_outputs_kernel<128, false>, delta_known_outputs_kernel<128, true>);
+    const int error = delta_load_known<64>();
     if (error) return error;
+    const int error_of_128 = delta_load_known<128>();
+    if (error_of_128) return error_of_128;
   }
   return load_all(
       delta_prepare_kernel<Scalar>, delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,

@@ -55,6 +55,13 @@ DEV float derivative(float x) {
   }
 }
 
+// By φ(x), of the maps that walks know.
+template <FeatureMap map>
+DEV float derivative_of_value(float value) {
+  static_assert(map == FeatureMap::elu_plus_one || map == FeatureMap::identity);
+  return map == FeatureMap::identity || value > 1 ? 1 : value;
+}
+
 template <FeatureMap map>
 using Map = std::integral_constant<FeatureMap, map>;
 

@@ -12,6 +12,9 @@
 //     dφ(k)       [v, 1]    dy'         φ(q)/den    its gradientᵀ    backwards in time
 //     dv          φ(k)      φ(q)/den    dy          its gradient     backwards in time
 //
+// Where the walk is known, the first also finds ⟨dy, y⟩, and one has both of the last two: its
+// state, transposed, is that of dv.
+//
 // Nothing here waits for the device or allocates: the caller provides a workspace, and all
 // decisions depend on shapes alone, so that a CUDA graph can record it.
 #pragma once
@@ -57,6 +60,11 @@ template <int D, FeatureMap map>
 using Forward = KernelOf<BlockShape<64, D, D, 2, 2>, KnownWalk<map, false>>;
 template <int D, FeatureMap map>
 using Gradient = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true>>;
+template <int D, FeatureMap map>
+using TwoGradients = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true, true>>;
+template <int D, FeatureMap map>
+using FindingGradient =
+    KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true, false, true>>;
 template <class Scalar>
 struct Special {
   using All = Kernels<>;
@@ -65,9 +73,14 @@ template <>
 struct Special<BFloat16> {
   using All =
       Kernels<Forward<64, FeatureMap::elu_plus_one>, Gradient<64, FeatureMap::elu_plus_one>,
-              Forward<128, FeatureMap::elu_plus_one>, Gradient<128, FeatureMap::elu_plus_one>,
-              Forward<64, FeatureMap::identity>, Gradient<64, FeatureMap::identity>,
-              Forward<128, FeatureMap::identity>, Gradient<128, FeatureMap::identity>>;
+              TwoGradients<64, FeatureMap::elu_plus_one>,
+              FindingGradient<64, FeatureMap::elu_plus_one>, Forward<128, FeatureMap::elu_plus_one>,
+              Gradient<128, FeatureMap::elu_plus_one>, TwoGradients<128, FeatureMap::elu_plus_one>,
+              FindingGradient<128, FeatureMap::elu_plus_one>, Forward<64, FeatureMap::identity>,
+              Gradient<64, FeatureMap::identity>, TwoGradients<64, FeatureMap::identity>,
+              FindingGradient<64, FeatureMap::identity>, Forward<128, FeatureMap::identity>,
+              Gradient<128, FeatureMap::identity>, TwoGradients<128, FeatureMap::identity>,
+              FindingGradient<128, FeatureMap::identity>>;
 };
 
 inline int64_t rows_of(const Walk& walk) {
@@ -124,6 +137,10 @@ bool is_known(const Walk& walk) {
   constexpr bool is_gradient = Known::kIsGradient;
   constexpr FeatureMap of_rows = is_gradient ? FeatureMap::identity : Known::kMap,
                        of_values = is_gradient ? Known::kMap : FeatureMap::identity;
+  if (Known::kHasSecond != bool(walk.second.data)) return false;
+  if (Known::kHasSecond && (walk.group() > 1 || !has_plain_rows<Scalar>(walk.second))) return false;
+  if (Known::kFinds != bool(walk.y.x.data)) return false;
+  if (Known::kFinds && !has_plain_rows<Scalar>(walk.y.x)) return false;
   return walk.K == K::S::kColumns && walk.V == K::S::kColumns && !walk.key_mask &&
          !walk.log_decay.data && walk.T <= INT32_MAX && is_gradient == bool(walk.of.x.data) &&
          walk.read.map == of_rows && walk.write.map == of_rows && walk.values.map == of_values &&
@@ -323,13 +340,7 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   const float* const den = p.normalize ? static_cast<const float*>(input.forward.den) : nullptr;
   const int64_t tokens = p.B * p.T;
 
-  float* den_grad = nullptr;
-  if (den && input.dy.data) {
-    den_grad = launcher.take(tokens * p.Hq);
-    const NormalizerGradient arguments{p, input.dy, input.forward.y, den_grad};
-    launcher.run(normalizer_gradient_kernel<Scalar>, ceil_div(tokens * p.Hq, kRowThreads / 32),
-                 kRowThreads, 0, arguments);
-  }
+  float* const den_grad = den && input.dy.data ? launcher.take(tokens * p.Hq) : nullptr;
 
   const Rows queries{p.q, p.K, p.feature_map, true};
   const Rows keys{p.k, p.K, p.feature_map};
@@ -354,6 +365,20 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dq.transposed = true;
   dq.out = result.dq;
   dq.of = queries;
+  if (den_grad) {
+    Walk finding = dq;
+    finding.read.den_grad = nullptr;
+    finding.y = {input.forward.y, p.V, FeatureMap::identity, true};
+    finding.found = den_grad;
+    if (with_kernel<Scalar>(finding, device,
+                            [](auto kernel) { return decltype(kernel)::Known::kFinds; })) {
+      dq = finding;
+    } else {
+      const NormalizerGradient arguments{p, input.dy, input.forward.y, den_grad};
+      launcher.run(normalizer_gradient_kernel<Scalar>, ceil_div(tokens * p.Hq, kRowThreads / 32),
+                   kRowThreads, 0, arguments);
+    }
+  }
   if (decays) of_decay.q = take_dots<Scalar>(launcher, device, dq);
   dq.dots = of_decay.q.dots;
   {
@@ -368,6 +393,10 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dk.of = keys;
   if (decays) of_decay.k = take_dots<Scalar>(launcher, device, dk);
   dk.dots = of_decay.k.dots;
+  dk.second = result.dv;
+  const bool has_dv = with_kernel<Scalar>(
+      dk, device, [](auto kernel) { return decltype(kernel)::Known::kHasSecond; });
+  if (!has_dv) dk.second = {};
 
   Walk dv = make_walk(p);  // whose state is that of dk, but for the normaliser's
   dv.read = keys, dv.write = queries_over_den, dv.values = dy;
@@ -377,7 +406,8 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
     const Launcher::Scope scope(launcher);
     const States last = output_states(result.dinitial_kv, result.dinitial_z);
     const Cut cut = run_walk<Scalar>(launcher, device, dk, final_gradient, last);
-    run_walk<Scalar>(launcher, device, dv, {final_gradient.kv, nullptr, false}, {}, cut);
+    const States without_z = {final_gradient.kv, nullptr, false};
+    if (!has_dv) run_walk<Scalar>(launcher, device, dv, without_z, {}, cut);
   }
 
   if (!decays) return;

@@ -97,6 +97,12 @@ struct Walk : Sequences {
   Rows of;             // the tensor whose gradient out is
   float* dots;         // (column blocks, B, T, heads): ⟨φ(x), dφ(x)⟩; or null
   int64_t num_tokens;  // B T
+  // Or null: second_i = state φ(of_i) + Σ_j ⟨φ(of_i), values_j⟩ write_j, without the extra column.
+  View second;
+  // Or of nothing: then what is read has -⟨read_i, y_i⟩ as its extra column, which is found here,
+  // and left in found.
+  Rows y;
+  float* found;  // (B, T, Hq)
 
   BOTH bool reads_per_query() const { return reads && read.per_query; }
   BOTH int64_t num_heads() const { return reads_per_query() ? Hq : Hkv; }
@@ -117,29 +123,32 @@ struct BlockShape {
 
 // What is known of a walk where its kernel is compiled: nothing,
 struct AnyWalk {
-  static constexpr bool kKnown = false, kIsGradient = false;
+  static constexpr bool kKnown = false, kIsGradient = false, kHasSecond = false, kFinds = false;
 };
 // or all that a chunk's instructions depend on. K and V are the shape's kColumns, rows are aligned
 // and contiguous, no token is masked, nothing decays, 32 bits hold a token's offset. `map` is that
 // of read and write; or of values, where out is a gradient by it: R then is 16 more, of which the
-// first is the normaliser's.
-template <FeatureMap map, bool is_gradient>
+// first is the normaliser's. Such a walk may have a second out, which the same state gives;
+// or find the extra column of what it reads.
+template <FeatureMap map, bool is_gradient, bool has_second = false, bool finds = false>
 struct KnownWalk {
-  static constexpr bool kKnown = true, kIsGradient = is_gradient;
+  static constexpr bool kKnown = true, kIsGradient = is_gradient, kHasSecond = has_second;
+  static constexpr bool kFinds = finds;
   static constexpr FeatureMap kMap = map;
 };
 
 // What a block does. It is kept in shared memory, so that no thread spends registers on it, nor on
 // what follows of it, while it does something else.
-struct Place {
+struct alignas(16) Place {
   int64_t column_block, head, kv_head, piece_index;
   int writers;  // heads that write in a chunk
   Piece piece;
   int chunks, last_tokens;  // of the piece, and of its last chunk in time
-  int64_t out, den;         // offsets of the piece's first token: out's, from the first column on
+  // Offsets of the piece's first token: those of outs, from the first column on.
+  int64_t out, den, second;
 };
 
-enum class Which { read, of, write, values, end };
+enum class Which { read, of, y, write, values, end };
 
 // Rows of a tensor as a block finds them, chunk after chunk; kept likewise.
 template <class Scalar>
@@ -165,7 +174,8 @@ struct WalkShared {
   using Element = typename OperandsOf<Scalar>::Type::Element;
   using RowsTile = Tile<Element, S::C, S::R>;
   using ValuesTile = Tile<Element, S::C, S::N>;
-  using OfTile = Tile<Scalar, S::C, S::kColumns>;  // as it is, where out is known as its gradient
+  // As it is, where out is known as its gradient; mapped, if it is read as well.
+  using OfTile = Tile<Scalar, S::C, S::kColumns>;
   using StateTile = Tile<Element, S::R, S::N>;
   using Staged = Tile<float, S::R, S::N>;
 
@@ -173,7 +183,8 @@ struct WalkShared {
   // log decays and presence.
   static constexpr int kReadAt = 0, kWriteAt = RowsTile::kBytes, kValuesAt = 2 * kWriteAt;
   static constexpr int kOfAt = kValuesAt + ValuesTile::kBytes;
-  static constexpr int kDensAt = kOfAt + (Known::kIsGradient ? OfTile::kBytes : 0);
+  static constexpr int kYAt = kOfAt + (Known::kIsGradient ? OfTile::kBytes : 0);
+  static constexpr int kDensAt = kYAt + (Known::kFinds ? OfTile::kBytes : 0);
   static constexpr int kOfTokens = 4 * S::C;
   static constexpr int kPresentAt = kDensAt + 3 * kOfTokens;
   static constexpr int kStageBytes = kPresentAt + S::C;
@@ -194,6 +205,7 @@ struct WalkShared {
     const int at = which == Which::read    ? kReadAt
                    : which == Which::write ? kWriteAt
                    : which == Which::of    ? kOfAt
+                   : which == Which::y     ? kYAt
                                            : kValuesAt;
     return at_stage<Element>(stage, at);
   }
@@ -201,6 +213,7 @@ struct WalkShared {
   DEV RowsTile write(int stage) const { return {tile(Which::write, stage)}; }
   DEV ValuesTile values(int stage) const { return {tile(Which::values, stage)}; }
   DEV OfTile of(int stage) const { return {at_stage<Scalar>(stage, kOfAt)}; }
+  DEV OfTile y(int stage) const { return {at_stage<Scalar>(stage, kYAt)}; }
   DEV float* dens(int stage) const { return at_stage<float>(stage, kDensAt); }
   DEV float* den_grads(int stage) const { return at_stage<float>(stage, kDensAt + kOfTokens); }
   DEV float* log_decays(int stage) const { return at_stage<float>(stage, kDensAt + 2 * kOfTokens); }

@@ -74,8 +74,11 @@ class Walker {
     const int64_t tokens = place.piece.end - place.piece.begin;
     place.chunks = int((tokens + C - 1) / C);
     place.last_tokens = int(tokens - int64_t(place.chunks - 1) * C);
-    place.out = place.piece.batch * p.out.batch + place.piece.begin * p.out.time +
-                place.head * p.out.head + place.column_block * S::kColumns * p.out.dim;
+    const auto begin_of = [&](const View& out) {
+      return place.piece.batch * out.batch + place.piece.begin * out.time + place.head * out.head +
+             place.column_block * S::kColumns * out.dim;
+    };
+    place.out = begin_of(p.out), place.second = begin_of(p.second);
     place.den = (place.piece.batch * p.T + place.piece.begin) * p.Hq + place.head;
     return place;
   }
@@ -279,8 +282,12 @@ class Walker {
   // Whether a visit has rows of a tensor.
   DEV bool has(const Visit& visit, Which which) const {
     if (which == Which::of && !Known::kIsGradient) return false;
-    if (which == Which::read || which == Which::of) return p_.reads && visit.writer == 0;
-    return p_.writes || p_.causal;
+    if (which == Which::y && !Known::kFinds) return false;
+    return is_read(which) ? p_.reads && visit.writer == 0 : p_.writes || p_.causal;
+  }
+  // Whether a visit's rows stay for all that write in its chunk.
+  DEV static bool is_read(Which which) {
+    return which == Which::read || which == Which::of || which == Which::y;
   }
   DEV static Which next(Which which) { return Which(int(which) + 1); }
   // Calls handle(which) for all that it has: with constants, where the walk is known, else in one
@@ -313,17 +320,29 @@ class Walker {
     if (first) begin_chunk();
     convert();
     sync_block();
-    if (p_.reads && first) read_state();
-    const bool stores = p_.reads && is_last_writer();
+    if (p_.reads) read(first);
+    if (p_.writes) write_chunk(first);
+  }
+
+  DEV void read(bool first) {
+    ReadOperands operands = {};
+    keep_operands(operands, read_tile());
+    if (first) read_state<false>(operands);
+    const bool stores = is_last_writer();
     const bool copies_of = !Known::kKnown && stores && p_.of.x.data;  // else it is in the ring
     if (copies_of) {
       if (first) sync_block();  // all have done with the state's tile
       start_of();
     }
-    if (p_.reads && p_.causal) read_chunk();
+    if (p_.causal) read_chunk<false>(operands, write_tile(), values_tile());
     if (copies_of) copies_.template wait<0>();
     if (stores) store_out();
-    if (p_.writes) write_chunk(first);
+    if constexpr (Known::kHasSecond) {
+      keep_operands(operands, shared_.of(visit_.read_stage));
+      read_state<true>(operands);
+      if (p_.causal) read_chunk<true>(operands, values_tile(), write_tile());
+      store_second();
+    }
   }
 
   DEV void begin_chunk() {
@@ -351,12 +370,12 @@ class Walker {
   static constexpr int kRun = 16 / int(sizeof(Scalar));  // elements of a tensor in one copy
 
   DEV static int stage_of(Which which, const Visit& visit) {
-    return which == Which::read || which == Which::of ? visit.read_stage : visit.write_stage;
+    return is_read(which) ? visit.read_stage : visit.write_stage;
   }
   DEV static int stride_of(Which which) {
-    return which == Which::values ? Shared::ValuesTile::kStride
-           : which == Which::of   ? Shared::OfTile::kStride
-                                  : Shared::RowsTile::kStride;
+    return which == Which::values                    ? Shared::ValuesTile::kStride
+           : which == Which::of || which == Which::y ? Shared::OfTile::kStride
+                                                     : Shared::RowsTile::kStride;
   }
   DEV int whole_runs(Which which) const {
     return Known::kKnown ? S::kColumns / kRun : shared_.source(which).whole;
@@ -364,6 +383,7 @@ class Walker {
   DEV const Rows& rows_of(Which which) const {
     return which == Which::read    ? p_.read
            : which == Which::of    ? p_.of
+           : which == Which::y     ? p_.y
            : which == Which::write ? p_.write
                                    : p_.values;
   }
@@ -416,6 +436,8 @@ class Walker {
   DEV float element(Which which, int token, int c) const;
   DEV void set_normalizer_columns();
   DEV void set_extra_columns();
+  DEV void find_extra_column();
+  DEV void set_extra(Which which, int token, float x);
   DEV void sum_decays();
 
   // ---- its products (walker_products.cuh) ----
@@ -424,12 +446,22 @@ class Walker {
   DEV float write_weight(int j) const;
   template <bool reversed>
   DEV float score_weight(int i, int j) const;
-  template <int at_once, class Handle>
+  template <int at_once, bool with_extra, class Handle>
   DEV void for_each_row_step(Handle handle) const;
+  // What a warp reads of a chunk, where the walk is known: for the state, and for each step of
+  // tokens.
+  struct ReadOperands {
+    typename Operands::A kept[Known::kKnown ? R / kDepth : 1];
+  };
+  template <class Rows>
+  DEV void keep_operands(ReadOperands& operands, const Rows& rows) const;
+  DEV typename Operands::A operand(const ReadOperands& operands, int row) const;
   template <class Load>
   DEV void add_to_out(const typename Operands::A& a, bool first, Load load);
-  DEV void read_state();
-  DEV void read_chunk();
+  template <bool second>
+  DEV void read_state(const ReadOperands& operands);
+  template <bool second, class Written, class Values>
+  DEV void read_chunk(const ReadOperands& operands, const Written& written, const Values& values);
   template <bool reversed>
   DEV void weigh(float (&scores)[kTogether][4], int token) const;
   DEV void write_chunk(bool first_writer);
@@ -460,12 +492,15 @@ class Walker {
 
   DEV bool is_gradient() const { return Known::kKnown ? Known::kIsGradient : bool(p_.of.x.data); }
   DEV void store_out();
+  DEV void store_second();
   DEV void add_partial(int token, int half, bool last);
-  DEV Outs make_outs(int token) const;
+  DEV Outs make_outs(int token) const { return make_outs(token, p_.out, place_.out); }
+  DEV Outs make_outs(int token, const View& out, int64_t begin) const;
   DEV Pair* copied_of(int n, int half) const;
   DEV Pair pair_of(int n, int half) const;
   DEV float make_pairs(Pair (&pairs)[kTilesC], const Outs& outs, int half, float scale,
                        bool present) const;
+  DEV void make_plain_pairs(Pair (&pairs)[kTilesC], int half, float scale, bool present) const;
   template <FeatureMap map>
   DEV float make_gradients(Pair (&pairs)[kTilesC], const Outs& outs, int half, float scale,
                            bool present) const;

@@ -49,15 +49,18 @@ DEV void Walker<Scalar, S, Known>::convert() {
   for_each_tile(visit_, [&](Which which) { convert_tile(which, all_present); });
   if (kTilesN > kTilesC && has(visit_, Which::values)) set_normalizer_columns();
   if (has_extra_rows()) set_extra_columns();
+  if (Known::kFinds && has(visit_, Which::y)) find_extra_column();
 }
 
 template <class Scalar, class S, class Known>
 DEV void Walker<Scalar, S, Known>::convert_tile(Which which, bool all_present) {
   if constexpr (Known::kKnown) {
-    const bool is_mapped = (which == Which::values) == Known::kIsGradient && which != Which::of;
+    const bool is_mapped = which == Which::of  ? Known::kHasSecond
+                           : which == Which::y ? false
+                                               : (which == Which::values) == Known::kIsGradient;
     const bool is_operand = !is_mapped || (Known::kMap == FeatureMap::identity && !divides(which));
     if (!is_operand) convert_whole_runs<Known::kMap>(which);
-    if (!all_present && which != Which::read && which != Which::of) erase_absent(which);
+    if (!all_present && !is_read(which)) erase_absent(which);
   } else {
     const FeatureMap map = shared_.source(which).map;
     const bool is_operand = std::is_same_v<Scalar, Element> && all_present && !divides(which) &&
@@ -159,13 +162,46 @@ DEV void Walker<Scalar, S, Known>::set_extra_columns() {
   const Which which = thread_index() < C ? Which::read : Which::write;
   const int token = thread_index() % C;
   if (thread_index() >= 2 * C || !has(visit_, which)) return;
-  const int stage = stage_of(which, visit_);
-  float x[kRun] = {};
-  const bool is_one = !rows_of(which).den_grad;
-  if (present(token)) x[0] = is_one ? 1 : shared_.den_grads(stage)[token];
-  Element* const to = shared_.tile(which, stage) + token * stride_of(which) + kStateRows;
-  *reinterpret_cast<Run<Element, kRun>*>(to) = make_run<Element>(x);
+  if (Known::kFinds && which == Which::read) return;
+  const float* const den_grad = rows_of(which).den_grad;
+  float x = 0;
+  if (present(token)) x = den_grad ? shared_.den_grads(stage_of(which, visit_))[token] : 1;
+  set_extra(which, token, x);
+}
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::set_extra(Which which, int token, float x) {
+  const float first[kRun] = {x};
+  Element* const to =
+      shared_.tile(which, stage_of(which, visit_)) + token * stride_of(which) + kStateRows;
+  *reinterpret_cast<Run<Element, kRun>*>(to) = make_run<Element>(first);
   *reinterpret_cast<Run<Element, kRun>*>(to + kRun) = {};
+}
+
+// -⟨read, y⟩ of every token, whose runs some neighbours have. Each then has one of their tokens.
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::find_extra_column() {
+  const OwnRuns at(0, whole_runs(Which::y));
+  const auto read = read_tile();
+  const auto y = shared_.y(visit_.read_stage);
+  const int own = at.column / kRun;
+  float found = 0;
+  UNROLL
+  for (int i = 0; i < kOwnRuns; ++i) {
+    const int token = at.token + i * at.step;
+    const auto a = *reinterpret_cast<const Run<Element, kRun>*>(read.at(token, at.column));
+    const auto b = *reinterpret_cast<const Run<Scalar, kRun>*>(y.at(token, at.column));
+    float sum = 0;
+    UNROLL
+    for (int e = 0; e < kRun; ++e) sum -= a.get(e) * b.get(e);
+    UNROLL
+    for (int lanes = 1; lanes < S::kColumns / kRun; lanes *= 2) sum += shuffle_xor(sum, lanes);
+    if (i == own) found = sum;
+  }
+  const int token = at.token + own * at.step;
+  if (own >= kOwnRuns) return;
+  set_extra(Which::read, token, present(token) ? found : 0);
+  if (!present(token)) return;
+  *advance(p_.found + place_.den, offset_of(visit_.chunk) + token, p_.Hq) = found;
 }
 
 }  // namespace hfla::cuda

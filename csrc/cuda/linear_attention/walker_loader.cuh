@@ -11,8 +11,8 @@ namespace hfla::cuda {
 
 template <class Scalar, class S, class Known>
 DEV Source<Scalar> Walker<Scalar, S, Known>::make_source(Which which) const {
-  const bool is_read = which == Which::read || which == Which::of;
-  const bool is_values = which == Which::values || which == Which::of;
+  const bool is_read = this->is_read(which);
+  const bool is_values = which != Which::read && which != Which::write;
   const Rows& rows = rows_of(which);
   const bool by_writer = !is_read && rows.per_query;
   const int64_t head = is_read     ? place_.head

@@ -53,19 +53,30 @@ DEV void Walker<Scalar, S, Known>::add_partial(int token, int half, bool last) {
   }
 }
 
+// Of a known walk, which has nothing that is not in pairs.
 template <class Scalar, class S, class Known>
-DEV typename Walker<Scalar, S, Known>::Outs Walker<Scalar, S, Known>::make_outs(int token) const {
+DEV void Walker<Scalar, S, Known>::store_second() {
+  UNROLL
+  for (int half = 0; half < 2; ++half) {
+    Pair pairs[kTilesC];
+    make_plain_pairs(pairs, half, 1, true);
+    store_pairs(make_outs(16 * warp_ + g_ + 8 * half, p_.second, place_.second), pairs);
+  }
+}
+
+template <class Scalar, class S, class Known>
+DEV typename Walker<Scalar, S, Known>::Outs Walker<Scalar, S, Known>::make_outs(
+    int token, const View& out, int64_t begin_of_out) const {
   const int64_t t = offset_of(visit_.chunk) + token;
   const Source<Scalar>& of = shared_.source(Which::of);
   const int begin = column_of(0);
-  Outs outs{
-      advance(static_cast<Scalar*>(p_.out.data) + place_.out, t, p_.out.time) + begin * p_.out.dim,
-      is_gradient() ? of.x + t * of.time + begin * of.dim : nullptr,
-      int(p_.values.columns - place_.column_block * S::kColumns) - begin, false, false};
+  Outs outs{advance(static_cast<Scalar*>(out.data) + begin_of_out, t, out.time) + begin * out.dim,
+            is_gradient() ? of.x + t * of.time + begin * of.dim : nullptr,
+            int(p_.values.columns - place_.column_block * S::kColumns) - begin, false, false};
   if (outs.columns > S::kPartColumns) outs.columns = S::kPartColumns;
   outs.there = token < tokens_of(visit_.chunk);
   constexpr uintptr_t kPair = 2 * sizeof(Scalar);
-  outs.wide = p_.out.dim == 1 && reinterpret_cast<uintptr_t>(outs.out) % kPair == 0 &&
+  outs.wide = out.dim == 1 && reinterpret_cast<uintptr_t>(outs.out) % kPair == 0 &&
               (!outs.of || (of.dim == 1 && reinterpret_cast<uintptr_t>(outs.of) % kPair == 0));
   return outs;
 }
@@ -81,16 +92,21 @@ DEV float Walker<Scalar, S, Known>::make_pairs(Pair (&pairs)[kTilesC], const Out
       return make_gradients<decltype(map)::value>(pairs, outs, half, scale, present);
     });
   } else {
-    UNROLL
-    for (int n = 0; n < kTilesC; ++n) {
-      float x[2];
-      UNROLL
-      for (int i = 0; i < 2; ++i) {
-        x[i] = Known::kKnown || present ? scale * out_[n][2 * half + i] : 0;
-      }
-      pairs[n] = make_run<Scalar>(x);
-    }
+    make_plain_pairs(pairs, half, scale, present);
     return 0;
+  }
+}
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::make_plain_pairs(Pair (&pairs)[kTilesC], int half, float scale,
+                                                    bool present) const {
+  UNROLL
+  for (int n = 0; n < kTilesC; ++n) {
+    float x[2];
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      x[i] = Known::kKnown || present ? scale * out_[n][2 * half + i] : 0;
+    }
+    pairs[n] = make_run<Scalar>(x);
   }
 }
 
@@ -108,6 +124,10 @@ DEV float Walker<Scalar, S, Known>::make_gradients(Pair (&pairs)[kTilesC], const
     UNROLL
     for (int i = 0; i < 2; ++i) {
       const float argument = of.get(i), gradient = scale * out_[n][2 * half + i];
+      if constexpr (Known::kHasSecond) {  // where it is mapped by now
+        x[i] = gradient * derivative_of_value<map>(argument);
+        continue;
+      }
       dot += counts ? gradient * apply<Scalar, map>(argument) : 0;
       x[i] = counts ? gradient * derivative<Scalar, map>(argument) : 0;
     }

@@ -25,12 +25,12 @@ DEV float Walker<Scalar, S, Known>::score_weight(int i, int j) const {
 
 // Calls handle(r) for steps of kDepth rows of the state: with constants where the walk is known.
 template <class Scalar, class S, class Known>
-template <int at_once, class Handle>
+template <int at_once, bool with_extra, class Handle>
 DEV void Walker<Scalar, S, Known>::for_each_row_step(Handle handle) const {
   if constexpr (Known::kKnown) {
     UNROLL
     for (int r = 0; r < kStateRows; r += kDepth) handle(r);
-    if (has_extra_rows()) handle(kStateRows);
+    if (with_extra && has_extra_rows()) handle(kStateRows);
   } else {
     UNROLL_BY(at_once)
     for (int r = 0; r < rows_here(); r += kDepth) handle(r);
@@ -56,13 +56,36 @@ DEV void Walker<Scalar, S, Known>::add_to_out(const typename Operands::A& a, boo
   }
 }
 
-// out = read state, decayed. A warp has the rows 16 warp ... of the chunk.
 template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::read_state() {
+template <class Rows>
+DEV void Walker<Scalar, S, Known>::keep_operands(ReadOperands& operands, const Rows& rows) const {
+  if constexpr (Known::kKnown) {
+    constexpr bool kHasExtra = std::is_same_v<Rows, typename Shared::RowsTile>;
+    for_each_row_step<1, kHasExtra>(
+        [&](int r) { operands.kept[r / kDepth] = Operands::load_a(rows, 16 * warp_, r); });
+  }
+}
+template <class Scalar, class S, class Known>
+DEV typename Walker<Scalar, S, Known>::Operands::A Walker<Scalar, S, Known>::operand(
+    const ReadOperands& operands, int row) const {
+  return Known::kKnown ? operands.kept[row / kDepth]
+                       : Operands::load_a(read_tile(), 16 * warp_, row);
+}
+
+// out = read state, decayed. A warp has the rows 16 warp ... of the chunk. The second one's state
+// is transposed.
+template <class Scalar, class S, class Known>
+template <bool second>
+DEV void Walker<Scalar, S, Known>::read_state(const ReadOperands& operands) {
   const int first = 16 * warp_;
-  for_each_row_step<1>([&](int r) {
-    add_to_out(Operands::load_a(read_tile(), first, r), Known::kKnown && r == 0,
-               [&](auto& b, int c) { Operands::load_b(b, shared_.state(), r, c); });
+  for_each_row_step<1, !second>([&](int r) {
+    add_to_out(operand(operands, r), Known::kKnown && r == 0, [&](auto& b, int c) {
+      if constexpr (second) {
+        Operands::load_b_transposed(b, shared_.state(), r, c);
+      } else {
+        Operands::load_b(b, shared_.state(), r, c);
+      }
+    });
   });
   if (!p_.causal || !decay_.sums) return;
   const float weights[2] = {read_weight(first + g_), read_weight(first + g_ + 8)};
@@ -73,27 +96,28 @@ DEV void Walker<Scalar, S, Known>::read_state() {
   }
 }
 
-// out += (read writeᵀ, masked and decayed) values: of no tokens that come later than all these
+// out += (read writtenᵀ, masked and decayed) values: of no tokens that come later than all these
 // rows.
 template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::read_chunk() {
+template <bool second, class Written, class Values>
+DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands, const Written& written,
+                                              const Values& values) {
   const int first = 16 * warp_, end = p_.reversed ? C : first + 16;
   NO_UNROLL
   for (int token = p_.reversed ? first : 0; token < end; token += kDepth) {
     float scores[kTogether][4] = {};
-    for_each_row_step<4>([&](int r) {
-      const auto a = Operands::load_a(read_tile(), first, r);
+    for_each_row_step<4, !second>([&](int r) {
+      const auto a = operand(operands, r);
       typename Operands::B b[kTogether];
-      Operands::load_b_transposed(b, write_tile(), r, token);
+      Operands::load_b_transposed(b, written, r, token);
       sum_up(scores, a, b, Known::kKnown && r == 0);
     });
     const bool has_later_ones = token + kDepth > first && token < first + 16;
     if (decay_.sums || has_later_ones) {
       p_.reversed ? weigh<true>(scores, token) : weigh<false>(scores, token);
     }
-    add_to_out(Operands::from_accumulators(scores), false, [&](auto& b, int c) {
-      Operands::load_b_for_accumulators(b, values_tile(), token, c);
-    });
+    add_to_out(Operands::from_accumulators(scores), false,
+               [&](auto& b, int c) { Operands::load_b_for_accumulators(b, values, token, c); });
   }
 }
 

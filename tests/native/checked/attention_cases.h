@@ -148,25 +148,28 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
   }
 }
 
-// Kernels that know the walk: of other heads and dtypes there are none.
+// Kernels that know the walk: of other heads and dtypes there are none. With a normaliser one finds
+// its gradient, too; where queries share keys, dk has a walk without dv.
 inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
   if (dtype != hfla::DType::bf16) return;
-  const auto add = [&](const char* name, bool small, int64_t D, int64_t piece_length,
-                       hfla::FeatureMap map) {
-    Attention c{dtype, 227 << 10, 70, D, D, 1, 1, 1, piece_length};
+  const auto add = [&](const char* name, int64_t D, hfla::FeatureMap map, bool normalize,
+                       int64_t groups = 1, int64_t piece_length = 0) {
+    Attention c{dtype, 227 << 10, 70, D, D, 1, groups, 1, piece_length};
     c.decay = c.mask = false;
-    c.normalize = map != hfla::FeatureMap::identity;
+    c.normalize = normalize;
     c.map = map;
-    if (small) c.Hq = 2;
     cases.push_back(make_case(name, c, c.B));
-    cases.back().small = small;
+    cases.back().small = groups > 1;
   };
   constexpr auto kElu = hfla::FeatureMap::elu_plus_one, kIdentity = hfla::FeatureMap::identity;
-  add("known walks, groups", true, 64, 0, kElu);
-  add("known walks, pieces", false, 64, 64, kElu);
-  add("known walks without a map", false, 64, 0, kIdentity);
-  add("known walks of 128 features", false, 128, 0, kElu);
-  add("known walks of 128 features without a map", false, 128, 0, kIdentity);
+  add("known walks, groups", 64, kElu, true, 2);
+  add("known walks, pieces", 64, kElu, true, 1, 64);
+  add("known walks without a map", 64, kIdentity, true);
+  add("known walks without a map and normaliser", 64, kIdentity, false);
+  add("known walks of 128 features", 128, kElu, true);
+  add("known walks of 128 features without normaliser", 128, kElu, false);
+  add("known walks of 128 features without a map", 128, kIdentity, true);
+  add("known walks of 128 features without a map and normaliser", 128, kIdentity, false);
 }
 
 inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {

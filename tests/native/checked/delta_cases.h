@@ -151,14 +151,18 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   add("general form, odd sizes", true, c);
   add("delta rule, more channels than a unit has", false, {dtype, kMany, 40, 136, 8, 1, 1});
   if (dtype != hfla::DType::bf16) return;
-  // Forward's kernels of their own; of each, with and without errors to keep.
+  // Kernels of their own; of forward's, with and without errors to keep; of backward's, with rows
+  // of gradients that heads share and that they don't.
   for (const int64_t K : {64, 128}) {
-    DeltaRule known{dtype, kMany, 150, K, 48, 1, 1};
-    known.mask = false, known.backward = false;
+    DeltaRule known{dtype, kMany, 150, K, 112, 1, 1};
+    known.mask = false;
     add("delta rule that is known", K == 64, known);
-    known.T = 70, known.keep_errors = false;
+    known.T = 70, known.V = 48, known.keep_errors = known.backward = false;
     add("delta rule that is known, without errors", false, known);
   }
+  DeltaRule shared{dtype, kMany, 20, 64, 16, 1, 2, 2};
+  shared.mask = false;
+  add("delta rule that is known, shared heads", true, shared);
 }
 
 inline void add_delta_steps(std::vector<Case>& cases, hfla::DType dtype) {
