@@ -3,14 +3,12 @@
 
     python benchmarks/bench_conversion.py --full                    # some two hours of a core
     python benchmarks/bench_conversion.py --full --originals Llama  # half of it
-    python benchmarks/bench_conversion.py --recall                  # less than an hour
 
-Trains softmax models of more than 10 M weights on Python's sources and texts that ask for what they
-have said, the package's own and a Llama, each for about half an hour of one core; with --recall a
-Llama that learns such texts first and the sources then. Makes a linear
-model of each, and a hybrid, in which one layer in four stays softmax, that whose linear form costs
-most, by examples/convert.py with less than a fifth of the tokens that the original was trained
-with. Then compares them as examples/convert_report.py does.
+Trains softmax models of more than 10 M weights, the package's own and a Llama, each for about half
+an hour of one core: on texts that ask for what they have said first, on Python's sources and such
+texts then. Makes a linear model of each, and a hybrid, in which one layer in four stays softmax,
+that which recall gains most from, by examples/convert.py with at most a fifth of the tokens that
+the original was trained with. Then compares them as examples/convert_report.py does.
 
 What is there already in --runs is not done again: a killed run goes on. At the end results/ gets
 the figures and the plot, for docs/converting.md.
@@ -42,8 +40,7 @@ class Setting:
     """Flags of the scripts in examples/.
 
     data: of all of them, but for recall_share, of those that train.
-    recall, training: an original's, on recall texts in short blocks alone (None: not before), and
-        then on the text.
+    recall, training: an original's, on recall texts in short blocks alone, then on the text.
     originals, conversions: by name; {NAME} in the latter is the folder of another conversion.
     report: on other text than what the scripts show of their training, by which rates were chosen.
     """
@@ -51,7 +48,7 @@ class Setting:
     data: str
     recall_share: float
     shape: str
-    recall: str | None
+    recall: str
     training: str
     originals: dict[str, str]
     conversion: str
@@ -59,44 +56,12 @@ class Setting:
     report: str
 
 
-LLAMA = (
-    "--preset llama --config_overrides "
-    """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'"""
-)
-SHAPE = (
-    "--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 --num_attention_heads 7 "
-    "--intermediate_size 1152"
-)
-CONVERSION = (
-    """--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
-    "--transfer_learning_rate 0.1 --distill_learning_rate 1e-4 --eval_strategy no "
-    "--eval_on_start false --save_steps 0.5"
-)
-CONVERSIONS = {
-    "linear": "--softmax_layers none",
-    "hybrid": "--softmax_layers damage:1 --calibration_tokens 16384 "
-    "--transferred {linear}/2-transferred",
-}
 SETTINGS = {
     "full": Setting(
-        data="--block_size 256 --max_eval_bytes 100000",
-        recall_share=0.5,
-        shape=SHAPE,
-        recall=None,
-        training="--max_steps 1500 --per_device_train_batch_size 8 "
-        "--muon true --learning_rate 3e-3 --warmup_steps 0.04 --eval_steps 0.1 --save_steps 0.1",
-        originals={
-            "softmax": """--preset softmax --config_overrides '{"tie_word_embeddings": true}'""",
-            "Llama": LLAMA,
-        },
-        conversion=f"{CONVERSION} --transfer_tokens 150000 --distill_tokens 100000",
-        conversions=CONVERSIONS,
-        report="--questions 100 --window_size 32 --skip_eval_bytes 100000",
-    ),
-    "recall": Setting(
         data="--block_size 256 --max_train_bytes 6000000 --max_eval_bytes 100000",
         recall_share=0.4,
-        shape=SHAPE,
+        shape="--vocab_size 2048 --hidden_size 448 --num_hidden_layers 4 --num_attention_heads 7 "
+        "--intermediate_size 1152",
         recall="--block_size 64 --per_device_train_batch_size 64 "
         "--max_steps 200 --muon true --learning_rate 1e-2 --warmup_steps 30 "
         "--lr_scheduler_type constant_with_warmup --eval_strategy no --save_steps 50",
@@ -104,15 +69,20 @@ SETTINGS = {
         training="--per_device_train_batch_size 16 --max_steps 300 --muon true "
         "--learning_rate 1e-2 --weight_decay 2 --warmup_steps 10 --lr_scheduler_type cosine "
         "--eval_strategy no --save_steps 30",
-        originals={"Llama": LLAMA},
-        conversion=f"{CONVERSION} --transfer_tokens 150000 --distill_tokens 250000 "
-        "--distill_learning_rate 5e-4",
+        originals={
+            "Llama": "--preset llama --config_overrides "
+            """'{"num_key_value_heads": 7, "tie_word_embeddings": true}'""",
+            "softmax": """--preset softmax --config_overrides '{"tie_word_embeddings": true}'""",
+        },
+        conversion="""--per_device_train_batch_size 4 --overrides '{"window_size": 32}' """
+        "--transfer_tokens 150000 --transfer_learning_rate 0.1 --distill_tokens 250000 "
+        "--distill_learning_rate 2e-4 --eval_strategy no --eval_on_start false --save_steps 0.5",
         conversions={
             "linear": "--softmax_layers none",
             "hybrid": "--softmax_layers gain:1 --calibration_by_recall true "
             "--calibration_tokens 16384 --transferred {linear}/2-transferred",
         },
-        report="--questions 160 --window_size 32 --skip_eval_bytes 100000 --contexts 1000 16000",
+        report="--questions 160 --window_size 32 --skip_eval_bytes 100000",
     ),
     "smallest": Setting(
         data="--block_size 64 --max_eval_bytes 3000 --max_train_bytes 60000",
@@ -158,13 +128,12 @@ def train(flags: str, folder: Path) -> dict[str, Any]:
 
 
 def train_original(setting: Setting, name: str, folder: Path) -> dict[str, int]:
-    """In all phases; parameters, and tokens of all and of the first."""
-    start, recall_tokens = f"{setting.shape} {setting.originals[name]}", 0
-    if setting.recall is not None:
-        first = folder.with_name("recall")
-        flags = f"{setting.data} {setting.recall} {start} --recall_share 1 {precision()}"
-        recall_tokens = train(flags, first)["train_tokens"]
-        start = f"--model {shlex.quote(str(first))}"
+    """On recall texts, then on the text; parameters, and tokens of both and of the former."""
+    first = folder.with_name("recall")
+    start = f"{setting.shape} {setting.originals[name]}"
+    flags = f"{setting.data} {setting.recall} {start} --recall_share 1 {precision()}"
+    recall_tokens = train(flags, first)["train_tokens"]
+    start = f"--model {shlex.quote(str(first))}"
     metrics = train(f"{training_flags(setting)} {setting.training} {start}", folder)
     return {
         "parameters": metrics["parameters"],
@@ -247,7 +216,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     assert __doc__ is not None
-    parser = harness.parser(__doc__, ("full", "recall", "smallest"))
+    parser = harness.parser(__doc__, ("full", "smallest"))
     parser.add_argument(
         "--originals", nargs="+", metavar="NAME", help="only these, in the results too"
     )

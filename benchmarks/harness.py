@@ -531,7 +531,6 @@ SETTINGS = {
     "full": "everything, not only the short set",
     "smallest": "one tiny case of everything, to see that the script runs",
     "gpu": "the settings for a GPU",
-    "recall": "a model that learns to look things up before all else",
 }
 
 
