@@ -348,7 +348,7 @@ bool many_rows_linear(const CpuKernels& cpu, const Threads& threads, const Case&
 
 bool quantized_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t in = 32 * c.sizes.T, out = 700;
-  for (const auto [rows, rounds_x] : {std::pair{3, false}, {7, false}, {7, true}}) {
+  for (const auto [rows, rounds_x] : {std::pair{3, false}, {7, false}, {1, true}, {7, true}}) {
     QuantizedLinearProblem p{};
     p.rows = rows, p.in = in, p.out = out, p.group = 32, p.bits = 4, p.dtype = DType::f32;
     p.x = a.random(rows * in, -1, 1);

@@ -31,6 +31,9 @@ SIZES = {  # inputs, outputs, inputs of a group
         (1040, 5, 520),
         (224, 30, 112),
         (640, 75, 320),
+        (160, 70, 32),
+        (96, 33, 96),
+        (1024, 64, 512),
     ],
 }
 
@@ -102,9 +105,11 @@ def test_rows_of_zeros_and_of_next_to_nothing_give_the_bias(bits):
 
 
 @pytest.mark.kernel_numbers
+@pytest.mark.parametrize("group", [32, 320])
 @pytest.mark.parametrize("bits", OPS)
-def test_a_row_is_answered_alike_among_any_others(bits):
-    args = op_arguments(bits, shape=(31,), inputs=320, outputs=30, zero_dtype=torch.bfloat16)
+def test_a_row_is_answered_alike_among_any_others(bits, group):
+    shape = dict(shape=(31,), inputs=320, outputs=70, group=group)
+    args = op_arguments(bits, **shape, zero_dtype=torch.bfloat16)
     together = OPS[bits](**args, rounds_x=True)
     alone = [OPS[bits](**args | {"x": x}, rounds_x=True) for x in args["x"]]
     assert torch.equal(together, torch.stack(alone))

@@ -11,11 +11,15 @@
 // A worker takes tiles from kStretches stretches of W in turn, and asks for those of the next turn:
 // rows of a tile are too short for the processor to see where they lead. Tiles of several stretches
 // side by side, as in linear_isa.cpp, take longer here.
+//
+// One row of x is multiplied by a pair of tiles, along their outputs (nibble_rows.h), where there
+// are instructions that make that faster. Sums are the same to the last bit.
 
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
+#include "cpu/dense/nibble_rows.h"
 #include "cpu/dense/quantized_groups.h"
 #include "cpu/dense/quantized_nibbles.h"
 #include "cpu/dense/rounded_inputs.h"
@@ -30,6 +34,8 @@ constexpr int64_t kStretches = kVectorBytes == 64 ? 2 : 1;
 constexpr int64_t kTurnsAhead = kStretches == 1 ? 2 : 1;  // what is asked for
 constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;     // as many as registers have sums for
 constexpr int64_t kUnitBytes = kUnit / 2;
+constexpr int kPair = 2;                   // tiles whose scales are in one line of the cache
+constexpr int64_t kPairBytesAhead = 8192;  // of W
 
 class RoundedInt4 {
  public:
@@ -39,6 +45,8 @@ class RoundedInt4 {
         inputs_(p),
         row_bytes_(p.in / 2),
         last_bytes_(p.group % kUnit / 2),
+        walks_along_(kWalksAlongRows && p.rows == 1 && p.group % kUnit == 0),
+        padded_units_(round_up(p.in / kUnit, kChunkUnits)),
         task_outputs_(task_outputs()) {}
 
   Status run() { return run_by_tasks(*this, p_, threads_, task_outputs_); }
@@ -46,27 +54,37 @@ class RoundedInt4 {
   void carve_shared(Carver& carver) {
     inputs_.carve(carver);
     totals_ = carver.take<float>(p_.rows * inputs_.groups());
+    if (walks_along_) chunks_ = carver.take<Ints>(padded_units_);
   }
 
   // A worker's own, for outputs that are fewer than a tile has, and numbers that lie otherwise.
   struct Own {
     int8_t* weight;         // (W, row_bytes)
     float *scales, *zeros;  // (groups, W)
+    int32_t* unit_sums;     // (kPair, units, W), where it walks along outputs
   };
 
   Own carve_own(Carver& carver) const {
     int8_t* const weight = carver.take<int8_t>(W * row_bytes_);
     float* const scales = carver.take<float>(inputs_.groups() * W);
-    return {weight, scales, carver.take<float>(inputs_.groups() * W)};
+    float* const zeros = carver.take<float>(inputs_.groups() * W);
+    const int64_t sums = walks_along_ ? kPair * padded_units_ * W : 0;
+    return {weight, scales, zeros, carver.take<int32_t>(sums)};
   }
 
   void stage_x() const {
     __builtin_memset(totals_, 0, sizeof(float) * static_cast<size_t>(p_.rows * inputs_.groups()));
     inputs_.stage(totals_, inputs_.groups());
+    if (walks_along_) store_chunks(inputs_.row(0).integers, p_.in / kUnit, chunks_);
   }
 
   // The outputs [begin, end) of all rows.
   void compute(const Own& own, int64_t begin, int64_t end) const {
+    if constexpr (kWalksAlongRows) {
+      if (walks_along_ && are_numbers_together()) {
+        for (; begin + kPair * W <= end; begin += kPair * W) compute_pair(own, begin);
+      }
+    }
     const int8_t* const weight = weight_of(begin);
     const int64_t stretch = (end - begin) / (kStretches * W) * W;
     int64_t output = 0;
@@ -89,7 +107,8 @@ class RoundedInt4 {
   // Long tasks, but enough of them for all threads.
   int64_t task_outputs() const {
     const int64_t share = p_.out / (4 * max(1, threads_.count));
-    return round_up(max(1, min(kTaskBytes / max(1, row_bytes_), share)), W);
+    return round_up(max(1, min(kTaskBytes / max(1, row_bytes_), share)),
+                    walks_along_ ? kPair * W : W);
   }
 
   const int8_t* weight_of(int64_t output) const {
@@ -112,12 +131,15 @@ class RoundedInt4 {
     int64_t scale_stride, zero_stride;  // from a group to the next
   };
 
-  void compute_whole(const Own& own, int64_t first, const Ahead& ahead) const {
+  // Whether those of W outputs are vectors, of one type.
+  bool are_numbers_together() const {
     const bool has_zeros = p_.zero.data != nullptr;
-    const bool are_together =
-        p_.scale.out_stride == 1 &&
-        (!has_zeros || (p_.zero.out_stride == 1 && p_.zero.type == p_.scale.type));
-    if (!are_together) return compute_staged(own, first, W, weight_of(first), ahead);
+    return p_.scale.out_stride == 1 &&
+           (!has_zeros || (p_.zero.out_stride == 1 && p_.zero.type == p_.scale.type));
+  }
+
+  void compute_whole(const Own& own, int64_t first, const Ahead& ahead) const {
+    if (!are_numbers_together()) return compute_staged(own, first, W, weight_of(first), ahead);
     with_numbers(p_.scale,
                  [&](const auto* scales) { compute_as_it_lies(first, ahead, scales + first); });
   }
@@ -178,9 +200,6 @@ class RoundedInt4 {
     return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
   }
 #endif
-
-  // Of the second-level cache: in the first one there is no room for as much as is on its way.
-  static HFLA_INLINE void ask_for(const void* at) { __builtin_prefetch(at, 0, 2); }
 
   template <int rows, bool is_unit, class Number>
   HFLA_NOINLINE void add_up(const Tile<Number>& tile, int64_t row) const {
@@ -261,6 +280,54 @@ class RoundedInt4 {
     }
   }
 
+  void compute_pair(const Own& own, int64_t first) const {
+    for (int tile = 0; tile < kPair; ++tile) {
+      const int8_t* const weight = weight_of(first + tile * W);
+      sum_units(weight, row_bytes_, chunks_, p_.in / kUnit, weight + kPairBytesAhead,
+                own.unit_sums + tile * padded_units_ * W);
+    }
+    with_numbers(p_.scale, [&](const auto* scales) { scale_pair(own, first, scales + first); });
+  }
+
+  // As add_up() does it, in the same order.
+  template <class Number>
+  HFLA_NOINLINE void scale_pair(const Own& own, int64_t first, const Number* scales) const {
+    const Number* zeros = static_cast<const Number*>(p_.zero.data);
+    if (zeros) zeros += first;
+    const float *totals = totals_, *steps = inputs_.row(0).steps;
+    const int32_t *lifts = inputs_.row(0).lifts, *units = own.unit_sums;
+    Floats sums[kPair] = {};
+    for (int64_t group = 0; group < inputs_.groups(); ++group) {
+      Floats scale[kPair];
+      HFLA_UNROLL
+      for (int t = 0; t < kPair; ++t) scale[t] = load_together(scales + t * W);
+      ask_for(scales + kPair * W);
+      scales += p_.scale.group_stride;
+      if (zeros) {
+        HFLA_UNROLL
+        for (int t = 0; t < kPair; ++t) {
+          sums[t] += load_together(zeros + t * W) * broadcast(totals[group]);
+        }
+        ask_for(zeros + kPair * W);
+        zeros += p_.zero.group_stride;
+      }
+      for (int64_t c = 0; c < p_.group; c += kBlock, ++steps, ++lifts) {
+        const int64_t count = min(kBlock, p_.group - c) / kUnit;
+        HFLA_UNROLL
+        for (int t = 0; t < kPair; ++t) {
+          Ints total = *lifts - Ints{};
+          for (int64_t i = 0; i < count; ++i) {
+            total += load_lanes(units + (t * padded_units_ + i) * W);
+          }
+          sums[t] += scale[t] * broadcast(*steps) * __builtin_convertvector(total, Floats);
+        }
+        units += count * W;
+      }
+    }
+    HFLA_UNROLL
+    for (int t = 0; t < kPair; ++t) finish(first + t * W, W, 0, sums[t]);
+  }
+
   HFLA_INLINE void finish(int64_t first, int64_t count, int64_t row, Floats sum) const {
     with_dtype_but_double(p_.dtype, [&](auto scalar) {
       using Scalar = decltype(scalar);
@@ -272,8 +339,12 @@ class RoundedInt4 {
   const QuantizedLinearProblem& p_;
   const Threads& threads_;
   RoundedInputs<Nibbles> inputs_;
-  const int64_t row_bytes_, last_bytes_, task_outputs_;
+  const int64_t row_bytes_, last_bytes_;
+  const bool walks_along_;
+  const int64_t padded_units_;  // of a row, up to whole chunks
+  const int64_t task_outputs_;
   float* totals_ = nullptr;  // (rows, groups)
+  Ints* chunks_ = nullptr;   // (padded_units,), of one row where it walks along outputs
 };
 
 }  // namespace

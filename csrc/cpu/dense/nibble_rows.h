@@ -1,0 +1,115 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Products of values of 4 bits with one row of x, for W outputs, along their rows of values.
+//
+// For one row, to bring words of outputs into the lanes of a vector (quantized_nibbles.h) takes as
+// many instructions as to multiply by them. Here a vector is a chunk as it lies: four units of one
+// output. The four sums of each unit are added up for four outputs at a time, and come to lie with
+// one output in each lane; they are the same integers.
+#pragma once
+
+#include "cpu/common/memory.h"
+#include "cpu/dense/quantized_nibbles.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+constexpr int64_t kChunkUnits = 4;
+
+#if defined(__AVX512VNNI__)
+
+constexpr bool kWalksAlongRows = true;
+
+// Two parts of 128 bits of a, then two of b, by the places in `order`.
+template <int order>
+HFLA_INLINE __m512i parts_of(__m512i a, __m512i b) {
+  return _mm512_maskz_shuffle_i32x4(-1, a, b, order);
+}
+
+// The i-th part of the n-th vector becomes the n-th of the i-th.
+HFLA_INLINE void transpose_parts(__m512i (&x)[4]) {
+  constexpr int kFirst = 0x44, kLast = 0xee, kEven = 0x88, kOdd = 0xdd;
+  const __m512i first = parts_of<kFirst>(x[0], x[1]), first_too = parts_of<kFirst>(x[2], x[3]);
+  const __m512i last = parts_of<kLast>(x[0], x[1]), last_too = parts_of<kLast>(x[2], x[3]);
+  x[0] = parts_of<kEven>(first, first_too);
+  x[1] = parts_of<kOdd>(first, first_too);
+  x[2] = parts_of<kEven>(last, last_too);
+  x[3] = parts_of<kOdd>(last, last_too);
+}
+
+// A row of x, from units as Nibbles::store_unit made them to chunks: of each of the four kinds of
+// bytes that a unit has, those of four units. Behind the last unit are zeros.
+inline void store_chunks(const int16_t* integers, int64_t units, Ints* to) {
+  for (int64_t unit = 0; unit < units; unit += kChunkUnits, to += 4) {
+    __m512i chunk[4] = {};
+    const int64_t count = min(kChunkUnits, units - unit);
+    for (int64_t i = 0; i < count; ++i) {
+      chunk[i] = _mm512_loadu_si512(integers + (unit + i) * kUnit);
+    }
+    transpose_parts(chunk);
+    HFLA_UNROLL
+    for (int i = 0; i < 4; ++i) to[i] = (Ints)chunk[i];
+  }
+}
+
+// Four sums of each unit of a chunk: values, lifted to be from 0 to 15, with upper and lower bytes.
+HFLA_INLINE __m512i multiply_chunk(__m512i values, const __m512i (&x)[4]) {
+  const __m512i nibbles = (__m512i)(Bits{} + 0x0f0f0f0f), lift = (__m512i)(Bits{} + 0x88888888);
+  const auto lifted = [&](__m512i x) HFLA_INLINE_LAMBDA {
+    constexpr int kXorThenAnd = 0x28;
+    return _mm512_maskz_ternarylogic_epi32(-1, x, lift, nibbles, kXorThenAnd);
+  };
+  const __m512i even = lifted(values), odd = lifted((__m512i)((Bits)values >> 4));
+  __m512i sum = _mm512_dpbusd_epi32(__m512i{}, even, x[0]);
+  sum = (__m512i)((Ints)_mm512_dpbusd_epi32(sum, odd, x[1]) << 8);
+  sum = _mm512_dpbusd_epi32(sum, x[2], even);
+  return _mm512_dpbusd_epi32(sum, x[3], odd);
+}
+
+// The sums of the units of W outputs, whose rows are `row_bytes` apart: (units, W), up to a whole
+// chunk. `ahead`: what is asked for meanwhile, as many bytes as are read.
+HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* x, int64_t units,
+                           const int8_t* ahead, int32_t* to) {
+  static_assert(W == 16);
+  const auto pairs = [](__m512i a, __m512i b) HFLA_INLINE_LAMBDA {
+    return (__m512i)((Ints)first_words((Words)a, (Words)b) + (Ints)last_words((Words)a, (Words)b));
+  };
+  const auto sum_chunk = [&](__mmask64 bytes) HFLA_INLINE_LAMBDA {
+    const __m512i inputs[4] = {(__m512i)x[0], (__m512i)x[1], (__m512i)x[2], (__m512i)x[3]};
+    __m512i sums[4];
+    HFLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      __m512i of_outputs[4];
+      HFLA_UNROLL
+      for (int o = 0; o < 4; ++o) {
+        ask_for(ahead + (4 * i + o) * kCacheLine);
+        const int8_t* from = weight + (4 * i + o) * row_bytes;
+        of_outputs[o] = multiply_chunk(_mm512_maskz_loadu_epi8(bytes, from), inputs);
+      }
+      const Words first = (Words)pairs(of_outputs[0], of_outputs[1]);
+      const Words last = (Words)pairs(of_outputs[2], of_outputs[3]);
+      sums[i] = (__m512i)((Ints)first_halves(first, last) + (Ints)last_halves(first, last));
+    }
+    transpose_parts(sums);
+    HFLA_UNROLL
+    for (int i = 0; i < 4; ++i) store_lanes(to + i * W, (Ints)sums[i]);
+    weight += kCacheLine;
+    ahead += W * kCacheLine;
+    x += 4;
+    to += 4 * W;
+  };
+  for (; units >= kChunkUnits; units -= kChunkUnits) sum_chunk(~__mmask64{});
+  if (units > 0) sum_chunk((__mmask64{1} << units * kUnit / 2) - 1);
+}
+
+#else
+
+// Elsewhere values take more instructions than words do to be moved.
+constexpr bool kWalksAlongRows = false;
+inline void store_chunks(const int16_t*, int64_t, Ints*) {}
+inline void sum_units(const int8_t*, int64_t, const Ints*, int64_t, const int8_t*, int32_t*) {}
+
+#endif
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA
