@@ -11,11 +11,13 @@
 #include "torch/devices.h"
 #include "torch/ops.h"
 #include "torch/team.h"
+#include "torch/upcoming.h"
 
 namespace hfla {
 namespace {
 
-constexpr size_t kMostArguments = 20;  // of an operation, and results
+constexpr char kSpace[] = "hf_linear_attention::";  // of the names of this library's ops
+constexpr size_t kMostArguments = 20;               // of an operation, and results
 
 // ---- what may be recorded: the ops of this library, and what layers do between them ----
 
@@ -27,6 +29,7 @@ struct Operation {
   void (*run)(StableIValue* stack);  // null: torch's dispatcher finds it by its name
   std::vector<Kind> arguments;
   int64_t num_results;
+  bool reads_weights = false;  // whole, those that it is given
 };
 
 void call_dispatcher(const char* name, const char* overload, StableIValue* stack) {
@@ -108,13 +111,16 @@ std::vector<Operation> make_operations() {
     operation.name = space + schema.substr(0, schema.find('('));
     operation.overload = overload;
     operation.run = run;
+    for (const char* product : {"linear", "int8_linear", "int4_linear"}) {
+      operation.reads_weights |= operation.name == kSpace + std::string(product);
+    }
     read_schema(schema, operation);
   };
   for (const Known& known : torchs)
     add_operation("aten::", known.schema, known.overload, known.run);
   for (const Ops* ops : kKernelOps) {
     for (const Op* op = ops->first; op != ops->first + ops->count; ++op) {
-      add_operation("hf_linear_attention::", op->schema, "", op->run);
+      add_operation(kSpace, op->schema, "", op->run);
     }
   }
   return operations;
@@ -154,6 +160,10 @@ class Code {
     check(number >= least && number < limit, "code must have ", what, " from ", least, " to ",
           limit - 1, ", got ", number);
     return number;
+  }
+
+  const Operation& take_operation() {
+    return operations()[take_below("an operation", 0, operations().size())];
   }
 
  private:
@@ -197,15 +207,33 @@ void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& 
   }
 }
 
+// Weights that operations are going to read, of the tensors that are given.
+void find_upcoming(Code code, const std::vector<Tensor>& given, Upcoming& upcoming) {
+  for (int64_t i = 0; !code.is_at_end(); ++i) {
+    const Operation& operation = code.take_operation();
+    for (const Kind kind : operation.arguments) {
+      const int64_t number = *code.take(1);
+      if (kind == Kind::integers) code.take(number);
+      const bool is_tensor = kind == Kind::tensor || kind == Kind::optional_tensor;
+      const bool is_given = is_tensor && number >= 0 && number < int64_t(given.size());
+      if (!is_given || !operation.reads_weights) continue;
+      const Tensor& tensor = given[number];
+      int64_t bytes = aoti_torch_dtype_element_size(tensor.dtype());
+      for (int64_t d = 0; d < tensor.dim(); ++d) bytes *= tensor.size(d);
+      if (tensor.is_contiguous()) upcoming.add(i, tensor.data(), bytes);
+    }
+  }
+}
+
 // Calls work() in a team of threads, and raises what it raises.
 template <class Work>
-void run_in_team(Work work) {
+void run_in_team(Upcoming& upcoming, Work work) {
   struct Context {
     Work& work;
     std::string error;
   } context{work, ""};
   Team::run(
-      torch_threads(),
+      torch_threads(), upcoming,
       [](void* opaque) {
         auto& context = *static_cast<Context*>(opaque);
         try {
@@ -226,14 +254,16 @@ void run_recording(StableIValue* stack) {
   Code code(code_tensor);
   const bool in_team = *code.take(1);
   const int64_t num_results = *code.take(1), *const places = code.take(num_results);
+  Upcoming upcoming;
+  if (in_team) find_upcoming(code, tensors, upcoming);
   const auto run_all = [&] {
-    while (!code.is_at_end()) {
-      const int64_t place = code.take_below("an operation", 0, operations().size());
-      run_operation(operations()[place], code, tensors);
+    for (int64_t i = 0; !code.is_at_end(); ++i) {
+      upcoming.begin(i);
+      run_operation(code.take_operation(), code, tensors);
     }
   };
   if (in_team) {
-    run_in_team(run_all);
+    run_in_team(upcoming, run_all);
   } else {
     run_all();
   }

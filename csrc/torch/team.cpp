@@ -36,12 +36,12 @@ uint64_t taken_of(uint64_t offer) { return offer & 0xffff; }
 
 Team* Team::current() { return current_team; }
 
-void Team::run(const Threads& threads, void (*work)(void*), void* context) {
+void Team::run(const Threads& threads, Upcoming& upcoming, void (*work)(void*), void* context) {
   struct Shared {
     Team team;
     void (*work)(void*);
     void* context;
-  } shared{Team(std::min(threads.count, kMostThreads)), work, context};
+  } shared{Team(std::min(threads.count, kMostThreads), upcoming), work, context};
   const auto body = [](void* opaque, int64_t begin, int64_t) {
     auto& [team, work, context] = *static_cast<Shared*>(opaque);
     if (begin > 0) return team.serve();
@@ -64,14 +64,16 @@ void Team::do_together(int64_t parts, Body body, void* context) {
   const uint64_t loop = (offer_.load(std::memory_order_relaxed) >> 32) + 1;
   offer_.store(loop << 32 | uint64_t(parts) << 16, std::memory_order_release);
   while (take_part()) continue;
-  for (Patience patience; parts_done_.load(std::memory_order_acquire) < parts;) patience.wait();
+  for (Patience patience; parts_done_.load(std::memory_order_acquire) < parts;) {
+    if (!upcoming_.ask()) patience.wait();
+  }
 }
 
 void Team::serve() {
   for (Patience patience; !is_over_.load(std::memory_order_acquire);) {
     if (take_part()) {
       patience = Patience();
-    } else {
+    } else if (!upcoming_.ask()) {
       patience.wait();
     }
   }

@@ -4,13 +4,14 @@
 //
 // torch's threads part after each loop, and to call them again takes longer than many a product of
 // one token. In a team they wait for the next loop where they are, awake, as long as the work
-// lasts.
+// lasts, and ask for what it is going to read meanwhile.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
 #include "kernels/common.h"
+#include "torch/upcoming.h"
 
 namespace hfla {
 
@@ -18,7 +19,8 @@ class Team {
  public:
   // Calls work(context) on this thread, which has a team of the caller's threads meanwhile. `work`
   // must not throw.
-  static void run(const Threads& threads, void (*work)(void* context), void* context);
+  static void run(const Threads& threads, Upcoming& upcoming, void (*work)(void* context),
+                  void* context);
 
   // The one that this thread works with, or null.
   static Team* current();
@@ -34,7 +36,7 @@ class Team {
 
   static constexpr int64_t kSerialWork = 8192;  // a loop takes a microsecond or two
 
-  explicit Team(int64_t count) : count_(count) {}
+  Team(int64_t count, Upcoming& upcoming) : count_(count), upcoming_(upcoming) {}
 
   static void parallel_for(int64_t n, Body body, void* context);
   // Parts are taken by who has time: a thread that is late is not waited for.
@@ -48,6 +50,7 @@ class Team {
   alignas(64) std::atomic<int64_t> parts_done_{0};
   std::atomic<bool> is_over_{false};
   const int64_t count_;
+  Upcoming& upcoming_;
   Body body_ = nullptr;
   void* context_ = nullptr;
 };

@@ -401,14 +401,21 @@ const std::pair<const char*, Call> kCalls[] = {
     {"rms_norm", rms_norm},
 };
 
-// Three times in one team, which has many loops then.
+// Three times in one team, which has many loops then, and asks for "weights" meanwhile.
 bool call_in_team(const Call& call, const CpuKernels& cpu, const Case& c, Arrays (&arrays)[3]) {
+  static const std::vector<char> weights(1 << 16);
+  Upcoming upcoming;
+  for (int64_t i = 0; i < 3; ++i) upcoming.add(i, weights.data(), int64_t(weights.size()));
   bool succeeded = true;
   auto calls = [&] {
-    for (Arrays& a : arrays) succeeded &= call(cpu, Team::current()->threads(), c, a);
+    for (int64_t i = 0; i < 3; ++i) {
+      upcoming.begin(i);
+      succeeded &= call(cpu, Team::current()->threads(), c, arrays[i]);
+    }
   };
   Team::run(
-      {kThreads, parallel_for}, [](void* all) { (*static_cast<decltype(calls)*>(all))(); }, &calls);
+      {kThreads, parallel_for}, upcoming,
+      [](void* all) { (*static_cast<decltype(calls)*>(all))(); }, &calls);
   return succeeded;
 }
 
