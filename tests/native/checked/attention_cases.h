@@ -45,6 +45,9 @@ inline bool run(const Attention& c, Tensors& tensors, int64_t B) {
   y.den = c.normalize ? tensors.array(T * Hq) : nullptr;
   y.kv = tensors.array(Hkv * K * V);
   y.z = c.normalize ? tensors.array(Hkv * K) : nullptr;
+  const int64_t pieces = c.piece_length > 0 ? T / 32 + 1 : 0;  // of a row
+  y.piece_room = B * pieces;
+  y.piece_states = tensors.array(pieces * hfla::piece_numbers(p));
 
   hfla::LinearAttentionUpstream up{};
   up.dy = tensors.random(T, Hq, V, c.dtype);
