@@ -362,6 +362,11 @@ PIECES_CASES = [
     (Case(**KNOWN | dict(T=150), initial=True), torch.bfloat16),
     (Case(**KNOWN | dict(T=150, Hq=2), lengths=(40, 0, 110)), torch.bfloat16),
     (Case(T=100, decay="mild", mask="middle", initial=True, Hq=4), torch.float32),
+    # Larger heads: several walks of a block; and backward in larger chunks, which cuts anew.
+    *(
+        (Case(**KNOWN | dict(K=70, V=130), decay="mild"), x)
+        for x in (torch.float32, torch.bfloat16)
+    ),
 ]
 in_pieces = pytest.mark.parametrize("case, dtype", PIECES_CASES, ids=str)
 
@@ -406,6 +411,9 @@ def test_states_of_pieces_that_are_wrong_show_where_they_are_read(library, case,
     right = run_in_pieces(library, case, dtype)
     wrong = run_in_pieces(library, case, dtype, changed=torch.neg)
     different = {name for name, x in right.items() if not x.equal(wrong[name])}
+    if case.V == 130 and dtype == torch.bfloat16:
+        assert not different  # they are not read
+        return
     assert different == {"d q"} | ({"d log_decay"} if case.decay else set())
     wanted = attention_cases.expected(attention_cases.make_inputs(case, dtype))
     with pytest.raises(AssertionError, match="d q"):
