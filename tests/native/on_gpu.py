@@ -87,9 +87,7 @@ def test_sequences_of_many_pieces(case, dtype):
     "case",
     [
         Case(B=1, T=1100, Hq=2, Hkv=1, K=64, V=64),
-        Case(
-            B=1, T=1100, Hq=1, Hkv=1, K=64, V=64, normalize=False, lengths=(3, 1097), initial=True
-        ),
+        Case(B=1, T=1100, Hq=1, Hkv=1, K=64, V=64, lengths=(3, 1097), initial=True),
     ],
     ids=str,
 )
