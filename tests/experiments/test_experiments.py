@@ -115,7 +115,7 @@ def test_images_are_learned_and_drawn_and_a_run_goes_on(tmp_path, monkeypatch):
     assert set(first["curves"]) == set(images.NAMES)
     # As if it had been killed: one model is to be trained again, the others are not.
     (tmp_path / "runs" / "smallest" / images.DIGITS / "linear.pt").unlink()
-    monkeypatch.setattr(images, "save", lambda state, file: saved.append(file.stem))
+    monkeypatch.setattr(images, "save_state", lambda state, file: saved.append(file.stem))
     saved: list[str] = []
     again = run(images, tmp_path / "again", monkeypatch, *flags)
     assert again["curves"] == first["curves"]
