@@ -1,8 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The copy task: loss and symbols copied against steps.
 
-    python experiments/copying.py            # rows of 32, 2 layers of 64: minutes
-    python experiments/copying.py --full     # rows of 64, 2 layers of 128: an hour of one core
+    python experiments/copying.py            # rows of 32, 2 layers of 128: minutes
+    python experiments/copying.py --full     # rows of 64, longer: two hours of one core
     python experiments/copying.py --gpu      # the paper's model, rows of 128 and batch
     python experiments/copying.py --full --names softmax linear     # only these
 
@@ -49,8 +49,8 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "smallest": Setting(Copy(16, 20), Size(1, 2, 8), 4, 4, 2, (1e-3,)),
-    "short": Setting(Copy(32), Size(2, 2), 32, 400, 20, (5e-3,)),
-    "full": Setting(Copy(64), Size(2, 4), 32, 2000, 50, (3e-3,)),
+    "short": Setting(Copy(32), Size(2, 4), 32, 1500, 50, (3e-3,)),
+    "full": Setting(Copy(64), Size(2, 4), 32, 4000, 100, (3e-3,)),
     "gpu": Setting(Copy(128), Size(4, 8), 64, 10_000, 100, (1e-3, 3e-3), "cuda"),
 }
 
