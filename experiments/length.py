@@ -21,6 +21,7 @@ same call goes on from there.
 """
 
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from experiment import parser
 
 # isort: split
 from compare_systems import Log
-from harness import OtherProcesses, Report, Row, Timing, peak_memory, plotter, sample_of
+from harness import QUIET, OtherProcesses, Report, Row, Timing, peak_memory, plotter, sample_of
 
 VOCABULARY = 256
 TOKENS_AT_ONCE = 4096
@@ -194,6 +195,18 @@ def peak_of(
     return log.get(key)["mib"]
 
 
+def undisturbed(sample: Callable[[], float], patience: float) -> tuple[float, float]:
+    """Its seconds, and the share of the machine that others took meanwhile; again and again, as
+    long as they take much and there is patience, in seconds.
+    """
+    end = time.perf_counter() + patience
+    while True:
+        others = OtherProcesses()
+        seconds, share = sample(), others.share()
+        if share < QUIET or time.perf_counter() > end:
+            return seconds, share
+
+
 def time_rounds(
     report: LengthReport, log: Log, names: list[str], setting: Setting, length: int
 ) -> dict[str, Timing]:
@@ -206,9 +219,8 @@ def time_rounds(
             if log.get(key) is None:
                 if name not in samples:
                     samples[name] = sample_of(prepare(name, setting, length))
-                others = OtherProcesses()
-                seconds = samples[name]() / rows_of(length)
-                log.add(key, {"seconds": seconds, "disturbance": others.share()})
+                seconds, disturbance = undisturbed(samples[name], report.flags.patience)
+                log.add(key, {"seconds": seconds / rows_of(length), "disturbance": disturbance})
             found[name].append(log.get(key))
     result = {}
     for name, rounds in found.items():
