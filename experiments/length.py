@@ -235,11 +235,13 @@ def main() -> None:
     arguments = parser(__doc__, "length")
     arguments.add_argument("--limit", type=float, default=120, help="seconds for a step")
     arguments.add_argument("--memory", type=float, default=12, help="GiB for a step")
+    arguments.add_argument("--longest", type=int, help="tokens; the setting's, if it is not given")
     flags = arguments.parse_args()
     setting = SETTINGS[flags.setting]
     report = LengthReport("length", "tokens", OURS, flags)
     log = Log(flags.runs / f"{flags.setting}.jsonl")
-    for length in setting.lengths:
+    lengths = [n for n in setting.lengths if n <= (flags.longest or n)]
+    for length in lengths:
         measure(report, log, setting, length)
     report.commit = ", ".join(sorted(log.commits))
     for name, slopes in report.slopes().items():
