@@ -20,6 +20,7 @@ try:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 except ImportError:
     chunk_gated_delta_rule = None
+FLA_SHARES_KEYS = "HV" in (getattr(chunk_gated_delta_rule, "__doc__", None) or "")
 
 # Those of FlashQLA's benchmark with PUBLISHED figures, and two of fla's.
 SEQUENCES = [
@@ -55,6 +56,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) ->
 
 
 def fla(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+    if not FLA_SHARES_KEYS:  # an older version, whose callers have to do this
+        q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     return chunk_gated_delta_rule(q, k, v, log_decay, beta.to(q.dtype))[0]
 
 
