@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cuda_linear import check
+from cuda_linear import Errors, check, verify_all
 from cuda_shapes import Inputs, Shape, num_bytes
 from hf_linear_attention import delta_rule, delta_rule_step_
 from hf_linear_attention.reference.delta_rule import reference_delta_rule
@@ -102,16 +102,25 @@ def step_bytes(inputs: Inputs) -> int:
     return num_bytes((*token, token[2])) + 2 * num_bytes((state,))
 
 
-def verify(D: int, device: str) -> dict[str, float]:
+def verify(D: int, device: str) -> Errors:
     """Relative errors of all contenders on a smaller problem, against the loop in float64."""
-    errors = {}
-    for keys in (None, 2):
+    errors: Errors = {}
+    for heads, keys in (("", None), (", shared keys", 2)):
         inputs = sequence(Shape(1, 200, 4, D, keys), device)
         q, k, v, beta, log_decay = (x.double() for x in inputs)
         plain = dict(key_mask=None, cu_seqlens=None, initial_state=None)
         options = dict(scale=D**-0.5, normalize_qk=False, delta=True)
         wanted = reference_delta_rule(q, k, v, beta, log_decay, **plain, **options)[0]
-        heads = "" if keys is None else ", shared keys"
-        for name, run in FORWARD.items():
-            errors[f"{name} gated delta{heads}"] = check(name, run(*inputs), wanted)
+
+        def errors_of(
+            name: str,
+            run: Callable[..., Tensor],
+            *,
+            inputs: Inputs = inputs,
+            wanted: Tensor = wanted,
+            heads: str = heads,
+        ) -> Errors:
+            return {f"{name}{heads}": check(name, run(*inputs), wanted)}
+
+        errors |= verify_all("gated delta rule of ", FORWARD, errors_of)
     return errors
