@@ -18,9 +18,10 @@ Each contender is compared with a float64 computation first: the program ends wh
 and another that is, or that fails, is left out. Then contenders take turns; a figure is the median
 over the rounds, with the fastest and the slowest, of times between CUDA events. Inputs alternate
 between as many sets as exceed the cache. All but chunked replay a CUDA graph of several calls, so
-that launching from Python doesn't count; one that no graph takes is called, and marked. Shares are of the floor: the time in which the inputs
-are read once and the outputs written once, or a model's weights read, at the bandwidth of a large
-copy, measured in the same run. Goals (cuda_goals.py) come last.
+that launching from Python doesn't count; one that no graph takes is called, and marked. Shares are
+of the floor: the time in which the inputs are read once and the outputs written once, or a model's
+weights read, at the bandwidth of a large copy, measured in the same run. Goals (cuda_goals.py) come
+last.
 """
 
 import argparse
