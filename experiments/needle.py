@@ -61,7 +61,7 @@ SETTINGS = {
     "short": Setting(
         trial_of(
             Text(512, 256, 2_000_000), 8, Size(64, 176, 4, 2),
-            rows=8, steps=400, learning_rates=(4e-3,),
+            rows=8, steps=1500, learning_rates=(4e-3,),
             systems=(
                 "katharopoulos", "gated_deltanet", "kda", "qwen3_next", "kimi_linear", "softmax",
             ),
