@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cuda_linear import check
+from cuda_linear import Errors, check, verify_all
 from cuda_shapes import Inputs, Shape, num_bytes
 from hf_linear_attention import delta_rule, delta_rule_step_
 from hf_linear_attention.reference.delta_rule import reference_delta_rule
@@ -20,6 +20,7 @@ try:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 except ImportError:
     chunk_gated_delta_rule = None
+FLA_SHARES_KEYS = "HV" in (getattr(chunk_gated_delta_rule, "__doc__", None) or "")
 
 # Those of FlashQLA's benchmark with PUBLISHED figures, and two of fla's.
 SEQUENCES = [
@@ -55,6 +56,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) ->
 
 
 def fla(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+    if not FLA_SHARES_KEYS:  # an older version, whose callers have to do this
+        q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     return chunk_gated_delta_rule(q, k, v, log_decay, beta.to(q.dtype))[0]
 
 
@@ -99,16 +102,25 @@ def step_bytes(inputs: Inputs) -> int:
     return num_bytes((*token, token[2])) + 2 * num_bytes((state,))
 
 
-def verify(D: int, device: str) -> dict[str, float]:
+def verify(D: int, device: str) -> Errors:
     """Relative errors of all contenders on a smaller problem, against the loop in float64."""
-    errors = {}
-    for keys in (None, 2):
+    errors: Errors = {}
+    for heads, keys in (("", None), (", shared keys", 2)):
         inputs = sequence(Shape(1, 200, 4, D, keys), device)
         q, k, v, beta, log_decay = (x.double() for x in inputs)
         plain = dict(key_mask=None, cu_seqlens=None, initial_state=None)
         options = dict(scale=D**-0.5, normalize_qk=False, delta=True)
         wanted = reference_delta_rule(q, k, v, beta, log_decay, **plain, **options)[0]
-        heads = "" if keys is None else ", shared keys"
-        for name, run in FORWARD.items():
-            errors[f"{name} gated delta{heads}"] = check(name, run(*inputs), wanted)
+
+        def errors_of(
+            name: str,
+            run: Callable[..., Tensor],
+            *,
+            inputs: Inputs = inputs,
+            wanted: Tensor = wanted,
+            heads: str = heads,
+        ) -> Errors:
+            return {f"{name}{heads}": check(name, run(*inputs), wanted)}
+
+        errors |= verify_all("gated delta rule of ", FORWARD, errors_of)
     return errors

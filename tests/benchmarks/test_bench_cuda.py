@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import bench_cuda  # noqa: E402
 import cuda_delta_rule  # noqa: E402
 import cuda_goals  # noqa: E402
+import cuda_linear  # noqa: E402
 from cuda_shapes import Shape  # noqa: E402
 
 
@@ -64,6 +65,27 @@ def test_published_figures_are_of_sizes_that_are_measured():
     for name, figures in cuda_delta_rule.PUBLISHED.items():
         assert name in names and set(figures) <= set(cuda_delta_rule.SEQUENCES)
     assert str(cuda_delta_rule.SEQUENCES[3]) == "1, 8192, 16/64, 128"
+
+
+def test_ours_has_to_be_right_and_others_may_be_left_out(monkeypatch):
+    monkeypatch.setattr(cuda_linear, "LEFT_OUT", {})
+
+    def wrong(q, k, v):
+        return cuda_linear.ours(q, k, v) * 1.1
+
+    def fails(q, k, v):
+        raise DeprecationWarning("of another version")
+
+    monkeypatch.setitem(cuda_linear.FORWARD, "another", wrong)
+    monkeypatch.setitem(cuda_linear.PLAIN_FORWARD, "a third", fails)
+    errors = cuda_linear.verify(16, "cpu")
+    assert {"ours forward", "ours dq", "plain ours dv", "SDPA dk"} <= set(errors)
+    assert set(cuda_linear.LEFT_OUT) == {"another", "plain a third"}
+    assert "wrong" in cuda_linear.LEFT_OUT["another"]
+    assert "DeprecationWarning" in cuda_linear.LEFT_OUT["plain a third"]
+    monkeypatch.setitem(cuda_linear.FORWARD, "ours", wrong)
+    with pytest.raises(cuda_linear.WrongResultError, match="ours is wrong"):
+        cuda_linear.verify(16, "cpu")
 
 
 def test_what_no_graph_takes_is_called(monkeypatch):
