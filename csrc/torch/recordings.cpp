@@ -17,6 +17,7 @@ namespace hfla {
 namespace {
 
 constexpr char kSpace[] = "hf_linear_attention::";  // of the names of this library's ops
+constexpr int64_t kLargeWeight = 65536;             // bytes; others, as scales, come soon
 constexpr size_t kMostArguments = 20;               // of an operation, and results
 
 // ---- what may be recorded: the ops of this library, and what layers do between them ----
@@ -259,20 +260,20 @@ void find_upcoming(Code code, const std::vector<Tensor>& given, Upcoming& upcomi
       const Tensor& tensor = given[number];
       int64_t bytes = aoti_torch_dtype_element_size(tensor.dtype());
       for (int64_t d = 0; d < tensor.dim(); ++d) bytes *= tensor.size(d);
-      if (tensor.is_contiguous()) upcoming.add(i, tensor.data(), bytes);
+      if (tensor.is_contiguous() && bytes >= kLargeWeight) upcoming.add(i, tensor.data(), bytes);
     }
   }
 }
 
 // Calls work() in a team of threads, and raises what it raises.
 template <class Work>
-void run_in_team(Upcoming& upcoming, Work work) {
+void run_in_team(const Threads& threads, Upcoming& upcoming, Work work) {
   struct Context {
     Work& work;
     std::string error;
   } context{work, ""};
   Team::run(
-      torch_threads(), upcoming,
+      threads, upcoming,
       [](void* opaque) {
         auto& context = *static_cast<Context*>(opaque);
         try {
@@ -293,7 +294,8 @@ void run_recording(StableIValue* stack) {
   Code code(code_tensor);
   const bool in_team = *code.take(1);
   const int64_t num_results = *code.take(1), *const places = code.take(num_results);
-  Upcoming upcoming;
+  const Threads threads = torch_threads();
+  Upcoming upcoming(threads.count);
   if (in_team) find_upcoming(code, tensors, upcoming);
   const auto run_all = [&] {
     for (int64_t i = 0; !code.is_at_end(); ++i) {
@@ -302,7 +304,7 @@ void run_recording(StableIValue* stack) {
     }
   };
   if (in_team) {
-    run_in_team(upcoming, run_all);
+    run_in_team(threads, upcoming, run_all);
   } else {
     run_all();
   }

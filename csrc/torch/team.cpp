@@ -44,7 +44,7 @@ void Team::run(const Threads& threads, Upcoming& upcoming, void (*work)(void*), 
   } shared{Team(std::min(threads.count, kMostThreads), upcoming), work, context};
   const auto body = [](void* opaque, int64_t begin, int64_t) {
     auto& [team, work, context] = *static_cast<Shared*>(opaque);
-    if (begin > 0) return team.serve();
+    if (begin > 0) return team.serve(begin);
     current_team = &team;  // the first part is the caller's
     work(context);
     current_team = nullptr;
@@ -65,15 +65,15 @@ void Team::do_together(int64_t parts, Body body, void* context) {
   offer_.store(loop << 32 | uint64_t(parts) << 16, std::memory_order_release);
   while (take_part()) continue;
   for (Patience patience; parts_done_.load(std::memory_order_acquire) < parts;) {
-    if (!upcoming_.ask()) patience.wait();
+    if (!upcoming_.ask(0)) patience.wait();
   }
 }
 
-void Team::serve() {
+void Team::serve(int64_t worker) {
   for (Patience patience; !is_over_.load(std::memory_order_acquire);) {
     if (take_part()) {
       patience = Patience();
-    } else if (!upcoming_.ask()) {
+    } else if (!upcoming_.ask(worker)) {
       patience.wait();
     }
   }

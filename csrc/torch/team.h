@@ -17,8 +17,8 @@ namespace hfla {
 
 class Team {
  public:
-  // Calls work(context) on this thread, which has a team of the caller's threads meanwhile. `work`
-  // must not throw.
+  // Calls work(context) on this thread, which has a team of the caller's threads meanwhile, as many
+  // as `upcoming` has workers. `work` must not throw.
   static void run(const Threads& threads, Upcoming& upcoming, void (*work)(void* context),
                   void* context);
 
@@ -41,7 +41,7 @@ class Team {
   static void parallel_for(int64_t n, Body body, void* context);
   // Parts are taken by who has time: a thread that is late is not waited for.
   void do_together(int64_t parts, Body body, void* context);
-  void serve();
+  void serve(int64_t worker);
   bool take_part();
 
   // What there is to do: the number of the loop, its parts, and how many of them are taken, in 32,

@@ -3,6 +3,9 @@
 // The weights that a recording's operations are going to read, for threads that have nothing else
 // to do: they ask for them. A token is mostly the reading of weights, and memory would have nothing
 // to do while one thread adds, normalises and updates states.
+//
+// Of each weight, a thread asks for the outputs that it will begin with: what another one has in
+// its caches comes later than what is in none.
 #pragma once
 
 #include <algorithm>
@@ -14,59 +17,59 @@ namespace hfla {
 
 class Upcoming {
  public:
+  explicit Upcoming(int64_t workers) : cursors_(static_cast<size_t>(workers)) {}
+
   // In the order of operations, before any thread asks.
   void add(int64_t operation, const void* data, int64_t bytes) {
-    stretches_.push_back({operation, static_cast<const char*>(data), total_, total_ + bytes});
+    weights_.push_back({operation, static_cast<const char*>(data), bytes, total_});
     total_ += bytes;
   }
 
   // An operation begins, and asks for its weights itself from now on.
   void begin(int64_t operation) { begun_.store(operation, std::memory_order_relaxed); }
 
-  // Asks for a little more; false where as much is on its way as caches keep, or another thread
-  // asks.
-  bool ask() {
-    if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
-    const bool did_ask = ask_alone();
-    is_taken_.store(false, std::memory_order_release);
-    return did_ask;
-  }
-
- private:
-  static constexpr int64_t kMostBytes = 512 << 10;  // half of a core's second-level cache
-  static constexpr int64_t kPiece = 1024;           // no loop that begins waits for more
-  static constexpr int64_t kCacheLine = 64;
-
-  // Places count the bytes of all stretches, one behind the other.
-  struct Stretch {
-    int64_t operation;
-    const char* data;
-    int64_t begin, end;
-  };
-
-  bool ask_alone() {
+  // Asks for a little more of a worker's share; false where as much is on its way as caches keep.
+  bool ask(int64_t worker) {
+    Cursor& cursor = cursors_[static_cast<size_t>(worker)];
     const int64_t begun = begun_.load(std::memory_order_relaxed);
-    while (first_ < stretches_.size() && stretches_[first_].operation <= begun) ++first_;
-    if (first_ == stretches_.size()) return false;
-    asked_ = std::max(asked_, stretches_[first_].begin);
-    if (asked_ >= std::min(total_, stretches_[first_].begin + kMostBytes)) return false;
-    while (stretches_[next_].end <= asked_) ++next_;
-    const Stretch& stretch = stretches_[next_];
-    const int64_t end = std::min(asked_ + kPiece, stretch.end);
-    for (int64_t at = asked_; at < end; at += kCacheLine) {
-      __builtin_prefetch(stretch.data + at - stretch.begin, 0, 2);
+    while (cursor.first < weights_.size() && weights_[cursor.first].operation <= begun) {
+      ++cursor.first;
     }
-    asked_ = end;
+    if (cursor.next < cursor.first) cursor = {cursor.first, cursor.first, 0};
+    if (cursor.next == weights_.size()) return false;
+    const Weight& weight = weights_[cursor.next];
+    if (weight.before - weights_[cursor.first].before > kMostBytes) return false;
+    const int64_t share = weight.bytes / static_cast<int64_t>(cursors_.size());
+    const int64_t end = std::min(cursor.asked + kPiece, share);
+    for (int64_t at = cursor.asked; at < end; at += kCacheLine) {
+      __builtin_prefetch(weight.data + worker * share + at, 0, 2);
+    }
+    cursor.asked = end;
+    if (end == share) cursor = {cursor.first, cursor.next + 1, 0};
     return true;
   }
 
-  std::vector<Stretch> stretches_;
-  int64_t total_ = 0;  // bytes
+ private:
+  static constexpr int64_t kMostBytes = 512 << 10;  // before the last weight that is asked for
+  static constexpr int64_t kPiece = 1024;           // no loop that begins waits for more
+  static constexpr int64_t kCacheLine = 64;
+
+  struct Weight {
+    int64_t operation;
+    const char* data;
+    int64_t bytes, before;  // of it, and of all before it
+  };
+
+  // A worker's.
+  struct alignas(kCacheLine) Cursor {
+    size_t first = 0, next = 0;  // weights: that no operation has begun to read, and to ask for
+    int64_t asked = 0;           // bytes of the share of the latter
+  };
+
+  std::vector<Weight> weights_;
+  std::vector<Cursor> cursors_;
+  int64_t total_ = 0;
   std::atomic<int64_t> begun_{-1};
-  // Of who asks.
-  std::atomic<bool> is_taken_{false};
-  size_t first_ = 0, next_ = 0;  // stretches: that has not begun, and that `asked_` is in
-  int64_t asked_ = 0;            // place
 };
 
 }  // namespace hfla

@@ -404,7 +404,7 @@ const std::pair<const char*, Call> kCalls[] = {
 // Three times in one team, which has many loops then, and asks for "weights" meanwhile.
 bool call_in_team(const Call& call, const CpuKernels& cpu, const Case& c, Arrays (&arrays)[3]) {
   static const std::vector<char> weights(1 << 16);
-  Upcoming upcoming;
+  Upcoming upcoming(kThreads);
   for (int64_t i = 0; i < 3; ++i) upcoming.add(i, weights.data(), int64_t(weights.size()));
   bool succeeded = true;
   auto calls = [&] {
