@@ -4,6 +4,7 @@
     python benchmarks/compare_systems.py            # or --short: in minutes
     python benchmarks/compare_systems.py --full     # for docs/results.md: an hour of one core
     python benchmarks/compare_systems.py --gpu      # larger models, tasks as in the papers
+    python benchmarks/compare_systems.py --large    # six systems, 10 M weights, 50 M tokens: days
     python benchmarks/compare_systems.py --full --systems gla softmax --parts recall
 
 All systems get the same number of weights (the MLP makes up for what attention lacks), the same
@@ -13,12 +14,13 @@ from: that with the lowest held-out loss is kept, and trained with further seeds
 Some presets train with other positions, too, on text only. Then the presets' models for text are
 timed, in turn: a training step, and a token after contexts that were read.
 
-Each result is written to --runs at once, and the next call goes on from there: a killed run loses
-only what it was at. `--stop-after 150` ends it by itself, before what would begin after so many
-seconds. When all is there, results/ gets the table and the plot; `--report` writes what is there,
-and trains nothing. `--report --earlier results/FILE.json` takes from an earlier comparison the
-scores that are missing, or of fewer seeds, of tasks and numbers of weights that are the same: after
-a change of one preset the others need not be trained again.
+Each result is written to --runs at once, and so is the state of a training run every ten minutes:
+the next call goes on from there, and a killed one loses minutes at most. `--stop-after 150` ends it
+by itself after so many seconds, in the middle of a training run as well. When all is there,
+results/ gets the table and the plot; `--report` writes what is there, and trains nothing. `--report
+--earlier results/FILE.json` takes from an earlier comparison the scores that are missing, or of
+fewer seeds, of tasks and numbers of weights that are the same: after a change of one preset the
+others need not be trained again.
 """
 
 import copy
@@ -26,6 +28,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +57,7 @@ OUTPUTS = Path(__file__).parents[1] / "outputs" / "compare"
 EVAL_TOKENS = 8192  # at once
 PROMPT_PIECE = 2048  # tokens of a context that are read at once
 STEPS = 8  # tokens in a sample of decoding
+SAVE_EVERY = 600  # seconds of a training run
 TOLERANCE = 1e-4  # of decoding, relative, to reading all at once
 
 
@@ -87,8 +91,12 @@ class Run:
         }
 
 
-def train(run: Run) -> dict[str, Any]:
-    """Trains and tests. Loss and score are None where the loss was no number."""
+def train(run: Run, file: Path | None = None, deadline: float = math.inf) -> dict[str, Any] | None:
+    """Trains and tests. Loss and score are None where the loss was no number.
+
+    Goes on from the state in the file, if there is one, and keeps it there every SAVE_EVERY
+    seconds. At the deadline, by time.perf_counter(), it is kept as well, and None returned.
+    """
     torch.manual_seed(run.seed)
     trial, generator = run.trial, torch.Generator().manual_seed(run.seed)
     model = LinearAttentionForCausalLM(run.config)
@@ -96,15 +104,41 @@ def train(run: Run) -> dict[str, Any]:
         model.model = FromLastToken(model.model, run.config.hidden_size)
     model = model.to(run.device).train()
     optimizer, schedule = make_optimizer(model, run.learning_rate, trial.steps)
-    start = time.perf_counter()
-    for _ in range(trial.steps):
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    done, seconds = 0, 0.0
+    if file is not None and file.exists():
+        saved = torch.load(file, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        generator.set_state(saved["generator"])
+        done, seconds = saved["done"], saved["seconds"]
+    start = saved_at = time.perf_counter()
+    start -= seconds
+    for step in range(done + 1, trial.steps + 1):
         loss = training_step(model, trial.task.batch(trial.rows, generator), optimizer)
         schedule.step()
+        now = time.perf_counter()
+        is_over = now > deadline
+        if file is None or step == trial.steps or not (is_over or now > saved_at + SAVE_EVERY):
+            continue
+        state = {name: part.state_dict() for name, part in parts.items()}
+        told = {"generator": generator.get_state(), "done": step, "seconds": now - start}
+        save_state(state | told, file)
+        saved_at = time.perf_counter()
+        if is_over:
+            return None
     seconds = time.perf_counter() - start
     result: dict[str, Any] = {"loss": None, "score": None}
     if math.isfinite(loss.item()):
         result = evaluate(model, trial.task)
     return result | {"train_seconds": round(seconds, 2), "parameters": model.num_parameters()}
+
+
+def save_state(state: dict[str, Any], file: Path) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, file.with_suffix(".new"))
+    os.replace(file.with_suffix(".new"), file)
 
 
 def make_optimizer(
@@ -199,6 +233,11 @@ class Log:
         self.results[self._name(entry["key"])] = entry["result"]
         self.commits.add(entry["commit"])
 
+    def state_of(self, key: dict[str, Any]) -> Path:
+        """The file for the state of a training run that is not at its end."""
+        digest = hashlib.sha256(self._name(key).encode()).hexdigest()[:12]
+        return self.path.with_suffix(f".{digest}.pt")
+
 
 # ---- the runs ----
 
@@ -239,6 +278,12 @@ def best_rate(run: Run, log: Log) -> float:
         return math.inf if result["loss"] is None else result["loss"]
 
     return min(run.trial.learning_rates, key=loss)
+
+
+def systems_of(setting: Setting) -> list[str]:
+    """Those that are trained for anything."""
+    trained = {name for trial in setting.trials.values() for name in trial.systems}
+    return [name for name in ALL_SYSTEMS if name in trained]
 
 
 def num_runs(setting: Setting, systems: list[str], parts: list[str]) -> int:
@@ -284,7 +329,7 @@ def time_training(setting: Setting, patience: float) -> dict[str, Any]:
         batch = Batch(tokens[:, :-1], tokens[:, 1:])
         return lambda: seconds(lambda: training_step(model, batch, optimizer), setting.device)
 
-    samples = {name: sample_of_step(name) for name in SYSTEMS}
+    samples = {name: sample_of_step(name) for name in SYSTEMS if name in trial.systems}
     timed = harness.interleave(samples, setting.timing_seconds, patience)
     return {name: timing._asdict() for name, timing in timed.items()}
 
@@ -373,7 +418,7 @@ def summary(setting: Setting, systems: list[str], log: Log) -> list[dict[str, An
                 if name in trial.systems
             },
             "tasks": scores_of(setting, name, log),
-            "times": times_of(setting, name, log) if name in SYSTEMS else {},
+            "times": times_of(setting, name, log),
         }
         for name in systems
     ]
@@ -428,12 +473,12 @@ def scores_of(setting: Setting, name: str, log: Log) -> dict[str, dict[str, Any]
 
 
 def times_of(setting: Setting, name: str, log: Log) -> dict[str, Any]:
-    if "text" not in setting.trials:
+    if "text" not in setting.trials or name not in SYSTEMS:
         return {}
     trial = setting.trials["text"]
     times: dict[str, Any] = {}
     training = log.get(timing_key(setting, "training"))
-    if training is not None:
+    if training is not None and name in training:
         times["training_tokens_per_second"] = (
             trial.rows * trial.task.length / training[name]["median"]
         )
@@ -455,7 +500,7 @@ def save(folder: Path, name: str, setting: Setting, rows: list[dict[str, Any]], 
     path = harness.result_path(folder, date, machine, "compare", name)
     document = {
         "bench": "compare",
-        "is_full": name != "short",
+        "is_full": name == "full",
         "is_complete": True,
         "date": date.isoformat(timespec="seconds"),
         "commit": ", ".join(sorted(log.commits)),
@@ -537,8 +582,13 @@ def compare(
             return None
         label = f"{run.task}, {run.system}, rate {run.learning_rate:g}, seed {run.seed}"
         print(f"[{number}/{total}] {label}: ", end="", flush=True)
-        result = train(run)
+        file = log.state_of(run.key())
+        result = train(run, file, start + stop_after)
+        if result is None:
+            print(f"stopped, to be gone on with from {file}")
+            return None
         log.add(run.key(), result)
+        file.unlink(missing_ok=True)
         score = "no number" if result["score"] is None else f"{result['score']:.3f}"
         print(f"{run.trial.task.metric} {score}, {result['train_seconds']:.0f} s", flush=True)
     for what, measure in timings(setting).items() if "timing" in parts else ():
@@ -555,7 +605,7 @@ def compare(
 
 def main() -> None:
     assert __doc__ is not None
-    flags = harness.parser(__doc__, ("short", "full", "gpu"))
+    flags = harness.parser(__doc__, ("short", "full", "gpu", "large"))
     flags.add_argument("--systems", nargs="+", choices=ALL_SYSTEMS, metavar="NAME")
     flags.add_argument("--parts", nargs="+", metavar="PART", help="tasks of the setting, or timing")
     flags.add_argument("--runs", type=Path, help="file of single results")
@@ -569,7 +619,7 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     log = Log(flags.runs or OUTPUTS / f"{name}.jsonl")
     all_parts = [*setting.trials, "timing"]
-    systems, parts = flags.systems or [*ALL_SYSTEMS], flags.parts or all_parts
+    systems, parts = flags.systems or systems_of(setting), flags.parts or all_parts
     unknown = set(parts) - set(all_parts)
     if unknown:
         raise SystemExit(f"--parts must be of {all_parts}, got {sorted(unknown)}")

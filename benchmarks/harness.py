@@ -531,6 +531,7 @@ SETTINGS = {
     "full": "everything, not only the short set",
     "smallest": "one tiny case of everything, to see that the script runs",
     "gpu": "the settings for a GPU",
+    "large": "at a size that counts, in days",
 }
 
 

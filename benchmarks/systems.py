@@ -10,7 +10,7 @@ import torch
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from hf_linear_attention.presets import PRESETS
-from tasks import Copy, Recall, Task, Text, Tracking
+from tasks import Copy, Recall, Source, Task, Text, Tracking
 
 BASELINE = "katharopoulos"  # whose number of weights all have
 ALLOWED_DIFFERENCE = 0.01  # in it
@@ -98,15 +98,17 @@ class Setting:
     device: str = "cpu"
 
 
-_TWO_LAYERS, _TINY, _SMALL, _MEDIUM, _LARGE = (
+_TWO_LAYERS, _TINY, _SMALL, _MEDIUM, _TEN_MILLION, _LARGE = (
     Size(64, 176, 2, 2),
     Size(64, 176, 4, 2),
     Size(128, 336, 4, 4),
     Size(256, 672, 4, 4),
+    Size(256, 672, 8, 4),
     Size(768, 2048, 12, 12),
 )
 _RATES = (2e-3, 5e-3)
 _GPU_RATES = (3e-4, 1e-3, 3e-3)
+_BEST = ("gated_deltanet", "kda", "qwen3_next", "kimi_linear", "hybrid", "softmax")
 _TEXT_SYSTEMS = (*SYSTEMS, *POSITIONS)
 
 
@@ -159,6 +161,10 @@ SETTINGS = {
             "S3": Trial(Tracking(3), _MEDIUM, 256, 20_000, _GPU_RATES, 3, _TRACKERS),
         },
         device="cuda",
+    ),
+    "large": Setting(
+        {"text": Trial(Source(8192, 1024), _TEN_MILLION, 8, 6100, (2e-3,), 2, _BEST)},
+        contexts=(),
     ),
 }
 

@@ -6,6 +6,7 @@ should be answered after tokens[:, :t + 1], UNASKED where nothing is asked.
 """
 
 import functools
+import importlib.util
 import itertools
 import math
 import sys
@@ -237,6 +238,33 @@ class Text:
         num_bytes = read_text(self)[2][targets].sum().item()
         return nats / math.log(2) / num_bytes
 
+    def paths(self) -> tuple[str, ...]:
+        """Of the text files; none: the standard library's source."""
+        return self.files
+
+
+@dataclass(frozen=True)
+class Source(Text):
+    """The source of installed packages, of which the benchmarks need these: some 80 MB."""
+
+    packages: tuple[str, ...] = ("torch", "sympy", "numpy")
+
+    def paths(self) -> tuple[str, ...]:
+        found = []
+        for package in self.packages:
+            spec = importlib.util.find_spec(package)
+            if spec is None or spec.origin is None:
+                raise ValueError(f"packages must be installed, got {package}")
+            found += sorted(Path(spec.origin).parent.rglob("*.py"))
+        return tuple(str(path) for path in found if _is_text(path))
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        return bool(path.read_text(encoding="utf-8").strip())
+    except UnicodeDecodeError:
+        return False
+
 
 @functools.cache
 def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,7 +280,8 @@ def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
         train_tokenizer,
     )
 
-    documents = text_files(task.files) if task.files else standard_library()
+    paths = task.paths()
+    documents = text_files(paths) if paths else standard_library()
     train, held_out = hold_out(documents, 0.05, seed=0)
     train = take_bytes(train, task.train_bytes)
     tokenizer = train_tokenizer(train, task.vocab_size)

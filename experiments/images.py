@@ -15,10 +15,9 @@ them is for testing. How long an image takes is another experiment, image_speed.
 A killed run goes on, by the same call, from what it saved in --runs at the last point of a curve.
 """
 
-import os
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from contenders import Size, make_model
 from experiment import harness, parser, publish
 
 # isort: split
-from compare_systems import make_optimizer, update
+from compare_systems import make_optimizer, save_state, update
 from image_model import ImageModel
 from train_digits import read_digits
 
@@ -147,15 +146,8 @@ def train(name: str, setting: Setting, images: Images, file: Path) -> Trained:
             steps.set_postfix(bits=curve[-1].bits)
             state = {key: part.state_dict() for key, part in parts.items()}
             told = {"curve": list(map(tuple, curve)), "commits": commits, "setting": str(setting)}
-            save(state | told, file)
+            save_state(state | told, file)
     return Trained(model, curve, commits)
-
-
-def save(state: dict[str, Any], file: Path) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, file.with_suffix(".new"))
-    os.replace(file.with_suffix(".new"), file)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@
     python experiments/length.py            # 2^9 to 2^12 tokens, minutes
     python experiments/length.py --full     # to 2^16, an hour
     python experiments/length.py --gpu      # to 2^16 at a width and depth for a GPU
-    python experiments/length.py --full --resume    # what an interrupted run has left
 
 Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, figure 1: forward and backward for
 one sequence, softmax attention (by PyTorch's fused op, and as plain matrix products), Reformer with
@@ -16,11 +15,16 @@ several at once, as many as make 4,096 tokens; figures are for one of them. A co
 from the length on where its step would take longer than --limit seconds or more than --memory GiB,
 by what it took before. Slopes are those of straight lines through the upper half of the lengths on
 logarithmic axes: 1 is linear, 2 quadratic.
+
+What is measured is kept in --runs at once: a killed run loses only the step that it was at, and the
+same call goes on from there.
 """
 
+import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -30,10 +34,12 @@ from contenders import Size, make_model
 from experiment import parser
 
 # isort: split
-from harness import Report, Row, plotter, sample_of
+from compare_systems import Log
+from harness import QUIET, OtherProcesses, Report, Row, Timing, peak_memory, plotter, sample_of
 
 VOCABULARY = 256
 TOKENS_AT_ONCE = 4096
+ROUNDS = 3  # in which all take turns
 OURS = "linear"
 NAMES = (
     OURS,
@@ -157,13 +163,9 @@ def is_within(rows: list[Row], length: int, seconds: float, gib: float) -> bool:
     return True
 
 
-def measure(report: LengthReport, setting: Setting, length: int) -> None:
+def measure(report: LengthReport, log: Log, setting: Setting, length: int) -> None:
     """One length: whoever is not too slow or too large for it."""
-    panel, case = "training step", f"{length} tokens"
-    if report.has(panel, case):
-        return
-    flags = report.flags
-    names = []
+    flags, names = report.flags, []
     for name in NAMES:
         rows = report.measured(name)
         if not rows or (rows[-1].x * 2 == length):
@@ -171,27 +173,77 @@ def measure(report: LengthReport, setting: Setting, length: int) -> None:
                 names.append(name)
             else:
                 report.notes.append(f"{name} is left out from {length} tokens on")
-    peaks = report.peak_memory(prepare, names, setting, length)
-    runs = {name: prepare(name, setting, length) for name in names}
-    timings = report.time({name: sample_of(run) for name, run in runs.items()}, 20)
-    count = rows_of(length)
-    of_one = {
-        name: t._replace(median=t.median / count, low=t.low / count, high=t.high / count)
-        for name, t in timings.items()
-    }
-    peaks_of_one = {name: peak and peak / count for name, peak in peaks.items()}
-    report.add(panel, case, length, of_one, {}, peaks_of_one)
+    peaks = {name: peak_of(report, log, name, setting, length) for name in names}
+    timings = time_rounds(report, log, names, setting, length)
+    report.add("training step", f"{length} tokens", length, timings, {}, peaks)
+
+
+def described(report: LengthReport, name: str, setting: Setting, length: int) -> dict[str, Any]:
+    """All that a figure depends on."""
+    size = setting.size._asdict()
+    return {"name": name, "length": length, "size": size, "threads": report.flags.threads}
+
+
+def peak_of(
+    report: LengthReport, log: Log, name: str, setting: Setting, length: int
+) -> float | None:
+    """MiB for one sequence."""
+    key = {"what": "memory", **described(report, name, setting, length)}
+    if log.get(key) is None:
+        peak = peak_memory(prepare, name, setting, length, here=report.is_smallest)
+        log.add(key, {"mib": peak and peak / rows_of(length)})
+    return log.get(key)["mib"]
+
+
+def undisturbed(sample: Callable[[], float], patience: float) -> tuple[float, float]:
+    """Its seconds, and the share of the machine that others took meanwhile; again and again, as
+    long as they take much and there is patience, in seconds.
+    """
+    end = time.perf_counter() + patience
+    while True:
+        others = OtherProcesses()
+        seconds, share = sample(), others.share()
+        if share < QUIET or time.perf_counter() > end:
+            return seconds, share
+
+
+def time_rounds(
+    report: LengthReport, log: Log, names: list[str], setting: Setting, length: int
+) -> dict[str, Timing]:
+    """Seconds for one sequence."""
+    samples: dict[str, Callable[[], float]] = {}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(1 if report.is_smallest else ROUNDS):
+        for name in names:
+            key = {"what": "time", "round": number, **described(report, name, setting, length)}
+            if log.get(key) is None:
+                if name not in samples:
+                    samples[name] = sample_of(prepare(name, setting, length))
+                seconds, disturbance = undisturbed(samples[name], report.flags.patience)
+                log.add(key, {"seconds": seconds / rows_of(length), "disturbance": disturbance})
+            found[name].append(log.get(key))
+    result = {}
+    for name, rounds in found.items():
+        times = [one["seconds"] for one in rounds]
+        disturbance = max(one["disturbance"] for one in rounds)
+        middle = statistics.median(times)
+        result[name] = Timing(middle, min(times), max(times), len(times), disturbance)
+    return result
 
 
 def main() -> None:
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, "length")
     arguments.add_argument("--limit", type=float, default=120, help="seconds for a step")
     arguments.add_argument("--memory", type=float, default=12, help="GiB for a step")
+    arguments.add_argument("--longest", type=int, help="tokens; the setting's, if it is not given")
     flags = arguments.parse_args()
     setting = SETTINGS[flags.setting]
-    report = LengthReport("length", "tokens", OURS, flags, flags.resume)
-    for length in setting.lengths:
-        measure(report, setting, length)
+    report = LengthReport("length", "tokens", OURS, flags)
+    log = Log(flags.runs / f"{flags.setting}.jsonl")
+    lengths = [n for n in setting.lengths if n <= (flags.longest or n)]
+    for length in lengths:
+        measure(report, log, setting, length)
+    report.commit = ", ".join(sorted(log.commits))
     for name, slopes in report.slopes().items():
         told = ", ".join(f"{what} {slope:.2f}" for what, slope in slopes.items())
         report.notes.append(f"slopes of {name}: {told or 'too few lengths'}")

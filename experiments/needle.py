@@ -4,6 +4,7 @@
     python experiments/needle.py            # trained on 256 tokens, asked at 1k to 16k: minutes
     python experiments/needle.py --full     # trained on 1,024, more systems: two hours
     python experiments/needle.py --gpu      # larger models
+    python experiments/needle.py --systems softmax kda      # only these
 
 Keys, each followed by a value, are hidden in the source of Python's standard library, one in each
 part of it, and the keys stand at its end once more (`Needles` in benchmarks/tasks.py). Models learn
@@ -61,7 +62,7 @@ SETTINGS = {
     "short": Setting(
         trial_of(
             Text(512, 256, 2_000_000), 8, Size(64, 176, 4, 2),
-            rows=8, steps=400, learning_rates=(4e-3,),
+            rows=8, steps=1500, learning_rates=(4e-3,),
             systems=(
                 "katharopoulos", "gated_deltanet", "kda", "qwen3_next", "kimi_linear", "softmax",
             ),
@@ -146,12 +147,16 @@ def plot(results: dict[str, dict[str, list[float]]], by_chance: float, path: Pat
 
 
 def main() -> None:
-    flags = parser(__doc__, "needle").parse_args()
+    arguments = parser(__doc__, "needle")
+    arguments.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, help="only these, in the results too"
+    )
+    flags = arguments.parse_args()
     torch.set_num_threads(flags.threads)
     setting = SETTINGS[flags.setting]
     log = Log(flags.runs / f"{flags.setting}.jsonl")
     results = {}
-    for name in setting.trial.systems:
+    for name in flags.systems or setting.trial.systems:
         key = {"system": name, "setting": described(setting)}
         if log.get(key) is None:
             log.add(key, train_and_ask(name, setting))

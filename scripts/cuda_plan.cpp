@@ -175,6 +175,8 @@ Call attention_call(const Sizes& s) {
   hfla::LinearAttentionResult y{};
   y.y = view(), y.den = tensor(all, 4);
   y.kv = tensor(s.B * s.H * s.D * s.D, 4), y.z = tensor(s.B * s.H * s.D, 4);
+  y.piece_room = counting ? s.T / 64 : hfla::room_for_pieces(p);
+  y.piece_states = tensor(y.piece_room * hfla::piece_numbers(p), 4);
   hfla::LinearAttentionUpstream up{};
   up.dy = view(), up.forward = y;
   hfla::LinearAttentionGradients d{};
@@ -295,10 +297,20 @@ void count(const Sizes& s, std::vector<Launch>& planned, int64_t shared_bytes) {
       way.few[n] = by_walk(launches(few, device, true));
     }
   }
+  // A walk that was cut before it is one launch, as one that is not: its way is that of the others.
+  const std::vector<std::vector<Launch>> groups = by_walk(planned);
+  const auto all_known = [&](const Way& way) {
+    for (size_t walk = 0; walk < groups.size(); ++walk) {
+      if (!way.has(walk, groups[walk])) return false;
+    }
+    return true;
+  };
+  const auto of_all = std::find_if(ways.begin(), ways.end(), all_known);
   size_t i = 0, walk = 0;
-  for (const std::vector<Launch>& group : by_walk(planned)) {
+  for (const std::vector<Launch>& group : groups) {
     const auto known = [&, walk = walk](const Way& way) { return way.has(walk, group); };
-    const auto found = std::find_if(ways.begin(), ways.end(), known);
+    const auto found =
+        of_all != ways.end() ? of_all : std::find_if(ways.begin(), ways.end(), known);
     if (found == ways.end()) {
       std::fprintf(stderr, "a launch that no small problem has\n");
       std::exit(1);

@@ -34,7 +34,28 @@ struct LinearAttentionResult {
   void* den;     // (B, T, Hq) acc, contiguous; null when not normalised, or not wanted
   void *kv, *z;  // final state, contiguous, shaped as initial_kv and initial_z; z null when not
                  // normalised
+  // On CUDA, for backward: the states that come into pieces of sequences, (pieces, Hkv, K, V), and
+  // then, normalised, (pieces, Hkv, K), acc. There is room for so many.
+  void* piece_states;
+  int64_t piece_room;
 };
+
+// The states that forward keeps for backward on CUDA: for as many pieces of sequences as GPUs of
+// today have places for, each of 256 tokens at least. It depends on shapes alone, as sizes of
+// results do. Where there are more pieces, none is kept, and backward sums up again.
+inline int64_t room_for_pieces(const LinearAttentionProblem& p) {
+  constexpr int64_t kPlaces = 320, kColumns = 64, kTokens = 256;
+  const int64_t blocks = p.B * p.Hq * ((p.V + kColumns - 1) / kColumns);  // without pieces
+  const int64_t places = kPlaces / (blocks > 1 ? blocks : 1), most = p.T / kTokens;
+  const int64_t each = places < most ? places : most;  // of a row
+  if (!p.is_causal || each < 2) return 0;
+  if (!p.cu_seqlens) return p.B * each;
+  return each + (p.num_sequences < each ? p.num_sequences : each);
+}
+// Of a piece in piece_states.
+inline int64_t piece_numbers(const LinearAttentionProblem& p) {
+  return p.Hkv * (p.K * p.V + (p.normalize ? p.K : 0));
+}
 
 // In the place of initial and final states: (slots, Hkv, K, V), (slots, Hkv, K) acc, updated in
 // place; each slot contiguous; z null when not normalised.

@@ -85,6 +85,11 @@ LinearAttentionProblem make_problem(const Inputs& in, const Options& options,
   return p;
 }
 
+// The kernels of CUDA keep states of pieces for backward.
+int64_t piece_room(Device device, const LinearAttentionProblem& p) {
+  return is_cuda(device) ? room_for_pieces(p) : 0;
+}
+
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Inputs in = take_inputs(arguments);
@@ -101,6 +106,8 @@ void forward(StableIValue* stack) {
   Tensor den = empty_if(p.normalize, {p.B, p.T, p.Hq});
   Tensor kv = empty_if(true, {rows, p.Hkv, p.K, p.V});
   Tensor z = empty_if(p.normalize, {rows, p.Hkv, p.K});
+  const int64_t room = piece_room(device, p);
+  Tensor piece_states = Tensor::empty(acc, {room * piece_numbers(p)}, device);
 
   LinearAttentionResult result{};
   result.y = output(y);
@@ -109,6 +116,8 @@ void forward(StableIValue* stack) {
     result.den = den.mutable_data();
     result.z = z.mutable_data();
   }
+  result.piece_states = piece_states.mutable_data();
+  result.piece_room = room;
   run(
       device, p.dtype,
       [&](const CpuKernels& cpu, const Threads& threads) {
@@ -117,7 +126,7 @@ void forward(StableIValue* stack) {
       [&](const CudaKernels& cuda, const CudaPlace& place) {
         return cuda.linear_attention->forward(p, result, place);
       });
-  give_back(stack, y, den, kv, z);
+  give_back(stack, y, den, kv, z, piece_states);
 }
 
 void forward_in_slots(StableIValue* stack) {
@@ -161,7 +170,8 @@ void forward_in_slots(StableIValue* stack) {
 // The results of forward, as backward reads them.
 LinearAttentionResult check_forward_result(const LinearAttentionProblem& p, Device device,
                                            int32_t dtype, const Tensor& y, const Tensor& den,
-                                           const Tensor& kv, const Tensor& z) {
+                                           const Tensor& kv, const Tensor& z,
+                                           const Tensor& piece_states) {
   const int32_t acc = accumulation_dtype(p.dtype);
   check_contiguous_tensor("y", y, device, dtype, {p.B, p.T, p.Hq, p.V});
   check_contiguous_tensor("kv", kv, device, acc, {p.num_sequences, p.Hkv, p.K, p.V});
@@ -174,6 +184,10 @@ LinearAttentionResult check_forward_result(const LinearAttentionProblem& p, Devi
     result.den = input_data(den);
     result.z = input_data(z);
   }
+  result.piece_room = piece_room(device, p);
+  check_contiguous_tensor("piece_states", piece_states, device, acc,
+                          {result.piece_room * piece_numbers(p)});
+  result.piece_states = input_data(piece_states);
   return result;
 }
 
@@ -187,6 +201,7 @@ void backward(StableIValue* stack) {
   const Tensor den = arguments.tensor();
   const Tensor kv = arguments.tensor();
   const Tensor z = arguments.tensor();
+  const Tensor piece_states = arguments.tensor();
   const Options options = take_options(arguments);
   const LinearAttentionProblem p = make_problem(in, options);
 
@@ -204,7 +219,7 @@ void backward(StableIValue* stack) {
   upstream.dy = input(dy);
   upstream.dkv = data_or_null(dkv);
   upstream.dz = data_or_null(dz);
-  upstream.forward = check_forward_result(p, device, dtype, y, den, kv, z);
+  upstream.forward = check_forward_result(p, device, dtype, y, den, kv, z, piece_states);
 
   const auto empty_like = [&](const Tensor& input, int32_t its_dtype,
                               std::initializer_list<int64_t> sizes) {
@@ -290,12 +305,12 @@ constexpr Op kOps[] = {
         "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
         "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
         "int feature_map, bool normalize, float eps, bool is_causal) "
-        "-> (Tensor y, Tensor den, Tensor kv, Tensor z)",
+        "-> (Tensor y, Tensor den, Tensor kv, Tensor z, Tensor piece_states)",
         true),
     op<backward, kBackward>("linear_attention_backward(Tensor? dy, Tensor? dkv, Tensor? dz, "
                             "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_mask, "
                             "Tensor? cu_seqlens, Tensor? initial_kv, Tensor? initial_z, "
-                            "Tensor y, Tensor den, Tensor kv, Tensor z, "
+                            "Tensor y, Tensor den, Tensor kv, Tensor z, Tensor piece_states, "
                             "int feature_map, bool normalize, float eps, bool is_causal) "
                             "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
                             "Tensor dinitial_kv, Tensor dinitial_z)",

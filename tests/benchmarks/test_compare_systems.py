@@ -32,6 +32,7 @@ from compare_systems import (  # noqa: E402
     num_runs,
     summary,
     train,
+    training_step,
 )
 from systems import (  # noqa: E402
     ALL_SYSTEMS,
@@ -47,7 +48,7 @@ from systems import (  # noqa: E402
     fit,
     num_weights,
 )
-from tasks import UNASKED, Copy, Recall, Text, Tracking, read_text  # noqa: E402
+from tasks import UNASKED, Copy, Recall, Source, Text, Tracking, read_text  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = Size(32, 160, 4, 2)
@@ -204,7 +205,7 @@ def test_held_out_text_is_not_trained_on(text):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_have_the_same_number_of_weights_in_every_setting(name, setting):
     trials = [trial for trial in SETTINGS[setting].trials.values() if name in trial.systems]
-    assert trials
+    assert trials or setting == "large"  # which is for the best only
     for trial in trials:
         config = fitted(name, trial)
         expected = num_weights(fitted(BASELINE, trial))
@@ -227,7 +228,9 @@ def test_what_cannot_be_equal_is_refused():
 
 
 def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
-    for setting in SETTINGS.values():
+    for title, setting in SETTINGS.items():
+        if title == "large":
+            continue
         trial = setting.trials["text"]
         layers = trial.size.num_hidden_layers
         deep = {name for name, preset in PRESETS.items() if len(preset.layer_pattern) > layers}
@@ -335,12 +338,12 @@ def test_a_killed_comparison_goes_on_to_the_same_results(
 ):
     count = 0
 
-    def train_or_die(run):
+    def train_or_die(run, *more):
         nonlocal count
         count += 1
         if count > finished:
             raise Killed
-        return train(run)
+        return train(run, *more)
 
     path = tmp_path / "runs.jsonl"
     path.touch()
@@ -353,7 +356,9 @@ def test_a_killed_comparison_goes_on_to_the_same_results(
 
     resumed = Log(path)
     again = []
-    monkeypatch.setattr(compare_systems, "train", lambda run: again.append(run) or train(run))
+    monkeypatch.setattr(
+        compare_systems, "train", lambda run, *more: again.append(run) or train(run, *more)
+    )
     compare(tiny, resumed, NAMES, TASKS)
     assert len(again) == len(whole.results) - finished
     assert scores(Log(path)) == scores(resumed) == scores(whole)
@@ -372,6 +377,53 @@ def test_time_that_runs_out_ends_it_between_runs(tiny, tmp_path, capsys):
     assert compare(tiny, log, NAMES, TASKS, stop_after=0) is None
     assert log.results == {}
     assert "stopped: 0 of 15 training runs are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["performer", "hybrid"])
+def test_a_run_that_was_killed_in_between_goes_on_to_the_same_result(
+    text, tmp_path, monkeypatch, name
+):
+    trial = Trial(text, SIZE, 2, 5, (1e-3,), 1)
+    run = Run(name, "text", 1e-3, 3, fitted(name, trial), trial, "cpu")
+    expected = train(run)
+    file, steps = tmp_path / "state.pt", []
+
+    def step_or_die(model, batch, optimizer):
+        if len(steps) == 3:
+            raise Killed
+        steps.append(batch)
+        return training_step(model, batch, optimizer)
+
+    monkeypatch.setattr(compare_systems, "SAVE_EVERY", 0)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(compare_systems, "training_step", step_or_die)
+        train(run, file)
+    assert torch.load(file, weights_only=True)["done"] == 3
+    result = train(run, file)
+    assert result["train_seconds"] > 0
+    assert {**result, "train_seconds": 0} == {**expected, "train_seconds": 0}
+
+
+def test_time_that_runs_out_ends_it_within_a_run_which_goes_on_later(tiny, tmp_path, monkeypatch):
+    setting = replace(tiny, trials={"text": replace(tiny.trials["text"], seeds=1)})
+    whole, pieces = Log(tmp_path / "whole.jsonl"), Log(tmp_path / "pieces.jsonl")
+    compare(setting, whole, ["gla"], ["text"])
+
+    monkeypatch.setattr(compare_systems, "train", lambda run, file, _: train(run, file, deadline=0))
+    num_calls = 1
+    while compare(setting, pieces, ["gla"], ["text"]) is None:
+        num_calls += 1
+    assert num_calls == 5  # two runs of three steps; a call ends after the first or second one
+    assert scores(pieces) == scores(whole)
+    assert not [*tmp_path.glob("*.pt")]  # no state is left
+
+
+def test_the_source_of_packages_is_read(tmp_path):
+    task = Source(300, 32, 60_000, packages=("tqdm",))
+    train_rows, held_out, _ = read_text(task)
+    assert len(train_rows) and len(held_out)
+    with pytest.raises(ValueError, match="packages must be installed, got nonesuch"):
+        Source(packages=("nonesuch",)).paths()
 
 
 def test_an_earlier_result_gives_what_is_missing_or_of_fewer_seeds_and_was_the_same(tiny, whole):

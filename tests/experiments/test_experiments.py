@@ -66,12 +66,16 @@ def test_encoders_have_as_many_weights_and_learn(name):
     assert used[tokens.unique()].all()  # each token can tell in the label
 
 
-def test_lengths_are_measured(tmp_path, monkeypatch):
-    document = run(length, tmp_path, monkeypatch)
+def test_lengths_are_measured_and_a_run_goes_on_where_it_was_ended(tmp_path, monkeypatch):
+    flags = ["--runs", str(tmp_path / "runs")]
+    document = run(length, tmp_path / "first", monkeypatch, *flags)
     lengths = length.SETTINGS["smallest"].lengths
     measured = {(row["contender"], row["x"]) for row in document["rows"]}
     assert measured == {(name, n) for name in length.NAMES for n in lengths}
     assert sum(note.startswith("slopes of") for note in document["notes"]) == len(length.NAMES)
+    monkeypatch.setattr(length, "prepare", None)  # would be called where nothing is known
+    again = run(length, tmp_path / "second", monkeypatch, *flags)
+    assert again["rows"] == document["rows"]
 
 
 def test_slopes_are_those_of_powers():
@@ -115,7 +119,7 @@ def test_images_are_learned_and_drawn_and_a_run_goes_on(tmp_path, monkeypatch):
     assert set(first["curves"]) == set(images.NAMES)
     # As if it had been killed: one model is to be trained again, the others are not.
     (tmp_path / "runs" / "smallest" / images.DIGITS / "linear.pt").unlink()
-    monkeypatch.setattr(images, "save", lambda state, file: saved.append(file.stem))
+    monkeypatch.setattr(images, "save_state", lambda state, file: saved.append(file.stem))
     saved: list[str] = []
     again = run(images, tmp_path / "again", monkeypatch, *flags)
     assert again["curves"] == first["curves"]

@@ -83,6 +83,19 @@ def test_sequences_of_many_pieces(case, dtype):
     check(case, dtype)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(B=1, T=1100, Hq=2, Hkv=1, K=64, V=64),
+        Case(B=1, T=1100, Hq=1, Hkv=1, K=64, V=64, lengths=(3, 1097), initial=True),
+    ],
+    ids=str,
+)
+def test_backward_goes_on_from_what_forward_kept(case):
+    """Of sequences that are cut, and for whose pieces there is room."""
+    check(case, torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("B,T,H,D", [(1, 20000, 2, 64), (2, 3000, 16, 128), (1, 2000, 4, 256)])
 def test_long_sequences_are_those_of_the_chunked_form_in_float64(B, T, H, D, dtype):

@@ -71,7 +71,11 @@ class Problem(Structure):
 
 
 class ForwardResult(Structure):
-    _fields_ = [("y", View), ("den", c_void_p), ("kv", c_void_p), ("z", c_void_p)]
+    _fields_ = [
+        ("y", View),
+        *((n, c_void_p) for n in ("den", "kv", "z", "piece_states")),
+        ("piece_room", c_int64),
+    ]
 
 
 class BackwardInput(Structure):
@@ -228,7 +232,9 @@ class Attention(torch.autograd.Function):
     """Forward and backward; results of both start as NaN."""
 
     @staticmethod
-    def forward(ctx, library, device, schedule, options, key_mask, cu_seqlens, *differentiable):
+    def forward(
+        ctx, library, device, schedule, keeps, options, key_mask, cu_seqlens, *differentiable
+    ):
         q, k, v, log_decay, kv, z = differentiable
         problem = make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, options)
         rows, (Hkv, K), V = problem.num_sequences, k.shape[2:], v.shape[3]
@@ -237,21 +243,23 @@ class Attention(torch.autograd.Function):
         final_kv, final_z = torch.empty(rows, Hkv, K, V), torch.empty(rows, Hkv, K)
         if not problem.normalize:
             den = final_z = None
-        result = ForwardResult(view(y), pointer(den), pointer(final_kv), pointer(final_z))
+        ctx.room = q.shape[0] * (q.shape[1] // 32 + 1) + rows if keeps else 0
+        piece_states = torch.full((ctx.room * Hkv * (K * V + K),), torch.nan)
+        tensors = y, den, final_kv, final_z, piece_states
+        result = ForwardResult(view(y), *map(pointer, tensors[1:]), ctx.room)
         call(library, "forward", problem, result, device, schedule=schedule)
         ctx.library, ctx.device, ctx.schedule, ctx.options = library, device, schedule, options
-        tensors = (*differentiable, key_mask, cu_seqlens, y, den, final_kv, final_z)
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*differentiable, key_mask, cu_seqlens, *tensors)
         ctx.set_materialize_grads(False)
         return y, final_kv, final_z
 
     @staticmethod
     def backward(ctx, dy, dkv, dz):
-        *differentiable, key_mask, cu_seqlens, y, den, final_kv, final_z = ctx.saved_tensors
+        *differentiable, key_mask, cu_seqlens, y, den, kv, z, piece_states = ctx.saved_tensors
+        forward = ForwardResult(view(y), *map(pointer, (den, kv, z, piece_states)), ctx.room)
         q, k, v, log_decay, kv, z = differentiable
         problem = make_problem(q, k, v, log_decay, key_mask, cu_seqlens, kv, z, ctx.options)
         dkv, dz = (None if x is None else x.contiguous() for x in (dkv, dz))
-        forward = ForwardResult(view(y), pointer(den), pointer(final_kv), pointer(final_z))
         upstream = BackwardInput(view(dy), pointer(dkv), pointer(dz), forward)
         gradients = [
             None if x is None else torch.empty(x.shape, dtype=x.dtype) for x in differentiable
@@ -259,18 +267,21 @@ class Attention(torch.autograd.Function):
         *views, dinitial_kv, dinitial_z = gradients
         result = BackwardResult(*map(view, views), pointer(dinitial_kv), pointer(dinitial_z))
         call(ctx.library, "backward", problem, upstream, result, ctx.device, schedule=ctx.schedule)
-        return (*[None] * 6, *gradients)
+        return (*[None] * 7, *gradients)
 
 
-def emulated(library: ctypes.CDLL, device: Device = LARGE, schedule: int = 0):
-    """linear_attention on the emulated kernels, returning (y, state)."""
+def emulated(library: ctypes.CDLL, device: Device = LARGE, schedule: int = 0, keeps: bool = True):
+    """linear_attention on the emulated kernels, returning (y, state); forward has room for states
+    of pieces, or not.
+    """
 
     def attend(
         q, k, v, log_decay=None, *, key_mask=None, cu_seqlens=None, initial_state=None, **options
     ):
         kv, z = initial_state or (None, None)
         y, kv, z = Attention.apply(
-            library, device, schedule, options, key_mask, cu_seqlens, q, k, v, log_decay, kv, z
+            *(library, device, schedule, keeps, options, key_mask, cu_seqlens),
+            *(q, k, v, log_decay, kv, z),
         )
         return y, LinearAttentionState(kv, z)
 
@@ -324,7 +335,7 @@ KNOWN_CASES = [
     Case(**KNOWN | dict(T=1)),
     Case(**KNOWN | dict(T=160), lengths=(0, 33, 1, 0, 126), initial=True),
     Case(**KNOWN, is_causal=False, initial=True),
-    Case(**KNOWN | dict(K=128, V=128), initial=True),
+    Case(**KNOWN | dict(K=128, V=128, T=140), initial=True),
     Case(**KNOWN | dict(K=128, V=128, Hq=2), feature_map=None, normalize=False),
 ]
 
@@ -343,6 +354,72 @@ def test_kernels_that_know_the_walk(library, case, device):
     wanted = attention_cases.expected(inputs)
     got = attention_cases.run_with_gradients(emulated(library, device), inputs)
     assert_all_close(got, wanted, torch.bfloat16)
+
+
+# ---- the states that forward keeps for backward, where sequences are cut ----
+
+PIECES_CASES = [
+    (Case(**KNOWN | dict(T=150), initial=True), torch.bfloat16),
+    (Case(**KNOWN | dict(T=150, Hq=2), lengths=(40, 0, 110)), torch.bfloat16),
+    (Case(T=100, decay="mild", mask="middle", initial=True, Hq=4), torch.float32),
+    # Larger heads: several walks of a block; and backward in larger chunks, which cuts anew.
+    *(
+        (Case(**KNOWN | dict(K=70, V=130), decay="mild"), x)
+        for x in (torch.float32, torch.bfloat16)
+    ),
+]
+in_pieces = pytest.mark.parametrize("case, dtype", PIECES_CASES, ids=str)
+
+
+def run_in_pieces(library, case: Case, dtype, keeps=True, changed=None, strided=None) -> dict:
+    """Results and gradients. `changed` is what becomes of states of pieces between forward and
+    backward; tokens are `strided` in one of these, and contiguous in the other.
+    """
+    attend = emulated(library, SHORT_PIECES, keeps=keeps)
+
+    def strided_from(x: Tensor) -> Tensor:
+        return torch.stack([x, x], -1)[..., 0]
+
+    def unpack(x: Tensor) -> Tensor:
+        if x.dim() == 1 and x.dtype == torch.float32 and changed:
+            return changed(x)
+        if x.dim() == 4 and x.shape[1] == case.T and strided:
+            return strided_from(x) if strided == "backward" else x.contiguous()
+        return x
+
+    inputs = attention_cases.make_inputs(case, dtype)
+    if strided == "forward":
+        inputs |= {name: strided_from(inputs[name]) for name in "qkv"}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        return attention_cases.run_with_gradients(attend, inputs)
+
+
+@in_pieces
+@pytest.mark.parametrize("strided", [None, "forward", "backward"])
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not_kept"])
+def test_backward_has_states_of_pieces_from_forward_or_sums_up_again(
+    library, case, dtype, keeps, strided
+):
+    """However rows lie by then, which other kernels read."""
+    wanted = attention_cases.expected(attention_cases.make_inputs(case, dtype))
+    got = run_in_pieces(library, case, dtype, keeps=keeps, strided=strided)
+    assert_all_close(got, wanted, dtype)
+
+
+@in_pieces
+def test_states_of_pieces_that_are_wrong_show_where_they_are_read(library, case, dtype):
+    right = run_in_pieces(library, case, dtype)
+    wrong = run_in_pieces(library, case, dtype, changed=torch.neg)
+    different = {name for name, x in right.items() if not x.equal(wrong[name])}
+    if case.V == 130 and dtype == torch.bfloat16:
+        assert not different  # they are not read
+        return
+    assert different == {"d q"} | ({"d log_decay"} if case.decay else set())
+    wanted = attention_cases.expected(attention_cases.make_inputs(case, dtype))
+    with pytest.raises(AssertionError, match="d q"):
+        assert_all_close(wrong, wanted, dtype)
+    unread = run_in_pieces(library, case, dtype, keeps=False, changed=torch.zeros_like)
+    assert_all_close(unread, wanted, dtype)
 
 
 def test_a_kernel_that_asks_for_more_shared_memory_than_there_is_is_found(library):

@@ -180,12 +180,18 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@needs_compiler
-def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """The launches of a pass of linear attention, of a size, with so many multiprocessors."""
     op = "linear_attention"
-    program = cuda_model.build_plan(tmp_path, op, ["bfloat16"], "-O0")
+    program = cuda_model.build_plan(tmp_path_factory.mktemp("plan"), op, ["bfloat16"], "-O0")
+    return lambda *which: cuda_model.plan(program, op, "bfloat16", *which, 227 << 10)
+
+
+@needs_compiler
+def test_launches_are_the_launchers_and_counts_the_emulators(plan):
     B, H, T, D = size = 4, 16, 640, 32
-    [walk] = cuda_model.plan(program, op, "bfloat16", "forward", size, 16, 227 << 10)
+    [walk] = plan("forward", size, 16)
     assert walk.kernel.startswith("walk_kernel<BFloat16")
     assert walk.wide_copies == walk.copies == 3 * T * D // 8  # of 8 numbers each
     assert walk.blocks == B * H
@@ -194,6 +200,20 @@ def test_launches_are_the_launchers_and_counts_the_emulators(tmp_path):
     assert 0.99 * tensor < walk.stored < 1.5 * tensor  # and denominators, and the state
     least = 2 * T * D * D / (16 * 8 * 16) * 32  # one product with the state, and one into it
     assert least < walk.products < 4 * least
+
+
+@needs_compiler
+def test_backward_s_first_walk_has_the_states_of_forward_s_pieces(plan):
+    """Which forward and the walk back sum up and combine. All have as many blocks."""
+    size = 1, 2, 4096, 64
+    sums, combine, walk = plan("forward", size, 132)
+    dq, sums_back, combine_back, dk = plan("backward", size, 132)
+    assert combine.kernel == combine_back.kernel == "combine_kernel"
+    assert walk.kernel == sums.kernel and dk.kernel == sums_back.kernel != dq.kernel
+    assert 2 * 8 <= dq.blocks == walk.blocks == dk.blocks
+    # What comes into a piece is loaded beside its rows: of 64 x 65 numbers, once.
+    rows = 5 * 2 * 4096 * 64 * 2 / dq.blocks  # bytes of q, k, v, y and dy
+    assert rows + 64 * 65 * 4 < dq.loaded < 1.2 * (rows + 64 * 65 * 4)
 
 
 @needs_compiler

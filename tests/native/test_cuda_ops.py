@@ -56,6 +56,41 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
     assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
 
 
+def test_ops_are_as_users_and_torch_call_them_on_emulated_kernels(environment):
+    """But for what is in place, of which the CPU has ops of its own."""
+    tests = [ROOT / "tests" / "native" / name for name in ("ops_on_gpu.py", "on_gpu.py")]
+    chosen = "by_slot or forward_kept or (compiled_op and known)"
+    arguments = ["-q", "-p", "no:cacheprovider", *tests, "-k", chosen]
+    result = run_python("-m", "pytest", *arguments, **environment | {"ON_GPU_DEVICE": "cpu"})
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
+
+
+# For each shape: whether the fifth result has the room that Python works out for a fake of it.
+ROOM = """
+import torch
+from hf_linear_attention.native import linear_attention as native
+options = 1, True, 1e-6, True  # elu+1, normalised, causal
+shapes = [(B, T, Hq, Hkv, 4, V, None) for B, T, Hq, Hkv, V in (
+    (1, 511, 1, 1, 4), (1, 512, 1, 1, 4), (1, 1300, 2, 1, 4), (2, 600, 1, 1, 65),
+    (36, 768, 4, 4, 4), (0, 600, 1, 1, 4), (1, 0, 1, 1, 4),
+)]
+shapes += [(1, 800, 1, 1, 4, 4, bounds) for bounds in ([0, 800], [0, 9, 800], [*range(8), 800])]
+for B, T, Hq, Hkv, K, V, bounds in shapes:
+    q, k, v = torch.ones(B, T, Hq, K), torch.ones(B, T, Hkv, K), torch.ones(B, T, Hkv, V)
+    bounds = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
+    *_, states = native._forward(q, k, v, None, None, bounds, None, None, *options)
+    room = native._room_for_pieces(q, v, bounds, True)
+    print(states.numel() == room * Hkv * K * (V + 1), room)
+"""
+
+
+def test_python_knows_the_room_that_forward_has_for_pieces(environment):
+    result = run_python("-c", ROOM, **environment)
+    rooms = [0, 2, 5, 4, 72, 0, 0, 4, 5, 6]
+    assert result.stdout.splitlines() == [f"True {room}" for room in rooms], result.stderr
+
+
 DELTA_RULE = ROOT / "tests" / "native" / "delta_on_gpu.py"
 
 

@@ -86,7 +86,7 @@ def arguments(
 
 def forward(**args):
     """y, kv and z, without den, which has no gradient; z is None where there is none."""
-    y, _, kv, z = OP.linear_attention(**args)
+    y, _, kv, z, _ = OP.linear_attention(**args)
     return (y, kv, z) if args["normalize"] else (y, kv)
 
 
@@ -105,14 +105,16 @@ def backward_arguments(**args):
     grad.
     """
     args = {name: x.detach() if torch.is_tensor(x) else x for name, x in args.items()}
-    y, den, kv, z = OP.linear_attention(**args)
+    y, *others = OP.linear_attention(**args)
+    _, kv, z, _ = others
     upstream = dict(
         dy=torch.ones_like(y),
         dkv=torch.ones_like(kv),
         dz=torch.ones_like(z) if args["normalize"] else None,
     )
     tensors = {name: args.pop(name) for name in TENSORS}
-    return upstream | tensors | dict(y=y, den=den, kv=kv, z=z) | args
+    names = "y", "den", "kv", "z", "piece_states"
+    return upstream | tensors | dict(zip(names, (y, *others), strict=True)) | args
 
 
 def step_arguments(*, B=2, Hq=4, Hkv=2, K=3, V=5, dtype=torch.float32, normalize=True):
@@ -338,8 +340,9 @@ def test_gradients_reach_only_what_needs_them():
 
 
 def test_den_has_no_gradient():
-    y, den, kv, z = OP.linear_attention(**arguments())
+    y, den, kv, z, piece_states = OP.linear_attention(**arguments())
     assert [x.requires_grad for x in (y, den, kv, z)] == [True, False, True, True]
+    assert not piece_states.requires_grad
 
 
 def test_second_derivative_is_refused_by_the_kernel_and_given_by_chunked():

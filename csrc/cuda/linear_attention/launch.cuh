@@ -1,7 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// From a problem to launches: forward is one walk, backward three, each of which combines the
-// states of pieces where sequences are cut.
+// From a problem to launches: forward is one walk, backward three, of which forward and the second
+// combine the states of pieces where sequences are cut; the others have these from them.
 //
 // Let dy' = [dy, -⟨dy, y⟩]: the normaliser is one more value column, of ones, and its gradient one
 // more entry. Then, in the words of walk.cuh,
@@ -130,46 +130,64 @@ auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<
   return visit(K{});
 }
 
-// Whether a walk is what a kernel is compiled for.
-template <class Scalar, class K>
-bool is_known(const Walk& walk) {
+// Whether a walk is what a kernel is compiled for: by its shape,
+template <class K>
+bool has_shape_of(const Walk& walk) {
   using Known = typename K::Known;
   constexpr bool is_gradient = Known::kIsGradient;
   constexpr FeatureMap of_rows = is_gradient ? FeatureMap::identity : Known::kMap,
                        of_values = is_gradient ? Known::kMap : FeatureMap::identity;
   if (Known::kHasSecond != bool(walk.second.data)) return false;
-  if (Known::kHasSecond && (walk.group() > 1 || !has_plain_rows<Scalar>(walk.second))) return false;
-  if (Known::kFinds != bool(walk.y.x.data)) return false;
-  if (Known::kFinds && !has_plain_rows<Scalar>(walk.y.x)) return false;
-  return walk.K == K::S::kColumns && walk.V == K::S::kColumns && !walk.key_mask &&
-         !walk.log_decay.data && walk.T <= INT32_MAX && is_gradient == bool(walk.of.x.data) &&
-         walk.read.map == of_rows && walk.write.map == of_rows && walk.values.map == of_values &&
-         has_plain_rows<Scalar>(walk.read.x) && has_plain_rows<Scalar>(walk.write.x) &&
-         has_plain_rows<Scalar>(walk.values.x) && has_plain_rows<Scalar>(walk.out) &&
-         (!is_gradient || has_plain_rows<Scalar>(walk.of.x));
+  if (Known::kHasSecond && walk.group() > 1) return false;
+  return Known::kFinds == bool(walk.y.x.data) && walk.K == K::S::kColumns &&
+         walk.V == K::S::kColumns && !walk.key_mask && !walk.log_decay.data &&
+         walk.T <= INT32_MAX && is_gradient == bool(walk.of.x.data) && walk.read.map == of_rows &&
+         walk.write.map == of_rows && walk.values.map == of_values;
 }
 
-// Calls visit(kernel) with that which knows the walk, or with the best of those for any.
+// and by how rows lie that it has.
+template <class Scalar>
+bool rows_are_plain(const Walk& walk) {
+  const auto is_plain = [](const View& x) { return !x.data || has_plain_rows<Scalar>(x); };
+  return has_plain_rows<Scalar>(walk.read.x) && has_plain_rows<Scalar>(walk.write.x) &&
+         has_plain_rows<Scalar>(walk.values.x) && has_plain_rows<Scalar>(walk.out) &&
+         is_plain(walk.of.x) && is_plain(walk.y.x) && is_plain(walk.second);
+}
+
+// Calls visit(kernel) with the best of those for any walk,
 template <class Scalar, class Visit>
-auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<>) {
+auto with_general_kernel(const Walk& walk, const CudaDevice& device, Visit visit) {
   return with_best<Scalar>(walk, device, visit, typename General<Scalar>::All{});
 }
+
+// with that which knows its shape, or such a one,
+template <class Scalar, class Visit>
+auto with_kernel_of_shape(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<>) {
+  return with_general_kernel<Scalar>(walk, device, visit);
+}
 template <class Scalar, class Visit, class K, class... Others>
-auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<K, Others...>) {
-  if (is_known<Scalar, K>(walk) && blocks_at_once<Scalar, K>(device) > 0) return visit(K{});
-  return with_kernel<Scalar>(walk, device, visit, Kernels<Others...>{});
+auto with_kernel_of_shape(const Walk& walk, const CudaDevice& device, Visit visit,
+                          Kernels<K, Others...>) {
+  if (has_shape_of<K>(walk) && blocks_at_once<Scalar, K>(device) > 0) return visit(K{});
+  return with_kernel_of_shape<Scalar>(walk, device, visit, Kernels<Others...>{});
 }
 template <class Scalar, class Visit>
+auto with_kernel_of_shape(const Walk& walk, const CudaDevice& device, Visit visit) {
+  return with_kernel_of_shape<Scalar>(walk, device, visit, typename Special<Scalar>::All{});
+}
+
+// and with that which does it.
+template <class Scalar, class Visit>
 auto with_kernel(const Walk& walk, const CudaDevice& device, Visit visit) {
-  return with_kernel<Scalar>(walk, device, visit, typename Special<Scalar>::All{});
+  if (rows_are_plain<Scalar>(walk)) return with_kernel_of_shape<Scalar>(walk, device, visit);
+  return with_general_kernel<Scalar>(walk, device, visit);
 }
 
 // As many pieces as make the walk end first. Their blocks fill the device in rounds. What they add
 // is summed up before, which takes two fifths of the walk, and states are stored and loaded
 // between, as long as four chunks take.
 template <class Scalar, class K>
-Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
-  constexpr int64_t chunk = K::S::C;
+Pieces make_pieces(const Walk& walk, const CudaDevice& device, int64_t chunk) {
   Pieces pieces{walk.cu_seqlens, walk.T, walk.num_sequences, 0};
   if (device.piece_length > 0) {
     pieces.length = ceil_div(device.piece_length, chunk) * chunk;
@@ -189,6 +207,18 @@ Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
   }
   pieces.length = chunk * (best > 1 ? ceil_div(chunks, best) : chunks + 1);
   return pieces;
+}
+
+// By the walk's shape, so that backward knows how forward was cut, however rows lie by then: with
+// whole chunks of either kernel that may do it.
+template <class Scalar>
+Pieces make_pieces(const Walk& walk, const CudaDevice& device) {
+  const int64_t general = with_general_kernel<Scalar>(
+      walk, device, [](auto kernel) { return int64_t(decltype(kernel)::S::C); });
+  return with_kernel_of_shape<Scalar>(walk, device, [&](auto kernel) {
+    using K = decltype(kernel);
+    return make_pieces<Scalar, K>(walk, device, general > K::S::C ? general : K::S::C);
+  });
 }
 
 inline Walk make_walk(const LinearAttentionProblem& p) {
@@ -216,16 +246,19 @@ struct Cut {
   States states;
 };
 
-// The states that come into pieces: from what each adds, from zero.
+// The states that come into pieces: from what each adds, from zero. They are left in `room`, if
+// there is one.
 template <class Scalar, class K>
 States combine_pieces(Launcher& launcher, const Walk& walk, const States& initial,
-                      const States& final_state) {
+                      const States& final_state, const States& room) {
   const int64_t states = walk.pieces.count() * walk.Hkv;
   const bool with_z = walk.transposed ? rows_of(walk) > walk.V : walk.values.extra == Extra::one;
-  States piece_states;
-  piece_states.kv = launcher.take(states * walk.K * walk.V);
-  piece_states.z = with_z ? launcher.take(states * walk.K) : nullptr;
-  piece_states.per_piece = true;
+  States piece_states = room;
+  if (!room.kv) {
+    piece_states.kv = launcher.take(states * walk.K * walk.V);
+    piece_states.z = with_z ? launcher.take(states * walk.K) : nullptr;
+    piece_states.per_piece = true;
+  }
 
   Walk sums = walk;
   sums.reads = false;
@@ -249,17 +282,17 @@ States combine_pieces(Launcher& launcher, const Walk& walk, const States& initia
 
 // A whole walk over all sequences, from `initial` states to `final_state`s: in one launch, or in
 // pieces. Where one before it had the same state, and it was cut, it goes by that one's pieces.
-// What states come into them stays in the workspace for such a walk.
+// What states come into them stays, in `room` or in the workspace, for such a walk.
 template <class Scalar>
 Cut run_walk(Launcher& launcher, const CudaDevice& device, Walk walk, const States& initial,
-             const States& final_state, const Cut& before = {}) {
+             const States& final_state, const Cut& before = {}, const States& room = {}) {
   return with_kernel<Scalar>(walk, device, [&](auto kernel) {
     using K = decltype(kernel);
     const bool is_cut = before.states.kv && before.pieces.length % K::S::C == 0;
-    walk.pieces = is_cut ? before.pieces : make_pieces<Scalar, K>(walk, device);
+    walk.pieces = is_cut ? before.pieces : make_pieces<Scalar>(walk, device);
     Cut cut{walk.pieces, is_cut ? before.states : States{}};
     if (!is_cut && (!walk.causal || !walk.pieces.whole())) {
-      cut.states = combine_pieces<Scalar, K>(launcher, walk, initial, final_state);
+      cut.states = combine_pieces<Scalar, K>(launcher, walk, initial, final_state, room);
     }
     if (cut.states.kv) {
       walk.from = cut.states;
@@ -289,9 +322,7 @@ inline States output_states(void* kv, void* z) {
 
 // ---- forward ----
 
-template <class Scalar>
-void forward(Launcher& launcher, const LinearAttentionProblem& p,
-             const LinearAttentionResult& result, const CudaDevice& device) {
+inline Walk forward_walk(const LinearAttentionProblem& p, const LinearAttentionResult& result) {
   Walk walk = make_walk(p);
   walk.read = {p.q, p.K, p.feature_map, true};
   walk.write = {p.k, p.K, p.feature_map};
@@ -300,9 +331,29 @@ void forward(Launcher& launcher, const LinearAttentionProblem& p,
   walk.out = result.y;
   walk.divide = p.normalize;
   walk.den = static_cast<float*>(result.den);
-  run_walk<Scalar>(launcher, device, walk,
+  return walk;
+}
+
+// How forward is cut, and the states that come into its pieces, which are kept for backward: where
+// it is, and there is room. If it is not causal that is the last one, for all.
+template <class Scalar>
+Cut kept_cut(const LinearAttentionProblem& p, const LinearAttentionResult& result,
+             const CudaDevice& device) {
+  const Pieces pieces = make_pieces<Scalar>(forward_walk(p, result), device);
+  if (!p.is_causal) return {pieces, output_states(result.kv, p.normalize ? result.z : nullptr)};
+  if (pieces.whole() || pieces.count() > result.piece_room) return {};
+  float* const kv = static_cast<float*>(result.piece_states);
+  float* const z = kv + pieces.count() * p.Hkv * p.K * p.V;
+  return {pieces, {kv, p.normalize ? z : nullptr, true}};
+}
+
+template <class Scalar>
+void forward(Launcher& launcher, const LinearAttentionProblem& p,
+             const LinearAttentionResult& result, const CudaDevice& device) {
+  const States room = p.is_causal ? kept_cut<Scalar>(p, result, device).states : States{};
+  run_walk<Scalar>(launcher, device, forward_walk(p, result),
                    input_states(p.initial_kv, p.normalize ? p.initial_z : nullptr),
-                   output_states(result.kv, p.normalize ? result.z : nullptr));
+                   output_states(result.kv, p.normalize ? result.z : nullptr), {}, room);
 }
 
 // ---- backward ----
@@ -383,7 +434,7 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dq.dots = of_decay.q.dots;
   {
     const Launcher::Scope scope(launcher);
-    run_walk<Scalar>(launcher, device, dq, initial, {});
+    run_walk<Scalar>(launcher, device, dq, initial, {}, kept_cut<Scalar>(p, input.forward, device));
   }
 
   Walk dk = make_walk(p);

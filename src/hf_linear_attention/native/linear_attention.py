@@ -53,7 +53,7 @@ def forward(
         RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
     """
     kv, z = (None, None) if initial_state is None else initial_state
-    y, _, kv, z = _forward(
+    y, _, kv, z, _ = _forward(
         q,
         k,
         v,
@@ -188,7 +188,24 @@ def _fake_forward(
     den = q.new_empty((B, T, Hq) if normalize else (0,), dtype=acc)
     kv = q.new_empty(rows, Hkv, K, V, dtype=acc)
     z = q.new_empty((rows, Hkv, K) if normalize else (0,), dtype=acc)
-    return y, den, kv, z
+    states = _room_for_pieces(q, v, cu_seqlens, is_causal) if q.device.type == "cuda" else 0
+    piece_states = q.new_empty(states * Hkv * (K * V + (K if normalize else 0)), dtype=acc)
+    return y, den, kv, z, piece_states
+
+
+def _room_for_pieces(q, v, cu_seqlens, is_causal):
+    """As room_for_pieces in csrc/kernels/linear_attention.h; without a branch on a size, so that
+    torch.compile need not know which are small.
+    """
+    B, T, Hq, _ = q.shape
+    blocks = B * Hq * ((v.shape[3] + 63) // 64)
+    each = torch.sym_min(320 // torch.sym_max(blocks, 1), T // 256)
+    each = each * torch.sym_min(each // 2, 1)  # one is no cut
+    if not is_causal:
+        return 0
+    if cu_seqlens is None:
+        return B * each
+    return each + torch.sym_min(cu_seqlens.shape[0] - 1, each)
 
 
 @torch.library.register_fake("hf_linear_attention::linear_attention_backward", lib=_registrations)
@@ -220,14 +237,14 @@ def _fake_forward_in_slots_(q, k, v, *others):
 
 def _keep_for_backward(ctx, inputs, output):
     *tensors, feature_map, normalize, eps, is_causal = inputs
-    _, den, _, z = output
+    _, den, _, z, piece_states = output
     ctx.options = feature_map, normalize, eps, is_causal
     ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(*((den,) if normalize else (den, z)))
+    ctx.mark_non_differentiable(den, piece_states, *(() if normalize else (z,)))
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, dy, dden, dkv, dz):
+def _differentiate(ctx, dy, dden, dkv, dz, dpiece_states):
     if dy is None and dkv is None and dz is None:
         return (None,) * len(ctx.needs_input_grad)
     dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = _backward(

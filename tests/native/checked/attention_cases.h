@@ -17,6 +17,7 @@ struct Attention {
   bool causal = true, normalize = true, decay = true, mask = true, backward = true;
   int64_t tokens_claimed = 0;  // more than there are, for a fault
   hfla::FeatureMap map = hfla::FeatureMap::elu_plus_one;
+  bool keeps = true;  // states of pieces, for backward
 };
 
 inline const hfla::LinearAttentionOnCuda& kernels(hfla::DType dtype) {
@@ -45,6 +46,10 @@ inline bool run(const Attention& c, Tensors& tensors, int64_t B) {
   y.den = c.normalize ? tensors.array(T * Hq) : nullptr;
   y.kv = tensors.array(Hkv * K * V);
   y.z = c.normalize ? tensors.array(Hkv * K) : nullptr;
+  const int64_t length = c.piece_length > 32 ? c.piece_length : 32;
+  const int64_t pieces = c.keeps && c.piece_length > 0 ? (T + length - 1) / length : 0;  // of a row
+  y.piece_room = B * pieces;
+  y.piece_states = tensors.array(pieces * hfla::piece_numbers(p));
 
   hfla::LinearAttentionUpstream up{};
   up.dy = tensors.random(T, Hq, V, c.dtype);
@@ -153,17 +158,19 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
 inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
   if (dtype != hfla::DType::bf16) return;
   const auto add = [&](const char* name, int64_t D, hfla::FeatureMap map, bool normalize,
-                       int64_t groups = 1, int64_t piece_length = 0) {
+                       int64_t groups = 1, int64_t piece_length = 0, bool keeps = true) {
     Attention c{dtype, 227 << 10, 70, D, D, 1, groups, 1, piece_length};
     c.decay = c.mask = false;
     c.normalize = normalize;
     c.map = map;
+    c.keeps = keeps;
     cases.push_back(make_case(name, c, c.B));
     cases.back().small = groups > 1;
   };
   constexpr auto kElu = hfla::FeatureMap::elu_plus_one, kIdentity = hfla::FeatureMap::identity;
   add("known walks, groups", 64, kElu, true, 2);
   add("known walks, pieces", 64, kElu, true, 1, 64);
+  add("known walks, pieces, of which nothing is kept", 64, kElu, true, 1, 64, false);
   add("known walks without a map", 64, kIdentity, true);
   add("known walks without a map and normaliser", 64, kIdentity, false);
   add("known walks of 128 features", 128, kElu, true);
