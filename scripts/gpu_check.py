@@ -12,8 +12,8 @@ CUDA kernels or nvcc and setuptools, with which it builds the library in place. 
 3. benchmarks/bench_cuda.py,
 
 prints a table, and writes benchmarks/results/<date>-<device>.json, with the commit. It ends with an
-error where there is no GPU, where a check fails, or where compute-sanitizer is missing. A goal that
-is missed is none: the benchmark's table says so.
+error where there is no GPU, where a check fails, or where compute-sanitizer is missing. Goals that
+are missed are no error; the benchmark says which.
 """
 
 import argparse

@@ -28,6 +28,7 @@ const CpuKernels kernels = {
     quantized_linear,
     rounded_linear,
     {rms_norm, rms_norm_backward},
+    add_sinusoids,
 };
 
 }  // namespace hfla::HFLA_ISA

@@ -11,6 +11,7 @@
 #include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
 #include "kernels/selective_scan.h"
+#include "kernels/sinusoids.h"
 
 namespace hfla {
 
@@ -25,6 +26,7 @@ struct CpuKernels {
   QuantizedLinearOnCpu quantized_linear;
   QuantizedLinearOnCpu rounded_linear;  // x is rounded to 16 bits, so that products are of integers
   RmsNormOnCpu rms_norm;
+  SinusoidsOnCpu add_sinusoids;
 };
 
 // For tensors of a dtype: those of the instruction set that is chosen once, by CPUID, or, for

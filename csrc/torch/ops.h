@@ -23,12 +23,12 @@ struct Ops {
 };
 
 extern const Ops convolution_ops, delta_rule_ops, linear_attention_ops, linear_ops,
-    quantized_linear_ops, recording_ops, rms_norm_ops, selective_scan_ops;
+    quantized_linear_ops, recording_ops, rms_norm_ops, selective_scan_ops, sinusoids_ops;
 
 // Those that compute.
 constexpr const Ops* kKernelOps[] = {&linear_attention_ops, &delta_rule_ops, &convolution_ops,
                                      &selective_scan_ops,   &linear_ops,     &quantized_linear_ops,
-                                     &rms_norm_ops};
+                                     &rms_norm_ops,         &sinusoids_ops};
 
 template <int64_t count>
 constexpr Ops ops_of(const Op (&table)[count]) {

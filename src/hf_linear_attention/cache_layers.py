@@ -118,8 +118,6 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
 
     def step_was_taken(self) -> None:
         """Takes note of a token that has changed the tensors in place."""
-        # Lets autograd notice when a backward pass still needs the state as it was.
-        torch.autograd.graph.increment_version(tuple(self.tensors.values()))
         self.num_tokens += 1
 
     def keep(self, state: State, dtype: torch.dtype | None) -> None:

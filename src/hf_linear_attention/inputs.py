@@ -151,18 +151,18 @@ def read_tokens(
 
 
 def may_be_recorded(
-    inputs_embeds: Tensor, key_mask: Tensor | None, is_causal: bool, past_key_values: Any
+    inputs: Tensor, key_mask: Tensor | None, is_causal: bool, past_key_values: Any
 ) -> bool:
-    """Whether layers do the same with these inputs (B, T, C) as with those of other tokens, as far
-    as can be told here: slots know whether each of their tokens is a step.
+    """Whether layers do the same with these inputs (B, T, ...) as with those of other tokens, as
+    far as can be told here: slots know whether each of their tokens is a step.
     """
     return (
         ARE_TOKENS_RECORDED
-        and (inputs_embeds.shape[1] == 1 or isinstance(past_key_values, SlotCache))
+        and (inputs.shape[1] == 1 or isinstance(past_key_values, SlotCache))
         and key_mask is None
         and is_causal
-        and inputs_embeds.is_cpu
-        and type(inputs_embeds) is Tensor
+        and inputs.is_cpu
+        and type(inputs) is Tensor
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not is_traced()
@@ -185,6 +185,19 @@ def recordable_caches(
         cache if isinstance(cache, (RecurrentLayer, SlotLayer)) and cache.may_be_recorded else None
         for cache in caches
     ]
+
+
+def caches_of_a_step(input_ids: Tensor, past_key_values: Any) -> list[RecurrentLayer] | None:
+    """Of all layers, where all that a whole model does with one token in each row (B, 1) is to give
+    logits and to change states in place, as far as can be told here.
+    """
+    if not may_be_recorded(input_ids, None, True, past_key_values):
+        return None
+    layers = getattr(past_key_values, "layers", None)
+    if not layers or left_padding_of(past_key_values) is not None:
+        return None
+    are_states = all(isinstance(x, RecurrentLayer) and x.may_be_recorded for x in layers)
+    return layers if are_states else None
 
 
 def find_padding(

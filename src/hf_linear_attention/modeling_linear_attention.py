@@ -42,12 +42,14 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
+from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import Decay, LowerBounds, decay_class
 from .feature_maps import FavorPlus, FeatureMap
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
+    caches_of_a_step,
     check_memory,
     find_packed_sequences,
     read_tokens,
@@ -67,22 +69,13 @@ from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
 from .short_convolution import ShortConvolution
+from .sinusoids import add_sinusoids
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
 from .tokens import Tokens
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay
-
-
-def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
-    """sin and cos of each position at dim / 2 wavelengths, (..., dim) float32, for any position.
-
-    Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, section 3.5; sines come first.
-    """
-    pair = torch.arange(0, dim, 2, device=position_ids.device, dtype=torch.float32)
-    angles = position_ids[..., None].float() * torch.exp(pair * (-math.log(10000.0) / dim))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class LinearAttentionMLP(nn.Module):
@@ -435,12 +428,11 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The first layer's input, and (cos, sin) (B, T, R) for the layers to rotate q and k."""
         kind = self.config.position_embedding_type
-        C = inputs_embeds.shape[-1]
-        if self.config.scale_embeddings:
-            inputs_embeds = inputs_embeds * math.sqrt(C)
+        scale = math.sqrt(inputs_embeds.shape[-1]) if self.config.scale_embeddings else None
         if kind == "sinusoidal":
-            positions = sinusoidal_positions(position_ids, C).to(inputs_embeds.dtype)
-            return inputs_embeds + positions, None
+            return add_sinusoids(inputs_embeds, position_ids, scale), None
+        if scale is not None:
+            inputs_embeds = inputs_embeds * scale
         if kind == "learned":
             limit = self.config.max_position_embeddings
             if not torch.compiler.is_compiling() and (position_ids >= limit).any():
@@ -473,6 +465,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         self.vocab_size = config.vocab_size
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_function = causal_lm_loss
+        self.recorded_tokens = RecordedTokens(are_called=True)  # from a token's number to logits
         self.post_init()
 
     def _get_name(self) -> str:
@@ -503,17 +496,75 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             logits_to_keep: compute logits only for so many last tokens (0: for all), or for the
                 positions in a tensor: (n,), (B, n), or bool (B, T).
         """
-        outputs: BaseModelOutputWithPast = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            use_cache=use_cache,
-            **kwargs,
+        others = (
+            attention_mask,
+            inputs_embeds,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            labels,
         )
+        is_plain = not kwargs and all(x is None for x in others)
+        if is_plain and input_ids is not None and isinstance(logits_to_keep, int):
+            caches = caches_of_a_step(input_ids, past_key_values)
+            if caches is not None:
+                return self._step(
+                    input_ids, position_ids, past_key_values, caches, use_cache, logits_to_keep
+                )
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "encoder_hidden_states": encoder_hidden_states,
+            "encoder_attention_mask": encoder_attention_mask,
+            "use_cache": use_cache,
+        }
+        return self._by_modules(inputs, labels, logits_to_keep, **kwargs)
+
+    def _step(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        past_key_values: Any,
+        caches: list[RecurrentLayer],
+        use_cache: bool | None,
+        logits_to_keep: int,
+    ) -> CausalLMOutputWithCrossAttentions:
+        """What `forward` makes of one token in each row, by a recording where that can be."""
+        if position_ids is None:
+            past = past_key_values.get_seq_length()
+            position_ids = input_ids.new_full((1, 1), past, dtype=torch.long)
+        outputs: CausalLMOutputWithCrossAttentions | None = None
+
+        def by_modules() -> Tensor | None:
+            nonlocal outputs
+            inputs = {
+                "input_ids": input_ids,
+                "position_ids": position_ids,
+                "past_key_values": past_key_values,
+                "use_cache": use_cache,
+            }
+            outputs = self._by_modules(inputs, None, logits_to_keep)
+            has_more = outputs.hidden_states is not None or outputs.attentions is not None
+            return None if has_more else outputs.logits  # which alone are recorded
+
+        table = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
+        constants = (logits_to_keep, getattr(table, "dtype", None))  # which .to() changes in place
+        logits = self.recorded_tokens.run(
+            [self], caches, [input_ids, position_ids], by_modules, constants
+        )
+        if outputs is None:
+            # Without __init__, which looks at every field several times.
+            outputs = CausalLMOutputWithCrossAttentions.__new__(CausalLMOutputWithCrossAttentions)
+            outputs["logits"], outputs["past_key_values"] = logits, past_key_values
+        return outputs
+
+    def _by_modules(
+        self, inputs: dict[str, Any], labels: Tensor | None, logits_to_keep: int | Tensor, **kwargs
+    ) -> CausalLMOutputWithCrossAttentions:
+        """What `forward` makes of the model's arguments and of its own."""
+        outputs: BaseModelOutputWithPast = self.model(**inputs, **kwargs)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:

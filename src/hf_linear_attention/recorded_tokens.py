@@ -9,9 +9,12 @@ Shapes: B batch, C hidden size.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
+import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from .backends import forced_backend
 from .linear import products_in_use
@@ -33,6 +36,8 @@ class Recording:
     def __init__(self, layers: Sequence[nn.Module]):
         modules = [module for layer in layers for module in layer.modules()]
         self.attributes = [vars(module) for module in modules]
+        values = {id(x): x for x in chain.from_iterable(map(dict.values, self.attributes))}
+        self.attributes += [vars(x) for x in values.values() if isinstance(x, PreTrainedConfig)]
         self.values_then = [*self._values()]
         # What may change without being replaced. To ask whether most, for hooks, are still empty
         # is quicker than to compare them.
@@ -69,6 +74,21 @@ class Recording:
         return map(attrgetter("forward"), self.classes)
 
 
+class States(NamedTuple):
+    """Of layers: tensors that a token changes in place, and what is the same for all such."""
+
+    tensors: list[Tensor]
+    layout: tuple
+
+
+class LastStates(NamedTuple):
+    """Those that were last seen, kept by nobody here."""
+
+    references: list[ref]
+    mode: bool  # of inference, in which they may be changed
+    layout: tuple
+
+
 class RecordedTokens:
     """The recordings of layers that follow each other, by all that their operations depend on: of
     tensors and of all else. A copy of the layers, whose weights are others, has none.
@@ -80,6 +100,7 @@ class RecordedTokens:
         self.are_called = are_called
         self.recordings: dict[tuple, Recording] = {}
         self.seen: dict[tuple, int] = {}  # how many tokens, of what has no recording
+        self.last: LastStates | None = None
 
     def __reduce__(self):
         return RecordedTokens, (self.are_called,)
@@ -89,33 +110,38 @@ class RecordedTokens:
         layers: Sequence[nn.Module],
         caches: Sequence[Any],
         inputs: list[Tensor],
-        by_modules: Callable[[], Tensor],
+        by_modules: Callable[[], Any],
         constants: tuple = (),
-    ) -> Tensor:
+    ) -> Any:
         """What `layers` make of a token, of which these recordings are.
 
         Args:
             layers: and what follows the last.
             caches: of each layer, with a state.
             inputs: the other tensors that another token has others of.
-            by_modules: computes it where there is no recording yet, or can be none.
+            by_modules: computes it where there is no recording yet, or can be none: only what is a
+                tensor is recorded.
             constants: what else it depends on.
         """
-        states = [cache.read() for cache in caches]
-        inputs = [*inputs, *chain.from_iterable(map(dict.values, states))]
+        states = self._states_of(caches)
         given = (
             forced_backend(),
             *products_in_use(),
             *constants,
-            *chain.from_iterable(states),
             *[(x.dtype, x.shape, x.stride()) for x in inputs],
+            *states.layout,
         )
+        inputs = [*inputs, *states.tensors]
         recording = self.recordings.get(given)
+        if recording is not None and recording.run is None and not self._comes_often(given):
+            return by_modules()  # to look at all modules each time would be in vain
         if recording is not None and recording.is_current():
             if recording.run is None:
                 return by_modules()
             recording.uses += 1
             result = recording.run(*inputs)
+            # Lets autograd notice when a backward pass still needs a state as it was.
+            torch.autograd.graph.increment_version(states.tensors)
             for cache in caches:
                 cache.step_was_taken()
             return result
@@ -129,6 +155,22 @@ class RecordedTokens:
             recording.run = recorder.function(result)
         put(self.recordings, given, recording)
         return result
+
+    def _states_of(self, caches: Sequence[Any]) -> States:
+        """Of all caches. Where they are those of the last token, nothing else is asked of them."""
+        tensors = [x for cache in caches for x in cache.tensors.values()]
+        mode, last = torch.is_inference_mode_enabled(), self.last
+        if last is not None and last.mode == mode and len(last.references) == len(tensors):
+            if all(map(is_, tensors, [reference() for reference in last.references])):
+                return States(tensors, last.layout)
+        states = [cache.read() for cache in caches]
+        tensors = [*chain.from_iterable(map(dict.values, states))]
+        layout = (
+            *chain.from_iterable(states),
+            *[(x.dtype, x.shape, x.stride()) for x in tensors],
+        )
+        self.last = LastStates([*map(ref, tensors)], mode, layout)
+        return States(tensors, layout)
 
     def _comes_often(self, given: tuple) -> bool:
         """Counts a token; whether there were TOKENS_BEFORE since it was last true."""

@@ -136,20 +136,35 @@ class Recorder(TorchDispatchMode):
     def function(self, result: Tensor) -> Callable[..., Tensor]:
         """What has been recorded, as a function of the inputs."""
         outcome = self.names[id(result)]
+        constants = {*self.constant_names.values(), *self._made_of_numbers()}
+        self.operations = [x for x in self.operations if not constants.issuperset(x.results)]
         lines, wanted = [f"    return {outcome}"], {outcome}
         for are_native, group in reversed(self._groups(outcome)):
             calls = [self._native_call(group, wanted)] if are_native else map(self._call, group)
             for call in reversed(list(calls)):
-                given = {name for name in call.reads if name[0] != "c"}
+                given = {name for name in call.reads if name[0] != "c"} - constants
                 unused = [*sorted(given - wanted), *sorted({*call.results} - {"_"} - wanted)]
                 lines.append(f"    {call}; del {', '.join(unused)}" if unused else f"    {call}")
                 wanted |= given
         source = "\n".join([f"def run({', '.join(self.inputs)}):", *reversed(lines)])
-        constants = {name: self.values[name] for name in self.constant_names.values()}
+        constants.update(self.constant_names.values())
         # What torch registered, without the Python around it.
-        namespace = {name: getattr(x, "_op", x) for name, x in constants.items()}
+        values = {name: self.values[name] for name in constants}
+        namespace = {name: getattr(x, "_op", x) for name, x in values.items()}
         exec(compiled(source), namespace)
         return namespace["run"]
+
+    def _made_of_numbers(self) -> set[str]:
+        """Results that no tensor goes into, and that nobody writes to: the same every time."""
+        shared = [x for x in self.operations if x.function._schema.is_mutable or x.function.is_view]
+        may_change = set().union(*(x.reads for x in shared))
+        made: set[str] = set()
+        for operation in self.operations:
+            tensors = {x for x in operation.reads if isinstance(self.values[x], Tensor)}
+            is_chance = torch.Tag.nondeterministic_seeded in operation.function.tags
+            if tensors <= made and not is_chance and may_change.isdisjoint(operation.results):
+                made.update(operation.results)
+        return made
 
     def _groups(self, outcome: str) -> list[tuple[bool, list[Operation]]]:
         """What has an effect on the outcome, or on what is given; and whether the compiled library

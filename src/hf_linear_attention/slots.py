@@ -85,9 +85,13 @@ class SlotLayer:
         """Whether each sequence goes on by one token: what happens then depends on no number."""
         return self.batch.pieces is None
 
-    def read(self) -> State:
+    @property
+    def tensors(self) -> State:
         """What a step reads and changes: all slots, and the numbers of its own."""
-        return {**self.states, "slots": self.batch.steps}
+        return {"slots": self.batch.steps, **self.states}
+
+    def read(self) -> State:
+        return self.tensors
 
     def step_was_taken(self) -> None:
         """A batch counts no tokens."""

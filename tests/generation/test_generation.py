@@ -169,3 +169,44 @@ def test_all_scores_and_hidden_states_come_back():
 def test_one_token_prompts_start_from_nothing():
     model = tiny_model(**VARIANTS["gated"])
     assert_same_with_and_without_cache(model, random_ids(3, 1))
+
+
+class Positions:
+    """Notes what positions each forward of a model is given."""
+
+    def __init__(self, model):
+        self.given = []
+        model.register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, model, args, kwargs):
+        self.given.append(kwargs.get("position_ids"))
+
+
+@pytest.mark.parametrize("variant", ["paper", "hybrid"])
+def test_positions_that_a_cache_counts_are_not_made_for_each_token(variant):
+    model, ids = tiny_model(**VARIANTS[variant]), random_ids(2, 7)
+    expected = generate(model, ids)
+    positions = Positions(model)
+    assert torch.equal(generate(model, ids), expected)
+    cache = LinearAttentionCache(model.config)
+    with torch.no_grad():
+        model(ids[:, :5], past_key_values=cache)
+    assert torch.equal(generate(model, ids, past_key_values=cache), expected)  # goes on
+    assert positions.given == [None] * len(positions.given) and len(positions.given) == 33
+
+
+@pytest.mark.parametrize("variant", ["paper", "hybrid"])
+def test_other_positions_are_kept(variant):
+    model, ids = tiny_model(**VARIANTS[variant]), random_ids(2, 7)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    positions = Positions(model)
+    padded = generate(model, ids, attention_mask=mask)
+    assert positions.given[-1].tolist() == [[18], [21]]
+    assert padded[1].tolist() == generate(model, ids)[1].tolist()
+    alone = generate(model, ids[:1, 3:])
+    assert padded[0, 7:].tolist() == alone[0, 4:].tolist()
+    later = torch.arange(7)[None].expand(2, 7) + 40
+    shifted = generate(model, ids, position_ids=later)
+    assert positions.given[-1].tolist() == [[61], [61]]
+    assert torch.equal(shifted, generate(model, ids, position_ids=later, use_cache=False))

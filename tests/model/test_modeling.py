@@ -29,7 +29,7 @@ from hf_linear_attention import (
     LinearAttentionModel,
     backends,
 )
-from hf_linear_attention.modeling_linear_attention import sinusoidal_positions
+from hf_linear_attention.sinusoids import sinusoidal_positions
 from tiny import (
     HYBRID,
     NEWER,

@@ -20,6 +20,7 @@ from without_recordings import without_recordings
 
 # Their decays for every channel are looked at, token by token.
 NOT_RECORDED = ("per_channel", "preset_gla", "preset_hgrn2")
+WHOLE = "whole tokens"
 
 
 def read(model, ids, cache, **kwargs):
@@ -40,9 +41,11 @@ def by_modules():
 
 
 def uses(model):
-    """Of the recordings of layers that follow each other, how often each was run; by the first."""
-    recordings = [of_layers.recordings for of_layers in model.model.recorded_tokens]
-    return {i: [x.uses for x in found.values()] for i, found in enumerate(recordings) if found}
+    """Of the recordings of whole tokens, and of layers that follow each other, by the first, how
+    often each was run.
+    """
+    tables = {WHOLE: model.recorded_tokens, **dict(enumerate(model.model.recorded_tokens))}
+    return {k: [x.uses for x in v.recordings.values()] for k, v in tables.items() if v.recordings}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,7 +56,14 @@ def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, by_modu
     assert torch.equal(answers(model, ids, caches[0]), by_modules(model, ids, caches[1]))
     is_linear = [layer_type == "linear_attention" for layer_type in model.config.layer_types]
     first = [i for i, linear in enumerate(is_linear) if linear and (i == 0 or not is_linear[i - 1])]
-    assert uses(model) == {i: [0 if variant in NOT_RECORDED else 5] for i in first}
+    expected = {i: [0 if variant in NOT_RECORDED else 5] for i in first}
+    if all(is_linear):
+        # Learned positions are compared with how many there are.
+        if variant == "learned":
+            expected = {WHOLE: [0], 0: [4]}
+        else:
+            expected = {WHOLE: [0], 0: [0]} if variant in NOT_RECORDED else {WHOLE: [5]}
+    assert uses(model) == expected
     for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
         if hasattr(ours, "tensors"):
             assert ours.num_tokens == theirs.num_tokens == 9
@@ -64,20 +74,20 @@ def test_a_model_records_once_for_all_its_caches(by_modules):
     model, ids = tiny_model(), random_ids(1, 6)
     first = answers(model, ids)
     assert torch.equal(answers(model, ids), first)
-    assert uses(model) == {0: [5]}
+    assert uses(model) == {WHOLE: [5]}
     other = random_ids(3, 6)
     assert torch.equal(answers(model, other), by_modules(model, other))
-    assert uses(model) == {0: [5, 2]}
+    assert uses(model) == {WHOLE: [5, 2]}
 
 
 def test_a_draft_of_the_first_layers_ends_with_the_norm(by_modules):
-    """Of the same layers the whole model has another recording, without it."""
+    """Of the same layers the whole model, which ends with a softmax layer, has a recording."""
     types = ["linear_attention", "linear_attention", "full_attention"]
     model, ids = tiny_model(num_hidden_layers=3, layer_types=types), random_ids(1, 6)
     whole = answers(model, ids)
     model.config.num_hidden_layers = 2
     draft = answers(model, ids)
-    assert uses(model) == {0: [2, 2]}
+    assert uses(model) == {WHOLE: [2], 0: [2]}
     assert torch.equal(draft, by_modules(model, ids))
     model.config.num_hidden_layers = 3
     assert torch.equal(answers(model, ids), whole)
@@ -137,6 +147,117 @@ def test_what_is_changed_between_tokens_counts_at_once(change, by_modules):
     assert not torch.equal(answers(model, ids[:, :6]), before)
 
 
+def set_embedding(model):
+    model.model.embed_tokens.weight = nn.Parameter(model.model.embed_tokens.weight * 2)
+
+
+def set_dtype_of_embedding(model):
+    model.model.embed_tokens.to(torch.bfloat16)
+
+
+def set_head(model):
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight * 2)
+
+
+def set_norm(model):
+    model.model.norm.variance_epsilon = 0.5
+
+
+def set_config(model):
+    model.config.scale_embeddings = not model.config.scale_embeddings
+
+
+def add_hook_of_model(model):
+    model.model.register_forward_hook(
+        lambda module, args, output: type(output)(2 * output.last_hidden_state)
+    )
+
+
+def add_hook_of_head(model):
+    model.lm_head.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def set_forward_of_embedding(model):
+    forward = model.model.embed_tokens.forward
+    model.model.embed_tokens.forward = lambda x: 2 * forward(x)
+
+
+CHANGES_AROUND_LAYERS = [
+    *(set_embedding, set_dtype_of_embedding, set_head, set_norm, set_config),
+    *(add_hook_of_model, add_hook_of_head, set_forward_of_embedding),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES_AROUND_LAYERS)
+def test_what_is_changed_around_the_layers_counts_at_once(change, by_modules):
+    model, ids = tiny_model(tie_word_embeddings=False), random_ids(2, 7)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :6], cache)
+    assert uses(model) == {WHOLE: [2]}
+    rest = copy.deepcopy(cache)
+    unchanged = read(model, ids[:, 6:], copy.deepcopy(cache))
+    with torch.no_grad():
+        change(model)
+    changed = read(model, ids[:, 6:], cache)
+    assert torch.equal(changed, by_modules(model, ids[:, 6:], rest, prompt=1))
+    assert not torch.equal(changed, unchanged)
+
+
+def test_hidden_states_that_the_config_asks_for_come_out():
+    model, ids = tiny_model(), random_ids(1, 7)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :6], cache)
+    model.config.output_hidden_states = True
+    for _ in range(3):
+        with torch.no_grad():
+            outputs = model(ids[:, 6:], past_key_values=cache)
+        assert len(outputs.hidden_states) == 4
+
+
+def test_outputs_are_those_of_modules():
+    model, ids = tiny_model(), random_ids(1, 6)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :5], cache)
+    for return_dict in (True, False):
+        with torch.no_grad():
+            outputs = model(ids[:, 5:], past_key_values=cache, return_dict=return_dict)
+        assert len(outputs) == 2 and outputs[1] is cache
+    with torch.no_grad():
+        outputs = model(ids[:, 5:], past_key_values=cache)
+    assert uses(model) == {WHOLE: [4]}
+    assert [*outputs] == ["logits", "past_key_values"]
+    assert outputs.loss is outputs.hidden_states is outputs.attentions is None
+    assert torch.equal(copy.copy(outputs).logits, outputs["logits"])
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary"])
+def test_positions_that_are_given_count(kind):
+    model, ids = tiny_model(position_embedding_type=kind), random_ids(2, 8)
+
+    def with_positions():
+        cache = LinearAttentionCache(model.config)
+        found = [answers(model, ids[:, :6], cache)]
+        for t, positions in ((6, [[9]]), (7, [[5], [70]])):
+            positions = torch.tensor(positions)
+            found.append(read(model, ids[:, t : t + 1], cache, position_ids=positions))
+        return torch.cat(found, dim=1)
+
+    assert torch.equal(with_positions(), without_recordings(with_positions)())
+    assert uses(model) == {WHOLE: [3, 0]}
+
+
+def test_inference_mode_comes_and_goes(by_modules):
+    model, ids = tiny_model(), random_ids(1, 12)
+    expected = by_modules(model, ids)
+    cache = LinearAttentionCache(model.config)
+    actual = [read(model, ids[:, :3], cache)]
+    for t in range(3, 12):
+        with torch.inference_mode(t // 3 % 2 == 1):
+            actual.append(read(model, ids[:, t : t + 1], cache))
+    assert torch.equal(torch.cat(actual, dim=1), expected)
+    assert sum(uses(model)[WHOLE]) > 2
+
+
 def test_another_forward_of_a_class_counts_at_once(monkeypatch):
     model, ids = tiny_model(), random_ids(1, 6)
     before = answers(model, ids)
@@ -172,7 +293,7 @@ def test_a_model_of_another_dtype_is_recorded_anew(by_modules):
     for dtype in (torch.bfloat16, torch.float32):
         model.to(dtype)
         assert torch.equal(answers(model, ids), by_modules(model, ids))
-        assert {*uses(model)[0]} == {2}  # none of those from before
+        assert {*uses(model)[WHOLE]} == {2}  # none of those from before
 
 
 class Counting(FeatureMap):
@@ -226,7 +347,7 @@ def test_hooks_of_all_modules_are_called():
     finally:
         handle.remove()
     assert called.count(model.model.layers[0].mlp) == 4
-    assert uses(model) == {0: [2]}
+    assert uses(model) == {WHOLE: [2]}
 
 
 def test_modules_that_became_recordable_are_found():
@@ -236,7 +357,7 @@ def test_modules_that_became_recordable_are_found():
     assert uses(model) == {}
     hook.remove()
     answers(model, random_ids(1, 5))
-    assert uses(model) == {0: [1]}
+    assert uses(model) == {WHOLE: [1]}
 
 
 def test_hidden_states_of_layers_come_out(by_modules):
@@ -260,7 +381,7 @@ def test_a_graph_that_needs_a_state_as_it_was_is_told():
     weight = torch.ones((), dtype=torch.float64, requires_grad=True)
     needs_it = (weight * cache.layers[0].tensors["kv"]).sum()
     read(model, ids[:, 5:], cache)
-    assert uses(model) == {0: [2]}
+    assert uses(model) == {WHOLE: [2]}
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         needs_it.backward()
 
@@ -270,16 +391,16 @@ def test_recordings_are_few_and_none_where_they_are_in_vain(monkeypatch):
     model = tiny_model(num_hidden_layers=1)
     for rows in range(1, 7):
         answers(model, random_ids(rows, 5))
-    assert uses(model) == {0: [1] * 4}  # of the last
+    assert uses(model) == {WHOLE: [1] * 4}  # of the last
     monkeypatch.setattr(recorded_tokens, "TOKENS_BEFORE", 2)
     model = tiny_model(num_hidden_layers=1)
     for rows in range(1, 7):  # none is remembered until it comes again
         answers(model, random_ids(rows, 5))
     assert uses(model) == {}
-    assert len(model.model.recorded_tokens[0].seen) == 4
+    assert len(model.recorded_tokens.seen) == 4
     answers(model, random_ids(6, 5))
-    assert uses(model) == {0: [1]}
-    assert len(model.model.recorded_tokens[0].seen) == 3
+    assert uses(model) == {WHOLE: [1]}
+    assert len(model.recorded_tokens.seen) == 3
 
 
 def test_the_environment_turns_them_off():
@@ -290,6 +411,24 @@ def test_the_environment_turns_them_off():
     for value, expected in (("0", "False"), ("1", "True"), ("", "True")):
         result = run_python("-c", code[0], **{code[1]: value})
         assert result.stdout.strip() == expected, result.stderr
+
+
+def test_what_is_made_of_numbers_alone_is_made_once():
+    x = torch.randn(4)
+    recorder = Recorder([x])
+    with recorder:
+        powers = torch.exp(torch.arange(4.0) * 2)  # once
+        counted = torch.arange(4.0)
+        counted.add_(x)  # each time, since it is written to
+        shared = torch.ones(4).view(2, 2)  # and what somebody might write to
+        y = x * powers + counted + shared.flatten() + torch.rand(4) * 0
+    run = recorder.function(y)
+    names = [operation.function._schema.name for operation in recorder.operations]
+    assert "aten::exp" not in names and "aten::rand" in names
+    assert names.count("aten::arange") == 1
+    for other in (x, torch.randn(4), torch.randn(4)):
+        expected = other * torch.exp(torch.arange(4.0) * 2) + torch.arange(4.0) + other + 1
+        assert torch.equal(run(other), expected)
 
 
 def test_views_of_views_are_made_at_once_and_those_that_change_nothing_are_not():

@@ -184,7 +184,7 @@ needs_compiler = pytest.mark.skipif(
 def plan(tmp_path_factory):
     """The launches of a pass of linear attention, of a size, with so many multiprocessors."""
     op = "linear_attention"
-    program = cuda_model.build_plan(tmp_path_factory.mktemp("plan"), op, ["bfloat16"], "-O0")
+    program = cuda_model.build_plan(tmp_path_factory.mktemp("plan"), op, ["bfloat16"])
     return lambda *which: cuda_model.plan(program, op, "bfloat16", *which, 227 << 10)
 
 

@@ -44,6 +44,20 @@ def test_torchs_operations_are_torchs(dtype, in_team):
     assert results[-1].data_ptr() == results[-3].data_ptr() == a.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_table_are_found(dtype):
+    table = torch.randn(7, 5, dtype=dtype)
+    embedding = aten.embedding.default
+    run = recording([(embedding, ["table", "i", 3], ["y"])], ["table", "i"], ["y"], False)
+    for indices in (torch.tensor([[6], [0]]), torch.tensor(2), torch.tensor([]).long()):
+        for i, rows in ((indices, table), (indices.int(), table), (indices, table.T)):
+            (y,) = run([rows, i.clamp(max=4)])
+            assert torch.equal(y, embedding(rows, i.clamp(max=4)))
+    for index in (7, -1):
+        with pytest.raises(RuntimeError, match="aten::embedding"):
+            run([table, torch.tensor([index])])
+
+
 def layers_of_products(number, dtype):
     """Named tensors, and operations in a row: two products and a norm in each of `number`."""
     shapes = {"up": (300, 256), "down": (256, 300), "norm": (256,)}

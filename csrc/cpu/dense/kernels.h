@@ -7,6 +7,7 @@
 #include "kernels/linear.h"
 #include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
+#include "kernels/sinusoids.h"
 
 namespace hfla::HFLA_ISA {
 
@@ -16,5 +17,6 @@ Status quantized_linear(const QuantizedLinearProblem&, const Threads&);
 Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
 Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
+Status add_sinusoids(const SinusoidsProblem&);
 
 }  // namespace hfla::HFLA_ISA

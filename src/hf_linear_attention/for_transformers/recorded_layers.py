@@ -82,7 +82,8 @@ class StockStates(NamedTuple):
             and all(self.cached.has_previous_state.values())
         )
 
-    def read(self) -> dict[str, Tensor]:
+    @property
+    def tensors(self) -> dict[str, Tensor]:
         kinds = {"conv": self.cached.conv_states, "kv": self.cached.recurrent_states}
         return {
             f"{name}{i}": state
@@ -90,6 +91,9 @@ class StockStates(NamedTuple):
             for i, state in states.items()
             if state is not None
         }
+
+    def read(self) -> dict[str, Tensor]:
+        return self.tensors
 
     def step_was_taken(self) -> None:
         """A stock cache counts no tokens of such layers."""

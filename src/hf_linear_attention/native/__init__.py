@@ -12,6 +12,7 @@ from . import (
     recordings,
     rms_norm,
     selective_scan,
+    sinusoids,
 )
 
 # What code that travels with checkpoints may call, by name and version. Such code outlives
@@ -41,6 +42,7 @@ OPS = {
     ("int8_linear", 2): quantized_linear.int8_linear,  # with rounds_x
     ("int4_linear", 2): quantized_linear.int4_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
+    ("add_sinusoids", 1): sinusoids.add_sinusoids,
     ("can_record", 1): recordings.can_record,
     ("recording", 1): recordings.recording,
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
