@@ -49,10 +49,10 @@ LINK_FLAGS = {
 INSTRUCTION_SETS = {"base": []}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx2 = ["-O2", "-mavx2", "-mfma", "-mf16c"]
+    avx2 += ["-DHFLA_WITHOUT_DOUBLE"]  # which are for comparisons: base's kernels take them
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
-    avx512 += ["-DHFLA_WITHOUT_DOUBLE"]  # which are for comparisons: AVX2's kernels take them
     INSTRUCTION_SETS |= {
-        "base": ["-O1"],  # for CPUs of before 2013: soon compiled, and no more
+        "base": ["-O1"],  # for CPUs of before 2013, and for doubles: soon compiled, and no more
         "avx2": avx2,
         "avx512": avx2 + avx512,
         "avx512_vnni": [*avx2, *avx512, "-mavx512vnni"],

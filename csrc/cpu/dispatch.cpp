@@ -3,7 +3,8 @@
 // Which of the instruction sets that were built runs here. setup.py compiles the *_isa.cpp files
 // once per instruction set and says with HFLA_WITH_... which ones the compiler knew. Of the last
 // ones it compiles a few products only: they have all other kernels from the one before. Doubles
-// are for comparisons, and the wider sets have no kernels for them.
+// are for comparisons: base computes them on every CPU, and the other sets have no kernels for
+// them.
 
 #include <cstdlib>
 #include <string>
@@ -46,7 +47,6 @@ namespace {
 struct InstructionSet {
   bool (*runs_here)();
   CpuKernels (*kernels)();
-  bool has_doubles = false;
   // Where it runs, whether it is faster than those behind it.
   bool (*is_fast)() = [] { return true; };
 };
@@ -152,7 +152,7 @@ const InstructionSet kInstructionSets[] = {
     {has_amx, amx_kernels},
 #endif
 #ifdef HFLA_WITH_AVX512_BF16
-    {has_avx512_bf16, avx512_bf16_kernels, false, is_amds},
+    {has_avx512_bf16, avx512_bf16_kernels, is_amds},
 #endif
 #ifdef HFLA_WITH_AVX512_VNNI
     {has_avx512_vnni, avx512_vnni_kernels},
@@ -161,9 +161,9 @@ const InstructionSet kInstructionSets[] = {
     {has_avx512, [] { return avx512::kernels; }},
 #endif
 #ifdef HFLA_WITH_AVX2
-    {has_avx2, [] { return avx2::kernels; }, true},
+    {has_avx2, [] { return avx2::kernels; }},
 #endif
-    {[] { return true; }, [] { return base::kernels; }, true},
+    {[] { return true; }, [] { return base::kernels; }},
 };
 
 std::string built_names() {
@@ -175,31 +175,24 @@ std::string built_names() {
 }
 
 struct Choice {
-  CpuKernels kernels, of_doubles;
+  CpuKernels kernels;
   std::string why_not;  // empty: they run here
 };
-
-// Where a set runs, so do all behind it.
-Choice choice_of(const InstructionSet* set) {
-  const CpuKernels kernels = set->kernels();
-  while (!set->has_doubles) ++set;
-  return {kernels, set->kernels(), ""};
-}
 
 Choice best() {
   const InstructionSet* set = kInstructionSets;
   while (!(set->runs_here() && set->is_fast())) ++set;  // the last one always does
-  return choice_of(set);
+  return {set->kernels(), ""};
 }
 
 Choice forced(const std::string& name) {
   const std::string setting = "HF_LINEAR_ATTENTION_CPU_ISA=" + name;
   for (const InstructionSet& set : kInstructionSets) {
     if (name != set.kernels().instruction_set) continue;
-    if (set.runs_here()) return choice_of(&set);
-    return {{}, {}, setting + ", but this CPU can't run it"};
+    if (set.runs_here()) return {set.kernels(), ""};
+    return {{}, setting + ", but this CPU can't run it"};
   }
-  return {{}, {}, setting + ", but this build has " + built_names()};
+  return {{}, setting + ", but this build has " + built_names()};
 }
 
 Choice choose() {
@@ -211,7 +204,7 @@ Choice choose() {
 
 const CpuKernels* cpu_kernels(DType dtype, const char** why_not) {
   static const Choice choice = choose();
-  if (choice.why_not.empty()) return dtype == DType::f64 ? &choice.of_doubles : &choice.kernels;
+  if (choice.why_not.empty()) return dtype == DType::f64 ? &base::kernels : &choice.kernels;
   *why_not = choice.why_not.c_str();
   return nullptr;
 }

@@ -422,7 +422,7 @@ def test_a_compiled_step_updates_the_state(backend):
     torch.testing.assert_close(states[1], states[0])
 
 
-def test_the_ops_are_what_torch_expects():
+def test_the_ops_pass_opcheck():
     for case in (
         Case(T=5, C=3, S=4, mask="middle"),
         Case(B=1, T=6, bias=False, lengths=(2, 4), weight_dtype=torch.float32),

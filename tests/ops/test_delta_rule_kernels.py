@@ -327,7 +327,7 @@ def test_errors_are_kept_for_gradients_only():
 
 @with_and_without_delta
 @every_decay
-def test_the_op_is_what_torch_expects(decay, delta):
+def test_the_op_passes_opcheck(decay, delta):
     (q, k, v, beta, log_decay), options = make_inputs(
         Case(T=5, K=4, V=3, decay=decay, delta=delta), torch.float64
     )

@@ -490,7 +490,7 @@ def test_a_compiled_step_updates_the_state(backend):
     torch.testing.assert_close(copied["state"], token["state"])
 
 
-def test_the_ops_are_what_torch_expects():
+def test_the_ops_pass_opcheck():
     names = (*("x", "dt", "A", "B", "C", "D"), "key_mask", "cu_seqlens", "initial_state")
     for case in (
         Case(T=5, channels=3, mask="middle", initial=True),

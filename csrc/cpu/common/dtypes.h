@@ -44,8 +44,7 @@ HFLA_INLINE auto with_dtype_but_double(DType dtype, Run run) {
   __builtin_unreachable();
 }
 
-// Whether this instruction set has kernels of doubles. setup.py leaves them out where another set's
-// serve, and dispatch.cpp takes those.
+// Whether this instruction set has kernels of doubles. setup.py leaves them out where base's serve.
 #ifdef HFLA_WITHOUT_DOUBLE
 constexpr bool kHasDouble = false;
 #else
@@ -86,6 +85,9 @@ HFLA_INLINE Status with_acc(DType dtype, Run run) {
   }
   return run(float{});
 }
+
+template <class Acc>
+constexpr DType dtype_of = sizeof(Acc) == sizeof(double) ? DType::f64 : DType::f32;
 
 HFLA_INLINE constexpr int64_t bytes_of(DType dtype) {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;

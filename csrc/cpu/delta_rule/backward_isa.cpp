@@ -141,10 +141,10 @@ class Backward {
   }
   // A task's columns of values, or of keys where it is transposed.
   Blocks<Acc> by_key(const Task& task, int64_t head) const {
-    return {state_of(task, head), p_.K, task.values, kSweepVectors};
+    return {state_of(task, head), p_.K, task.values, kSweepVectors<Acc>};
   }
   Blocks<Acc> by_value(const Task& task, int64_t head) const {
-    return {state_of(task, head), p_.V, task.keys, kSweepVectors};
+    return {state_of(task, head), p_.V, task.keys, kSweepVectors<Acc>};
   }
   void load_transposed(const Task& task, const void* states) const {
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
@@ -204,7 +204,7 @@ class Backward {
     const TensorRows w{w_view, RowsPer::token, begin, end};
     const bool w_in_place = in_place<Acc>(visit, w);
     const RowArray<Acc> w_rows =
-        w_in_place ? rows_in_place<Acc, Acc>(visit, w) : RowArray<Acc>{s.w, s.v_stride};
+        w_in_place ? rows_in_place<Acc>(visit, w) : RowArray<Acc>{s.w, s.v_stride};
     stage_weights(p_, decays_, visit, s.weights);
     __builtin_memset(s.dbeta, 0, sizeof(Acc) * plan_.segment.rows * kLanes<Acc>);
     const ValuesSweep<Acc> sweep{

@@ -14,7 +14,8 @@ namespace hfla::HFLA_ISA {
 namespace {
 
 // The widest block of columns, in vectors.
-constexpr int kSweepVectors = 2;
+template <class Acc>
+constexpr int kSweepVectors = sizeof(Acc) == sizeof(double) ? 1 : 2;  // doubles: for comparisons
 
 // Calls run(width as a type with a constant `value`, first column, the block's memory) for all
 // blocks of a state.
@@ -26,11 +27,11 @@ template <class Acc, class Run>
 HFLA_INLINE void for_each_block(Blocks<Acc> state, Run run) {
   constexpr int64_t W = kLanes<Acc>;
   int64_t c = state.columns.begin;
-  for (; c + kSweepVectors <= state.columns.end; c += kSweepVectors) {
-    run(Width<kSweepVectors>{}, c * W, state.data);
-    state.data += state.rows * kSweepVectors * W;
+  for (; c + kSweepVectors<Acc> <= state.columns.end; c += kSweepVectors<Acc>) {
+    run(Width<kSweepVectors<Acc>>{}, c * W, state.data);
+    state.data += state.rows * kSweepVectors<Acc> * W;
   }
-  if (c < state.columns.end) run(Width<1>{}, c * W, state.data);
+  if (kSweepVectors<Acc> > 1 && c < state.columns.end) run(Width<1>{}, c * W, state.data);
 }
 
 // What is done where, apart from the division into tasks.

@@ -17,8 +17,10 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// The widest block of columns, in vectors: every weight that is loaded serves so many.
-constexpr int kBlockVectors = 2;
+// The widest block of columns, in vectors: every weight that is loaded serves so many. Doubles are
+// for comparisons, and have one width only.
+template <class Acc>
+constexpr int kBlockVectors = sizeof(Acc) == sizeof(double) ? 1 : 2;
 
 struct ForwardPlan : Plan {
   Decays decays;
@@ -66,8 +68,8 @@ HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& 
 
 // All tokens of a segment, for the block of columns that begins at `column`.
 template <class Rule, int width, class Acc>
-void scan_columns(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows, int64_t column,
-                  Acc* state, Pace pace) {
+HFLA_NOINLINE void scan_columns(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows,
+                                int64_t column, Acc* state, Pace pace) {
   constexpr Decays decays = Rule::decays;
   constexpr bool delta = Rule::delta;
   constexpr int C = kBlockTokens, reads = (delta ? 2 : 1) * C;
@@ -124,7 +126,7 @@ class Forward {
         slots_(slots),
         threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_{make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors),
+        plan_{make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors<Acc>),
                         /*divides_time=*/false),
               decays_of(p.log_decay, p.decay_per_channel)} {}
 
@@ -141,7 +143,7 @@ class Forward {
     if (slots_ && slot_of(*slots_, piece.sequence) < 0) return;
     const Columns columns = plan_.part(task.part, value_vectors_);
     const auto blocks_of = [&](int64_t head) {
-      return Blocks<Acc>{state_of(s, task, head), p_.K, columns, kBlockVectors};
+      return Blocks<Acc>{state_of(s, task, head), p_.K, columns, kBlockVectors<Acc>};
     };
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       clear_state(blocks_of(head));
@@ -207,8 +209,8 @@ class Forward {
     ScanRows<Acc> rows{find_rows<Acc>(p_.dtype, visit, at.v, {s.v, s.v_stride}),
                        {s.out, s.v_stride},
                        {wants_errors ? s.errors : nullptr, s.v_stride}};
-    if (y_in_place) rows.out = rows_in_place<Acc, Acc>(visit, at.y);
-    if (errors_in_place) rows.errors = rows_in_place<Acc, Acc>(visit, at.errors);
+    if (y_in_place) rows.out = rows_in_place<Acc>(visit, at.y);
+    if (errors_in_place) rows.errors = rows_in_place<Acc>(visit, at.errors);
     scan(s.weights, blocks_of(visit), rows, columns, state, upcoming_rows(s, next, at));
     if (!y_in_place) store_rows<Acc>(p_.dtype, visit, at.y, {s.out, s.v_stride});
     if (wants_errors && !errors_in_place) {
@@ -218,17 +220,17 @@ class Forward {
 
   void scan(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows, Columns columns,
             Acc* state, const Prefetch& prefetch) const {
-    const int64_t parts = ceil_div(columns.count(), kBlockVectors);
+    const int64_t parts = ceil_div(columns.count(), kBlockVectors<Acc>);
     const int64_t tiles = (blocks + 1) * ceil_div(p_.K, kLanes<Acc>);
     with_rule(plan_.decays, p_.delta, [&](auto rule) {
       using Rule = decltype(rule);
       int64_t c = columns.begin, part = 0;
-      for (; c + kBlockVectors <= columns.end; c += kBlockVectors, ++part) {
-        scan_columns<Rule, kBlockVectors>(w, blocks, rows, c * kLanes<Acc>, state,
-                                          share_of(prefetch, part, parts, tiles));
-        state += p_.K * kBlockVectors * kLanes<Acc>;
+      for (; c + kBlockVectors<Acc> <= columns.end; c += kBlockVectors<Acc>, ++part) {
+        scan_columns<Rule, kBlockVectors<Acc>>(w, blocks, rows, c * kLanes<Acc>, state,
+                                               share_of(prefetch, part, parts, tiles));
+        state += p_.K * kBlockVectors<Acc> * kLanes<Acc>;
       }
-      if (c < columns.end) {
+      if (kBlockVectors<Acc> > 1 && c < columns.end) {
         scan_columns<Rule, 1>(w, blocks, rows, c * kLanes<Acc>, state,
                               share_of(prefetch, part, parts, tiles));
       }

@@ -233,7 +233,7 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
 
 // A segment, for one block of columns.
 template <Direction direction, bool delta, bool per_channel, int block, class Acc>
-void sweep_keys(const KeysSweep<Acc>& s, int64_t column, Acc* state) {
+HFLA_NOINLINE void sweep_keys(const KeysSweep<Acc>& s, int64_t column, Acc* state) {
   using At = ValueTile<Acc>;
   using Count = Counts<direction, delta>;
   constexpr bool forwards = direction == Direction::forwards;

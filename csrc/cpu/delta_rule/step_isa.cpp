@@ -69,7 +69,7 @@ class Step {
       zero_row(s.y, 0, p_.V);
     } else {
       const Acc kq = prepare(s, batch, head);
-      load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
+      load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v);
       const Acc beta = p_.beta.data ? *token_row<const Acc>(p_.beta, batch, head) : Acc(1);
       Acc* const state = static_cast<Acc*>(p_.state) + slot * p_.state_slot + head * p_.K * p_.V;
       const Token token{s, beta, kq, state};
@@ -84,10 +84,8 @@ class Step {
   // The weights of the rows. Returns kᵀq.
   Acc prepare(Scratch& s, int64_t batch, int64_t head) {
     Acc* const q = s.decayed_q;
-    load_row(token_row<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q,
-             Identity{});
-    load_row(token_row<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k,
-             Identity{});
+    load_row(token_row<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q);
+    load_row(token_row<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k);
     Acc q_factor, k_factor;
     find_factors<Acc>({q, 0}, 1, p_.K, p_.normalize_qk, static_cast<Acc>(p_.scale), &q_factor);
     find_factors<Acc>({s.k, 0}, 1, p_.K, p_.normalize_qk, 1, &k_factor);

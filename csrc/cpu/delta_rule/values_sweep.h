@@ -75,7 +75,7 @@ HFLA_INLINE void differentiate_values(const ValuesSweep<Acc>& s, int64_t b, int6
 
 // A segment, for one block of columns.
 template <class Rule, int block, class Acc>
-void sweep_values(const ValuesSweep<Acc>& s, int64_t column, Acc* state) {
+HFLA_NOINLINE void sweep_values(const ValuesSweep<Acc>& s, int64_t column, Acc* state) {
   constexpr Decays decays = Rule::decays;
   constexpr bool delta = Rule::delta;
   using At = Tile<Acc, decays>;

@@ -232,12 +232,12 @@ class Linear {
         const Ahead ahead{w.data + pass * w.stride + length, passes_ * w.stride,
                           passes_ == 1 ? 0 : ceil_div(outputs - pass, passes_)};
         if (!kIsConverted || passes_ < kMinPassesToCopy) {
-          add_up_rows<outputs, false>(w, own.copy, rows, p_.rows - row, part, ahead);
-        } else if (pass == 0) {
-          add_up_rows<outputs, true>(w, own.copy, rows, p_.rows - row, part, ahead);
+          add_up_rows<outputs>(w, own.copy, rows, p_.rows - row, part, ahead);
+        } else if (pass == 0) {  // of several, so it has all rows of a tile
+          add_up_tile<outputs, kTileRows, true>(w, own.copy, rows, part, ahead);
         } else {
           const Weights<Factor> copied{own.copy, block_};
-          add_up_rows<outputs, false>(copied, own.copy, rows, p_.rows - row, part, ahead);
+          add_up_rows<outputs>(copied, own.copy, rows, p_.rows - row, part, ahead);
         }
       }
       w.data += length;
@@ -245,15 +245,15 @@ class Linear {
   }
 
   // A tile has fewer rows where no more are left.
-  template <int outputs, bool copies, int rows = kTileRows, class Element>
+  template <int outputs, int rows = kTileRows, class Element>
   void add_up_rows(Weights<Element> w, Factor* copy, const Factor* x, int64_t rows_left,
                    const Part& part, const Ahead& ahead) const {
     if constexpr (rows > 1) {
       if (rows_left < rows) {
-        return add_up_rows<outputs, copies, rows - 1>(w, copy, x, rows_left, part, ahead);
+        return add_up_rows<outputs, rows - 1>(w, copy, x, rows_left, part, ahead);
       }
     }
-    add_up_tile<outputs, rows, copies>(w, copy, x, part, ahead);
+    add_up_tile<outputs, rows, false>(w, copy, x, part, ahead);
   }
 
   template <int outputs, int rows, bool copies, class Element>

@@ -181,7 +181,7 @@ class Backward {
   }
 
   Blocks<Acc> value_blocks(const Scratch& s, const Task& task, int64_t head) const {
-    return {by_value(s, task, head), value_rows_, task.keys, kMaxBlock};
+    return {by_value(s, task, head), value_rows_, task.keys, kMaxBlock<Acc>};
   }
   // Its rows in tensors: of kv, transposed, and of z.
   template <class Element>
@@ -193,7 +193,7 @@ class Backward {
     return {z, p_.V, value_rows_, p_.K, 0, 1};
   }
   Blocks<Acc> key_blocks(const Scratch& s, const Task& task, int64_t head) const {
-    return {by_key(s, task, head), p_.K, task.values, kMaxBlock};
+    return {by_key(s, task, head), p_.K, task.values, kMaxBlock<Acc>};
   }
 
   void load_by_value(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {
@@ -336,7 +336,7 @@ class Backward {
                      upcoming.get()},
                     task.keys, by_value(s, task, visit.head));
           if (!reads(role)) return;
-          store_feature_gradients(visit, at.q, dq, {s.q, s.k_stride}, {s.out_k, s.k_stride},
+          store_feature_gradients(visit, at.q, dq, {s.q, s.k_stride}, out, {s.k, s.k_stride},
                                   shared.q_dots.of(task.part, visit));
         });
   }
@@ -384,7 +384,7 @@ class Backward {
                 task.keys, by_value(s, task, visit.head));
       const bool dv_in_place = reads(role) && in_place<Acc>(p_.dtype, visit, dv);
       const RowArray<Acc> out_v =
-          dv_in_place ? rows_in_place<Acc, Acc>(visit, dv) : RowArray<Acc>{s.out_v, s.v_stride};
+          dv_in_place ? rows_in_place<Acc>(visit, dv) : RowArray<Acc>{s.out_v, s.v_stride};
       scan<Acc>(role,
                 {visit.padded_rows(),
                  p_.K,
@@ -399,7 +399,7 @@ class Backward {
                 task.values, by_key(s, task, visit.head));
       if (decay) last_decay(s, task, visit.head) = s.decay[visit.padded_rows()];
       if (!reads(role)) return;
-      store_feature_gradients(visit, k, dk, {s.k, s.k_stride}, {s.out_k, s.k_stride},
+      store_feature_gradients(visit, k, dk, {s.k, s.k_stride}, out_k, {s.q, s.k_stride},
                               shared.k_dots.of(task.part, visit));
       if (!dv_in_place) store_rows<Acc>(p_.dtype, visit, dv, {s.out_v, s.v_stride});
     });
@@ -431,14 +431,10 @@ class Backward {
 
   // [v, 1]
   void stage_values(Scratch& s, const Visit& visit, const TensorRows& v) const {
-    with_dtype_of<Acc>(p_.dtype, [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      stage_rows<Scalar>(visit, v, Identity{}, {s.v, s.v_stride});
-      for_each_row<const Scalar>(
-          visit, v.view, v.per,
-          [&](int64_t row, int64_t, int64_t, const Scalar*) { s.v[row * s.v_stride + p_.V] = 1; },
-          [&](int64_t row) { s.v[row * s.v_stride + p_.V] = 0; });
-    });
+    stage_rows<Acc>(p_.dtype, visit, v, {s.v, s.v_stride});
+    for (int64_t row = 0; row < visit.padded_rows(); ++row) s.v[row * s.v_stride + p_.V] = 0;
+    for_each_present_row(visit, v.per,
+                         [&](int64_t row, int64_t, int64_t) { s.v[row * s.v_stride + p_.V] = 1; });
   }
 
   // [dn, -⟨dn, y⟩]
@@ -453,7 +449,7 @@ class Backward {
         visit, input_.dy, RowsPer::query_head,
         [&](int64_t row, int64_t i, int64_t g, const Scalar* dy) {
           Acc* const dn = s.dn + row * s.v_stride;
-          if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn, Identity{});
+          if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn);
           const int64_t token = visit.batch * p_.T + visit.time(i);
           const Acc scale = 1 / den[token * p_.Hq + visit.head * visit.group + g];
           const Scalar* const y =
@@ -471,35 +467,28 @@ class Backward {
 
   // ---- rows out ----
 
-  // dx = dφ(x) φ'(x), and ⟨φ(x), dφ(x)⟩ for the decay.
+  // dx = dφ(x) φ'(x), and ⟨φ(x), dφ(x)⟩ for the decay. `staged` has room for x.
   void store_feature_gradients(const Visit& visit, const TensorRows& x, const TensorRows& dx,
-                               RowArray<const Acc> mapped, RowArray<const Acc> gradients,
-                               double* dots) const {
-    with_dtype_of<Acc>(p_.dtype, [&](auto scalar) {
-      store_feature_gradients<decltype(scalar)>(visit, x, dx, mapped, gradients, dots);
-    });
-  }
-  template <class Scalar>
-  void store_feature_gradients(const Visit& visit, const TensorRows& x, const TensorRows& dx,
-                               RowArray<const Acc> mapped, RowArray<const Acc> gradients,
-                               double* dots) const {
+                               RowArray<const Acc> mapped, RowArray<Acc> gradients,
+                               RowArray<Acc> staged, double* dots) const {
+    RowArray<const Acc> from = mapped;  // which is not looked at
+    if (derivative_needs_x(p_.feature_map)) from = find_rows<Acc>(p_.dtype, visit, x, staged);
     with_feature_map(p_.feature_map, [&](auto map) {
-      unstage_rows<Scalar>(visit, dx, [&](int64_t row, int64_t i, int64_t g, Scalar* to) {
-        const Scalar* const from = row_at<const Scalar>(x, visit, i, g);
+      for_each_present_row(visit, dx.per, [&](int64_t row, int64_t i, int64_t g) {
         Vec<Acc> dot{};
-        for_each_vector<Acc>(dx.begin, dx.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-          const Vec<Acc> f = load(mapped.data + row * mapped.stride + c);
-          const Vec<Acc> df = load(gradients.data + row * gradients.stride + c);
+        for (int64_t c = dx.begin; c < dx.end; c += kLanes<Acc>) {
+          Acc* const to = gradients.data + row * gradients.stride + c;
+          const Vec<Acc> f = load(mapped.data + row * mapped.stride + c), df = load(to);
           dot += f * df;
-          const Vec<Acc> derivative = map.derivative(load_vector(from, x.view.dim, c, count), f);
-          store_vector(to, dx.view.dim, c, count, df * derivative);
-        });
+          store(to, df * map.derivative(load(from.data + row * from.stride + c), f));
+        }
         if (!wants_decay_gradient()) return;
         double& sum_of_group = dots[visit.time(i)];
         const bool first_of_group = dx.per == RowsPer::token || g == 0;
         sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
       });
     });
+    store_rows<Acc>(p_.dtype, visit, dx, {gradients.data, gradients.stride});
   }
 
   // ---- decay ----

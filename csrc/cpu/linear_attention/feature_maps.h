@@ -11,6 +11,17 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
+struct Identity {
+  template <class V>
+  HFLA_INLINE V operator()(V x) const {
+    return x;
+  }
+  template <class V>
+  HFLA_INLINE V derivative(V, V) const {
+    return V{} + 1;
+  }
+};
+
 struct EluPlusOne {
   template <class V>
   HFLA_INLINE V operator()(V x) const {
@@ -90,6 +101,21 @@ HFLA_INLINE void with_feature_map(FeatureMap map, Body body) {
     case FeatureMap::count:
       return body(Identity{});
   }
+}
+
+// x = φ(x), in the columns [begin, end) of a staged row.
+template <class Acc, class Map>
+HFLA_INLINE void map_row(Map map, int64_t begin, int64_t end, Acc* x) {
+  int64_t c = begin;
+  for (; c < end; c += kLanes<Acc>) store(x + c, map(load(x + c)));
+  if (c == end) return;
+  Acc* const last = x + c - kLanes<Acc>;
+  store(last, first_lanes<Acc>(end - c + kLanes<Acc>, load(last)));
+}
+
+// Whether a derivative is taken from x, not from f(x) alone.
+HFLA_INLINE bool derivative_needs_x(FeatureMap map) {
+  return map == FeatureMap::relu || map == FeatureMap::relu2 || map == FeatureMap::silu;
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ class Forward {
   }
 
   Blocks<Acc> blocks_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
-    return {kv_of(s, task, head), p_.K, plan_.part(task.part, value_vectors_), kMaxBlock};
+    return {kv_of(s, task, head), p_.K, plan_.part(task.part, value_vectors_), kMaxBlock<Acc>};
   }
 
   void load_state(Scratch& s, const Plan::Task& task, int64_t head, State<const Acc> from) const {
@@ -202,7 +202,7 @@ class Forward {
           }
           const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, visit, at.y);
           const RowArray<Acc> out =
-              y_in_place ? rows_in_place<Acc, Acc>(visit, at.y) : RowArray<Acc>{s.out, s.v_stride};
+              y_in_place ? rows_in_place<Acc>(visit, at.y) : RowArray<Acc>{s.out, s.v_stride};
           scan<Acc>(role,
                     {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v, out,
                      p_.normalize ? s.scale : nullptr, decay, upcoming_rows(role, s, next, at)},

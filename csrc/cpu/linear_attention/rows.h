@@ -10,18 +10,22 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// φ of a tensor's rows.
-template <class Scalar>
-void stage_features(const Visit& visit, const TensorRows& rows, FeatureMap feature_map,
-                    RowArray<AccOf<Scalar>> to) {
-  with_feature_map(feature_map, [&](auto map) { stage_rows<Scalar>(visit, rows, map, to); });
-}
-// The same for tensors of a dtype that is accumulated as Acc.
+// φ of a tensor's rows. All but plain ones are mapped after they are staged, lest every map be
+// compiled for every dtype and layout.
 template <class Acc>
-void stage_features(DType dtype, const Visit& visit, const TensorRows& rows, FeatureMap feature_map,
-                    RowArray<Acc> to) {
-  with_dtype_of<Acc>(
-      dtype, [&](auto scalar) { stage_features<decltype(scalar)>(visit, rows, feature_map, to); });
+HFLA_NOINLINE void stage_features(DType dtype, const Visit& visit, const TensorRows& rows,
+                                  FeatureMap feature_map, RowArray<Acc> to) {
+  const bool plain = are_plain<Acc>(visit, rows);
+  if (!plain) stage_rows<Acc>(dtype, visit, rows, to);
+  with_feature_map(feature_map, [&](auto map) {
+    if (plain) {
+      return with_dtype_of<Acc>(
+          dtype, [&](auto scalar) { stage_plain_rows<decltype(scalar)>(visit, rows, map, to); });
+    }
+    for_each_present_row(visit, rows.per, [&](int64_t row, int64_t, int64_t) {
+      map_row<Acc>(map, rows.begin, rows.end, to.data + row * to.stride);
+    });
+  });
 }
 
 // z = decay z + k, dots_i = q_iᵀ z, of the rows of a segment. It is one more column of the state,

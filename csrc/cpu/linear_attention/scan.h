@@ -26,15 +26,17 @@ constexpr bool reads(Role role) { return role != Role::write; }
 
 // The widest block, in vectors, and how many tokens a pass folds into it: so many that the
 // registers are full, enough independent sums are under way, and weights and state are not loaded
-// too often.
+// too often. Doubles are for comparisons, and have one width only.
 #if defined(__aarch64__) || defined(__AVX512F__)
-constexpr int64_t kMaxBlock = 4;
+template <class Acc>
+constexpr int64_t kMaxBlock = sizeof(Acc) == sizeof(double) ? 1 : 4;
 #else
-constexpr int64_t kMaxBlock = 2;
+template <class Acc>
+constexpr int64_t kMaxBlock = sizeof(Acc) == sizeof(double) ? 1 : 2;
 #endif
 
 constexpr int tokens_per_pass(int64_t block) {
-  return kVectorBytes < 64 && block == kMaxBlock ? 2 : 4;
+  return kVectorBytes < 64 && block == kMaxBlock<float> ? 2 : 4;
 }
 static_assert(kRowMultiple % tokens_per_pass(1) == 0);
 
@@ -114,7 +116,7 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
 }
 
 template <Role role, bool decays, bool prefetches, int block, class Acc>
-void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
+HFLA_NOINLINE void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
   constexpr int tokens = tokens_per_pass(block);
   Pace pace{0, (static_cast<uint64_t>(scan.prefetch.count) << 16) /
                    static_cast<uint64_t>(max(1, scan.count / tokens * scan.rows))};
@@ -138,24 +140,27 @@ void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
   }
 }
 
+// Single vectors are what is left of a head, or a small one: nothing is prefetched for these.
 template <int block, class Acc>
 void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
-  return scan.prefetch.count > 0 ? scan_block<true, block>(role, scan, column, state)
-                                 : scan_block<false, block>(role, scan, column, state);
+  if constexpr (block > 1) {
+    if (scan.prefetch.count > 0) return scan_block<true, block>(role, scan, column, state);
+  }
+  return scan_block<false, block>(role, scan, column, state);
 }
 
 template <class Acc>
 void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
   int64_t width;
   for (int64_t c = columns.begin; c < columns.end; c += width) {
-    width = block_width(columns.end - c, kMaxBlock);
+    width = block_width(columns.end - c, kMaxBlock<Acc>);
     const int64_t column = c * kLanes<Acc>;
     if (width == 1) {
       scan_block<1>(role, scan, column, state);
-    } else if (width == 2) {
-      scan_block<2>(role, scan, column, state);
+    } else if (width == kMaxBlock<Acc>) {
+      scan_block<kMaxBlock<Acc>>(role, scan, column, state);
     } else {
-      scan_block<kMaxBlock>(role, scan, column, state);
+      scan_block<kMaxBlock<Acc> / 2>(role, scan, column, state);
     }
     state += scan.rows * width * kLanes<Acc>;
     scan.prefetch = {};

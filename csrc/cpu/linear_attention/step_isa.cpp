@@ -66,14 +66,16 @@ class Step {
       __builtin_memset(s.y, 0, sizeof(Acc) * group_ * s.v_stride);
       return store_outputs(s, batch, head);
     }
+    for (int64_t g = 0; g < group_; ++g) {
+      load_row(token_row<const Scalar>(p_.q, batch, head * group_ + g), p_.q.dim, 0, p_.K,
+               s.q + g * s.k_stride);
+    }
+    load_row(token_row<const Scalar>(p_.k, batch, head), p_.k.dim, 0, p_.K, s.k);
+    load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v);
     with_feature_map(p_.feature_map, [&](auto map) {
-      for (int64_t g = 0; g < group_; ++g) {
-        load_row(token_row<const Scalar>(p_.q, batch, head * group_ + g), p_.q.dim, 0, p_.K,
-                 s.q + g * s.k_stride, map);
-      }
-      load_row(token_row<const Scalar>(p_.k, batch, head), p_.k.dim, 0, p_.K, s.k, map);
+      for (int64_t g = 0; g < group_; ++g) map_row<Acc>(map, 0, p_.K, s.q + g * s.k_stride);
+      map_row<Acc>(map, 0, p_.K, s.k);
     });
-    load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v, Identity{});
 
     const Acc decay = decay_at(batch, head);
     for (int64_t g = 0; g < group_; ++g) s.scale[g] = 1;

@@ -93,7 +93,7 @@ class Step {
   void stage(const View& view, int64_t b, Channels columns, Acc* to) const {
     const Element* const from =
         static_cast<const Element*>(view.data) + b * view.batch + columns.begin * view.dim;
-    load_row(from, view.dim, 0, columns.count, to, Identity{});
+    load_row(from, view.dim, 0, columns.count, to);
   }
 
   const SelectiveScanStep& p_;

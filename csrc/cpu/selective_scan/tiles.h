@@ -71,7 +71,7 @@ void stage_channels(const View& view, const TileTokens& tokens, Channels channel
       static_cast<const Scalar*>(view.data) + tokens.batch * view.batch + channels.begin * view.dim;
   for (int64_t i = 0; i < tokens.count; ++i) {
     load_row(from + tokens.times[i] * view.time, view.dim, 0, channels.count,
-             to + i * kBlockChannels, Identity{});
+             to + i * kBlockChannels);
   }
 }
 
@@ -81,7 +81,7 @@ void stage_sums(const View& view, const TileTokens& tokens, int64_t N, AccOf<Sca
                 AccOf<Scalar>* to) {
   const Scalar* const from = static_cast<const Scalar*>(view.data) + tokens.batch * view.batch;
   for (int64_t i = 0; i < tokens.count; ++i) {
-    load_row(from + tokens.times[i] * view.time, view.dim, 0, N, row, Identity{});
+    load_row(from + tokens.times[i] * view.time, view.dim, 0, N, row);
     for (int64_t n = 0; n < N; ++n) to[n * kTileTokens + i] = row[n];
   }
 }

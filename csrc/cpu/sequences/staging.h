@@ -12,34 +12,20 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// A map that changes nothing.
-struct Identity {
-  template <class V>
-  HFLA_INLINE V operator()(V x) const {
-    return x;
-  }
-  template <class V>
-  HFLA_INLINE V derivative(V, V) const {
-    return V{} + 1;
-  }
-};
-
 // ---- rows in ----
 
-// to[c] = map(from[c]) for the columns c in [begin, end), a vector at a time, then zeros up to a
-// whole vector.
-template <class Scalar, class Map>
+// to[c] = from[c] for the columns c in [begin, end), a vector at a time, then zeros up to a whole
+// vector.
+template <class Scalar>
 HFLA_INLINE void load_row(const Scalar* from, int64_t stride, int64_t begin, int64_t end,
-                          AccOf<Scalar>* to, Map map) {
+                          AccOf<Scalar>* to) {
   constexpr int64_t W = kLanes<AccOf<Scalar>>;
   int64_t c = begin;
   if (stride == 1) {
-    for (; c + W <= end; c += W) store(to + c, map(load(from + c)));
+    for (; c + W <= end; c += W) store(to + c, load(from + c));
   }
   for (; c < end; c += W) {
-    const int64_t count = min(W, end - c);
-    const auto x = load_some(from + c * stride, stride, count);
-    store(to + c, first_lanes<AccOf<Scalar>>(count, map(x)));
+    store(to + c, load_some(from + c * stride, stride, min(W, end - c)));
   }
 }
 
@@ -55,64 +41,81 @@ struct RowArray {
   int64_t stride;
 };
 
-// Whether a scan can read or write these rows in the tensor itself.
-template <class Scalar>
-HFLA_INLINE bool in_place(const Visit& visit, const TensorRows& rows) {
-  return sizeof(Scalar) == sizeof(AccOf<Scalar>) && visit.plain && rows.view.dim == 1 &&
-         (rows.end - rows.begin) % kLanes<Scalar> == 0 && visit.rows() == visit.padded_rows();
+// Whether there is nothing to decide in a loop over rows and vectors.
+template <class Acc>
+HFLA_INLINE bool are_plain(const Visit& visit, const TensorRows& rows) {
+  return visit.plain && rows.view.dim == 1 && (rows.end - rows.begin) % kLanes<Acc> == 0;
 }
 
-template <class Acc, class Scalar>
-HFLA_INLINE RowArray<Acc> rows_in_place(const Visit& visit, const TensorRows& rows) {
-  return {reinterpret_cast<Acc*>(row_at<Scalar>(rows, visit, 0, 0)), visit.step * rows.view.time};
-}
-
-// The same for tensors of a dtype that is accumulated as Acc.
+// Whether a scan can read or write these rows in the tensor itself, which is of a dtype that is
+// accumulated as Acc.
 template <class Acc>
 HFLA_INLINE bool in_place(DType dtype, const Visit& visit, const TensorRows& rows) {
-  return is_acc(dtype) && in_place<Acc>(visit, rows);
+  return is_acc(dtype) && are_plain<Acc>(visit, rows) && visit.rows() == visit.padded_rows();
 }
 
-// A tensor's rows, mapped, in the same columns of `to`.
+template <class Acc>
+HFLA_INLINE RowArray<Acc> rows_in_place(const Visit& visit, const TensorRows& rows) {
+  return {row_at<Acc>(rows, visit, 0, 0), visit.step * rows.view.time};
+}
+
+template <class Acc>
+HFLA_INLINE bool in_place(const Visit& visit, const TensorRows& rows) {
+  return in_place<Acc>(dtype_of<Acc>, visit, rows);
+}
+
+// Rows that are plain, mapped, in the same columns of `to`.
 template <class Scalar, class Map>
-void stage_rows(const Visit& visit, const TensorRows& rows, Map map, RowArray<AccOf<Scalar>> to) {
+HFLA_INLINE void stage_plain_rows(const Visit& visit, const TensorRows& rows, Map map,
+                                  RowArray<AccOf<Scalar>> to) {
   constexpr int64_t W = kLanes<AccOf<Scalar>>;
-  const View& view = rows.view;
-  const int64_t begin = rows.begin, end = rows.end;
-  const auto absent = [&](int64_t row) { zero_row(to.data + row * to.stride, begin, end); };
-  if (visit.plain && view.dim == 1 && (end - begin) % W == 0) {  // nothing to decide in the loop
-    const Scalar* from = row_at<const Scalar>(rows, visit, 0, 0);
-    for (int64_t row = 0; row < visit.count; ++row, from += visit.step * view.time) {
-      for (int64_t c = begin; c < end; c += W) {
-        store(to.data + row * to.stride + c, map(load(from + c)));
-      }
+  const Scalar* from = row_at<const Scalar>(rows, visit, 0, 0);
+  for (int64_t row = 0; row < visit.count; ++row, from += visit.step * rows.view.time) {
+    for (int64_t c = rows.begin; c < rows.end; c += W) {
+      store(to.data + row * to.stride + c, map(load(from + c)));
     }
-    for (int64_t row = visit.count; row < visit.padded_rows(); ++row) absent(row);
-    return;
+  }
+  for (int64_t row = visit.count; row < visit.padded_rows(); ++row) {
+    zero_row(to.data + row * to.stride, rows.begin, rows.end);
+  }
+}
+
+// A tensor's rows in the same columns of `to`, zero for masked tokens.
+template <class Scalar>
+void stage_rows(const Visit& visit, const TensorRows& rows, RowArray<AccOf<Scalar>> to) {
+  using Acc = AccOf<Scalar>;
+  if (are_plain<Acc>(visit, rows)) {
+    const auto as_they_are = [](auto x) HFLA_INLINE_LAMBDA { return x; };
+    return stage_plain_rows<Scalar>(visit, rows, as_they_are, to);
   }
   for_each_row<const Scalar>(
-      visit, view, rows.per,
+      visit, rows.view, rows.per,
       [&](int64_t row, int64_t, int64_t, const Scalar* from) {
-        load_row(from, view.dim, begin, end, to.data + row * to.stride, map);
+        load_row(from, rows.view.dim, rows.begin, rows.end, to.data + row * to.stride);
       },
-      absent);
-}
-
-// Rows of a tensor of Scalar where they are, or else converted to `to`, zero for masked tokens.
-template <class Scalar>
-RowArray<const AccOf<Scalar>> find_rows(const Visit& visit, const TensorRows& rows,
-                                        RowArray<AccOf<Scalar>> to) {
-  using Acc = AccOf<Scalar>;
-  if (in_place<Scalar>(visit, rows)) return rows_in_place<const Acc, const Scalar>(visit, rows);
-  stage_rows<Scalar>(visit, rows, Identity{}, to);
-  return {to.data, to.stride};
+      [&](int64_t row) { zero_row(to.data + row * to.stride, rows.begin, rows.end); });
 }
 // The same for tensors of a dtype that is accumulated as Acc.
 template <class Acc>
-RowArray<const Acc> find_rows(DType dtype, const Visit& visit, const TensorRows& rows,
+HFLA_NOINLINE void stage_rows(DType dtype, const Visit& visit, const TensorRows& rows,
                               RowArray<Acc> to) {
-  return with_dtype_of<Acc>(
-      dtype, [&](auto scalar) { return find_rows<decltype(scalar)>(visit, rows, to); });
+  with_dtype_of<Acc>(dtype, [&](auto scalar) { stage_rows<decltype(scalar)>(visit, rows, to); });
+}
+
+// Rows of a tensor where they are, if they are of Acc, or else converted to `to`, zero for masked
+// tokens.
+template <class Acc>
+HFLA_INLINE RowArray<const Acc> find_rows(DType dtype, const Visit& visit, const TensorRows& rows,
+                                          RowArray<Acc> to) {
+  if (in_place<Acc>(dtype, visit, rows)) return rows_in_place<const Acc>(visit, rows);
+  stage_rows<Acc>(dtype, visit, rows, to);
+  return {to.data, to.stride};
+}
+// The same for tensors of Acc.
+template <class Acc>
+HFLA_INLINE RowArray<const Acc> find_rows(const Visit& visit, const TensorRows& rows,
+                                          RowArray<Acc> to) {
+  return find_rows<Acc>(dtype_of<Acc>, visit, rows, to);
 }
 
 // ---- rows out ----
@@ -163,7 +166,8 @@ void store_rows(const Visit& visit, const TensorRows& rows, RowArray<AccOf<Scala
 
 // The same for tensors of a dtype that is accumulated as Acc.
 template <class Acc>
-void store_rows(DType dtype, const Visit& visit, const TensorRows& rows, RowArray<Acc> from) {
+HFLA_NOINLINE void store_rows(DType dtype, const Visit& visit, const TensorRows& rows,
+                              RowArray<Acc> from) {
   with_dtype_of<Acc>(dtype, [&](auto scalar) { store_rows<decltype(scalar)>(visit, rows, from); });
 }
 

@@ -108,6 +108,17 @@ HFLA_INLINE void for_each_row(const Visit& visit, const View& view, RowsPer per,
   for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
 }
 
+// Calls body(row, token, g) for the rows of a tensor that are not masked.
+template <class Body>
+HFLA_INLINE void for_each_present_row(const Visit& visit, RowsPer per, Body body) {
+  const int64_t begin = per == RowsPer::query_head ? 0 : visit.slot;
+  const int64_t end = per == RowsPer::query_head ? visit.group : visit.slot + 1;
+  for (int64_t i = 0; i < visit.count; ++i) {
+    if (!visit.plain && visit.masked(i)) continue;
+    for (int64_t g = begin; g < end; ++g) body(i * visit.group + g, i, g);
+  }
+}
+
 // Memory that will be read or written soon: addresses of pairs of cache lines. A scan asks for one
 // of them with every row of the state, at a steady pace, which hides the latency behind its
 // arithmetic: with heads inside of time, as in (B, T, H, D), rows are too far apart for the
