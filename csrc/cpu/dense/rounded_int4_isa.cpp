@@ -154,8 +154,10 @@ class RoundedInt4 {
   }
 
   void compute_part(const Own& own, int64_t first, int64_t count) const {
-    __builtin_memset(own.weight, 0, static_cast<size_t>(W * row_bytes_));
-    __builtin_memcpy(own.weight, weight_of(first), static_cast<size_t>(count * row_bytes_));
+    if (row_bytes_ > 0) {  // else there is no weight at all
+      __builtin_memset(own.weight, 0, static_cast<size_t>(W * row_bytes_));
+      __builtin_memcpy(own.weight, weight_of(first), static_cast<size_t>(count * row_bytes_));
+    }
     compute_staged(own, first, count, own.weight, {own.weight, 0});
   }
 
