@@ -296,7 +296,7 @@ void run_recording(StableIValue* stack) {
   const int64_t num_results = *code.take(1), *const places = code.take(num_results);
   const Threads threads = torch_threads();
   Upcoming upcoming(threads.count);
-  if (in_team) find_upcoming(code, tensors, upcoming);
+  if (in_team && threads.count > 1) find_upcoming(code, tensors, upcoming);  // else nobody waits
   const auto run_all = [&] {
     for (int64_t i = 0; !code.is_at_end(); ++i) {
       upcoming.begin(i);
