@@ -20,6 +20,7 @@ A long context is not read, but made up: after eight real tokens, keys and value
 are filled up with random numbers, and our cache is told a number of tokens, because its size and
 the work on it never change. Mamba2's cache counts nothing, and it generates from eight tokens.
 
+PyTorch's models have their weights in large pages where Linux has such (docs/generation.md).
 Shares of the bandwidth count the weights, and what the cache holds, read once.
 """
 
@@ -45,7 +46,7 @@ from transformers.cache_utils import (
 )
 
 from harness import Report, Work, check_close, parser
-from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention import LinearAttentionCache, use_large_pages
 from identity import without_attention
 from llama_cpp_models import LlamaCpp
 from models import (
@@ -264,13 +265,20 @@ SETTINGS = {
 }
 
 
+def in_large_pages(models: dict[str, PreTrainedModel]) -> dict[str, PreTrainedModel]:
+    for model in models.values():
+        use_large_pages(model)
+    return models
+
+
 class Bench:
     """The cases of a setting, each added to the report."""
 
     def __init__(self, report: Report, setting: Setting):
         self.report = report
         self.setting = setting
-        self.models = {name: make_model(name, size=setting.size) for name in setting.names}
+        models = {name: make_model(name, size=setting.size) for name in setting.names}
+        self.models = in_large_pages(models)
         self.pair = {name: self.models[name] for name in PAIR}
         self.llama: LlamaCpp | None = None
         if report.flags.llama is None:
@@ -292,7 +300,7 @@ class Bench:
     def halves(self) -> dict[str, PreTrainedModel]:
         """The pair in bfloat16, verified, beside ours in float32."""
         models = {name: make_model(name, torch.bfloat16, self.setting.size) for name in PAIR}
-        for name, model in models.items():
+        for name, model in in_large_pages(models).items():
             self.report.errors[f"{name}, bfloat16"] = verify(model, self.setting.size)
         return models | {"ours, float32": self.models["ours"]}
 
@@ -324,7 +332,7 @@ class Bench:
         size = self.setting.size
         models = {name: make_quantised(bits, size) for name, bits in BITS.items()}
         models = {"ours, bfloat16": make_model("ours", torch.bfloat16, size), **models}
-        for name, model in models.items():
+        for name, model in in_large_pages(models).items():
             self.report.errors[name] = verify(model, size)
         return {"ours": self.models["ours"], **models, TORCHAO: models["ours, 8 bits"]}
 
@@ -384,6 +392,7 @@ def main() -> None:
         "softmax caches are filled with random numbers, and ours is told how long its context is: "
         "the time per token depends on sizes only"
     )
+    report.notes.append("weights of PyTorch's models are in large pages, where Linux has such")
     setting = SETTINGS[flags.setting]
     bench = Bench(report, setting)
     bench.verify()

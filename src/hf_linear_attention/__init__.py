@@ -9,6 +9,7 @@ from .decays import Decay, register_decay
 from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
 from .for_transformers.int4_weights import pack_int4_weights
+from .for_transformers.large_pages import use_large_pages
 from .for_transformers.op_selective_scan import selective_scan, selective_scan_step_
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .modeling_linear_attention import (
@@ -67,4 +68,5 @@ __all__ = [
     "split_sequence",
     "use_kernels",
     "use_kernels_everywhere",
+    "use_large_pages",
 ]
