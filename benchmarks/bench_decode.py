@@ -48,7 +48,7 @@ from transformers.cache_utils import (
 from harness import Report, Work, check_close, parser
 from hf_linear_attention import LinearAttentionCache, use_large_pages
 from identity import without_attention
-from llama_cpp_models import LlamaCpp
+from llama_cpp_models import STEPS, LlamaCpp
 from models import (
     SIZE,
     SMALLEST,
@@ -94,8 +94,9 @@ class Decoder:
     is_static: bool = False
 
     def __post_init__(self):
-        # per sample; few where softmax attention takes seconds for each
-        self.steps = 8 if self.rows * self.context <= 8192 else 3
+        # Per sample. The first few find in no cache what they need, for the others had their turn;
+        # fewer where softmax attention takes seconds for each.
+        self.steps = STEPS if self.rows * self.context <= 8192 else 3
         self.is_mamba = self.model.config.model_type == "mamba2"
         self.cache = self._new_cache()
         self.tokens = random_tokens(self.size, self.rows, self.context + 1)

@@ -17,7 +17,7 @@ from processes import Worker
 # Kinds of weights: bits of one, with its share of a scale; how far logits may be from float32's.
 KINDS = {"F32": (32, 5e-3), "BF16": (16, 3e-2), "Q8_0": (8.5, 0.1), "Q4_0": (4.5, 0.6)}
 REAL_TOKENS = 8
-STEPS = 8  # per sample
+STEPS = 32  # tokens of a sample, for all contenders
 CACHE_BYTES = 2  # of a number in the cache
 VERIFIED = (2, 32)  # rows and tokens
 

@@ -4,6 +4,7 @@
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,12 +70,13 @@ def _plain_tensors(model: nn.Module) -> Iterator[Tensor]:
                 yield part
 
 
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
+def _parts(tensor: Any) -> Iterator[Tensor]:
     """The tensor, or what it is made of."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
-    for name in tensor.__tensor_flatten__()[0]:
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
         yield from _parts(getattr(tensor, name))
 
 
