@@ -30,6 +30,9 @@ class Buffer {
 // Of the second-level cache: in the first one there is no room for as much as is on its way.
 HFLA_INLINE void ask_for(const void* at) { __builtin_prefetch(at, 0, 2); }
 
+// Of the first-level cache, for what is read next.
+HFLA_INLINE void ask_for_soon(const void* at) { __builtin_prefetch(at, 0, 3); }
+
 // Hands out consecutive, aligned arrays; starting from null it only measures.
 class Carver {
  public:

@@ -16,6 +16,13 @@ namespace {
 
 constexpr int64_t kChunkUnits = 4;
 
+// Lines of the cache that are asked for meanwhile, some of them with each chunk.
+struct Lines {
+  const char* next;
+  int64_t step;  // bytes from one to the next
+  int64_t count;
+};
+
 #if defined(__AVX512VNNI__)
 
 constexpr bool kWalksAlongRows = true;
@@ -67,14 +74,22 @@ HFLA_INLINE __m512i multiply_chunk(__m512i values, const __m512i (&x)[4]) {
 }
 
 // The sums of the units of W outputs, whose rows are `row_bytes` apart: (units, W), up to a whole
-// chunk. `ahead`: what is asked for meanwhile, as many bytes as are read.
+// chunk.
+//
+// Meanwhile it asks for the same places of outputs that are `bytes_ahead` behind these, so that all
+// come as long before they are read, and for `lines`, between them. The next chunk it asks for
+// once more, of the first-level cache: a load from the second one would wait behind all that is
+// asked for of memory.
 HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* x, int64_t units,
-                           const int8_t* ahead, int32_t* to) {
+                           int64_t bytes_ahead, Lines lines, int32_t* to) {
   static_assert(W == 16);
   const auto pairs = [](__m512i a, __m512i b) HFLA_INLINE_LAMBDA {
     return (__m512i)((Ints)first_words((Words)a, (Words)b) + (Ints)last_words((Words)a, (Words)b));
   };
-  const auto sum_chunk = [&](__mmask64 bytes) HFLA_INLINE_LAMBDA {
+  const int64_t lines_of_chunk = ceil_div(lines.count, ceil_div(units, kChunkUnits));
+  // next_chunk: bytes from this one to it, behind the last one of a row in the next outputs.
+  const auto sum_chunk = [&](__mmask64 bytes, int64_t next_chunk) HFLA_INLINE_LAMBDA {
+    for (int64_t i = 0; i < lines_of_chunk; ++i, lines.next += lines.step) ask_for(lines.next);
     const __m512i inputs[4] = {(__m512i)x[0], (__m512i)x[1], (__m512i)x[2], (__m512i)x[3]};
     __m512i sums[4];
     HFLA_UNROLL
@@ -82,8 +97,9 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
       __m512i of_outputs[4];
       HFLA_UNROLL
       for (int o = 0; o < 4; ++o) {
-        ask_for(ahead + (4 * i + o) * kCacheLine);
         const int8_t* from = weight + (4 * i + o) * row_bytes;
+        ask_for(from + bytes_ahead);
+        ask_for_soon(from + next_chunk);
         of_outputs[o] = multiply_chunk(_mm512_maskz_loadu_epi8(bytes, from), inputs);
       }
       const Words first = (Words)pairs(of_outputs[0], of_outputs[1]);
@@ -94,12 +110,14 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
     HFLA_UNROLL
     for (int i = 0; i < 4; ++i) store_lanes(to + i * W, (Ints)sums[i]);
     weight += kCacheLine;
-    ahead += W * kCacheLine;
     x += 4;
     to += 4 * W;
   };
-  for (; units >= kChunkUnits; units -= kChunkUnits) sum_chunk(~__mmask64{});
-  if (units > 0) sum_chunk((__mmask64{1} << units * kUnit / 2) - 1);
+  const int64_t back = (units - 1) / kChunkUnits * kCacheLine;  // from a row's last chunk
+  for (; units > kChunkUnits; units -= kChunkUnits) sum_chunk(~__mmask64{}, kCacheLine);
+  const __mmask64 last =
+      units == kChunkUnits ? ~__mmask64{} : (__mmask64{1} << units * kUnit / 2) - 1;
+  if (units > 0) sum_chunk(last, W * row_bytes - back);
 }
 
 #else
@@ -107,7 +125,7 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
 // Elsewhere values take more instructions than words do to be moved.
 constexpr bool kWalksAlongRows = false;
 inline void store_chunks(const int16_t*, int64_t, Ints*) {}
-inline void sum_units(const int8_t*, int64_t, const Ints*, int64_t, const int8_t*, int32_t*) {}
+inline void sum_units(const int8_t*, int64_t, const Ints*, int64_t, int64_t, Lines, int32_t*) {}
 
 #endif
 

@@ -35,7 +35,7 @@ constexpr int64_t kTurnsAhead = kStretches == 1 ? 2 : 1;  // what is asked for
 constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;     // as many as registers have sums for
 constexpr int64_t kUnitBytes = kUnit / 2;
 constexpr int kPair = 2;                   // tiles whose scales are in one line of the cache
-constexpr int64_t kPairBytesAhead = 8192;  // of W
+constexpr int64_t kPairBytesAhead = 8192;  // of W, up to whole tiles
 
 class RoundedInt4 {
  public:
@@ -46,6 +46,7 @@ class RoundedInt4 {
         row_bytes_(p.in / 2),
         last_bytes_(p.group % kUnit / 2),
         walks_along_(kWalksAlongRows && p.rows == 1 && p.group % kUnit == 0),
+        pair_bytes_ahead_(round_up(kPairBytesAhead, max(1, W * row_bytes_))),
         padded_units_(round_up(p.in / kUnit, kChunkUnits)),
         task_outputs_(task_outputs()) {}
 
@@ -283,12 +284,22 @@ class RoundedInt4 {
   }
 
   void compute_pair(const Own& own, int64_t first) const {
+    const GroupNumbers* const numbers[] = {&p_.scale, &p_.zero};
+    static_assert(kPair == 2);
     for (int tile = 0; tile < kPair; ++tile) {
-      const int8_t* const weight = weight_of(first + tile * W);
-      sum_units(weight, row_bytes_, chunks_, p_.in / kUnit, weight + kPairBytesAhead,
-                own.unit_sums + tile * padded_units_ * W);
+      sum_units(weight_of(first + tile * W), row_bytes_, chunks_, p_.in / kUnit, pair_bytes_ahead_,
+                next_lines(*numbers[tile], first), own.unit_sums + tile * padded_units_ * W);
     }
     with_numbers(p_.scale, [&](const auto* scales) { scale_pair(own, first, scales + first); });
+  }
+
+  // Where the numbers of the next pair are, one line for each group: all of them in half precision,
+  // half of them in float32.
+  Lines next_lines(const GroupNumbers& numbers, int64_t first) const {
+    if (numbers.data == nullptr) return {};
+    const int64_t size = numbers.type == NumberType::f32 ? 4 : 2, next = first + kPair * W;
+    return {static_cast<const char*>(numbers.data) + next * size, numbers.group_stride * size,
+            inputs_.groups()};
   }
 
   // As add_up() does it, in the same order.
@@ -303,14 +314,12 @@ class RoundedInt4 {
       Floats scale[kPair];
       HFLA_UNROLL
       for (int t = 0; t < kPair; ++t) scale[t] = load_together(scales + t * W);
-      ask_for(scales + kPair * W);
       scales += p_.scale.group_stride;
       if (zeros) {
         HFLA_UNROLL
         for (int t = 0; t < kPair; ++t) {
           sums[t] += load_together(zeros + t * W) * broadcast(totals[group]);
         }
-        ask_for(zeros + kPair * W);
         zeros += p_.zero.group_stride;
       }
       for (int64_t c = 0; c < p_.group; c += kBlock, ++steps, ++lifts) {
@@ -343,6 +352,7 @@ class RoundedInt4 {
   RoundedInputs<Nibbles> inputs_;
   const int64_t row_bytes_, last_bytes_;
   const bool walks_along_;
+  const int64_t pair_bytes_ahead_;
   const int64_t padded_units_;  // of a row, up to whole chunks
   const int64_t task_outputs_;
   float* totals_ = nullptr;  // (rows, groups)
