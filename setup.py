@@ -44,7 +44,8 @@ LINK_FLAGS = {
     "win": ["-shared", "-s"],
 }
 
-# Every *_isa.cpp below csrc/cpu is compiled once for each of these, but for those in SOURCES;
+# Every *_isa.cpp below csrc/cpu is compiled once for each of these, but for those in SOURCES; the
+# files of an op's folder together, which saves reading headers and making templates for each.
 # csrc/cpu/dispatch.cpp chooses when it runs.
 INSTRUCTION_SETS = {"base": []}
 if sysconfig.get_platform().endswith(("x86_64", "amd64")):
@@ -61,6 +62,8 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     if SYSTEM == "linux":  # whose kernel is asked whether a process may use the tiles
         INSTRUCTION_SETS["amx"] = [*avx2, *avx512, "-mamx-tile", "-mamx-bf16"]
 
+FOLDERS_AS_ONE = ("convolution", "delta_rule", "linear_attention", "selective_scan")
+
 # Instruction sets that only some products have a use for, and which. dispatch.cpp takes all other
 # kernels from the one before.
 SOURCES = {
@@ -72,7 +75,7 @@ SOURCES = {
 # What is faster with -O3, and linear_amx.cpp, which was not measured. By measurements with GCC 12
 # on AMD's Zen 4, the rest is as fast with -O2, and compiles in three quarters of the time.
 GAINS_BY_O3 = (
-    "linear_attention/*ward_isa.cpp",
+    "linear_attention/*_isa.cpp",
     "dense/rms_norm_isa.cpp",
     "dense/rounded_*_isa.cpp",
     "dense/linear_amx.cpp",
@@ -86,17 +89,22 @@ CUDA_SETTING = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
 
 @dataclass
 class Compilation:
-    """One source file on its way to one object file."""
+    """One source file, and what is compiled with it, on its way to one object file."""
 
     source: Path
     flags: list[str] = field(default_factory=list)
     variant: str = ""  # of several objects that are made of one source
+    together_with: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
         """Of the object; the path is in it, so that no two files have the same."""
         path = self.source.relative_to(CSRC).with_suffix("")
         return "-".join(path.parts) + (f"_{self.variant}" if self.variant else "")
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in (self.source, *self.together_with))
 
 
 @dataclass
@@ -209,15 +217,24 @@ def understands(compiler: list[str], flags: list[str]) -> bool:
     return subprocess.run(check, capture_output=True).returncode == 0
 
 
+def together(sources: list[Path]) -> list[list[Path]]:
+    """Those that become one object each."""
+    folders = [
+        [source for source in sources if source.parent.name == name] for name in FOLDERS_AS_ONE
+    ]
+    others = [[source] for source in sources if source.parent.name not in FOLDERS_AS_ONE]
+    return [*filter(None, folders), *others]
+
+
 def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     built = [f"-DHFLA_WITH_{name.upper()}" for name in instruction_sets]
     result = []
     for name, isa_flags in instruction_sets.items():
         flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
         for pattern in SOURCES.get(name, ("*_isa.cpp",)):
-            for source in sorted((CSRC / "cpu").rglob(pattern)):
-                gains = "-O2" in flags and any(map(source.match, GAINS_BY_O3))
-                result.append(Compilation(source, flags + ["-O3"] * gains, name))
+            for first, *others in together(sorted((CSRC / "cpu").rglob(pattern))):
+                gains = "-O2" in flags and any(map(first.match, GAINS_BY_O3))
+                result.append(Compilation(first, flags + ["-O3"] * gains, name, tuple(others)))
     return [*result, Compilation(CSRC / "cpu" / "dispatch.cpp", built)]
 
 
@@ -351,6 +368,7 @@ class BuildNativeLibrary(build_ext):
             target = objects / f"{item.name}.o"
             rule = target.with_suffix(".d")
             command = [*compiler, *item.flags, "-MMD", "-MF", str(rule)]
+            command += [word for file in item.together_with for word in ("-include", str(file))]
             command += ["-c", str(item.source), "-o", str(target)]
             made_by = target.with_suffix(".command")  # exists beside a complete object only
             same_command = made_by.exists() and made_by.read_text() == shlex.join(command)
@@ -361,7 +379,7 @@ class BuildNativeLibrary(build_ext):
             return target
 
         # The largest first: what is compiled last should not keep one core busy alone.
-        items = sorted(items, key=lambda item: (-item.source.stat().st_size, item.name))
+        items = sorted(items, key=lambda item: (-item.size, item.name))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return list(pool.map(compile_one, items))
 
