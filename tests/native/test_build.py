@@ -289,8 +289,10 @@ def test_wheel_whose_cuda_kernels_cannot_be_built_is_for_the_cpu_with_one_warnin
 
 
 def compiled(printed):
-    """What a build compiled: the sources, relative to csrc, in the order of their names."""
-    return sorted(re.findall(r"/csrc/([\w/]+\.cpp)'? -o", printed))
+    """What a build compiled: the sources, relative to csrc, in the order of their names. Of those
+    that are compiled as one, all.
+    """
+    return sorted(re.findall(r"/csrc/([\w/]+\.cpp)'? -(?:o|c|include) ", printed))
 
 
 def includers(csrc, header):
@@ -308,7 +310,9 @@ def includers(csrc, header):
 
 
 @needs_compiler
-@pytest.mark.parametrize("header", ["cpu/dense/quantized_values.h", "torch/sequences.h"])
+@pytest.mark.parametrize(
+    "header", ["cpu/dense/quantized_values.h", "cpu/delta_rule/kernels.h", "torch/sequences.h"]
+)
 def test_a_header_that_changed_is_compiled_into_what_includes_it_and_nothing_else(
     header, native_wheel, unpacked_sdist, tmp_path
 ):
@@ -321,11 +325,10 @@ def test_a_header_that_changed_is_compiled_into_what_includes_it_and_nothing_els
     assert wheel is not None, changed.stdout
     wanted = includers(csrc, header)
     assert wanted and set(compiled(changed.stdout)) == set(wanted)
-    objects = [path.name for path in native_wheel[1]]
+    rules = [path.with_suffix(".d").read_text() for path in native_wheel[1]]
     for source in wanted:  # once for every object that is made of it
-        name = source.removesuffix(".cpp").replace("/", "-")
-        made = [o for o in objects if o == f"{name}.o" or o.startswith(f"{name}_")]
-        assert compiled(changed.stdout).count(source) == len(made)
+        made_of_it = [rule for rule in rules if f"/csrc/{source}" in rule]
+        assert compiled(changed.stdout).count(source) == len(made_of_it)
 
 
 def wheel_metadata(wheel):
