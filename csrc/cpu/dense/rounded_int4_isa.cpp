@@ -141,8 +141,17 @@ class RoundedInt4 {
 
   void compute_whole(const Own& own, int64_t first, const Ahead& ahead) const {
     if (!are_numbers_together()) return compute_staged(own, first, W, weight_of(first), ahead);
-    with_numbers(p_.scale,
-                 [&](const auto* scales) { compute_as_it_lies(first, ahead, scales + first); });
+    with_numbers(p_.scale, [&](const auto* scales) {
+      if (sizeof(*scales) == sizeof(float) || p_.rows == 1) {
+        return compute_as_it_lies(first, ahead, scales + first);
+      }
+      const auto* zeros = static_cast<decltype(scales)>(p_.zero.data);
+      const Tile<float> tile{
+          first, W, weight_of(first), ahead, own.scales, zeros ? own.zeros : nullptr, W, W};
+      stage_together(scales + first, p_.scale.group_stride, own.scales);
+      if (zeros) stage_together(zeros + first, p_.zero.group_stride, own.zeros);
+      compute_tile(tile);
+    });
   }
 
   // Zero points are of the scales' type.
@@ -174,6 +183,15 @@ class RoundedInt4 {
     store_numbers(numbers, first * numbers.out_stride, strides, inputs_.groups(), count, to, W);
   }
 
+  // As floats, which kernels of several rows are compiled for alone.
+  template <class Number>
+  void stage_together(const Number* from, int64_t stride, float* to) const {
+    for (int64_t group = 0; group < inputs_.groups(); ++group, from += stride) {
+      ask_for(reinterpret_cast<const char*>(from) + kCacheLine);
+      store(to + group * W, load_together(from));
+    }
+  }
+
   template <class Number>
   void compute_tile(const Tile<Number>& tile) const {
     const auto compute_rows = [&](auto rows, int64_t row) {
@@ -186,9 +204,11 @@ class RoundedInt4 {
     const auto compute_by = [&](auto rows) {
       for (; row + rows.value <= p_.rows; row += rows.value) compute_rows(rows, row);
     };
-    if constexpr (kTileRows == 8) compute_by(Constant<8>{});
-    compute_by(Constant<4>{});
-    compute_by(Constant<2>{});
+    if constexpr (sizeof(Number) == sizeof(float)) {  // of other types only one row is computed
+      if constexpr (kTileRows == 8) compute_by(Constant<8>{});
+      compute_by(Constant<4>{});
+      compute_by(Constant<2>{});
+    }
     compute_by(Constant<1>{});
   }
 
