@@ -141,8 +141,10 @@ def test_any_shape_and_order_of_numbers(bits):
     for shape in [(), (1,), (2, 3), (0,), (2, 0, 3)]:
         assert_matches_float64(bits, op_arguments(bits, shape=shape), rounds_x=True)
     assert OPS[bits](**op_arguments(bits, outputs=0), rounds_x=True).shape == (3, 0)
-    args = op_arguments(bits, inputs=0)
-    assert torch.equal(OPS[bits](**args, rounds_x=True), args["bias"].expand(3, 7))
+    for shape, outputs in [((3,), 7), ((1,), 100), ((9,), 100)]:
+        args = op_arguments(bits, shape=shape, inputs=0, outputs=outputs)
+        expected = args["bias"].expand(*shape, outputs)
+        assert torch.equal(OPS[bits](**args, rounds_x=True), expected)
     args = op_arguments(bits, inputs=96, zero_dtype=torch.bfloat16)
     for name in ("scale", "zero_point"):
         args[name] = torch.stack([args[name].t().contiguous().t()] * 2, dim=-1)[..., 0]

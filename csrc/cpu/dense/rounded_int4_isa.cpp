@@ -45,7 +45,7 @@ class RoundedInt4 {
         inputs_(p),
         row_bytes_(p.in / 2),
         last_bytes_(p.group % kUnit / 2),
-        walks_along_(kWalksAlongRows && p.rows == 1 && p.group % kUnit == 0),
+        walks_along_(kWalksAlongRows && p.rows == 1 && p.in > 0 && p.group % kUnit == 0),
         pair_bytes_ahead_(round_up(kPairBytesAhead, max(1, W * row_bytes_))),
         padded_units_(round_up(p.in / kUnit, kChunkUnits)),
         task_outputs_(task_outputs()) {}
