@@ -21,9 +21,9 @@ def use_large_pages(model: nn.Module) -> int:
     """Moves a model's weights to memory that Linux may keep in pages of 2 MiB instead of 4 KiB.
 
     A generated token is mostly the reading of weights, and finding where 4 KiB lie takes much of
-    that: with large pages a token takes 5 to 15 % less here (docs/generation.md). No number
-    changes, nor how the model is used, saved or moved. Call it when the weights are what they shall
-    be: loaded, quantised, on the CPU.
+    that: with large pages a token took 3 to 10 % less time (docs/LOG.md). No number changes, nor
+    how the model is used, saved or moved. Call it when the weights are what they shall be: loaded,
+    quantised, on the CPU.
 
         model = AutoModelForCausalLM.from_pretrained(name)
         use_large_pages(model)
