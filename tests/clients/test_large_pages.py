@@ -59,6 +59,7 @@ def pages_of(tensor):
     raise AssertionError("a tensor must lie somewhere")
 
 
+# Where Linux has none nothing is moved, which the last test looks at everywhere.
 needs_large_pages = pytest.mark.skipif(
     large_pages._why_not() is not None, reason=f"large pages need {large_pages._why_not()}"
 )
@@ -93,7 +94,7 @@ def test_a_file_is_read_and_written(tmp_path):
 
 
 @needs_large_pages
-def test_tied_weights_stay_tied_and_all_can_be_trained(tmp_path):
+def test_tied_weights_stay_tied_and_all_can_be_trained():
     model = ours(tie_word_embeddings=True)
     use_large_pages(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -73,8 +73,8 @@ HFLA_INLINE __m512i multiply_chunk(__m512i values, const __m512i (&x)[4]) {
   return _mm512_dpbusd_epi32(sum, x[3], odd);
 }
 
-// The sums of the units of W outputs, whose rows are `row_bytes` apart: (units, W), up to a whole
-// chunk.
+// The sums of the units, one or more, of W outputs, whose rows are `row_bytes` apart: (units, W),
+// up to a whole chunk.
 //
 // Meanwhile it asks for the same places of outputs that are `bytes_ahead` behind these, so that all
 // come as long before they are read, and for `lines`, between them. The next chunk it asks for
@@ -115,9 +115,7 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
   };
   const int64_t back = (units - 1) / kChunkUnits * kCacheLine;  // from a row's last chunk
   for (; units > kChunkUnits; units -= kChunkUnits) sum_chunk(~__mmask64{}, kCacheLine);
-  const __mmask64 last =
-      units == kChunkUnits ? ~__mmask64{} : (__mmask64{1} << units * kUnit / 2) - 1;
-  if (units > 0) sum_chunk(last, W * row_bytes - back);
+  sum_chunk(~__mmask64{} >> (kCacheLine - units * kUnit / 2), W * row_bytes - back);
 }
 
 #else

@@ -183,7 +183,8 @@ class RoundedInt4 {
     store_numbers(numbers, first * numbers.out_stride, strides, inputs_.groups(), count, to, W);
   }
 
-  // As floats, which kernels of several rows are compiled for alone.
+  // As floats, which kernels of several rows are compiled for alone. With stage_numbers(), which
+  // takes any order and asks for nothing ahead, products of 8 rows took 9 % longer.
   template <class Number>
   void stage_together(const Number* from, int64_t stride, float* to) const {
     for (int64_t group = 0; group < inputs_.groups(); ++group, from += stride) {
