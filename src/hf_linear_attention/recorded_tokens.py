@@ -14,6 +14,8 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from .backends import forced_backend
@@ -26,6 +28,8 @@ MOST_RECORDINGS = 64  # of the same layers: for batches of other sizes, say
 
 KNOWN_PACKAGES = ("torch.nn.", "transformers.activations", "transformers.models.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# These, what torch notes about them, and those for state_dict(), which nothing here depends on.
+FOR_HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
 
 
 class Recording:
@@ -39,9 +43,11 @@ class Recording:
         values = {id(x): x for x in chain.from_iterable(map(dict.values, self.attributes))}
         self.attributes += [vars(x) for x in values.values() if isinstance(x, PreTrainedConfig)]
         self.values_then = [*self._values()]
-        # What may change without being replaced. To ask whether most, for hooks, are still empty
-        # is quicker than to compare them.
+        # What may change without being replaced. To ask whether any is not empty any more is quicker
+        # than to compare them. For hooks, see below.
+        for_hooks = {id(vars(module)[name]) for module in modules for name in FOR_HOOKS}
         containers = [x for x in self.values_then if isinstance(x, (dict, list, set))]
+        containers = [x for x in containers if id(x) not in for_hooks]
         self.empty = [x for x in containers if not x]
         self.filled = [x for x in containers if x]
         self.filled_then = [x.copy() for x in self.filled]
@@ -51,18 +57,31 @@ class Recording:
         self.tensors_then = [*self._tensors()]
         self.classes = list({type(module) for module in modules})
         self.forwards_then = [*self._forwards()]
+        hooks = [vars(module)[name] for module in modules for name in HOOKS]
+        self.without_hooks = [x for x in hooks if not x]
+        self.next_hook_then = RemovableHandle.next_id
         self.run: Callable[..., Tensor] | None = None
         self.uses = 0
 
     def is_current(self) -> bool:
         """Whether the layers would still do the same."""
         return (
-            not any(self.empty)
+            self._has_no_new_hook()
+            and not any(self.empty)
             and all(map(is_, self._tensors(), self.tensors_then))  # before == meets any
             and all(map(is_, self._forwards(), self.forwards_then))
             and self.filled == self.filled_then
             and [*self._values()] == self.values_then
         )
+
+    def _has_no_new_hook(self) -> bool:
+        """Looks only if anything, a module or a tensor, has got a hook since it last did."""
+        next_hook = RemovableHandle.next_id
+        if next_hook != self.next_hook_then:
+            if any(self.without_hooks) or _has_any_global_hook():
+                return False
+            self.next_hook_then = next_hook
+        return True
 
     def _values(self) -> Iterator[Any]:
         return chain.from_iterable(map(dict.values, self.attributes))
@@ -195,7 +214,7 @@ def can_be_recorded(layers: Sequence[nn.Module], are_called: bool) -> bool:
     """
     own_package = f"{__name__.rpartition('.')[0]}."
     known = (own_package, *KNOWN_PACKAGES)
-    return all(
+    return not _has_any_global_hook() and all(
         type(module).__module__.startswith(known)
         and not module.training
         and "forward" not in vars(module)

@@ -9,6 +9,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from hf_linear_attention import LinearAttentionCache, recorded_tokens
 from hf_linear_attention.feature_maps import FeatureMap
@@ -145,6 +146,36 @@ def test_what_is_changed_between_tokens_counts_at_once(change, by_modules):
     assert torch.equal(changed, expected[:, :1])
     assert torch.equal(read(model, ids[:, 7:], cache), expected[:, 1:])
     assert not torch.equal(answers(model, ids[:, :6]), before)
+
+
+def test_a_hook_of_all_modules_counts_at_once(by_modules):
+    model, ids = tiny_model(), random_ids(2, 9)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :6], cache)
+    rest = copy.deepcopy(cache)
+    seen = []
+    with register_module_forward_hook(lambda module, args, output: seen.append(module)):
+        read(model, ids[:, 6:7], cache)
+        assert model.model.layers[0].mlp.up_proj in seen
+        read(model, ids[:, 7:8], cache)  # and is not recorded
+        assert seen.count(model.model.layers[0].mlp.up_proj) == 2
+    seen.clear()
+    last = read(model, ids[:, 8:], cache)
+    assert not seen
+    assert torch.equal(last, by_modules(model, ids[:, 6:], rest, prompt=1)[:, 2:])
+
+
+def test_a_hook_elsewhere_leaves_recordings_as_they_are():
+    model, ids = tiny_model(), random_ids(2, 8)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :6], cache)
+    assert uses(model) == {WHOLE: [2]}
+    nn.Linear(1, 1).register_forward_hook(print)
+    read(model, ids[:, 6:7], cache)
+    assert uses(model) == {WHOLE: [3]}
+    add_hook(model.model.layers[0])  # among those looked at, though not at the first chance
+    read(model, ids[:, 7:], cache)
+    assert uses(model) in ({}, {WHOLE: [0]})
 
 
 def set_embedding(model):

@@ -20,13 +20,14 @@ template <int... lane>
 struct FirstLanes<0, lane...> {
   using type = Lanes<lane...>;
 };
-using AllLanes = FirstLanes<static_cast<int>(kLanes<float>)>::type;
+template <class T>
+using AllLanes = typename FirstLanes<static_cast<int>(kLanes<T>)>::type;
 
 // Exchanges the upper right and the lower left of each square of 2 x distance lanes, of whose rows
 // two are given.
-template <int distance, int... lane>
-HFLA_INLINE void exchange(Vec<float>& upper, Vec<float>& lower, Lanes<lane...>) {
-  const Vec<float> u = upper, l = lower;
+template <int distance, class V, int... lane>
+HFLA_INLINE void exchange(V& upper, V& lower, Lanes<lane...>) {
+  const V u = upper, l = lower;
 #if HFLA_HAS_SHUFFLES
   constexpr int W = sizeof...(lane);
   upper = __builtin_shufflevector(u, l, (lane & distance ? W + lane - distance : lane)...);
@@ -41,7 +42,7 @@ template <int distance = 1>
 HFLA_INLINE void transpose(Vec<float> (&rows)[kLanes<float>]) {
   HFLA_UNROLL
   for (int i = 0; i < kLanes<float>; ++i) {
-    if (!(i & distance)) exchange<distance>(rows[i], rows[i + distance], AllLanes{});
+    if (!(i & distance)) exchange<distance>(rows[i], rows[i + distance], AllLanes<float>{});
   }
   if constexpr (2 * distance < kLanes<float>) transpose<2 * distance>(rows);
 }

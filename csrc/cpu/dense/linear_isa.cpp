@@ -6,7 +6,8 @@
 // of it at once as a core may, so a worker walks through several stretches of consecutive outputs
 // side by side. With more rows the multiply-adds take longer than the reading. Then the weights of
 // the outputs that are side by side stay in the first-level cache, as floats, while all rows of x
-// stream past them, a few at a time, and what comes next of W is asked for meanwhile.
+// stream past them, a few at a time, and what comes next of W is asked for meanwhile. In between,
+// where all rows are one tile, W streams past x, which stays in that cache.
 //
 // With AVX512-BF16 numbers of bfloat16 are multiplied as they are, two by two, and nothing is made
 // a float. What it computes with counts as 0 where it is smaller than the smallest normal number,
@@ -17,6 +18,7 @@
 
 #include "cpu/common/memory.h"
 #include "cpu/common/registers.h"
+#include "cpu/common/sums_of_lanes.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
@@ -33,6 +35,21 @@ constexpr int kTileRows = 4;
 constexpr int kTileRows = 2;
 #endif
 constexpr int kTileOutputs = 6;
+
+// So many rows are one tile, too, with fewer outputs, where there are registers for it. With five
+// to seven, two passes take no longer.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kTallRows = 8;
+#else
+constexpr int kTallRows = 0;
+#endif
+constexpr int kTallOutputs = 3;
+
+// Where W is read once, it is asked for twice: far ahead for the second-level cache, and soon
+// before it is needed for the first. There it takes no place from x, since it is said not to be
+// needed again. With one row the processor sees by itself what will be needed.
+constexpr int64_t kFarBytes = 4096;
+constexpr int64_t kNearBytes = 512;
 
 // Of a row of W: a tile's weights stay in the first-level cache. What is not much longer is not
 // divided, for walks through memory then go on without a break.
@@ -93,6 +110,8 @@ class Linear {
   using Factor = typename Factors::Element;
   static constexpr int64_t W = kLanes<Acc>, kPair = 2 * W;
   static constexpr int64_t kLine = kCacheLine / static_cast<int64_t>(sizeof(Scalar));
+  static constexpr int64_t kFar = kFarBytes / static_cast<int64_t>(sizeof(Scalar));
+  static constexpr int64_t kNear = kNearBytes / static_cast<int64_t>(sizeof(Scalar));
   static constexpr int64_t kFactorBytes = sizeof(Factor);
   static constexpr int64_t kFactors = kPair / Factors::kVectors;  // in a vector
   static constexpr bool kIsConverted = sizeof(Scalar) != sizeof(Factor);
@@ -116,7 +135,8 @@ class Linear {
   struct Ahead {
     const Scalar* data;
     int64_t stride;
-    int64_t count;  // of stretches
+    int64_t count;       // of stretches
+    int64_t near_count;  // of those of the tile itself
   };
 
  public:
@@ -127,7 +147,8 @@ class Linear {
         usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         // Not a power of two, which would put all rows into the same few lines of the cache.
         x_stride_(round_up(p.in, kPair) + kCacheLine / kFactorBytes),
-        passes_(ceil_div(p.rows, kTileRows)),
+        is_tall_(p.rows == kTallRows),
+        passes_(is_tall_ ? 1 : ceil_div(p.rows, kTileRows)),
         block_(passes_ == 1 || p.in * kFactorBytes <= kMaxUndividedBytes
                    ? round_up(p.in, kPair)
                    : kBlockBytes / kFactorBytes),
@@ -201,23 +222,47 @@ class Linear {
 
   // The outputs [begin, end) of all rows.
   void compute(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
-    const Scalar* const weight = weight_ + begin * p_.in;
-    const int64_t stretch = (end - begin) / kTileOutputs;
-    for (int64_t i = 0; i < stretch; ++i) {
-      add_up<kTileOutputs>({weight + i * p_.in, stretch * p_.in}, x, own.sums + i, stretch, own);
-    }
-    for (int64_t i = stretch * kTileOutputs; i < end - begin; ++i) {
-      add_up<1>({weight + i * p_.in, 0}, x, own.sums + i, 0, own);
-    }
+    add_up_all(begin, end, x, own);
     for (int64_t row = 0; row < p_.rows; ++row) {
       finish(own.sums + row * task_outputs_, row, begin, end);
     }
   }
 
+  void add_up_all(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
+    if constexpr (kTallRows > 0) {
+      if (is_tall_) return add_up_outputs<kTallOutputs, kTallRows>(begin, end, x, own);
+    }
+    add_up_outputs<kTileOutputs, kTileRows>(begin, end, x, own);
+  }
+
+  // Stretches side by side, and what is left, in tiles of at most so many outputs and rows.
+  template <int outputs, int tile_rows>
+  void add_up_outputs(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
+    const Scalar* const weight = weight_ + begin * p_.in;
+    const int64_t stretch = (end - begin) / outputs;
+    for (int64_t i = 0; i < stretch; ++i) {
+      const Weights<Scalar> side_by_side{weight + i * p_.in, stretch * p_.in};
+      add_up<outputs, tile_rows>(side_by_side, x, own.sums + i, stretch, own);
+    }
+    for (int64_t i = stretch * outputs; i < end - begin; ++i) {
+      add_up<1, tile_rows>({weight + i * p_.in, 0}, x, own.sums + i, 0, own);
+    }
+  }
+
   // `outputs` outputs of all rows, whose sums are `sums_stride` apart.
-  template <int outputs>
+  template <int outputs, int tile_rows>
   void add_up(Weights<Scalar> w, const Factor* x, Acc* sums, int64_t sums_stride,
               const Own& own) const {
+    if (passes_ == 1) {
+      const Part all{0, p_.in, sums, sums_stride, nullptr};
+      const int64_t count = p_.rows == 1 ? 0 : outputs;
+      const Ahead ahead{w.data + kFar, w.stride, count, count};
+      if constexpr (tile_rows == kTallRows) {
+        return add_up_tile<outputs, kTallRows, false>(w, own.copy, x, all, ahead);
+      } else {
+        return add_up_rows<outputs>(w, own.copy, x, p_.rows, all, ahead);
+      }
+    }
     Part part{0, 0, nullptr, sums_stride, nullptr};
     do {
       part.begin = part.end;
@@ -230,7 +275,7 @@ class Linear {
         part.unfinished = own.unfinished + row * kTileOutputs * W;
         // Behind these weights are the next, both in a row and from row to row.
         const Ahead ahead{w.data + pass * w.stride + length, passes_ * w.stride,
-                          passes_ == 1 ? 0 : ceil_div(outputs - pass, passes_)};
+                          ceil_div(outputs - pass, passes_), 0};
         if (!kIsConverted || passes_ < kMinPassesToCopy) {
           add_up_rows<outputs>(w, own.copy, rows, p_.rows - row, part, ahead);
         } else if (pass == 0) {  // of several, so it has all rows of a tile
@@ -279,6 +324,12 @@ class Linear {
           __builtin_prefetch(ahead.data + i * ahead.stride + c + line, 0, 2);
         }
       }
+      for (int64_t i = 0; i < ahead.near_count; ++i) {
+        HFLA_UNROLL
+        for (int64_t line = 0; line < kPair; line += kLine) {
+          __builtin_prefetch(w.data + i * w.stride + c + line + kNear, 0, 0);
+        }
+      }
       multiply_add<0, outputs, rows, copies>(w, copy, x, c, kPair, sum_of);
     }
     if (c < length) {
@@ -289,8 +340,8 @@ class Linear {
     if (part.end < p_.in) {
       for_tile([&](int o, int r, Acc* at) HFLA_INLINE_LAMBDA { store(at, sum_of[o][r]); });
     } else {
-      for_tile([&](int o, int r, Acc*) HFLA_INLINE_LAMBDA {
-        part.sums[r * task_outputs_ + o * part.sums_stride] = sum<Acc>(sum_of[o][r]);
+      for_sums_of_lanes<Acc>(sum_of, [&](int o, int r, Acc sum) HFLA_INLINE_LAMBDA {
+        part.sums[r * task_outputs_ + o * part.sums_stride] = sum;
       });
     }
   }
@@ -301,19 +352,39 @@ class Linear {
   HFLA_INLINE void multiply_add(Weights<Element> w, Factor* copy, const Factor* x, int64_t c,
                                 int64_t count, Vec<Acc> (&sum_of)[outputs][rows]) const {
     constexpr int64_t first = vector * kFactors;
-    typename Factors::Vector x_of[rows];
-    HFLA_UNROLL
-    for (int r = 0; r < rows; ++r) {
-      x_of[r] = Factors::template load_vector<vector>(x + r * x_stride_ + c);
-    }
-    HFLA_UNROLL
-    for (int o = 0; o < outputs; ++o) {
+    const auto load_x = [&](int r) HFLA_INLINE_LAMBDA {
+      return Factors::template load_vector<vector>(x + r * x_stride_ + c);
+    };
+    const auto load_weight = [&](int o) HFLA_INLINE_LAMBDA {
       auto weight = load_factors<vector>(w.data + o * w.stride + c, count);
       if constexpr (rows > 1) keep_in_register(weight);
       if constexpr (copies) Factors::store_vector(copy + o * block_ + c + first, weight);
+      return weight;
+    };
+    // Of which there are fewer stay in registers.
+    if constexpr (rows == kTallRows) {
+      typename Factors::Vector weight_of[outputs];
+      HFLA_UNROLL
+      for (int o = 0; o < outputs; ++o) weight_of[o] = load_weight(o);
       HFLA_UNROLL
       for (int r = 0; r < rows; ++r) {
-        sum_of[o][r] = Factors::multiply_add(weight, x_of[r], sum_of[o][r]);
+        const auto x_of_row = load_x(r);
+        HFLA_UNROLL
+        for (int o = 0; o < outputs; ++o) {
+          sum_of[o][r] = Factors::multiply_add(weight_of[o], x_of_row, sum_of[o][r]);
+        }
+      }
+    } else {
+      typename Factors::Vector x_of[rows];
+      HFLA_UNROLL
+      for (int r = 0; r < rows; ++r) x_of[r] = load_x(r);
+      HFLA_UNROLL
+      for (int o = 0; o < outputs; ++o) {
+        const auto weight = load_weight(o);
+        HFLA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+          sum_of[o][r] = Factors::multiply_add(weight, x_of[r], sum_of[o][r]);
+        }
       }
     }
     if constexpr (vector + 1 < Factors::kVectors) {
@@ -334,7 +405,9 @@ class Linear {
   const LinearProblem& p_;
   const Threads& threads_;
   const Scalar* const weight_;
-  const int64_t usable_threads_, x_stride_, passes_, block_, task_outputs_;
+  const int64_t usable_threads_, x_stride_;
+  const bool is_tall_;
+  const int64_t passes_, block_, task_outputs_;
 };
 
 }  // namespace

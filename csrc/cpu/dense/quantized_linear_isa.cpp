@@ -11,6 +11,7 @@
 // long. What of x is smaller than the smallest normal number, 2^-126, then counts as 0.
 
 #include "cpu/common/memory.h"
+#include "cpu/common/sums_of_lanes.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
@@ -217,13 +218,9 @@ class QuantizedLinear {
         scales += scale_group_step_;
       }
     }
-    HFLA_UNROLL
-    for (int o = 0; o < outputs; ++o) {
-      HFLA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        own.groups.sums[r * sums_stride_ + output + o - begin] += sum<float>(sums[o][r]);
-      }
-    }
+    for_sums_of_lanes<float>(sums, [&](int o, int r, float sum) HFLA_INLINE_LAMBDA {
+      own.groups.sums[r * sums_stride_ + output + o - begin] += sum;
+    });
   }
 
   // What a group has beyond whole units. The rest of a unit meets zeros in x.
@@ -340,13 +337,9 @@ class QuantizedLinear {
         for (int r = 0; r < rows; ++r) sums[o][r] += weight * load(x + r * x_stride_ + c);
       }
     }
-    HFLA_UNROLL
-    for (int o = 0; o < outputs; ++o) {
-      HFLA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        own.groups.sums[(row + r) * sums_stride_ + output + o] += sum<float>(sums[o][r]);
-      }
-    }
+    for_sums_of_lanes<float>(sums, [&](int o, int r, float sum) HFLA_INLINE_LAMBDA {
+      own.groups.sums[(row + r) * sums_stride_ + output + o] += sum;
+    });
   }
 
   template <int outputs, int rows>
@@ -374,13 +367,9 @@ class QuantizedLinear {
         for (int r = 0; r < rows; ++r) sums[o][r] += scale * products[o][r];
       }
     }
-    HFLA_UNROLL
-    for (int o = 0; o < outputs; ++o) {
-      HFLA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        own.groups.sums[(row + r) * sums_stride_ + output + o] += sum<float>(sums[o][r]);
-      }
-    }
+    for_sums_of_lanes<float>(sums, [&](int o, int r, float sum) HFLA_INLINE_LAMBDA {
+      own.groups.sums[(row + r) * sums_stride_ + output + o] += sum;
+    });
   }
 
   const QuantizedLinearProblem& p_;

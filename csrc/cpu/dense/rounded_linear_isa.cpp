@@ -10,6 +10,7 @@
 
 #include "cpu/common/memory.h"
 #include "cpu/common/registers.h"
+#include "cpu/common/sums_of_lanes.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
@@ -104,14 +105,9 @@ class RoundedInt8 {
     } else {
       add_up_blocks<outputs, rows>(of, row, groups_.scales_of(own, place), sums);
     }
-    HFLA_UNROLL
-    for (int o = 0; o < outputs; ++o) {
-      HFLA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        const int64_t at = (row + r) * groups_.sums_stride() + place + o * of.stretch;
-        own.sums[at] += sum<float>(sums[o][r]);
-      }
-    }
+    for_sums_of_lanes<float>(sums, [&](int o, int r, float sum) HFLA_INLINE_LAMBDA {
+      own.sums[(row + r) * groups_.sums_stride() + place + o * of.stretch] += sum;
+    });
   }
 
   // Where every group is a unit.
