@@ -105,7 +105,8 @@ def container():
             continue
         try:
             for name, content in files.items():
-                (group / name).write_text(content)
+                with open(group / name, "r+") as file:  # which is there, or this is no group
+                    file.write(content)
             yield group
             return
         except OSError as error:
