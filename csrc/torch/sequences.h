@@ -105,6 +105,7 @@ inline Sequences check_sequences(const Dimensions& d, const Tensor& key_mask,
 inline void clear_outputs(const Sequences& p, const SequenceSlots& slots, Tensor& y,
                           int64_t bytes_per_token) {
   char* const first = static_cast<char*>(y.mutable_data());
+  if (!first) return;  // y is empty, and memset() must not be given null
   const auto clear = [&](int64_t begin, int64_t end) {
     std::memset(first + begin * bytes_per_token, 0,
                 static_cast<size_t>((end - begin) * bytes_per_token));
