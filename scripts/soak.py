@@ -377,7 +377,9 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
     path = harness.result_path(flags.results, date, document["machine"], "soak", name)
     path.write_text(json.dumps(document) + "\n")
     plot(path, document)
-    print(f"{soak.requests()} requests, {soak.tokens} tokens compared, {len(soak.problems)} wrong")
+    print(
+        f"{soak.requests()} requests, {soak.tokens} tokens compared, {len(soak.problems)} problems"
+    )
     print(f"wrote {path} and .png")
     return 1 if soak.problems else 0
 

@@ -43,8 +43,8 @@ class Recording:
         values = {id(x): x for x in chain.from_iterable(map(dict.values, self.attributes))}
         self.attributes += [vars(x) for x in values.values() if isinstance(x, PreTrainedConfig)]
         self.values_then = [*self._values()]
-        # What may change without being replaced. To ask whether any is not empty any more is quicker
-        # than to compare them. For hooks, see below.
+        # What may change without being replaced. To ask whether those that were empty still are is
+        # quicker than to compare them. For hooks, see below.
         for_hooks = {id(vars(module)[name]) for module in modules for name in FOR_HOOKS}
         containers = [x for x in self.values_then if isinstance(x, (dict, list, set))]
         containers = [x for x in containers if id(x) not in for_hooks]
