@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 
-import pytest
 import torch
 
-from hf_linear_attention.backends import backend_report
+from needs import needs_kernels
 from new_python import FIXED, run_python
 from tiny import tiny_model
 
@@ -55,7 +54,7 @@ print("all the same")
 """
 
 
-@pytest.mark.skipif(backend_report()["cpu"] is not None, reason="no compiled kernels here")
+@needs_kernels
 def test_forked_processes_compute_while_their_parent_does():
     result = run_python("-c", FORKS)
     assert result.stdout == "all the same\n", result.stderr
@@ -89,7 +88,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(backend_report()["cpu"] is not None, reason="no compiled kernels here")
+@needs_kernels
 def test_a_spawned_process_computes_on_threads_of_its_own(tmp_path):
     program = tmp_path / "spawns.py"
     program.write_text(SPAWNS)

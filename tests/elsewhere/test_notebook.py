@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from hf_linear_attention.backends import backend_report
+from needs import needs_kernels
 from new_python import FIXED
 from saved_models import PACKAGE
 from tiny import random_ids, tiny_model
@@ -127,7 +127,7 @@ def test_trainer_shows_its_table_and_trains(notebook, generated, tmp_path):
     assert last < first
 
 
-@pytest.mark.skipif(backend_report()["cpu"] is not None, reason="no compiled kernels here")
+@needs_kernels
 def test_modules_that_were_changed_are_loaded_again(notebook, generated):
     notebook(RELOADED)
     assert printed(notebook(COMPUTED)).endswith("True True True\n")

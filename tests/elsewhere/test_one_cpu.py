@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_linear_attention.backends import backend_report
+from needs import needs_kernels
 from new_python import FIXED
 from saved_models import last_line
 from tiny import random_ids, tiny_model
 
 pytestmark = [
-    pytest.mark.skipif(backend_report()["cpu"] is not None, reason="no compiled kernels here"),
+    needs_kernels,
     pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux is asked for CPUs"),
 ]
 

@@ -21,6 +21,12 @@ constexpr int64_t kVectorBytes = 32;
 constexpr int64_t kVectorBytes = 16;  // SSE2, NEON
 #endif
 
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kHasManyRegisters = true;  // 32, of vectors
+#else
+constexpr bool kHasManyRegisters = false;  // 16
+#endif
+
 template <class T>
 constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
 

@@ -68,11 +68,7 @@ HFLA_INLINE void with_rule(Decays decays, bool delta, Run run) {
 
 // Tokens of a block: as many as the registers hold sums for, two or three of each for every token
 // and vector of columns.
-#if defined(__aarch64__) || defined(__AVX512F__)
-constexpr int kBlockTokens = 4;
-#else
-constexpr int kBlockTokens = 2;
-#endif
+constexpr int kBlockTokens = kHasManyRegisters ? 4 : 2;
 static_assert(kRowMultiple % kBlockTokens == 0);
 
 // The weights of a block lie in tiles of as many channels as a vector has lanes: (K / lanes, token

@@ -29,20 +29,12 @@ namespace {
 constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
 
 // A tile of y: as many sums as registers hold beside the rows of x and a vector of W.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTileRows = 4;
-#else
-constexpr int kTileRows = 2;
-#endif
+constexpr int kTileRows = kHasManyRegisters ? 4 : 2;
 constexpr int kTileOutputs = 6;
 
 // So many rows are one tile, too, with fewer outputs, where there are registers for it. With five
 // to seven, two passes take no longer.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTallRows = 8;
-#else
-constexpr int kTallRows = 0;
-#endif
+constexpr int kTallRows = kHasManyRegisters ? 8 : 0;
 constexpr int kTallOutputs = 3;
 
 // Where W is read once, it is asked for twice: far ahead for the second-level cache, and soon
@@ -135,8 +127,7 @@ class Linear {
   struct Ahead {
     const Scalar* data;
     int64_t stride;
-    int64_t count;       // of stretches
-    int64_t near_count;  // of those of the tile itself
+    int64_t count;  // of stretches
   };
 
  public:
@@ -147,8 +138,7 @@ class Linear {
         usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         // Not a power of two, which would put all rows into the same few lines of the cache.
         x_stride_(round_up(p.in, kPair) + kCacheLine / kFactorBytes),
-        is_tall_(p.rows == kTallRows),
-        passes_(is_tall_ ? 1 : ceil_div(p.rows, kTileRows)),
+        passes_(is_tall() ? 1 : ceil_div(p.rows, kTileRows)),
         block_(passes_ == 1 || p.in * kFactorBytes <= kMaxUndividedBytes
                    ? round_up(p.in, kPair)
                    : kBlockBytes / kFactorBytes),
@@ -176,6 +166,8 @@ class Linear {
   }
 
  private:
+  bool is_tall() const { return kTallRows > 0 && p_.rows == kTallRows; }
+
   // A worker's own memory.
   struct Own {
     Acc* sums;        // (rows, task_outputs); the last row is read in whole vectors, too
@@ -230,7 +222,7 @@ class Linear {
 
   void add_up_all(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
     if constexpr (kTallRows > 0) {
-      if (is_tall_) return add_up_outputs<kTallOutputs, kTallRows>(begin, end, x, own);
+      if (is_tall()) return add_up_outputs<kTallOutputs, kTallRows>(begin, end, x, own);
     }
     add_up_outputs<kTileOutputs, kTileRows>(begin, end, x, own);
   }
@@ -253,16 +245,20 @@ class Linear {
   template <int outputs, int tile_rows>
   void add_up(Weights<Scalar> w, const Factor* x, Acc* sums, int64_t sums_stride,
               const Own& own) const {
-    if (passes_ == 1) {
-      const Part all{0, p_.in, sums, sums_stride, nullptr};
-      const int64_t count = p_.rows == 1 ? 0 : outputs;
-      const Ahead ahead{w.data + kFar, w.stride, count, count};
-      if constexpr (tile_rows == kTallRows) {
-        return add_up_tile<outputs, kTallRows, false>(w, own.copy, x, all, ahead);
-      } else {
-        return add_up_rows<outputs>(w, own.copy, x, p_.rows, all, ahead);
-      }
+    if (passes_ != 1) return add_up_in_passes<outputs>(w, x, sums, sums_stride, own);
+    const Part whole{0, p_.in, sums, sums_stride, nullptr};
+    const Ahead ahead{w.data + kFar, w.stride, p_.rows == 1 ? 0 : outputs};
+    if constexpr (tile_rows == kTallRows) {
+      add_up_tile<outputs, kTallRows, false>(w, own.copy, x, whole, ahead);
+    } else {
+      add_up_rows<outputs>(w, own.copy, x, p_.rows, whole, ahead);
     }
+  }
+
+  // The same where W is not read once.
+  template <int outputs>
+  void add_up_in_passes(Weights<Scalar> w, const Factor* x, Acc* sums, int64_t sums_stride,
+                        const Own& own) const {
     Part part{0, 0, nullptr, sums_stride, nullptr};
     do {
       part.begin = part.end;
@@ -275,7 +271,7 @@ class Linear {
         part.unfinished = own.unfinished + row * kTileOutputs * W;
         // Behind these weights are the next, both in a row and from row to row.
         const Ahead ahead{w.data + pass * w.stride + length, passes_ * w.stride,
-                          ceil_div(outputs - pass, passes_), 0};
+                          ceil_div(outputs - pass, passes_)};
         if (!kIsConverted || passes_ < kMinPassesToCopy) {
           add_up_rows<outputs>(w, own.copy, rows, p_.rows - row, part, ahead);
         } else if (pass == 0) {  // of several, so it has all rows of a tile
@@ -316,6 +312,7 @@ class Linear {
       for_tile([&](int o, int r, const Acc* at) HFLA_INLINE_LAMBDA { sum_of[o][r] = load(at); });
     }
     const int64_t length = part.end - part.begin;
+    const int64_t near_count = passes_ == 1 ? ahead.count : 0;
     int64_t c = 0;
     for (; c + kPair <= length; c += kPair) {
       for (int64_t i = 0; i < ahead.count; ++i) {
@@ -324,7 +321,7 @@ class Linear {
           __builtin_prefetch(ahead.data + i * ahead.stride + c + line, 0, 2);
         }
       }
-      for (int64_t i = 0; i < ahead.near_count; ++i) {
+      for (int64_t i = 0; i < near_count; ++i) {
         HFLA_UNROLL
         for (int64_t line = 0; line < kPair; line += kLine) {
           __builtin_prefetch(w.data + i * w.stride + c + line + kNear, 0, 0);
@@ -362,7 +359,7 @@ class Linear {
       return weight;
     };
     // Of which there are fewer stay in registers.
-    if constexpr (rows == kTallRows) {
+    if constexpr (rows > outputs) {
       typename Factors::Vector weight_of[outputs];
       HFLA_UNROLL
       for (int o = 0; o < outputs; ++o) weight_of[o] = load_weight(o);
@@ -405,9 +402,7 @@ class Linear {
   const LinearProblem& p_;
   const Threads& threads_;
   const Scalar* const weight_;
-  const int64_t usable_threads_, x_stride_;
-  const bool is_tall_;
-  const int64_t passes_, block_, task_outputs_;
+  const int64_t usable_threads_, x_stride_, passes_, block_, task_outputs_;
 };
 
 }  // namespace

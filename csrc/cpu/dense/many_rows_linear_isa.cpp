@@ -24,11 +24,7 @@ using V = Vec<float>;
 constexpr int64_t W = kLanes<float>;
 
 // A tile of y: as many sums as registers hold beside two vectors of W and one number of x.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int64_t kTileRows = 12;
-#else
-constexpr int64_t kTileRows = 6;
-#endif
+constexpr int64_t kTileRows = kHasManyRegisters ? 12 : 6;
 constexpr int64_t kTileVectors = 2;
 constexpr int64_t kTileColumns = kTileVectors * W;
 constexpr int64_t kTileSize = kTileRows * kTileColumns;

@@ -27,13 +27,10 @@ constexpr bool reads(Role role) { return role != Role::write; }
 // The widest block, in vectors, and how many tokens a pass folds into it: so many that the
 // registers are full, enough independent sums are under way, and weights and state are not loaded
 // too often. Doubles are for comparisons, and have one width only.
-#if defined(__aarch64__) || defined(__AVX512F__)
 template <class Acc>
-constexpr int64_t kMaxBlock = sizeof(Acc) == sizeof(double) ? 1 : 4;
-#else
-template <class Acc>
-constexpr int64_t kMaxBlock = sizeof(Acc) == sizeof(double) ? 1 : 2;
-#endif
+constexpr int64_t kMaxBlock = sizeof(Acc) == sizeof(double) ? 1
+                              : kHasManyRegisters           ? 4
+                                                            : 2;
 
 constexpr int tokens_per_pass(int64_t block) {
   return kVectorBytes < 64 && block == kMaxBlock<float> ? 2 : 4;
