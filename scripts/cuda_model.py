@@ -263,10 +263,10 @@ def floor(size: tuple[int, ...], dtype: str, passes: Iterable[str], gpu: Gpu) ->
 # ---- from launchers and compilers ----
 
 
-def build_plan(directory: Path, op: str, dtypes: Iterable[str], optimize: str = "-O1") -> Path:
+def build_plan(directory: Path, op: str, dtypes: Iterable[str]) -> Path:
     """cuda_plan.cpp as a program, with an op's kernels, whose addresses nm prints."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = ["-std=c++17", optimize, "-fno-pie", "-fsanitize=thread", f"-I{CSRC}"]
+    flags = ["-std=c++17", "-O1", "-fno-pie", "-fsanitize=thread", f"-I{CSRC}"]
     kernels = [CSRC / "cuda" / op / f"{SOURCES[dtype]}.cu" for dtype in dtypes]
     objects = []
     for source in [*kernels, CSRC / "cuda" / "kernels.cpp", ROOT / "scripts" / "cuda_plan.cpp"]:

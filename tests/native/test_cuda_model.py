@@ -219,7 +219,7 @@ def test_backward_s_first_walk_has_the_states_of_forward_s_pieces(plan):
 @needs_compiler
 def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path):
     op = "delta_rule"
-    program = cuda_model.build_plan(tmp_path, op, ["bfloat16"], "-O0")
+    program = cuda_model.build_plan(tmp_path, op, ["bfloat16"])
     B, H, T = 1, 4, 640
     for D, multiprocessors, columns, of_prepare, of_walk in (
         (32, 2, 32, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 32>"),
