@@ -176,6 +176,12 @@ class Decoder:
         return Work(flops, weights + cache, bandwidth="read")
 
 
+def ways_to_time(and_forward: bool) -> dict[str, Callable[[Decoder], float]]:
+    """How a sample is taken, by what it is of."""
+    ways = {"generate()": Decoder.sample_generate}
+    return ways | {"forward": Decoder.sample_forward} if and_forward else ways
+
+
 def is_recurrent(layer: CacheLayerMixin) -> bool:
     """Whether a layer of a cache is one of ours: known by what it holds."""
     return hasattr(layer, "tensors") and hasattr(layer, "num_tokens")
@@ -315,11 +321,9 @@ class Bench:
         decoders[IDENTITY] = make(without_attention(models["ours"]))
         decoders[NN_LINEAR] = decoders["ours"]
         work = {name: decoder.least_work() for name, decoder in decoders.items()}
-        ways = {"generate()": Decoder.sample_generate}
-        if models is self.models and context <= self.setting.longest_forward:
-            ways["forward"] = Decoder.sample_forward
-        for what, sample in ways.items():
-            samples = {name: sample.__get__(decoder) for name, decoder in decoders.items()}
+        and_forward = models is self.models and context <= self.setting.longest_forward
+        for what, sample in ways_to_time(and_forward).items():
+            samples = {name: partial(sample, decoder) for name, decoder in decoders.items()}
             samples[NN_LINEAR] = within(torch_products, samples[NN_LINEAR])
             timings = self.report.time(samples, self.setting.budget)
             case = f"{rows} x {context} tokens"
@@ -340,14 +344,16 @@ class Bench:
     def time_quantised(self, models: dict[str, PreTrainedModel], rows: int, context: int) -> None:
         make = partial(Decoder, size=self.setting.size, rows=rows, context=context)
         decoders = {name: make(model) for name, model in models.items()}
-        samples = {name: decoder.sample_generate for name, decoder in decoders.items()}
-        samples[TORCHAO] = within(torchao_products, samples[TORCHAO])
         work = {name: decoder.least_work() for name, decoder in decoders.items()}
         with nullcontext(({}, {})) if self.llama is None else self.llama.at(rows, context) as peers:
-            timings = self.report.time(samples | peers[0], self.setting.budget)
-            work |= peers[1]
-        case = f"{rows} x {context} tokens"
-        self.report.add(f"generate(), bits of weights, {rows} rows", case, context, timings, work)
+            # Many rows hide what generate() does between two tokens.
+            for what, sample in ways_to_time(and_forward=rows == 1).items():
+                samples = {name: partial(sample, decoder) for name, decoder in decoders.items()}
+                samples[TORCHAO] = within(torchao_products, samples[TORCHAO])
+                timings = self.report.time(samples | peers[0], self.setting.budget)
+                panel = f"{what}, bits of weights, {'1 row' if rows == 1 else f'{rows} rows'}"
+                case = f"{rows} x {context} tokens"
+                self.report.add(panel, case, context, timings, work | peers[1])
 
     def time_flatness(self) -> None:
         """Ours at all contexts in turn; ratios are to the shortest."""

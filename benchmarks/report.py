@@ -44,6 +44,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "generate(), 8 rows, float32",
         "generate(), 32 rows, float32",
         "generate(), bits of weights",
+        "forward, bits of weights",
         "prompt, float32",
     ),
     "training": ("training step",),

@@ -68,6 +68,8 @@ def test_generation_is_measured(tmp_path, monkeypatch):
     assert contenders(document, "generate(), 2 rows, float32") == every - {"GPT-2", "Mamba2"}
     assert "ours, float32" in contenders(document, "generate(), 1 row, bfloat16")
     assert contenders(document, "generate(), ours by context") == {"ours"}
+    for panel in ("generate(), bits of weights, 1 row", "forward, bits of weights, 1 row"):
+        assert contenders(document, panel) == set(bench_decode.QUANTISED)
     assert contenders(document, "generate(), bits of weights, 5 rows") == set(
         bench_decode.QUANTISED
     )
