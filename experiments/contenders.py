@@ -52,8 +52,9 @@ def _fitted_width(count: Callable[[str, int], int], name: str, width: int) -> in
 def make_model(name: str, size: Size, vocab_size: int, length: int) -> PreTrainedModel:
     """One of CONTENDERS, for sequences of so many tokens, in training mode.
 
-    All have as many weights as softmax attention with an MLP that is twice as wide as its input:
-    MLPs are wider or narrower for what attention lacks or needs.
+    All have as many weights as softmax attention with an MLP that is twice as wide as its input,
+    but for the tables of tokens and positions: MLPs are wider or narrower for what attention lacks
+    or needs.
     """
 
     def count(name: str, width: int) -> int:
@@ -66,7 +67,7 @@ def make_model(name: str, size: Size, vocab_size: int, length: int) -> PreTraine
 @functools.cache
 def _num_weights(name: str, size: Size, vocab_size: int, length: int, width: int) -> int:
     with torch.device("meta"):
-        return CONTENDERS[name](size, vocab_size, length, width).num_parameters()
+        return num_weights_of_layers(CONTENDERS[name](size, vocab_size, length, width))
 
 
 def _preset(name: str, attn_implementation: str = "sdpa") -> Maker:

@@ -44,12 +44,13 @@ def run(experiment, folder: Path, monkeypatch, *more: str) -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.parametrize("length", [64, 2**16])
 @pytest.mark.parametrize("name", CONTENDERS)
-def test_contenders_have_as_many_weights(name):
+def test_contenders_have_as_many_weights_at_every_length(name, length):
     size = Size(4, 4, 16)
-    softmax = make_model(BASELINE, size, 100, 64)
-    model = make_model(name, size, 100, 64)
-    assert model.num_parameters() == pytest.approx(softmax.num_parameters(), rel=0.01)
+    expected = num_weights_of_layers(make_model(BASELINE, size, 100, length))
+    model = make_model(name, size, 100, length)
+    assert num_weights_of_layers(model) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
