@@ -144,17 +144,24 @@ def save_state(state: dict[str, Any], file: Path) -> None:
 def make_optimizer(
     model: LinearAttentionForCausalLM, learning_rate: float, steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW; a twentieth of the steps to warm up, then half a cosine to a tenth of the rate."""
+    """AdamW, with the schedule that all have."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+    return optimizer, make_schedule(optimizer, steps)
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """A twentieth of the steps to warm up, then half a cosine to a tenth of the rate."""
     warmup = max(steps // 20, 1)
 
     def factor(step: int) -> float:
         return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * step / steps))
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def training_step(
