@@ -345,14 +345,14 @@ class Bench:
         make = partial(Decoder, size=self.setting.size, rows=rows, context=context)
         decoders = {name: make(model) for name, model in models.items()}
         work = {name: decoder.least_work() for name, decoder in decoders.items()}
+        case, of_rows = f"{rows} x {context} tokens", "1 row" if rows == 1 else f"{rows} rows"
         with nullcontext(({}, {})) if self.llama is None else self.llama.at(rows, context) as peers:
             # Many rows hide what generate() does between two tokens.
             for what, sample in ways_to_time(and_forward=rows == 1).items():
                 samples = {name: partial(sample, decoder) for name, decoder in decoders.items()}
                 samples[TORCHAO] = within(torchao_products, samples[TORCHAO])
                 timings = self.report.time(samples | peers[0], self.setting.budget)
-                panel = f"{what}, bits of weights, {'1 row' if rows == 1 else f'{rows} rows'}"
-                case = f"{rows} x {context} tokens"
+                panel = f"{what}, bits of weights, {of_rows}"
                 self.report.add(panel, case, context, timings, work | peers[1])
 
     def time_flatness(self) -> None:
