@@ -97,7 +97,10 @@ def address(serve) -> str:
 @pytest.fixture(scope="module")
 def browser():
     options = webdriver.ChromeOptions()
-    options.binary_location = next(filter(None, map(shutil.which, BROWSERS)))
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.fail(f"needs a browser on PATH, one of {', '.join(BROWSERS)}")
+    options.binary_location = found
     # As root, and in containers, there is neither a sandbox nor much of /dev/shm.
     for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
         options.add_argument(f"--{flag}")
