@@ -279,7 +279,7 @@ def least_work(model: PreTrainedModel, work: str, T: int) -> Work:
 
 # What the name of an op tells of it, by the first expression that is found there.
 OPS = {
-    "products": r"^aten::(mm|addmm)$|^hf_linear_attention::(onednn_|many_rows_)?linear$",
+    "products": r"^aten::(mm|addmm)$|^hf_linear_attention::(many_rows_)?linear$",
     "recurrence": r"delta_rule|linear_attention_(forward|backward|step)|selective_scan",
     "convolution": r"conv(olution|1d)",
     "norms": r"rms_norm",

@@ -66,7 +66,6 @@ def shapes_given_to(monkeypatch):
     callers = {
         "few_rows_product": linear,
         "many_rows_product": linear,
-        "onednn_product": linear,
         "int8_product": quantized,
         "int4_product": quantized,
         "compiled_rms_norm": rms_norm,

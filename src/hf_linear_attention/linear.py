@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """nn.Linear, faster on the CPU: for few rows, as in generation, and in some dtypes for many."""
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,8 @@ from .quantized import are_products_compiled, quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
-onednn_product = native_op("onednn_linear", version=1)
 cpu_instruction_set = native_op("cpu_instruction_set", version=1)
-IS_COMPILED = has_compiled(few_rows_product, onednn_product)
+IS_COMPILED = has_compiled(few_rows_product, many_rows_product)
 
 
 def processor() -> tuple[str, frozenset[str]]:
@@ -27,25 +27,25 @@ def processor() -> tuple[str, frozenset[str]]:
     return text, frozenset(found[1].split() if found else ())
 
 
-def products_of_many_rows() -> dict[torch.dtype, tuple[int, Callable[..., Tensor]]]:
-    """What beats torch's products on this processor, by dtype: a number of multiplications, by
-    benchmarks of both, and the product that is faster from there on.
+def multiplications_that_are_many() -> dict[torch.dtype, int]:
+    """By dtype, from how many multiplications on the compiled product of many rows beats torch's on
+    this processor, by benchmarks of both; without a dtype, never.
 
-    torch multiplies float32 by MKL, which leaves AVX-512 aside on AMD's processors, where oneDNN
-    takes half the time. It multiplies bfloat16 and float16 by oneDNN, and where that lacks the
-    instructions by plain loops, at a tenth of the speed of float32.
+    torch multiplies float32 by MKL, which leaves AVX-512 aside on AMD's processors. It multiplies
+    bfloat16 and float16 by oneDNN, and where that lacks the instructions by plain loops, at a tenth
+    of the speed of float32. (For float32 oneDNN is no faster than the compiled product, and keeps
+    code of half a MiB or more for each number of rows that it has met.)
     """
     text, flags = processor()
-    products: dict[torch.dtype, tuple[int, Callable[..., Tensor]]] = {}
-    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    if "AuthenticAMD" in text and "avx512f" in flags and has_both:
-        products[torch.float32] = 2**21, onednn_product
+    many = {}
     if "avx2" in flags and has_compiled(many_rows_product):
+        if "avx512f" in flags and "AuthenticAMD" in text and torch.backends.mkl.is_available():
+            many[torch.float32] = 2**24
         if "avx512f" not in flags:
-            products[torch.bfloat16] = 2**20, many_rows_product
+            many[torch.bfloat16] = 2**20
         if "avx512_fp16" not in flags:
-            products[torch.float16] = 2**20, many_rows_product
-    return products
+            many[torch.float16] = 2**20
+    return many
 
 
 # Up to so many rows the product of few rows is the faster one, by benchmarks of all: those of many
@@ -54,7 +54,7 @@ ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch
 ROWS_ON = {
     "avx2": {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8},
     # Weights of bfloat16 are multiplied as they lie, where oneDNN copies them first.
-    "avx512_bf16": ROWS_ELSEWHERE | {torch.float32: 96, torch.bfloat16: 96},
+    "avx512_bf16": ROWS_ELSEWHERE | {torch.float32: 128, torch.bfloat16: 96},
     "amx": ROWS_ELSEWHERE | {torch.float32: 64, torch.bfloat16: 128},
 }
 
@@ -72,15 +72,13 @@ def rows_that_are_few() -> dict[torch.dtype, int]:
     return ROWS_ON.get(instruction_set(), ROWS_ELSEWHERE)
 
 
-MANY_ROWS = products_of_many_rows()
+MANY = multiplications_that_are_many()
 MAX_ROWS = rows_that_are_few()
-TORCH = (0, F.linear)
 
 # What `python -m hf_linear_attention` says of each product, and of torch's in its place.
 REASONS = {
     few_rows_product: "the compiled product for few rows, which reads the weights at full speed",
-    many_rows_product: "the compiled product for many rows, since torch's lacks instructions here",
-    onednn_product: "oneDNN's product, since torch's, MKL, leaves AVX-512 aside on this processor",
+    many_rows_product: "the compiled product for many rows, since torch's leaves instructions aside",
 }
 # What multiplies few rows of bfloat16, by instruction set; elsewhere they become floats.
 BFLOAT16_BY = {"avx512_bf16": "AVX512-BF16", "amx": "AMX tiles"}
@@ -89,7 +87,9 @@ BFLOAT16_BY = {"avx512_bf16": "AVX512-BF16", "amx": "AMX tiles"}
 def product_report() -> dict[str, str]:
     """By dtype of x and the weight, which product `Linear` takes on the CPU, and why."""
     if not IS_COMPILED:
-        missing = [f.reason for f in (few_rows_product, onednn_product) if isinstance(f, Missing)]
+        missing = [
+            f.reason for f in (few_rows_product, many_rows_product) if isinstance(f, Missing)
+        ]
         why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
         return dict.fromkeys(map(_name, MAX_ROWS), f"torch's product ({why})")
     report = {}
@@ -97,9 +97,8 @@ def product_report() -> dict[str, str]:
         choices = [f"up to {rows} rows without gradients {REASONS[few_rows_product]}"]
         if dtype == torch.bfloat16 and instruction_set() in BFLOAT16_BY:
             choices[0] += f" and multiplies them as they are, by {BFLOAT16_BY[instruction_set()]}"
-        least, product = MANY_ROWS.get(dtype, TORCH)
-        if product is not F.linear:
-            choices.append(f"from {least:,} multiplications on {REASONS[product]}")
+        if dtype in MANY:
+            choices.append(f"from {MANY[dtype]:,} multiplications on {REASONS[many_rows_product]}")
         report[_name(dtype)] = "; ".join([*choices, "else torch's"])
     return report
 
@@ -126,8 +125,9 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
         return quantized_product(x, weight, bias) or F.linear
     if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
         return few_rows_product
-    least, product = MANY_ROWS.get(x.dtype, TORCH)
-    return product if x.numel() * weight.shape[0] >= least else F.linear
+    if x.numel() * weight.shape[0] >= MANY.get(x.dtype, math.inf):
+        return many_rows_product
+    return F.linear
 
 
 def products_in_use() -> tuple[bool, bool]:

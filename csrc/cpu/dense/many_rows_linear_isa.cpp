@@ -6,8 +6,8 @@
 // matrices are copied, as float32, into panels, each as many rows as a tile of y has, in the order
 // in which the tile's sums read them. All of x is copied first, or as many rows of it as the last
 // cache holds. Of a panel of W, a worker copies a block, which fills the first-level cache, and the
-// panels of x stream past it. So W is read once, and a tile's sums leave the registers only between
-// blocks.
+// panels of x stream past it, while the next block is asked for. So W is read once, and a tile's
+// sums leave the registers only between blocks.
 //
 // A sum's order depends on the block's length only, not on the threads nor on other rows.
 
@@ -93,6 +93,39 @@ struct Matrix {
   }
 };
 
+// A block of W that is packed next: a part of it is asked for with each tile, so that all of it is
+// in the second-level cache by then. The processor does not foresee so many short runs.
+class NextBlock {
+ public:
+  template <class Scalar>
+  NextBlock(const Matrix<Scalar>& w, int64_t row, int64_t begin, int64_t end, int64_t tiles) {
+    constexpr int64_t size = sizeof(Scalar);
+    const int64_t rows = min(kTileColumns, w.rows - row);
+    if (rows <= 0 || begin == end) return;
+    run_ = reinterpret_cast<const char*>(w.data + row * w.row_stride + begin * w.column_stride);
+    if (w.column_stride == 1) {
+      set_runs(rows, w.row_stride * size, (end - begin) * size, tiles);
+    } else if (w.row_stride == 1) {
+      set_runs(end - begin, w.column_stride * size, rows * size, tiles);
+    }
+  }
+
+  HFLA_INLINE void ask_for_more() {
+    for (int64_t n = min(at_once_, runs_); n > 0; --n, --runs_, run_ += stride_) {
+      for (int64_t byte = 0; byte < bytes_; byte += kCacheLine) ask_for(run_ + byte);
+    }
+  }
+
+ private:
+  void set_runs(int64_t runs, int64_t stride, int64_t bytes, int64_t tiles) {
+    runs_ = runs, stride_ = stride, bytes_ = bytes, at_once_ = ceil_div(runs, tiles);
+  }
+
+  const char* run_ = nullptr;
+  int64_t runs_ = 0, stride_ = 0, bytes_ = 0;  // that are left; between them; of each
+  int64_t at_once_ = 0;
+};
+
 template <class Scalar>
 class ManyRowsLinear {
  public:
@@ -101,8 +134,7 @@ class ManyRowsLinear {
         threads_(threads),
         x_(p.x, p.rows, p.x_strides),
         weight_(p.weight, p.out, p.weight_strides),
-        rows_together_(min(round_up(p.rows, kTileRows),
-                           max(kMinRows, kMaxFloats / max(1, p.in) / kTileRows * kTileRows))) {}
+        rows_together_(rows_of_parts(p.rows, p.in)) {}
 
   Status run() const {
     const int64_t workers =
@@ -129,6 +161,13 @@ class ManyRowsLinear {
   }
 
  private:
+  // Parts as large as each other, of about kMaxFloats: each of them copies all of W.
+  static int64_t rows_of_parts(int64_t rows, int64_t in) {
+    const int64_t most = max(kMinRows, kMaxFloats / max(1, in));
+    const int64_t parts = max(1, (rows + most / 2) / most);
+    return round_up(ceil_div(rows, parts), kTileRows);
+  }
+
   // The outputs of a panel of W for the rows [row, row_end), of which x has the panels; w (a block
   // of W's panel) and sums (of all tiles) are the worker's own memory.
   void compute(int64_t row, int64_t row_end, int64_t column, const float* x, float* w,
@@ -139,13 +178,21 @@ class ManyRowsLinear {
       weight_.template pack<kTileColumns>(column, begin, end, w);
       const float* x_block = x + begin * kTileRows;
       float* tile_sums = sums;
+      NextBlock next = end < p_.in ? block_after(column, end, row_end - row)
+                                   : block_after(column + kTileColumns, 0, row_end - row);
       for (int64_t r = row; r < row_end; r += kTileRows) {
+        next.ask_for_more();
         add_up_tile(r, column, begin, end, x_block, w, tile_sums);
         x_block += p_.in * kTileRows;
         tile_sums += kTileSize;
       }
       begin = end;
     } while (begin < p_.in);
+  }
+
+  NextBlock block_after(int64_t column, int64_t begin, int64_t rows) const {
+    const int64_t end = min(p_.in, begin + kBlock);
+    return NextBlock(weight_, column, begin, end, ceil_div(rows, kTileRows));
   }
 
   // A block's part of the sums of a tile. What was added up before is in `sums`.
