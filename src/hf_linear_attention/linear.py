@@ -78,7 +78,7 @@ MAX_ROWS = rows_that_are_few()
 # What `python -m hf_linear_attention` says of each product, and of torch's in its place.
 REASONS = {
     few_rows_product: "the compiled product for few rows, which reads the weights at full speed",
-    many_rows_product: "the compiled product for many rows, since torch's leaves instructions aside",
+    many_rows_product: "the compiled product for many rows, since torch's lacks instructions here",
 }
 # What multiplies few rows of bfloat16, by instruction set; elsewhere they become floats.
 BFLOAT16_BY = {"avx512_bf16": "AVX512-BF16", "amx": "AMX tiles"}
