@@ -439,7 +439,7 @@ def test_the_report_says_which_product_runs_and_why(monkeypatch, capsys):
     print_report()
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "up to 12 rows without gradients the compiled product" in lines["float32"]
-    assert "from 5,678 multiplications on the compiled product" in lines["float32"]
+    assert "from 5,678 multiplications on the compiled product for many rows" in lines["float32"]
     assert "up to 34 rows" in lines["bfloat16"] and "multiplications" not in lines["bfloat16"]
     for name, by in {"avx512_vnni": None, "avx512_bf16": "AVX512-BF16", "amx": "AMX"}.items():
         monkeypatch.setattr(linear, "cpu_instruction_set", lambda name=name: name)

@@ -29,9 +29,9 @@ constexpr int64_t kTileVectors = 2;
 constexpr int64_t kTileColumns = kTileVectors * W;
 constexpr int64_t kTileSize = kTileRows * kTileColumns;
 
-constexpr int64_t kBlock = 256;                   // of the inner dimension
-constexpr int64_t kMaxFloats = int64_t{1} << 20;  // of x that are copied at once
-constexpr int64_t kMinRows = 16 * kTileRows;      // that are copied at once, even if it is more
+constexpr int64_t kBlock = 256;                // of the inner dimension
+constexpr int64_t kFloats = int64_t{1} << 20;  // of x that are copied at once, about
+constexpr int64_t kMinRows = 16 * kTileRows;   // that are copied at once, even if it is more
 
 // A matrix whose rows are put into panels.
 template <class Scalar>
@@ -161,10 +161,10 @@ class ManyRowsLinear {
   }
 
  private:
-  // Parts as large as each other, of about kMaxFloats: each of them copies all of W.
+  // Parts as large as each other, of about kFloats: each of them copies all of W.
   static int64_t rows_of_parts(int64_t rows, int64_t in) {
-    const int64_t most = max(kMinRows, kMaxFloats / max(1, in));
-    const int64_t parts = max(1, (rows + most / 2) / most);
+    const int64_t wanted = max(kMinRows, kFloats / max(1, in));
+    const int64_t parts = max(1, (rows + wanted / 2) / wanted);
     return round_up(ceil_div(rows, parts), kTileRows);
   }
 
