@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "smallest": Setting((1, 2), 1, 4, 2, Size(1, 2, 8), 2, 2, 1e-3),
     "short": Setting((5, 15), 3, 480, 50, Size(2, 2), 16, 16, 3e-3),
-    "full": Setting((15, 40), 2, 2000, 200, Size(4, 4), 16, 20, 2e-3),
+    "full": Setting((15, 40), 3, 1600, 200, Size(4, 4), 16, 8, 2e-3),
     "gpu": Setting((15, 40), 1, 20_000, 500, Size(9, 6), 32, 40, 3e-4, "cuda"),
 }
 
