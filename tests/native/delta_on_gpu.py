@@ -5,7 +5,6 @@ scripts/gpu_check.py; and the small ones in the emulator, run by test_cuda_ops.p
 Shapes: B batch, T time, H heads, K key dim, V value dim.
 """
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -13,15 +12,10 @@ import torch
 from torch import Tensor
 
 from attention_cases import TOLERANCE
-from cuda_cases import DTYPES
+from cuda_cases import DEVICE, DTYPES, RELATIVE_ERROR, SEED, needs_a_gpu
 from hf_linear_attention import delta_rule, delta_rule_, delta_rule_step_, linear_attention
 from hf_linear_attention.chunked_delta import chunked_delta_rule
 from rule_cases import CASES, RuleCase, make_inputs, on_device, run_with_gradients, to_float64
-
-DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
-SEED = int(os.environ.get("ON_GPU_SEED", "1"))
-RELATIVE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of a norm
-needs_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="only CUDA has graphs and streams")
 
 
 def check(case: RuleCase, dtype: torch.dtype) -> None:

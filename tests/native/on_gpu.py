@@ -6,8 +6,6 @@ which is how they are tested themselves. In deterministic mode (conftest.py) res
 start as NaN, so that what a kernel forgets to write is noticed.
 """
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,12 +14,16 @@ import attention_cases
 from attention_cases import Case
 from cuda_cases import (
     CASES,
+    DEVICE,
     DTYPES,
     FEATURE_MAPS,
     HALF_CASES,
+    RELATIVE_ERROR,
+    SEED,
     SIZES,
     STEP_CASES,
     assert_all_close,
+    needs_a_gpu,
 )
 from hf_linear_attention import (
     LinearAttentionState,
@@ -31,11 +33,6 @@ from hf_linear_attention import (
 )
 from hf_linear_attention.chunked_linear import chunked_linear_attention
 from hf_linear_attention.reference import reference_linear_attention
-
-DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
-SEED = int(os.environ.get("ON_GPU_SEED", "1"))
-RELATIVE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of a norm
-needs_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="only CUDA has graphs and streams")
 
 
 def attend(**inputs) -> tuple[Tensor, LinearAttentionState]:

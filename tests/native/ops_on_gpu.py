@@ -6,7 +6,6 @@ place, in the emulator, by test_cuda_ops.py.
 B batch, T time, H heads, K key dim, V value dim.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attention_cases
 import rule_cases
 from attention_cases import Case
+from cuda_cases import DEVICE, SEED, needs_a_gpu
 from hf_linear_attention import (
     LinearAttentionState,
     delta_rule,
@@ -29,9 +29,6 @@ from hf_linear_attention import (
 )
 from rule_cases import RuleCase
 
-DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
-SEED = int(os.environ.get("ON_GPU_SEED", "1"))
-needs_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="only CUDA has graphs")
 WITHIN = {torch.float32: dict(rtol=1e-4, atol=1e-5), torch.bfloat16: dict(rtol=2e-2, atol=2e-2)}
 
 OF_TOKENS = {"q", "k", "v", "log_decay", "beta", "write_strength", "key_mask"}

@@ -1,11 +1,20 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What the CUDA kernels are tried on, emulated and on a GPU."""
 
+import os
+
+import pytest
 import torch
 from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
+
+# Of on_gpu.py and its like. On "cpu" they run with the CPU's kernels, or emulated ones.
+DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
+SEED = int(os.environ.get("ON_GPU_SEED", "1"))
+RELATIVE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of a norm
+needs_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="only CUDA has graphs and streams")
 
 # In the order of the enumerations in csrc/kernels.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
