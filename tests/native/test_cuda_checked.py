@@ -114,9 +114,10 @@ def test_operands_of_tensor_cores_are_as_published(checked):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_without_a_fault_none_is_found(checked):
-    result = checked("planted", "nothing")
-    assert (result.returncode, result.stdout) == (0, "nothing: nothing found\n"), result.stderr
+@pytest.mark.parametrize("name", ["nothing", "nothing_after_a_race"])
+def test_without_a_fault_none_is_found(checked, name):
+    result = checked("planted", name)
+    assert (result.returncode, result.stdout) == (0, f"{name}: nothing found\n"), result.stderr
 
 
 OUTSIDE = "a kernel touched memory outside of its tensors"

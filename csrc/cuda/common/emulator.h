@@ -65,11 +65,20 @@ struct Fiber {
   FiberState state = FiberState::ended;
   bool started = false;
   int line = 0;  // of the barrier or collective operation at which it waits
-  const Identity identity = new_identity();
+  Identity identity = new_identity();
   Fiber() = default;
   Fiber(const Fiber&) = delete;
-  // It was left in leave(), called from where it was not watched already.
-  ~Fiber() { end_identity(identity, started ? 2 : 0); }
+  ~Fiber() { end(&line); }
+  // Ends what it is at: in leave(), called from where it was not watched already. What it did is
+  // done before what comes after a later take_order(order).
+  void end(void* order) { end_identity(identity, started ? 2 : 0, order); }
+  // To be run from its start the next time, as another thread on the same stack.
+  void start_anew(void* order) {
+    if (!started) return;
+    end(order);
+    identity = new_identity();
+    started = false;
+  }
 };
 
 // Those of this block.
@@ -80,8 +89,14 @@ struct Fibers {
   std::deque<Fiber>::iterator begin() { return sets[set].begin(); }
   size_t size() const { return sets[set].size(); }
   Fiber& emplace_back() { return sets[set].emplace_back(); }
-  void clear() {
-    for (std::deque<Fiber>& fibers : sets) fibers.clear();
+  // Somewhere inside of a kernel, in which a fault was found. What they did is done before whatever
+  // comes next: else every kernel after it would seem to have a race.
+  void abandon_all() {
+    char order;
+    for (std::deque<Fiber>& fibers : sets) {
+      for (Fiber& fiber : fibers) fiber.start_anew(&order);
+    }
+    take_order(&order);
   }
 };
 
@@ -180,11 +195,6 @@ inline void make_fibers(int threads) {
   while (m.fibers.size() < size_t(threads)) {
     Fiber& fiber = m.fibers.emplace_back();
     fiber.stack.reset(new char[kStackBytes]);
-    getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = fiber.stack.get();
-    fiber.start.uc_stack.ss_size = kStackBytes;
-    fiber.start.uc_link = nullptr;
-    makecontext(&fiber.start, fiber_main, 0);
   }
 }
 
@@ -194,10 +204,17 @@ inline void run(int i) {
   m.current = i;
   if (_setjmp(m.scheduler)) return;
   Fiber& fiber = m.fibers[i];
-  const bool started = fiber.started;
+  if (fiber.started) {
+    become(fiber.identity);
+    _longjmp(fiber.resume, 1);
+  }
   fiber.started = true;
+  getcontext(&fiber.start);
+  fiber.start.uc_stack.ss_sp = fiber.stack.get();
+  fiber.start.uc_stack.ss_size = kStackBytes;
+  fiber.start.uc_link = nullptr;
+  makecontext(&fiber.start, fiber_main, 0);
   become(fiber.identity);
-  if (started) _longjmp(fiber.resume, 1);
   setcontext(&fiber.start);
 }
 
@@ -417,7 +434,7 @@ int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t s
     const emulator::Unwatched here;
     m.scheduler_identity = emulator::identity();
     m.error = emulator::run_blocks(blocks, threads, shared_bytes);
-    if (!m.error.empty()) m.fibers.clear();  // they are somewhere inside of the kernel
+    if (!m.error.empty()) m.fibers.abandon_all();
   }
   return m.error.empty() ? 0 : 1;
 }

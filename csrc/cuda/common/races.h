@@ -57,11 +57,13 @@ inline void watch_again() {
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
 
-// A thread may not end while it is not watched, and it may be so several times over.
-inline void end_identity(Identity x, int times_unwatched) {
+// A thread may not end while it is not watched, and it may be so several times over. What it did is
+// done before what comes after a later take_order(at).
+inline void end_identity(Identity x, int times_unwatched, void* at) {
   const Identity own = identity();
   become(x);
   while (times_unwatched-- > 0) watch_again();
+  give_order(at);
   become(own);
   __tsan_destroy_fiber(x);
 }
@@ -72,7 +74,7 @@ constexpr bool kFindsRaces = false;
 
 using Identity = void*;
 inline Identity new_identity() { return nullptr; }
-inline void end_identity(Identity, int) {}
+inline void end_identity(Identity, int, void*) {}
 inline Identity identity() { return nullptr; }
 inline void become(Identity) {}
 inline void give_order(void*) {}

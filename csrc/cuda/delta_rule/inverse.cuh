@@ -19,7 +19,7 @@ class Inverse {
  public:
   using Matrix = Tile<float, C, C>;
 
-  // All threads see it after the next barrier.
+  // n may have been written just before; all threads see the inverse after the next barrier.
   DEV static void find(const Matrix& n, const Matrix& inverse) {
     for (int e = thread_index(); e < C * C; e += kThreads) {
       inverse.data[e / C * Matrix::kStride + e % C] = 0;

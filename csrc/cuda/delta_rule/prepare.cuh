@@ -64,8 +64,10 @@ class Prepare {
       shared_.slab.load(p_, piece_, head_, slab * kSlabChannels, shared_.numbers);
       shared_.slab.decay_block();
       sync_block();
-      shared_.slab.decay_to_the_middle();
-      sync_block();
+      if (Slab<Scalar>::kTwice) {
+        shared_.slab.decay_to_the_middle();
+        sync_block();
+      }
       store_rows(slab);
       if (slab * kSlabChannels < p_.K) {
         meet_others();
@@ -210,7 +212,6 @@ class Prepare {
       set_score(false, warp_ * kBlock + i, warp_ * kBlock + j, own_a_[n]);
       if (i > j) set_score(true, warp_ * kBlock + i, warp_ * kBlock + j, own_n_[n]);
     }
-    sync_block();
     if (p_.delta) Inverse<C>::find(shared_.n, shared_.inverse);
   }
 

@@ -155,7 +155,9 @@ KERNEL LAUNCH_BOUNDS(kStepThreads, 4) step_kernel(const GRID_CONSTANT LinearAtte
         }
         y[(head * heads + first + h) * p.y.head + at * p.y.dim] = from_float<Scalar>(result);
       }
-      sync_block();  // before the next turn, or the next query heads, write there
+      // Before the next turn, or the next query heads, write there. Else, where there are several
+      // turns, a thread reads only what it wrote: they have as many columns as there are threads.
+      if (group > 1 || width > 1) sync_block();
     }
   }
 }

@@ -17,7 +17,8 @@ struct Attention {
   bool causal = true, normalize = true, decay = true, mask = true, backward = true;
   int64_t tokens_claimed = 0;  // more than there are, for a fault
   hfla::FeatureMap map = hfla::FeatureMap::elu_plus_one;
-  bool keeps = true;  // states of pieces, for backward
+  bool keeps = true;   // states of pieces, for backward
+  bool stores = true;  // the final state
 };
 
 inline const hfla::LinearAttentionOnCuda& kernels(hfla::DType dtype) {
@@ -44,8 +45,8 @@ inline bool run(const Attention& c, Tensors& tensors, int64_t B) {
   hfla::LinearAttentionResult y{};
   y.y = tensors.tensor(T, Hq, V, c.dtype);
   y.den = c.normalize ? tensors.array(T * Hq) : nullptr;
-  y.kv = tensors.array(Hkv * K * V);
-  y.z = c.normalize ? tensors.array(Hkv * K) : nullptr;
+  y.kv = c.stores ? tensors.array(Hkv * K * V) : nullptr;
+  y.z = c.stores && c.normalize ? tensors.array(Hkv * K) : nullptr;
   const int64_t length = c.piece_length > 32 ? c.piece_length : 32;
   const int64_t pieces = c.keeps && c.piece_length > 0 ? (T + length - 1) / length : 0;  // of a row
   y.piece_room = B * pieces;
@@ -146,9 +147,13 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
     Attention c{dtype, tiles.shared_kb << 10, tiles.T, tiles.K, 16, 1, 1};
     c.backward = kAll || &tiles == &all[0];
     add(tiles.name, false, c);
-    if (!kAll || &tiles == &all[0]) continue;
+    if (&tiles == &all[0]) continue;
+    // And where nothing is stored between the last chunk of a walk and the next walk's state.
+    c.stores = false;
+    add((std::string(tiles.name) + ", no final state").c_str(), false, c);
+    if (!kAll) continue;
     // And with a group of queries, for which a chunk is visited several times.
-    c.Hq = 2;
+    c.Hq = 2, c.stores = true;
     add((std::string(tiles.name) + ", groups").c_str(), false, c);
   }
 }
@@ -161,6 +166,7 @@ inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
                        int64_t groups = 1, int64_t piece_length = 0, bool keeps = true) {
     Attention c{dtype, 227 << 10, 70, D, D, 1, groups, 1, piece_length};
     c.decay = c.mask = false;
+    if (piece_length > 0) c.T = 150;  // a piece has two chunks, which come to lie in both stages
     c.normalize = normalize;
     c.map = map;
     c.keeps = keeps;
@@ -169,8 +175,8 @@ inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
   };
   constexpr auto kElu = hfla::FeatureMap::elu_plus_one, kIdentity = hfla::FeatureMap::identity;
   add("known walks, groups", 64, kElu, true, 2);
-  add("known walks, pieces", 64, kElu, true, 1, 64);
-  add("known walks, pieces, of which nothing is kept", 64, kElu, true, 1, 64, false);
+  add("known walks, pieces", 64, kElu, true, 1, 128);
+  add("known walks, pieces, of which nothing is kept", 64, kElu, true, 1, 128, false);
   add("known walks without a map", 64, kIdentity, true);
   add("known walks without a map and normaliser", 64, kIdentity, false);
   add("known walks of 128 features", 128, kElu, true);
@@ -184,10 +190,12 @@ inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {
     cases.push_back(make_case(name, c, 2));
     cases.back().small = true;
   };
-  add("step", {dtype, 12, 16, 2, 2});
+  // Columns are visited in turns where there are more than 512, or 128 of odd sizes.
+  add("step", {dtype, 12, 520, 2, 2});
   add("step of odd sizes", {dtype, 7, 5, 2, 2});
+  add("step of odd sizes, in turns", {dtype, 7, 131, 2, 2});
   add("step of groups", {dtype, 12, 520, 5, 1});
-  add("step of groups of odd sizes", {dtype, 7, 131, 5, 1});
+  add("step of groups of odd sizes", {dtype, 7, 37, 5, 1});
 }
 
 }  // namespace checked

@@ -145,7 +145,7 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   constexpr int64_t kFew = 1, kMany = 1000;  // multiprocessors
   add("delta rule", true, {dtype, kMany, 70, 16, 16});
   add("delta rule, many columns", false, {dtype, kFew, 70, 16, 32});
-  DeltaRule c{dtype, kMany, 37, 13, 19, 2, 2, 2, DecayOf::channel};
+  DeltaRule c{dtype, kMany, 37, 13, 35, 2, 2, 2, DecayOf::channel};
   add("delta rule per channel, odd sizes", true, c);
   c.delta = false;
   add("general form, odd sizes", true, c);

@@ -39,11 +39,14 @@ KERNEL LAUNCH_BOUNDS(32, 1) narrow_offset_kernel(const GRID_CONSTANT Doubling p)
   p.y[at] = 2 * p.x[at];
 }
 // Numbers pass through shared memory from a warp to the other.
-KERNEL LAUNCH_BOUNDS(64, 1) no_barrier_kernel(const GRID_CONSTANT Doubling p) {
+template <bool has_barrier>
+KERNEL LAUNCH_BOUNDS(64, 1) between_warps_kernel(const GRID_CONSTANT Doubling p) {
   float* const shared = reinterpret_cast<float*>(shared_memory());
   const int i = thread_index() % 32;
   if (thread_index() < 32) shared[i] = p.x[block_index() * p.stride + i];
+  if (has_barrier) sync_block();
   if (thread_index() >= 32) p.y[block_index() * p.stride + i] = 2 * shared[i];
+  sync_block();  // here the first warp is when the second is found to race
 }
 // The same within a warp, whose lanes nothing orders, either.
 KERNEL LAUNCH_BOUNDS(32, 1) no_barrier_in_warp_kernel(const GRID_CONSTANT Doubling p) {
