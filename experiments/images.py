@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "smallest": Setting(7, Size(1, 2, 8), 2, 4, 2, 4, 1e-3),
     "short": Setting(14, Size(2, 2), 16, 400, 40, 100, 3e-3),
-    "full": Setting(28, Size(4, 4), 10, 6000, 200, 100, 1e-3),
+    "full": Setting(28, Size(4, 4), 10, 3000, 100, 100, 1e-3),
     "gpu": Setting(28, Size(8, 8), 10, 1_500_000, 10_000, 1000, 1e-4, "cuda"),
 }
 
