@@ -109,6 +109,16 @@ def test_half_precision_is_as_exact_as_upstreams(models, ids):
     assert errors[0].median() < 2 * errors[1].median()  # a router may choose another expert
 
 
+def test_autocast_is_as_exact_as_upstreams(models, ids):
+    theirs, ours = models
+    with torch.no_grad():
+        want = theirs(ids).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = [model(ids).logits for model in (ours, theirs)]
+    errors = [(x - want).square().mean(-1) for x in logits]
+    assert errors[0].median() < 2 * errors[1].median()
+
+
 REAL_SIZES = {
     "qwen3_5_text": dict(
         linear_num_value_heads=4,

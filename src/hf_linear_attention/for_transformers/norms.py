@@ -1,8 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Root-mean-square norms of Transformers' recurrent models: plain ones, and those with a gate.
 
-They answer as Transformers' own but for rounding, which takes place where theirs does. What the
-compiled norm does not know, as weights of another dtype, goes the usual way.
+They answer as Transformers' own but for rounding, which takes place where theirs does, unless
+inputs and weights differ in their dtypes (`rms_norm`). What the compiled norm does not know, as
+quantised weights, goes the usual way.
 
 Shapes: C channels.
 """
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from ..linear import are_plain
 from ..numerics import at_least_float32
-from ..rms_norm import IS_COMPILED, compiled_rms_norm
+from ..rms_norm import rms_norm, takes
 
 
 class UpstreamNorm(nn.Module):
@@ -24,7 +24,7 @@ class UpstreamNorm(nn.Module):
 
     def is_ours(self, x: Tensor) -> bool:
         """Whether the compiled norm takes x (..., C)."""
-        return IS_COMPILED and are_plain(x, self.weight, None)
+        return takes(x, self.weight)
 
 
 class PlainNorm(UpstreamNorm):
@@ -34,7 +34,7 @@ class PlainNorm(UpstreamNorm):
         """(..., C) -> (..., C), as all here."""
         if not self.is_ours(hidden_states):
             return super().forward(hidden_states)
-        return compiled_rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
 class LateRoundedNorm(UpstreamNorm):
@@ -78,8 +78,8 @@ class NormThenGate(UpstreamNorm):
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
         if not self.is_ours(hidden_states):
             return super().forward(hidden_states, gate)
-        y = compiled_rms_norm(hidden_states, self.weight, self.variance_epsilon)
-        return (y * ACT2FN[self.activation](at_least_float32(gate))).to(y.dtype)
+        y = rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        return (y * ACT2FN[self.activation](at_least_float32(gate))).to(hidden_states.dtype)
 
 
 class LateRoundedNormThenGate(UpstreamNorm):
@@ -105,7 +105,7 @@ class GateThenNorm(UpstreamNorm):
             y = y * F.silu(at_least_float32(gate))
         size = getattr(self, "group_size", y.shape[-1])  # before 5.21 mostly all are one group
         if size == y.shape[-1] and y.dtype == hidden_states.dtype:
-            return compiled_rms_norm(y, self.weight, self.variance_epsilon)
+            return rms_norm(y, self.weight, self.variance_epsilon)
         y = of_groups(y, size, self.variance_epsilon)
         return self.weight * y.to(hidden_states.dtype)
 
@@ -134,10 +134,10 @@ class NormOfFalcon(UpstreamNorm):
 
 def unrounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * (x / rms(x)) in float32 or better."""
-    return compiled_rms_norm(at_least_float32(x), at_least_float32(weight), eps)
+    return rms_norm(at_least_float32(x), at_least_float32(weight), eps)
 
 
 def of_groups(x: Tensor, group_size: int, eps: float) -> Tensor:
     """x (..., C) / rms(x), of each group of channels by itself."""
     ones = x.new_ones(group_size)
-    return compiled_rms_norm(x.unflatten(-1, (-1, group_size)), ones, eps).flatten(-2)
+    return rms_norm(x.unflatten(-1, (-1, group_size)), ones, eps).flatten(-2)
