@@ -59,7 +59,6 @@ constexpr int kSets = kFindsRaces ? 2 : 1;
 enum class FiberState { runnable, at_block_barrier, in_warp_operation, ended };
 
 struct Fiber {
-  ucontext_t start;
   jmp_buf resume;
   std::unique_ptr<char[]> stack;
   FiberState state = FiberState::ended;
@@ -209,13 +208,14 @@ inline void run(int i) {
     _longjmp(fiber.resume, 1);
   }
   fiber.started = true;
-  getcontext(&fiber.start);
-  fiber.start.uc_stack.ss_sp = fiber.stack.get();
-  fiber.start.uc_stack.ss_size = kStackBytes;
-  fiber.start.uc_link = nullptr;
-  makecontext(&fiber.start, fiber_main, 0);
+  ucontext_t start;
+  getcontext(&start);
+  start.uc_stack.ss_sp = fiber.stack.get();
+  start.uc_stack.ss_size = kStackBytes;
+  start.uc_link = nullptr;
+  makecontext(&start, fiber_main, 0);
   become(fiber.identity);
-  setcontext(&fiber.start);
+  setcontext(&start);
 }
 
 // One block, from start to end. Returns an error or an empty string.
