@@ -33,15 +33,18 @@ def multiplications_that_are_many() -> dict[torch.dtype, int]:
 
     torch multiplies float32 by MKL, which leaves AVX-512 aside on AMD's processors. It multiplies
     bfloat16 and float16 by oneDNN, and where that lacks the instructions by plain loops, at a tenth
-    of the speed of float32. (For float32 oneDNN is no faster than the compiled product, and keeps
-    code of half a MiB or more for each number of rows that it has met.)
+    of the speed of float32. For bfloat16 it has code for any AVX-512, which takes 4 times as long
+    as float32, and on Intel's processors 1.5 times even with AVX512-BF16. (For float32 oneDNN is no
+    faster than the compiled product, and keeps code of half a MiB or more for each number of rows
+    that it has met.)
     """
     text, flags = processor()
     many = {}
     if "avx2" in flags and has_compiled(many_rows_product):
         if "avx512f" in flags and "AuthenticAMD" in text and torch.backends.mkl.is_available():
             many[torch.float32] = 2**24
-        if "avx512f" not in flags:
+        has_fast_bfloat16 = "AuthenticAMD" in text and "avx512_bf16" in flags
+        if not (has_fast_bfloat16 or "amx_bf16" in flags):
             many[torch.bfloat16] = 2**20
         if "avx512_fp16" not in flags:
             many[torch.float16] = 2**20
@@ -53,6 +56,9 @@ def multiplications_that_are_many() -> dict[torch.dtype, int]:
 ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch.float64: 8}
 ROWS_ON = {
     "avx2": {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8},
+    **dict.fromkeys(
+        ("avx512", "avx512_vnni"), ROWS_ELSEWHERE | {torch.bfloat16: 96, torch.float16: 64}
+    ),
     # Weights of bfloat16 are multiplied as they lie, where oneDNN copies them first.
     "avx512_bf16": ROWS_ELSEWHERE | {torch.float32: 128, torch.bfloat16: 96},
     "amx": ROWS_ELSEWHERE | {torch.float32: 64, torch.bfloat16: 128},
@@ -111,7 +117,8 @@ class Linear(nn.Linear):
     """nn.Linear: the same parameters, the same answers but for rounding.
 
     Nobody knows the other products but this package, so they take plain tensors only, and torchao's
-    weights, where no autocast or exported program is wanted; all else goes the usual way.
+    weights, where no exported program is wanted; all else goes the usual way. Under autocast only
+    the product of many rows is taken.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -123,11 +130,31 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
     """What computes x (..., in), weight (out, in), bias (out,) -> (..., out)."""
     if not (IS_COMPILED and are_plain(x, weight, bias)):
         return quantized_product(x, weight, bias) or F.linear
+    if torch.is_autocast_enabled("cpu"):
+        return product_under_autocast(x, weight)
+    if weight.dtype is not x.dtype or (bias is not None and bias.dtype is not x.dtype):
+        return F.linear
     if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
         return few_rows_product
-    if x.numel() * weight.shape[0] >= MANY.get(x.dtype, math.inf):
-        return many_rows_product
-    return F.linear
+    return many_rows_product if is_worth_many(x, weight, x.dtype) else F.linear
+
+
+def product_under_autocast(x: Tensor, weight: Tensor) -> Callable[..., Tensor]:
+    is_cast = torch.float64 not in (x.dtype, weight.dtype)  # which autocast leaves alone
+    is_many = is_worth_many(x, weight, torch.get_autocast_dtype("cpu"))
+    return many_rows_under_autocast if is_cast and is_many else F.linear
+
+
+def is_worth_many(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the product of many rows is the fastest one in this dtype."""
+    return x.numel() * weight.shape[0] >= MANY.get(dtype, math.inf)
+
+
+def many_rows_under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of many rows in autocast's dtype, which F.linear would be computed in."""
+    dtype = torch.get_autocast_dtype("cpu")
+    bias = None if bias is None else bias.to(dtype)
+    return many_rows_product(x.to(dtype), weight.to(dtype), bias)
 
 
 def products_in_use() -> tuple[bool, bool]:
@@ -136,14 +163,12 @@ def products_in_use() -> tuple[bool, bool]:
 
 
 def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether other products than torch's take these."""
+    """Whether other products than torch's take these, if their dtypes allow it."""
     return (
         type(x) is Tensor
         and type(weight) is nn.Parameter
         and x.is_cpu
-        and weight.dtype is x.dtype
         and weight.is_contiguous()
-        and (bias is None or (type(bias) is nn.Parameter and bias.dtype is x.dtype))
-        and not torch.is_autocast_enabled("cpu")
+        and (bias is None or type(bias) is nn.Parameter)
         and not torch.compiler.is_exporting()
     )

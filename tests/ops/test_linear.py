@@ -393,6 +393,43 @@ def test_training_runs_on_the_faster_product(calls):
         layer(x[..., 1:])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_autocast_has_its_own_dtype_multiplied_by_the_faster_product(
+    bias, dtype, calls, monkeypatch
+):
+    monkeypatch.setattr(linear, "MANY", {torch.bfloat16: 10 * 24 * 4})
+    layer, twin = layer_and_twin(bias=bias)
+    results = []
+    for model in (layer, twin):
+        x = torch.randn(2, 50, 24, generator=torch.Generator().manual_seed(0))
+        x = x.to(dtype).requires_grad_()
+        if dtype == torch.float64:  # which autocast leaves alone
+            model.double()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+            few = model(x[0, :3])
+        y.float().square().sum().backward()
+        results.append([y, few, x.grad, *(p.grad for p in model.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2 * theirs.abs().max().item())
+    assert calls == ([] if dtype == torch.float64 else [(2, 50, 24)])
+
+
+def test_autocast_compiles_into_one_graph(calls, monkeypatch):
+    monkeypatch.setattr(linear, "MANY", {torch.bfloat16: 0})
+    layer, twin = layer_and_twin()
+    x = torch.randn(100, 24)
+    for model in (torch.compile(layer, fullgraph=True), twin):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        assert y.dtype == torch.bfloat16
+        y.float().square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, twin.weight.grad, rtol=2e-2, atol=0.5)
+    assert calls
+
+
 def test_training_on_it_compiles_into_one_graph(calls):
     layer, twin = layer_and_twin()
     x = torch.randn(100, 24)
@@ -403,12 +440,16 @@ def test_training_on_it_compiles_into_one_graph(calls):
 
 
 # By vendor and flags: the dtypes that have a product faster than torch's.
+HALVES = {torch.bfloat16, torch.float16}
 PROCESSORS = {
-    "GenuineIntel avx2": {torch.bfloat16, torch.float16},
-    "GenuineIntel avx2 avx512f": {torch.float16},
-    "GenuineIntel avx2 avx512f avx512_fp16": set(),
-    "AuthenticAMD avx2": {torch.bfloat16, torch.float16},
-    "AuthenticAMD avx2 avx512f": {torch.float16, torch.float32},
+    "GenuineIntel avx2": HALVES,
+    "GenuineIntel avx2 avx512f": HALVES,
+    "GenuineIntel avx2 avx512f avx512_bf16": HALVES,
+    "GenuineIntel avx2 avx512f avx512_bf16 avx512_fp16": {torch.bfloat16},
+    "GenuineIntel avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16": set(),
+    "AuthenticAMD avx2": HALVES,
+    "AuthenticAMD avx2 avx512f": HALVES | {torch.float32},
+    "AuthenticAMD avx2 avx512f avx512_bf16": {torch.float16, torch.float32},
     "AuthenticAMD sse2": set(),
     "": set(),
 }
@@ -427,7 +468,7 @@ def test_the_products_of_a_processor(processor, monkeypatch):
 def test_the_rows_that_are_few_go_by_the_instruction_set(name, monkeypatch):
     monkeypatch.setattr(linear, "cpu_instruction_set", lambda: name)
     rows = linear.rows_that_are_few()
-    assert rows[torch.bfloat16] == {"avx2": 64, "avx512_bf16": 96, "amx": 128}.get(name, 8)
+    assert rows[torch.bfloat16] == {"base": 8, "avx2": 64, "amx": 128}.get(name, 96)
     assert rows[torch.float32] == {"avx2": 64, "avx512_bf16": 128, "amx": 64}.get(name, 32)
     monkeypatch.setattr(linear, "cpu_instruction_set", Missing("there is none"))
     assert linear.rows_that_are_few() is linear.ROWS_ELSEWHERE
