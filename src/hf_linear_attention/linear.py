@@ -84,7 +84,7 @@ MAX_ROWS = rows_that_are_few()
 # What `python -m hf_linear_attention` says of each product, and of torch's in its place.
 REASONS = {
     few_rows_product: "the compiled product for few rows, which reads the weights at full speed",
-    many_rows_product: "the compiled product for many rows, since torch's lacks instructions here",
+    many_rows_product: "the compiled product for many rows, since torch's is slower here",
 }
 # What multiplies few rows of bfloat16, by instruction set; elsewhere they become floats.
 BFLOAT16_BY = {"avx512_bf16": "AVX512-BF16", "amx": "AMX tiles"}
@@ -140,6 +140,7 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
 
 
 def product_under_autocast(x: Tensor, weight: Tensor) -> Callable[..., Tensor]:
+    """That of many rows or torch's, whichever is faster in autocast's dtype."""
     is_cast = torch.float64 not in (x.dtype, weight.dtype)  # which autocast leaves alone
     is_many = is_worth_many(x, weight, torch.get_autocast_dtype("cpu"))
     return many_rows_under_autocast if is_cast and is_many else F.linear
