@@ -2,10 +2,11 @@
 """Transformers' LlamaRMSNorm, faster on the CPU: one operation instead of eight."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from .backends import has_compiled, native_op
+from .linear import are_plain
 
 compiled_rms_norm = native_op("rms_norm", version=1)
 IS_COMPILED = has_compiled(compiled_rms_norm)
@@ -13,14 +14,7 @@ IS_COMPILED = has_compiled(compiled_rms_norm)
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Whether `rms_norm` takes x (..., C) and a weight (C,). Autocast changes no norm."""
-    return (
-        IS_COMPILED
-        and type(x) is Tensor
-        and type(weight) is nn.Parameter
-        and x.is_cpu
-        and weight.is_contiguous()
-        and not torch.compiler.is_exporting()
-    )
+    return IS_COMPILED and are_plain(x, weight, None)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

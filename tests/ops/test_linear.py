@@ -439,8 +439,8 @@ def test_training_on_it_compiles_into_one_graph(calls):
     assert calls  # while it was traced
 
 
-# By vendor and flags: the dtypes that have a product faster than torch's.
 HALVES = {torch.bfloat16, torch.float16}
+# By vendor and flags: the dtypes that have a product faster than torch's.
 PROCESSORS = {
     "GenuineIntel avx2": HALVES,
     "GenuineIntel avx2 avx512f": HALVES,
