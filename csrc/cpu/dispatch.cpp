@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "cpu/processor.h"
 #include "kernels/cpu.h"
 #include "kernels/export.h"
 
@@ -111,10 +112,7 @@ bool has_avx512_bf16() {
 // No CPU says how fast its instruction for products of bfloat16 is. AMD's does twice as many as it
 // does of float32 in the same time (234 and 117 GFLOP/s on a core, Zen 4), Intel's half as many
 // (118 and 236, Granite Rapids): there multiplying floats is the faster way.
-bool is_amds() {
-  const Registers vendor = cpuid(0);  // "AuthenticAMD"
-  return vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65 && vendor.ecx == 0x444d4163;
-}
+bool is_bf16_fast() { return is_amds(); }
 
 CpuKernels avx512_bf16_kernels() {
   CpuKernels kernels = avx512_vnni_kernels();
@@ -152,7 +150,7 @@ const InstructionSet kInstructionSets[] = {
     {has_amx, amx_kernels},
 #endif
 #ifdef HFLA_WITH_AVX512_BF16
-    {has_avx512_bf16, avx512_bf16_kernels, is_amds},
+    {has_avx512_bf16, avx512_bf16_kernels, is_bf16_fast},
 #endif
 #ifdef HFLA_WITH_AVX512_VNNI
     {has_avx512_vnni, avx512_vnni_kernels},
@@ -201,6 +199,16 @@ Choice choose() {
 }
 
 }  // namespace
+
+bool is_amds() {
+#ifdef HFLA_WITH_AVX2
+  // "AuthenticAMD". In a virtual machine asking takes long.
+  static const Registers vendor = cpuid(0);
+  return vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65 && vendor.ecx == 0x444d4163;
+#else
+  return false;
+#endif
+}
 
 const CpuKernels* cpu_kernels(DType dtype, const char** why_not) {
   static const Choice choice = choose();

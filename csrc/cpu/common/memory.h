@@ -33,6 +33,9 @@ HFLA_INLINE void ask_for(const void* at) { __builtin_prefetch(at, 0, 2); }
 // Of the first-level cache, for what is read next.
 HFLA_INLINE void ask_for_soon(const void* at) { __builtin_prefetch(at, 0, 3); }
 
+// The same for what is not needed again.
+HFLA_INLINE void ask_for_once(const void* at) { __builtin_prefetch(at, 0, 0); }
+
 // Hands out consecutive, aligned arrays; starting from null it only measures.
 class Carver {
  public:

@@ -32,7 +32,7 @@ constexpr int64_t kRowBytes = 2 * kTileInputs;        // of a tile
 constexpr int64_t kSumsSize = kTileRows * kTileRows;  // of a tile of them
 constexpr int kTogether = 4;                          // panels
 constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
-constexpr int64_t kBytesAhead = 512;      // of each stretch, what is asked for
+constexpr int64_t kBytesAhead = 256;      // of each stretch, what is asked for
 
 // ---- the eight tiles that a thread has ----
 
@@ -259,8 +259,7 @@ class TileLinear {
     for (int64_t block = 0; block < whole_blocks_; ++block, w.data += kTileInputs) {
       HFLA_UNROLL
       for (int64_t i = 0; i < kTileRows; ++i) {
-        __builtin_prefetch(reinterpret_cast<const char*>(w.data + i * w.stride) + kBytesAhead, 0,
-                           2);
+        ask_for_soon(reinterpret_cast<const char*>(w.data + i * w.stride) + kBytesAhead);
       }
       multiply(w);
     }

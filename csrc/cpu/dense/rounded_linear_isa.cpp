@@ -18,11 +18,15 @@
 #include "cpu/dense/quantized_shorts.h"
 #include "cpu/dense/rounded_inputs.h"
 #include "cpu/dense/rounded_int4.h"
+#include "cpu/processor.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
 constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
+
+// How far ahead W is asked for, but on AMD's processors, which see by themselves what is needed.
+constexpr int64_t kBytesAhead = 2048;
 
 // Rows of x that are read together, at most, and outputs that are computed together.
 constexpr int kTileRows = 4;
@@ -38,6 +42,7 @@ class RoundedInt8 {
         inputs_(p),
         row_bytes_(p.in),
         last_bytes_(p.group % kUnit),
+        asks_(!is_amds()),
         task_outputs_(task_outputs()),
         groups_(p, task_outputs_),
         blocks_(inputs_.blocks()),
@@ -203,7 +208,11 @@ class RoundedInt8 {
                                 Ints (&integers)[outputs][rows]) const {
     EightBitShorts::Unit units[outputs];
     HFLA_UNROLL
-    for (int o = 0; o < outputs; ++o) units[o] = EightBitShorts::load(weight + o * stretch_bytes);
+    for (int o = 0; o < outputs; ++o) {
+      const int8_t* const from = weight + o * stretch_bytes;
+      if (asks_) ask_for_soon(from + kBytesAhead);
+      units[o] = EightBitShorts::load(from);
+    }
     HFLA_UNROLL
     for (int i = 0; i < kShortVectors; ++i) {
       HFLA_UNROLL
@@ -222,7 +231,9 @@ class RoundedInt8 {
   const Threads& threads_;
   const int8_t* const weight_;
   RoundedInputs<EightBitShorts> inputs_;
-  const int64_t row_bytes_, last_bytes_, task_outputs_;
+  const int64_t row_bytes_, last_bytes_;
+  const bool asks_;
+  const int64_t task_outputs_;
   const Groups groups_;
   const int64_t blocks_, x_stride_, scale_out_step_, scale_group_step_;
   Groups::Totals totals_{};
