@@ -97,6 +97,17 @@ def verify(size: Size) -> float:
     )
 
 
+def measure(report: Report, case: Case) -> None:
+    T, size, names = case
+    peak_mib = report.peak_memory(prepare, names, T, size)
+    steps = {name: prepare(name, T, size) for name in names}
+    timings = report.time({name: sample_of(step) for name, step in steps.items()}, 30)
+    flops = 6 * T * weight_bytes(make_model("ours", size=size)) / 4
+    work = {name: Work(flops, None) for name in names}
+    panel = f"training step, {size.layers} layers"
+    report.add(panel, f"1 x {T} tokens", T, timings, work, peak_mib)
+
+
 def main() -> None:
     assert __doc__ is not None
     flags = parser(__doc__)
@@ -105,16 +116,10 @@ def main() -> None:
     report = Report("training", "T", "ours", flags)
     cases = SETTINGS[flags.setting]
     report.errors["ours"] = verify(cases[0].size)
-    for T, size, names in cases:
+    for case in cases:
         if flags.no_compile:
-            names = tuple(name for name in names if name not in COMPILED)
-        peak_mib = report.peak_memory(prepare, names, T, size)
-        steps = {name: prepare(name, T, size) for name in names}
-        timings = report.time({name: sample_of(step) for name, step in steps.items()}, 30)
-        flops = 6 * T * weight_bytes(make_model("ours", size=size)) / 4
-        work = {name: Work(flops, None) for name in names}
-        panel = f"training step, {size.layers} layers"
-        report.add(panel, f"1 x {T} tokens", T, timings, work, peak_mib)
+            case = case._replace(names=tuple(n for n in case.names if n not in COMPILED))
+        measure(report, case)
     report.save()
 
 

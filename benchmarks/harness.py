@@ -7,6 +7,7 @@ of medians in one run.
 """
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import json
@@ -25,6 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 import transformers
 from torch import Tensor
@@ -105,7 +107,9 @@ def interleave(
 
 
 class OtherProcesses:
-    """How much of the machine's processor time others take from now on (0 without /proc)."""
+    """How much of the machine's processor time others take from now on (0 without /proc): all but
+    this process and those that it has started.
+    """
 
     def __init__(self):
         self.start = self._times()
@@ -116,14 +120,19 @@ class OtherProcesses:
 
     @staticmethod
     def _times() -> tuple[float, float, float]:
-        """Seconds: of all processes, of all processors, of this process."""
+        """Seconds: of all processes, of all processors, of this process and its own."""
         stat = Path("/proc/stat")
         if not stat.exists():
             return 0, 0, 0
         ticks = [int(word) for word in stat.read_text().split("\n")[0].split()[1:9]]
         idle = ticks[3] + ticks[4]
         second = os.sysconf("SC_CLK_TCK")
-        return (sum(ticks) - idle) / second, sum(ticks) / second, time.process_time()
+        this = psutil.Process()
+        own = 0.0
+        for process in (this, *this.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own += sum(process.cpu_times()[:4])  # the last two are of children that have ended
+        return (sum(ticks) - idle) / second, sum(ticks) / second, own
 
 
 def wait_until_quiet(patience: float) -> None:
@@ -169,6 +178,7 @@ def peak_memory(
         return None
     if here:
         return _peak_memory_here(torch.get_num_threads(), prepare, args)
+    speedup.give_memory_back()  # the other process may need all of it
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_memory_here, (torch.get_num_threads(), prepare, args))
 

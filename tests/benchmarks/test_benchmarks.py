@@ -2,8 +2,10 @@
 """Every benchmark runs, in its smallest setting, and writes what the report can read."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -58,6 +60,18 @@ def test_memory_is_that_of_a_process_of_its_own():
     shape = (1, 8, 4096, 32)
     peak = harness.peak_memory(bench_ops.prepare, "ours", shape, torch.float32, "forward")
     assert 4 <= peak < 12  # y alone is 4 MiB
+
+
+def test_a_process_that_a_benchmark_has_started_is_no_other_one():
+    program = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); input()"
+    *_, before = harness.OtherProcesses._times()
+    with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        *_, running = harness.OtherProcesses._times()
+        child.communicate(b"\n")
+    *_, ended = harness.OtherProcesses._times()
+    assert before + 0.4 < running <= ended
 
 
 def test_generation_is_measured(tmp_path, monkeypatch):

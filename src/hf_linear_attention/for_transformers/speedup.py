@@ -143,17 +143,21 @@ def peak_mib(run: Run) -> float | None:
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
+    give_memory_back()  # so that it counts when it is used again
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
+    before = _memory_kib("VmRSS")
+    run()
+    return (_memory_kib("VmHWM") - before) / 1024
+
+
+def give_memory_back() -> None:
+    """To the system, what is not in use. Linux only."""
     gc.collect()
-    # So that freed memory counts when it is used again.
     with contextlib.suppress(ImportError):  # where the kernels were not built
         from ..native import library
 
         library.free_kept_memory()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
-    before = _memory_kib("VmRSS")
-    run()
-    return (_memory_kib("VmHWM") - before) / 1024
 
 
 def _memory_kib(name: str) -> int:
