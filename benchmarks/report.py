@@ -3,10 +3,11 @@
 
     python benchmarks/report.py
 
-Of each benchmark it takes the newest full set in benchmarks/results/, or the newest short one where
-there is none. Tables go between two comments that name them, those of converted models into
-docs/converting.md, and the README's pictures into docs/: context.png shows memory and time against
-the context, use_kernels.png the gain for Transformers' models.
+Of each benchmark it takes the newest full set of each processor in benchmarks/results/, or the
+newest short ones where there is no full one. Tables go between two comments that name them, those
+of converted models into docs/converting.md. What the README shows is of the newest set alone: a
+table, and two pictures in docs/, memory and time against the context in context.png, and the gain
+for Transformers' models in use_kernels.png.
 """
 
 import json
@@ -60,21 +61,37 @@ CHOICES = {  # the systems in the README's table, and what for
 }
 
 
-def newest_results() -> dict[str, tuple[Path, dict[str, Any]]]:
-    """By benchmark: the file and what it holds."""
+Result = tuple[Path, dict[str, Any]]  # a file and what it holds
+
+
+def newest_results() -> dict[str, list[Result]]:
+    """By benchmark: one of each processor that it was run on, the newest first."""
     found = [(path, json.loads(path.read_text())) for path in RESULTS.glob("*.json")]
     found = [item for item in found if item[1]["is_complete"]]
-    found.sort(key=lambda item: (item[1]["is_full"], item[1]["date"]))
-    newest = {document["bench"]: (path, document) for path, document in found}
-    return {bench: newest[bench] for bench in (*TITLES, CONVERSION) if bench in newest}
+    found.sort(key=lambda item: item[1]["date"], reverse=True)
+    newest = {}
+    for bench in (*TITLES, CONVERSION):
+        of_bench = [item for item in found if item[1]["bench"] == bench]
+        full = [item for item in of_bench if item[1]["is_full"]]
+        by_processor: dict[str, Result] = {}
+        for item in full or of_bench:
+            by_processor.setdefault(item[1]["machine"]["cpu"], item)
+        if by_processor:
+            newest[bench] = list(by_processor.values())
+    return newest
+
+
+def sections(results: list[Result]) -> str:
+    return "\n\n".join(section(*result) for result in results)
 
 
 def section(path: Path, document: dict[str, Any]) -> str:
-    if document["bench"] == "compare":
-        return section_of_systems(path, document)
-    if document["bench"] == "upstream":
-        return section_of_gains(path, document)
-    return section_of_times(path, document)
+    special = {
+        "compare": section_of_systems,
+        "upstream": section_of_gains,
+        CONVERSION: section_of_conversion,
+    }
+    return special.get(document["bench"], section_of_times)(path, document)
 
 
 def place(document: dict[str, Any]) -> str:
@@ -278,10 +295,10 @@ def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
     return f"{mean} ± {(max(scores) - min(scores)) / 2:.{digits}f}"
 
 
-def page(text: str, results: dict[str, tuple[Path, dict[str, Any]]]) -> str:
+def page(text: str, results: dict[str, list[Result]]) -> str:
     """The text of docs/results.md with these results in it."""
     for bench in TITLES:
-        text = with_block(text, bench, section(*results[bench]))
+        text = with_block(text, bench, sections(results[bench]))
     return text
 
 
@@ -385,12 +402,12 @@ def main() -> None:
         sys.exit(f"no results of {', '.join(missing)} in {RESULTS}: run these benchmarks first")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     text = CONVERTING.read_text(encoding="utf-8")
-    text = with_block(text, CONVERSION, section_of_conversion(*results[CONVERSION]))
+    text = with_block(text, CONVERSION, sections(results[CONVERSION]))
     CONVERTING.write_text(text, encoding="utf-8")
-    draw_picture(PICTURE, *results["decode"])
-    shutil.copyfile(results["upstream"][0].with_suffix(".png"), GAINS)
+    draw_picture(PICTURE, *results["decode"][0])
+    shutil.copyfile(results["upstream"][0][0].with_suffix(".png"), GAINS)
     text = README.read_text(encoding="utf-8")
-    text = with_block(text, "choices", choices(results["compare"][1]))
+    text = with_block(text, "choices", choices(results["compare"][0][1]))
     README.write_text(text, encoding="utf-8")
 
 

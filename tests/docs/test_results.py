@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The figures in docs/results.md, the README and its picture are those of the newest results."""
+"""The figures in docs/results.md, the README and its pictures are those of the newest results."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -28,22 +29,24 @@ def test_the_page_is_what_the_report_writes_of_the_newest_results(newest):
     assert report.page(text, newest) == text
     assert list(newest) == [*report.TITLES, report.CONVERSION]
     for bench in report.TITLES:
-        assert report.section(*newest[bench]) in text
+        assert newest[bench]
+        for result in newest[bench]:
+            assert report.section(*result) in text
 
 
 def test_the_page_on_converting_has_the_newest_results(newest):
     text = report.CONVERTING.read_text(encoding="utf-8")
-    assert report.section_of_conversion(*newest[report.CONVERSION]) in text
+    assert report.sections(newest[report.CONVERSION]) in text
 
 
 def test_the_readmes_table_of_presets_is_that_of_the_newest_comparison(newest):
-    _, document = newest["compare"]
+    _, document = newest["compare"][0]
     assert report.choices(document) in (ROOT / "README.md").read_text(encoding="utf-8")
     assert document["is_full"]
 
 
 def test_the_readmes_picture_is_of_the_newest_times(newest, tmp_path):
-    path, document = newest["decode"]
+    path, document = newest["decode"][0]
     report.draw_picture(tmp_path / "context.png", path, document)
     for picture in (tmp_path / "context.png", ROOT / "docs" / "context.png"):
         with Image.open(picture) as image:
@@ -53,15 +56,15 @@ def test_the_readmes_picture_is_of_the_newest_times(newest, tmp_path):
 
 
 def test_the_readmes_picture_of_gains_is_that_of_the_newest_result(newest):
-    path, _ = newest["upstream"]
+    path, _ = newest["upstream"][0]
     assert report.GAINS.read_bytes() == path.with_suffix(".png").read_bytes()
     assert "](docs/use_kernels.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
-    tables = {"README": report.choices(newest["compare"][1])}
-    tables["PAGE"] = report.section(*newest["decode"])
-    tables["CONVERTING"] = report.section_of_conversion(*newest[report.CONVERSION])
+    tables = {"README": report.choices(newest["compare"][0][1])}
+    tables["PAGE"] = report.sections(newest["decode"])
+    tables["CONVERTING"] = report.sections(newest[report.CONVERSION])
     written = {}
     for name, table in tables.items():
         page = getattr(report, name)
@@ -76,6 +79,24 @@ def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
     for name, text in written.items():
         assert getattr(report, name).read_text(encoding="utf-8") == text
     assert report.PICTURE.exists() and report.GAINS.exists()
+
+
+def test_a_page_has_the_newest_full_result_of_each_processor(tmp_path, monkeypatch):
+    def write(name, cpu, date, bench="decode", is_full=True, is_complete=True):
+        document = {"bench": bench, "date": date, "machine": {"cpu": cpu}}
+        document |= {"is_full": is_full, "is_complete": is_complete}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    write("old", "one", "2026-01-01")
+    write("new", "one", "2026-01-02")
+    write("broken off", "one", "2026-01-03", is_complete=False)
+    write("short", "a third", "2026-01-04", is_full=False)
+    write("other", "another", "2026-01-03")
+    write("short op", "one", "2026-01-01", bench="ops", is_full=False)
+    found = report.newest_results()
+    names = {bench: [path.stem for path, _ in results] for bench, results in found.items()}
+    assert names == {"ops": ["short op"], "decode": ["other", "new"]}
 
 
 def test_a_missing_result_is_an_error(tmp_path, monkeypatch):
