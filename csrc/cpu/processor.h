@@ -5,6 +5,6 @@
 
 namespace hfla {
 
-bool is_amds();  // AMD's, that is
+bool is_amds();  // whether it is one of AMD's
 
 }  // namespace hfla
