@@ -27,6 +27,9 @@ class Buffer {
   void* data_;
 };
 
+// What has fewer may lie in a cache, where asking takes longer than reading.
+constexpr int64_t kOutOfCacheBytes = 262144;
+
 // Of the second-level cache: in the first one there is no room for as much as is on its way.
 HFLA_INLINE void ask_for(const void* at) { __builtin_prefetch(at, 0, 2); }
 

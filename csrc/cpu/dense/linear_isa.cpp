@@ -39,9 +39,12 @@ constexpr int kTallRows = kHasManyRegisters ? 8 : 0;
 constexpr int kTallOutputs = 3;
 
 // How far ahead W is asked for where it is read once: for the first-level cache. AMD's processors
-// are asked twice, where there are several rows. Far ahead for the second-level cache; and soon
-// before it is needed for the first, where it takes no place from x, since it is said not to be
-// needed again. Intel's would read at less than half the speed then (Granite Rapids).
+// are asked twice: far ahead for the second-level cache; and soon before it is needed for the
+// first, where it takes no place from x, since it is said not to be needed again. Intel's would
+// read at less than half the speed then (Granite Rapids).
+//
+// With one row processors see by themselves what they need, but for Intel's with fewer bytes than
+// floats have; and asking takes longer than reading where W lies in a cache.
 constexpr int64_t kBytesAhead = 2048;
 constexpr int64_t kAmdsFarBytes = 4096, kAmdsNearBytes = 512;
 
@@ -144,7 +147,7 @@ class Linear {
                    : kBlockBytes / kFactorBytes),
         task_outputs_(task_outputs()),
         asks_twice_(is_amds() && p.rows > 1),
-        asks_soon_(passes_ == 1 && (asks_twice_ || !is_amds())),
+        asks_soon_(passes_ == 1 && (p.rows > 1 || one_row_asks())),
         soon_(numbers_in(asks_twice_ ? kAmdsNearBytes : kBytesAhead)) {}
 
   Status run() {
@@ -171,6 +174,11 @@ class Linear {
  private:
   static constexpr int64_t numbers_in(int64_t bytes) {
     return bytes / static_cast<int64_t>(sizeof(Scalar));
+  }
+
+  bool one_row_asks() const {
+    const int64_t bytes = p_.in * p_.out * static_cast<int64_t>(sizeof(Scalar));
+    return sizeof(Scalar) < sizeof(float) && bytes >= kOutOfCacheBytes && !is_amds();
   }
 
   bool is_tall() const { return kTallRows > 0 && p_.rows == kTallRows; }

@@ -42,7 +42,7 @@ class RoundedInt8 {
         inputs_(p),
         row_bytes_(p.in),
         last_bytes_(p.group % kUnit),
-        asks_(!is_amds()),
+        asks_(p.in * p.out >= kOutOfCacheBytes && !is_amds()),
         task_outputs_(task_outputs()),
         groups_(p, task_outputs_),
         blocks_(inputs_.blocks()),
