@@ -57,11 +57,12 @@ ROWS_ELSEWHERE = {torch.float32: 32, torch.bfloat16: 8, torch.float16: 32, torch
 ROWS_ON = {
     "avx2": {torch.float32: 64, torch.bfloat16: 64, torch.float16: 64, torch.float64: 8},
     **dict.fromkeys(
-        ("avx512", "avx512_vnni"), ROWS_ELSEWHERE | {torch.bfloat16: 96, torch.float16: 64}
+        ("avx512", "avx512_vnni"),
+        {torch.float32: 128, torch.bfloat16: 128, torch.float16: 128, torch.float64: 8},
     ),
     # Weights of bfloat16 are multiplied as they lie, where oneDNN copies them first.
     "avx512_bf16": ROWS_ELSEWHERE | {torch.float32: 128, torch.bfloat16: 96},
-    "amx": ROWS_ELSEWHERE | {torch.float32: 64, torch.bfloat16: 128},
+    "amx": ROWS_ELSEWHERE | {torch.float32: 128, torch.bfloat16: 128},
 }
 
 

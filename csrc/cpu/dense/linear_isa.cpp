@@ -14,7 +14,7 @@
 // 2^-126. dispatch.cpp says where that is the faster way.
 //
 // A sum's order depends on the inner dimension only: not on the other rows, the output's place, nor
-// the threads.
+// the threads. rows_in_lanes.h, which takes rows that fill vectors, has another one.
 
 #include "cpu/common/memory.h"
 #include "cpu/common/registers.h"
@@ -22,6 +22,7 @@
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
+#include "cpu/dense/rows_in_lanes.h"
 #include "cpu/processor.h"
 
 namespace hfla::HFLA_ISA {
@@ -426,8 +427,15 @@ class Linear {
 }  // namespace
 
 Status linear(const LinearProblem& problem, const Threads& threads) {
-  return with_dtype(problem.dtype,
-                    [&](auto scalar) { return Linear<decltype(scalar)>(problem, threads).run(); });
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    if constexpr (sizeof(typename FactorsOf<Scalar>::Element) == sizeof(float)) {
+      if (RowsInLanes<Scalar>::takes(problem.rows)) {
+        return RowsInLanes<Scalar>(problem, threads).run();
+      }
+    }
+    return Linear<Scalar>(problem, threads).run();
+  });
 }
 
 }  // namespace hfla::HFLA_ISA

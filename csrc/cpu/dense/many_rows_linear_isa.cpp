@@ -13,15 +13,12 @@
 
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
-#include "cpu/common/transpose.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
+#include "cpu/dense/panels.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
-
-using V = Vec<float>;
-constexpr int64_t W = kLanes<float>;
 
 // A tile of y: as many sums as registers hold beside two vectors of W and one number of x.
 constexpr int64_t kTileRows = kHasManyRegisters ? 12 : 6;
@@ -32,66 +29,6 @@ constexpr int64_t kTileSize = kTileRows * kTileColumns;
 constexpr int64_t kBlock = 256;                // of the inner dimension
 constexpr int64_t kFloats = int64_t{1} << 20;  // of x that are copied at once, about
 constexpr int64_t kMinRows = 16 * kTileRows;   // that are copied at once, even if it is more
-
-// A matrix whose rows are put into panels.
-template <class Scalar>
-struct Matrix {
-  const Scalar* data;
-  int64_t rows, row_stride, column_stride;
-
-  Matrix(const void* data, int64_t rows, const int64_t (&strides)[2])
-      : data(static_cast<const Scalar*>(data)),
-        rows(rows),
-        row_stride(strides[0]),
-        column_stride(strides[1]) {}
-
-  // The columns [begin, end) of the rows from `row` on as (end - begin, panel_rows), with zeros
-  // for rows that are not there.
-  template <int64_t panel_rows>
-  void pack(int64_t row, int64_t begin, int64_t end, float* to) const {
-    const Scalar* from = data + row * row_stride + begin * column_stride;
-    const int64_t rows_left = rows - row;
-    int64_t column = begin;
-    if (row_stride != 1) {
-      for (; column + W <= end; column += W, from += W * column_stride, to += W * panel_rows) {
-        pack_square<panel_rows>(from, rows_left, column + W == end, to);
-      }
-    }
-    for (; column < end; ++column, from += column_stride, to += panel_rows) {
-      for (int64_t r = 0; r < panel_rows; r += W) {
-        const V x = load_vector(from, row_stride, r, max(0, min(W, rows_left - r)));
-        put<panel_rows>(to, r, column + 1 == end, x);
-      }
-    }
-  }
-
- private:
-  // W columns, the last rows first, because of what `put` writes.
-  template <int64_t panel_rows>
-  HFLA_INLINE void pack_square(const Scalar* from, int64_t rows_left, bool is_last,
-                               float* to) const {
-    for (int64_t r = (panel_rows - 1) / W * W; r >= 0; r -= W) {
-      const int64_t count = min(rows_left - r, panel_rows - r);
-      V square[W] = {};
-      HFLA_UNROLL
-      for (int64_t i = 0; i < W; ++i) {
-        if (i < count) square[i] = load_vector(from + (r + i) * row_stride, column_stride, 0, W);
-      }
-      transpose(square);
-      HFLA_UNROLL
-      for (int64_t i = 0; i < W; ++i) {
-        put<panel_rows>(to + i * panel_rows, r, is_last && i + 1 == W, square[i]);
-      }
-    }
-  }
-
-  // The panel's rows from r on, of one column. A whole vector may reach into the first rows of the
-  // next column, which are written later.
-  template <int64_t panel_rows>
-  HFLA_INLINE static void put(float* to, int64_t r, bool is_last_column, V x) {
-    store_vector(to, 1, r, is_last_column ? min(W, panel_rows - r) : W, x);
-  }
-};
 
 // A block of W that is packed next: a part of it is asked for with each tile, so that all of it is
 // in the second-level cache by then. The processor does not foresee so many short runs.
