@@ -68,6 +68,17 @@ def _op_of(
     return Missing(reason)
 
 
+cpu_instruction_set = native_op("cpu_instruction_set", version=1)
+
+
+def instruction_set() -> str:
+    """Which one the compiled kernels use on this CPU; empty where none runs here."""
+    try:
+        return cpu_instruction_set()
+    except RuntimeError:
+        return ""
+
+
 T = TypeVar("T")
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backends import FORCED_BACKEND, Missing, has_compiled, native_op
+from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
 from .quantized import are_products_compiled, quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
-cpu_instruction_set = native_op("cpu_instruction_set", version=1)
 IS_COMPILED = has_compiled(few_rows_product, many_rows_product)
 
 
@@ -64,14 +63,6 @@ ROWS_ON = {
     "avx512_bf16": ROWS_ELSEWHERE | {torch.float32: 128, torch.bfloat16: 96},
     "amx": ROWS_ELSEWHERE | {torch.float32: 128, torch.bfloat16: 128},
 }
-
-
-def instruction_set() -> str:
-    """Which one the compiled product uses; empty where none runs here."""
-    try:
-        return cpu_instruction_set()
-    except RuntimeError:
-        return ""
 
 
 def rows_that_are_few() -> dict[torch.dtype, int]:

@@ -1,15 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Products of few rows with torchao's weights of 8 and 4 bits on the CPU, and 4 bits packed there.
+"""Products with torchao's weights of 8 and 4 bits on the CPU, and 4 bits packed there.
 
 torchao's tensors are known by their names, and are read as they lie: nothing is kept beside them.
 
 Products of integers are the faster ones. They take x rounded to 16 bits, which leaves most numbers
-of half precision what they are: so few rows of these dtypes get them, unless ROUNDING_SETTING in
-the environment says otherwise.
+of half precision what they are: so rows of these dtypes get them, unless ROUNDING_SETTING in the
+environment says otherwise.
 """
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backends import FORCED_BACKEND, Missing, has_compiled, native_op
+from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
 
 int8_product = native_op("int8_linear", version=2)
 int4_product = native_op("int4_linear", version=2)
 IS_COMPILED = has_compiled(int8_product, int4_product)
 
-MAX_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
+FEW_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
 
 ROUNDING_CHOICES = {"half": (torch.bfloat16, torch.float16), "always": DTYPES, "never": ()}
@@ -67,6 +68,22 @@ def rounded_dtypes() -> tuple[torch.dtype, ...]:
 
 ROUNDED_DTYPES = rounded_dtypes()  # read once, at import
 
+# Where products of integers take less time with any number of rows, by measurements: torch
+# multiplies half precision more slowly there than floats, by whichever processor's instructions.
+SETS_FOR_ANY_ROWS = ("avx2", "avx512", "avx512_vnni")
+
+
+def rows_that_are_ours() -> dict[torch.dtype, int]:
+    """By x's dtype, up to how many rows our products are the faster ones."""
+    rows = dict.fromkeys(DTYPES, FEW_ROWS)
+    if instruction_set() in SETS_FOR_ANY_ROWS:
+        halves = set(ROUNDED_DTYPES) - {torch.float32}
+        rows |= dict.fromkeys(halves, sys.maxsize)
+    return rows
+
+
+MAX_ROWS = rows_that_are_ours()
+
 
 def is_rounded(x: Tensor) -> bool:
     """Whether compiled products take x (..., in) rounded to 16 bits."""
@@ -82,10 +99,12 @@ def quantized_report() -> dict[str, str]:
     missing = [f.reason for f in (int8_product, int4_product) if isinstance(f, Missing)]
     why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
     compiled = "the compiled product, which reads the values as they are"
-    first = f"up to {MAX_ROWS} rows without gradients {compiled}"
+    first = f"up to {FEW_ROWS} rows without gradients {compiled}"
     if ROUNDED_DTYPES:
-        dtypes = " or ".join(str(dtype).removeprefix("torch.") for dtype in ROUNDED_DTYPES)
-        first += f", of {dtypes} as integers, with x rounded to 16 bits"
+        first += f", of {_names(ROUNDED_DTYPES)} as integers, with x rounded to 16 bits"
+    for_any_rows = [dtype for dtype, rows in MAX_ROWS.items() if rows > FEW_ROWS]
+    if for_any_rows:
+        first += f"; any number of rows of {_names(for_any_rows)}, too"
     first += "; else "
     return {
         f"{kind.bits} bits": f"{first}{kind.other}" if IS_COMPILED else f"{kind.other} ({why})"
@@ -93,13 +112,16 @@ def quantized_report() -> dict[str, str]:
     }
 
 
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
 def _runs_compiled(x: Tensor, bias: Tensor | None) -> bool:
     return (
         IS_COMPILED
         and type(x) is Tensor
-        and x.dtype in DTYPES
         and x.dim() > 0
-        and x.numel() <= MAX_ROWS * x.shape[-1]
+        and x.numel() <= MAX_ROWS.get(x.dtype, 0) * x.shape[-1]
         and (bias is None or (type(bias) is nn.Parameter and bias.dtype is x.dtype))
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")

@@ -16,7 +16,7 @@ from torchao.quantization import (
 from transformers import AutoConfig, AutoModelForCausalLM, TorchAoConfig
 
 from hf_linear_attention import pack_int4_weights, quantized, use_kernels
-from hf_linear_attention.quantized import MAX_ROWS
+from hf_linear_attention.quantized import FEW_ROWS
 from tiny import random_ids, tiny_config
 
 SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=41)
@@ -88,7 +88,7 @@ def test_models_answer_as_with_the_numbers_that_the_bits_stand_for(
         assert str(report).count(f"product of few rows, {bits} bits") == 1
         assert sum(change.gist.endswith(f"{bits} bits") for change in report.changed) == weights
     calls = shapes_given_to(f"int{bits}_product")
-    for tokens in (5, MAX_ROWS + 6):  # the second by torchao's way, or as floats
+    for tokens in (5, FEW_ROWS + 6):  # the second by torchao's way, or as floats
         ids = random_ids(1, tokens)
         with torch.no_grad():
             torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-3)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hf_linear_attention import linear, quantized
+from hf_linear_attention import backends, linear, quantized
 from hf_linear_attention.__main__ import print_report
 from hf_linear_attention.backends import Missing
 from hf_linear_attention.linear import MAX_ROWS, Linear
@@ -473,11 +473,11 @@ def test_the_products_of_a_processor(processor, monkeypatch):
 
 @pytest.mark.parametrize("name", ["base", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"])
 def test_the_rows_that_are_few_go_by_the_instruction_set(name, monkeypatch):
-    monkeypatch.setattr(linear, "cpu_instruction_set", lambda: name)
+    monkeypatch.setattr(backends, "cpu_instruction_set", lambda: name)
     rows = linear.rows_that_are_few()
     assert rows[torch.bfloat16] == {"base": 8, "avx2": 64, "avx512_bf16": 96}.get(name, 128)
     assert rows[torch.float32] == {"base": 32, "avx2": 64}.get(name, 128)
-    monkeypatch.setattr(linear, "cpu_instruction_set", Missing("there is none"))
+    monkeypatch.setattr(backends, "cpu_instruction_set", Missing("there is none"))
     assert linear.rows_that_are_few() is linear.ROWS_ELSEWHERE
 
 
@@ -490,10 +490,10 @@ def test_the_report_says_which_product_runs_and_why(monkeypatch, capsys):
     assert "from 5,678 multiplications on the compiled product for many rows" in lines["float32"]
     assert "up to 34 rows" in lines["bfloat16"] and "multiplications" not in lines["bfloat16"]
     for name, by in {"avx512_vnni": None, "avx512_bf16": "AVX512-BF16", "amx": "AMX"}.items():
-        monkeypatch.setattr(linear, "cpu_instruction_set", lambda name=name: name)
+        monkeypatch.setattr(backends, "cpu_instruction_set", lambda name=name: name)
         assert ("as they are" in linear.product_report()["bfloat16"]) == (by is not None)
         assert by is None or f"by {by}" in linear.product_report()["bfloat16"]
-    assert f"up to {quantized.MAX_ROWS} rows" in lines["8"] and "torchao's" in lines["8"]
+    assert f"up to {quantized.FEW_ROWS} rows" in lines["8"] and "torchao's" in lines["8"]
     for module in (linear, quantized):
         monkeypatch.setattr(module, "IS_COMPILED", False)
         monkeypatch.setattr(module, "FORCED_BACKEND", "chunked")

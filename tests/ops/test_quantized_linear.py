@@ -22,7 +22,7 @@ from torchao.quantization import (
 
 from hf_linear_attention import pack_int4_weights, quantized
 from hf_linear_attention.linear import Linear
-from hf_linear_attention.quantized import MAX_ROWS, dequantize_int4
+from hf_linear_attention.quantized import FEW_ROWS, dequantize_int4
 from quantized_cases import (
     OP,
     OPS,
@@ -203,15 +203,16 @@ def compiled_calls(shapes_given_to):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
-def test_few_rows_run_compiled_and_many_do_not(name, bias, dtype, compiled_calls):
+def test_few_rows_run_compiled_and_many_do_not(name, bias, dtype, compiled_calls, monkeypatch):
+    monkeypatch.setitem(quantized.MAX_ROWS, dtype, FEW_ROWS)
     layer, twin = layer_and_twin(name, dtype, bias)
-    few, many = (torch.randn(rows, 1, 64, dtype=dtype) for rows in (MAX_ROWS, MAX_ROWS + 1))
+    few, many = (torch.randn(rows, 1, 64, dtype=dtype) for rows in (FEW_ROWS, FEW_ROWS + 1))
     tolerance = 0.05 if name == "int4" and dtype != torch.float32 else 4 * ROUNDING[dtype]
     for x in (few[0], few):  # packing rounds zero points to the scales' dtype
         y = layer(x)
         assert y.dtype == dtype
         torch.testing.assert_close(y.float(), twin(x.float()), rtol=tolerance, atol=tolerance)
-    assert layer(many).shape == (MAX_ROWS + 1, 1, 10)
+    assert layer(many).shape == (FEW_ROWS + 1, 1, 10)
     calls = [(1, 64), tuple(few.shape)]
     assert compiled_calls == ({8: [], 4: calls} if name == "int4" else {8: calls, 4: []})
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from hf_linear_attention import quantized
+from hf_linear_attention import backends, quantized
 from hf_linear_attention.__main__ import print_report
 from new_python import run_python
 from quantized_cases import (
@@ -40,7 +40,7 @@ SIZES = {  # inputs, outputs, inputs of a group
 
 @pytest.mark.kernel_numbers
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 23, 64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 23, 64, 300])
 @pytest.mark.parametrize("bits", OPS)
 def test_products_match_float64_with_the_rounded_x(bits, rows, dtype):
     for args in arguments_of(bits, SIZES[bits], rows, dtype):
@@ -51,27 +51,29 @@ def test_products_match_float64_with_the_rounded_x(bits, rows, dtype):
 @pytest.mark.parametrize("seed", range(60))
 def test_random_calls_match_float64_with_the_rounded_x(seed):
     rng = random.Random(seed)
-    bits, args = random_arguments(rng, most_rows=4)
+    bits, args = random_arguments(rng, most_rows=rng.choice((4, 100)))
     if args["x"].dtype != torch.float16:
         args["x"] *= 10.0 ** rng.randint(-25, 25)
     assert_matches_float64(bits, args, rounds_x=True)
 
 
 @pytest.mark.kernel_numbers
+@pytest.mark.parametrize("rows", [3, 32])
 @pytest.mark.parametrize("bits", OPS)
-def test_sums_of_integers_are_exact(bits):
+def test_sums_of_integers_are_exact(bits, rows):
     args = op_arguments(bits, inputs=256, outputs=50, group=256, bias=False)
     generator = torch.Generator().manual_seed(0)
-    args["x"] = torch.randint(-400, 400, (3, 256), generator=generator).float()
+    args["x"] = torch.randint(-400, 400, (rows, 256), generator=generator).float()
     args["scale"] = torch.full_like(args["scale"], 0.5)
     assert torch.equal(OPS[bits](**args, rounds_x=True), expected_of(bits, **args)[0].float())
 
 
 @pytest.mark.kernel_numbers
+@pytest.mark.parametrize("rows", [3, 32])
 @pytest.mark.parametrize("bits", OPS)
-def test_the_largest_numbers_overflow_nothing(bits):
-    args = op_arguments(bits, inputs=1024, group=1024, bias=False)
-    args["x"] = torch.full((3, 1024), 2.0 - 2**-23)  # which becomes 2^14, not 2^15
+def test_the_largest_numbers_overflow_nothing(bits, rows):
+    args = op_arguments(bits, inputs=1024, outputs=13, group=1024, bias=False)
+    args["x"] = torch.full((rows, 1024), 2.0 - 2**-23)  # which becomes 2^14, not 2^15
     args["weight"].fill_(-128 if bits == 8 else -120)  # two of -8
     args["scale"].fill_(1)
     assert_matches_float64(bits, args, rounds_x=True)
@@ -83,15 +85,16 @@ def test_the_largest_numbers_overflow_nothing(bits):
 
 @pytest.mark.kernel_numbers
 @pytest.mark.parametrize("bits", OPS)
+@pytest.mark.parametrize("rows", [6, 30])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_makes_its_row_nan_and_no_other(bits, value):
-    args = op_arguments(bits, shape=(6,), inputs=320)
+def test_what_is_not_finite_makes_its_row_nan_and_no_other(bits, rows, value):
+    args = op_arguments(bits, shape=(rows,), inputs=320, outputs=13)
     expected = OPS[bits](**args, rounds_x=True)
     args["x"][2, 77] = value
     args["x"][4, 319] = value
     y = OPS[bits](**args, rounds_x=True)
     assert y[[2, 4]].isnan().all()
-    others = [0, 1, 3, 5]
+    others = [0, 1, 3, *range(5, rows)]
     assert torch.equal(y[others], expected[others])
 
 
@@ -108,11 +111,17 @@ def test_rows_of_zeros_and_of_next_to_nothing_give_the_bias(bits):
 @pytest.mark.parametrize("group", [32, 320])
 @pytest.mark.parametrize("bits", OPS)
 def test_a_row_is_answered_alike_among_any_others(bits, group):
-    shape = dict(shape=(31,), inputs=320, outputs=70, group=group)
+    shape = dict(shape=(310,), inputs=320, outputs=70, group=group)
     args = op_arguments(bits, **shape, zero_dtype=torch.bfloat16)
-    together = OPS[bits](**args, rounds_x=True)
-    alone = [OPS[bits](**args | {"x": x}, rounds_x=True) for x in args["x"]]
-    assert torch.equal(together, torch.stack(alone))
+    first_rows = []
+    for rows in (1, 4, 9, 10, 16, 17, 31, 40, 300):
+        y = OPS[bits](**args | {"x": args["x"][:rows]}, rounds_x=True)
+        elsewhere = OPS[bits](**args | {"x": args["x"][3 : 3 + rows]}, rounds_x=True)
+        assert torch.equal(elsewhere[:-3], y[3:])
+        if not any(torch.equal(y[0], first_row) for first_row in first_rows):
+            first_rows.append(y[0])
+    # Of 8 bits a vector has inputs of a row, or with AVX512-VNNI inputs of many rows.
+    assert len(first_rows) <= (2 if bits == 8 else 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -129,7 +138,7 @@ def test_rounding_is_of_the_last_of_16_bits():
     assert (error <= 2.0**-15 * largest).all()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 7])
+@pytest.mark.parametrize("rows", [1, 3, 7, 40])
 @pytest.mark.parametrize("bits", OPS)
 def test_threads_change_no_bit(bits, rows):
     args = op_arguments(bits, shape=(rows,), inputs=256, outputs=1001, zero_dtype=torch.bfloat16)
@@ -141,7 +150,7 @@ def test_any_shape_and_order_of_numbers(bits):
     for shape in [(), (1,), (2, 3), (0,), (2, 0, 3)]:
         assert_matches_float64(bits, op_arguments(bits, shape=shape), rounds_x=True)
     assert OPS[bits](**op_arguments(bits, outputs=0), rounds_x=True).shape == (3, 0)
-    for shape, outputs in [((3,), 7), ((1,), 100), ((9,), 100)]:
+    for shape, outputs in [((3,), 7), ((1,), 100), ((9,), 100), ((32,), 20)]:
         args = op_arguments(bits, shape=shape, inputs=0, outputs=outputs)
         expected = args["bias"].expand(*shape, outputs)
         assert torch.equal(OPS[bits](**args, rounds_x=True), expected)
@@ -161,7 +170,7 @@ def test_they_pass_opcheck(bits):
 
 REPORTED = (
     "up to 64 rows without gradients the compiled product, which reads the values as they are, of "
-    "bfloat16 or float16 as integers, with x rounded to 16 bits; else "
+    "bfloat16 or float16 as integers, with x rounded to 16 bits; "
 )
 
 
@@ -187,6 +196,19 @@ def test_by_default_half_precision_is_rounded(capsys):
 def test_the_environment_says_what_is_rounded(choice, said):
     result = run_python("-m", "hf_linear_attention", **{quantized.ROUNDING_SETTING: choice})
     assert said in result.stdout, result.stderr
+
+
+def test_where_torch_is_slow_in_half_precision_all_its_rows_are_ours(monkeypatch):
+    for name, is_ours in {"avx2": True, "avx512_vnni": True, "amx": False, "base": False}.items():
+        monkeypatch.setattr(backends, "cpu_instruction_set", lambda name=name: name)
+        rows = quantized.rows_that_are_ours()
+        assert rows[torch.float32] == quantized.FEW_ROWS
+        for dtype in (torch.bfloat16, torch.float16):
+            assert (rows[dtype] > 10**9) == is_ours
+            assert is_ours or rows[dtype] == quantized.FEW_ROWS
+        monkeypatch.setattr(quantized, "MAX_ROWS", rows)
+        report = quantized.quantized_report()["8 bits"]
+        assert ("any number of rows of bfloat16 or float16" in report) == is_ours
 
 
 def test_another_choice_is_refused():

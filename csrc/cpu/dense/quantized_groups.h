@@ -57,6 +57,9 @@ class GroupSums {
   const float* scales_of(const Own& own, int64_t output) const {
     return own.scales + output * scale_out_step();
   }
+  const float* zeros_of(const Own& own, int64_t output) const {
+    return own.zeros + output * scale_out_step();
+  }
 
   Totals carve_totals(Carver& carver) const {
     float* const of_x = carver.take<float>(p_.rows * totals_stride_);
@@ -84,12 +87,12 @@ class GroupSums {
     return {sums, scales, carver.take<float>(scales_size)};
   }
 
-  // Scales of the outputs [begin, end); and what sums begin with, for zero points and lifting.
+  // Scales and zero points of the outputs [begin, end); and what sums begin with, for zero points
+  // and lifting.
   void begin(const Own& own, const Totals& totals, int64_t begin, int64_t end) const {
+    stage_scales(own, begin, end);
     __builtin_memset(own.sums, 0, sizeof(float) * static_cast<size_t>(p_.rows * sums_stride_));
-    stage_numbers(p_.scale, begin, end, own.scales);
     if (!has_offsets_) return;
-    stage_numbers(p_.zero, begin, end, own.zeros);
     for (int64_t row = 0; row < p_.rows; ++row) {
       float* const sums = own.sums + row * sums_stride_;
       if (are_outputs_together_)
@@ -97,6 +100,17 @@ class GroupSums {
       else
         begin_sums_by_groups(own, end - begin, of_row(totals, row), sums);
     }
+  }
+
+  // Scales and zero points of the outputs [begin, end).
+  void stage_scales(const Own& own, int64_t begin, int64_t end) const {
+    stage_numbers(p_.scale, begin, end, own.scales);
+    if (has_offsets_) stage_numbers(p_.zero, begin, end, own.zeros);
+  }
+
+  // What the total of a group's inputs is multiplied by.
+  HFLA_INLINE Floats offset(Floats zero, Floats scale) const {
+    return p_.bits == 8 ? -zero * scale : zero;
   }
 
   // y of the outputs [begin, end) from their sums.
@@ -146,11 +160,6 @@ class GroupSums {
     }
   }
 
-  // What the total of a group's inputs is multiplied by.
-  HFLA_INLINE Floats offset(Floats zero, Floats scale) const {
-    return p_.bits == 8 ? -zero * scale : zero;
-  }
-
   // Numbers of a task's outputs as floats: a row of outputs for each group, or of groups for each
   // output, zeros behind it.
   void stage_numbers(const GroupNumbers& numbers, int64_t begin, int64_t end, float* to) const {
@@ -194,13 +203,17 @@ class GroupSums {
   const bool are_outputs_together_, has_offsets_;
 };
 
+// How many threads share `tasks` tasks of a product.
+inline int64_t workers_for(const QuantizedLinearProblem& p, const Threads& threads, int64_t tasks) {
+  return p.in * p.out < threads.serial_work ? 1 : min(tasks, max(1, threads.count));
+}
+
 // Computes a product's outputs, `task_outputs` of them in a task.
 template <class Product>
 Status run_by_tasks(Product& product, const QuantizedLinearProblem& p, const Threads& threads,
                     int64_t task_outputs) {
   const int64_t tasks = ceil_div(p.out, task_outputs);
-  const int64_t workers =
-      p.in * p.out < threads.serial_work ? 1 : min(tasks, max(1, threads.count));
+  const int64_t workers = workers_for(p, threads, tasks);
   Carver sizes(nullptr);
   product.carve_shared(sizes);
   const int64_t shared_bytes = sizes.used();

@@ -36,8 +36,9 @@ class RoundedInputs {
         stride_(groups_ * padded_group_ + kCacheLine / 2) {}
 
   int64_t groups() const { return groups_; }
-  int64_t blocks() const { return blocks_; }  // of a row
-  int64_t stride() const { return stride_; }  // of integers, from a row to the next
+  int64_t blocks() const { return blocks_; }                  // of a row
+  int64_t stride() const { return stride_; }                  // of integers, from a row to the next
+  int64_t padded() const { return groups_ * padded_group_; }  // integers of a row
 
   // A row's.
   struct Row {
@@ -57,22 +58,27 @@ class RoundedInputs {
 
   // totals: (rows, totals_stride), to which the sum of each group is added.
   void stage(float* totals, int64_t totals_stride) const {
-    with_dtype_but_double(p_.dtype,
-                          [&](auto scalar) { stage_of<decltype(scalar)>(totals, totals_stride); });
+    stage(0, p_.rows, totals, totals_stride);
+  }
+
+  // The rows [begin, end) of them.
+  void stage(int64_t begin, int64_t end, float* totals, int64_t totals_stride) const {
+    with_dtype_but_double(p_.dtype, [&](auto scalar) {
+      for (int64_t row = begin; row < end; ++row) {
+        stage_row<decltype(scalar)>(row, totals + row * totals_stride);
+      }
+    });
   }
 
  private:
   template <class Scalar>
-  void stage_of(float* totals, int64_t totals_stride) const {
-    const Scalar* from = static_cast<const Scalar*>(p_.x);
-    int64_t block = 0;
-    for (int64_t row = 0; row < p_.rows; ++row) {
-      int16_t* to = integers_ + row * stride_;
-      for (int64_t group = 0; group < groups_; ++group, from += p_.group, to += padded_group_) {
-        for (int64_t c = 0; c < p_.group; c += kBlock, ++block) {
-          totals[row * totals_stride + group] +=
-              stage_block(from + c, min(kBlock, p_.group - c), to + c, block);
-        }
+  void stage_row(int64_t row, float* totals) const {
+    const Scalar* from = static_cast<const Scalar*>(p_.x) + row * p_.in;
+    int16_t* to = integers_ + row * stride_;
+    int64_t block = row * blocks_;
+    for (int64_t group = 0; group < groups_; ++group, from += p_.group, to += padded_group_) {
+      for (int64_t c = 0; c < p_.group; c += kBlock, ++block) {
+        totals[group] += stage_block(from + c, min(kBlock, p_.group - c), to + c, block);
       }
     }
   }

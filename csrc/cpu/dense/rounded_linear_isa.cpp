@@ -18,6 +18,9 @@
 #include "cpu/dense/quantized_shorts.h"
 #include "cpu/dense/rounded_inputs.h"
 #include "cpu/dense/rounded_int4.h"
+#if defined(__AVX512VNNI__)
+#include "cpu/dense/rounded_rows_in_lanes.h"
+#endif
 #include "cpu/processor.h"
 
 namespace hfla::HFLA_ISA {
@@ -32,6 +35,9 @@ constexpr int64_t kBytesAhead = 2048;
 constexpr int kTileRows = 4;
 constexpr int tile_outputs(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
 constexpr int64_t kTaskMultiple = 12;  // of all these
+
+// That are rounded at once: what they need lies in the caches, and what is made of W serves many.
+constexpr int64_t kMostRows = 256;
 
 class RoundedInt8 {
  public:
@@ -239,11 +245,31 @@ class RoundedInt8 {
   Groups::Totals totals_{};
 };
 
+// The rows of a part.
+Status rounded_rows(const QuantizedLinearProblem& p, const Threads& threads) {
+#if defined(__AVX512VNNI__)
+  if (rows_gain_in_lanes(p)) {
+    return p.bits == 4 ? RoundedRowsInLanes<NibblesInOrder>(p, threads).run()
+                       : RoundedRowsInLanes<BytesInOrder>(p, threads).run();
+  }
+#endif
+  return p.bits == 4 ? rounded_int4(p, threads) : RoundedInt8(p, threads).run();
+}
+
 }  // namespace
 
 Status rounded_linear(const QuantizedLinearProblem& problem, const Threads& threads) {
-  if (problem.bits == 4) return rounded_int4(problem, threads);
-  return RoundedInt8(problem, threads).run();
+  QuantizedLinearProblem part = problem;
+  const int64_t parts = max(1, ceil_div(problem.rows, kMostRows));
+  for (int64_t i = 0, row = 0; i < parts; ++i, row += part.rows) {
+    part.rows = (problem.rows - row) / (parts - i);
+    const int64_t bytes = bytes_of(problem.dtype);
+    part.x = static_cast<const char*>(problem.x) + row * problem.in * bytes;
+    part.y = static_cast<char*>(problem.y) + row * problem.out * bytes;
+    const Status status = rounded_rows(part, threads);
+    if (status != Status::ok) return status;
+  }
+  return Status::ok;
 }
 
 }  // namespace hfla::HFLA_ISA
