@@ -120,8 +120,9 @@ def test_a_row_is_answered_alike_among_any_others(bits, group):
         assert torch.equal(elsewhere[:-3], y[3:])
         if not any(torch.equal(y[0], first_row) for first_row in first_rows):
             first_rows.append(y[0])
-    # Of 8 bits a vector has inputs of a row, or with AVX512-VNNI inputs of many rows.
-    assert len(first_rows) <= (2 if bits == 8 else 1)
+    # With AVX512-VNNI there are two ways, by the number of rows. Those of 4 bits add up in the same
+    # order, but not all compilers fuse the same products and sums.
+    assert len(first_rows) <= 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
