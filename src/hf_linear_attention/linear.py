@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
-from .quantized import are_products_compiled, quantized_product
+from .quantized import are_products_compiled, dtype_name, quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
@@ -89,7 +89,7 @@ def product_report() -> dict[str, str]:
             f.reason for f in (few_rows_product, many_rows_product) if isinstance(f, Missing)
         ]
         why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
-        return dict.fromkeys(map(_name, MAX_ROWS), f"torch's product ({why})")
+        return dict.fromkeys(map(dtype_name, MAX_ROWS), f"torch's product ({why})")
     report = {}
     for dtype, rows in MAX_ROWS.items():
         choices = [f"up to {rows} rows without gradients {REASONS[few_rows_product]}"]
@@ -97,12 +97,8 @@ def product_report() -> dict[str, str]:
             choices[0] += f" and multiplies them as they are, by {BFLOAT16_BY[instruction_set()]}"
         if dtype in MANY:
             choices.append(f"from {MANY[dtype]:,} multiplications on {REASONS[many_rows_product]}")
-        report[_name(dtype)] = "; ".join([*choices, "else torch's"])
+        report[dtype_name(dtype)] = "; ".join([*choices, "else torch's"])
     return report
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class Linear(nn.Linear):

@@ -112,8 +112,12 @@ def quantized_report() -> dict[str, str]:
     }
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _names(dtypes: Sequence[torch.dtype]) -> str:
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return " or ".join(map(dtype_name, dtypes))
 
 
 def _runs_compiled(x: Tensor, bias: Tensor | None) -> bool:

@@ -216,7 +216,9 @@ def test_no_number_depends_on_other_rows_on_the_outputs_beside_it_or_on_threads(
             torch.set_num_threads(threads)
         if not any(torch.equal(y[0], first_row) for first_row in first_rows):
             first_rows.append(y[0])
-    assert len(first_rows) <= 2  # vectors have inputs of a row, or an input of many rows
+    # Vectors have inputs of a row, or an input of many rows.
+    has_two_ways = backends.instruction_set() not in ("", "base") and dtype != torch.float64
+    assert len(first_rows) <= (2 if has_two_ways else 1)
 
 
 def among_nan(x, rng):

@@ -17,6 +17,7 @@
 #include "cpu/common/tasks.h"
 #include "cpu/common/transpose.h"
 #include "cpu/dense/kernels.h"
+#include "cpu/dense/outputs.h"
 
 namespace hfla::avx512 {
 Status linear(const LinearProblem&, const Threads&);
@@ -31,8 +32,7 @@ constexpr int64_t kTileSize = kTileRows * kTileInputs;
 constexpr int64_t kRowBytes = 2 * kTileInputs;        // of a tile
 constexpr int64_t kSumsSize = kTileRows * kTileRows;  // of a tile of them
 constexpr int kTogether = 4;                          // panels
-constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
-constexpr int64_t kBytesAhead = 256;      // of each stretch, what is asked for
+constexpr int64_t kBytesAhead = 256;                  // of each stretch, what is asked for
 
 // ---- the eight tiles that a thread has ----
 
@@ -79,25 +79,12 @@ constexpr int kWeights = kTogether;
 constexpr int inputs_tile(int panel) { return kWeights + 1 + panel % (7 - kWeights); }
 
 // body(Constant<panel>) of each.
-template <int number>
-struct Constant {
-  static constexpr int value = number;
-};
 template <int panels, class Body>
 HFLA_INLINE void for_panels(Body body) {
   if constexpr (panels > 0) {
     for_panels<panels - 1>(body);
     body(Constant<panels - 1>{});
   }
-}
-
-// body(Constant<panels>), of 1 to max_panels.
-template <int max_panels, class Body>
-HFLA_INLINE void with_panels(int64_t panels, Body body) {
-  if constexpr (max_panels > 1) {
-    if (panels < max_panels) return with_panels<max_panels - 1>(panels, body);
-  }
-  body(Constant<max_panels>{});
 }
 
 // ---- the product ----
@@ -107,34 +94,15 @@ class TileLinear {
   TileLinear(const LinearProblem& p, const Threads& threads)
       : p_(p),
         threads_(threads),
-        usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         panels_(ceil_div(p.rows, kTileRows)),
         whole_blocks_(p.in / kTileInputs),
         blocks_(ceil_div(p.in, kTileInputs)),
-        task_outputs_(task_outputs()) {}
+        task_outputs_(task_outputs(p, threads, p.in * 2, kTileRows, kTileRows)) {}
 
-  Status run() const {
-    const int64_t tasks = ceil_div(p_.out, task_outputs_);
-    const int64_t workers = max(1, min(tasks, usable_threads_));
-    Carver sizes(nullptr);
-    carve_x(sizes);
-    const int64_t x_bytes = sizes.used();
-    carve_own(sizes);
-    const int64_t own_bytes = sizes.used() - x_bytes;
-    const Buffer buffer(x_bytes + workers * own_bytes);
-    if (!buffer.data()) return Status::out_of_memory;
-    Carver x_memory(buffer.data());
-    BFloat16* const x = carve_x(x_memory);
-    stage_x(x);
-    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t task) {
-      Carver own_memory(buffer.data() + x_bytes + worker * own_bytes);
-      const int64_t begin = task * task_outputs_;
-      compute(begin, min(p_.out, begin + task_outputs_), x, carve_own(own_memory));
-    });
-    return Status::ok;
-  }
+  Status run() { return run_by_tasks(*this, p_, threads_, task_outputs_); }
 
- private:
+  void carve_shared(Carver& carver) { x_ = carver.take<BFloat16>(panels_ * blocks_ * kTileSize); }
+
   // A worker's own.
   struct Own {
     float* sums;     // (panels, tiles of a task, outputs of a tile, rows of a panel)
@@ -142,25 +110,14 @@ class TileLinear {
     BFloat16* rest;  // (kTileRows, blocks * kTileInputs): outputs that are no whole tile
   };
 
-  // (panels, blocks, pairs of inputs, rows of a panel, 2)
-  BFloat16* carve_x(Carver& carver) const {
-    return carver.take<BFloat16>(panels_ * blocks_ * kTileSize);
-  }
-
   Own carve_own(Carver& carver) const {
     float* const sums = carver.take<float>(panels_ * task_outputs_ * kTileRows);
     BFloat16* const last = carver.take<BFloat16>(kTileSize);
     return {sums, last, carver.take<BFloat16>(blocks_ * kTileSize)};
   }
 
-  // Long stretches, but enough tasks for all threads.
-  int64_t task_outputs() const {
-    const int64_t row_bytes = max(1, p_.in * static_cast<int64_t>(sizeof(BFloat16)));
-    const int64_t outputs = kTileRows * ceil_div(kStretchBytes, row_bytes);
-    return round_up(max(1, min(outputs, p_.out / (4 * usable_threads_))), kTileRows);
-  }
-
-  void stage_x(BFloat16* to) const {
+  void stage_x() const {
+    BFloat16* to = x_;
     for (int64_t row = 0; row < p_.rows; row += kTileRows) {
       for (int64_t block = 0; block < blocks_; ++block, to += kTileSize) {
         stage_tile(row, block * kTileInputs, to);
@@ -168,6 +125,36 @@ class TileLinear {
     }
   }
 
+  // The outputs [begin, end) of all rows.
+  void compute(const Own& own, int64_t begin, int64_t end) const {
+    const BFloat16* const weight = static_cast<const BFloat16*>(p_.weight);
+    const int64_t stretch = (end - begin) / kTileRows;
+    const Tiles tiles;
+    for (int64_t i = 0; i < stretch; ++i) {
+      add_up({weight + (begin + i) * p_.in, stretch * p_.in}, own, own.sums + i * kSumsSize);
+    }
+    // Walk by walk, kTileRows outputs of each.
+    for (int64_t walk = 0; walk < kTileRows; ++walk) {
+      for (int64_t i = 0; i < stretch; i += kTileRows) {
+        finish(own.sums + i * kSumsSize + walk * kTileRows, kSumsSize, begin + walk * stretch + i,
+               min(kTileRows, stretch - i));
+      }
+    }
+    const int64_t output = begin + stretch * kTileRows;
+    if (output < end) {
+      const int64_t stride = blocks_ * kTileInputs;
+      for (int64_t i = 0; i < kTileRows; ++i) {
+        for (int64_t c = 0; c < stride; c += kTileInputs) {
+          const int64_t columns = output + i < end ? min(kTileInputs, p_.in - c) : 0;
+          copy_some(weight + (output + i) * p_.in + c, columns, own.rest + i * stride + c);
+        }
+      }
+      add_up({own.rest, stride}, own, own.sums);
+      finish(own.sums, kTileRows, output, end - output);
+    }
+  }
+
+ private:
   // Pairs are moved as if they were floats.
   void stage_tile(int64_t row, int64_t column, BFloat16* to) const {
     const BFloat16* from = static_cast<const BFloat16*>(p_.x) + row * p_.in + column;
@@ -187,35 +174,6 @@ class TileLinear {
     _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(mask, from));
   }
 
-  // The outputs [begin, end) of all rows.
-  void compute(int64_t begin, int64_t end, const BFloat16* x, const Own& own) const {
-    const BFloat16* const weight = static_cast<const BFloat16*>(p_.weight);
-    const int64_t stretch = (end - begin) / kTileRows;
-    const Tiles tiles;
-    for (int64_t i = 0; i < stretch; ++i) {
-      add_up({weight + (begin + i) * p_.in, stretch * p_.in}, x, own, own.sums + i * kSumsSize);
-    }
-    // Walk by walk, kTileRows outputs of each.
-    for (int64_t walk = 0; walk < kTileRows; ++walk) {
-      for (int64_t i = 0; i < stretch; i += kTileRows) {
-        finish(own.sums + i * kSumsSize + walk * kTileRows, kSumsSize, begin + walk * stretch + i,
-               min(kTileRows, stretch - i));
-      }
-    }
-    const int64_t output = begin + stretch * kTileRows;
-    if (output < end) {
-      const int64_t stride = blocks_ * kTileInputs;
-      for (int64_t i = 0; i < kTileRows; ++i) {
-        for (int64_t c = 0; c < stride; c += kTileInputs) {
-          const int64_t columns = output + i < end ? min(kTileInputs, p_.in - c) : 0;
-          copy_some(weight + (output + i) * p_.in + c, columns, own.rest + i * stride + c);
-        }
-      }
-      add_up({own.rest, stride}, x, own, own.sums);
-      finish(own.sums, kTileRows, output, end - output);
-    }
-  }
-
   // Of kTileRows outputs.
   struct Weights {
     const BFloat16* data;
@@ -223,7 +181,7 @@ class TileLinear {
   };
 
   // Of all rows; sums: of the first panel.
-  void add_up(const Weights& w, const BFloat16* x, const Own& own, float* sums) const {
+  void add_up(const Weights& w, const Own& own, float* sums) const {
     if (whole_blocks_ < blocks_) {
       const int64_t c = whole_blocks_ * kTileInputs;
       for (int64_t i = 0; i < kTileRows; ++i) {
@@ -231,8 +189,8 @@ class TileLinear {
       }
     }
     for (int64_t panel = 0; panel < panels_; panel += kTogether) {
-      with_panels<kTogether>(panels_ - panel, [&](auto panels) {
-        add_up_panels<panels.value>(w, x + panel * blocks_ * kTileSize, own.last,
+      with_count<kTogether>(panels_ - panel, [&](auto panels) {
+        add_up_panels<panels.value>(w, x_ + panel * blocks_ * kTileSize, own.last,
                                     sums + panel * panel_sums());
       });
     }
@@ -287,7 +245,8 @@ class TileLinear {
 
   const LinearProblem& p_;
   const Threads& threads_;
-  const int64_t usable_threads_, panels_, whole_blocks_, blocks_, task_outputs_;
+  const int64_t panels_, whole_blocks_, blocks_, task_outputs_;
+  BFloat16* x_ = nullptr;  // (panels, blocks, pairs of inputs, rows of a panel, 2)
 };
 
 }  // namespace

@@ -22,13 +22,12 @@
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
+#include "cpu/dense/outputs.h"
 #include "cpu/dense/rows_in_lanes.h"
 #include "cpu/processor.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
-
-constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
 
 // A tile of y: as many sums as registers hold beside the rows of x and a vector of W.
 constexpr int kTileRows = kHasManyRegisters ? 4 : 2;
@@ -107,8 +106,8 @@ class Linear {
   using Factors = FactorsOf<Scalar>;
   using Factor = typename Factors::Element;
   static constexpr int64_t W = kLanes<Acc>, kPair = 2 * W;
-  static constexpr int64_t kLine = kCacheLine / static_cast<int64_t>(sizeof(Scalar));
-  static constexpr int64_t kFactorBytes = sizeof(Factor);
+  static constexpr int64_t kNumberBytes = sizeof(Scalar), kFactorBytes = sizeof(Factor);
+  static constexpr int64_t kLine = kCacheLine / kNumberBytes;
   static constexpr int64_t kFactors = kPair / Factors::kVectors;  // in a vector
   static constexpr bool kIsConverted = sizeof(Scalar) != sizeof(Factor);
 
@@ -139,50 +138,20 @@ class Linear {
       : p_(p),
         threads_(threads),
         weight_(static_cast<const Scalar*>(p.weight)),
-        usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         // Not a power of two, which would put all rows into the same few lines of the cache.
         x_stride_(round_up(p.in, kPair) + kCacheLine / kFactorBytes),
         passes_(is_tall() ? 1 : ceil_div(p.rows, kTileRows)),
         block_(passes_ == 1 || p.in * kFactorBytes <= kMaxUndividedBytes
                    ? round_up(p.in, kPair)
                    : kBlockBytes / kFactorBytes),
-        task_outputs_(task_outputs()),
+        task_outputs_(task_outputs(p, threads, p.in * kNumberBytes, kTileOutputs, kTileOutputs)),
         asks_twice_(is_amds() && p.rows > 1),
         asks_soon_(passes_ == 1 && (p.rows > 1 || one_row_asks())),
         soon_(numbers_in(asks_twice_ ? kAmdsNearBytes : kBytesAhead)) {}
 
-  Status run() {
-    const int64_t tasks = ceil_div(p_.out, task_outputs_);
-    const int64_t workers = max(1, min(tasks, usable_threads_));
-    Carver sizes(nullptr);
-    carve_x(sizes);
-    const int64_t x_bytes = sizes.used();
-    carve_own(sizes);
-    const int64_t own_bytes = sizes.used() - x_bytes;
-    const Buffer buffer(x_bytes + workers * own_bytes);
-    if (!buffer.data()) return Status::out_of_memory;
-    Carver x_memory(buffer.data());
-    Factor* const x = carve_x(x_memory);
-    stage_x(x);
-    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t task) {
-      Carver own_memory(buffer.data() + x_bytes + worker * own_bytes);
-      const int64_t begin = task * task_outputs_;
-      compute(begin, min(p_.out, begin + task_outputs_), x, carve_own(own_memory));
-    });
-    return Status::ok;
-  }
+  Status run() { return run_by_tasks(*this, p_, threads_, task_outputs_); }
 
- private:
-  static constexpr int64_t numbers_in(int64_t bytes) {
-    return bytes / static_cast<int64_t>(sizeof(Scalar));
-  }
-
-  bool one_row_asks() const {
-    const int64_t bytes = p_.in * p_.out * static_cast<int64_t>(sizeof(Scalar));
-    return sizeof(Scalar) < sizeof(float) && bytes >= kOutOfCacheBytes && !is_amds();
-  }
-
-  bool is_tall() const { return kTallRows > 0 && p_.rows == kTallRows; }
+  void carve_shared(Carver& carver) { x_ = carver.take<Factor>(p_.rows * x_stride_); }
 
   // A worker's own memory.
   struct Own {
@@ -191,27 +160,37 @@ class Linear {
     Factor* copy;     // (tile outputs, block): weights
   };
 
-  Factor* carve_x(Carver& carver) const { return carver.take<Factor>(p_.rows * x_stride_); }
-
   Own carve_own(Carver& carver) const {
     Acc* const sums = carver.take<Acc>(p_.rows * task_outputs_ + W - 1);
     Acc* const unfinished = carver.take<Acc>(passes_ * kTileRows * kTileOutputs * W);
     return {sums, unfinished, carver.take<Factor>(kTileOutputs * block_)};
   }
 
-  // Long stretches, but enough tasks for all threads.
-  int64_t task_outputs() const {
-    const int64_t row_bytes = max(1, p_.in * static_cast<int64_t>(sizeof(Scalar)));
-    const int64_t outputs = kTileOutputs * ceil_div(kStretchBytes, row_bytes);
-    return round_up(max(1, min(outputs, p_.out / (4 * usable_threads_))), kTileOutputs);
-  }
-
-  void stage_x(Factor* to) const {
+  void stage_x() const {
     const Scalar* from = static_cast<const Scalar*>(p_.x);
+    Factor* to = x_;
     for (int64_t row = 0; row < p_.rows; ++row, from += p_.in, to += x_stride_) {
       for (int64_t c = 0; c < p_.in; c += kPair) stage_vectors<0>(from + c, p_.in - c, to + c);
     }
   }
+
+  // The outputs [begin, end) of all rows.
+  void compute(const Own& own, int64_t begin, int64_t end) const {
+    add_up_all(begin, end, own);
+    for (int64_t row = 0; row < p_.rows; ++row) {
+      finish(own.sums + row * task_outputs_, row, begin, end);
+    }
+  }
+
+ private:
+  static constexpr int64_t numbers_in(int64_t bytes) { return bytes / kNumberBytes; }
+
+  bool one_row_asks() const {
+    const int64_t bytes = p_.in * p_.out * kNumberBytes;
+    return sizeof(Scalar) < sizeof(float) && bytes >= kOutOfCacheBytes && !is_amds();
+  }
+
+  bool is_tall() const { return kTallRows > 0 && p_.rows == kTallRows; }
 
   template <int vector>
   static HFLA_INLINE void stage_vectors(const Scalar* from, int64_t count, Factor* to) {
@@ -228,32 +207,24 @@ class Linear {
     return Factors::template load_vector<vector>(numbers);
   }
 
-  // The outputs [begin, end) of all rows.
-  void compute(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
-    add_up_all(begin, end, x, own);
-    for (int64_t row = 0; row < p_.rows; ++row) {
-      finish(own.sums + row * task_outputs_, row, begin, end);
-    }
-  }
-
-  void add_up_all(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
+  void add_up_all(int64_t begin, int64_t end, const Own& own) const {
     if constexpr (kTallRows > 0) {
-      if (is_tall()) return add_up_outputs<kTallOutputs, kTallRows>(begin, end, x, own);
+      if (is_tall()) return add_up_outputs<kTallOutputs, kTallRows>(begin, end, own);
     }
-    add_up_outputs<kTileOutputs, kTileRows>(begin, end, x, own);
+    add_up_outputs<kTileOutputs, kTileRows>(begin, end, own);
   }
 
   // Stretches side by side, and what is left, in tiles of at most so many outputs and rows.
   template <int outputs, int tile_rows>
-  void add_up_outputs(int64_t begin, int64_t end, const Factor* x, const Own& own) const {
+  void add_up_outputs(int64_t begin, int64_t end, const Own& own) const {
     const Scalar* const weight = weight_ + begin * p_.in;
     const int64_t stretch = (end - begin) / outputs;
     for (int64_t i = 0; i < stretch; ++i) {
       const Weights<Scalar> side_by_side{weight + i * p_.in, stretch * p_.in};
-      add_up<outputs, tile_rows>(side_by_side, x, own.sums + i, stretch, own);
+      add_up<outputs, tile_rows>(side_by_side, x_, own.sums + i, stretch, own);
     }
     for (int64_t i = stretch * outputs; i < end - begin; ++i) {
-      add_up<1, tile_rows>({weight + i * p_.in, 0}, x, own.sums + i, 0, own);
+      add_up<1, tile_rows>({weight + i * p_.in, 0}, x_, own.sums + i, 0, own);
     }
   }
 
@@ -419,9 +390,10 @@ class Linear {
   const LinearProblem& p_;
   const Threads& threads_;
   const Scalar* const weight_;
-  const int64_t usable_threads_, x_stride_, passes_, block_, task_outputs_;
+  const int64_t x_stride_, passes_, block_, task_outputs_;
   const bool asks_twice_, asks_soon_;
-  const int64_t soon_;  // numbers ahead
+  const int64_t soon_;   // numbers ahead
+  Factor* x_ = nullptr;  // (rows, x_stride)
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cpu/common/memory.h"
-#include "cpu/common/tasks.h"
+#include "cpu/dense/outputs.h"
 #include "cpu/dense/quantized_values.h"
 
 namespace hfla::HFLA_ISA {
@@ -80,11 +80,18 @@ class GroupSums {
   }
 
   Own carve_own(Carver& carver) const {
-    const int64_t scales_size =
-        are_outputs_together_ ? groups_ * sums_stride_ : task_outputs_ * totals_stride_;
     float* const sums = carver.take<float>(p_.rows * sums_stride_);
-    float* const scales = carver.take<float>(scales_size);
-    return {sums, scales, carver.take<float>(scales_size)};
+    Own own = carve_numbers(carver);
+    own.sums = sums;
+    return own;
+  }
+
+  // The same without sums.
+  Own carve_numbers(Carver& carver) const {
+    const int64_t size =
+        are_outputs_together_ ? groups_ * sums_stride_ : task_outputs_ * totals_stride_;
+    float* const scales = carver.take<float>(size);
+    return {nullptr, scales, carver.take<float>(size)};
   }
 
   // Scales and zero points of the outputs [begin, end); and what sums begin with, for zero points
@@ -202,49 +209,6 @@ class GroupSums {
   const int64_t task_outputs_, groups_, sums_stride_, totals_stride_;
   const bool are_outputs_together_, has_offsets_;
 };
-
-// How many threads share `tasks` tasks of a product.
-inline int64_t workers_for(const QuantizedLinearProblem& p, const Threads& threads, int64_t tasks) {
-  return p.in * p.out < threads.serial_work ? 1 : min(tasks, max(1, threads.count));
-}
-
-// Computes a product's outputs, `task_outputs` of them in a task.
-template <class Product>
-Status run_by_tasks(Product& product, const QuantizedLinearProblem& p, const Threads& threads,
-                    int64_t task_outputs) {
-  const int64_t tasks = ceil_div(p.out, task_outputs);
-  const int64_t workers = workers_for(p, threads, tasks);
-  Carver sizes(nullptr);
-  product.carve_shared(sizes);
-  const int64_t shared_bytes = sizes.used();
-  product.carve_own(sizes);
-  const int64_t own_bytes = sizes.used() - shared_bytes;
-  const Buffer buffer(shared_bytes + workers * own_bytes);
-  if (!buffer.data()) return Status::out_of_memory;
-  Carver carver(buffer.data());
-  product.carve_shared(carver);
-  product.stage_x();
-  run_tasks(threads, workers, tasks, [&](int64_t worker, int64_t task) {
-    Carver own_memory(buffer.data() + shared_bytes + worker * own_bytes);
-    const int64_t begin = task * task_outputs;
-    product.compute(product.carve_own(own_memory), begin, min(p.out, begin + task_outputs));
-  });
-  return Status::ok;
-}
-
-template <int number>
-struct Constant {
-  static constexpr int value = number;
-};
-
-// body(Constant<rows>), of 1 to max_rows.
-template <int max_rows, class Body>
-HFLA_INLINE void with_rows(int64_t rows, Body body) {
-  if constexpr (max_rows > 1) {
-    if (rows < max_rows) return with_rows<max_rows - 1>(rows, body);
-  }
-  body(Constant<max_rows>{});
-}
 
 }  // namespace
 }  // namespace hfla::HFLA_ISA

@@ -111,8 +111,8 @@ class QuantizedLinear {
   void compute(const Own& own, int64_t begin, int64_t end) const {
     groups_.begin(own.groups, shared_.totals, begin, end);
     if (p_.rows <= kMaxRows) {
-      with_rows<kMaxRows>(p_.rows,
-                          [&](auto rows) { add_up_unpacked<rows.value>(own, begin, end); });
+      with_count<kMaxRows>(p_.rows,
+                           [&](auto rows) { add_up_unpacked<rows.value>(own, begin, end); });
     } else {
       int64_t output = begin;
       for (; output + kFloatOutputs <= end; output += kFloatOutputs) {
@@ -267,7 +267,7 @@ class QuantizedLinear {
         make_floats(own, begin, output + o, own.floats + o * x_stride_);
     }
     for (int64_t row = 0; row < p_.rows; row += kMaxRows) {
-      with_rows<kMaxRows>(min(kMaxRows, p_.rows - row), [&](auto rows) {
+      with_count<kMaxRows>(min(kMaxRows, p_.rows - row), [&](auto rows) {
         if (are_halves_)
           add_up_halves_of<outputs, rows.value>(own, row, output - begin);
         else

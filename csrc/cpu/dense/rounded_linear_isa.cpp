@@ -26,8 +26,6 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
-
 // How far ahead W is asked for, but on AMD's processors, which see by themselves what is needed.
 constexpr int64_t kBytesAhead = 2048;
 
@@ -49,7 +47,7 @@ class RoundedInt8 {
         row_bytes_(p.in),
         last_bytes_(p.group % kUnit),
         asks_(p.in * p.out >= kOutOfCacheBytes && !is_amds()),
-        task_outputs_(task_outputs()),
+        task_outputs_(task_outputs(p, threads, row_bytes_, tile_outputs(1), kTaskMultiple)),
         groups_(p, task_outputs_),
         blocks_(inputs_.blocks()),
         x_stride_(inputs_.stride()),
@@ -77,20 +75,13 @@ class RoundedInt8 {
   void compute(const Groups::Own& own, int64_t begin, int64_t end) const {
     groups_.begin(own, totals_, begin, end);
     for (int64_t row = 0; row < p_.rows; row += kTileRows) {
-      with_rows<kTileRows>(
+      with_count<kTileRows>(
           p_.rows - row, [&](auto rows) { add_up_rows<rows.value>(own, row, begin, end - begin); });
     }
     groups_.finish(own, begin, end);
   }
 
  private:
-  // Long stretches, but enough tasks for all threads.
-  int64_t task_outputs() const {
-    const int64_t outputs = tile_outputs(1) * ceil_div(kStretchBytes, max(1, row_bytes_));
-    const int64_t share = p_.out / (4 * max(1, threads_.count));
-    return round_up(max(1, min(outputs, share)), kTaskMultiple);
-  }
-
   template <int rows>
   void add_up_rows(const Groups::Own& own, int64_t row, int64_t begin, int64_t count) const {
     constexpr int outputs = tile_outputs(rows);

@@ -10,6 +10,7 @@
 
 #include "cpu/common/memory.h"
 #include "cpu/common/transpose.h"
+#include "cpu/dense/outputs.h"
 #include "cpu/dense/quantized_groups.h"
 #include "cpu/dense/quantized_shorts.h"
 #include "cpu/dense/rounded_inputs.h"
@@ -17,28 +18,19 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// x lies as it comes. kLift is what is added to values, which x takes back.
-struct ShortsInOrder {
-  static HFLA_INLINE void store_unit(const int32_t* integers, int16_t* to) {
-    HFLA_UNROLL
-    for (int64_t i = 0; i < kUnit; ++i) to[i] = static_cast<int16_t>(integers[i]);
-  }
+// A unit's values as integers of 16 bits in their order, two to a lane; x lies in that order, too.
+struct BytesInOrder : EightBitShorts {
+  static HFLA_INLINE Ints load_unit(const int8_t* from) { return (Ints)shorts(load(from), 0); }
 };
 
-// A unit's values as integers of 16 bits, two to a lane.
-struct BytesInOrder : ShortsInOrder {
-  static constexpr int32_t kLift = 0;
-  static constexpr int64_t kBytes = kUnit;
-
-  static HFLA_INLINE Ints load_unit(const int8_t* from) {
-    const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return (Ints)_mm512_maskz_cvtepi8_epi16(-1, values);
-  }
-};
-
-struct NibblesInOrder : ShortsInOrder {
+// Values are made nonnegative, which x takes back.
+struct NibblesInOrder {
   static constexpr int32_t kLift = 8;
   static constexpr int64_t kBytes = kUnit / 2;
+
+  static HFLA_INLINE void store_unit(const int32_t* integers, int16_t* to) {
+    EightBitShorts::store_unit(integers, to);
+  }
 
   static HFLA_INLINE Ints load_unit(const int8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -70,8 +62,7 @@ class RoundedRowsInLanes {
 
   static constexpr int64_t kUnitPairs = kUnit / 2;
   static constexpr int64_t kCopyStride = kBlock / 2;
-  static constexpr int64_t kStretchBytes = 32768;  // of W; shorter ones are read more slowly
-  static constexpr int64_t kBytesAhead = 512;      // of W, which is asked for
+  static constexpr int64_t kBytesAhead = 512;  // of W, which is asked for
 
  public:
   RoundedRowsInLanes(const QuantizedLinearProblem& p, const Threads& threads)
@@ -81,7 +72,7 @@ class RoundedRowsInLanes {
         row_bytes_(p.in * p.bits / 8),
         panels_(ceil_div(p.rows, kPanelRows)),
         lanes_(panels_ * kPanelRows),
-        task_outputs_(task_outputs()),
+        task_outputs_(task_outputs(p, threads, row_bytes_, kTileOutputs, kTileOutputs)),
         groups_(p, task_outputs_) {}
 
   Status run() { return run_by_tasks(*this, p_, threads_, task_outputs_); }
@@ -105,43 +96,30 @@ class RoundedRowsInLanes {
   };
 
   Own carve_own(Carver& carver) const {
-    const Groups::Own groups = groups_.carve_own(carver);
+    const Groups::Own groups = groups_.carve_numbers(carver);
     float* const sums = carver.take<float>(round_up(task_outputs_, W) * lanes_);
     return {groups, sums, carver.take<int32_t>(kTileOutputs * kCopyStride)};
   }
 
   void stage_x() const {
     groups_.clear(totals_);
-    const int64_t workers = workers_for(p_, threads_, lanes_ / W);
-    run_tasks(threads_, workers, lanes_ / W, [&](int64_t, int64_t i) { stage_rows(i * W); });
+    run_tasks(threads_, usable_threads(p_, threads_), ceil_div(p_.rows, W),
+              [&](int64_t, int64_t i) { stage_rows(i * W); });
   }
 
   // The outputs [begin, end) of all rows.
   void compute(const Own& own, int64_t begin, int64_t end) const {
     groups_.stage_scales(own.groups, begin, end);
-    const int64_t count = end - begin, stretch = count / kTileOutputs;
-    for (int64_t i = 0; i < stretch; ++i) add_up<kTileOutputs>(begin + i, stretch, i, own);
-    if (int64_t i = stretch * kTileOutputs; i < count) {
-      if (stretch > 0) {  // Some outputs are computed again, for a tile is faster than a few.
-        i = count - kTileOutputs;
-        add_up<kTileOutputs>(begin + i, 1, i, own);
-      } else {
-        for (; i < count; ++i) add_up<1>(begin + i, 1, i, own);
-      }
-    }
-    put_into_rows(own, count);
-    groups_.finish(own.groups, begin, end);
+    for_each_tile<kTileOutputs>(end - begin, [&](auto outputs, int64_t place, int64_t stretch) {
+      add_up<outputs.value>(begin + place, stretch, place, own);
+    });
+    with_dtype_but_double(p_.dtype, [&](auto scalar) {
+      finish_lanes<decltype(scalar)>(p_, begin, end - begin, own.sums, lanes_);
+    });
   }
 
  private:
   int64_t row_pairs() const { return inputs_.padded() / 2; }
-
-  // Long stretches, but enough tasks for all threads.
-  int64_t task_outputs() const {
-    const int64_t outputs = kTileOutputs * ceil_div(kStretchBytes, max(1, row_bytes_));
-    const int64_t share = p_.out / (4 * max(1, threads_.count));
-    return round_up(max(1, min(outputs, share)), kTileOutputs);
-  }
 
   // Whether the panel from this row on has more rows than lanes.
   bool has_two_vectors(int64_t row) const { return p_.rows - row > W; }
@@ -149,16 +127,15 @@ class RoundedRowsInLanes {
   // W rows, into their panel: (pairs, rows of the panel); and (blocks or groups, lanes) of what
   // these have.
   void stage_rows(int64_t first) const {
-    const int64_t rows = max(0, min(W, p_.rows - first)), panel = first / kPanelRows;
+    const int64_t rows = min(W, p_.rows - first), panel_row = first / kPanelRows * kPanelRows;
     inputs_.stage(first, first + rows, totals_.of_x, groups_.totals_stride());
     const auto row = [&](int64_t i) { return inputs_.row(first + i); };
     put_into_lanes(first, rows, inputs_.blocks(), [&](int64_t i) { return row(i).steps; }, steps_);
     put_into_lanes(first, rows, inputs_.blocks(), [&](int64_t i) { return row(i).lifts; }, lifts_);
     const auto totals = [&](int64_t i) { return groups_.of_row(totals_, first + i).of_x; };
     put_into_lanes(first, rows, groups_.count(), totals, totals_in_lanes_);
-    const int64_t width = has_two_vectors(panel * kPanelRows) ? kPanelRows : W;
-    if (first % kPanelRows >= width) return;
-    int32_t* to = x_ + panel * kPanelRows * row_pairs() + first % kPanelRows;
+    const int64_t width = has_two_vectors(panel_row) ? kPanelRows : W;
+    int32_t* const to = x_ + panel_row * row_pairs() + first - panel_row;
     for (int64_t pair = 0; pair < row_pairs(); pair += W) {
       Floats square[W] = {};
       HFLA_UNROLL
@@ -319,24 +296,6 @@ class RoundedRowsInLanes {
         const Floats sum_of_integers = __builtin_convertvector(sum_of[o][v], Floats);
         result = fused(scale * step_of[v], sum_of_integers, result);
         store(sum, result);
-      }
-    }
-  }
-
-  // The sums of a task, of which each is in the lane of its row.
-  void put_into_rows(const Own& own, int64_t count) const {
-    for (int64_t row = 0; row < p_.rows; row += W) {
-      for (int64_t c = 0; c < count; c += W) {
-        Floats square[W];
-        HFLA_UNROLL
-        for (int64_t i = 0; i < W; ++i) square[i] = load(own.sums + (c + i) * lanes_ + row);
-        transpose(square);
-        HFLA_UNROLL
-        for (int64_t i = 0; i < W; ++i) {
-          if (row + i < p_.rows) {
-            store(own.groups.sums + (row + i) * groups_.sums_stride() + c, square[i]);
-          }
-        }
       }
     }
   }

@@ -18,6 +18,7 @@
 
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
+#include "cpu/dense/outputs.h"
 #include "cpu/dense/panels.h"
 #include "kernels/linear.h"
 
@@ -31,8 +32,7 @@ class RowsInLanes {
   static constexpr int kTileVectors = 2;
   static constexpr int64_t kPanelRows = kTileVectors * W;
 
-  static constexpr int64_t kBlock = 256;           // of the inner dimension
-  static constexpr int64_t kStretchBytes = 32768;  // of W; shorter ones are read more slowly
+  static constexpr int64_t kBlock = 256;  // of the inner dimension
   static constexpr int64_t kNumberBytes = sizeof(Scalar);
   static constexpr int64_t kLine = kCacheLine / kNumberBytes;
   static constexpr int64_t kAhead = 512 / kNumberBytes;
@@ -43,9 +43,8 @@ class RowsInLanes {
       : p_(p),
         threads_(threads),
         weight_(static_cast<const Scalar*>(p.weight)),
-        usable_threads_(p.in * p.out < threads.serial_work ? 1 : max(1, threads.count)),
         panels_(ceil_div(p.rows, kPanelRows)),
-        task_outputs_(task_outputs()) {}
+        task_outputs_(task_outputs(p, threads, p.in * kNumberBytes, kTileOutputs, kTileOutputs)) {}
 
   // Whether this is faster than linear_isa.cpp's way, where vectors are not shorter than AVX2's: if
   // few lanes would be empty; and copying weights has to be worth while.
@@ -55,58 +54,29 @@ class RowsInLanes {
     return lanes - rows <= most_empty;
   }
 
-  Status run() {
-    const int64_t tasks = ceil_div(p_.out, task_outputs_);
-    const int64_t workers = max(1, min(tasks, usable_threads_));
-    Carver sizes(nullptr);
-    carve_x(sizes);
-    const int64_t x_bytes = sizes.used();
-    carve_own(sizes);
-    const int64_t own_bytes = sizes.used() - x_bytes;
-    const Buffer buffer(x_bytes + workers * own_bytes);
-    if (!buffer.data()) return Status::out_of_memory;
-    Carver x_memory(buffer.data());
-    float* const x = carve_x(x_memory);
-    stage_x(x, workers);
-    run_tasks(threads_, workers, tasks, [&](int64_t worker, int64_t task) {
-      Carver own_memory(buffer.data() + x_bytes + worker * own_bytes);
-      const int64_t begin = task * task_outputs_;
-      compute(begin, min(p_.out, begin + task_outputs_), x, carve_own(own_memory));
-    });
-    return Status::ok;
-  }
+  Status run() { return run_by_tasks(*this, p_, threads_, task_outputs_); }
 
- private:
+  void carve_shared(Carver& carver) { x_ = carver.take<float>(sums_stride() * p_.in); }
+
   // A worker's own memory.
   struct Own {
     float* sums;  // (task_outputs, rows of all panels)
     float* copy;  // (kTileOutputs, kBlock): weights
   };
 
-  float* carve_x(Carver& carver) const { return carver.take<float>(sums_stride() * p_.in); }
-
   Own carve_own(Carver& carver) const {
     float* const sums = carver.take<float>(round_up(task_outputs_, W) * sums_stride());
     return {sums, carver.take<float>(kIsConverted ? kTileOutputs * kBlock : 0)};
   }
 
-  int64_t sums_stride() const { return panels_ * kPanelRows; }
-
-  // Long stretches, but enough tasks for all threads.
-  int64_t task_outputs() const {
-    const int64_t outputs = kTileOutputs * ceil_div(kStretchBytes, max(1, p_.in * kNumberBytes));
-    return round_up(max(1, min(outputs, p_.out / (4 * usable_threads_))), kTileOutputs);
-  }
-
-  // Each panel as (in, rows of the panel).
-  void stage_x(float* to, int64_t workers) const {
+  void stage_x() const {
     const int64_t strides[] = {p_.in, 1};
     const Matrix<Scalar> x(p_.x, p_.rows, strides);
-    const int64_t blocks = ceil_div(p_.in, kBlock);
+    const int64_t blocks = ceil_div(p_.in, kBlock), workers = usable_threads(p_, threads_);
     run_tasks(threads_, workers, panels_ * blocks, [&](int64_t, int64_t i) {
       const int64_t row = i / blocks * kPanelRows, begin = i % blocks * kBlock;
       const int64_t end = min(p_.in, begin + kBlock);
-      float* const panel = to + row * p_.in;
+      float* const panel = x_ + row * p_.in;
       if (has_two_vectors(row)) {
         x.template pack<kPanelRows>(row, begin, end, panel + begin * kPanelRows);
       } else {
@@ -115,27 +85,23 @@ class RowsInLanes {
     });
   }
 
+  // The outputs [begin, end) of all rows.
+  void compute(const Own& own, int64_t begin, int64_t end) const {
+    for_each_tile<kTileOutputs>(end - begin, [&](auto outputs, int64_t place, int64_t stretch) {
+      add_up<outputs.value>(begin + place, stretch, place, own);
+    });
+    finish_lanes<Scalar>(p_, begin, end - begin, own.sums, sums_stride());
+  }
+
+ private:
+  int64_t sums_stride() const { return panels_ * kPanelRows; }
+
   // Whether the panel from this row on has more rows than lanes.
   bool has_two_vectors(int64_t row) const { return p_.rows - row > W; }
 
-  // The outputs [begin, end) of all rows.
-  void compute(int64_t begin, int64_t end, const float* x, const Own& own) const {
-    const int64_t count = end - begin, stretch = count / kTileOutputs;
-    for (int64_t i = 0; i < stretch; ++i) add_up<kTileOutputs>(begin + i, stretch, i, x, own);
-    if (int64_t i = stretch * kTileOutputs; i < count) {
-      if (stretch > 0) {  // Some outputs are computed again, for a tile is faster than a few.
-        i = count - kTileOutputs;
-        add_up<kTileOutputs>(begin + i, 1, i, x, own);
-      } else {
-        for (; i < count; ++i) add_up<1>(begin + i, 1, i, x, own);
-      }
-    }
-    finish(begin, count, own.sums);
-  }
-
   // `outputs` outputs of all rows, which are `stretch` apart; `place` of the first in the task.
   template <int outputs>
-  void add_up(int64_t first, int64_t stretch, int64_t place, const float* x, const Own& own) const {
+  void add_up(int64_t first, int64_t stretch, int64_t place, const Own& own) const {
     const Scalar* weight = weight_ + first * p_.in;
     const int64_t stride = stretch * p_.in;
     float* const sums = own.sums + place * sums_stride();
@@ -149,7 +115,7 @@ class RowsInLanes {
         // panel they are there.
         const Ahead ahead{panel == 0 ? weight + kAhead : nullptr, stride};
         const auto add_up_panel = [&](const float* w, int64_t w_stride) {
-          const float* const rows = x + panel * kPanelRows * p_.in;
+          const float* const rows = x_ + panel * kPanelRows * p_.in;
           if (has_two_vectors(panel * kPanelRows)) {
             add_up_tile<outputs, kTileVectors>(w, w_stride, rows, part, ahead);
           } else {
@@ -223,30 +189,11 @@ class RowsInLanes {
     }
   }
 
-  // y of `count` outputs of all rows, from their sums.
-  void finish(int64_t begin, int64_t count, const float* sums) const {
-    const Scalar* const bias = static_cast<const Scalar*>(p_.bias);
-    for (int64_t row = 0; row < p_.rows; row += W) {
-      const int64_t rows = min(W, p_.rows - row);
-      for_each_vector<float>(0, count, [&](int64_t c, int64_t n) HFLA_INLINE_LAMBDA {
-        V square[W];
-        HFLA_UNROLL
-        for (int64_t i = 0; i < W; ++i) square[i] = load(sums + (c + i) * sums_stride() + row);
-        transpose(square);
-        const V added = bias ? load_vector(bias, 1, begin + c, n) : V{};
-        Scalar* const y = static_cast<Scalar*>(p_.y) + row * p_.out;
-        HFLA_UNROLL
-        for (int64_t i = 0; i < W; ++i) {
-          if (i < rows) store_vector(y + i * p_.out, 1, begin + c, n, square[i] + added);
-        }
-      });
-    }
-  }
-
   const LinearProblem& p_;
   const Threads& threads_;
   const Scalar* const weight_;
-  const int64_t usable_threads_, panels_, task_outputs_;
+  const int64_t panels_, task_outputs_;
+  float* x_ = nullptr;  // panel by panel (in, rows of the panel)
 };
 
 }  // namespace
