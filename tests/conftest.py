@@ -33,8 +33,8 @@ def same_numbers_every_time():
 
 @pytest.fixture(autouse=True)
 def uninitialised_memory_is_nan():
-    """In deterministic mode `torch.empty` holds NaN, so that a test which reads it fails. What torch
-    can only compute otherwise, some sums on GPUs, is no error.
+    """In deterministic mode `torch.empty` holds NaN, so that a test which reads it fails. What
+    torch can only compute otherwise, some sums on GPUs, is no error.
     """
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
