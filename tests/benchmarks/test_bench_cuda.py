@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -86,6 +87,22 @@ def test_ours_has_to_be_right_and_others_may_be_left_out(monkeypatch):
     monkeypatch.setitem(cuda_linear.FORWARD, "ours", wrong)
     with pytest.raises(cuda_linear.WrongResultError, match="ours is wrong"):
         cuda_linear.verify(16, "cpu")
+
+
+def test_only_the_chunked_form_may_have_no_memory():
+    def has_no_memory():
+        raise torch.OutOfMemoryError("tried to allocate 96 GiB")
+
+    runs = {"ours": lambda: None, "chunked": has_no_memory}
+    assert set(bench_cuda.interleave(runs, "cpu", rounds=1)) == {"ours"}
+    with pytest.raises(torch.OutOfMemoryError):
+        bench_cuda.interleave({"ours": has_no_memory}, "cpu", rounds=1)
+    with pytest.raises(RuntimeError, match="wrong"):
+        bench_cuda.interleave({"chunked": raises_a_runtime_error}, "cpu", rounds=1)
+
+
+def raises_a_runtime_error():
+    raise RuntimeError("something is wrong")
 
 
 def test_what_no_graph_takes_is_called(monkeypatch):
