@@ -23,6 +23,7 @@ from cuda_cases import (
     SIZES,
     STEP_CASES,
     assert_all_close,
+    errors_where_much_cancels,
     needs_a_gpu,
 )
 from hf_linear_attention import (
@@ -108,6 +109,13 @@ def test_long_sequences_are_those_of_the_chunked_form_in_float64(B, T, H, D, dty
     )
     for name, x in attention_cases.run_with_gradients(attend, inputs).items():
         error = (x.double() - wanted[name]).norm() / wanted[name].norm()
+        assert error < RELATIVE_ERROR[dtype], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("D", [64, 80, 128, 256])
+def test_gradients_of_which_much_cancels(D, dtype):
+    for name, error in errors_where_much_cancels(attend, D, dtype, DEVICE).items():
         assert error < RELATIVE_ERROR[dtype], name
 
 

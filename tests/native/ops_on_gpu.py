@@ -109,11 +109,11 @@ def slots_of(states: list[Tensor]) -> list[Tensor]:
     return buffers
 
 
-def assert_slots_are(slots: list[Tensor], states: list[Tensor]) -> None:
+def assert_slots_are(slots: list[Tensor], states: list[Tensor], dtype: torch.dtype) -> None:
     rows = [row for row in range(len(INDICES)) if row != NO_SLOT]
     at = [INDICES[row] for row in rows]
     for buffer, x in zip(slots, states, strict=True):
-        assert_close(buffer[at], x[rows], torch.float32)
+        assert_close(buffer[at], x[rows], dtype)
         assert buffer[[slot for slot in range(SLOTS) if slot not in at]].isnan().all()
 
 
@@ -146,7 +146,7 @@ def test_sequences_in_place_are_those_on_states_as_values(op, dtype):
         backend=DEVICE,
     )
     assert_rows_are(y, wanted, dtype)
-    assert_slots_are(slots, states)
+    assert_slots_are(slots, states, dtype)
 
 
 @every_op
@@ -172,7 +172,7 @@ def test_packed_sequences_in_place_are_those_on_states_as_values(op, dtype):
     )
     assert_close(y[:, :-3], wanted, dtype)
     assert y[:, -3:].eq(0).all()
-    assert_slots_are(slots, states)
+    assert_slots_are(slots, states, dtype)
 
 
 def token(inputs: dict[str, Any], t: int) -> dict[str, Any]:

@@ -30,7 +30,17 @@ from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
-from cuda_cases import CASES, DTYPES, FEATURE_MAPS, HALF_CASES, SIZES, STEP_CASES, assert_all_close
+from cuda_cases import (
+    CASES,
+    DTYPES,
+    FEATURE_MAPS,
+    HALF_CASES,
+    RELATIVE_ERROR,
+    SIZES,
+    STEP_CASES,
+    assert_all_close,
+    errors_where_much_cancels,
+)
 from hf_linear_attention.feature_maps import POINTWISE
 from hf_linear_attention.op_linear import LinearAttentionState
 from hf_linear_attention.reference import reference_linear_attention
@@ -354,6 +364,16 @@ def test_kernels_that_know_the_walk(library, case, device):
     wanted = attention_cases.expected(inputs)
     got = attention_cases.run_with_gradients(emulated(library, device), inputs)
     assert_all_close(got, wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("D", [64, 80, 128, 256])
+@pytest.mark.parametrize("device", [LARGE, LITTLE_MEMORY], ids=["large", "little_memory"])
+def test_gradients_of_which_much_cancels(library, D, device, dtype):
+    """With the normaliser's row behind the others', and in another walk than some of them."""
+    attend = emulated(library, device)
+    for name, error in errors_where_much_cancels(attend, D, dtype, "cpu").items():
+        assert error < RELATIVE_ERROR[dtype], name
 
 
 # ---- the states that forward keeps for backward, where sequences are cut ----

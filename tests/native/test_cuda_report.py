@@ -125,7 +125,7 @@ def known_walk(
     return f"walk_kernel<BFloat16, {shape}, KnownWalk<(FeatureMap){feature_map}, {flags}> >"
 
 
-WALK = Bounds(12000, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=80)
+WALK = Bounds(12600, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=80)
 # Where the walk is known a chunk has no alternatives, and no loops but that over earlier tokens.
 # The one with wide stores comes once, and finds the tensors.
 KNOWN = Bounds(

@@ -2,6 +2,7 @@
 """What the CUDA kernels are tried on, emulated and on a GPU."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
+from hf_linear_attention.reference import reference_linear_attention
 
 # Of on_gpu.py and its like. On "cpu" they run with the CPU's kernels, or emulated ones.
 DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
@@ -63,12 +65,35 @@ STEP_CASES = [
 
 
 def assert_all_close(actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype):
-    """As attention_cases has it; but in half precision, in which tensor cores take φ(k), final
-    states may be off by what is small beside the largest number in them.
+    """As attention_cases has it; but sums may be off by what is small beside the largest number in
+    them: y that no normaliser divides; and in half precision, in which tensor cores take φ(k),
+    final states.
     """
+    sums = set() if "final z" in expected else {"y"}
     if dtype != torch.float32:
-        actual, expected = (
-            {name.replace("final", "d final"): x for name, x in results.items()}
-            for results in (actual, expected)
-        )
+        sums |= {"final kv", "final z"}
+    actual, expected = (
+        {f"d {name}" if name in sums else name: x for name, x in results.items()}
+        for results in (actual, expected)
+    )
     attention_cases.assert_all_close(actual, expected, dtype)
+
+
+def errors_where_much_cancels(
+    attend: Callable[..., tuple[Tensor, object]], D: int, dtype: torch.dtype, device: str
+) -> dict[str, float]:
+    """Of gradients by y itself: the relative error of each one's norm. The normaliser takes away
+    most of what the gradient of q and k is the sum of, and the more the longer the sequence.
+    """
+    inputs = attention_cases.make_inputs(Case(B=1, T=500, K=D, V=D), dtype, device, SEED)
+    leaves = attention_cases.require_grad(inputs)
+    y, _ = attend(**inputs)
+    gradients = torch.autograd.grad(y, list(leaves.values()), y.detach())
+    exact = attention_cases.to_float64(inputs)
+    exact_leaves = attention_cases.require_grad(exact)
+    exact_y, _ = reference_linear_attention(**exact)
+    wanted = torch.autograd.grad(exact_y, list(exact_leaves.values()), exact_y.detach())
+    return {
+        name: ((x.cpu().double() - right).norm() / right.norm()).item()
+        for name, x, right in zip(leaves, gradients, wanted, strict=True)
+    }

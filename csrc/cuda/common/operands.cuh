@@ -12,6 +12,8 @@
 //
 // A product is added to c, or, if it is the first, is c.
 //
+// held(x) is what an operand has of x, and sums that are to be kept to the full need kPartsOfSums.
+//
 // Each kind also makes an operand a of accumulators, for a product of products without a way
 // through shared memory. It may permute the depth, as load_b_for_accumulators then does with b.
 #pragma once
@@ -35,6 +37,8 @@ struct Bf16Operands {
   struct B {
     uint32_t x[2];
   };
+  static constexpr int kPartsOfSums = 2;
+  DEV static float held(float x) { return to_float(from_float<BFloat16>(x)); }
 
   template <class Tile>
   DEV static A load_a(const Tile& tile, int row, int k) {
@@ -124,6 +128,15 @@ struct Tf32Operands {
         rest = finite ? rest - bits_to_float(x[part][i]) : 0;
       }
     }
+  }
+  static constexpr int kPartsOfSums = parts == 1 ? 2 : 1;
+  DEV static float held(float x) {
+    uint32_t bits[parts][1];
+    split<1>({x}, bits);
+    float sum = 0;
+    UNROLL
+    for (int part = 0; part < parts; ++part) sum += bits_to_float(bits[part][0]);
+    return sum;
   }
   template <class Tile>
   DEV static A load_a(const Tile& tile, int row, int k) {

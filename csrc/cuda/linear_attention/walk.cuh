@@ -56,7 +56,33 @@ namespace hfla::cuda {
 // What stands at the end of a row, after the columns of the tensor.
 enum class Extra { none, one, normalizer_gradient };
 
-// Rows of read, write or values: φ(x) / den of a tensor x, and perhaps one more column, which is
+// The normaliser and its gradient are large numbers whose product cancels most of the others': one
+// column, rounded as an operand, would lose what is left. Rounded, a = held(a) + rest(a), and
+//
+//     read      held(a)  rest(a)  held(a)  held(a)
+//     write     held(b)  held(b)  rest(b)  0
+//     state     held(z)  held(z)  Σ rest   rest(z)      of z = Σ held(b_j) values_jᵀ
+//
+// whose products are a b and a (z + Σ rest), but for those of two rests. As rows of the state they
+// begin at a multiple of four, so a warp and a walk have all, and they cost nothing: rows come by
+// sixteens.
+struct ExtraColumns {
+  static constexpr int kCount = 4, kRestOfWritten = 2, kRestOfState = 3;
+  BOTH static int64_t begin(int64_t columns) { return (columns + kCount - 1) / kCount * kCount; }
+
+  template <class Operands>
+  DEV static float read(float x, int i) {
+    const float held = Operands::held(x);
+    return i == 1 ? x - held : held;
+  }
+  template <class Operands>
+  DEV static float write(float x, int i) {
+    const float held = Operands::held(x);
+    return i < kRestOfWritten ? held : i == kRestOfWritten ? x - held : 0;
+  }
+};
+
+// Rows of read, write or values: φ(x) / den of a tensor x, and perhaps one more number, which is
 // not divided. What is read is divided after its products, as out.
 struct Rows {
   View x;  // null: zeros
@@ -65,9 +91,12 @@ struct Rows {
   bool per_query = false;  // a row per query head
   Extra extra = Extra::none;
   const float* den = nullptr;       // (B, T, Hq); null: 1
-  const float* den_grad = nullptr;  // (B, T, Hq): the extra column
+  const float* den_grad = nullptr;  // (B, T, Hq): the extra number
 
-  BOTH int64_t width() const { return columns + (extra == Extra::none ? 0 : 1); }
+  // As what is read or written has it.
+  BOTH int64_t width() const {
+    return extra == Extra::none ? columns : ExtraColumns::begin(columns) + ExtraColumns::kCount;
+  }
 };
 
 // One state per row: kv (rows, Hkv, K, V) and z (rows, Hkv, K).
@@ -97,9 +126,9 @@ struct Walk : Sequences {
   Rows of;             // the tensor whose gradient out is
   float* dots;         // (column blocks, B, T, heads): ⟨φ(x), dφ(x)⟩; or null
   int64_t num_tokens;  // B T
-  // Or null: second_i = state φ(of_i) + Σ_j ⟨φ(of_i), values_j⟩ write_j, without the extra column.
+  // Or null: second_i = state φ(of_i) + Σ_j ⟨φ(of_i), values_j⟩ write_j, without the extra columns.
   View second;
-  // Or of nothing: then what is read has -⟨read_i, y_i⟩ as its extra column, which is found here,
+  // Or of nothing: then what is read has -⟨read_i, y_i⟩ as its extra number, which is found here,
   // and left in found.
   Rows y;
   float* found;  // (B, T, Hq)
@@ -129,7 +158,7 @@ struct AnyWalk {
 // and contiguous, no token is masked, nothing decays, 32 bits hold a token's offset. `map` is that
 // of read and write; or of values, where out is a gradient by it: R then is 16 more, of which the
 // first is the normaliser's. Such a walk may have a second out, which the same state gives;
-// or find the extra column of what it reads.
+// or find the extra number of what it reads.
 template <FeatureMap map, bool is_gradient, bool has_second = false, bool finds = false>
 struct KnownWalk {
   static constexpr bool kKnown = true, kIsGradient = is_gradient, kHasSecond = has_second;
@@ -150,6 +179,8 @@ struct alignas(16) Place {
 
 enum class Which { read, of, y, write, values, end };
 
+constexpr int kNoColumn = -ExtraColumns::kCount;  // nor is one of those that follow
+
 // Rows of a tensor as a block finds them, chunk after chunk; kept likewise.
 template <class Scalar>
 struct Source {
@@ -160,7 +191,7 @@ struct Source {
   int columns;  // that the tensor has here
   int whole;    // runs of 16 bytes among them, if these are contiguous and aligned
   int width;    // columns of the tile that are to be filled
-  int extra;    // the extra column, or -1
+  int extra;    // the first of the extra columns, or kNoColumn
 };
 
 // A chunk and one of the heads that write in it, with the stages of its tiles.

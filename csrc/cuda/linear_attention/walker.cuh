@@ -129,14 +129,26 @@ class Walker {
 
   // The tile's last 8 columns are the normaliser and nothing.
   DEV bool has_normalizer() const { return p_.values.extra == Extra::one; }
-  // As one more row it has 16, of which the others are zeros.
+  // As rows it has 16, of which others than ExtraColumns are zeros.
   DEV bool has_extra_rows() const { return kExtraTiles > 0 && p_.read.extra != Extra::none; }
   DEV int extra_column(int i) const { return column_of(warp_ * kExtraTiles + i); }
+
+  // The first of the normaliser's rows, or kNoColumn.
+  DEV int extra_row() const {
+    if (Known::kKnown) return has_extra_rows() ? kStateRows : kNoColumn;
+    const int64_t row = ExtraColumns::begin(p_.V) - row_begin_;
+    return p_.transposed && row >= 0 && row < R ? int(row) : kNoColumn;
+  }
 
   // Visits what a warp has of the state, by pairs of neighbours: row, column, and the two. Of what
   // several warps have, `once` only one of them.
   template <class Visit>
   DEV void for_each_state_pair(bool once, Visit visit) {
+    for_each_strip_pair(once, visit);
+    for_each_extra_pair(visit);
+  }
+  template <class Visit>
+  DEV void for_each_strip_pair(bool once, Visit visit) {
     UNROLL
     for (int s = 0; s < kStrips; ++s) {
       if (!strip_exists(strip_of(s))) continue;
@@ -149,6 +161,9 @@ class Walker {
         }
       }
     }
+  }
+  template <class Visit>
+  DEV void for_each_extra_pair(Visit visit) {
     if (!has_extra_rows()) return;
     UNROLL
     for (int i = 0; i < kExtraTiles; ++i) {
@@ -165,14 +180,15 @@ class Walker {
     float *kv, *z;      // or null
     int row, column;    // strides of kv
     int rows, columns;  // of kv, from here to the last
-    int extra_row;      // the row that z is, or -1
+    int extra_row;      // the first of the rows that z is, or kNoColumn
     bool extra_column;  // z is the column behind the tile's
     DEV float* at(int r, int c) const {
       if (c == S::kColumns) return extra_column && r < rows ? z + r : nullptr;
       if (c > S::kColumns || c >= columns) return nullptr;
-      if (r == extra_row) return z + c;
+      if (is_extra(r, 0)) return z + c;
       return kv && r < rows ? kv + int64_t(r) * row + int64_t(c) * column : nullptr;
     }
+    DEV bool is_extra(int r, int i) const { return r == extra_row + i; }
   };
   DEV StateInMemory find_state(const States& states) const {
     const int64_t row = states.per_piece ? place_.piece_index : place_.piece.sequence;
@@ -188,16 +204,27 @@ class Walker {
             p_.transposed ? V : 1,
             int(rows < R ? rows : R),
             int(columns),
-            states.z && p_.transposed && rows < R ? int(rows) : -1,
+            states.z ? extra_row() : kNoColumn,
             states.z && !p_.transposed && has_normalizer()};
   }
 
   // In shared memory, for read_state.
   DEV void show_state() {
-    for_each_state_pair(true, [&](int r, int c, const float* x) {
+    const auto show = [&](int r, int c, const float* x) {
       const float pair[2] = {x[0], x[1]};
       shared_.state().set_run(r, c, pair);
+    };
+    const int extra = extra_row(), rest = extra + ExtraColumns::kRestOfState;
+    const auto show_extra = [&](int r, int c, const float* x) {
+      if (r != rest) show(r, c, x);
+      if (r != extra) return;
+      const float rests[2] = {x[0] - Operands::held(x[0]), x[1] - Operands::held(x[1])};
+      show(rest, c, rests);
+    };
+    for_each_strip_pair(true, [&](int r, int c, const float* x) {
+      Known::kKnown ? show(r, c, x) : show_extra(r, c, x);
     });
+    for_each_extra_pair(show_extra);
   }
 
   // Both through shared memory, where the tiles are otherwise: neighbouring threads then load and
@@ -227,6 +254,7 @@ class Walker {
     }
     sync_block();
     for_each_state_pair(false, [&](int r, int c, float* x) {
+      if (states.is_extra(r, 1)) --r;  // the same once more
       x[0] = staged.get(r, c), x[1] = staged.get(r, c + 1);
     });
   }
@@ -248,8 +276,11 @@ class Walker {
       const int c = e % N;
       // All blocks have the normaliser's column; the first stores it.
       if (c == S::kColumns && place_.column_block != 0) continue;
-      float* const to = states.at(e / N, c);
-      if (to) *to = staged.get(e / N, c);
+      const int r = e / N;
+      float* const to = states.at(r, c);
+      if (!to) continue;
+      *to = staged.get(r, c);
+      if (states.is_extra(r, 0)) *to += staged.get(r + ExtraColumns::kRestOfWritten, c);
     }
   }
 
@@ -438,6 +469,7 @@ class Walker {
   DEV void set_extra_columns();
   DEV void find_extra_column();
   DEV void set_extra(Which which, int token, float x);
+  DEV static float extra_element(Which which, float x, int i);
   DEV void sum_decays();
 
   // ---- its products (walker_products.cuh) ----
@@ -462,6 +494,7 @@ class Walker {
   DEV void read_state(const ReadOperands& operands);
   template <bool second, class Written, class Values>
   DEV void read_chunk(const ReadOperands& operands, const Written& written, const Values& values);
+  DEV static void subtract_held(float (&scores)[kTogether][4]);
   template <bool reversed>
   DEV void weigh(float (&scores)[kTogether][4], int token) const;
   DEV void write_chunk(bool first_writer);

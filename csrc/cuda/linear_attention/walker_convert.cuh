@@ -119,7 +119,7 @@ DEV void Walker<Scalar, S, Known>::fetch_other_runs(Which which) {
   OwnRuns at(from.whole, from.width / kRun - from.whole);
   Element* to = shared_.tile(which, stage_of(which, visit_)) + at.token * stride_of(which);
   const int begin = at.column, end = begin + kRun;
-  const bool has_extra = begin <= from.extra && from.extra < end;
+  const bool has_extra = from.extra < end && begin < from.extra + ExtraColumns::kCount;
   NO_UNROLL
   for (; at.token < C; at.token += at.step, to += at.step * stride_of(which)) {
     if (!present(at.token) || (begin >= from.columns && !has_extra)) {
@@ -140,8 +140,14 @@ DEV float Walker<Scalar, S, Known>::element(Which which, int token, int c) const
     const float x = apply<Scalar>(from.map, to_float(from.x[row + c * from.dim]));
     return divides(which) ? x * reciprocal<Scalar>(shared_.dens(stage)[token]) : x;
   }
-  if (c != from.extra) return 0;
-  return from.den_grad ? shared_.den_grads(stage)[token] : 1;
+  const int i = c - from.extra;
+  if (i < 0 || i >= ExtraColumns::kCount) return 0;
+  return extra_element(which, from.den_grad ? shared_.den_grads(stage)[token] : 1, i);
+}
+template <class Scalar, class S, class Known>
+DEV float Walker<Scalar, S, Known>::extra_element(Which which, float x, int i) {
+  return which == Which::read ? ExtraColumns::read<Operands>(x, i)
+                              : ExtraColumns::write<Operands>(x, i);
 }
 
 // Behind this block's columns of values: ones, where there is a normaliser.
@@ -155,7 +161,7 @@ DEV void Walker<Scalar, S, Known>::set_normalizer_columns() {
   }
 }
 
-// Behind the columns of what is read and written, a run of one number and zeros, and one of zeros.
+// Behind the columns of what is read and written, the extra ones and zeros.
 template <class Scalar, class S, class Known>
 DEV void Walker<Scalar, S, Known>::set_extra_columns() {
   static_assert(!Known::kIsGradient || 2 * C <= S::kThreads);
@@ -170,7 +176,9 @@ DEV void Walker<Scalar, S, Known>::set_extra_columns() {
 }
 template <class Scalar, class S, class Known>
 DEV void Walker<Scalar, S, Known>::set_extra(Which which, int token, float x) {
-  const float first[kRun] = {x};
+  float first[kRun] = {};
+  UNROLL
+  for (int i = 0; i < ExtraColumns::kCount; ++i) first[i] = extra_element(which, x, i);
   Element* const to =
       shared_.tile(which, stage_of(which, visit_)) + token * stride_of(which) + kStateRows;
   *reinterpret_cast<Run<Element, kRun>*>(to) = make_run<Element>(first);

@@ -26,7 +26,8 @@ DEV Source<Scalar> Walker<Scalar, S, Known>::make_source(Which which) const {
   from.width = is_values ? S::kColumns : (rows_here() + 15) / 16 * 16;
   from.columns = int(!rows.x.data || left < 0 ? 0 : left < from.width ? left : from.width);
   const bool has_extra = !is_values && rows.x.data && rows.extra != Extra::none;
-  from.extra = has_extra && left >= 0 && left < from.width ? int(left) : -1;
+  const int64_t extra = ExtraColumns::begin(rows.columns) - begin;
+  from.extra = has_extra && extra >= 0 && extra < from.width ? int(extra) : kNoColumn;
   from.time = rows.x.time, from.dim = rows.x.dim;
   from.writer = by_writer ? rows.x.head : 0, from.writer_of_den = by_writer;
   from.x = static_cast<const Scalar*>(rows.x.data) + place_.piece.batch * rows.x.batch +

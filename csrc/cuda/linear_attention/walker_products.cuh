@@ -97,7 +97,8 @@ DEV void Walker<Scalar, S, Known>::read_state(const ReadOperands& operands) {
 }
 
 // out += (read writtenᵀ, masked and decayed) values: of no tokens that come later than all these
-// rows.
+// rows. Where the normaliser is in another walk than some of the rows that it cancels, products of
+// either alone are large, and what is left of them is lost unless both are multiplied to the full.
 template <class Scalar, class S, class Known>
 template <bool second, class Written, class Values>
 DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands, const Written& written,
@@ -116,8 +117,22 @@ DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands, cons
     if (decay_.sums || has_later_ones) {
       p_.reversed ? weigh<true>(scores, token) : weigh<false>(scores, token);
     }
-    add_to_out(Operands::from_accumulators(scores), false,
-               [&](auto& b, int c) { Operands::load_b_for_accumulators(b, values, token, c); });
+    const bool cancels_later = !Known::kKnown && p_.partial && p_.read.extra != Extra::none;
+    NO_UNROLL
+    for (int parts = cancels_later ? Operands::kPartsOfSums : 1; parts > 0; --parts) {
+      add_to_out(Operands::from_accumulators(scores), false,
+                 [&](auto& b, int c) { Operands::load_b_for_accumulators(b, values, token, c); });
+      if (parts > 1) subtract_held(scores);
+    }
+  }
+}
+
+template <class Scalar, class S, class Known>
+DEV void Walker<Scalar, S, Known>::subtract_held(float (&scores)[kTogether][4]) {
+  UNROLL
+  for (int n = 0; n < kTogether; ++n) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) scores[n][i] -= Operands::held(scores[n][i]);
   }
 }
 
