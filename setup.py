@@ -60,7 +60,7 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
         "avx512_bf16": [*avx2, *avx512, "-mavx512bf16"],
     }
     if SYSTEM == "linux":  # whose kernel is asked whether a process may use the tiles
-        INSTRUCTION_SETS["amx"] = [*avx2, *avx512, "-mamx-tile", "-mamx-bf16"]
+        INSTRUCTION_SETS["amx"] = [*avx2, *avx512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 
 FOLDERS_AS_ONE = ("convolution", "delta_rule", "linear_attention", "selective_scan")
 
@@ -69,16 +69,16 @@ FOLDERS_AS_ONE = ("convolution", "delta_rule", "linear_attention", "selective_sc
 SOURCES = {
     "avx512_vnni": ("dense/rounded_*_isa.cpp",),
     "avx512_bf16": ("dense/linear_isa.cpp", "dense/quantized_linear_isa.cpp"),
-    "amx": ("dense/linear_amx.cpp",),
+    "amx": ("dense/*_amx.cpp",),
 }
 
-# What is faster with -O3, and linear_amx.cpp, which was not measured. By measurements with GCC 12
+# What is faster with -O3, and products by AMX, which were not measured. By measurements with GCC 12
 # on AMD's Zen 4, the rest is as fast with -O2, and compiles in three quarters of the time.
 GAINS_BY_O3 = (
     "linear_attention/*_isa.cpp",
     "dense/rms_norm_isa.cpp",
     "dense/rounded_*_isa.cpp",
-    "dense/linear_amx.cpp",
+    "dense/*_amx.cpp",
 )
 
 # Machine code for the devices of each major version, which those of its later minor versions run,

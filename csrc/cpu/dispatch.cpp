@@ -41,7 +41,8 @@ Status quantized_linear(const QuantizedLinearProblem&, const Threads&);
 }  // namespace avx512_bf16
 namespace amx {
 Status linear(const LinearProblem&, const Threads&);
-}
+Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
+}  // namespace amx
 
 namespace {
 
@@ -131,15 +132,17 @@ bool may_use_tiles() {
 }
 
 bool has_amx() {
-  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   const unsigned found = cpuid(7).edx;
-  return has_avx512_vnni() && (found & kBFloat16) && (found & kTile) && may_use_tiles();
+  return has_avx512_vnni() && (found & kBFloat16) && (found & kTile) && (found & kInt8) &&
+         may_use_tiles();
 }
 
 CpuKernels amx_kernels() {
   CpuKernels kernels = avx512_vnni_kernels();
   kernels.instruction_set = "amx";
   kernels.linear = amx::linear;
+  kernels.rounded_linear = amx::rounded_linear;
   return kernels;
 }
 #endif

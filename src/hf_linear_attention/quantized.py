@@ -68,18 +68,18 @@ def rounded_dtypes() -> tuple[torch.dtype, ...]:
 
 ROUNDED_DTYPES = rounded_dtypes()  # read once, at import
 
-# Where products of integers take less time with any number of rows, by measurements: torch
-# multiplies half precision more slowly there than floats, by whichever processor's instructions.
-SETS_FOR_ANY_ROWS = ("avx2", "avx512", "avx512_vnni")
+# Up to how many rows of half precision products of integers take less time, by measurements, where
+# that is more. Without AMX torch multiplies half precision more slowly than floats, by whichever
+# processor's instructions.
+ANY = sys.maxsize
+MOST_ROUNDED_ROWS = {"avx2": ANY, "avx512": ANY, "avx512_vnni": ANY, "amx": 256}
 
 
 def rows_that_are_ours() -> dict[torch.dtype, int]:
     """By x's dtype, up to how many rows our products are the faster ones."""
-    rows = dict.fromkeys(DTYPES, FEW_ROWS)
-    if instruction_set() in SETS_FOR_ANY_ROWS:
-        halves = set(ROUNDED_DTYPES) - {torch.float32}
-        rows |= dict.fromkeys(halves, sys.maxsize)
-    return rows
+    halves = set(ROUNDED_DTYPES) - {torch.float32}
+    most = MOST_ROUNDED_ROWS.get(instruction_set(), FEW_ROWS)
+    return dict.fromkeys(DTYPES, FEW_ROWS) | dict.fromkeys(halves, most)
 
 
 MAX_ROWS = rows_that_are_ours()
@@ -102,9 +102,11 @@ def quantized_report() -> dict[str, str]:
     first = f"up to {FEW_ROWS} rows without gradients {compiled}"
     if ROUNDED_DTYPES:
         first += f", of {_names(ROUNDED_DTYPES)} as integers, with x rounded to 16 bits"
-    for_any_rows = [dtype for dtype, rows in MAX_ROWS.items() if rows > FEW_ROWS]
-    if for_any_rows:
-        first += f"; any number of rows of {_names(for_any_rows)}, too"
+    more = {dtype: rows for dtype, rows in MAX_ROWS.items() if rows > FEW_ROWS}
+    if more:
+        [most] = set(more.values())
+        how_many = "any number of" if most == ANY else f"up to {most}"
+        first += f"; {how_many} rows of {_names(list(more))}, too"
     first += "; else "
     return {
         f"{kind.bits} bits": f"{first}{kind.other}" if IS_COMPILED else f"{kind.other} ({why})"

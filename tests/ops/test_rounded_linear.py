@@ -2,6 +2,7 @@
 """Products with weights of 8 and 4 bits that round x to 16 bits, and when layers take them."""
 
 import random
+import sys
 
 import pytest
 import torch
@@ -173,8 +174,11 @@ def test_they_pass_opcheck(bits):
 REPORTED = (
     "up to 64 rows without gradients the compiled product, which reads the values as they are, of "
     "bfloat16 or float16 as integers, with x rounded to 16 bits; "
-    + "any number of rows of bfloat16 or float16, too; "
-    * (backends.instruction_set() in quantized.SETS_FOR_ANY_ROWS)
+    + {"amx": "up to 256 rows of bfloat16 or float16, too; "}.get(
+        backends.instruction_set(),
+        "any number of rows of bfloat16 or float16, too; "
+        * (backends.instruction_set() in quantized.MOST_ROUNDED_ROWS),
+    )
     + "else "
 )
 
@@ -203,17 +207,21 @@ def test_the_environment_says_what_is_rounded(choice, said):
     assert said in result.stdout, result.stderr
 
 
-def test_where_torch_is_slow_in_half_precision_all_its_rows_are_ours(monkeypatch):
-    for name, is_ours in {"avx2": True, "avx512_vnni": True, "amx": False, "base": False}.items():
+def test_where_torch_is_slow_in_half_precision_more_of_its_rows_are_ours(monkeypatch):
+    everything = "any number of rows of bfloat16 or float16, too"
+    for name, (most, said) in {
+        "avx2": (sys.maxsize, everything),
+        "avx512_vnni": (sys.maxsize, everything),
+        "amx": (256, "up to 256 rows of bfloat16 or float16, too"),
+        "base": (quantized.FEW_ROWS, None),
+    }.items():
         monkeypatch.setattr(backends, "cpu_instruction_set", lambda name=name: name)
         rows = quantized.rows_that_are_ours()
         assert rows[torch.float32] == quantized.FEW_ROWS
-        for dtype in (torch.bfloat16, torch.float16):
-            assert (rows[dtype] > 10**9) == is_ours
-            assert is_ours or rows[dtype] == quantized.FEW_ROWS
+        assert rows[torch.bfloat16] == rows[torch.float16] == most
         monkeypatch.setattr(quantized, "MAX_ROWS", rows)
         report = quantized.quantized_report()["8 bits"]
-        assert ("any number of rows of bfloat16 or float16" in report) == is_ours
+        assert said in report if said else ", too" not in report
 
 
 def test_another_choice_is_refused():

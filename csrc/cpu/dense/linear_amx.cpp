@@ -18,6 +18,7 @@
 #include "cpu/common/transpose.h"
 #include "cpu/dense/kernels.h"
 #include "cpu/dense/outputs.h"
+#include "cpu/dense/tiles.h"
 
 namespace hfla::avx512 {
 Status linear(const LinearProblem&, const Threads&);
@@ -26,49 +27,11 @@ Status linear(const LinearProblem&, const Threads&);
 namespace hfla::HFLA_ISA {
 namespace {
 
-constexpr int64_t kTileRows = 16;    // of W or x, and pairs of inputs
 constexpr int64_t kTileInputs = 32;  // of a row
 constexpr int64_t kTileSize = kTileRows * kTileInputs;
-constexpr int64_t kRowBytes = 2 * kTileInputs;        // of a tile
-constexpr int64_t kSumsSize = kTileRows * kTileRows;  // of a tile of them
-constexpr int kTogether = 4;                          // panels
-constexpr int64_t kBytesAhead = 256;                  // of each stretch, what is asked for
+constexpr int kTogether = 4;          // panels
+constexpr int64_t kBytesAhead = 256;  // of each stretch, what is asked for
 
-// ---- the eight tiles that a thread has ----
-
-struct alignas(64) TileSizes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {kRowBytes, kRowBytes, kRowBytes, kRowBytes,
-                            kRowBytes, kRowBytes, kRowBytes, kRowBytes};
-  uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows,
-                      kTileRows, kTileRows, kTileRows, kTileRows};
-};
-
-// Makes all of them full ones for as long as it lives.
-class Tiles {
- public:
-  Tiles() {
-    const TileSizes sizes;
-    asm volatile("ldtilecfg %0" ::"m"(sizes));
-  }
-  ~Tiles() { asm volatile("tilerelease"); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
-
-template <int tile>
-HFLA_INLINE void clear_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
-}
-// Rows that are `stride` apart.
-template <int tile>
-HFLA_INLINE void load_tile(const BFloat16* from, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(2 * stride), "i"(tile) : "memory");
-}
-template <int tile>
-HFLA_INLINE void store_tile(float* to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(kRowBytes), "i"(tile) : "memory");
-}
 template <int sums, int weights, int inputs>
 HFLA_INLINE void multiply_add_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(weights), "i"(inputs));
@@ -77,15 +40,6 @@ HFLA_INLINE void multiply_add_tiles() {
 // Those of panels come first.
 constexpr int kWeights = kTogether;
 constexpr int inputs_tile(int panel) { return kWeights + 1 + panel % (7 - kWeights); }
-
-// body(Constant<panel>) of each.
-template <int panels, class Body>
-HFLA_INLINE void for_panels(Body body) {
-  if constexpr (panels > 0) {
-    for_panels<panels - 1>(body);
-    body(Constant<panels - 1>{});
-  }
-}
 
 // ---- the product ----
 
@@ -206,10 +160,10 @@ class TileLinear {
     for_panels<panels>([](auto panel) HFLA_INLINE_LAMBDA { clear_tile<panel.value>(); });
     const int64_t panel_size = blocks_ * kTileSize;
     const auto multiply = [&](Weights tile) HFLA_INLINE_LAMBDA {
-      load_tile<kWeights>(tile.data, tile.stride);
+      load_tile<kWeights>(tile.data, 2 * tile.stride);
       for_panels<panels>([&](auto panel) HFLA_INLINE_LAMBDA {
         constexpr int inputs = inputs_tile(panel.value);
-        load_tile<inputs>(x + panel.value * panel_size, kTileInputs);
+        load_tile<inputs>(x + panel.value * panel_size, kRowBytes);
         multiply_add_tiles<panel.value, kWeights, inputs>();
       });
       x += kTileSize;

@@ -158,5 +158,25 @@ class RoundedInputs {
   int32_t* lifts_ = nullptr;     // (rows, blocks)
 };
 
+// Rows that are rounded at once: what they need lies in the caches, and what is made of W serves
+// many.
+constexpr int64_t kMostRows = 256;
+
+// body(part) of a product's rows, until one fails.
+template <class Body>
+Status by_parts_of_rows(const QuantizedLinearProblem& problem, Body body) {
+  QuantizedLinearProblem part = problem;
+  const int64_t parts = max(1, ceil_div(problem.rows, kMostRows));
+  for (int64_t i = 0, row = 0; i < parts; ++i, row += part.rows) {
+    part.rows = (problem.rows - row) / (parts - i);
+    const int64_t bytes = bytes_of(problem.dtype);
+    part.x = static_cast<const char*>(problem.x) + row * problem.in * bytes;
+    part.y = static_cast<char*>(problem.y) + row * problem.out * bytes;
+    const Status status = body(part);
+    if (status != Status::ok) return status;
+  }
+  return Status::ok;
+}
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA

@@ -34,9 +34,6 @@ constexpr int kTileRows = 4;
 constexpr int tile_outputs(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
 constexpr int64_t kTaskMultiple = 12;  // of all these
 
-// That are rounded at once: what they need lies in the caches, and what is made of W serves many.
-constexpr int64_t kMostRows = 256;
-
 class RoundedInt8 {
  public:
   RoundedInt8(const QuantizedLinearProblem& p, const Threads& threads)
@@ -250,17 +247,8 @@ Status rounded_rows(const QuantizedLinearProblem& p, const Threads& threads) {
 }  // namespace
 
 Status rounded_linear(const QuantizedLinearProblem& problem, const Threads& threads) {
-  QuantizedLinearProblem part = problem;
-  const int64_t parts = max(1, ceil_div(problem.rows, kMostRows));
-  for (int64_t i = 0, row = 0; i < parts; ++i, row += part.rows) {
-    part.rows = (problem.rows - row) / (parts - i);
-    const int64_t bytes = bytes_of(problem.dtype);
-    part.x = static_cast<const char*>(problem.x) + row * problem.in * bytes;
-    part.y = static_cast<char*>(problem.y) + row * problem.out * bytes;
-    const Status status = rounded_rows(part, threads);
-    if (status != Status::ok) return status;
-  }
-  return Status::ok;
+  return by_parts_of_rows(
+      problem, [&](const QuantizedLinearProblem& part) { return rounded_rows(part, threads); });
 }
 
 }  // namespace hfla::HFLA_ISA
