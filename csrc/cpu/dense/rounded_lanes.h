@@ -90,22 +90,12 @@ class RoundedLanes {
             stretch * lanes_};
   }
 
-  // The same for outputs that follow these, so many on.
-  Place further(const Place& place, int64_t outputs) const {
-    Place next = place;
-    const int64_t step = outputs * groups_.scale_out_step();
-    next.scales += step;
-    if (next.zeros) next.zeros += step;
-    next.sums += outputs * lanes_;
-    return next;
-  }
-
   // What sums of products begin with, of the rows that a vector has.
   HFLA_INLINE Ints lift(const Place& place, int64_t row) const {
     return load_lanes(lifts_ + place.block * lanes_ + row);
   }
 
-  // Adds sums of integers, of so many outputs and vectors from a row on.
+  // What the rows of so many vectors have in a place, from a row on.
   template <int vectors>
   struct RowNumbers {
     Floats step[vectors], total[vectors];
@@ -120,6 +110,7 @@ class RoundedLanes {
     }
     return numbers;
   }
+  // Adds an output's sums of integers.
   template <int vectors>
   HFLA_INLINE void add_scaled(const Place& place, const RowNumbers<vectors>& numbers, int64_t row,
                               int64_t o, const Ints (&integers)[vectors]) const {

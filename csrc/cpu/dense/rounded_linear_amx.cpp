@@ -71,7 +71,7 @@ class RoundedRowsInTiles {
 
   Own carve_own(Carver& carver) const {
     const Lanes::Own lanes = lanes_.carve_own(carver);
-    int32_t* const integers = carver.take<int32_t>(2 * kPanels * kTileRows * kTileRows);
+    int32_t* const integers = carver.take<int32_t>(2 * kPanels * kSumsSize);
     return {lanes, integers, carver.take<int8_t>(kTileRows * kBlock)};
   }
 

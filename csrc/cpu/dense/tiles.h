@@ -1,6 +1,6 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// AMX: the eight tiles that a thread has, each of 16 rows of 64 bytes, and products of them.
+// AMX: the eight tiles that a thread has, each of 16 rows of 64 bytes.
 #pragma once
 
 #include "cpu/common/isa.h"
