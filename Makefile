@@ -106,7 +106,7 @@ compare: $(VENV)/installed
 instructions: $(VENV)/installed
 	$(IN_VENV) python scripts/instruction_counts.py $(OLD) $(NEW) $(INSTRUCTIONS_FLAGS)
 
-sanitize: $(VENV)/installed
+sanitize: $(VENV)/clients
 	$(IN_VENV) python scripts/sanitize.py $(SANITIZE_FLAGS)
 
 soak: $(VENV)/clients
@@ -116,7 +116,7 @@ soak: $(VENV)/clients
 gpu-check:
 	$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) scripts/gpu_check.py $(GPU_CHECK_FLAGS)
 
-arm-check: $(VENV)/installed
+arm-check: $(VENV)/clients
 	$(IN_VENV) python scripts/arm_check.py $(ARM_CHECK_FLAGS)
 
 # Needs no torch, so it has an environment of its own, which is soon there.

@@ -5,6 +5,7 @@
     python experiments/needle.py --full     # trained on 1,024, more systems: two hours
     python experiments/needle.py --gpu      # larger models
     python experiments/needle.py --systems softmax kda      # only these
+    python experiments/needle.py --full --systems softmax --steps 4000  # who learns it late
 
 Keys, each followed by a value, are hidden in the source of Python's standard library, one in each
 part of it, and the keys stand at its end once more (`Needles` in benchmarks/tasks.py). Models learn
@@ -160,9 +161,12 @@ def main() -> None:
     arguments.add_argument(
         "--systems", nargs="+", choices=SYSTEMS, help="only these, in the results too"
     )
+    arguments.add_argument("--steps", type=int, help="of training, instead of the setting's")
     flags = arguments.parse_args()
     torch.set_num_threads(flags.threads)
     setting = SETTINGS[flags.setting]
+    if flags.steps is not None:
+        setting = replace(setting, trial=replace(setting.trial, steps=flags.steps))
     log = Log(flags.runs / f"{flags.setting}.jsonl")
     results = {}
     for name in flags.systems or setting.trial.systems:

@@ -266,5 +266,8 @@ def test_needles_are_found_by_length_and_place_and_a_run_goes_on(tmp_path, monke
     assert list(first["found"]) == list(setting.trial.systems)
     for by_length in first["found"].values():
         assert {int(n): len(parts) for n, parts in by_length.items()} == {64: 2, 128: 2}
+    longer = run(needle, tmp_path / "longer", monkeypatch, *flags, "--steps", "3")
+    assert longer["setting"]["trial"]["steps"] == 3
+    assert longer["found"].keys() == first["found"].keys()
     monkeypatch.setattr(needle, "train_and_ask", trains_no_more)
     assert run(needle, tmp_path / "again", monkeypatch, *flags)["found"] == first["found"]
