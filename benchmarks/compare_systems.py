@@ -5,12 +5,14 @@
     python benchmarks/compare_systems.py --full     # for docs/results.md: an hour of one core
     python benchmarks/compare_systems.py --gpu      # larger models, tasks as in the papers
     python benchmarks/compare_systems.py --large    # six systems, 10 M weights, 50 M tokens: days
+    python benchmarks/compare_systems.py --large --device cuda      # half an hour
     python benchmarks/compare_systems.py --full --systems gla softmax --parts recall
 
 All systems get the same number of weights (the MLP makes up for what attention lacks), the same
 tokens in the same order, the same optimizer and schedule, and the same learning rates to choose
 from: that with the lowest held-out loss is kept, and trained with further seeds. The tasks
-(tasks.py) are held-out bits per byte of text, recall of values by their keys (MQAR), and copying.
+(tasks.py) are held-out bits per byte of text, of all of it and by how much was read before,
+recall of values by their keys (MQAR), and copying.
 Some presets train with other positions, too, on text only. Then the presets' models for text are
 timed, in turn: a training step, and a token after contexts that were read.
 
@@ -32,7 +34,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -51,7 +52,7 @@ from hf_linear_attention import (
 from mad_tasks import Compression, FromLastToken
 from report import systems_table
 from systems import ALL_SYSTEMS, SETTINGS, SYSTEMS, VARIANTS, Setting, Trial, fit, num_weights
-from tasks import UNASKED, Batch, Task
+from tasks import UNASKED, Batch, Task, Text
 
 OUTPUTS = Path(__file__).parents[1] / "outputs" / "compare"
 EVAL_TOKENS = 8192  # at once
@@ -75,13 +76,15 @@ class Run:
     config: LinearAttentionConfig
     trial: Trial
     device: str
+    autocast: bool = False
 
     def key(self) -> dict[str, Any]:
         """What tells its result from others, in a file."""
         fields = self.config.to_dict()
         fields.pop("transformers_version", None)
         trial = {"task": asdict(self.trial.task), "rows": self.trial.rows}
-        setup = json.dumps([fields, trial, self.trial.steps, self.device], sort_keys=True)
+        how = [self.trial.steps, self.device, self.autocast]
+        setup = json.dumps([fields, trial, *how], sort_keys=True)
         return {
             "system": self.system,
             "task": self.task,
@@ -115,7 +118,8 @@ def train(run: Run, file: Path | None = None, deadline: float = math.inf) -> dic
     start = saved_at = time.perf_counter()
     start -= seconds
     for step in range(done + 1, trial.steps + 1):
-        loss = training_step(model, trial.task.batch(trial.rows, generator), optimizer)
+        batch = trial.task.batch(trial.rows, generator)
+        loss = training_step(model, batch, optimizer, run.autocast)
         schedule.step()
         now = time.perf_counter()
         is_over = now > deadline
@@ -130,7 +134,7 @@ def train(run: Run, file: Path | None = None, deadline: float = math.inf) -> dic
     seconds = time.perf_counter() - start
     result: dict[str, Any] = {"loss": None, "score": None}
     if math.isfinite(loss.item()):
-        result = evaluate(model, trial.task)
+        result = evaluate(model, trial.task, run.autocast)
     return result | {"train_seconds": round(seconds, 2), "parameters": model.num_parameters()}
 
 
@@ -165,10 +169,13 @@ def make_schedule(
 
 
 def training_step(
-    model: LinearAttentionForCausalLM, batch: Batch, optimizer: torch.optim.Optimizer
+    model: LinearAttentionForCausalLM,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer,
+    autocast: bool = False,
 ) -> Tensor:
-    logits, targets = answers(model, batch)
-    loss = F.cross_entropy(logits, targets)
+    logits, targets = answers(model, batch, autocast)
+    loss = model.loss_function(logits, None, logits.shape[-1], shift_labels=targets)
     update(model, loss, optimizer)
     return loss.detach()
 
@@ -180,29 +187,42 @@ def update(model: torch.nn.Module, loss: Tensor, optimizer: torch.optim.Optimize
     optimizer.zero_grad()
 
 
-def answers(model: LinearAttentionForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits (n, V) in float32 where something is asked, and what was asked for (n,)."""
+def answers(
+    model: LinearAttentionForCausalLM, batch: Batch, autocast: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logits (n, V) where something is asked, and what was asked for (n,).
+
+    In bfloat16 on a GPU, on a CPU if `autocast` says so.
+    """
     tokens, targets = (x.to(model.device) for x in batch)
-    is_gpu = model.device.type != "cpu"
-    with torch.autocast(model.device.type, torch.bfloat16) if is_gpu else nullcontext():
+    device = model.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=autocast or device != "cpu"):
         hidden = model.model(tokens, use_cache=False).last_hidden_state
         asked = targets != UNASKED
-        return model.lm_head(hidden[asked]).float(), targets[asked]
+        return model.lm_head(hidden[asked]), targets[asked]
 
 
 @torch.no_grad()
-def evaluate(model: LinearAttentionForCausalLM, task: Task) -> dict[str, float]:
-    """The loss in nats per answer, and the task's score, on its held-out rows."""
+def evaluate(
+    model: LinearAttentionForCausalLM, task: Task, autocast: bool = False
+) -> dict[str, Any]:
+    """The loss in nats per answer, and the task's score, on its held-out rows; and for text its
+    score by position.
+    """
     model.eval()
     batch = task.held_out()
-    nats, num_correct = 0.0, 0
+    all_nats, num_correct = [], 0
     rows = max(EVAL_TOKENS // task.length, 1)
     for tokens, targets in zip(batch.tokens.split(rows), batch.targets.split(rows), strict=True):
-        logits, asked = answers(model, Batch(tokens, targets))
-        nats += F.cross_entropy(logits, asked, reduction="sum").item()
+        logits, asked = answers(model, Batch(tokens, targets), autocast)
+        all_nats.append(F.cross_entropy(logits.float(), asked, reduction="none").cpu())
         num_correct += (logits.argmax(-1) == asked).sum().item()
-    asked = batch.targets[batch.targets != UNASKED]
-    return {"loss": nats / len(asked), "score": task.score(nats, num_correct, asked)}
+    nats, asked = torch.cat(all_nats), batch.targets[batch.targets != UNASKED]
+    total = nats.sum(dtype=torch.float64).item()
+    result = {"loss": total / len(asked), "score": task.score(total, num_correct, asked)}
+    if isinstance(task, Text):
+        result["by_position"] = task.by_position(nats.view_as(batch.targets), batch.targets)
+    return result
 
 
 # ---- results, kept one by one ----
@@ -273,7 +293,8 @@ def fitted(name: str, trial: Trial) -> LinearAttentionConfig:
 def first_run(setting: Setting, name: str, task: str) -> Run:
     trial = setting.trials[task]
     config = fitted(name, trial)
-    return Run(name, task, trial.learning_rates[0], 0, config, trial, setting.device)
+    rate = trial.learning_rates[0]
+    return Run(name, task, rate, 0, config, trial, setting.device, setting.autocast)
 
 
 def best_rate(run: Run, log: Log) -> float:
@@ -334,7 +355,8 @@ def time_training(setting: Setting, patience: float) -> dict[str, Any]:
         optimizer, _ = make_optimizer(model, 1e-3, 1)
         tokens = random_tokens(trial, trial.rows, trial.task.length + 1)
         batch = Batch(tokens[:, :-1], tokens[:, 1:])
-        return lambda: seconds(lambda: training_step(model, batch, optimizer), setting.device)
+        step = functools.partial(training_step, model, batch, optimizer, setting.autocast)
+        return lambda: seconds(step, setting.device)
 
     samples = {name: sample_of_step(name) for name in SYSTEMS if name in trial.systems}
     timed = harness.interleave(samples, setting.timing_seconds, patience)
@@ -474,8 +496,11 @@ def scores_of(setting: Setting, name: str, log: Log) -> dict[str, dict[str, Any]
         seeds = [
             log.get(replace(run, learning_rate=rate, seed=s).key()) for s in range(trial.seeds)
         ]
-        scores = [seed["score"] for seed in seeds if seed and seed["score"] is not None]
+        scored = [seed for seed in seeds if seed and seed["score"] is not None]
+        scores = [seed["score"] for seed in scored]
         result[task] = {"learning_rate": rate, "scores": scores}
+        if isinstance(trial.task, Text):
+            result[task]["by_position"] = [seed["by_position"] for seed in scored]
     return result
 
 
@@ -521,16 +546,23 @@ def save(folder: Path, name: str, setting: Setting, rows: list[dict[str, Any]], 
 
 
 def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
-    """Scores by system, each seed a point; tokens per second; bytes and speed by context."""
+    """Scores by system, each seed a point; those of text by position, too; tokens per second; bytes
+    and speed by context.
+    """
     pyplot = harness.plotter()
-    num_rows = math.ceil(len(setting.trials) / 3) + 1
+    texts = [task for task, trial in setting.trials.items() if isinstance(trial.task, Text)]
+    num_panels = len(setting.trials) + len(texts)
+    num_rows = math.ceil(num_panels / 3) + 1
     figure, axes = pyplot.subplots(
         num_rows, 3, figsize=(16, 5.5 * num_rows), layout="constrained", squeeze=False
     )
-    for axis in axes.flat[len(setting.trials) : -3]:
+    unused = [*axes.flat[num_panels:-3], *axes[-1][: 0 if setting.contexts else 2]]
+    for axis in unused:
         axis.axis("off")
     for axis, (task, trial) in zip(axes.flat, setting.trials.items(), strict=False):
         plot_scores(axis, task, trial, [row for row in reversed(rows) if task in row["tasks"]])
+    for axis, task in zip(axes.flat[len(setting.trials) :], texts, strict=False):
+        plot_positions(axis, task, rows)
     plot_times(axes[-1], [row for row in rows if row["times"]])
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
@@ -546,6 +578,33 @@ def plot_scores(axis: Any, task: str, trial: Trial, rows: list[dict[str, Any]]) 
     axis.set(title=f"{task}: {trial.task.metric}, {trial.steps} steps")
     if trial.task.lower_is_better and means:
         axis.set_xlim(left=0.9 * min(means))
+
+
+def plot_positions(axis: Any, task: str, rows: list[dict[str, Any]]) -> None:
+    """The means over seeds, less softmax attention's: what comes after one token differs from what
+    comes after many by more than systems do.
+    """
+    from matplotlib import pyplot
+
+    scores = {row["system"]: by_position(row, task) for row in rows}
+    softmax = scores.get("softmax", {})
+    for index, (name, score) in enumerate(scores.items()):
+        places = [place for place in score if place in softmax]
+        axis.semilogx(
+            [int(place) for place in places],
+            [score[place] - softmax[place] for place in places],
+            color=pyplot.get_cmap("tab20")(index),
+            marker=".",
+            label=name,
+        )
+    axis.set(title=f"{task}: bits per byte, less softmax's", xlabel="tokens read before")
+    axis.legend(fontsize="small", ncols=2)
+
+
+def by_position(row: dict[str, Any], task: str) -> dict[str, float]:
+    """The mean over seeds; empty where none was scored by position."""
+    seeds = row["tasks"].get(task, {}).get("by_position", [])
+    return {place: statistics.fmean(seed[place] for seed in seeds) for place in (seeds or [{}])[0]}
 
 
 def plot_times(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -616,11 +675,14 @@ def main() -> None:
     flags.add_argument("--systems", nargs="+", choices=ALL_SYSTEMS, metavar="NAME")
     flags.add_argument("--parts", nargs="+", metavar="PART", help="tasks of the setting, or timing")
     flags.add_argument("--runs", type=Path, help="file of single results")
+    flags.add_argument("--device", help="cpu or cuda, instead of the setting's")
     flags.add_argument("--report", action="store_true", help="train nothing, write the results")
     flags.add_argument("--earlier", type=Path, help="a result, for what is missing in a report")
     flags.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     flags = flags.parse_args()
     name, setting = flags.setting, SETTINGS[flags.setting]
+    if flags.device:
+        setting = replace(setting, device=flags.device)
     if flags.budget:
         setting = replace(setting, timing_seconds=flags.budget)
     torch.set_num_threads(flags.threads)

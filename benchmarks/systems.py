@@ -90,12 +90,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Setting:
-    """contexts: after which tokens are timed; timing_seconds: for the rounds of one comparison."""
+    """contexts: after which tokens are timed; timing_seconds: for the rounds of one comparison;
+    autocast: trained in bfloat16 on a CPU as well, as on GPUs.
+    """
 
     trials: dict[str, Trial]
     contexts: tuple[int, ...] = (128, 1024, 4096, 16384)
     timing_seconds: float = 15
     device: str = "cpu"
+    autocast: bool = False
 
 
 _TWO_LAYERS, _TINY, _SMALL, _MEDIUM, _TEN_MILLION, _LARGE = (
@@ -165,6 +168,7 @@ SETTINGS = {
     "large": Setting(
         {"text": Trial(Source(8192, 1024), _TEN_MILLION, 8, 6100, (2e-3,), 2, _BEST)},
         contexts=(),
+        autocast=True,
     ),
 }
 

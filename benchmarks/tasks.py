@@ -238,6 +238,18 @@ class Text:
         num_bytes = read_text(self)[2][targets].sum().item()
         return nats / math.log(2) / num_bytes
 
+    def by_position(self, nats: Tensor, targets: Tensor) -> dict[str, float]:
+        """Bits per byte of what comes after 1 token, after 2 and 3, after 4 to 7, ..., by the first
+        of these numbers; nats and targets (B, T).
+        """
+        starts = [2**i for i in range(self.length.bit_length())]
+        result = {}
+        for start in starts:
+            span = slice(start - 1, 2 * start - 1)  # target t comes after t + 1 tokens
+            total = nats[:, span].sum(dtype=torch.float64).item()
+            result[str(start)] = self.score(total, 0, targets[:, span])
+        return result
+
     def paths(self) -> tuple[str, ...]:
         """Of the text files; none: the standard library's source."""
         return self.files

@@ -193,6 +193,17 @@ def test_a_bit_for_every_byte_is_one_bit_per_byte(text):
     assert text.score(nats, 0, targets[:1]) > 1
 
 
+def test_bits_per_byte_by_position_are_of_what_comes_after_so_many_tokens(text):
+    targets, num_bytes = text.held_out().targets, read_text(text)[2]
+    nats = num_bytes[targets] * math.log(2)
+    nats[:, 3:7] *= 2  # what comes after 4 to 7 tokens
+    bits = text.by_position(nats, targets)
+    assert bits == pytest.approx({"1": 1, "2": 1, "4": 2, "8": 1, "16": 1, "32": 1})
+    whole = text.score(nats.sum().item(), 0, targets)
+    share = num_bytes[targets[:, 3:7]].sum() / num_bytes[targets].sum()
+    assert whole == pytest.approx(1 + share.item())
+
+
 def test_held_out_text_is_not_trained_on(text):
     train, held_out, _ = read_text(text)
     assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in held_out.tolist()}
@@ -243,7 +254,7 @@ def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
 def test_every_system_trains_on_the_same_tokens(text, monkeypatch):
     seen = []
 
-    def step(model, batch, optimizer):
+    def step(model, batch, optimizer, autocast):
         seen.append(batch.tokens)
         optimizer.step()
         return torch.tensor(1.0)
@@ -254,6 +265,19 @@ def test_every_system_trains_on_the_same_tokens(text, monkeypatch):
         train(Run(name, "text", 1e-3, 7, fitted(name, trial), trial, "cpu"))
     assert len(seen) == 6
     assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:], strict=True))
+
+
+def test_autocast_trains_in_bfloat16_and_is_another_run(text):
+    trial = Trial(text, SIZE, 2, 3, (1e-3,), 1)
+    run = Run("katharopoulos", "text", 1e-3, 0, fitted("katharopoulos", trial), trial, "cpu")
+    rounded = replace(run, autocast=True)
+    assert run.key()["setup"] != rounded.key()["setup"]
+    model = LinearAttentionForCausalLM(run.config)
+    batch = text.batch(2, generator())
+    assert compare_systems.answers(model, batch)[0].dtype == torch.float32
+    assert compare_systems.answers(model, batch, autocast=True)[0].dtype == torch.bfloat16
+    loss, rounded_loss = (train(x)["loss"] for x in (run, rounded))
+    assert loss != rounded_loss and loss == pytest.approx(rounded_loss, rel=0.01)
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth():
@@ -388,11 +412,11 @@ def test_a_run_that_was_killed_in_between_goes_on_to_the_same_result(
     expected = train(run)
     file, steps = tmp_path / "state.pt", []
 
-    def step_or_die(model, batch, optimizer):
+    def step_or_die(model, batch, optimizer, autocast):
         if len(steps) == 3:
             raise Killed
         steps.append(batch)
-        return training_step(model, batch, optimizer)
+        return training_step(model, batch, optimizer, autocast)
 
     monkeypatch.setattr(compare_systems, "SAVE_EVERY", 0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -472,6 +496,8 @@ def test_the_whole_comparison_writes_results_that_the_report_shows(tiny, tmp_pat
         assert list(row["tasks"]) == (TASKS if name in presets else ["text"])
         assert bool(row["times"]) == (name in presets)
     linear, softmax = (rows[name]["times"]["cache_bytes"] for name in ("katharopoulos", "softmax"))
+    by_position = rows["softmax"]["tasks"]["text"]["by_position"]
+    assert [list(seed) for seed in by_position] == [["1", "2", "4", "8", "16", "32"]] * 2
     assert linear["16"] == linear["64"]
     assert softmax["64"] == 4 * softmax["16"]
 
