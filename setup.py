@@ -235,7 +235,8 @@ def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
             for first, *others in together(sorted((CSRC / "cpu").rglob(pattern))):
                 gains = "-O2" in flags and any(map(first.match, GAINS_BY_O3))
                 result.append(Compilation(first, flags + ["-O3"] * gains, name, tuple(others)))
-    return [*result, Compilation(CSRC / "cpu" / "dispatch.cpp", built)]
+    for_all = Compilation(CSRC / "cpu" / "expert_linear.cpp")
+    return [*result, for_all, Compilation(CSRC / "cpu" / "dispatch.cpp", built)]
 
 
 def bindings(cuda: Cuda | None) -> list[Compilation]:

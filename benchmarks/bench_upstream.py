@@ -6,18 +6,18 @@
     python benchmarks/bench_upstream.py --full --resume    # what an interrupted run has left
 
 Contenders are one model, as it is and on our kernels; the two share their weights. "Without
-mixers", norms, products or loss has that kind of thing as it was, and all others replaced: what is
-lost then is what the kind contributes. (One kind alone would say the same, in twice the time, for
-most of these would keep the slow layers.) A mixer is a recurrent layer, with its convolution.
-Weights are random; where a case has fewer layers than the whole model, its vocabulary is smaller by
-as much, so that layers keep their share.
+mixers", norms, products, experts or loss has that kind of thing as it was, and all others replaced:
+what is lost then is what the kind contributes. (One kind alone would say the same, in twice the
+time, for most of these would keep the slow layers.) A mixer is a recurrent layer, with its
+convolution. Weights are random; where a case has fewer layers than the whole model, its vocabulary
+is smaller by as much, so that layers keep their share.
 
 A case is one row of T tokens: a prompt, of which the last logits are asked; a token after such a
 prompt; the loss and all gradients, without an optimizer. Peak memory is that of the latter, beyond
 the weights. Shares of the peak count 2 flops per weight and token, 6 in training, and nothing for
-the recurrence; those of the bandwidth that the weights are read once. Notes say in which ops the
-time goes. Products with weights are the same work before and after, so that before / products is
-the most that faster layers could gain.
+the recurrence; those of the bandwidth that the weights are read once. Of a mixture's experts only
+as many count as a token is given. Notes say in which ops the time goes. Products with weights are
+the same work before and after, so that before / products is the most that faster layers could gain.
 
 Where the processor has no products of bfloat16, gradients in it take a hundred times as long as in
 float32, and are left out.
@@ -35,12 +35,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from harness import Report, Work, check_close, parser, plotter, sample_of
 from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers import speedup
+from hf_linear_attention.for_transformers.experts import Experts
 from hf_linear_attention.for_transformers.families import replacement_for
 from hf_linear_attention.for_transformers.use_kernels import Report as Changes
 from models import NO_SPECIAL_TOKENS, weight_bytes
 
 BEFORE, AFTER = "before", "use_kernels"
-KINDS = ("mixers", "norms", "products", "loss")
+KINDS = ("mixers", "norms", "products", "experts", "loss")
 VERIFIED_TOKENS = 100
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -111,6 +112,28 @@ MODELS = {
         | dict(linear_key_head_dim=16, linear_value_head_dim=16),
         EVERY_FOURTH,
     ),
+    # Qwen3-Next-80B-A3B's layers, half as wide, with 64 of its 512 experts.
+    "Qwen3-Next": Upstream(
+        "qwen3_next",
+        4,
+        dict(
+            OF_1024,
+            linear_num_value_heads=16,
+            linear_num_key_heads=8,
+            linear_value_head_dim=128,
+            linear_key_head_dim=128,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            num_experts=64,
+            num_experts_per_tok=10,
+        ),
+        TINY
+        | dict(linear_num_value_heads=2, linear_num_key_heads=2)
+        | dict(linear_key_head_dim=16, linear_value_head_dim=16)
+        | dict(moe_intermediate_size=24, shared_expert_intermediate_size=24)
+        | dict(num_experts=3, num_experts_per_tok=2),
+        EVERY_FOURTH,
+    ),
     # Kimi Linear's layers, half as wide, with a dense MLP instead of its 256 experts.
     "Kimi Linear": Upstream(
         "kimi_linear",
@@ -172,6 +195,8 @@ def kind_of(upstream: type[nn.Module]) -> str:
         return "products"
     replacement = replacement_for(upstream)
     assert replacement is not None
+    if replacement.ours is Experts:
+        return "experts"
     return "mixers" if replacement.is_recurrent else "norms"
 
 
@@ -211,11 +236,13 @@ class Case(NamedTuple):
 
 
 ALL = (AFTER, BEFORE, *map(without, KINDS))
+ALL_BUT_EXPERTS = tuple(name for name in ALL if name != without("experts"))
 WITHOUT_TOKEN = ("prompt", "training step")
 HALF = torch.bfloat16
 SETTINGS = {
     "smallest": [
-        Case("Mamba-2", 2, 16, names=ALL),
+        Case("Mamba-2", 2, 16, names=ALL_BUT_EXPERTS),
+        Case("Qwen3-Next", 4, 16, work=("token",), names=ALL),
         Case("Qwen3.5", 4, 16, HALF),
         *(
             Case(name, 4, 16, work=("training step",))
@@ -229,9 +256,10 @@ SETTINGS = {
         Case("Qwen3.5", 4, 4096, work=WITHOUT_TOKEN),
         # A training step of Kimi Linear takes minutes before, of which mixers are nearly all.
         Case("Kimi Linear", 4, 1024),
-        *(Case(name, 4, 1024, names=ALL) for name in ("Mamba-2", "Qwen3.5", "MiniMax")),
+        *(Case(name, 4, 1024, names=ALL_BUT_EXPERTS) for name in ("Mamba-2", "Qwen3.5")),
+        *(Case(name, 4, 1024, names=ALL) for name in ("MiniMax", "Qwen3-Next")),
         # Before, the time of Falcon-Mamba's training grows by the square of the tokens.
-        Case("Falcon-Mamba", 4, 1024, work=("prompt", "token"), names=ALL),
+        Case("Falcon-Mamba", 4, 1024, work=("prompt", "token"), names=ALL_BUT_EXPERTS),
         Case("Falcon-Mamba", 4, 256, work=("training step",)),
         *(Case(name, 4, 1024, HALF) for name in MODELS if name != "Falcon-Mamba"),
         Case("Falcon-Mamba", 4, 1024, HALF, work=("prompt", "token")),
@@ -267,8 +295,19 @@ def gradients_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in gradients if g is not None])
 
 
+def unused_bytes(model: PreTrainedModel) -> float:
+    """Of the weights of experts that a token is not given."""
+    unused = 0.0
+    for module in model.modules():
+        replacement = replacement_for(type(module))
+        if replacement is not None and replacement.ours is Experts:
+            share = model.config.num_experts_per_tok / module.num_experts
+            unused += (1 - share) * sum(weight.nbytes for weight in module.parameters())
+    return unused
+
+
 def least_work(model: PreTrainedModel, work: str, T: int) -> Work:
-    weights = weight_bytes(model)
+    weights = weight_bytes(model) - unused_bytes(model)
     numbers = weights / model.dtype.itemsize
     return {
         "prompt": Work(2 * T * numbers, None),
@@ -279,7 +318,7 @@ def least_work(model: PreTrainedModel, work: str, T: int) -> Work:
 
 # What the name of an op tells of it, by the first expression that is found there.
 OPS = {
-    "products": r"^aten::(mm|addmm)$|^hf_linear_attention::(many_rows_)?linear$",
+    "products": r"^aten::(mm|addmm)$|^hf_linear_attention::((many_rows|expert)_)?linear$",
     "recurrence": r"delta_rule|linear_attention_(forward|backward|step)|selective_scan",
     "convolution": r"conv(olution|1d)",
     "norms": r"rms_norm",
@@ -319,7 +358,10 @@ def bench(report: Report, case: Case) -> None:
         return
     before = make_model(name, layers, dtype, report.is_smallest)
     models = {contender_name: contender(before, contender_name) for contender_name in names}
-    report.errors[panel] = verify(before, models[AFTER])
+    exact = before
+    if unused_bytes(before):  # Rounding alone makes tokens choose other experts.
+        exact = make_model(name, layers, torch.float32, report.is_smallest)
+    report.errors[panel] = verify(exact, contender(exact, AFTER))
     ids = random_tokens(before, T)
     for work, title in titles.items():
         peak_mib = None

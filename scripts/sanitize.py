@@ -97,8 +97,8 @@ def runtime(library: str) -> str:
 def check_threads(_: list[str]) -> None:
     """Every kernel on several threads, in a program without PyTorch."""
     cpu = ROOT / "csrc" / "cpu"
-    sources = [*cpu.rglob("*_isa.cpp"), cpu / "dispatch.cpp", ROOT / "csrc" / "torch" / "team.cpp"]
-    sources.append(ROOT / "tests" / "native" / "threads.cpp")
+    sources = [*cpu.rglob("*_isa.cpp"), cpu / "dispatch.cpp", cpu / "expert_linear.cpp"]
+    sources += [ROOT / "csrc" / "torch" / "team.cpp", ROOT / "tests" / "native" / "threads.cpp"]
     objects = BUILT / "threads"
     objects.mkdir(parents=True, exist_ok=True)
     flags = ["-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_linear_attention import inputs, linear, quantized, recorded_tokens, rms_norm
+from hf_linear_attention.for_transformers import experts
 
 # These start compilers, servers and training: begun last, one of them would keep one process busy
 # while the others have nothing to do.
@@ -71,6 +72,7 @@ def shapes_given_to(monkeypatch):
         "int8_product": quantized,
         "int4_product": quantized,
         "compiled_rms_norm": rms_norm,
+        "expert_product": experts,
     }
 
     def listen(name):

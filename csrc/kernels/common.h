@@ -15,6 +15,11 @@ namespace hfla {
 
 enum class DType : int32_t { f32, bf16, f16, f64 };
 
+// static, so that the kernels of every instruction set have their own.
+static constexpr int64_t bytes_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+}
+
 // A tensor (B, T, H, D) read or written through its strides; what has one number per head, as a
 // decay, has no D.
 struct View {
@@ -52,7 +57,6 @@ struct SequenceSlots {
                        // none does
 };
 
-// static, so that the kernels of every instruction set have their own.
 static inline int64_t slot_of(const SequenceSlots& slots, int64_t sequence) {
   return slots.state_indices[sequence];
 }

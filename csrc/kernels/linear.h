@@ -7,14 +7,33 @@
 
 namespace hfla {
 
-// Everything is contiguous and of one dtype.
+// Everything is of one dtype, and contiguous but for y.
 struct LinearProblem {
   int64_t rows, in, out;
   DType dtype;
   const void* x;       // (rows, in)
   const void* weight;  // (out, in)
   const void* bias;    // (out,), optional
-  void* y;             // (rows, out)
+  void* y;             // (rows, out), rows of contiguous numbers
+  int64_t y_stride;    // numbers, from one row to the next
+};
+
+// Rows that an expert multiplies.
+struct ExpertRows {
+  int64_t expert, begin, end;
+};
+
+// Each row of x is multiplied by the weight of its own expert. Everything is contiguous and of one
+// dtype.
+struct ExpertLinearProblem {
+  int64_t in, out;
+  DType dtype;
+  const void* x;             // (rows, in)
+  const void* weight;        // (experts, out, in)
+  const void* bias;          // (experts, out), optional
+  void* y;                   // (rows, out)
+  const ExpertRows* chosen;  // which have rows, each once
+  int64_t num_chosen;
 };
 
 // Sums are float32.
@@ -30,5 +49,8 @@ struct ManyRowsLinearProblem {
 
 using LinearOnCpu = Status (*)(const LinearProblem&, const Threads&);
 using ManyRowsLinearOnCpu = Status (*)(const ManyRowsLinearProblem&, const Threads&);
+
+// By the `linear` of an instruction set, for few rows of each expert. cpu/expert_linear.cpp
+Status expert_linear(LinearOnCpu linear, const ExpertLinearProblem&, const Threads&);
 
 }  // namespace hfla

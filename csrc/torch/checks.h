@@ -54,11 +54,6 @@ inline int32_t accumulation_dtype(DType dtype) {
   return dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
 }
 
-inline int64_t bytes_of(DType dtype) {
-  constexpr int64_t bytes[] = {4, 2, 2, 8};  // in the enumeration's order
-  return bytes[static_cast<int32_t>(dtype)];
-}
-
 // ---- checks ----
 
 // A shape, written as in Python.

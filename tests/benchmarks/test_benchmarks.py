@@ -168,7 +168,7 @@ def test_a_note_says_where_the_time_of_a_model_goes():
 
 
 def test_a_contender_has_all_but_one_kind_of_thing_replaced():
-    before = bench_upstream.make_model("Qwen3.5", 4, torch.float32, is_smallest=True)
+    before = bench_upstream.make_model("Qwen3-Next", 4, torch.float32, is_smallest=True)
     for kind in bench_upstream.KINDS:
         model = bench_upstream.contender(before, bench_upstream.without(kind))
         modules, others = list(before.modules()), list(model.modules())

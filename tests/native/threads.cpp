@@ -328,10 +328,24 @@ bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays
                           a.random(rows * in, -1, 1),
                           a.random(in * out, -1, 1),
                           a.random(out, -1, 1),
-                          a.empty(rows * out)};
+                          a.empty(rows * out),
+                          out};
     if (!succeeded(cpu.linear(p, threads))) return false;
   }
   return true;
+}
+
+bool expert_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const int64_t in = 16 * c.sizes.T, out = 301;
+  const ExpertRows chosen[] = {{0, 0, 1}, {2, 1, 4}, {3, 4, 5}};
+  ExpertLinearProblem p{};
+  p.in = in, p.out = out, p.dtype = DType::f32;
+  p.x = a.random(5 * in, -1, 1);
+  p.weight = a.random(4 * out * in, -1, 1);
+  p.bias = a.random(4 * out, -1, 1);
+  p.y = a.empty(5 * out);
+  p.chosen = chosen, p.num_chosen = 3;
+  return succeeded(hfla::expert_linear(cpu.linear, p, threads));
 }
 
 bool many_rows_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
@@ -397,6 +411,7 @@ const std::pair<const char*, Call> kCalls[] = {
     {"selective_scan_step", selective_scan_step},
     {"linear", linear},
     {"many_rows_linear", many_rows_linear},
+    {"expert_linear", expert_linear},
     {"quantized_linear", quantized_linear},
     {"rms_norm", rms_norm},
 };

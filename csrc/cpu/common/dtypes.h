@@ -89,10 +89,6 @@ HFLA_INLINE Status with_acc(DType dtype, Run run) {
 template <class Acc>
 constexpr DType dtype_of = sizeof(Acc) == sizeof(double) ? DType::f64 : DType::f32;
 
-HFLA_INLINE constexpr int64_t bytes_of(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-}
-
 // Whether that is the type that tensors of the dtype are accumulated in.
 HFLA_INLINE constexpr bool is_acc(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f64;

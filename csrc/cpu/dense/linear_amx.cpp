@@ -191,7 +191,7 @@ class TileLinear {
       Vec<float> sums_of[kTileRows] = {};
       for (int64_t i = 0; i < count; ++i) sums_of[i] = load(sums + i * stride);
       transpose(sums_of);
-      for (int64_t i = 0; i < min(kTileRows, p_.rows - row); ++i, y += p_.out) {
+      for (int64_t i = 0; i < min(kTileRows, p_.rows - row); ++i, y += p_.y_stride) {
         store_vector(y, 1, output, count, sums_of[i] + bias);
       }
     }

@@ -379,7 +379,7 @@ class Linear {
 
   void finish(const Acc* sums, int64_t row, int64_t begin, int64_t end) const {
     const Scalar* const bias = static_cast<const Scalar*>(p_.bias);
-    Scalar* const y = static_cast<Scalar*>(p_.y) + row * p_.out;
+    Scalar* const y = static_cast<Scalar*>(p_.y) + row * p_.y_stride;
     for_each_vector<Acc>(begin, end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
       Vec<Acc> result = load(sums + c - begin);
       if (bias) result += load_vector(bias, 1, c, count);

@@ -85,8 +85,8 @@ HFLA_INLINE void for_each_tile(int64_t count, Body body) {
 
 // y of `count` outputs of all rows. sums: (count up to whole vectors, stride), a row in each lane.
 template <class Scalar, class Problem>
-void finish_lanes(const Problem& p, int64_t begin, int64_t count, const float* sums,
-                  int64_t stride) {
+void finish_lanes(const Problem& p, int64_t y_stride, int64_t begin, int64_t count,
+                  const float* sums, int64_t stride) {
   constexpr int64_t W = kLanes<float>;
   const Scalar* const bias = static_cast<const Scalar*>(p.bias);
   for (int64_t row = 0; row < p.rows; row += W) {
@@ -97,10 +97,10 @@ void finish_lanes(const Problem& p, int64_t begin, int64_t count, const float* s
       for (int64_t i = 0; i < W; ++i) square[i] = load(sums + (c + i) * stride + row);
       transpose(square);
       const Vec<float> added = bias ? load_vector(bias, 1, begin + c, n) : Vec<float>{};
-      Scalar* const y = static_cast<Scalar*>(p.y) + row * p.out;
+      Scalar* const y = static_cast<Scalar*>(p.y) + row * y_stride;
       HFLA_UNROLL
       for (int64_t i = 0; i < W; ++i) {
-        if (i < rows) store_vector(y + i * p.out, 1, begin + c, n, square[i] + added);
+        if (i < rows) store_vector(y + i * y_stride, 1, begin + c, n, square[i] + added);
       }
     });
   }

@@ -136,7 +136,7 @@ class RoundedLanes {
   }
   void finish(const Own& own, int64_t begin, int64_t end) const {
     with_dtype_but_double(p_.dtype, [&](auto scalar) {
-      finish_lanes<decltype(scalar)>(p_, begin, end - begin, own.sums, lanes_);
+      finish_lanes<decltype(scalar)>(p_, p_.out, begin, end - begin, own.sums, lanes_);
     });
   }
 

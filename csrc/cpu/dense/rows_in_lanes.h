@@ -90,7 +90,7 @@ class RowsInLanes {
     for_each_tile<kTileOutputs>(end - begin, [&](auto outputs, int64_t place, int64_t stretch) {
       add_up<outputs.value>(begin + place, stretch, place, own);
     });
-    finish_lanes<Scalar>(p_, begin, end - begin, own.sums, sums_stride());
+    finish_lanes<Scalar>(p_, p_.y_stride, begin, end - begin, own.sums, sums_stride());
   }
 
  private:

@@ -20,6 +20,7 @@ import transformers
 from torch import nn
 
 from .drafts import HEADS
+from .experts import Experts
 from .gated_convolution import GatedConvolution
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .indexer import PackedIndexer
@@ -194,12 +195,25 @@ NORM_OF_FALCON = NORM_THEN_GATE._replace(
     ours=NormOfFalcon, sources={"71372cf4e12c": "5.17 to 5.20", "2f45cd599fdc": "5.21 to 5.23"},
 )
 
+EXPERTS = Replacement(
+    Experts, "experts", {"ecc6aad1052d": "5.17", "03157df73174": "5.18 to 5.23"},
+    is_recurrent=False,
+)
+EXPERTS_OF_GLM5 = EXPERTS._replace(
+    sources={"ec83af9fb078": "5.17", "cf7bd57fab07": "5.18 to 5.23"},
+)
+EXPERTS_OF_NEMOTRON = EXPERTS._replace(
+    sources={"efab15fa11e2": "5.17", "b7b77eedb3e1": "5.18 to 5.23"},
+)
+EXPERTS_OF_INKLING2 = EXPERTS._replace(sources={"9b059a60b9f7": "5.23"})
+
 # Classes by their names, for each model of Transformers. No two models have one of the same name.
 FAMILIES: dict[str, dict[str, Replacement]] = {
     "qwen3_next": {
         "Qwen3NextGatedDeltaNet": GATED_DELTA_OF_QWEN3_NEXT,
         "Qwen3NextRMSNormGated": NORM_THEN_GATE,
         "Qwen3NextRMSNorm": ONE_MORE_NORM,
+        "Qwen3NextExperts": EXPERTS,
     },
     "qwen3_5": {
         "Qwen3_5GatedDeltaNet": GATED_DELTA,
@@ -210,11 +224,13 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "Qwen3_5MoeGatedDeltaNet": GATED_DELTA,
         "Qwen3_5MoeRMSNormGated": NORM_THEN_GATE,
         "Qwen3_5MoeRMSNorm": ONE_MORE_NORM,
+        "Qwen3_5MoeExperts": EXPERTS,
     },
     "qwen4_exp": {
         "Qwen4ExpTextGatedDeltaNet": GATED_DELTA,
         "Qwen4ExpTextRMSNormGated": NORM_THEN_GATE,
         "Qwen4ExpTextRMSNorm": ONE_MORE_NORM_OF_GROUPS,
+        "Qwen4ExpTextExperts": EXPERTS,
     },
     "olmo_hybrid": {
         "OlmoHybridGatedDeltaNet": GATED_DELTA_OF_OLMO,
@@ -225,17 +241,20 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "KimiLinearDeltaAttention": KDA_LAYER,
         "KimiLinearRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
         "KimiLinearRMSNorm": PLAIN_NORM,
+        "KimiLinearExperts": EXPERTS,
     },
     "glm5_next": {
         "Glm5NextTextLinearAttention": KDA_LAYER,
         "Glm5NextTextIndexer": PACKED_INDEXER,
         "Glm5NextTextRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
         "Glm5NextTextRMSNorm": PLAIN_NORM,
+        "Glm5NextTextExperts": EXPERTS_OF_GLM5,
     },
     "bailing_hybrid": {
         "BailingHybridDeltaAttention": KDA_OF_BAILING,
         "BailingHybridRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
         "BailingHybridRMSNorm": PLAIN_NORM,
+        "BailingHybridExperts": EXPERTS,
     },
     "mamba": {
         "MambaMixer": MAMBA1_LAYER,
@@ -248,6 +267,7 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
     "jamba": {
         "JambaMambaMixer": MAMBA1_WITH_NORMS,
         "JambaRMSNorm": PLAIN_NORM,
+        "JambaExperts": EXPERTS,
     },
     "zamba": {
         "ZambaMambaMixer": MAMBA1_OF_ZAMBA,
@@ -267,11 +287,13 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "GraniteMoeHybridMambaLayer": SSD_LAYER,
         "GraniteMoeHybridRMSNormGated": GATE_THEN_NORM,
         "GraniteMoeHybridRMSNorm": PLAIN_NORM,
+        "GraniteMoeHybridExperts": EXPERTS,
     },
     "nemotron_h": {
         "NemotronHMamba2Mixer": SSD_LAYER,
         "NemotronHRMSNormGated": GATE_THEN_NORM,
         "NemotronHRMSNorm": LATE_ROUNDED_NORM,
+        "NemotronHExperts": EXPERTS_OF_NEMOTRON,
     },
     "zamba2": {
         "Zamba2MambaMixer": SSD_LAYER,
@@ -290,6 +312,7 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
     "lfm2_moe": {
         "Lfm2MoeShortConv": GATED_CONVOLUTION,
         "Lfm2MoeRMSNorm": PLAIN_NORM,
+        "Lfm2MoeExperts": EXPERTS,
     },
     "lfm3": {
         "Lfm3ShortConv": GATED_CONVOLUTION,
@@ -298,15 +321,18 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
     "inkling": {
         "InklingShortConvolution": RESIDUAL_CONVOLUTION,
         "InklingRMSNorm": PLAIN_NORM,
+        "InklingExperts": EXPERTS,
     },
     "inkling2": {
         "Inkling2ShortConvolution": SCALED_RESIDUAL_CONVOLUTION,
         "Inkling2DynamicShortConvolution": RESIDUAL_CONVOLUTION_OF_TOKENS,
         "Inkling2RMSNorm": LATE_ROUNDED_NORM,
+        "Inkling2Experts": EXPERTS_OF_INKLING2,
     },
     "minimax": {
         "MiniMaxLightningAttention": LIGHTNING,
         "MiniMaxRMSNorm": PLAIN_NORM,
+        "MiniMaxExperts": EXPERTS,
     },
 }
 # fmt: on

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Products with a weight on the CPU: for few rows, and for many."""
+"""Products with a weight on the CPU: for few rows, for many, and for few rows of each expert."""
 
 import math
 
@@ -11,6 +11,7 @@ from .library import ops
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 _linear = ops.linear.default
 _many_rows_linear = ops.many_rows_linear.default
+_expert_linear = ops.expert_linear.default
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -27,6 +28,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Raises:
         RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
     """
+    _check_without_gradient(x, weight, bias)
+    return _linear(x.contiguous(), weight, bias)
+
+
+def expert_linear(x: Tensor, weight: Tensor, experts: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear` by the weight of each row's own expert, for few rows of each, on
+    the CPU. It has no gradient.
+
+    Args:
+        x, weight, bias: (rows, in), (num_experts, out, in), (num_experts, out), of one dtype:
+            float32, bfloat16, float16 or float64. weight and bias are contiguous.
+        experts: (rows,) int64, in rising order; num_experts for a row that no expert multiplies.
+
+    Returns:
+        y (rows, out), zeros in rows of no expert. What `linear` gives for each expert by itself.
+
+    Raises:
+        RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
+    """
+    _check_without_gradient(x, weight, bias)
+    return _expert_linear(x.contiguous(), weight, experts, bias)
+
+
+def _check_without_gradient(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
@@ -34,7 +59,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             "the compiled linear has no gradient: call it under torch.no_grad(), or use "
             "torch.nn.functional.linear"
         )
-    return _linear(x.contiguous(), weight, bias)
 
 
 def many_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -58,6 +82,11 @@ def many_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @torch.library.register_fake("hf_linear_attention::linear", lib=_registrations)
 def _fake_linear(x, weight, bias):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@torch.library.register_fake("hf_linear_attention::expert_linear", lib=_registrations)
+def _fake_expert_linear(x, weight, experts, bias):
+    return x.new_empty(x.shape[0], weight.shape[1])
 
 
 def _keep_for_linear_backward(ctx, inputs, output):
