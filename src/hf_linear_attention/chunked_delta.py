@@ -182,18 +182,26 @@ class _InverseOfUnitLower(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, A: Tensor) -> Tensor:
+    def forward(A: Tensor) -> Tensor:
         one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        inverse = torch.linalg.solve_triangular(
+        return torch.linalg.solve_triangular(
             A + one, one.expand_as(A), upper=False, unitriangular=True
         )
-        ctx.save_for_backward(inverse)
-        return inverse
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
 
     @staticmethod
     def backward(ctx, dinverse: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         return -(inverse.mT @ dinverse @ inverse.mT).tril(-1)
+
+    @staticmethod
+    def jvp(ctx, dA: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return -(inverse @ dA @ inverse)
 
 
 def chunked_delta_rule_step_(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from .backends import in_forward_mode
 from .numerics import accumulation_dtype
 from .sequence_parallel import shift_labels_across, sum_over_ranks
 
@@ -74,10 +75,11 @@ class CrossEntropy(torch.autograd.Function):
         index = labels.masked_fill(~is_counted, 0)
         dlogits = torch.empty_like(logits)
         for rows in row_chunks(logits):
-            row_scale = scale[rows, None]
             probabilities = (logits[rows] - normalizers[rows, None]).exp_()
-            torch.mul(probabilities, row_scale, out=dlogits[rows])
-            dlogits[rows].scatter_add_(1, index[rows, None], -row_scale.to(logits.dtype))
+            # Before rounding: what a confident model has left to learn is the small difference.
+            minus_one = torch.full_like(probabilities[:, :1], -1)
+            probabilities.scatter_add_(1, index[rows, None], minus_one)
+            torch.mul(probabilities, scale[rows, None], out=dlogits[rows])
         return dlogits, None, None
 
 
@@ -101,8 +103,8 @@ def causal_lm_loss(
     another rank's, and the mean is that of all ranks; num_items_in_batch still divides the sum of
     this one's alone.
     """
-    # the compiler fuses the plain form
-    if torch.compiler.is_compiling() and sequence_group is None:
+    # The compiler fuses the plain form, which has forward-mode derivatives, too.
+    if (torch.compiler.is_compiling() or in_forward_mode()) and sequence_group is None:
         return ForCausalLMLoss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .backends import has_compiled, native_op
+from .backends import has_compiled, in_forward_mode, native_op
 
 compiled_add = native_op("add_sinusoids", version=1)
 IS_COMPILED = has_compiled(compiled_add)
@@ -53,4 +53,5 @@ def is_generated(x: Tensor, position_ids: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
+        and not in_forward_mode()
     )

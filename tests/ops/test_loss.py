@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from hf_linear_attention import loss_linear_attention
@@ -69,6 +70,18 @@ def test_extreme_logits_give_no_nan(chunks):
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.isfinite() and gradient.isfinite().all()
     torch.testing.assert_close(loss, ForCausalLMLoss(logits, labels, V))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_confident_token_has_left_to_learn_keeps_its_digits(dtype, chunks):
+    logits = torch.linspace(0, 9, 19, dtype=dtype)[:, None] * torch.tensor([[1.0, 0, 0, 0, 0]])
+    logits = logits.to(dtype).requires_grad_()
+    labels = torch.zeros(19, dtype=torch.int64)
+    losses, _ = CrossEntropy.apply(logits, labels, -100)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    exact = logits.detach().double().softmax(1) - F.one_hot(labels, 5)
+    tolerance = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-3
+    torch.testing.assert_close(gradient.double(), exact, rtol=tolerance, atol=0)
 
 
 def test_a_label_beyond_the_vocabulary_is_an_error():
