@@ -55,7 +55,9 @@ class Recording:
             owner for module in modules for owner in (module._parameters, module._buffers) if owner
         ]
         self.tensors_then = [*self._tensors()]
-        self.classes = list({type(module) for module in modules})
+        self.modules = modules
+        self.classes_then = [*map(type, modules)]
+        self.classes = [*set(self.classes_then)]
         self.forwards_then = [*self._forwards()]
         hooks = [vars(module)[name] for module in modules for name in HOOKS]
         self.without_hooks = [x for x in hooks if not x]
@@ -69,6 +71,7 @@ class Recording:
             self._has_no_new_hook()
             and not any(self.empty)
             and all(map(is_, self._tensors(), self.tensors_then))  # before == meets any
+            and all(map(is_, map(type, self.modules), self.classes_then))
             and all(map(is_, self._forwards(), self.forwards_then))
             and self.filled == self.filled_then
             and [*self._values()] == self.values_then
@@ -158,7 +161,11 @@ class RecordedTokens:
             if recording.run is None:
                 return by_modules()
             recording.uses += 1
-            result = recording.run(*inputs)
+            try:
+                result = recording.run(*inputs)
+            except RuntimeError:  # the data of a weight lie otherwise now, say
+                self.recordings.pop(given, None)
+                raise
             # Lets autograd notice when a backward pass still needs a state as it was.
             torch.autograd.graph.increment_version(states.tensors)
             for cache in caches:

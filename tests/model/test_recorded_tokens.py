@@ -15,6 +15,7 @@ from hf_linear_attention import LinearAttentionCache, recorded_tokens
 from hf_linear_attention.feature_maps import FeatureMap
 from hf_linear_attention.mixer_linear import LinearAttention
 from hf_linear_attention.recorder import Recorder
+from hf_linear_attention.rms_norm import RMSNorm
 from new_python import run_python
 from tiny import VARIANTS, random_ids, shallow, tiny_model
 from without_recordings import without_recordings
@@ -94,6 +95,11 @@ def test_a_draft_of_the_first_layers_ends_with_the_norm(by_modules):
     assert torch.equal(answers(model, ids), whole)
 
 
+class TwiceRMSNorm(RMSNorm):
+    def forward(self, hidden_states):
+        return 2 * super().forward(hidden_states)
+
+
 def set_weight(layer):
     layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight * 2)
 
@@ -115,6 +121,10 @@ def set_forward(layer):
     layer.mlp.forward = lambda x: 2 * forward(x)
 
 
+def set_class(layer):
+    layer.post_attention_layernorm.__class__ = TwiceRMSNorm
+
+
 def add_hook(layer):
     layer.mlp.register_forward_hook(lambda module, args, output: 2 * output)
 
@@ -128,7 +138,7 @@ def add_hook_of_layer(layer):
 
 
 CHANGES = [
-    *(set_weight, change_weight_in_place, set_module, set_number, set_forward),
+    *(set_weight, change_weight_in_place, set_module, set_number, set_forward, set_class),
     *(add_hook, add_pre_hook, add_hook_of_layer),
 ]
 
@@ -146,6 +156,18 @@ def test_what_is_changed_between_tokens_counts_at_once(change, by_modules):
     assert torch.equal(changed, expected[:, :1])
     assert torch.equal(read(model, ids[:, 7:], cache), expected[:, 1:])
     assert not torch.equal(answers(model, ids[:, :6]), before)
+
+
+def test_a_weight_whose_data_lie_otherwise_fails_once_at_most():
+    model, ids = tiny_model(), random_ids(2, 8)
+    expected = answers(model, ids[:, :7])
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :6], cache)
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data = weight.data.t().contiguous().t()
+    with pytest.raises(RuntimeError, match="weight must be contiguous"):
+        read(model, ids[:, 6:7], cache)
+    torch.testing.assert_close(answers(model, ids[:, :7]), expected)
 
 
 def test_a_hook_of_all_modules_counts_at_once(by_modules):
