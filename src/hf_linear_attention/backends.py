@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.autograd import forward_ad
+
+from .checks import is_transformed
 
 WHY_NO_NATIVE: str | None = None
 try:
@@ -101,13 +102,6 @@ def has_compiled(*functions: Callable[..., Any]) -> bool:
     return FORCED_BACKEND in (None, "cpu") and not any(isinstance(f, Missing) for f in functions)
 
 
-def in_forward_mode() -> bool:
-    """Whether forward-mode derivatives are being taken, as by `torch.func.jvp`. Compiled ops have
-    none, and torch would take them for zeros without a word.
-    """
-    return forward_ad._current_level >= 0
-
-
 class Implementation(NamedTuple):
     """What a backend has for an op over sequences. `run` is given checked arguments, and returns y
     and the state; so is `step_`, unless it checks its own.
@@ -146,8 +140,8 @@ class Backend(NamedTuple):
             return self.why_missing
         if self.dtypes and dtype not in self.dtypes:
             return f"it has no {str(dtype).removeprefix('torch.')}"
-        if self.device_types and in_forward_mode():
-            return "it has no forward-mode derivatives (torch.func.jvp)"
+        if self.device_types and is_transformed():
+            return "it has no forward-mode derivatives, and none by torch.func"
         return None if self.why_not_on is None else self.why_not_on(device.index)
 
 

@@ -7,6 +7,7 @@ packed sequences.
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .numerics import accumulation_dtype
 from .tokens import behind
@@ -22,10 +23,20 @@ def needs_grad(*tensors: Tensor | None) -> bool:
     return False
 
 
+def is_transformed() -> bool:
+    """Whether a function of torch.func, or forward-mode derivatives, are at work. Compiled ops know
+    neither: the former raise, the latter would be zeros without a word.
+    """
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def is_readable(tensor: Tensor) -> bool:
-    """Whether looking at values costs no synchronisation and breaks no compilation."""
+    """Whether looking at values costs no synchronisation, and breaks no graph and no transform."""
     return (
-        tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+        tensor.device.type == "cpu"
+        and type(tensor) is Tensor
+        and not torch.compiler.is_compiling()
+        and not is_transformed()
     )
 
 

@@ -181,6 +181,8 @@ class _InverseOfUnitLower(torch.autograd.Function):
     Its gradient takes two products, where that of the solution takes another system.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(A: Tensor) -> Tensor:
         one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

@@ -17,8 +17,8 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .backends import in_forward_mode
 from .cache_layers import RecurrentLayer
+from .checks import is_transformed
 from .sequence_parallel import tokens_before
 from .slots import SlotCache, SlotLayer
 from .tokens import Tokens, positions_within, sequence_of_each_token
@@ -167,7 +167,7 @@ def may_be_recorded(
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not is_traced()
-        and not in_forward_mode()
+        and not is_transformed()
         and not _has_any_global_hook()
         and _get_current_dispatch_mode() is None  # else somebody looks at operations
     )

@@ -10,14 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backends import (
-    FORCED_BACKEND,
-    Missing,
-    has_compiled,
-    in_forward_mode,
-    instruction_set,
-    native_op,
-)
+from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
+from .checks import is_transformed
 from .quantized import are_products_compiled, dtype_name, quantized_product
 
 few_rows_product = native_op("linear", version=1)
@@ -167,5 +161,5 @@ def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.is_contiguous()
         and (bias is None or type(bias) is nn.Parameter)
         and not torch.compiler.is_exporting()
-        and not in_forward_mode()
+        and not is_transformed()
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from .backends import in_forward_mode
+from .checks import is_transformed
 from .numerics import accumulation_dtype
 from .sequence_parallel import shift_labels_across, sum_over_ranks
 
@@ -104,7 +104,7 @@ def causal_lm_loss(
     this one's alone.
     """
     # The compiler fuses the plain form, which has forward-mode derivatives, too.
-    if (torch.compiler.is_compiling() or in_forward_mode()) and sequence_group is None:
+    if (torch.compiler.is_compiling() or is_transformed()) and sequence_group is None:
         return ForCausalLMLoss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )

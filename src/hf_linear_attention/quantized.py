@@ -18,14 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backends import (
-    FORCED_BACKEND,
-    Missing,
-    has_compiled,
-    in_forward_mode,
-    instruction_set,
-    native_op,
-)
+from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
+from .checks import is_transformed
 
 int8_product = native_op("int8_linear", version=2)
 int4_product = native_op("int4_linear", version=2)
@@ -138,7 +132,7 @@ def _runs_compiled(x: Tensor, bias: Tensor | None) -> bool:
         and (bias is None or (type(bias) is nn.Parameter and bias.dtype is x.dtype))
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not in_forward_mode()
+        and not is_transformed()
     )
 
 

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .backends import has_compiled, in_forward_mode, native_op
+from .backends import has_compiled, native_op
+from .checks import is_transformed
 
 compiled_add = native_op("add_sinusoids", version=1)
 IS_COMPILED = has_compiled(compiled_add)
@@ -53,5 +54,5 @@ def is_generated(x: Tensor, position_ids: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
-        and not in_forward_mode()
+        and not is_transformed()
     )

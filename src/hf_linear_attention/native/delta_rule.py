@@ -243,7 +243,7 @@ def _differentiate(ctx, dy, derrors, dstate):
 def _refuse_second_derivative(ctx, *gradients):
     raise RuntimeError(
         "the compiled delta rule can be differentiated once only; "
-        'for second derivatives pass backend="chunked"'
+        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
     )
 
 

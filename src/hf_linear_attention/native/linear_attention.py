@@ -261,7 +261,7 @@ def _differentiate(ctx, dy, dden, dkv, dz, dpiece_states):
 def _refuse_second_derivative(ctx, *gradients):
     raise RuntimeError(
         "the compiled linear attention can be differentiated once only; "
-        'for second derivatives pass backend="chunked" to linear_attention'
+        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
     )
 
 

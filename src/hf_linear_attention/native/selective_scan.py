@@ -141,7 +141,7 @@ def _differentiate(ctx, dy, dstate):
 def _refuse_second_derivative(ctx, *gradients):
     raise RuntimeError(
         "the compiled selective scan can be differentiated once only; "
-        'for second derivatives pass backend="chunked"'
+        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
     )
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Forward-mode derivatives, which compiled ops don't have: others take their place."""
+"""Forward-mode derivatives and torch.func, which compiled ops don't know: others replace them."""
 
 import pytest
 import torch
@@ -65,6 +65,23 @@ def test_compiled_ops_refuse_instead_of_losing_them(name):
         torch.func.jvp(function, (x,), (x,))
 
 
+@pytest.mark.parametrize("name", op_calls(None))
+def test_ops_have_gradients_by_torch_func_for_each_sample_too(name):
+    function, x = op_calls(None)[name]
+
+    def loss(x):
+        return function(x).square().sum()
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(loss(x), x)[0]
+
+    samples = torch.stack([x, 1 - x, x / 2])
+    torch.testing.assert_close(torch.func.grad(loss)(x), gradient(x))
+    by_sample = torch.vmap(torch.func.grad(loss))(samples)
+    torch.testing.assert_close(by_sample, torch.stack([*map(gradient, samples)]))
+
+
 @pytest.mark.parametrize("is_frozen", [True, False])
 @pytest.mark.parametrize("layer", [Linear(8, 8), RMSNorm(8)])
 def test_layers_have_them(layer, is_frozen):
@@ -96,7 +113,28 @@ def test_models_have_them(variant):
     torch.testing.assert_close(derivative.double(), expected, rtol=1e-3, atol=1e-5)
 
 
-def test_models_of_transformers_keep_them():
+@pytest.mark.parametrize("name", ["mamba2", "mamba", "qwen3_5_text"])
+def test_models_of_transformers_keep_gradients_for_each_sample(name):
+    model = tiny_upstream(name)
+    model.set_attn_implementation("eager")
+    weights = {key: weight.detach() for key, weight in model.named_parameters()}
+    ids = torch.randint(2, 60, (2, 9))
+
+    def loss(weights, ids):
+        options = dict(labels=ids[None], use_cache=False)
+        return torch.func.functional_call(model, weights, (ids[None],), options).loss
+
+    def gradients():
+        by_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, ids)
+        return torch.cat([gradient.flatten() for gradient in by_sample.values()])
+
+    expected = gradients()
+    use_kernels(model)
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(gradients(), expected, rtol=0, atol=2e-3 * largest)
+
+
+def test_models_of_transformers_keep_forward_mode():
     model = tiny_upstream("mamba2").double()
     embeddings = model.get_input_embeddings()(torch.tensor([[3, 5, 9, 4]])).detach()
 
