@@ -13,6 +13,7 @@ import torch
 
 from engines import alone, engine, results, tokens_of, wait_until
 from hf_linear_attention.cache_files import read_file, write_file
+from hf_linear_attention.serving.broken_rows import NO_TOKEN
 from hf_linear_attention.serving.shared_prompts import BYTES_VARIABLE, FOLDER_VARIABLE
 from hf_linear_attention.serving.slot_layout import SlotLayout
 from hf_linear_attention.serving.snapshot_files import FILE_FORMAT, fingerprint_of
@@ -278,6 +279,23 @@ def test_tensors_of_another_shape_are_not_used(models, tmp_path, caplog, monkeyp
     assert caplog.text.count("has other tensors than this model keeps") == 3
 
 
+def test_what_is_not_a_number_in_a_file_is_not_used(models, tmp_path, caplog):
+    model = models("gated")
+    with sharing(model, folder=tmp_path) as manager:
+        ask(manager, TEXT)
+        layout = manager.prompts.memory.slots.layout
+    for path in tmp_path.glob("*/*"):
+        tensors, metadata = read_file(path, [FILE_FORMAT], "")
+        for states in layout.views(tensors["linear_attention"].unsqueeze(0)).values():
+            next(iter(states.values())).fill_(torch.nan)
+        write_file(path, tensors, metadata)
+    with sharing(model, folder=tmp_path) as manager:
+        assert shared_by(manager, TEXT) == (0, expected_of(model, TEXT))
+    assert caplog.text.count("has states that are not numbers") == 3
+    with sharing(model, folder=tmp_path) as manager:  # they have been written again
+        assert shared_by(manager, TEXT)[0] == 699
+
+
 def no_fit(*args) -> bool:
     return False
 
@@ -293,16 +311,23 @@ def test_a_folder_that_can_t_be_written_ends_no_request(models, tmp_path, caplog
     assert caplog.text.count("are not written to files any more") == 1
 
 
-def test_what_is_not_a_number_is_not_kept(models, monkeypatch):
-    model = models("gated")
-    with sharing(model) as manager:
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_not_a_number_is_not_kept(name, models, monkeypatch, tmp_path):
+    model = models(name)
+    with sharing(model, folder=tmp_path) as manager:
         memory = manager.prompts.memory
         read = memory.read
-        monkeypatch.setattr(
-            memory, "read", lambda *of: {name: x * torch.nan for name, x in read(*of).items()}
-        )
-        ask(manager, TEXT)
+
+        def read_broken(request_id: str, *of) -> dict:
+            (*_, states) = memory.slots.states.values()  # of one layer, as an overflow there leaves
+            for part in states.values():
+                part[memory.slots.slot_of(request_id)] = torch.nan
+            return read(request_id, *of)
+
+        monkeypatch.setattr(memory, "read", read_broken)
+        assert results(manager, manager.add_requests([TEXT]))[0].error == NO_TOKEN
         assert manager.shared_prompts().snapshots == 0
+        assert not list(tmp_path.glob("*/*"))
         monkeypatch.undo()
         assert shared_by(manager, TEXT) == (0, expected_of(model, TEXT))
         assert shared_by(manager, TEXT) == (699, expected_of(model, TEXT))

@@ -63,6 +63,12 @@ class RequestMemory:
             expected[kind] = shape, rows[0].dtype
         return {name: (x.shape, x.dtype) for name, x in tensors.items()} == expected
 
+    def has_nan(self, tensors: dict[str, Tensor]) -> bool:
+        """Whether anything in what `read` gave, where states are bytes, is not a number."""
+        states = self.slots.layout.views(tensors[LINEAR].unsqueeze(0))
+        parts = [x for named in states.values() for x in named.values()]
+        return any(bool(x.isnan().any()) for x in (*parts, *(tensors[kind] for kind in self.rows)))
+
     def _index(self, kind: str, request_id: str, start: int, stop: int) -> Tensor:
         """Which rows hold the tokens."""
         allocator = self.allocators[kind]

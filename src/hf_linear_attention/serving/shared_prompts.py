@@ -139,7 +139,7 @@ class SharedPrompts:
         if not self.store.wants(prompt, stop):
             return
         tensors = memory.read(state.request_id, start, stop)
-        if any(x.isnan().any() for x in tensors.values()):
+        if memory.has_nan(tensors):
             return  # what went wrong once must not outlast this request
         new = Snapshot(prompt.key(stop), prompt.key(start), start, stop, tensors)
         gone = self.store.add([new])
@@ -166,7 +166,7 @@ class SharedPrompts:
             logger.warning("%s: %s", WITHOUT_FILES, error)
             return
         self.files = files
-        self._evicted(self.store.add(files.load(self.memory.fits)))
+        self._evicted(self.store.add(files.load(self.memory)))
 
     def _in_files(self, change: Callable[[SnapshotFiles], None]) -> None:
         """Where that can't be, snapshots last as long as the engine."""

@@ -8,7 +8,6 @@ holds no tokens, but hashes of them.
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..cache_files import NOT_IN_THE_STATE, read_file, write_file
+from .request_memory import RequestMemory
 from .slot_layout import SlotLayout
 from .snapshots import Snapshot
 
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 FILE_FORMAT = "hf-linear-attention prompt 1"
 # fields of a config that say where a model is from, or what is known of it otherwise
 ORIGIN = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
-
-Fits = Callable[[int, int, dict[str, Tensor]], bool]  # start, stop, tensors
 
 
 class SnapshotFiles:
@@ -59,14 +57,14 @@ class SnapshotFiles:
     def remove(self, snapshot: Snapshot) -> None:
         self._path(snapshot).unlink(missing_ok=True)
 
-    def load(self, fits: Fits) -> list[Snapshot]:
+    def load(self, memory: RequestMemory) -> list[Snapshot]:
         """All that are whole and this model's, in the order in which they were written. Of others a
         warning says why they are not used.
         """
         found = []
         for path in self.folder.glob("*.safetensors"):
             try:
-                found.append((path.stat().st_mtime_ns, self._read(path, fits)))
+                found.append((path.stat().st_mtime_ns, self._read(path, memory)))
             except (OSError, ValueError) as error:
                 logger.warning("A snapshot of a prompt is not used: %s", error)
         return [snapshot for _, snapshot in sorted(found, key=lambda pair: pair[0])]
@@ -74,14 +72,16 @@ class SnapshotFiles:
     def _path(self, snapshot: Snapshot) -> Path:
         return self.folder / f"{snapshot.key.hex()}.safetensors"
 
-    def _read(self, path: Path, fits: Fits) -> Snapshot:
+    def _read(self, path: Path, memory: RequestMemory) -> Snapshot:
         tensors, metadata = read_file(path, [FILE_FORMAT], "continuous batching")
         if (metadata["model"], metadata["key"]) != (self.model, path.stem):
             raise ValueError(f"{path} is of another model or prompt than its place says")
         key, parent = (bytes.fromhex(metadata[name]) for name in ("key", "parent"))
         start, stop = int(metadata["start"]), int(metadata["stop"])
-        if not fits(start, stop, tensors):
+        if not memory.fits(start, stop, tensors):
             raise ValueError(f"{path} has other tensors than this model keeps of a prompt")
+        if memory.has_nan(tensors):  # written before that was looked for
+            raise ValueError(f"{path} has states that are not numbers")
         return Snapshot(key, parent, start, stop, tensors)
 
 
