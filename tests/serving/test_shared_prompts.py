@@ -311,6 +311,23 @@ def test_a_folder_that_can_t_be_written_ends_no_request(models, tmp_path, caplog
     assert caplog.text.count("are not written to files any more") == 1
 
 
+WITHOUT_BYTES = {
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "meta": lambda: torch.empty(3, device="meta"),
+}
+
+
+@pytest.mark.parametrize("buffer", WITHOUT_BYTES)
+def test_a_model_that_has_no_fingerprint_is_served_without_files(buffer, tmp_path, caplog):
+    model = tiny_model(**MODELS["gated"])
+    model.register_buffer("more", WITHOUT_BYTES[buffer]())
+    with sharing(model, folder=tmp_path) as manager:
+        assert shared_by(manager, TEXT) == (0, alone(model, TEXT))
+        assert shared_by(manager, TEXT) == (699, alone(model, TEXT))
+    assert caplog.text.count("are not written to files any more") == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_not_a_number_is_not_kept(name, models, monkeypatch, tmp_path):
     model = models(name)

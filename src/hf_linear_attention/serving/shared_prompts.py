@@ -162,11 +162,12 @@ class SharedPrompts:
         try:
             model = fingerprint_of(self.model, self.memory.slots.layout)
             files = SnapshotFiles(self.folder, model)
-        except OSError as error:
+            loaded = files.load(self.memory)
+        except Exception as error:  # whatever it is, as of weights without bytes: requests go on
             logger.warning("%s: %s", WITHOUT_FILES, error)
             return
         self.files = files
-        self._evicted(self.store.add(files.load(self.memory)))
+        self._evicted(self.store.add(loaded))
 
     def _in_files(self, change: Callable[[SnapshotFiles], None]) -> None:
         """Where that can't be, snapshots last as long as the engine."""
