@@ -29,6 +29,7 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
     "use_cache",
 }
 LEFT_PADDING = "left_padding"
+UNFINISHED = ".unfinished"  # how names of files end while they are written
 
 
 def save_cache(cache: Cache, path: str | os.PathLike) -> None:
@@ -112,7 +113,7 @@ def write_file(
     """Writes a safetensors file with a checksum of everything in it, all of it or nothing."""
     metadata = {**metadata, "checksum": _checksum(tensors, metadata)}
     # of this process alone, and beside the file, so that it can take its place at once
-    unfinished = f"{os.fspath(path)}.{uuid.uuid4().hex}.unfinished"
+    unfinished = f"{os.fspath(path)}.{uuid.uuid4().hex}{UNFINISHED}"
     try:
         save_file(tensors, unfinished, metadata=metadata)
         os.replace(unfinished, path)

@@ -6,6 +6,7 @@ that `generate()` gives each.
 import logging
 import os
 import random
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +17,7 @@ from hf_linear_attention.cache_files import read_file, write_file
 from hf_linear_attention.serving.broken_rows import NO_TOKEN
 from hf_linear_attention.serving.shared_prompts import BYTES_VARIABLE, FOLDER_VARIABLE
 from hf_linear_attention.serving.slot_layout import SlotLayout
-from hf_linear_attention.serving.snapshot_files import FILE_FORMAT, fingerprint_of
+from hf_linear_attention.serving.snapshot_files import FILE_FORMAT, WRITING_TAKES, fingerprint_of
 from hf_linear_attention.serving.snapshots import (
     EVERY,
     FINE,
@@ -309,6 +310,21 @@ def test_a_folder_that_can_t_be_written_ends_no_request(models, tmp_path, caplog
         assert ask(manager, OTHER, TEXT) == [expected_of(model, OTHER), expected_of(model, TEXT)]
         assert shared_by(manager, OTHER)[0] == 699
     assert caplog.text.count("are not written to files any more") == 1
+
+
+def test_what_a_killed_process_was_writing_goes_when_it_is_old(models, tmp_path):
+    model = models("gated")
+    with sharing(model, folder=tmp_path) as manager:
+        ask(manager, TEXT)
+    written = set(tmp_path.glob("*/*"))
+    (path, *_) = written
+    old, new = (path.with_name(f"{path.name}.{of}.unfinished") for of in ("killed", "writing"))
+    for unfinished in (old, new):
+        unfinished.write_bytes(path.read_bytes()[:100])
+    os.utime(old, (time.time() - 2 * WRITING_TAKES,) * 2)
+    with sharing(model, folder=tmp_path) as manager:
+        assert shared_by(manager, TEXT)[0] == 699
+    assert set(tmp_path.glob("*/*")) == {*written, new}
 
 
 WITHOUT_BYTES = {

@@ -5,9 +5,11 @@ Each is a file of its own, of the kind that caches are saved in, in a folder for
 holds no tokens, but hashes of them.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..cache_files import NOT_IN_THE_STATE, read_file, write_file
+from ..cache_files import NOT_IN_THE_STATE, UNFINISHED, read_file, write_file
 from .request_memory import RequestMemory
 from .slot_layout import SlotLayout
 from .snapshots import Snapshot
@@ -24,6 +26,7 @@ from .snapshots import Snapshot
 logger = logging.getLogger(__name__)
 
 FILE_FORMAT = "hf-linear-attention prompt 1"
+WRITING_TAKES = 3600  # seconds at the very most
 # fields of a config that say where a model is from, or what is known of it otherwise
 ORIGIN = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
 
@@ -59,8 +62,9 @@ class SnapshotFiles:
 
     def load(self, memory: RequestMemory) -> list[Snapshot]:
         """All that are whole and this model's, in the order in which they were written. Of others a
-        warning says why they are not used.
+        warning says why they are not used. What a process was writing when it was killed goes.
         """
+        self._remove_unfinished()
         found = []
         for path in self.folder.glob("*.safetensors"):
             try:
@@ -68,6 +72,12 @@ class SnapshotFiles:
             except (OSError, ValueError) as error:
                 logger.warning("A snapshot of a prompt is not used: %s", error)
         return [snapshot for _, snapshot in sorted(found, key=lambda pair: pair[0])]
+
+    def _remove_unfinished(self) -> None:
+        for path in self.folder.glob(f"*{UNFINISHED}"):
+            with contextlib.suppress(FileNotFoundError):  # by another process that was writing it
+                if time.time() - path.stat().st_mtime > WRITING_TAKES:
+                    path.unlink()
 
     def _path(self, snapshot: Snapshot) -> Path:
         return self.folder / f"{snapshot.key.hex()}.safetensors"
