@@ -2,9 +2,11 @@
 """What use_kernels does to a model, beside making it fast: nothing that anybody would notice."""
 
 import copy
+import gc
 import importlib
 import io
 import re
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -362,3 +364,17 @@ def test_everywhere_takes_every_model_that_is_used_until_it_is_undone(ids):
     model = tiny_upstream("mamba2")
     logits(model, ids)
     assert classes(model) == before
+
+
+def test_reports_keep_no_model_in_memory(ids):
+    with use_kernels_everywhere() as everywhere:
+        model = tiny_upstream("qwen3_5_text")
+        model.generate(ids, max_new_tokens=4)
+        report, gone = everywhere.reports[model], weakref.ref(model)
+        text = str(report)
+        assert report.recorded and report.losses and report.takes_batches and report.takes_drafts
+        del model
+        gc.collect()
+        assert gone() is None and not everywhere.reports
+        assert str(report) == text
+    report.undo()

@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import ref
 
 import transformers
 from transformers import PreTrainedModel
@@ -22,15 +23,17 @@ class ChangedLoss(NamedTuple):
     """A model whose loss is ours now, and what it had been given before, if anything."""
 
     name: str
-    model: PreTrainedModel
+    class_name: str
+    model: ref[PreTrainedModel]
     before: Callable[..., Any] | None
 
     def undo(self) -> None:
         """Unless another one was given to the model since."""
-        if vars(self.model).get(GIVEN) is causal_lm_loss:
-            del self.model._loss_function
+        model = self.model()
+        if model is not None and vars(model).get(GIVEN) is causal_lm_loss:
+            del model._loss_function
             if self.before is not None:
-                self.model.loss_function = self.before
+                model.loss_function = self.before
 
 
 def has_loss(model: PreTrainedModel) -> bool:
@@ -56,6 +59,6 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def change_loss(name: str, model: PreTrainedModel) -> ChangedLoss:
     """Gives ours to a model, in whose instance alone something changes."""
-    change = ChangedLoss(name, model, vars(model).get(GIVEN))
+    change = ChangedLoss(name, type(model).__name__, ref(model), vars(model).get(GIVEN))
     model.loss_function = causal_lm_loss
     return change

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -35,7 +35,7 @@ class Change(NamedTuple):
     """A module that runs on our kernels, with its class before and now."""
 
     name: str
-    module: nn.Module
+    module: ref[nn.Module]
     before: type[nn.Module]
     now: type[nn.Module]
     gist: str
@@ -52,7 +52,7 @@ class Left(NamedTuple):
 class ChangedHead(NamedTuple):
     """A model that takes drafts now, or continuous batches, with its class before and now."""
 
-    model: PreTrainedModel
+    model: ref[PreTrainedModel]
     before: type[PreTrainedModel]
     now: type[PreTrainedModel]
 
@@ -60,7 +60,7 @@ class ChangedHead(NamedTuple):
 class ChangedLayer(NamedTuple):
     """A layer whose generated tokens are recorded, with its class before and now."""
 
-    layer: nn.Module
+    layer: ref[nn.Module]
     before: type[nn.Module]
     now: type[nn.Module]
 
@@ -87,7 +87,7 @@ class Undoable(ABC):
 @dataclass(repr=False)
 class Report(Undoable):
     """What `use_kernels` changed in a model, and what it left alone, and why: `str(report)` is a
-    table.
+    table. It keeps no model in memory.
     """
 
     changed: list[Change] = field(default_factory=list)
@@ -102,17 +102,21 @@ class Report(Undoable):
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
         so do modules that became of another class meanwhile, as those given to FSDP2 do.
         """
-        for module, before, now in (
+        for one, before, now in (
             *self.recorded,
-            *((one.module, one.before, one.now) for one in self.changed),
+            *((change.module, change.before, change.now) for change in self.changed),
         ):
-            if type(module) is now:
+            module = one()
+            if module is not None and type(module) is now:
                 change_class(module, before)
         for loss in self.losses:
             loss.undo()
         for hook in self.hooks:
             hook.remove()
-        for model, before, now in (*self.takes_batches, *self.takes_drafts):
+        for one, before, now in (*self.takes_batches, *self.takes_drafts):
+            model = one()
+            if model is None:
+                continue
             vars(model).pop("_is_stateful", None)
             forget_manager(model)
             if type(model) is now:
@@ -120,7 +124,7 @@ class Report(Undoable):
 
     def __repr__(self) -> str:
         counts = Counter((one.before.__name__, one.gist) for one in self.changed)
-        counts.update((type(one.model).__name__, "loss") for one in self.losses)
+        counts.update((one.class_name, "loss") for one in self.losses)
         counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
         rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
         if not rows:
@@ -165,7 +169,7 @@ def use_kernels(model: nn.Module) -> Report:
             _replace(report, name, module, replacement)
         elif (why := _why_unknown(module)) is not None:
             report.left.append(Left(name, type(module).__name__, why))
-    layers = {change.module for change in report.changed}
+    layers = {model.get_submodule(change.name) for change in report.changed}
     if layers:
         if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
@@ -182,7 +186,9 @@ def use_kernels(model: nn.Module) -> Report:
 
 
 class Everywhere(Undoable):
-    """What `use_kernels_everywhere` returns. `reports` are those of all models so far."""
+    """What `use_kernels_everywhere` returns. `reports` are those of all models so far that are
+    still in memory.
+    """
 
     def __init__(self) -> None:
         self.reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
@@ -217,13 +223,13 @@ def _replace(report: Report, name: str, module: nn.Module, replacement: Replacem
     why = replacement.why_not(module, before)
     if why is None:
         now = made_class(before.__module__, before.__name__)
-        _change(report, Change(name, module, before, now, replacement.gist))
+        _change(report, module, Change(name, ref(module), before, now, replacement.gist))
     else:
         report.left.append(Left(name, before.__name__, why))
 
 
-def _change(report: Report, change: Change) -> None:
-    change_class(change.module, change.now)
+def _change(report: Report, module: nn.Module, change: Change) -> None:
+    change_class(module, change.now)
     report.changed.append(change)
 
 
@@ -270,7 +276,7 @@ def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) ->
     if (why := why_it_stays(module)) is not None:
         report.left.append(Left(name, "Linear", why))
     else:
-        _change(report, Change(name, module, nn.Linear, linear.Linear, gist))
+        _change(report, module, Change(name, ref(module), nn.Linear, linear.Linear, gist))
 
 
 def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
@@ -282,7 +288,7 @@ def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
         if not layers.isdisjoint(layer.modules()):
             now = made_class(before.__module__, before.__name__)
             change_class(layer, now)
-            report.recorded.append(ChangedLayer(layer, before, now))
+            report.recorded.append(ChangedLayer(ref(layer), before, now))
 
 
 def _replace_losses(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
@@ -320,14 +326,14 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
         before, config = type(part), part.config.get_text_config()
         if (before.__module__, before.__name__) in HEADS:
             change_class(part, made_class(before.__module__, before.__name__))
-            report.takes_drafts.append(ChangedHead(part, before, type(part)))
+            report.takes_drafts.append(ChangedHead(ref(part), before, type(part)))
         elif (
             part._is_stateful
             and "past_key_values" in inspect.signature(part.forward).parameters
             and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
         ):
             part._is_stateful = False
-            report.takes_drafts.append(ChangedHead(part, before, before))
+            report.takes_drafts.append(ChangedHead(ref(part), before, before))
 
 
 def _allow_continuous_batching(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
@@ -336,7 +342,7 @@ def _allow_continuous_batching(report: Report, model: nn.Module, layers: set[nn.
         before = type(part)
         if generates(before) and not layers.isdisjoint(part.modules()):
             change_class(part, served_class(before.__name__))
-            report.takes_batches.append(ChangedHead(part, before, type(part)))
+            report.takes_batches.append(ChangedHead(ref(part), before, type(part)))
 
 
 def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
