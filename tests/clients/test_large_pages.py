@@ -110,6 +110,18 @@ def test_tied_weights_stay_tied_and_all_can_be_trained():
 
 
 @needs_large_pages
+@pytest.mark.parametrize("part", ["whole", "turned", "rows"])
+def test_parameters_with_memory_in_common_keep_it(part):
+    weight = torch.randn(3, 3)
+    common = {"whole": weight, "turned": weight.t(), "rows": weight[1:3]}[part]
+    model = nn.ParameterList([weight, common, torch.randn(2), *torch.randn(2, 4)])
+    assert use_large_pages(model) == 4 * (2 + 2 * 4)  # the last two are apart in one storage
+    with torch.no_grad():
+        model[0].fill_(7)
+    assert (model[1] == 7).all()
+
+
+@needs_large_pages
 def test_shapes_strides_and_what_stays():
     model = nn.Module()
     model.turned = nn.Parameter(torch.randn(3, 5).t())

@@ -2,7 +2,7 @@
 """A model's weights in memory of large pages."""
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def use_large_pages(model: nn.Module) -> int:
 
     Args:
         model: any; its parameters and buffers on the CPU are moved, also those inside of torchao's
-            tensors. What other processes share stays where it is.
+            tensors. What other processes or several tensors share stays where it is.
 
     Returns:
         How many bytes were moved: none, with a warning, where this is not Linux, or its transparent
@@ -44,7 +44,7 @@ def use_large_pages(model: nn.Module) -> int:
         logger.warning(f"Weights stay in small pages: large ones need {missing}.")
         return 0
     page = int(PAGE_SIZE.read_text())
-    tensors = [*_plain_tensors(model)]
+    tensors = _plain_tensors(model)
     room = _Room(sum(map(_bytes_needed, tensors)), page)
     for tensor in logging.tqdm(tensors, desc="Moving weights"):
         tensor.data = room.copy_of(tensor)
@@ -60,14 +60,32 @@ def _why_not() -> str | None:
     return f"'madvise' or 'always' in {setting}, which has 'never'" if is_off else None
 
 
-def _plain_tensors(model: nn.Module) -> Iterator[Tensor]:
+def _plain_tensors(model: nn.Module) -> list[Tensor]:
     """That can be moved; of several that are the same, one."""
-    known: set[int] = set()
-    for tensor in (*model.parameters(), *model.buffers()):
-        for part in _parts(tensor):
-            if part.is_cpu and part.nbytes > 0 and not part.is_shared() and id(part) not in known:
-                known.add(id(part))
-                yield part
+    parts = [part for x in (*model.parameters(), *model.buffers()) for part in _parts(x)]
+    movable = {id(x): x for x in parts if x.is_cpu and x.nbytes > 0 and not x.is_shared()}
+    tied = _ids_of_tied(movable.values())
+    return [x for x in movable.values() if id(x) not in tied]
+
+
+def _ids_of_tied(tensors: Iterable[Tensor]) -> set[int]:
+    """Of those that have memory in common with others, from which their copies would be apart.
+    Tensors in one storage need not: all of a file that is mapped into memory are.
+    """
+    tied: set[int] = set()
+    end, last = 0, None  # of those before, the one that ends last
+    for tensor in sorted(tensors, key=Tensor.data_ptr):
+        if tensor.data_ptr() < end:
+            tied |= {id(last), id(tensor)}
+        if _end_of(tensor) > end:
+            end, last = _end_of(tensor), tensor
+    return tied
+
+
+def _end_of(tensor: Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr() + elements * tensor.itemsize
 
 
 def _parts(tensor: Any) -> Iterator[Tensor]:
