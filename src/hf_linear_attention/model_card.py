@@ -79,12 +79,12 @@ class ModelCardMixin:
     """
 
     card_metadata: dict[str, Any]
-    _card_before: str | None  # what was in the folder before Transformers wrote into it
+    _card_before: bytes | None  # what was in the folder before Transformers wrote into it
 
     def save_pretrained(self, save_directory, is_main_process=True, *args, **kwargs):
         """As in Transformers, and a model card, README.md."""
         readme = Path(save_directory, "README.md")
-        self._card_before = readme.read_text("utf-8") if readme.is_file() else None
+        self._card_before = readme.read_bytes() if readme.is_file() else None
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)  # type: ignore
         is_saved = is_main_process and readme.parent.is_dir() and not self._saves_adapters
         if is_saved and not readme.exists():
@@ -97,11 +97,11 @@ class ModelCardMixin:
         readme = Path(working_dir, "README.md")
         form = ModelCard.load(readme)
         if is_placeholder(form) and not self._saves_adapters:
-            metadata = {**self.card_metadata, "tags": form.data.tags}
-            card = make_model_card(self, repo_id, metadata)
             if self._card_before is not None:
-                card = ModelCard(self._card_before)
-            card.save(readme)
+                readme.write_bytes(self._card_before)
+            else:
+                metadata = {**self.card_metadata, "tags": form.data.tags}
+                make_model_card(self, repo_id, metadata).save(readme)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)  # type: ignore
 
     @property

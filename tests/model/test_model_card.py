@@ -110,10 +110,11 @@ def test_a_user_gives_the_licence_and_more(tmp_path):
     assert tiny_model().model_tags == ["linear-attention", "custom_code"]
 
 
-def test_a_card_that_is_there_stays(tmp_path):
-    (tmp_path / "README.md").write_text(OWN)
+@pytest.mark.parametrize("own", [OWN.encode(), "Größe".encode("latin-1")])
+def test_a_card_that_is_there_stays(own, tmp_path):
+    (tmp_path / "README.md").write_bytes(own)
     tiny_model().save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_text() == OWN
+    assert (tmp_path / "README.md").read_bytes() == own
 
 
 def test_only_one_process_writes_it(tmp_path):
