@@ -84,8 +84,12 @@ def test_what_can_not_be_converted_ends_it_with_the_reason(folder, tmp_path, mon
     ):
         with pytest.raises(SystemExit, match=message):
             call(monkeypatch, "convert", *arguments)
-    for flags in (("--mixer", "hyena"), ("--overrides", "[]"), ("--softmax-layers", "few")):
+    for flag, value in (
+        ("--mixer", "hyena"),
+        ("--overrides", "[]"),
+        *(("--softmax-layers", layers) for layers in ("few", "", ",")),
+    ):
         with pytest.raises(SystemExit):
-            call(monkeypatch, "convert", folder, out, *flags)
-        assert flags[1] in capsys.readouterr().err
+            call(monkeypatch, "convert", folder, out, flag, value)
+        assert f"{flag}: invalid " in (error := capsys.readouterr().err) and repr(value) in error
     assert not out.exists()

@@ -72,6 +72,8 @@ def read_layers(text: str) -> str | int | list[int]:
     if text in ("none", "all"):
         return text
     numbers = [int(part) for part in text.split(",") if part]
+    if not numbers:
+        raise ValueError("no layers")
     return numbers if "," in text else numbers[0]
 
 
