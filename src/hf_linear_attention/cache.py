@@ -29,6 +29,11 @@ from .cache_layers import (
 )
 from .cache_rows import join_layers, layer_of_rows, read_masks, rows_of
 
+NEEDS_CONFIG = (
+    "must be one that its model has read with, which gives it the model's config, "
+    "got one that was gathered from rows and not used since"
+)
+
 
 class RecurrentCache(Cache):
     """What the dynamic and the static cache of this package's models have in common: one layer per
@@ -123,7 +128,12 @@ class RecurrentCache(Cache):
 
         What a recording cache could take back is not written. Of a static cache comes back one that
         is not static.
+
+        Raises:
+            ValueError: it was gathered from rows, and no model has read with it since.
         """
+        if self.config is None:
+            raise ValueError(f"a cache that is saved {NEEDS_CONFIG}")
         save_cache(self, path)
 
 
@@ -197,6 +207,8 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
         """
         if not caches:
             raise ValueError("caches must hold at least one cache, got none")
+        if any(cache.config is None for cache in caches):
+            raise ValueError(f"each of caches {NEEDS_CONFIG}")
         config = caches[0].config
         expected = fingerprint(config)
         for cache in caches:

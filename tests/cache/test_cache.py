@@ -267,6 +267,18 @@ def test_data_parallel_gathers_the_caches_of_its_replicas(variant, length, monke
     assert cache.config is model.config
 
 
+def test_a_gathered_cache_is_saved_and_joined_when_its_model_has_read_with_it(tmp_path):
+    model = tiny_model()
+    with torch.no_grad():
+        cache = LinearAttentionCache(list(model(random_ids(2, 4)).past_key_values))
+        for use in (lambda: cache.save(tmp_path / "file"), lambda: cache.join([cache, cache])):
+            with pytest.raises(ValueError, match="must be one that its model has read with"):
+                use()
+        model(random_ids(2, 1), past_key_values=cache)
+    cache.save(tmp_path / "file")
+    assert cache.join([cache, cache]).get_seq_length() == 5
+
+
 def test_caches_that_have_read_nothing_are_not_gathered():
     with pytest.raises(ValueError, match="only caches that have read a token"):
         LinearAttentionCache(iter(LinearAttentionCache(tiny_model().config)))
