@@ -11,8 +11,8 @@ from torch import nn
 from hf_linear_attention import inputs, use_kernels
 from hf_linear_attention.for_transformers.recorded_layers import (
     RecordedLayer,
+    _recordings,
     given_beside,
-    recordings_of,
     states_in,
 )
 from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cast, tiny_upstream
@@ -68,8 +68,8 @@ def layers_of(model):
 
 def uses(model):
     """Of each layer's recordings, how often each was run."""
-    recordings = map(recordings_of, layers_of(model))
-    return [None if x is None else [one.uses for one in x.recordings.values()] for x in recordings]
+    of_layers = map(_recordings.get, layers_of(model))
+    return [x and [one.uses for one in x.tokens.recordings.values()] for x in of_layers]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

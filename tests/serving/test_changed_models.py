@@ -17,7 +17,7 @@ from transformers import (
 
 from engines import alone, engine, results, tokens_of, wait_until
 from hf_linear_attention import use_kernels, use_kernels_everywhere
-from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer, recordings_of
+from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer, _recordings
 from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,8 +81,8 @@ def test_tokens_of_slots_are_recorded():
     layers = [module for module in model.modules() if isinstance(module, RecordedLayer)]
 
     def uses() -> list[int]:
-        tokens = map(recordings_of, layers)
-        return [sum(one.uses for one in of_layer.recordings.values()) for of_layer in tokens]
+        of_layers = map(_recordings.__getitem__, layers)
+        return [sum(one.uses for one in x.tokens.recordings.values()) for x in of_layers]
 
     before = uses()
     with engine(model) as manager:

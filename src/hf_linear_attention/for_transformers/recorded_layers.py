@@ -57,11 +57,6 @@ class Recordings(NamedTuple):
 _recordings: WeakKeyDictionary[nn.Module, Recordings] = WeakKeyDictionary()
 
 
-def recordings_of(layer: nn.Module) -> RecordedTokens | None:
-    """None where it has been given no token that can be recorded."""
-    return _recordings[layer].tokens if layer in _recordings else None
-
-
 def index_in_cache(layer: nn.Module) -> int | None:
     """Of the one layer in it that says what it remembers."""
     modules: Iterator[Any] = layer.modules()
