@@ -24,6 +24,7 @@ from .cache_layers import (
     TAKES_NOTHING_BACK,
     MemoryLayer,
     RecurrentLayer,
+    SlidingWindowLayer,
     StaticRecurrentLayer,
     layer_classes,
 )
@@ -103,7 +104,7 @@ class RecurrentCache(Cache):
         this for tokens read after `activate_past_recording()`.
         """
         for layer in self.layers:  # all layers or none
-            if isinstance(layer, RecurrentLayer):
+            if isinstance(layer, (RecurrentLayer, SlidingWindowLayer)):
                 layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
 

@@ -31,6 +31,21 @@ TAKES_NOTHING_BACK = "a static cache takes no tokens back: use a LinearAttention
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 
 
+def _check_crop(tokens_to_remove: int, num_tokens: int, removable: int) -> None:
+    """Raises an error where a layer can't remove so many of the num_tokens that it has read."""
+    if tokens_to_remove > 0:
+        raise ValueError(
+            "tokens_to_remove must be 0, or negative to remove so many tokens, got "
+            f"{tokens_to_remove}"
+        )
+    if -tokens_to_remove > removable and num_tokens > 0:
+        raise RuntimeError(
+            f"crop({tokens_to_remove}) can't be: of the {num_tokens} tokens read, {removable} can "
+            "be removed. Call activate_past_recording() before reading those that may have to go, "
+            f"the last {RECORDED_TOKENS} at most"
+        )
+
+
 # Transformers asks each base for something: CacheLayerMixin counts tokens, which generate() needs;
 # LinearAttentionCacheLayerMixin says that this layer is not one to offload or to make masks for.
 class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
@@ -180,18 +195,8 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raises an error if crop() would."""
-        if tokens_to_remove > 0:
-            raise ValueError(
-                "tokens_to_remove must be 0, or negative to remove so many tokens, got "
-                f"{tokens_to_remove}"
-            )
         recorded = 0 if self.recording is None else self.recording.num_tokens
-        if -tokens_to_remove > recorded and self.num_tokens > 0:
-            raise RuntimeError(
-                f"crop({tokens_to_remove}) can't be: of the {self.num_tokens} tokens read, "
-                f"{recorded} can be removed. Call activate_past_recording() before reading those "
-                f"that may have to go, the last {RECORDED_TOKENS} at most"
-            )
+        _check_crop(tokens_to_remove, self.num_tokens, recorded)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens, read while recording."""
@@ -320,22 +325,25 @@ class SlidingWindowLayer(DynamicSlidingWindowLayer):
         visible = self.sliding_window - 1 + key_states.shape[-2]
         return keys[:, :, -visible:], values[:, :, -visible:]
 
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raises an error if crop() would."""
+        num_tokens = self.get_seq_length()
+        removable = self.keys.shape[-2] if self.is_initialized else 0
+        if removable < num_tokens:  # the next token must see a whole window
+            removable -= self.sliding_window - 1
+        _check_crop(tokens_to_remove, num_tokens, removable)
+
     def crop(self, tokens_to_remove: int) -> None:
-        if not self.is_initialized:
-            return
-        if not self.record_past:
-            super().crop(tokens_to_remove)
+        """Removes the last -tokens_to_remove tokens: as long as nothing has left the window any,
+        then those read while recording.
+        """
+        self.check_crop(tokens_to_remove)
+        if self.cumulative_length == 0:
             return
         stop = self.keys.shape[-2] + tokens_to_remove
-        length = self.cumulative_length + tokens_to_remove
-        if stop < min(length, self.sliding_window - 1):
-            raise RuntimeError(
-                f"crop({tokens_to_remove}) can't be: of the {self.cumulative_length} tokens read, "
-                f"only {self.keys.shape[-2]} are kept, for a window of {self.sliding_window}"
-            )
         start = max(stop - (self.sliding_window - 1) - RECORDED_TOKENS_AFTER_CROP, 0)
         self.keys, self.values = self.keys[:, :, start:stop], self.values[:, :, start:stop]
-        self.cumulative_length = length
+        self.cumulative_length += tokens_to_remove
 
 
 LAYER_CLASSES: dict[str, type[CacheLayerMixin]] = {

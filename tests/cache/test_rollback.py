@@ -219,8 +219,26 @@ def test_a_sliding_window_says_what_it_has_forgotten():
     read(model, random_ids(1, 9), cache)
     cache.activate_past_recording()
     read(model, random_ids(1, 2), cache)
-    with pytest.raises(RuntimeError, match="only 5 are kept, for a window of 4"):
+    with pytest.raises(RuntimeError, match="of the 11 tokens read, 2 can be removed"):
         cache.crop(-3)
+
+
+@pytest.mark.parametrize("first", ["linear_attention", "full_attention"])
+@pytest.mark.parametrize("is_recording", [True, False])
+def test_layers_before_a_sliding_window_that_can_not_be_cropped_stay(first, is_recording):
+    layer_types = [first, "sliding_attention", first]
+    model = tiny_model(layer_types=layer_types, sliding_window=4, position_embedding_type="none")
+    ids = random_ids(1, 33)
+    cache = LinearAttentionCache(model.config)
+    if is_recording:
+        cache.activate_past_recording()
+    read(model, ids[:, :30], cache)
+    cache.crop(0)
+    with pytest.raises(RuntimeError, match=r"crop\(-22\) can't be: of the 30 tokens read"):
+        cache.crop(-22)
+    assert [layer.get_seq_length() for layer in cache.layers] == [30] * 3
+    expected = read_all(model, ids[:, :30], recording(model), [30])
+    assert_near(read(model, ids[:, 30:], cache), read(model, ids[:, 30:], expected))
 
 
 @pytest.mark.parametrize("variant", ["paper", "gated", "preset_gated_deltanet"])
