@@ -205,6 +205,10 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
             caches: of one model; each has read something.
             attention_masks: for each cache the mask (rows, tokens read) that it was read with; by
                 default no token was padding.
+
+        Raises:
+            ValueError: they are of different models or dtypes, one is empty, a mask has another
+                shape, or padding behind a row has taken its place in a sliding window.
         """
         if not caches:
             raise ValueError("caches must hold at least one cache, got none")

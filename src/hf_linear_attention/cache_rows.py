@@ -152,6 +152,10 @@ def join_layers(
         raise ValueError(f"caches must be of one dtype, got {sorted(dtypes)}")
     if not any(parts):  # of a memory, where there is none
         return
+    if isinstance(joined, SlidingWindowLayer):
+        assert sliding_window is not None
+        for part, mask in zip(parts, masks, strict=True):
+            _check_window(mask, part["keys"].shape[2], sliding_window)
     named = {}
     for name in parts[0]:
         tensors = [part[name] for part in parts]
@@ -163,6 +167,20 @@ def join_layers(
             tensors = [F.pad(x, (0, 0, longest - x.shape[2], 0)) for x in tensors]
         named[name] = torch.cat(tensors)
     fill(joined, named, num_tokens, getattr(torch, dtypes.pop()))
+
+
+def _check_window(mask: Tensor, num_kept: int, sliding_window: int) -> None:
+    """Raises a ValueError where of rows with a mask (B, T), the last num_kept of whose tokens are
+    kept, real ones are lost that the next token must see.
+    """
+    kept = mask[:, mask.shape[1] - num_kept :].sum(1)
+    needed = mask.sum(1).clamp(max=sliding_window - 1)
+    if (kept < needed).any():
+        raise ValueError(
+            "attention_masks must not have so much padding behind real tokens that it took their "
+            f"place in a sliding window of {sliding_window}: rows need {needed.tolist()} real "
+            f"tokens of it, got {kept.tolist()}; read them with padding in front"
+        )
 
 
 def _real_keys_last(x: Tensor, mask: Tensor, most: int) -> Tensor:

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
@@ -329,3 +330,18 @@ def test_what_can_not_be_joined_says_why():
             LinearAttentionCache.join(caches)
     with pytest.raises(ValueError, match=r"attention_masks .* \(1, 3\) .* got \(1, 2\)"):
         LinearAttentionCache.join([cache], [torch.ones(1, 2)])
+
+
+@pytest.mark.parametrize(("padding", "fits"), [(1, True), (2, True), (3, False), (6, False)])
+def test_padding_that_has_pushed_tokens_out_of_a_sliding_window_is_refused(padding, fits):
+    layer_types = ["linear_attention", "sliding_attention", "linear_attention"]
+    model = tiny_model(layer_types=layer_types, sliding_window=6, position_embedding_type="none")
+    ids, more, ones = random_ids(1, 3), random_ids(1, 1, seed=1), torch.ones(1, 3)
+    padded, mask = F.pad(ids, (0, padding)), F.pad(ones, (0, padding))
+    _, cache = read(model, padded, None, mask)
+    if not fits:
+        with pytest.raises(ValueError, match=r"attention_masks .* window of 6: rows need \[3\]"):
+            LinearAttentionCache.join([cache], [mask])
+        return
+    logits, _ = read(model, more, LinearAttentionCache.join([cache], [mask]))
+    assert_near(logits, read(model, torch.cat([ids, more], 1))[0][:, 3:])
