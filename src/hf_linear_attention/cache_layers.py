@@ -173,8 +173,9 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self._map_rows(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def _map_rows(self, function: Callable[[Tensor], Tensor]) -> None:
-        self._thaw()
-        self.keep({name: function(tensor) for name, tensor in self.tensors.items()}, self.dtype)
+        if self.has_state:  # to keep nothing would count as having read
+            self._thaw()
+            self.keep({name: function(tensor) for name, tensor in self.tensors.items()}, self.dtype)
         if self.recording is not None:
             self.recording.map_rows(function)
 

@@ -127,6 +127,17 @@ def test_its_rows_can_be_moved(variant, more, change, rows):
     assert_near(read(model, new, cache)[0], whole[:, 8:])
 
 
+@pytest.mark.parametrize("make", [LinearAttentionCache, StaticLinearAttentionCache])
+@moves_of_rows
+def test_an_empty_cache_stays_empty_when_its_rows_are_moved(make, change, rows):
+    config = tiny_config(**VARIANTS["gated"], add_cross_attention=True)
+    cache = make(config, 9) if make is StaticLinearAttentionCache else make(config)
+    change(cache)
+    cache.reset()
+    change(cache)
+    assert not any(layer.has_state for layer in cache.layers)
+
+
 @pytest.mark.parametrize("variant", CACHED)
 def test_a_copy_goes_its_own_way(variant):
     model = tiny_model(**VARIANTS[variant])

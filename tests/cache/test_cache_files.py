@@ -104,6 +104,17 @@ def test_an_empty_cache_may_be_saved(tmp_path):
     assert LinearAttentionCache.load(tmp_path / "cache", config).get_seq_length() == 0
 
 
+def test_a_cache_without_its_memory_is_saved_after_its_rows_have_moved(tmp_path):
+    model = tiny_model(add_cross_attention=True)
+    _, cache = read(model, random_ids(2, 6))
+    cache.batch_select_indices(torch.tensor([1]))
+    assert [layer.get_seq_length() for layer in cache.layers] == [6] * 3 + [0] * 3
+    cache.save(tmp_path / "cache")
+    loaded = LinearAttentionCache.load(tmp_path / "cache", model.config, dtype=torch.float64)
+    ids = random_ids(1, 3, seed=1)
+    assert_near(read(model, ids, loaded)[0], read(model, ids, cache)[0])
+
+
 def test_a_recording_cache_is_saved_as_it_is_now(tmp_path):
     model = tiny_model(**VARIANTS["hybrid"])
     cache = LinearAttentionCache(model.config)
