@@ -323,6 +323,13 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
     if type(cache) is StaticCache:  # without softmax layers there is no maximum, and any will do
         max_cache_len = max((getattr(x, "max_cache_len", 1) for x in cache.layers), default=1)
+        softmax_types = set(config.active_layer_types) - {"linear_attention"}
+        if softmax_types == {"sliding_attention"} and max_cache_len >= config.sliding_window:
+            raise ValueError(
+                "past_key_values must be a StaticLinearAttentionCache(config, max_cache_len) for a "
+                "model whose softmax layers all have a sliding window, got a StaticCache, which "
+                f"knows nothing longer than that window of {config.sliding_window}"
+            )
         cache.layers = StaticLinearAttentionCache(config, max_cache_len).layers
     else:
         cache.layers = LinearAttentionCache(config).layers

@@ -224,6 +224,16 @@ def test_a_foreign_cache_is_refused():
             read(model, random_ids(1, 2), cache)
 
 
+def test_a_static_cache_that_does_not_know_its_length_is_refused():
+    model = tiny_model(**VARIANTS["preset_sliding"])  # a window of 4
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    with pytest.raises(ValueError, match="must be a StaticLinearAttentionCache.*window of 4"):
+        read(model, random_ids(1, 2), cache)
+    ids = random_ids(1, 3)
+    short = StaticCache(config=model.config, max_cache_len=3)
+    assert_near(read(model, ids, short)[0], read(model, ids)[0])
+
+
 def test_only_a_static_cache_lets_generate_compile():
     config = tiny_config(layer_types=HYBRID, sliding_window=5)
     assert not LinearAttentionCache(config).is_compileable
