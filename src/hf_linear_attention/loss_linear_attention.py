@@ -102,12 +102,16 @@ def causal_lm_loss(
     With sequence_group, whose ranks hold consecutive pieces of the sequences, labels t + 1 may be
     another rank's, and the mean is that of all ranks; num_items_in_batch still divides the sum of
     this one's alone.
+
+    Raises:
+        ValueError: there are no labels, or not as many as tokens.
     """
     # The compiler fuses the plain form, which has forward-mode derivatives, too.
     if (torch.compiler.is_compiling() or is_transformed()) and sequence_group is None:
         return ForCausalLMLoss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )
+    name = "labels" if shift_labels is None else "shift_labels"
     if shift_labels is None:
         if labels is None:
             raise ValueError("give either labels or shift_labels, got neither")
@@ -115,6 +119,11 @@ def causal_lm_loss(
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         else:
             shift_labels = shift_labels_across(labels, ignore_index, sequence_group)
+    if shift_labels.numel() * vocab_size != logits.numel():  # one label would be that of all tokens
+        raise ValueError(
+            f"{name} must have one label for each token of logits, got shape "
+            f"{tuple(shift_labels.shape)} for logits of {tuple(logits.shape)}"
+        )
     shift_labels = shift_labels.to(logits.device).flatten()
     losses, _ = CrossEntropy.apply(logits.view(-1, vocab_size), shift_labels, ignore_index)
     if num_items_in_batch is None:

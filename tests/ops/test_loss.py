@@ -90,6 +90,16 @@ def test_a_label_beyond_the_vocabulary_is_an_error():
         causal_lm_loss(logits, torch.full_like(labels, V), V)
 
 
+@pytest.mark.parametrize("name", ["labels", "shift_labels"])
+@pytest.mark.parametrize("shape", [(1, 1), (B, T - 1), (1, T)])
+def test_another_number_of_labels_than_of_tokens_is_an_error(name, shape):
+    logits, _ = make_inputs()
+    given = {"labels": None, name: torch.zeros(shape, dtype=torch.long)}
+    message = rf"^{name} must have one label .*\({shape[0]}, {shape[1]}\) for .*\(2, 7, 11\)"
+    with pytest.raises(ValueError, match=message):
+        causal_lm_loss(logits, vocab_size=V, **given)
+
+
 def test_no_table_of_the_vocabulary_is_made_forward():
     """What is saved for backward is no larger than the logits, which exist anyway."""
     logits, labels = make_inputs()
