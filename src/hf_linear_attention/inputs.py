@@ -215,7 +215,7 @@ def find_padding(
     if attention_mask is None:
         return None
     if attention_mask.dim() == 4:
-        return find_padding_in_4d(attention_mask, T, is_causal)
+        return find_padding_in_4d(attention_mask, B, T, is_causal)
     shape, past = tuple(attention_mask.shape), count_past(past_key_values)
     longest = past + T if isinstance(past, int) else shape[1]
     if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= longest:
@@ -226,12 +226,20 @@ def find_padding(
     return hide_left_padding(attention_mask, past_key_values, T)
 
 
-def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tensor:
-    """The mask of real tokens (B, T) in one of (B, 1, T, past + T), bool or added to the scores.
+def find_padding_in_4d(attention_mask: Tensor, B: int, T: int, is_causal: bool) -> Tensor:
+    """The mask of real tokens (B, T) in one of (B or 1, 1, T, past + T), bool or added to the
+    scores.
 
     Raises:
-        ValueError: it says more than that. Linear attention can only leave out whole tokens.
+        ValueError: it has another shape, or says more than that. Linear attention can only leave
+            out whole tokens.
     """
+    shape = tuple(attention_mask.shape)
+    if shape[0] not in (1, B) or shape[2] != T or shape[3] < T:
+        raise ValueError(
+            "attention_mask with 4 dimensions must have shape (B or 1, 1, T, past + T) with "
+            f"B = {B} and T = {T}, got {shape}"
+        )
     if attention_mask.dtype != torch.bool:
         attention_mask = attention_mask == 0
     seen = attention_mask[..., -T:]
@@ -244,7 +252,7 @@ def find_padding_in_4d(attention_mask: Tensor, T: int, is_causal: bool) -> Tenso
             "attention_mask with 4 dimensions must hide only padding"
             f"{' and the future' if is_causal else ''} from linear-attention layers"
         )
-    return key_mask
+    return key_mask.expand(B, T)
 
 
 def count_positions(

@@ -279,7 +279,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
 
         Args:
             attention_mask: (B, T) or (B, past + T), 0 for padding, anywhere; or (B, 1, T, past + T)
-                as long as it only hides padding and the future; or a dict of one per layer type.
+                or that of one row for all, as long as it only hides padding and the future; or a
+                dict of one per layer type.
             position_ids: (B, T); by default they count real tokens.
             past_key_values: a LinearAttentionCache or StaticLinearAttentionCache, or an empty
                 DynamicCache or StaticCache.

@@ -222,6 +222,24 @@ def test_a_mask_of_four_dimensions_that_hides_padding_and_the_future(layer_type,
         assert_near(actual[mask.bool()], expected)
 
 
+@pytest.mark.parametrize("layer_type", ["linear_attention", "full_attention"])
+def test_a_mask_of_four_dimensions_of_one_row_is_that_of_all(layer_type):
+    layer_types = ["linear_attention", layer_type, "linear_attention"]
+    model = tiny_model(layer_types=layer_types, conv_kernel_size=3)
+    ids, positions = random_ids(2, 8), torch.arange(8)[None]
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
+    one = four_dimensions(mask, torch.bool)
+    actual = logits_of(model, ids, attention_mask=one, position_ids=positions)
+    expected = logits_of(model, ids, attention_mask=mask.expand(2, 8), position_ids=positions)
+    assert_near(actual[:, 2:7], expected[:, 2:7])
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 8, 8), (2, 1, 1, 8), (2, 1, 8, 5)])
+def test_a_mask_of_four_dimensions_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"attention_mask with 4 dim.* shape \(B or 1, 1, T"):
+        logits_of(tiny_model(), random_ids(2, 8), attention_mask=torch.ones(shape).bool())
+
+
 def test_a_mask_of_four_dimensions_that_hides_more_is_refused():
     mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
     mask[..., 5, 2] = False
