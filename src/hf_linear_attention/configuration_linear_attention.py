@@ -322,11 +322,6 @@ class LinearAttentionConfig(PreTrainedConfig):
             self.mixer, self.decay = "aaren", "none"
         self._check_sizes()
         derived = [name for name in DERIVED if getattr(self, name) is None]
-        if "head_dim" in derived and self.hidden_size % self.num_attention_heads != 0:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} must be a multiple of "
-                f"num_attention_heads={self.num_attention_heads} where head_dim is not given"
-            )
         self._derive(derived)
         super().__post_init__(**kwargs)
         self.validate_architecture()
@@ -515,12 +510,18 @@ class LinearAttentionConfig(PreTrainedConfig):
             )
 
     def _check_sizes(self):
-        """Raises a ValueError for a number that is no size."""
+        """Raises a ValueError for a number that is no size, or that heads can't share."""
         for name in SIZES:
             value = getattr(self, name)
             smallest = 0 if name in MAY_BE_0 else 1
             if value is not None and value < smallest:
                 raise ValueError(f"{name}={value} must be at least {smallest}")
+        is_derived = self.head_dim is None or "head_dim" in self.__dict__.get("_derived", [])
+        if is_derived and self.hidden_size % self.num_attention_heads != 0:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of "
+                f"num_attention_heads={self.num_attention_heads} where head_dim is not given"
+            )
         if self.conv_kernel_size < 0 or self.conv_kernel_size == 1:
             raise ValueError(
                 "conv_kernel_size must be 0 (no convolution) or at least 2 (tokens that it sees), "

@@ -2,9 +2,10 @@
 """The configuration: defaults, errors, and what a saved one holds."""
 
 import pytest
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig
 
-from hf_linear_attention import LinearAttentionConfig
+from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tiny import VARIANTS, tiny_config
 
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
@@ -124,6 +125,19 @@ def test_derived_values_follow_what_they_are_derived_from(tmp_path):
         assert current.layer_types == ["linear_attention"] * 2
     shallow = AutoConfig.from_pretrained(tmp_path, num_hidden_layers=1)
     assert shallow.layer_types == ["linear_attention"]
+
+
+def test_a_width_that_heads_can_not_share_is_refused_later_too(tmp_path):
+    config = tiny_config()
+    config.hidden_size = 34
+    message = "hidden_size=34 must be a multiple of num_attention_heads=4"
+    with pytest.raises(ValueError, match=message):
+        LinearAttentionForCausalLM(config)
+    with pytest.raises(StrictDataclassClassValidationError, match=message):
+        config.save_pretrained(tmp_path)
+    config.head_dim = 8
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).hidden_size == 34
 
 
 def test_embeddings_are_scaled_where_sinusoidal_positions_are_added_or_as_is_said():
