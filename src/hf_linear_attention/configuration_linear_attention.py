@@ -160,7 +160,8 @@ class LinearAttentionConfig(PreTrainedConfig):
             vector, of keys: a head's own and those that all share, and of values; by default
             4 head_dim, head_dim, head_dim // 2 and head_dim.
         use_qk_norm: whether softmax layers, and those of mixer="window", bring each head's q and k
-            to unit mean square, by norms with a weight.
+            to unit mean square, by norms with a weight. Not with layers of softmax_mixer="mla",
+            which have a norm of the latent vector alone.
         attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
             runs before them (`feature_maps.py`), or one registered by `register_feature_map`. With
@@ -457,6 +458,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f'mixer="aaren", whose heads have one query each, got {self.num_key_value_heads}'
             )
         self._check_rotary()
+        self._check_latent()
 
     def _check_rotary(self):
         """Raises a ValueError where a mixer has no use for rotary positions."""
@@ -474,11 +476,20 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"linear_key_head_dim must be head_dim={self.head_dim} with rotary positions, got "
                 f"{self.linear_key_head_dim}; linear_rotary=False keeps them to softmax layers"
             )
-        has_softmax = set(self.layer_types or []) != {"linear_attention"}
-        if self.softmax_mixer == "mla" and has_softmax:
+
+    def _check_latent(self):
+        """Raises a ValueError where latent attention has no use for a field."""
+        if self.softmax_mixer != "mla" or set(self.layer_types or []) == {"linear_attention"}:
+            return
+        if self.position_embedding_type == "rotary":
             raise ValueError(
                 'position_embedding_type must not be "rotary" with softmax_mixer="mla", which is '
                 "the one without positions"
+            )
+        if self.use_qk_norm:
+            raise ValueError(
+                'use_qk_norm must be False with softmax_mixer="mla", whose one norm is that of the '
+                "latent vector, got True"
             )
 
     def _check_decay(self):

@@ -62,6 +62,7 @@ def test_the_default_is_the_paper():
         ({**DELTA, "normalizer": "z"}, "normalizer must be 'rms_norm' or 'gated_.*got 'z'"),
         ({**DELTA, "is_causal": False}, 'mixer must not be "delta_rule" with is_causal=False'),
         ({**MLA, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*mla'),
+        ({**MLA, "position_embedding_type": "none", "use_qk_norm": True}, "use_qk_norm .*mla"),
         ({**DELTA, "decay": "hgrn2"}, "mixer must be 'linear' with decay='hgrn2', .* 'delta_rule'"),
         ({**AAREN, "decay": "per_head"}, "decay must be 'none' with mixer='aaren', got 'per_head'"),
         ({**AAREN, "is_causal": False}, 'mixer must not be "aaren" with is_causal=False'),
