@@ -66,7 +66,8 @@ inline Dimensions check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, i
 }
 
 // The CPU kernels index with these, so the contents are checked as well. To look at those of a
-// device would be to wait for it; its kernels stay within [0, T] whatever they are.
+// device would be to wait for it; its kernels stay within [0, T] whatever they are, but have to
+// find a sequence for every token.
 enum class LastBound { is_T, at_most_T };
 
 inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B, int64_t T,
@@ -76,7 +77,11 @@ inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B,
         "cu_seqlens must have shape (number of sequences + 1,), got ", shape_of(cu_seqlens));
   const int64_t N = cu_seqlens.size(0) - 1;
   check_contiguous_tensor("cu_seqlens", cu_seqlens, device, aoti_torch_dtype_int32(), {N + 1});
-  if (is_cuda(device)) return;
+  if (is_cuda(device)) {
+    check(N >= 1 || T == 0, "cu_seqlens must have a sequence or more for T = ", T,
+          " tokens, got shape ", shape_of(cu_seqlens));
+    return;
+  }
 
   const auto* starts = static_cast<const int32_t*>(cu_seqlens.data());
   check(starts[0] == 0, "cu_seqlens must start at 0, got ", starts[0]);

@@ -157,6 +157,33 @@ def test_wrong_cu_seqlens_stay_within_the_tensors(environment):
     assert result.stdout == "done\n", result.stderr
 
 
+NO_SEQUENCES = """
+import torch
+from hf_linear_attention.native import delta_rule, linear_attention
+q = k = v = torch.ones(1, 40, 1, 4)
+options = dict(cu_seqlens=torch.zeros(1, dtype=torch.int32), key_mask=None, initial_state=None)
+for call in (
+    lambda: delta_rule.forward(q, k, v, None, None, **options, scale=1.0, normalize_qk=True,
+                               delta=True),
+    lambda: linear_attention.forward(q, k, v, None, **options, feature_map="elu+1", normalize=True,
+                                     eps=1e-6, is_causal=True),
+):
+    try:
+        print(call())
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_tokens_of_no_sequence_are_refused(environment):
+    """Which is seen from shapes, without a look at the device."""
+    result = run_python("-c", NO_SEQUENCES, **environment)
+    reason = "cu_seqlens must have a sequence or more for T = 40 tokens, got shape (1,)"
+    assert result.stdout.splitlines() == [
+        f"hf_linear_attention::{op}: {reason}" for op in ("delta_rule", "linear_attention")
+    ], result.stderr
+
+
 # Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
 NOTHING_AND_FLOAT64 = """
 import torch
