@@ -24,6 +24,10 @@ struct DeltaRuleOptions {
 
 constexpr double kNormEps = 1e-6;
 
+// Of sequences on CUDA, where a block has all rows of a state in shared memory, and a warp all
+// channels of a key in registers.
+constexpr int64_t kMostKeyDimOnCuda = 256;
+
 // How many heads of the state read one head of q, and of k.
 struct DeltaRuleGroups {
   int64_t q_group, k_group;

@@ -43,6 +43,8 @@ bool check_log_decay(const Tensor& log_decay, const Dimensions& d,
 DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
                               LastBound last = LastBound::is_T) {
   const Dimensions d = check_qkv(in.q, in.k, in.v, 4, SharedHeads::of_q_and_k);
+  check(!is_cuda(d.device) || d.K <= kMostKeyDimOnCuda, "q must have a last dimension of up to ",
+        kMostKeyDimOnCuda, " on CUDA, got ", shape_of(in.q));
   const int32_t acc = accumulation_dtype(d.dtype);
   DeltaRuleProblem p{};
   static_cast<DeltaRuleOptions&>(p) = options;

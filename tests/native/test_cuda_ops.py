@@ -184,6 +184,36 @@ def test_tokens_of_no_sequence_are_refused(environment):
     ], result.stderr
 
 
+LARGE_KEYS = """
+import torch
+op = torch.ops.hf_linear_attention
+import hf_linear_attention
+options = 1.0, True, True
+for K in (256, 257):
+    q = k = torch.ones(1, 2, 1, K)
+    v, state = torch.ones(1, 2, 1, 3), torch.ones(1, 1, K, 3)
+    inputs = q, k, v, None, None, None, None, None
+    for call in (
+        lambda: op.delta_rule(*inputs, *options, True),
+        lambda: op.delta_rule_backward(v, None, *inputs, torch.ones(1, 2, 1, 3), state, *options),
+    ):
+        try:
+            print(all(x.isfinite().all() for x in call()))
+        except RuntimeError as error:
+            print(error)
+"""
+
+
+def test_keys_that_are_too_large_for_the_delta_rule_s_kernels_are_refused(environment):
+    result = run_python("-c", LARGE_KEYS, **environment)
+    reason = "q must have a last dimension of up to 256 on CUDA, got (1, 2, 1, 257)"
+    assert result.stdout.splitlines() == [
+        "True",
+        "True",
+        *(f"hf_linear_attention::{op}: {reason}" for op in ("delta_rule", "delta_rule_backward")),
+    ], result.stderr
+
+
 # Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
 NOTHING_AND_FLOAT64 = """
 import torch

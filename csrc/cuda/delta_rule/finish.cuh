@@ -14,7 +14,6 @@
 namespace hfla::cuda {
 
 constexpr int kFinishThreads = 128, kFinishTokens = 32;
-constexpr int kMostKeyChannels = 256;  // of those that the op gives to a GPU
 
 struct FinishRows {
   View x, dx;       // (B, T, heads, K)
@@ -28,7 +27,7 @@ struct FinishRows {
 
 template <class Scalar>
 class Finish {
-  static constexpr int kChannels = kMostKeyChannels / 32;  // of a lane
+  static constexpr int kChannels = int(kMostKeyDimOnCuda) / 32;  // of a lane
 
  public:
   DEV explicit Finish(const FinishRows& p)
