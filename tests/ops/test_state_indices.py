@@ -348,6 +348,20 @@ def test_a_wrong_argument_is_named_and_nothing_is_changed(name, case, backend):
     assert all(map(torch.equal, slots, before))
 
 
+@every_backend
+@pytest.mark.parametrize("case", ["linear", "linear, general", "delta", "delta, wide"])
+def test_a_decay_that_would_grow_is_refused_before_any_state_changes(case, backend):
+    token, states = make_token(case, 3, torch.float32), make_states(case, 5, torch.float32)
+    token["log_decay"][2].view(-1)[-1] = 0.5  # of the last state that is changed
+    before = [x.clone() for x in states]
+    by_slot = {"state_indices": int32([4, -1, 0]), "backend": backend}
+    with pytest.raises(ValueError, match="log_decay must be at most 0, got 0.5"):
+        take_step(case, token, states, **by_slot)
+    assert all(map(torch.equal, states, before))
+    take_step(case, token, states, key_mask=torch.tensor([1, 1, 0]), **by_slot)  # whose is padding
+    assert not any(map(torch.equal, states, before))
+
+
 # ---- sequences ----
 
 # Of a step: the op on states as values, and in place.

@@ -57,13 +57,15 @@ class Step {
       : p_(p), threads_(for_decays(threads, p.log_decay.data)) {}
 
   Status run() {
+    if (has_positive_log_decay<Acc>(p_, threads_, p_.decay_per_channel ? p_.K : 1)) {
+      return Status::positive_log_decay;
+    }
     const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
-    if (!for_each_state<Scratch>(p_, threads_, body)) return Status::out_of_memory;
-    return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
+    return for_each_state<Scratch>(p_, threads_, body) ? Status::ok : Status::out_of_memory;
   }
 
  private:
-  void step(Scratch& s, int64_t batch, int64_t head) {
+  void step(Scratch& s, int64_t batch, int64_t head) const {
     const int64_t slot = slot_of(p_, batch);
     if (slot < 0) {
       zero_row(s.y, 0, p_.V);
@@ -82,7 +84,7 @@ class Step {
   }
 
   // The weights of the rows. Returns kᵀq.
-  Acc prepare(Scratch& s, int64_t batch, int64_t head) {
+  Acc prepare(Scratch& s, int64_t batch, int64_t head) const {
     Acc* const q = s.decayed_q;
     load_row(token_row<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q);
     load_row(token_row<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k);
@@ -102,24 +104,14 @@ class Step {
   }
 
   // e^log_decay for every row.
-  void stage_decays(int64_t batch, int64_t head, Acc* a) {
+  void stage_decays(int64_t batch, int64_t head, Acc* a) const {
     const View& view = p_.log_decay;
     const Acc* const from = view.data ? token_row<const Acc>(view, batch, head) : nullptr;
-    Vec<Acc> largest{}, same = broadcast(Acc(1));
-    if (from && !p_.decay_per_channel) {
-      largest = broadcast(*from);
-      same = exp(largest);
-    }
+    Vec<Acc> same = broadcast(Acc(1));
+    if (from && !p_.decay_per_channel) same = exp(broadcast(*from));
     for_each_vector<Acc>(0, p_.K, [&](int64_t r, int64_t count) {
-      if (p_.decay_per_channel) {
-        const Vec<Acc> log_decay = load_vector(from, view.dim, r, count);
-        largest = select(log_decay > largest, log_decay, largest);
-        store(a + r, exp(log_decay));
-      } else {
-        store(a + r, same);
-      }
+      store(a + r, p_.decay_per_channel ? exp(load_vector(from, view.dim, r, count)) : same);
     });
-    if (sum<Acc>(largest) > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
   }
 
   // One head's token, whatever the column.
@@ -177,7 +169,6 @@ class Step {
 
   const DeltaRuleStep& p_;
   const Threads threads_;
-  bool positive_log_decay_ = false;
 };
 
 }  // namespace

@@ -54,13 +54,13 @@ class Step {
       : p_(p), threads_(for_decays(threads, p.log_decay.data)), group_(p.Hq / p.Hkv) {}
 
   Status run() {
+    if (has_positive_log_decay<Acc>(p_, threads_, 1)) return Status::positive_log_decay;
     const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
-    if (!for_each_state<Scratch>(p_, threads_, body)) return Status::out_of_memory;
-    return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
+    return for_each_state<Scratch>(p_, threads_, body) ? Status::ok : Status::out_of_memory;
   }
 
  private:
-  void step(Scratch& s, int64_t batch, int64_t head) {
+  void step(Scratch& s, int64_t batch, int64_t head) const {
     const int64_t slot = slot_of(p_, batch);
     if (slot < 0) {
       __builtin_memset(s.y, 0, sizeof(Acc) * group_ * s.v_stride);
@@ -86,11 +86,9 @@ class Step {
     store_outputs(s, batch, head);
   }
 
-  Acc decay_at(int64_t batch, int64_t head) {
+  Acc decay_at(int64_t batch, int64_t head) const {
     if (!p_.log_decay.data) return 1;
-    const Acc log_decay = *token_row<const Acc>(p_.log_decay, batch, head);
-    if (log_decay > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
-    return exp(broadcast(log_decay))[0];
+    return exp(broadcast(*token_row<const Acc>(p_.log_decay, batch, head)))[0];
   }
 
   void update_normalizer(Scratch& s, Acc decay, Acc* z) const {
@@ -158,7 +156,6 @@ class Step {
   const LinearAttentionStep& p_;
   const Threads threads_;
   const int64_t group_;
-  bool positive_log_decay_ = false;
 };
 
 }  // namespace

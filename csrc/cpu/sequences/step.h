@@ -23,6 +23,29 @@ HFLA_INLINE int64_t slot_of(const Problem& p, int64_t batch) {
   return p.slots.state_indices ? p.slots.state_indices[batch] : batch;
 }
 
+// Whether a state would grow, of those that a step is about to change: found before it changes any,
+// so that whoever catches the error still has the states of before. log_decay has `channels`
+// numbers for a head.
+template <class Acc, class Problem>
+bool has_positive_log_decay(const Problem& p, const Threads& threads, int64_t channels) {
+  if (!p.log_decay.data) return false;
+  bool found = false;
+  const int64_t tasks = p.B * p.Hkv;
+  const int64_t workers = tasks * channels < threads.serial_work ? 1 : max(1, threads.count);
+  run_tasks(threads, workers, tasks, [&](int64_t, int64_t i) {
+    const int64_t batch = i / p.Hkv;
+    if (slot_of(p, batch) < 0) return;
+    const Acc* const from = token_row<const Acc>(p.log_decay, batch, i % p.Hkv);
+    Vec<Acc> largest{};
+    for_each_vector<Acc>(0, channels, [&](int64_t c, int64_t count) {
+      const Vec<Acc> log_decay = load_vector(from, p.log_decay.dim, c, count);
+      largest = select(log_decay > largest, log_decay, largest);
+    });
+    if (sum<Acc>(largest) > 0) __atomic_store_n(&found, true, __ATOMIC_RELAXED);
+  });
+  return found;
+}
+
 // Where the columns are that come after `block` vectors of them from c on, in a state (K, V): the
 // next ones, or the first of the next head. They are fetched meanwhile, row by row: a row of these
 // is too short for the processor to foresee the others.
