@@ -6,6 +6,8 @@
 // answer, and never reads out of bounds.
 #pragma once
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/common.h"
@@ -124,6 +126,27 @@ inline int64_t check_slots(const char* name, const Tensor& state, Device device,
   }
   check(size[0] == 1 || stride[0] >= numbers, "the slots of ", name, " must not overlap");
   return stride[0];
+}
+
+// The same for a state of any strides. Dimensions that interleave, as only as_strided makes them,
+// count as overlapping.
+inline void check_slots_of_any_strides(const char* name, const Tensor& state, Device device,
+                                       int32_t dtype, std::initializer_list<int64_t> sizes) {
+  check_tensor(name, state, device, dtype, sizes);
+  const int64_t *size = state.sizes(), *stride = state.strides();
+  std::pair<int64_t, int64_t> dims[Tensor::kMaxDim];  // stride and size
+  const auto dim = static_cast<int64_t>(sizes.size());
+  for (int64_t d = 0; d < dim; ++d) {
+    if (size[d] == 0) return;
+    dims[d] = {stride[d], size[d]};
+  }
+  std::sort(dims, dims + dim);
+  int64_t reach = 0;  // from the first to the last number of the dimensions so far
+  for (int64_t d = 0; d < dim; ++d) {
+    const auto [its_stride, its_size] = dims[d];
+    check(its_size == 1 || its_stride > reach, "the slots of ", name, " must not overlap");
+    reach += (its_size - 1) * its_stride;
+  }
 }
 
 // How many slots a state has: one for each of B rows, or any number with indices. What it must be

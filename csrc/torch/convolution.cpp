@@ -143,7 +143,7 @@ void step(StableIValue* stack) {
   }
   p.S = check_state_length("state", state, p.kernel_size);
   const int64_t slots = num_slots(state, state_indices, p.B);
-  check_tensor("state", state, x.device(), x.dtype(), {slots, p.S, p.C});
+  check_slots_of_any_strides("state", state, x.device(), x.dtype(), {slots, p.S, p.C});
   p.slots = check_state_indices(state_indices, x.device(), p.B, slots);
   Tensor y = Tensor::empty(x.dtype(), {p.B, p.C}, x.device());
 

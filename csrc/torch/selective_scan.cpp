@@ -144,7 +144,8 @@ void step(StableIValue* stack) {
     check_contiguous_tensor("key_mask", in.key_mask, in.x.device(), aoti_torch_dtype_bool(), {p.B});
   }
   const int64_t slots = num_slots(state, state_indices, p.B);
-  check_tensor("state", state, in.x.device(), accumulation_dtype(p.dtype), {slots, p.C, p.N});
+  check_slots_of_any_strides("state", state, in.x.device(), accumulation_dtype(p.dtype),
+                             {slots, p.C, p.N});
   p.slots = check_state_indices(state_indices, in.x.device(), p.B, slots);
   Tensor y = Tensor::empty(in.x.dtype(), {p.B, p.C}, in.x.device());
 

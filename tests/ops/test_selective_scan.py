@@ -450,6 +450,14 @@ def test_a_wrong_slot_of_a_step_is_named_and_nothing_is_changed(name, backend):
     torch.testing.assert_close(slots, before, equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_compiled_step_refuses_slots_that_overlap(shift):
+    token, slots, _ = token_by_slot(Case())
+    overlapping = slots.as_strided(slots.shape, (shift, *slots.stride()[1:]))
+    with pytest.raises(RuntimeError, match="the slots of state must not overlap"):
+        selective_scan_step_(**token, state=overlapping, state_indices=SLOTS, backend="cpu")
+
+
 @every_backend
 def test_a_step_refuses_to_drop_a_gradient(backend):
     token = random_token()

@@ -290,6 +290,17 @@ def test_the_compiled_steps_themselves_refuse_what_would_write_out_of_bounds(cas
             OPS[case][0](*arguments, indices)
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("case", OPS)
+def test_the_compiled_steps_themselves_refuse_slots_that_overlap(case, shift):
+    arguments = [*arguments_of_op(case, slots=3)]
+    place = len(OPS[case][1]) + 1  # of the state
+    state = arguments[place]
+    arguments[place] = state.as_strided(state.shape, (shift, *state.stride()[1:]))
+    with pytest.raises(RuntimeError, match="the slots of .* must not overlap"):
+        OPS[case][0](*arguments)
+
+
 @pytest.mark.parametrize("case", ["linear", "linear, general", "delta", "convolution"])
 def test_with_an_older_package_only_steps_by_slot_are_missing(case, monkeypatch):
     """Code of a checkpoint may be newer than the installed package."""
