@@ -41,7 +41,7 @@ __attribute__((noinline)) inline const char* error_of(void (*run)(StableIValue*)
   try {
     run(stack);
     return nullptr;
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     static thread_local char message[2048];
     std::snprintf(message, sizeof message, "hf_linear_attention::%s: %s", name, error.what());
     return message;

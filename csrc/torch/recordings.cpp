@@ -164,7 +164,7 @@ void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& 
   try {
     operation.run ? operation.run(stack)
                   : call_dispatcher(operation.name.c_str(), operation.overload.c_str(), stack);
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     fail(operation.name, ": ", error.what());
   }
   for (int64_t i = 0; i < operation.num_results; ++i) {

@@ -764,6 +764,13 @@ def test_wrong_arguments_are_refused(op, name):
         getattr(OP, op)(**args)
 
 
+def test_memory_that_there_is_not_is_an_error_of_the_op():
+    x, index = torch.ones(1, 1), torch.tensor([0], dtype=torch.int32)
+    slots = torch.empty(2**60, 0, 1)  # of no tokens; but to see whether one comes twice takes a bit
+    with pytest.raises(RuntimeError, match="hf_linear_attention::short_convolution_step_: "):
+        OP.short_convolution_step_(x, x, None, None, slots, False, index)
+
+
 @pytest.mark.parametrize("sizes", [dict(B=0), dict(T=0), dict(B=1, T=0, cu_seqlens=[0])])
 def test_nothing_to_do_is_done(sizes):
     args = arguments(**sizes, log_decay=True, initial_state=True)
