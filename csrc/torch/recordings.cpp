@@ -141,22 +141,35 @@ AtenTensorHandle another_handle(const Tensor& tensor) {
   return handle;
 }
 
+// Before the first of them is put on a stack: if another then turned out to be wrong, nobody would
+// free it.
+void check_arguments(const Operation& operation, Code code, int64_t num_tensors) {
+  for (const Kind kind : operation.arguments) {
+    if (kind == Kind::number) {
+      code.take(1);
+    } else if (kind == Kind::integers) {
+      code.take(*code.take(1));
+    } else {
+      code.take_below("a tensor", kind == Kind::optional_tensor ? -1 : 0, num_tensors);
+    }
+  }
+}
+
 // What the stack of a call has for an argument, which the call owns.
 StableIValue argument(Kind kind, Code& code, const std::vector<Tensor>& tensors) {
-  const auto count = static_cast<int64_t>(tensors.size());
-  if (kind == Kind::number) return *code.take(1);
+  const int64_t number = *code.take(1);
+  if (kind == Kind::number) return number;
   if (kind == Kind::integers) {
-    const int64_t size = *code.take(1), *const integers = code.take(size);
-    return list_of(reinterpret_cast<const StableIValue*>(integers), size);
+    return list_of(reinterpret_cast<const StableIValue*>(code.take(number)), number);
   }
-  const bool is_optional = kind == Kind::optional_tensor;
-  const int64_t place = code.take_below("a tensor", is_optional ? -1 : 0, count);
-  if (place < 0) return 0;
-  const auto value = reinterpret_cast<StableIValue>(another_handle(tensors[place]));
-  return is_optional ? reinterpret_cast<StableIValue>(new StableIValue(value)) : value;
+  if (number < 0) return 0;
+  const auto value = reinterpret_cast<StableIValue>(another_handle(tensors[number]));
+  return kind == Kind::optional_tensor ? reinterpret_cast<StableIValue>(new StableIValue(value))
+                                       : value;
 }
 
 void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& tensors) {
+  check_arguments(operation, code, tensors.size());
   StableIValue stack[kMostArguments];
   for (size_t i = 0; i < operation.arguments.size(); ++i) {
     stack[i] = argument(operation.arguments[i], code, tensors);
@@ -233,10 +246,12 @@ void run_recording(StableIValue* stack) {
   } else {
     run_all();
   }
-  std::vector<StableIValue> results;
-  for (int64_t i = 0; i < num_results; ++i) {
+  for (int64_t i = 0; i < num_results; ++i) {  // all, before there is one to free
     check(places[i] >= 0 && places[i] < int64_t(tensors.size()), "code must have results below ",
           tensors.size(), ", got ", places[i]);
+  }
+  std::vector<StableIValue> results;
+  for (int64_t i = 0; i < num_results; ++i) {
     results.push_back(reinterpret_cast<StableIValue>(another_handle(tensors[places[i]])));
   }
   *stack = list_of(results.data(), results.size());

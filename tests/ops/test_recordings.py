@@ -3,8 +3,10 @@
 and an error for whatever is no recording.
 """
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy
 import pytest
 import torch
 
@@ -170,6 +172,23 @@ def test_what_is_no_recording_is_refused(code, message, in_team):
         ops.run_recording(torch.tensor([in_team, *code], dtype=torch.int64), [torch.ones(4)])
     (x,) = ops.run_recording(torch.tensor([in_team, 1, 0]), [torch.ones(4)])  # and this still runs
     assert torch.equal(x, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        [0, 1, 0, 7],  # an addition, whose second tensor there is not
+        [2, 0, 7],  # two results, of which the second is none
+    ],
+)
+def test_what_is_refused_keeps_no_tensor(code):
+    array = numpy.ones(4, dtype=numpy.float32)
+    is_kept = weakref.ref(array)
+    x = torch.from_numpy(array)
+    with pytest.raises(RuntimeError, match="got 7"):
+        ops.run_recording(torch.tensor([0, *code]), [x])
+    del x, array
+    assert is_kept() is None
 
 
 @pytest.mark.parametrize(
