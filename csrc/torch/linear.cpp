@@ -38,6 +38,7 @@ void linear(StableIValue* stack) {
   set_matrices(p, x, weight, bias);
   check(weight.is_contiguous(), "weight must be contiguous");
   Tensor y = empty_outputs(x, p.out);
+  if (p.out == 0) return give_back(stack, y);  // whose rows may be without number
   p.y = y.mutable_data();
   p.y_stride = p.out;
   check_status(cpu(p.dtype).linear(p, torch_threads()));
@@ -60,6 +61,7 @@ void many_rows_linear(StableIValue* stack) {
     p.weight_strides[d] = weight.strides()[d];
   }
   Tensor y = empty_outputs(x, p.out);
+  if (p.out == 0) return give_back(stack, y);  // whose rows may be without number
   p.y = y.mutable_data();
   check_status(cpu(p.dtype).many_rows_linear(p, torch_threads()));
   give_back(stack, y);

@@ -31,6 +31,7 @@ void rms_norm(StableIValue* stack) {
   const Tensor weight = arguments.tensor();
   const RmsNormProblem p = make_rms_norm_problem(x, weight, arguments.number());
   Tensor y = empty_like(x);
+  if (p.columns == 0) return give_back(stack, y);  // whose rows may be without number
   check_status(cpu(p.dtype).rms_norm.forward(p, {y.mutable_data(), nullptr}, torch_threads()));
   give_back(stack, y);
 }

@@ -30,6 +30,7 @@ void add_sinusoids(StableIValue* stack) {
                           {p.columns / 2});
   p.positions = B * x.size(1);
   Tensor y = Tensor::empty(x.dtype(), x.sizes(), x.dim(), x.device());
+  if (p.columns == 0) return give_back(stack, y);  // whose tokens may be without number
   p.x = x.data();
   p.position = static_cast<const int64_t*>(position_ids.data());
   p.frequencies = static_cast<const float*>(frequencies.data());

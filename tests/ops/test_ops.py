@@ -771,6 +771,26 @@ def test_memory_that_there_is_not_is_an_error_of_the_op():
         OP.short_convolution_step_(x, x, None, None, slots, False, index)
 
 
+# A call as quick as any, or else one that would take an hour and more.
+ROWS = 2**40
+int8 = torch.zeros(0, 0, dtype=torch.int8)
+OF_EMPTY_ROWS = {
+    "linear": lambda x: OP.linear(x, torch.ones(0, 0), None),
+    "many_rows_linear": lambda x: OP.many_rows_linear(x, torch.ones(0, 0), None),
+    "int8_linear": lambda x: OP.int8_linear(x, int8, torch.ones(0, 1), None, None),
+    "int4_linear, rounded": lambda x: OP.int4_linear(x, int8, torch.ones(1, 0), None, None, True),
+    "rms_norm": lambda x: OP.rms_norm(x, torch.ones(0), 1e-6),
+    "add_sinusoids": lambda x: OP.add_sinusoids(
+        x[:, None], torch.zeros(1, 1, dtype=torch.int64), torch.ones(0), 1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("op", OF_EMPTY_ROWS)
+def test_no_time_goes_by_with_rows_of_nothing(op):
+    assert OF_EMPTY_ROWS[op](torch.ones(ROWS, 0)).shape[0] == ROWS
+
+
 @pytest.mark.parametrize("sizes", [dict(B=0), dict(T=0), dict(B=1, T=0, cu_seqlens=[0])])
 def test_nothing_to_do_is_done(sizes):
     args = arguments(**sizes, log_decay=True, initial_state=True)
