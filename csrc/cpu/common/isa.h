@@ -33,5 +33,8 @@ HFLA_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return ceil_div(n, multiple) * multiple;
 }
 
+HFLA_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+HFLA_INLINE double square_root(double x) { return __builtin_sqrt(x); }
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA

@@ -195,6 +195,14 @@ HFLA_INLINE void store(Float16* to, Vec<float> x) {
   store_bits(&to->bits, (HalfBits)half);
 }
 
+// x as it is after it was stored.
+template <class Scalar>
+HFLA_INLINE Vec<AccOf<Scalar>> rounded(Vec<AccOf<Scalar>> x) {
+  Scalar lanes[kLanes<AccOf<Scalar>>];
+  store(lanes, x);
+  return load(lanes);
+}
+
 // A vector's worth of elements, `stride` apart and `count` of them; the other lanes are zero.
 template <class Scalar>
 HFLA_INLINE Vec<AccOf<Scalar>> load_some(const Scalar* from, int64_t stride, int64_t count) {

@@ -151,9 +151,6 @@ HFLA_INLINE Visit of_shared_head(Visit visit, int64_t group) {
   return visit;
 }
 
-HFLA_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
-HFLA_INLINE double square_root(double x) { return __builtin_sqrt(x); }
-
 // What a row of `columns` numbers is multiplied with.
 template <class Acc>
 void find_factors(RowArray<const Acc> rows, int64_t count, int64_t columns, bool normalize,

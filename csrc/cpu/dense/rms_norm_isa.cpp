@@ -84,12 +84,6 @@ class RmsNorm {
     return sum<Acc>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
-  static HFLA_INLINE Vec<Acc> rounded(Vec<Acc> x) {
-    Scalar lanes[W];
-    store(lanes, x);
-    return load(lanes);
-  }
-
   void forward_row(const RmsNormResult& result, int64_t row) const {
     const Scalar* const x = x_ + row * p_.columns;
     Scalar* const y = static_cast<Scalar*>(result.y) + row * p_.columns;
@@ -101,9 +95,9 @@ class RmsNorm {
     const Acc inverse = 1 / square_root(mean + static_cast<Acc>(p_.eps));
     if (result.inverse_rms) static_cast<Acc*>(result.inverse_rms)[row] = inverse;
     for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      store_vector(
-          y, 1, c, count,
-          load_vector(weight_, 1, c, count) * rounded(load_vector(x, 1, c, count) * inverse));
+      store_vector(y, 1, c, count,
+                   load_vector(weight_, 1, c, count) *
+                       rounded<Scalar>(load_vector(x, 1, c, count) * inverse));
     });
   }
 
@@ -126,9 +120,6 @@ class RmsNorm {
       store(dweight + c, load(dweight + c) + upstream * n);
     });
   }
-
-  static float square_root(float x) { return __builtin_sqrtf(x); }
-  static double square_root(double x) { return __builtin_sqrt(x); }
 
   const RmsNormProblem& p_;
   const Threads& threads_;

@@ -29,7 +29,7 @@ class Sinusoids {
     for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) {
       Acc waves[W] = {};
       for (int64_t i = 0; i < count; ++i) waves[i] = wave(position, c + i);
-      store_vector(y, 1, c, count, load_vector(y, 1, c, count) + rounded(load(waves)));
+      store_vector(y, 1, c, count, load_vector(y, 1, c, count) + rounded<Scalar>(load(waves)));
     });
   }
 
@@ -37,12 +37,6 @@ class Sinusoids {
   float wave(float position, int64_t c) const {
     if (c < half_) return __builtin_sinf(position * p_.frequencies[c]);
     return __builtin_cosf(position * p_.frequencies[c - half_]);
-  }
-
-  static HFLA_INLINE Vec<Acc> rounded(Vec<Acc> x) {
-    Scalar lanes[W];
-    store(lanes, x);
-    return load(lanes);
   }
 
   const SinusoidsProblem& p_;
