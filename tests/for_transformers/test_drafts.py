@@ -163,6 +163,18 @@ def test_no_output_has_another_name_for_the_cache_unless_it_drafts(ids):
     assert type(plain.past_key_values) is DynamicCache
 
 
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba"])
+def test_what_generate_takes_is_what_it_took_before(model_type, ids):
+    model = tiny_upstream(model_type)
+    embeddings = model.get_input_embeddings()(ids)
+    options = dict(max_new_tokens=5, do_sample=False)
+    want = model.generate(inputs_embeds=embeddings, **options)
+    use_kernels(model)
+    assert torch.equal(model.generate(inputs_embeds=embeddings, **options), want)
+    with pytest.raises(ValueError, match="not used by the model: .*past_key_values"):
+        model.generate(ids, past_key_values=DynamicCache(config=model.config), **options)
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2"])
 def test_undone_they_refuse_drafts_again(model_type, ids):
     model = tiny_upstream(model_type)

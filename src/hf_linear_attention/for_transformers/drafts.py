@@ -39,12 +39,21 @@ class DraftsOfMamba(Served):
             output["past_key_values"] = cache
         return output
 
+    # generate() reads in the names of these arguments what the model takes
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, past_key_values: DynamicCache | None = None, **kwargs
+        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs
     ) -> dict[str, Any]:
-        if past_key_values is not None:
-            kwargs["cache_params"] = past_key_values
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
+        cache = kwargs.pop("past_key_values", None)
+        if cache is not None:
+            kwargs["cache_params"] = cache
+        return super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        if isinstance(model_kwargs.get("past_key_values"), CountedCache):  # an assistant's own
+            model_kwargs = {k: x for k, x in model_kwargs.items() if k != "past_key_values"}
+        super()._validate_model_kwargs(model_kwargs)  # type: ignore[misc]
 
     def _prepare_cache_for_generation(
         self,
