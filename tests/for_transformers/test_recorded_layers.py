@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hf_linear_attention import inputs, use_kernels
+from hf_linear_attention.for_transformers.experts import Experts
 from hf_linear_attention.for_transformers.recorded_layers import (
     RecordedLayer,
     _recordings,
@@ -89,14 +90,19 @@ def test_recordings_answer_as_modules_do_to_the_last_bit(model_type, dtype, by_m
         assert all(numbers == [11] for numbers in uses(model))
 
 
-def test_experts_that_numbers_choose_are_chosen_anew(by_modules):
+@pytest.mark.parametrize("are_all_multiplied_at_once", [True, False])
+def test_experts_that_numbers_choose_are_chosen_anew(are_all_multiplied_at_once, by_modules):
     model = changed("qwen3_next")
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module._is_expert_parallel = not are_all_multiplied_at_once
     for seed in range(4):
         ids = torch.randint(
             2, VOCAB_SIZE - 4, (2, 9), generator=torch.Generator().manual_seed(seed)
         )
         assert torch.equal(answers(model, ids), by_modules(model, ids))
-    assert uses(model) == [[0]]
+    # Python that goes through the chosen ones can't be recorded.
+    assert uses(model) == ([[23]] if are_all_multiplied_at_once else [[0]])
 
 
 @pytest.mark.parametrize("model_type", OFTEN_RECORDED)

@@ -34,9 +34,9 @@ def environment(tmp_path_factory) -> dict[str, str]:
         '-DHFLA_WITH_CUDA="emulated"',
         "-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu",
     ]
-    sources = [*CSRC.glob("torch/*.cpp"), CSRC / "cuda" / "kernels.cpp"]
-    sources += [ROOT / "tests" / "native" / "emulated_ops.cpp", "-x", "c++"]
-    sources += [*CSRC.glob("cuda/*/*.cu"), "-x", "none"]
+    sources = [*CSRC.glob("torch/*.cpp"), CSRC / "cpu" / "expert_linear.cpp"]
+    sources += [CSRC / "cuda" / "kernels.cpp", ROOT / "tests" / "native" / "emulated_ops.cpp"]
+    sources += ["-x", "c++", *CSRC.glob("cuda/*/*.cu"), "-x", "none"]
     linked = [f"-L{torch_libraries}", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"]
     command = [*CXX, *flags, *sources, *linked, "-o", package / "_C.so"]
     subprocess.run(command, check=True)
