@@ -148,6 +148,21 @@ def test_a_window_as_long_as_the_text_gives_the_logits_of_the_original_untrained
         assert not torch.allclose(converted(longer).logits, model(longer).logits, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["mistral", "qwen2_sliding"])
+def test_a_window_is_no_larger_than_the_one_that_the_layer_had(name):
+    model = softmax_model(name)  # whose window is of 4 tokens
+    converted = convert(model).model
+    assert converted.config.window_size == 4
+    ids = some_ids(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(ids).logits, model(ids).logits, **EXACT)
+    assert convert(model, window_size=3).model.config.window_size == 3
+    with pytest.raises(ValueError, match="window_size must be at most 4, the sliding_window .* 5"):
+        convert(model, window_size=5)
+    assert convert(model, "t2r", window_size=5).model.config.window_size == 5
+    assert convert(model, softmax_layers="all").model.config.window_size == 64
+
+
 def test_the_original_is_left_as_it_is():
     model = softmax_model("smollm").train()
     before = {name: x.clone() for name, x in model.named_parameters()}

@@ -19,7 +19,7 @@ from .report import ConversionReport
 from .sources import check_model, fields_of, layer_types_of
 
 CONFIG = LinearAttentionConfig
-LINEAR = "linear_attention"
+LINEAR, SLIDING = "linear_attention", "sliding_attention"
 GATED = {"normalizer": "gated_rms_norm", "gate_act": "silu"}
 DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
 # What linear layers may become, by name: fields of the config. As softmax layers have none, there
@@ -123,7 +123,20 @@ def config_for(
             f"{list(layer_types)}"
         )
     _check_layer_types(layer_types, types)
-    return CONFIG(**{**fields, **overrides}, layer_types=list(layer_types))
+    config = CONFIG(**{**fields, **overrides}, layer_types=list(layer_types))
+    slid = any(
+        old == SLIDING and new == LINEAR for old, new in zip(types, layer_types, strict=True)
+    )
+    if slid and config.mixer == "window":  # short texts shall get the original's logits
+        limit = original.sliding_window
+        if "window_size" not in overrides:
+            config.window_size = min(config.window_size, limit)
+        if config.window_size > limit:
+            raise ValueError(
+                f"window_size must be at most {limit}, the sliding_window of layers that become "
+                f"linear, got {config.window_size}"
+            )
+    return config
 
 
 def _kept_layers(softmax_layers: str | int | Sequence[int], L: int) -> set[int]:
