@@ -292,7 +292,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     """`cache`, with the layers that a model of `config` writes to.
 
     A cache that has them is returned as it is. An empty DynamicCache or StaticCache, which users
-    and clients make, gets them, and an empty BoundedCache those for linear attention. Of an
+    and clients make, gets them, and a BoundedCache that has read nothing. Of an
     EncoderDecoderCache the first half is enough. Anything else is an error.
     """
     if isinstance(cache, EncoderDecoderCache):
@@ -305,7 +305,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     # the installed package's class, which remote code does not know
     new_softmax_layer = getattr(cache, "new_softmax_layer", None)
     if new_softmax_layer is not None:
-        if not cache.layers:
+        if not any(_has_read(layer) for layer in cache.layers):
             cache.layers = [
                 layer_class() if issubclass(layer_class, RecurrentLayer) else new_softmax_layer()
                 for layer_class in layer_classes(config)

@@ -33,8 +33,10 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
     SinkCache,
     TOVACache,
+    use_kernels,
 )
 from tiny import HYBRID, VOCAB_SIZE, assert_near, random_ids
+from upstream_models import tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -233,6 +235,61 @@ def test_its_memory_is_bounded(name, kind):
     states = sum(x.nbytes for layer in cache.layers for x in getattr(layer, "tensors", {}).values())
     assert (states > 0) == (name == "hybrid")
     assert sizes == [softmax_layers * (2 * 2 * heads * 7 * 8 * 4 + 2 * 7 * 8) + states] * 3
+
+
+UPSTREAM_HYBRIDS = [
+    *("qwen3_5_text", "qwen3_next", "olmo_hybrid", "jamba", "bamba", "granitemoehybrid"),
+    *("nemotron_h", "lfm2"),
+]
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["as it is", "use_kernels"])
+@pytest.mark.parametrize("name", UPSTREAM_HYBRIDS)
+def test_hybrids_of_transformers_keep_their_states(name, is_changed):
+    model, ids = tiny_upstream(name), random_ids(3, 12)
+    if is_changed:
+        use_kernels(model)
+    expected = generate(model, ids, PADDING)
+    for make_cache in (TOVACache, SinkCache):
+        cache = make_cache(24, config=model.config)
+        assert torch.equal(generate(model, ids, PADDING, past_key_values=cache), expected)
+        sizes = []
+        for length in (12, 40):
+            cache = make_cache(6, config=model.config)
+            generate(model, random_ids(3, length), past_key_values=cache)
+            sizes.append(cache.nbytes)
+        bounded = [layer for layer in cache.layers if hasattr(layer, "positions")]
+        assert {layer.positions.shape for layer in bounded} == {(3, 6)}
+        kept = sum(x.keys.nbytes + x.values.nbytes + x.positions.nbytes for x in bounded)
+        assert sizes[0] == sizes[1] > kept  # for there are states
+        cache, alone = (make_cache(6, config=model.config) for _ in range(2))
+        together = generate(model, ids, PADDING, past_key_values=cache)
+        assert torch.equal(together[0, 7:], generate(model, ids[:1, 7:], past_key_values=alone)[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "hybrid"])
+def test_other_models_may_be_given_the_config_too(name):
+    model, ids = make(name), random_ids(3, 12)
+    for cache in (TOVACache(24, config=model.config), SinkCache(24, config=model.config)):
+        expected = generate(model, ids, PADDING)
+        assert torch.equal(generate(model, ids, PADDING, past_key_values=cache), expected)
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["as it is", "use_kernels"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "jamba", "falcon_h1"])
+def test_hybrids_of_transformers_need_the_config(name, is_changed):
+    model = tiny_upstream(name)
+    if is_changed:
+        use_kernels(model)
+    with pytest.raises(ValueError, match="config must be given .* got None"):
+        generate(model, random_ids(1, 5), past_key_values=TOVACache(6))
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "zamba2"])
+def test_layers_that_are_both_are_refused(name):
+    config = tiny_upstream(name).config
+    with pytest.raises(ValueError, match="config must be of .* either softmax .* LinearAttention"):
+        SinkCache(6, config=config)
 
 
 def test_a_prompt_may_come_in_pieces():

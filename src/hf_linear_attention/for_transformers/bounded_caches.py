@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import PreTrainedConfig
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
 from ..registration import observe_attention
 
@@ -193,6 +200,20 @@ class SinkLayer(BoundedLayer):
         return positions.masked_fill(is_sink, self.num_tokens)
 
 
+class LayersOfSoftmax(list):
+    """What a cache without a config starts with: `update` makes its layers, and nothing else asks
+    for one before, unless the model has recurrent layers.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and index >= len(self):
+            raise ValueError(
+                "config must be given to a bounded cache of a model with recurrent layers, as "
+                "config=model.config, got None"
+            )
+        return super().__getitem__(index)
+
+
 class BoundedCache(Cache):
     """A cache whose softmax layers keep `max_cache_len` keys, whatever the model has read.
 
@@ -200,9 +221,17 @@ class BoundedCache(Cache):
     until that layer's attention is done.
     """
 
-    def __init__(self, new_softmax_layer: Callable[[], BoundedLayer]):
+    def __init__(
+        self,
+        new_softmax_layer: Callable[[], BoundedLayer],
+        config: PreTrainedConfig | None = None,
+    ):
         observe_attention(_observe)
-        super().__init__(layer_class_to_replicate=new_softmax_layer)
+        if config is None:
+            super().__init__(layer_class_to_replicate=new_softmax_layer)
+            self.layers = LayersOfSoftmax()
+        else:
+            super().__init__(layers=_bounded(DynamicCache(config=config).layers, new_softmax_layer))
         self.new_softmax_layer = new_softmax_layer  # for models of which not all layers are
 
     @property
@@ -210,10 +239,14 @@ class BoundedCache(Cache):
         """Bytes of all tensors in the cache."""
         tensors: list[Tensor] = []
         for layer in self.layers:
-            if not isinstance(layer, BoundedLayer):  # of a linear-attention layer
+            if isinstance(layer, BoundedLayer):
+                if layer.is_initialized:
+                    tensors += layer.keys, layer.values, layer.positions
+            elif hasattr(layer, "tensors"):  # of a linear-attention layer
                 tensors += layer.tensors.values()
-            elif layer.is_initialized:
-                tensors += layer.keys, layer.values, layer.positions
+            else:  # of a recurrent layer of Transformers, or of none that remembers
+                for name in ("conv_states", "recurrent_states"):
+                    tensors += (x for x in getattr(layer, name, {}).values() if x is not None)
         return sum(x.nbytes for x in tensors)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -229,6 +262,19 @@ class BoundedCache(Cache):
         )
 
 
+def _bounded(layers: list[Any], new_softmax_layer: Callable[[], BoundedLayer]) -> list[Any]:
+    """The layers of a DynamicCache, with those for softmax bounded."""
+    for i, layer in enumerate(layers):
+        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+            layers[i] = new_softmax_layer()
+        elif isinstance(layer, CacheLayerMixin):
+            raise ValueError(
+                "config must be of a model whose layers are either softmax attention or recurrent "
+                f"with a bounded cache, got layer {i}, which needs a {type(layer).__name__}"
+            )
+    return layers
+
+
 class TOVACache(BoundedCache):
     """Keeps in every layer the `max_cache_len` keys that the last query attends to most.
 
@@ -241,15 +287,18 @@ class TOVACache(BoundedCache):
     Works for models of Transformers and this package whose `attn_implementation` is "eager" or
     "sdpa" (for which the weights of one row are computed once more).
 
+    Args:
+        config: the model's, needed where a model of Transformers has recurrent layers, too.
+
     Source: Oren et al., "Transformers are Multi-State RNNs", arXiv 2401.06104.
 
     Raises:
-        ValueError: max_cache_len is less than 1.
+        ValueError: max_cache_len is less than 1, or the config is of a model with other layers.
     """
 
-    def __init__(self, max_cache_len: int):
+    def __init__(self, max_cache_len: int, config: PreTrainedConfig | None = None):
         _check_at_least("max_cache_len", max_cache_len, 1)
-        super().__init__(functools.partial(TOVALayer, max_cache_len))
+        super().__init__(functools.partial(TOVALayer, max_cache_len), config)
 
 
 class SinkCache(BoundedCache):
@@ -259,15 +308,23 @@ class SinkCache(BoundedCache):
     Keys keep the rotation of their own positions. (The paper counts positions within the cache,
     which lets a model go on beyond the length that it was trained for.)
 
+    Args:
+        config: the model's, needed where a model of Transformers has recurrent layers, too.
+
     Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv
     2309.17453.
 
     Raises:
         ValueError: max_cache_len is less than 1, or num_sink_tokens less than 0 or not less than
-            max_cache_len.
+            max_cache_len, or the config is of a model with other layers.
     """
 
-    def __init__(self, max_cache_len: int, num_sink_tokens: int = 4):
+    def __init__(
+        self,
+        max_cache_len: int,
+        num_sink_tokens: int = 4,
+        config: PreTrainedConfig | None = None,
+    ):
         _check_at_least("max_cache_len", max_cache_len, 1)
         _check_at_least("num_sink_tokens", num_sink_tokens, 0)
         if num_sink_tokens >= max_cache_len:
@@ -275,7 +332,7 @@ class SinkCache(BoundedCache):
                 f"num_sink_tokens must be less than max_cache_len={max_cache_len}, got "
                 f"{num_sink_tokens}"
             )
-        super().__init__(functools.partial(SinkLayer, max_cache_len, num_sink_tokens))
+        super().__init__(functools.partial(SinkLayer, max_cache_len, num_sink_tokens), config)
 
 
 def _check_at_least(name: str, value: Any, least: int) -> None:
