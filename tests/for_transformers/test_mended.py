@@ -144,3 +144,14 @@ def test_a_mask_of_another_length_is_refused(x):
     layer = Layer("qwen3_next")
     with pytest.raises(ValueError, match=r"attention_mask must be \(1, 9\) like the tokens"):
         layer(x, torch.ones(1, T + 1))
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
+def test_guidance_that_loses_the_cache_says_what_helps(model_type):
+    model = tiny_upstream(model_type)
+    use_kernels(model)
+    options = dict(max_new_tokens=3, do_sample=False, guidance_scale=1.5)
+    ids = torch.randint(2, VOCAB_SIZE, (2, 5))
+    with pytest.raises(ValueError, match=r"guidance_scale .* needs use_cache=False"):
+        model.generate(ids, **options)
+    assert model.generate(ids, use_cache=False, **options).shape == (2, 8)

@@ -73,7 +73,8 @@ def tokens_of(
         if attention_mask.shape != (B, T):
             raise ValueError(
                 f"attention_mask must be {(B, T)} like the tokens, got "
-                f"{tuple(attention_mask.shape)}"
+                f"{tuple(attention_mask.shape)}. generate() with guidance_scale loses the cache "
+                "of some models, and needs use_cache=False there"
             )
         attention_mask = attention_mask.bool()
         if cu_seqlens is not None:
