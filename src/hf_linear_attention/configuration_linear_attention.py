@@ -349,6 +349,11 @@ class LinearAttentionConfig(PreTrainedConfig):
             output.pop(name, None)
         return output
 
+    def validate_rope(self):
+        """Transformers' checks of rope_parameters, where a layer reads them."""
+        if self.position_embedding_type == "rotary":
+            super().validate_rope()
+
     def validate_architecture(self):
         """Raises a ValueError where a value is none of its choices or values exclude each other."""
         self._check_sizes()

@@ -159,3 +159,11 @@ def test_given_values_do_not_follow():
     config.hidden_size = 64
     assert config.head_dim == 6
     assert config.to_dict()["head_dim"] == 6
+
+
+@pytest.mark.parametrize("preset", ["gated_deltanet", "kda", "mamba2", "retnet"])
+def test_heads_that_nothing_turns_may_have_any_size(preset, tmp_path):
+    fields = dict(hidden_size=32, num_attention_heads=2, position_embedding_type="none")
+    config = LinearAttentionConfig.from_preset(preset, **fields, head_dim=11)
+    config.save_pretrained(tmp_path)
+    assert LinearAttentionConfig.from_pretrained(tmp_path).head_dim == 11
