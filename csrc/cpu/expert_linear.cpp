@@ -7,8 +7,6 @@
 // are shared out together, in parts of an expert's outputs, each a product of its own in one
 // thread.
 
-#include <atomic>
-
 #include "kernels/linear.h"
 
 namespace hfla {
@@ -25,8 +23,8 @@ struct Parts {
   const ExpertLinearProblem& p;
   const int64_t number_bytes = bytes_of(p.dtype);
   const int64_t outputs, of_expert, count;
-  std::atomic<int64_t> next{0};
-  std::atomic<Status> status{Status::ok};
+  int64_t next = 0;
+  bool is_out_of_memory = false;
 
   Parts(LinearOnCpu linear, const ExpertLinearProblem& p, int64_t outputs)
       : linear(linear),
@@ -49,8 +47,9 @@ struct Parts {
     one.bias = p.bias ? at(p.bias, output) : nullptr;
     one.y = const_cast<char*>(at(p.y, rows.begin * p.out + begin));
     one.y_stride = p.out;
-    const Status found = linear(one, Threads{1, nullptr});
-    if (found != Status::ok) status = found;
+    if (linear(one, Threads{1, nullptr}) == Status::out_of_memory) {
+      __atomic_store_n(&is_out_of_memory, true, __ATOMIC_RELAXED);
+    }
   }
 
  private:
@@ -71,7 +70,9 @@ Status expert_linear(LinearOnCpu linear, const ExpertLinearProblem& p, const Thr
   const auto body = [](void* opaque, int64_t, int64_t) {
     Parts& parts = *static_cast<Parts*>(opaque);
     int64_t part;
-    while ((part = parts.next++) < parts.count) parts.compute(part);
+    while ((part = __atomic_fetch_add(&parts.next, 1, __ATOMIC_RELAXED)) < parts.count) {
+      parts.compute(part);
+    }
   };
   const bool is_serial = p.num_chosen * p.in * p.out < threads.serial_work;
   const int64_t workers = threads.count < all.count ? threads.count : all.count;
@@ -80,7 +81,7 @@ Status expert_linear(LinearOnCpu linear, const ExpertLinearProblem& p, const Thr
   } else {
     threads.parallel_for(workers, body, &all);
   }
-  return all.status;
+  return all.is_out_of_memory ? Status::out_of_memory : Status::ok;
 }
 
 }  // namespace hfla
