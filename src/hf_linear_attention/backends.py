@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from .checks import is_transformed
+from .numerics import is_transformed
 
 WHY_NO_NATIVE: str | None = None
 try:

@@ -7,9 +7,8 @@ packed sequences.
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .numerics import accumulation_dtype
+from .numerics import accumulation_dtype, is_transformed
 from .tokens import behind
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -21,13 +20,6 @@ def needs_grad(*tensors: Tensor | None) -> bool:
         if tensor is not None and tensor.requires_grad:
             return True
     return False
-
-
-def is_transformed() -> bool:
-    """Whether a function of torch.func, or forward-mode derivatives, are at work. Compiled ops know
-    neither: the former raise, the latter would be zeros without a word.
-    """
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def is_readable(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
-from .numerics import L2_NORM_EPS, accumulation_dtype, without_autocast
+from .numerics import L2_NORM_EPS, accumulation_dtype, is_transformed, without_autocast
 from .tokens import behind
 
 CHUNK_SIZE = 64  # a power of two
@@ -76,7 +76,8 @@ def chunked_delta_rule(
             (of_keys,) = of_rows
             if strength is not None:
                 of_keys, keys_in = strength * of_keys, strength * keys_in
-            inverse = _InverseOfUnitLower.apply(of_keys.tril(-1))
+            invert = _inverse_of_unit_lower if is_transformed() else _InverseOfUnitLower.apply
+            inverse = invert(of_keys.tril(-1))
             written, asked = inverse @ written, inverse @ keys_in
             mixed = keys_out.mT @ asked  # (B, n, Hk, G, K, K)
         initial = None if initial_state is None else initial_state.unflatten(1, (Hk, -1))
@@ -175,35 +176,25 @@ def _products_by_channel(rows: Tensor, keys: Tensor, g: Tensor) -> tuple[Tensor,
     return products[..., 0, :, :], from_start, to_end
 
 
+def _inverse_of_unit_lower(A: Tensor) -> Tensor:
+    """A strictly lower triangular (..., C, C) -> (1 + A)^-1."""
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return torch.linalg.solve_triangular(A + one, one.expand_as(A), upper=False, unitriangular=True)
+
+
 class _InverseOfUnitLower(torch.autograd.Function):
-    """A strictly lower triangular (..., C, C) -> (1 + A)^-1.
-
-    Its gradient takes two products, where that of the solution takes another system.
-    """
-
-    generate_vmap_rule = True
+    """The same, with a gradient of two products, where that of the solution solves again."""
 
     @staticmethod
-    def forward(A: Tensor) -> Tensor:
-        one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        return torch.linalg.solve_triangular(
-            A + one, one.expand_as(A), upper=False, unitriangular=True
-        )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
+    def forward(ctx, A: Tensor) -> Tensor:
+        inverse = _inverse_of_unit_lower(A)
+        ctx.save_for_backward(inverse)
+        return inverse
 
     @staticmethod
     def backward(ctx, dinverse: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         return -(inverse.mT @ dinverse @ inverse.mT).tril(-1)
-
-    @staticmethod
-    def jvp(ctx, dA: Tensor) -> Tensor:
-        (inverse,) = ctx.saved_tensors
-        return -(inverse @ dA @ inverse)
 
 
 def chunked_delta_rule_step_(

@@ -18,7 +18,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_layers import RecurrentLayer
-from .checks import is_transformed
+from .numerics import is_transformed
 from .sequence_parallel import tokens_before
 from .slots import SlotCache, SlotLayer
 from .tokens import Tokens, positions_within, sequence_of_each_token

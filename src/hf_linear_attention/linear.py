@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
-from .checks import is_transformed
+from .numerics import is_transformed
 from .quantized import are_products_compiled, dtype_name, quantized_product
 
 few_rows_product = native_op("linear", version=1)

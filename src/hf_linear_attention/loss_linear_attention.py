@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from .checks import is_transformed
-from .numerics import accumulation_dtype
+from .numerics import accumulation_dtype, is_transformed
 from .sequence_parallel import shift_labels_across, sum_over_ranks
 
 # Elements of the logits to work on at a time: few enough for a CPU's cache, and on other devices

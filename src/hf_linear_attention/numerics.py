@@ -1,10 +1,13 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""How exact sums are: the dtypes that they are kept in, and what keeps autocast away from them."""
+"""How exact sums are: the dtypes that they are kept in, and what keeps autocast away from them; and
+which derivatives compiled ops don't have.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 L2_NORM_EPS = 1e-6  # x / sqrt(sum(x^2) + eps), as Transformers norms queries and keys
 
@@ -18,6 +21,13 @@ def at_least_float32(x: Tensor) -> Tensor:
     """x in its accumulation dtype."""
     dtype = accumulation_dtype(x.dtype)
     return x if x.dtype is dtype else x.to(dtype)  # asked many times for every token
+
+
+def is_transformed() -> bool:
+    """Whether a function of torch.func, or forward-mode derivatives, are at work. Compiled ops know
+    neither: the former raise, the latter would be zeros without a word.
+    """
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .backends import has_compiled, native_op
-from .checks import is_transformed
+from .numerics import is_transformed
 
 compiled_add = native_op("add_sinusoids", version=1)
 IS_COMPILED = has_compiled(compiled_add)

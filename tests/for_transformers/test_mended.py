@@ -27,7 +27,7 @@ class Layer:
         report = use_kernels(self.model)
         recurrent = [change for change in report.changed if replacement_for(change.before)]
         recurrent = [c for c in recurrent if replacement_for(c.before).is_recurrent]
-        self.layer = recurrent[0].module
+        self.layer = recurrent[0].module()
         names = inspect.signature(self.layer.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in names else "past_key_values"
         self.mask_name = "conv_mask" if "conv_mask" in names else "attention_mask"

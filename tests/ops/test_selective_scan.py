@@ -453,6 +453,7 @@ def test_a_wrong_slot_of_a_step_is_named_and_nothing_is_changed(name, backend):
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_compiled_step_refuses_slots_that_overlap(shift):
     token, slots, _ = token_by_slot(Case())
+    slots = slots.contiguous()
     overlapping = slots.as_strided(slots.shape, (shift, *slots.stride()[1:]))
     with pytest.raises(RuntimeError, match="the slots of state must not overlap"):
         selective_scan_step_(**token, state=overlapping, state_indices=SLOTS, backend="cpu")
