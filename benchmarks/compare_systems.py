@@ -5,7 +5,7 @@
     python benchmarks/compare_systems.py --full     # for docs/results.md: an hour of one core
     python benchmarks/compare_systems.py --gpu      # larger models, tasks as in the papers
     python benchmarks/compare_systems.py --large    # six systems, 10 M weights, 50 M tokens: days
-    python benchmarks/compare_systems.py --large --device cuda      # half an hour
+    python benchmarks/compare_systems.py --large --device cuda      # on a GPU, not yet timed
     python benchmarks/compare_systems.py --full --systems gla softmax --parts recall
 
 All systems get the same number of weights (the MLP makes up for what attention lacks), the same

@@ -105,7 +105,7 @@ def causal_lm_loss(
     Raises:
         ValueError: there are no labels, or not as many as tokens.
     """
-    # The compiler fuses the plain form, which has forward-mode derivatives, too.
+    # The compiler fuses the plain form, which torch.func and forward mode can differentiate, too.
     if (torch.compiler.is_compiling() or is_transformed()) and sequence_group is None:
         return ForCausalLMLoss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
