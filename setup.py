@@ -77,6 +77,7 @@ SOURCES = {
 GAINS_BY_O3 = (
     "linear_attention/*_isa.cpp",
     "dense/rms_norm_isa.cpp",
+    "dense/cross_entropy_isa.cpp",
     "dense/rounded_*_isa.cpp",
     "dense/*_amx.cpp",
 )

@@ -4,7 +4,8 @@
     python benchmarks/compare_systems.py            # or --short: in minutes
     python benchmarks/compare_systems.py --full     # for docs/results.md: an hour of one core
     python benchmarks/compare_systems.py --gpu      # larger models, tasks as in the papers
-    python benchmarks/compare_systems.py --large    # six systems, 10 M weights, 50 M tokens: days
+    python benchmarks/compare_systems.py --medium   # six systems, 10 M weights, 3.3 M tokens: hours
+    python benchmarks/compare_systems.py --large    # the same and 50 M tokens: days
     python benchmarks/compare_systems.py --large --device cuda      # on a GPU, not yet timed
     python benchmarks/compare_systems.py --full --systems gla softmax --parts recall
 
@@ -671,7 +672,7 @@ def compare(
 
 def main() -> None:
     assert __doc__ is not None
-    flags = harness.parser(__doc__, ("short", "full", "gpu", "large"))
+    flags = harness.parser(__doc__, ("short", "full", "gpu", "medium", "large"))
     flags.add_argument("--systems", nargs="+", choices=ALL_SYSTEMS, metavar="NAME")
     flags.add_argument("--parts", nargs="+", metavar="PART", help="tasks of the setting, or timing")
     flags.add_argument("--runs", type=Path, help="file of single results")

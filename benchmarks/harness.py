@@ -541,7 +541,8 @@ SETTINGS = {
     "full": "everything, not only the short set",
     "smallest": "one tiny case of everything, to see that the script runs",
     "gpu": "the settings for a GPU",
-    "large": "at a size that counts, in days",
+    "medium": "at a size that counts, in hours",
+    "large": "the same, in days",
 }
 
 

@@ -165,6 +165,11 @@ SETTINGS = {
         },
         device="cuda",
     ),
+    "medium": Setting(
+        {"text": Trial(Source(8192, 1024), _TEN_MILLION, 8, 400, (2e-3,), 1, _BEST)},
+        contexts=(),
+        autocast=True,
+    ),
     "large": Setting(
         {"text": Trial(Source(8192, 1024), _TEN_MILLION, 8, 6100, (2e-3,), 2, _BEST)},
         contexts=(),

@@ -29,6 +29,7 @@ const CpuKernels kernels = {
     rounded_linear,
     {rms_norm, rms_norm_backward},
     add_sinusoids,
+    {cross_entropy, cross_entropy_backward},
 };
 
 }  // namespace hfla::HFLA_ISA

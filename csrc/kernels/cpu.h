@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/convolution.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/delta_rule.h"
 #include "kernels/linear.h"
 #include "kernels/linear_attention.h"
@@ -27,6 +28,7 @@ struct CpuKernels {
   QuantizedLinearOnCpu rounded_linear;  // x is rounded to 16 bits, so that products are of integers
   RmsNormOnCpu rms_norm;
   SinusoidsOnCpu add_sinusoids;
+  CrossEntropyOnCpu cross_entropy;
 };
 
 // For tensors of a dtype: those of the instruction set that is chosen once, by CPUID, or, for

@@ -3,7 +3,8 @@
 
 For T tokens and V words, `torch.nn.functional.cross_entropy` makes the log-probabilities, their
 gradient and that of the logits, (T, V) each: on long sequences these, not the model, are what fills
-the memory. Here only the last one is made, and the rest is done a few rows at a time, in the cache.
+the memory. Here only the last one is made: on the CPU by compiled ops, elsewhere a few rows at a
+time.
 
 Shapes: N tokens, V words.
 """
@@ -15,8 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from .backends import has_compiled, native_op
 from .numerics import accumulation_dtype, is_transformed
 from .sequence_parallel import shift_labels_across, sum_over_ranks
+
+compiled_cross_entropy = native_op("cross_entropy", version=1)
+compiled_backward = native_op("cross_entropy_backward", version=1)
+IS_COMPILED = has_compiled(compiled_cross_entropy, compiled_backward)
 
 # Elements of the logits to work on at a time: few enough for a CPU's cache, and on other devices
 # enough to keep them busy.
@@ -40,6 +46,8 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+        if IS_COMPILED and logits.is_cpu:
+            return compiled_cross_entropy(logits, labels, ignore_index)
         dtype = accumulation_dtype(logits.dtype)
         normalizers = logits.new_empty(logits.shape[0], dtype=dtype)
         for rows in row_chunks(logits):
@@ -69,6 +77,9 @@ class CrossEntropy(torch.autograd.Function):
             )
             (dlogits,) = torch.autograd.grad(losses, logits, dlosses, create_graph=True)
             return dlogits, None, None
+        if IS_COMPILED and logits.is_cpu:
+            found = logits, labels, normalizers
+            return compiled_backward(dlosses, *found, ctx.ignore_index), None, None
         is_counted = labels != ctx.ignore_index
         scale = torch.where(is_counted, dlosses, 0)
         index = labels.masked_fill(~is_counted, 0)

@@ -211,12 +211,14 @@ def test_held_out_text_is_not_trained_on(text):
 
 # Equal weights, equal training
 
+FOR_THE_BEST = ("medium", "large")  # settings of a few systems
+
 
 @pytest.mark.parametrize("name", ALL_SYSTEMS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_have_the_same_number_of_weights_in_every_setting(name, setting):
     trials = [trial for trial in SETTINGS[setting].trials.values() if name in trial.systems]
-    assert trials or setting == "large"  # which is for the best only
+    assert trials or setting in FOR_THE_BEST
     for trial in trials:
         config = fitted(name, trial)
         expected = num_weights(fitted(BASELINE, trial))
@@ -240,7 +242,7 @@ def test_what_cannot_be_equal_is_refused():
 
 def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
     for title, setting in SETTINGS.items():
-        if title == "large":
+        if title in FOR_THE_BEST:
             continue
         trial = setting.trials["text"]
         layers = trial.size.num_hidden_layers

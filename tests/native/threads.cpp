@@ -387,6 +387,17 @@ bool rms_norm(const CpuKernels& cpu, const Threads& threads, const Case& c, Arra
       p, {dy, result.inverse_rms, a.empty(rows * columns), a.empty(columns)}, threads));
 }
 
+bool cross_entropy(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const int64_t rows = 10 * c.sizes.T, words = 300;
+  const std::vector<int64_t> labels(static_cast<size_t>(rows), 7);
+  const CrossEntropyProblem p{
+      rows, words, DType::f32, a.random(rows * words, -1, 1), labels.data(), -100};
+  const CrossEntropyResult result{a.empty(rows), a.empty(rows), a.empty(rows)};
+  if (!succeeded(cpu.cross_entropy.forward(p, result, threads))) return false;
+  return succeeded(cpu.cross_entropy.backward(
+      p, {result.sums, result.largest, a.empty(rows * words)}, threads));
+}
+
 using Call = std::function<bool(const CpuKernels&, const Threads&, const Case&, Arrays&)>;
 
 Call delta_rule_of(bool per_channel, bool delta) {
@@ -414,6 +425,7 @@ const std::pair<const char*, Call> kCalls[] = {
     {"expert_linear", expert_linear},
     {"quantized_linear", quantized_linear},
     {"rms_norm", rms_norm},
+    {"cross_entropy", cross_entropy},
 };
 
 // Three times in one team, which has many loops then, and asks for "weights" meanwhile.

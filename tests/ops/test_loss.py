@@ -1,17 +1,26 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The loss against Transformers' own, of which it is a leaner form."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from hf_linear_attention import loss_linear_attention
-from hf_linear_attention.loss_linear_attention import CrossEntropy, causal_lm_loss
+from hf_linear_attention.loss_linear_attention import (
+    CrossEntropy,
+    causal_lm_loss,
+    compiled_backward,
+    compiled_cross_entropy,
+)
 from tiny import random_ids, tiny_model
 
 B, T, V = 2, 7, 11
 IGNORED = -100
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+OP = torch.ops.hf_linear_attention
 
 
 def make_inputs(dtype=torch.float32):
@@ -22,9 +31,14 @@ def make_inputs(dtype=torch.float32):
     return logits, labels
 
 
-@pytest.fixture(params=[1, 2**20], ids=["a row at a time", "all at once"])
-def chunks(request, monkeypatch):
-    monkeypatch.setitem(loss_linear_attention.CHUNK_ELEMENTS, "cpu", request.param)
+@pytest.fixture(params=[None, 1, 2**20], ids=["compiled", "a row at a time", "all at once"])
+def way(request, monkeypatch):
+    """Of the ways to compute it, one after the other: compiled, or in pieces of so many numbers."""
+    if request.param is None:
+        assert loss_linear_attention.IS_COMPILED
+    else:
+        monkeypatch.setattr(loss_linear_attention, "IS_COMPILED", False)
+        monkeypatch.setitem(loss_linear_attention.CHUNK_ELEMENTS, "cpu", request.param)
 
 
 VARIANTS = {
@@ -36,9 +50,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_loss_of_transformers(variant, dtype, chunks):
+def test_equals_the_loss_of_transformers(variant, dtype, way):
     logits, labels = make_inputs(dtype)
     labels = labels.clamp(min=0) if "ignore_index" in VARIANTS[variant] else labels
     actual = causal_lm_loss(logits, labels, V, **VARIANTS[variant])
@@ -49,7 +63,7 @@ def test_equals_the_loss_of_transformers(variant, dtype, chunks):
     torch.testing.assert_close(actual_gradient, expected_gradient)
 
 
-def test_gradcheck(chunks):
+def test_gradcheck(way):
     logits, labels = make_inputs(torch.float64)
     labels = labels.flatten()
 
@@ -60,7 +74,7 @@ def test_gradcheck(chunks):
     assert torch.autograd.gradgradcheck(losses, (logits,))
 
 
-def test_extreme_logits_give_no_nan(chunks):
+def test_extreme_logits_give_no_nan(way):
     logits, labels = make_inputs()
     with torch.no_grad():
         logits.mul_(1e4)
@@ -72,8 +86,8 @@ def test_extreme_logits_give_no_nan(chunks):
     torch.testing.assert_close(loss, ForCausalLMLoss(logits, labels, V))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_a_confident_token_has_left_to_learn_keeps_its_digits(dtype, chunks):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_confident_token_has_left_to_learn_keeps_its_digits(dtype, way):
     logits = torch.linspace(0, 9, 19, dtype=dtype)[:, None] * torch.tensor([[1.0, 0, 0, 0, 0]])
     logits = logits.to(dtype).requires_grad_()
     labels = torch.zeros(19, dtype=torch.int64)
@@ -84,10 +98,134 @@ def test_what_a_confident_token_has_left_to_learn_keeps_its_digits(dtype, chunks
     torch.testing.assert_close(gradient.double(), exact, rtol=tolerance, atol=0)
 
 
-def test_a_label_beyond_the_vocabulary_is_an_error():
+@pytest.mark.parametrize("label", [V, -1])
+def test_a_label_that_is_no_word_is_an_error(label, way):
     logits, labels = make_inputs()
-    with pytest.raises(RuntimeError, match="out of bounds"):
-        causal_lm_loss(logits, torch.full_like(labels, V), V)
+    with pytest.raises(RuntimeError, match=rf"out of bounds|from 0 to 10, .* got {label} in row 0"):
+        causal_lm_loss(logits, torch.full_like(labels, label), V)
+
+
+# Fewer words than a vector has numbers, as many, a few more, and several vectors and a rest.
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("words", [1, 3, 15, 16, 17, 64, 65, 131, 1000])
+def test_any_number_of_words(words, dtype, way):
+    generator = torch.Generator().manual_seed(words)
+    logits = (9 * torch.randn(41, words, generator=generator) - 30).to(dtype).requires_grad_()
+    labels = torch.randint(words, (41,), generator=generator)
+    labels[::5] = IGNORED
+    exact = logits.detach().double().requires_grad_()
+    scales = torch.randn(41, generator=generator)
+
+    def results(losses, x):
+        return losses.double(), torch.autograd.grad((losses * scales).sum(), x)[0].double()
+
+    losses, gradient = results(CrossEntropy.apply(logits, labels, IGNORED)[0], logits)
+    nats = F.cross_entropy(exact, labels, ignore_index=IGNORED, reduction="none")
+    expected_losses, expected = results(nats, exact)
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-5)
+    rtol = max(2 * torch.finfo(dtype).eps, 2e-5)
+    # The logits' own digits are what a float32 of some 30 has.
+    torch.testing.assert_close(gradient, expected, rtol=rtol, atol=1e-5)
+
+
+def test_rows_that_do_not_count_have_no_gradient_whatever_they_hold():
+    logits, labels = (x.flatten(0, 1) for x in make_inputs())
+    logits = logits.detach()
+    logits[0], logits[1, 2], logits[2] = math.nan, math.inf, -math.inf
+    logits.requires_grad_()
+    losses, _ = CrossEntropy.apply(logits, labels.flatten(), IGNORED)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert not losses[:3].any() and not gradient[:3].any() and gradient[3:].all()
+
+
+def test_what_is_no_number_shows_in_the_loss(way):
+    logits, labels = (x.detach().flatten(0, 1) for x in make_inputs())
+    logits[3, 5] = math.nan
+    losses, _ = CrossEntropy.apply(logits, labels, IGNORED)
+    assert losses.isnan().nonzero().tolist() == [[3]]
+
+
+# ---- the compiled ops ----
+
+
+def op_arguments(dtype=torch.float64):
+    logits, labels = (x.detach().flatten(0, 1) for x in make_inputs(dtype))
+    return {"logits": logits, "labels": labels, "ignore_index": IGNORED}
+
+
+def backward_op_arguments(dtype=torch.float64):
+    args = op_arguments(dtype)
+    losses, normalizers = OP.cross_entropy(**args)
+    return {"dlosses": losses.cos(), "normalizers": normalizers, **args}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_the_ops_pass_opcheck(dtype):
+    torch.library.opcheck(OP.cross_entropy.default, (), op_arguments(dtype))
+    torch.library.opcheck(OP.cross_entropy_backward.default, (), backward_op_arguments(dtype))
+
+
+@pytest.mark.parametrize("rows, words", [(0, 5), (0, 0), (3, 0)])
+def test_the_loss_of_nothing(rows, words):
+    logits = torch.zeros(rows, words)
+    labels = torch.full((rows,), IGNORED)
+    losses, normalizers = compiled_cross_entropy(logits, labels, IGNORED)
+    assert losses.tolist() == [0] * rows and normalizers.tolist() == [-math.inf] * rows
+    gradient = compiled_backward(losses, logits, labels, normalizers, IGNORED)
+    assert gradient.shape == logits.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_loss_is_the_same_to_the_bit_with_any_number_of_threads(dtype):
+    logits = torch.randn(301, 1003).to(dtype)
+    labels = torch.randint(1003, (301,))
+
+    def results():
+        losses, normalizers = compiled_cross_entropy(logits, labels, IGNORED)
+        gradient = compiled_backward(losses, logits, labels, normalizers, IGNORED)
+        return losses, normalizers, gradient
+
+    expected = results()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert all(map(torch.equal, results(), expected))
+    finally:
+        torch.set_num_threads(threads)
+
+
+WRONG = {
+    "logits_dims": ("logits", lambda x: x[0], r"logits must have shape \(rows, words\), got"),
+    "logits_dtype": ("logits", lambda x: x.int(), "logits must be float32, bfloat16, float16"),
+    "logits_layout": ("logits", lambda x: x.t().contiguous().t(), "logits must be contiguous"),
+    "labels_shape": ("labels", lambda x: x[1:], r"labels must have shape \(14,\), got \(13,\)"),
+    "labels_dtype": ("labels", lambda x: x.int(), "labels must be int64 here, got int32"),
+    "labels_size": ("labels", lambda x: x + V, "labels must be from 0 to 10, or ignore_index"),
+}
+WRONG_FOR_BACKWARD = WRONG | {
+    "dlosses_shape": ("dlosses", lambda x: x[1:], r"dlosses must have shape \(14,\)"),
+    "dlosses_dtype": ("dlosses", lambda x: x.float(), "dlosses must be float64 here, got float32"),
+    "normalizers_shape": ("normalizers", lambda x: x[1:], r"normalizers must have shape \(14,\)"),
+    "normalizers_dtype": ("normalizers", lambda x: x.half(), "normalizers must be float64 here"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FOR_BACKWARD)
+def test_wrong_arguments_are_refused(name):
+    argument, spoil, message = WRONG_FOR_BACKWARD[name]
+    backward = backward_op_arguments()
+    backward[argument] = spoil(backward[argument])
+    with pytest.raises(RuntimeError, match=f"::cross_entropy_backward: .*{message}"):
+        OP.cross_entropy_backward(**backward)
+    if name in WRONG:
+        args = op_arguments()
+        args[argument] = spoil(args[argument])
+        with pytest.raises(RuntimeError, match=f"::cross_entropy: .*{message}"):
+            OP.cross_entropy(**args)
+
+
+# ---- the whole loss ----
 
 
 @pytest.mark.parametrize("name", ["labels", "shift_labels"])

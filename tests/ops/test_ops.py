@@ -810,6 +810,7 @@ def test_loading_again_changes_nothing():
     for module in (
         native.library,
         native.linear_attention,
+        native.cross_entropy,
         native.delta_rule,
         native.linear,
         native.rms_norm,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/common/isa.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/linear.h"
 #include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
@@ -18,5 +19,8 @@ Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
 Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 Status add_sinusoids(const SinusoidsProblem&);
+Status cross_entropy(const CrossEntropyProblem&, const CrossEntropyResult&, const Threads&);
+Status cross_entropy_backward(const CrossEntropyProblem&, const CrossEntropyGradients&,
+                              const Threads&);
 
 }  // namespace hfla::HFLA_ISA

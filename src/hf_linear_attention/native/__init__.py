@@ -3,6 +3,7 @@
 
 from . import (
     convolution,
+    cross_entropy,
     cuda,
     delta_rule,
     library,
@@ -43,6 +44,8 @@ OPS = {
     ("int8_linear", 2): quantized_linear.int8_linear,  # with rounds_x
     ("int4_linear", 2): quantized_linear.int4_linear,
     ("rms_norm", 1): rms_norm.rms_norm,
+    ("cross_entropy", 1): cross_entropy.cross_entropy,
+    ("cross_entropy_backward", 1): cross_entropy.cross_entropy_backward,
     ("add_sinusoids", 1): sinusoids.add_sinusoids,
     ("can_record", 1): recordings.can_record,
     ("recording", 1): recordings.recording,
