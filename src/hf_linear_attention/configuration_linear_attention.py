@@ -124,6 +124,9 @@ class LinearAttentionConfig(PreTrainedConfig):
         attention_out_bias: whether the projection behind attention has a bias; by default as
             attention_bias says of those before it. Qwen2 has the others alone.
         intermediate_size: features of the MLPs; 0: there are none.
+        fuse_linear_cross_entropy: whether a causal language model, while it trains on labels,
+            computes its loss from the last hidden states a few rows at a time, and returns no
+            logits, whose tables of (tokens, vocab_size) can be the largest there are.
         rope_parameters: of "rotary" positions, as in Llama, for layers of all types: rope_type
             "default", "linear", "dynamic", "yarn", "llama3", "longrope" or "proportional", and
             what it needs; partial_rotary_factor turns only so large a part of a head's features.
@@ -238,6 +241,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     attention_bias: bool = False
     attention_out_bias: bool | None = None
     mlp_bias: bool = False
+    fuse_linear_cross_entropy: bool = False
     attention_dropout: int | float = 0.0
     rope_parameters: RopeParameters | dict | None = None
 

@@ -128,6 +128,16 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
     return many_rows_product if is_worth_many(x, weight, x.dtype) else F.linear
 
 
+def plain_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (n, in), weight (out, in) -> (n, out), by the fastest product of many rows in their dtype.
+    Inside of an autograd function, with plain tensors of any strides.
+    """
+    is_ours = IS_COMPILED and x.is_cpu and type(x) is Tensor and type(weight) is Tensor
+    if is_ours and is_worth_many(x, weight, x.dtype):
+        return many_rows_product(x, weight, None)
+    return F.linear(x, weight)
+
+
 def product_under_autocast(x: Tensor, weight: Tensor) -> Callable[..., Tensor]:
     """That of many rows or torch's, whichever is faster in autocast's dtype."""
     is_cast = torch.float64 not in (x.dtype, weight.dtype)  # which autocast leaves alone

@@ -56,7 +56,7 @@ from .inputs import (
     recordable_caches,
 )
 from .linear import Linear
-from .loss_linear_attention import causal_lm_loss
+from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
 from .mixer_aaren import LearnedQuery
 from .mixer_cross import CrossAttention
 from .mixer_mamba2 import Mamba2
@@ -493,7 +493,8 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         """As `LinearAttentionModel.forward`, then logits (B, T, vocab_size).
 
         Args:
-            labels: (B, T), -100 where there is none; token t is compared with logits t - 1.
+            labels: (B, T), -100 where there is none; token t is compared with logits t - 1. In
+                training there are no logits beside the loss, if config.fuse_linear_cross_entropy.
             logits_to_keep: compute logits only for so many last tokens (0: for all), or for the
                 positions in a tensor: (n,), (B, n), or bool (B, T).
         """
@@ -566,12 +567,16 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
     ) -> CausalLMOutputWithCrossAttentions:
         """What `forward` makes of the model's arguments and of its own."""
         outputs: BaseModelOutputWithPast = self.model(**inputs, **kwargs)
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
+        hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+        loss, logits = None, None
+        if labels is not None and self._makes_no_logits():
+            loss = linear_causal_lm_loss(hidden_states, self.lm_head.weight, labels, **kwargs)
+        else:
+            logits = self.lm_head(hidden_states)
+            if labels is not None:
+                loss = self.loss_function(
+                    logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+                )
         wants_maps_of_memory = self.config.add_cross_attention and outputs.attentions is not None
         return CausalLMOutputWithCrossAttentions(  # which EncoderDecoderModel asks for
             loss=loss,
@@ -580,6 +585,20 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=() if wants_maps_of_memory else None,  # of no layer
+        )
+
+    def _makes_no_logits(self) -> bool:
+        """Whether the loss is computed without them: in training, if the config says so, unless
+        another module or loss stands where the usual ones do, or a hook waits for the logits.
+        """
+        head = self.lm_head
+        return (
+            self.config.fuse_linear_cross_entropy
+            and self.training
+            and self.loss_function is causal_lm_loss
+            and type(head) is Linear
+            and type(head.weight) is nn.Parameter
+            and not (head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head))
         )
 
 

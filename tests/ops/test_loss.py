@@ -11,9 +11,11 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from hf_linear_attention import loss_linear_attention
 from hf_linear_attention.loss_linear_attention import (
     CrossEntropy,
+    LinearCrossEntropy,
     causal_lm_loss,
     compiled_backward,
     compiled_cross_entropy,
+    linear_causal_lm_loss,
 )
 from tiny import random_ids, tiny_model
 
@@ -257,3 +259,143 @@ def test_the_model_uses_it_and_takes_another():
     assert "CrossEntropy" in str(output.loss.grad_fn.next_functions[0][0].next_functions[0][0])
     model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum() * 0 + 7
     assert model(tokens, labels=tokens).loss == 7
+
+
+# ---- without logits ----
+
+
+@pytest.fixture(params=[0, 10 * V, 2**20], ids=["as many as features", "ten", "all"])
+def rows_at_a_time(request, monkeypatch):
+    monkeypatch.setattr(loss_linear_attention, "LINEAR_CHUNK_ELEMENTS", request.param)
+
+
+def make_head(dtype=torch.float32, C=8):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randn(size, generator=generator).to(dtype).requires_grad_()
+        for size in ((B, T, C), (V, C))
+    ]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_loss_without_logits_is_the_same(variant, dtype, rows_at_a_time, way):
+    hidden_states, weight = make_head(dtype)
+    _, labels = make_inputs()
+    labels = labels.clamp(min=0) if "ignore_index" in VARIANTS[variant] else labels
+    exact = [x.detach().double().requires_grad_() for x in (hidden_states, weight)]
+    actual = linear_causal_lm_loss(hidden_states, weight, labels, **VARIANTS[variant])
+    expected = ForCausalLMLoss(exact[0] @ exact[1].t(), labels, V, **VARIANTS[variant])
+    # Logits are rounded to the dtype, as they are where they are kept.
+    tolerance = {"rtol": 4 * max(torch.finfo(dtype).eps, 1e-6), "atol": 0}
+    torch.testing.assert_close(actual.double(), expected.double(), **tolerance)
+    gradients = torch.autograd.grad(3 * actual, [hidden_states, weight])
+    for one, other in zip(gradients, torch.autograd.grad(3 * expected, exact), strict=True):
+        assert one.dtype == dtype
+        largest = other.abs().max().item()
+        atol = 4 * max(torch.finfo(dtype).eps, 1e-6) * largest
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=atol)
+
+
+def test_gradcheck_without_logits(rows_at_a_time):
+    hidden_states, weight = make_head(torch.float64)
+    _, labels = make_inputs()
+
+    def total(x, weight):
+        return LinearCrossEntropy.apply(x.flatten(0, 1), weight, labels.flatten(), IGNORED)
+
+    assert torch.autograd.gradcheck(total, (hidden_states, weight))
+
+
+@pytest.mark.parametrize("frozen", ["hidden_states", "weight"])
+def test_only_what_is_needed_is_computed_without_logits(frozen):
+    inputs = dict(zip(("hidden_states", "weight"), make_head(), strict=True))
+    _, labels = make_inputs()
+    inputs[frozen].requires_grad_(False)
+    linear_causal_lm_loss(*inputs.values(), labels).backward()
+    assert [x.grad is None for x in inputs.values()] == [name == frozen for name in inputs]
+
+
+def test_no_labels_at_all_give_what_torch_gives():
+    hidden_states, weight = make_head()
+    labels = torch.full((B, T), IGNORED)
+    assert linear_causal_lm_loss(hidden_states, weight, labels).isnan()
+    loss = linear_causal_lm_loss(hidden_states, weight, labels, num_items_in_batch=5)
+    loss.backward()
+    assert loss == 0 and not hidden_states.grad.any() and not weight.grad.any()
+
+
+def test_another_number_of_labels_is_an_error_without_logits_too():
+    hidden_states, weight = make_head()
+    message = r"labels must have one label .*\(1, 7\) for .*\(2, 7, 8\)"
+    with pytest.raises(ValueError, match=message):
+        linear_causal_lm_loss(hidden_states, weight, torch.zeros(1, T, dtype=torch.long))
+
+
+def gradients_of(model, tokens, labels, autocast=False):
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = model(tokens, labels=labels)
+    output.loss.backward()
+    return output, {name: x.grad.clone() for name, x in model.named_parameters()}
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_model_trains_without_logits_as_with_them(tie, autocast):
+    model = tiny_model(dtype=torch.float32, tie_word_embeddings=tie).train()
+    tokens = random_ids(2, 9)
+    labels = tokens.clone()
+    labels[0, :5] = IGNORED
+    plain, expected = gradients_of(model, tokens, labels, autocast)
+    model.config.fuse_linear_cross_entropy = True
+    fused, actual = gradients_of(model, tokens, labels, autocast)
+    assert plain.logits is not None and fused.logits is None
+    tolerance = 0.02 if autocast else 1e-5
+    torch.testing.assert_close(fused.loss, plain.loss, rtol=tolerance, atol=0)
+    for name, gradient in expected.items():
+        atol = tolerance * gradient.abs().max().item()
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=atol)
+
+
+def test_a_model_gives_logits_wherever_else_they_are_wanted():
+    model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
+    tokens = random_ids(2, 9)
+    assert model(tokens, labels=tokens).logits is None
+    assert model(tokens).logits is not None
+    seen = []
+    handle = model.lm_head.register_forward_hook(lambda *args: seen.append(args[-1]))
+    assert model(tokens, labels=tokens).logits is seen[0]
+    handle.remove()
+    assert model.eval()(tokens, labels=tokens).logits is not None
+    model.train().loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
+    assert model(tokens, labels=tokens).logits is not None
+
+
+def test_no_logits_are_made_while_a_model_trains_without_them(rows_at_a_time, monkeypatch):
+    sizes = []
+    product = loss_linear_attention.plain_product
+
+    def seen(x, weight):
+        y = product(x, weight)
+        sizes.append(y.shape)
+        return y
+
+    monkeypatch.setattr(loss_linear_attention, "plain_product", seen)
+    model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
+    tokens = random_ids(2, 9)
+    model(tokens, labels=tokens).loss.backward()
+    V, C = model.config.vocab_size, model.config.hidden_size
+    rows = max(C, loss_linear_attention.LINEAR_CHUNK_ELEMENTS // V)
+    logits = [size for size in sizes if size[1] == V]
+    assert sum(size[0] for size in logits) == 2 * 8  # what has a label
+    assert all(size[0] <= rows for size in logits)
+
+
+def test_a_model_that_trains_without_logits_compiles():
+    model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
+    tokens = random_ids(2, 9)
+    expected, gradients = gradients_of(model, tokens, tokens)
+    compiled = torch.compile(model)
+    loss = compiled(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, expected.loss)
