@@ -54,7 +54,7 @@ PANELS = {  # how those begin that the page shows; the files have all
 CHOICES = {  # the systems in the README's table, and what for
     "gated_deltanet": "**Start here.** The best on text, at constant memory",
     "kda": "The surest recall at constant memory, a little behind on text",
-    "qwen3_next": "Recall from any distance; its memory grows, a quarter as fast as softmax's",
+    "qwen3_next": "Recall within the trained length; its memory grows, a quarter of softmax's",
     "gla": "Faster training, without recall",
     "katharopoulos": "The paper's exact form, the simplest and fastest; the config's default",
     "softmax": "For comparison: softmax attention, as in Llama",

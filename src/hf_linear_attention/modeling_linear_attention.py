@@ -160,6 +160,10 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
 
 
 class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
+    """What all models here share: a config, weights' initial values, and `save_pretrained` with
+    code and a model card. It is not made by itself.
+    """
+
     config: LinearAttentionConfig
     config_class = LinearAttentionConfig
     base_model_prefix = "model"
@@ -234,7 +238,9 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel):
-    """Embeddings, positions, layers and a last norm."""
+    """Embeddings, positions, layers and a last norm: input_ids (B, T) -> last_hidden_state (B, T,
+    C).
+    """
 
     def __init__(self, config: LinearAttentionConfig):
         super().__init__(config)
@@ -676,7 +682,7 @@ def of_whole_sequences(forward: Callable) -> Callable:
 class LinearAttentionForSequenceClassification(
     GenericForSequenceClassification, LinearAttentionPreTrainedModel
 ):
-    """One label for a sequence, from its last real token."""
+    """One label for a sequence, from its last real token: logits (B, num_labels)."""
 
     forward = of_whole_sequences(GenericForSequenceClassification.forward)
 
@@ -684,7 +690,7 @@ class LinearAttentionForSequenceClassification(
 class LinearAttentionForTokenClassification(
     GenericForTokenClassification, LinearAttentionPreTrainedModel
 ):
-    """One label for each token."""
+    """One label for each token: logits (B, T, num_labels)."""
 
     forward = of_whole_sequences(GenericForTokenClassification.forward)
 
@@ -692,7 +698,7 @@ class LinearAttentionForTokenClassification(
 class LinearAttentionForQuestionAnswering(
     GenericForQuestionAnswering, LinearAttentionPreTrainedModel
 ):
-    """The first and the last token of an answer within the sequence."""
+    """The first and the last token of an answer: start_logits and end_logits (B, T)."""
 
     forward = of_whole_sequences(GenericForQuestionAnswering.forward)
 
