@@ -225,12 +225,13 @@ def linear_causal_lm_loss(
 ) -> Tensor:
     """`causal_lm_loss` of the logits hidden_states (B, T, C) weightᵀ (C, V), which are not made.
 
-    It can be differentiated once. Where torch.compile or torch.func is at work, they are made.
+    It can be differentiated once. Where torch.compile or torch.func is at work, and of meta
+    tensors, they are made.
 
     Raises:
         ValueError: there are no labels, or not as many as tokens.
     """
-    if is_left_to_torch() and sequence_group is None:
+    if (is_left_to_torch() or hidden_states.is_meta) and sequence_group is None:
         logits = F.linear(hidden_states, weight)
         return ForCausalLMLoss(
             logits, labels, len(weight), num_items_in_batch, ignore_index, shift_labels, **kwargs

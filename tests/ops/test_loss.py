@@ -399,3 +399,11 @@ def test_a_model_that_trains_without_logits_compiles():
     compiled = torch.compile(model)
     loss = compiled(tokens, labels=tokens).loss
     torch.testing.assert_close(loss, expected.loss)
+
+
+def test_a_model_of_meta_tensors_trains_without_logits():
+    with torch.device("meta"):
+        model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
+        tokens = torch.zeros(2, 9, dtype=torch.int64)
+        model(tokens, labels=tokens).loss.backward()
+    assert all(x.grad.shape == x.shape for x in model.parameters())
