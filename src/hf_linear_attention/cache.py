@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     StaticCache,
 )
 
-from .cache_files import fingerprint, load_into, save_cache
+from .cache_files import check_same_state, fingerprint, load_into, save_cache
 from .cache_layers import (
     TAKES_NOTHING_BACK,
     MemoryLayer,
@@ -244,6 +244,9 @@ class StaticLinearAttentionCache(RecurrentCache, StaticCache):
         config: of the model; decides on the layers.
         max_cache_len: the number of tokens that its softmax layers have room for; states need none.
         offloading, offload_only_non_sliding: as in `StaticCache`, for the softmax layers.
+
+    Raises:
+        ValueError: max_cache_len is no number of tokens.
     """
 
     def __init__(
@@ -253,6 +256,8 @@ class StaticLinearAttentionCache(RecurrentCache, StaticCache):
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
     ):
+        if type(max_cache_len) is not int or max_cache_len < 1:
+            raise ValueError(f"max_cache_len must be an integer from 1 on, got {max_cache_len!r}")
         self._make_layers(config, max_cache_len, offloading, offload_only_non_sliding)
 
     def activate_past_recording(self) -> None:
@@ -297,9 +302,14 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     """
     if isinstance(cache, EncoderDecoderCache):
         return cache_for_model(cache.self_attention_cache, config)
+    if not isinstance(cache, Cache):
+        raise ValueError(f"past_key_values must be a Cache, got {type(cache).__name__}")
     classes = [type(layer) for layer in cache.layers]
     if classes in (layer_classes(config), layer_classes(config, is_static=True)):
-        if getattr(cache, "config", config) is None:  # gathered by DataParallel
+        theirs = getattr(cache, "config", config)
+        if theirs is not config:
+            if theirs is not None:  # as one is that DataParallel gathered
+                check_same_state(theirs, config)
             cache.config = config
         return cache
     # the installed package's class, which remote code does not know

@@ -23,11 +23,18 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
     "attention_dropout",
     "bos_token_id",
     "eos_token_id",
+    "fuse_linear_cross_entropy",
     "initializer_range",
     "pad_token_id",
     *("time_step_min", "time_step_max", "time_step_floor"),  # of first weights
     "use_cache",
 }
+OF_THE_STATE = (  # and some that decide on what a layer remembers, and on how it reads that
+    *("mixer", "decay", "feature_map", "feature_map_kwargs", "conv_kernel_size"),
+    *("sliding_window", "window_size", "window_sinks"),
+    *("num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads"),
+    *("head_dim", "linear_key_head_dim", "linear_value_head_dim"),
+)
 LEFT_PADDING = "left_padding"
 UNFINISHED = ".unfinished"  # how names of files end while they are written
 
@@ -79,6 +86,21 @@ def fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
     """What decides whether a model can use a cache, as it comes back from JSON."""
     fields = [name for name in type(config).__annotations__ if name not in NOT_IN_THE_STATE]
     return json.loads(json.dumps({name: getattr(config, name) for name in fields}))
+
+
+def check_same_state(made_for: PreTrainedConfig, config: PreTrainedConfig) -> None:
+    """Raises a ValueError where a cache was made for a model whose states are others than those of
+    one with `config`. Whether its layers are those is seen by themselves.
+    """
+    theirs, ours = fingerprint(made_for), fingerprint(config)
+    other = [name for name in OF_THE_STATE if theirs.get(name) != ours.get(name)]
+    if other:
+        raise ValueError(
+            "past_key_values must be made for this model, with "
+            + ", ".join(f"{name}={ours[name]!r}" for name in other)
+            + ", got a cache of one with "
+            + ", ".join(f"{name}={theirs[name]!r}" for name in other)
+        )
 
 
 def _check_config(

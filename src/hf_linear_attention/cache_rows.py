@@ -115,8 +115,13 @@ def read_masks(caches: Sequence[Cache], attention_masks: Sequence[Tensor] | None
     """For each cache the mask (B, T) of the real ones of its tokens.
 
     Raises:
-        ValueError: a mask has another shape.
+        ValueError: a mask has another shape, or there are not as many as caches.
     """
+    if attention_masks is not None and len(attention_masks) != len(caches):
+        raise ValueError(
+            f"attention_masks must be one for each of {len(caches)} caches, got "
+            f"{len(attention_masks)}"
+        )
     masks = []
     for index, cache in enumerate(caches):
         length = int(cache.get_seq_length())

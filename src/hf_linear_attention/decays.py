@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
+from .linear import Linear
 from .numerics import at_least_float32
 
 
@@ -120,7 +121,7 @@ class PerToken(Decay):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.dt_proj = nn.Linear(config.hidden_size, config.num_state_heads, bias=False)
+        self.dt_proj = Linear(config.hidden_size, config.num_state_heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(config.num_state_heads))
         self.A_log = nn.Parameter(torch.empty(config.num_state_heads))
         self.reset_parameters()
@@ -149,8 +150,8 @@ class Kimi(Decay):
             config.linear_key_head_dim,
             config.linear_value_head_dim,
         )
-        self.f_a_proj = nn.Linear(config.hidden_size, rank, bias=False)
-        self.f_b_proj = nn.Linear(rank, H * K, bias=False)
+        self.f_a_proj = Linear(config.hidden_size, rank, bias=False)
+        self.f_b_proj = Linear(rank, H * K, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(H * K))
         self.A_log = nn.Parameter(torch.empty(H))
         self.reset_parameters()
@@ -179,8 +180,8 @@ class GatedPerChannel(Decay):
         super().__init__(config, layer_idx)
         self.key_dim = config.linear_key_head_dim
         self.gk_proj = nn.Sequential(
-            nn.Linear(config.hidden_size, self.RANK, bias=False),
-            nn.Linear(self.RANK, config.num_state_heads * self.key_dim),
+            Linear(config.hidden_size, self.RANK, bias=False),
+            Linear(self.RANK, config.num_state_heads * self.key_dim),
         )
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -61,6 +61,13 @@ class LinearAttentionGenerationMixin(GenerationMixin):
                 # all that Transformers would make of it, in a third of the time
                 token = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
                 return {"input_ids": token, "past_key_values": past_key_values, **kwargs}
+        if next_sequence_length is not None and next_sequence_length < 1:
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            raise ValueError(
+                "past_key_values must have read less than all of the prompt, got a cache of "
+                f"{int(count_past(past_key_values))} tokens for a prompt of {given.shape[1]}; its "
+                "crop(-n) takes tokens back"
+            )
         past = int(count_past(past_key_values)) if next_sequence_length is None else 0
         if past > 0:
             T = input_ids.shape[1]

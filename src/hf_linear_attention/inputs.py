@@ -81,9 +81,17 @@ def find_packed_sequences(
     with positions that restart.
     """
     if cu_seq_lens_q is not None:
+        if cu_seq_lens_q.dim() != 1 or len(cu_seq_lens_q) == 0:
+            raise ValueError(
+                "cu_seq_lens_q must have shape (number of sequences + 1,), got "
+                f"{tuple(cu_seq_lens_q.shape)}"
+            )
         if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
             raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
         return cu_seq_lens_q.to(torch.int32)
+    for name, given in (("seq_idx", seq_idx), ("position_ids", position_ids)):
+        if given is not None and given.dim() != 2:
+            raise ValueError(f"{name} must have shape (B, T), got {tuple(given.shape)}")
     if seq_idx is not None:
         is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
     elif position_ids is not None and attention_mask is None and T > 1:

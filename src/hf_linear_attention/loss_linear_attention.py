@@ -131,7 +131,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     `CrossEntropy` has for the logits hidden_states weightᵀ, in the dtype of its losses.
 
     The logits of a few rows are made at a time, and their gradient at once, so that neither is ever
-    there for all: after Hsu et al., "Liger Kernel" (arXiv 2410.10989), section 3.2. Rows without a
+    there for all: after Hsu et al., "Liger Kernel", arXiv 2410.10989. Rows without a
     label have no logits at all. Under autocast products are in its dtype.
     """
 

@@ -260,7 +260,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         gives_keys = decay_class(config.decay).gives_keys
-        self.has_lower_bounds = gives_keys and config.num_hidden_layers > 1  # the first has none
+        # The first layer has none.
+        self.has_lower_bounds = gives_keys and "linear_attention" in config.active_layer_types[1:]
         if self.has_lower_bounds:
             self.lower_bounds = LowerBounds(config)
         self.gradient_checkpointing = False

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
+from transformers.utils import output_capturing
 
 from .backends import forced_backend
 from .linear import products_in_use
@@ -28,6 +29,8 @@ MOST_RECORDINGS = 64  # of the same layers: for batches of other sizes, say
 
 KNOWN_PACKAGES = ("torch.nn.", "transformers.activations", "transformers.models.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+COLLECTOR = getattr(output_capturing, "_active_collector", None)
+COLLECTING_HOOK = "output_capturing_hook", output_capturing.__name__
 # These, what torch notes about them, and those for state_dict(), which nothing here depends on.
 FOR_HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
 
@@ -59,8 +62,8 @@ class Recording:
         self.classes_then = [*map(type, modules)]
         self.classes = [*set(self.classes_then)]
         self.forwards_then = [*self._forwards()]
-        hooks = [vars(module)[name] for module in modules for name in HOOKS]
-        self.without_hooks = [x for x in hooks if not x]
+        self.hooks = [vars(module)[name] for module in modules for name in HOOKS]
+        self.hooks_then = [*map(list, self.hooks)]
         self.next_hook_then = RemovableHandle.next_id
         self.run: Callable[..., Tensor] | None = None
         self.uses = 0
@@ -73,15 +76,20 @@ class Recording:
             and all(map(is_, self._tensors(), self.tensors_then))  # before == meets any
             and all(map(is_, map(type, self.modules), self.classes_then))
             and all(map(is_, self._forwards(), self.forwards_then))
-            and self.filled == self.filled_then
-            and [*self._values()] == self.values_then
+            and self._has_the_same_values()
         )
+
+    def _has_the_same_values(self) -> bool:
+        try:
+            return self.filled == self.filled_then and [*self._values()] == self.values_then
+        except RuntimeError:  # tensors in the place of numbers, which are neither equal nor not
+            return False
 
     def _has_no_new_hook(self) -> bool:
         """Looks only if anything, a module or a tensor, has got a hook since it last did."""
         next_hook = RemovableHandle.next_id
         if next_hook != self.next_hook_then:
-            if any(self.without_hooks) or _has_any_global_hook():
+            if [*map(list, self.hooks)] != self.hooks_then or _has_any_global_hook():
                 return False
             self.next_hook_then = next_hook
         return True
@@ -145,6 +153,8 @@ class RecordedTokens:
                 tensor is recorded.
             constants: what else it depends on.
         """
+        if are_outputs_collected():
+            return by_modules()
         states = self._states_of(caches)
         given = (
             forced_backend(),
@@ -226,10 +236,27 @@ def can_be_recorded(layers: Sequence[nn.Module], are_called: bool) -> bool:
         and not module.training
         and "forward" not in vars(module)
         and not any(isinstance(x, Tensor) for x in vars(module).values())
-        and ((module is layer and are_called) or not any(getattr(module, hooks) for hooks in HOOKS))
+        and ((module is layer and are_called) or not any(map(is_heard, hooks_of(module))))
         for layer in layers
         for module in layer.modules()
     )
+
+
+def hooks_of(module: nn.Module) -> Iterator[Callable]:
+    return chain.from_iterable(getattr(module, hooks).values() for hooks in HOOKS)
+
+
+def is_heard(hook: Callable) -> bool:
+    """Whether a hook does anything but collect outputs for Transformers. Such stay for good where
+    outputs were wanted once; `are_outputs_collected` says whether they are now.
+    """
+    name = getattr(hook, "__name__", None)
+    return COLLECTOR is None or (name, hook.__module__) != COLLECTING_HOOK
+
+
+def are_outputs_collected() -> bool:
+    """Whether Transformers collects hidden states, say, of the modules that run."""
+    return COLLECTOR is not None and bool(COLLECTOR.get())
 
 
 def stretches(caches: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -303,3 +303,45 @@ def test_a_gathered_cache_is_saved_and_joined_when_its_model_has_read_with_it(tm
 def test_caches_that_have_read_nothing_are_not_gathered():
     with pytest.raises(ValueError, match="only caches that have read a token"):
         LinearAttentionCache(iter(LinearAttentionCache(tiny_model().config)))
+
+
+@pytest.mark.parametrize("length", [0, -3, 2.5, None, True])
+def test_a_static_cache_of_no_length_is_refused(length):
+    with pytest.raises(ValueError, match=f"max_cache_len must be an integer .* got {length}"):
+        StaticLinearAttentionCache(tiny_model().config, length)
+
+
+def test_what_is_no_cache_is_refused():
+    with pytest.raises(ValueError, match="past_key_values must be a Cache, got tuple"):
+        tiny_model()(random_ids(1, 3), past_key_values=((1, 2),))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 7},
+        {"conv_kernel_size": 3, "normalizer": "rms_norm"},
+        {"decay": "retnet", "normalizer": "rms_norm"},
+    ],
+)
+def test_a_cache_of_another_model_is_refused(fields):
+    model = tiny_model(num_hidden_layers=2, **fields)
+    ids = random_ids(1, 6)
+    other = copy.deepcopy(model.config)
+    model(ids, past_key_values=LinearAttentionCache(other), use_cache=True)  # it is the same
+    if "sliding_window" in fields:
+        other.sliding_window = 5
+    elif "conv_kernel_size" in fields:
+        other.conv_kernel_size = 4
+    else:
+        other.decay = "lightning"
+    with pytest.raises(ValueError, match="past_key_values must be made for this model, with "):
+        model(ids, past_key_values=LinearAttentionCache(other), use_cache=True)
+
+
+def test_as_many_masks_as_caches_are_joined():
+    model = tiny_model()
+    caches = [model(random_ids(1, 3), use_cache=True).past_key_values for _ in range(2)]
+    for masks in ([torch.ones(1, 3)], [torch.ones(1, 3)] * 3):
+        with pytest.raises(ValueError, match=rf"one for each of 2 caches, got {len(masks)}"):
+            LinearAttentionCache.join(caches, masks)

@@ -12,10 +12,18 @@ from torchao.quantization import (
     IntxWeightOnlyConfig,
     MappingType,
     PerGroup,
+    quantize_,
 )
 from transformers import AutoConfig, AutoModelForCausalLM, TorchAoConfig
 
-from hf_linear_attention import pack_int4_weights, quantized, use_kernels
+from hf_linear_attention import (
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+    LinearAttentionForSequenceClassification,
+    pack_int4_weights,
+    quantized,
+    use_kernels,
+)
 from hf_linear_attention.quantized import FEW_ROWS
 from tiny import random_ids, tiny_config
 
@@ -110,3 +118,27 @@ def test_a_model_without_recurrent_layers_is_undone(tmp_path):
             torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
     assert [type(module) for module in model.modules()] == before
     assert "no layer of it has a replacement" in str(use_kernels(copy.deepcopy(of_numbers(model))))
+
+
+@pytest.mark.parametrize("preset", ["gated_deltanet", "kda", "gla", "mamba2", "qwen3_next"])
+@torch.no_grad()
+def test_presets_multiply_packed_weights_in_all_their_layers(preset):
+    fields = {**SIZES, "num_hidden_layers": 4, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = LinearAttentionForCausalLM(LinearAttentionConfig.from_preset(preset, **fields)).eval()
+    quantize_(model, IntxWeightOnlyConfig(torch.int4, PerGroup(16), MappingType.ASYMMETRIC))
+    ids = random_ids(1, 5)
+    expected = model(ids).logits
+    assert pack_int4_weights(model) > 4
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0.02 * largest)
+
+
+@torch.no_grad()
+def test_a_classifier_keeps_the_layer_that_torchao_multiplies():
+    config = LinearAttentionConfig.from_preset("gated_deltanet", num_attention_heads=2, **SIZES)
+    model = LinearAttentionForSequenceClassification(config).eval()
+    quantize_(model, IntxWeightOnlyConfig(torch.int4, PerGroup(16), MappingType.ASYMMETRIC))
+    expected = model(random_ids(1, 5)).logits
+    pack_int4_weights(model)
+    torch.testing.assert_close(model(random_ids(1, 5)).logits, expected, rtol=0.05, atol=0.02)

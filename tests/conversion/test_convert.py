@@ -302,3 +302,14 @@ def test_what_is_no_language_model_is_refused():
         convert(AutoModel.from_config(config))
     with pytest.raises(ValueError, match="a model of Transformers, got Linear; .*merge_and_unload"):
         convert(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("softmax_layers", [None, 1.5, True, "some", [1.0]])
+def test_what_names_no_layers_is_refused(softmax_layers):
+    with pytest.raises(ValueError, match="softmax_layers must be"):
+        convert(softmax_model("llama"), softmax_layers=softmax_layers)
+
+
+def test_what_names_no_mixer_is_refused():
+    with pytest.raises(ValueError, match=r"mixer must be one of .* got \['window'\]"):
+        convert(softmax_model("llama"), ["window"])

@@ -115,6 +115,10 @@ def test_a_calibration_set_without_labels_is_refused():
     ids = some_ids(1, 4)
     with pytest.raises(ValueError, match="batches must have labels"):
         rank_layers(model, [{"input_ids": ids, "labels": torch.full_like(ids, -100)}])
+    with pytest.raises(ValueError, match="batches must have labels"):
+        rank_layers(model, [{"input_ids": ids}])
+    with pytest.raises(ValueError, match="n must be from 0 to the .* linear layers, got 1.5"):
+        choose_layers(model, [{"input_ids": ids, "labels": ids}], n=1.5)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from transformers import AutoConfig
+from transformers.integrations import moe
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers.experts import Experts
@@ -169,3 +170,32 @@ def test_they_compile_into_one_graph():
     arguments = arguments_of(ours, 3)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*arguments), ours(*arguments))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_way_to_multiply_that_somebody_has_registered_is_theirs(is_replaced, monkeypatch):
+    name = "grouped_mm" if is_replaced else "mine"
+    ways = dict(moe.ALL_EXPERTS_FUNCTIONS) | {name: lambda self, x, index, weights: 2 * x}
+    for key, way in ways.items():
+        monkeypatch.setitem(moe.ALL_EXPERTS_FUNCTIONS._global_mapping, key, way)
+    model = tiny_upstream("qwen3_next")
+    ids = torch.tensor([[5, 7, 9]])
+    with torch.no_grad():
+        before = model(ids).logits
+        model.set_experts_implementation(name)
+        expected = model(ids).logits
+        use_kernels(model)
+        torch.testing.assert_close(model(ids).logits, expected)
+    assert not torch.allclose(before, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "minimax"])
+def test_changed_models_say_what_their_own_class_says_of_other_implementations(model_type):
+    model = tiny_upstream(model_type)
+    upstream = type(model)
+    use_kernels(model)
+    for asked in ("_can_set_attn_implementation", "_can_set_experts_implementation"):
+        assert asked in vars(type(model))  # and no file is looked at
+        assert getattr(model, asked)() == getattr(upstream, asked)()
+    model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"

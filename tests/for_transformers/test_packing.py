@@ -169,3 +169,15 @@ def test_packed_sequences_may_hold_padding(model_type, sequences):
             want = model(row[:, start:end][:, real]).logits
             got = y[:, start:end][:, real]
             torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba"])
+def test_undone_nothing_is_left_on_a_base_model(model_type):
+    model = tiny_upstream(model_type)
+    before = set(vars(model.base_model))
+    report = use_kernels(model)
+    with torch.no_grad():
+        model(torch.tensor([[5, 7, 9]]))
+    report.undo()
+    added = set(vars(model.base_model)) - before
+    assert all(name.startswith("_output_capturing") for name in added)

@@ -210,3 +210,16 @@ def test_other_positions_are_kept(variant):
     shifted = generate(model, ids, position_ids=later)
     assert positions.given[-1].tolist() == [[61], [61]]
     assert torch.equal(shifted, generate(model, ids, position_ids=later, use_cache=False))
+
+
+@pytest.mark.parametrize("read", [8, 10, 16])
+@pytest.mark.parametrize("preset", ["gated_deltanet", "hybrid"])
+def test_a_cache_that_has_read_all_of_the_prompt_is_refused(preset, read):
+    fields = {"num_hidden_layers": 4} if preset == "hybrid" else {}
+    model = tiny_model(**VARIANTS[f"preset_{preset}"] | fields)
+    ids = random_ids(1, 16)
+    with torch.no_grad():
+        cache = model(ids[:, :read], use_cache=True).past_key_values
+    message = f"past_key_values must .* a cache of {read} .* prompt of 8"
+    with pytest.raises(ValueError, match=message):
+        generate(model, ids[:, :8], past_key_values=cache)

@@ -17,6 +17,7 @@ from hf_linear_attention.decays import (
     check_decay,
     register_decay,
 )
+from tiny import VARIANTS, random_ids, tiny_model
 
 B, T, H, HIDDEN, LAYERS = 2, 5, 4, 16, 3
 FIXED = ["retnet", "lightning"]
@@ -208,3 +209,12 @@ def test_only_new_names_and_decays_are_registered():
 def test_an_unknown_decay_lists_the_choices():
     with pytest.raises(ValueError, match="'none', 'retnet', 'lightning', .*, got 'mamba'"):
         check_decay("mamba")
+
+
+def test_hgrn2_in_the_first_layer_alone_has_no_lower_bounds():
+    types = ["linear_attention", "full_attention"]
+    fields = {"num_hidden_layers": 2, "layer_types": types}
+    model = tiny_model(**VARIANTS["preset_hgrn2"] | fields).train()
+    ids = random_ids(1, 5)
+    model(ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())

@@ -346,6 +346,20 @@ def test_packed_sequences_hold_no_padding():
         logits_of(model, ids, attention_mask=mask, **packing)
 
 
+@pytest.mark.parametrize(
+    "name, given",
+    [
+        ("cu_seq_lens_q", torch.zeros(0, dtype=torch.int32)),
+        ("cu_seq_lens_q", torch.tensor([[0, 12]], dtype=torch.int32)),
+        ("position_ids", torch.arange(12)),
+        ("seq_idx", torch.zeros(12, dtype=torch.int32)),
+    ],
+)
+def test_packing_of_another_shape_is_refused(name, given):
+    with pytest.raises(ValueError, match=rf"{name} must have shape .* got \("):
+        tiny_model()(random_ids(1, 12), **{name: given})
+
+
 @pytest.mark.parametrize("bounds", [[0, 4, 11], [0, 4, 13]])
 def test_bounds_must_cover_the_batch(bounds):
     with pytest.raises(ValueError, match="cu_seq_lens_q must end with B T = 12"):

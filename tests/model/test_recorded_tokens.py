@@ -498,3 +498,29 @@ def test_views_of_views_are_made_at_once_and_those_that_change_nothing_are_not()
     assert torch.equal(run(x), y)
     other = torch.randn(1, 1, 24)
     assert torch.equal(run(other), (other + 1) * (other + 1).sum())
+
+
+@pytest.mark.parametrize("preset", ["gated_deltanet", "qwen3_next"])
+def test_tokens_are_recorded_after_hidden_states_were_wanted(preset, by_modules):
+    model, ids = tiny_model(**shallow(f"preset_{preset}")), random_ids(1, 9)
+    with torch.no_grad():
+        wanted = model(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(answers(model, ids), by_modules(model, ids))
+    assert any(any(number) for number in uses(model).values())
+    with torch.no_grad():  # whatever is recorded, they are all there
+        cache = LinearAttentionCache(model.config)
+        found = [
+            model(token, past_key_values=cache, output_hidden_states=True).hidden_states
+            for token in ids.split(1, dim=1)
+        ]
+    for i, expected in enumerate(wanted):
+        actual = torch.cat([states[i] for states in found], dim=1)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tensor_in_the_place_of_a_number_is_seen(by_modules):
+    model, ids = tiny_model(**VARIANTS["preset_gated_deltanet"]), random_ids(1, 9)
+    answers(model, ids)
+    heads = model.config.linear_num_value_heads
+    model.model.layers[0].self_attn.largest_beta = torch.linspace(0.3, 0.9, heads)
+    assert torch.equal(answers(model, ids), by_modules(model, ids))

@@ -386,6 +386,17 @@ def test_weights_that_change_in_a_pause_share_nothing_with_those_before(tmp_path
         assert shared_by(manager, TEXT) == (0, alone(model, TEXT))
 
 
+def test_pages_of_a_model_without_states_are_not_shared_after_a_pause():
+    model = tiny_model(**VARIANTS["preset_softmax"])
+    with sharing(model) as manager:
+        assert results(manager, manager.add_requests([TEXT]))[0].generated_tokens
+        with manager.pause(), torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.1)
+        [answer] = results(manager, manager.add_requests([TEXT]))
+        assert answer.generated_tokens == alone(model, TEXT)
+
+
 def test_a_fingerprint_is_of_all_weights_and_of_the_config():
     fields = {"conv_kernel_size": 3, "normalizer": "rms_norm"}
     model = tiny_model(**fields)

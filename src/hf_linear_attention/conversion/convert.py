@@ -6,7 +6,7 @@ Shapes: C hidden size, D head dim, G query heads that share a key-value head.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -105,7 +105,7 @@ def config_for(
     Raises:
         ValueError: as `convert`.
     """
-    if mixer not in MIXERS:
+    if not isinstance(mixer, str) or mixer not in MIXERS:
         raise ValueError(f"mixer must be one of {', '.join(map(repr, MIXERS))}, got {mixer!r}")
     unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(CONFIG)})
     if unknown:
@@ -149,7 +149,11 @@ def _kept_layers(softmax_layers: str | int | Sequence[int], L: int) -> set[int]:
         if softmax_layers < 1:
             raise ValueError(f"softmax_layers={softmax_layers} must be at least 1 ({KEPT})")
         return set(range(softmax_layers - 1, L, softmax_layers))
-    if isinstance(softmax_layers, (str, int)) or not all(type(i) is int for i in softmax_layers):
+    if (
+        isinstance(softmax_layers, (str, int))
+        or not isinstance(softmax_layers, Iterable)
+        or not all(type(i) is int for i in softmax_layers)
+    ):
         raise ValueError(f"softmax_layers must be {KEPT}, got {softmax_layers!r}")
     wrong = [i for i in softmax_layers if not 0 <= i < L]
     if wrong:

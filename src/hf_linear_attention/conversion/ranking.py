@@ -133,8 +133,8 @@ def choose_layers(
 
 
 def check_count(n: int, most: int) -> None:
-    if not 0 <= n <= most:
-        raise ValueError(f"n must be from 0 to the {most} linear layers, got {n}")
+    if type(n) is not int or not 0 <= n <= most:
+        raise ValueError(f"n must be from 0 to the {most} linear layers, got {n!r}")
 
 
 def _loss(
@@ -163,6 +163,8 @@ def mean_loss(
     total, count = 0.0, 0
     for batch in batches:
         inputs = {name: x.to(model.device) for name, x in batch.items()}
+        if "labels" not in inputs:
+            continue
         labels = int((inputs["labels"][:, 1:] != -100).sum())
         if labels > 0:
             total += model(**inputs, use_cache=False).loss.item() * labels

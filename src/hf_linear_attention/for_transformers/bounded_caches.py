@@ -336,7 +336,7 @@ class SinkCache(BoundedCache):
 
 
 def _check_at_least(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.integrations import moe
 
 from ..backends import has_compiled, native_op
 from ..linear import MAX_ROWS, are_plain
@@ -20,11 +22,27 @@ expert_product = native_op("expert_linear", version=1)
 IS_COMPILED = has_compiled(expert_product)
 
 
+# Transformers' own ways to multiply, whose answers ours are. "eager" is that of its classes.
+STOCK_WAYS = {
+    None: None,
+    "eager": None,
+    "grouped_mm": getattr(moe, "grouped_mm_experts_forward", None),
+    "batched_mm": getattr(moe, "batched_mm_experts_forward", None),
+}
+
+
+def is_stock(implementation: str | None) -> bool:
+    """Whether a config asks for one of these, and no other function stands in its place."""
+    registered = moe.ALL_EXPERTS_FUNCTIONS.get(implementation)
+    return implementation in STOCK_WAYS and registered is STOCK_WAYS[implementation]
+
+
 class Experts(nn.Module):
     """The sum of the chosen experts' answers to a token, each times its weight. Rounded as by
     Transformers' `grouped_mm`, its default.
     """
 
+    config: PreTrainedConfig
     has_gate: bool
     has_bias: bool
     has_post_expert_norm: bool
@@ -65,6 +83,7 @@ class Experts(nn.Module):
         num_experts = self.down_proj.shape[0]
         return (
             IS_COMPILED
+            and is_stock(getattr(self.config, "_experts_implementation", None))
             and not (self.is_transposed or self._is_expert_parallel)
             and all(
                 are_plain(x, weight, None) and weight.is_cpu and weight.dtype is x.dtype

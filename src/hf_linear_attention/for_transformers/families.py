@@ -27,7 +27,7 @@ from .indexer import PackedIndexer
 from .kda import KDA, KDAOfBailing
 from .lightning import Lightning
 from .mamba1 import Mamba1, Mamba1OfZamba, Mamba1WithNorms
-from .module_classes import device_type_of, why_it_stays
+from .module_classes import answers_of, device_type_of, why_it_stays
 from .norms import (
     GateThenNorm,
     LateRoundedNorm,
@@ -391,7 +391,7 @@ def made_class(module: str, name: str) -> type[nn.Module]:
     upstream = getattr(importlib.import_module(module), name)
     ours = OURS[module, name]
     body = {"__module__": f"{__package__}.replaced", "__doc__": ours.__doc__}
-    return type(name, (ours, upstream), body)
+    return type(name, (ours, upstream), body | answers_of(upstream))
 
 
 def fingerprint(upstream: type[nn.Module], functions: tuple[str, ...]) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TorchAoConfig
 
+from ..configuration_linear_attention import LinearAttentionConfig
+
 
 def pack_int4_weights(model: nn.Module) -> int:
     """Makes the 4-bit weights of a model what Int4WeightOnlyConfig would have them: half as large.
@@ -39,7 +41,7 @@ def pack_int4_weights(model: nn.Module) -> int:
         (module, name, weight)
         for module in model.modules()
         for name, weight in module.named_parameters(recurse=False)
-        if _can_be_packed(weight)
+        if _can_be_packed(weight) and not _is_of_a_head(model, module)
     ]
     if not places:
         raise ValueError(
@@ -56,6 +58,14 @@ def pack_int4_weights(model: nn.Module) -> int:
         (size, _), *_ = sizes.most_common()  # only said: each weight is saved with its own
         _say_so(model, TorchAoConfig(Int4WeightOnlyConfig(group_size=size)))
     return len(packed)
+
+
+def _is_of_a_head(model: nn.Module, module: nn.Module) -> bool:
+    """Whether a layer of this package's models is Transformers', as that behind a classifier is:
+    there torchao multiplies, which knows no packed weights on a CPU.
+    """
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return model_type == LinearAttentionConfig.model_type and type(module) is nn.Linear
 
 
 def _can_be_packed(weight: Any) -> bool:

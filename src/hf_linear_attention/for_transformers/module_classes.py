@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 BOUND = ("forward", "_old_forward")
+ASKED_OF_A_FILE = ("_can_set_attn_implementation", "_can_set_experts_implementation")
 
 
 def why_it_stays(module: nn.Module) -> str | None:
@@ -56,3 +57,11 @@ def _is_of_class(module: nn.Module, name: str) -> bool:
 
 def _is_hooked(forward: Any) -> bool:
     return isinstance(forward, functools.partial) and forward.func.__module__ == "accelerate.hooks"
+
+
+def answers_of(upstream: type) -> dict[str, Any]:
+    """What Transformers looks up in the source of the file that a model's class is said to be in,
+    as it finds it for the class that was replaced.
+    """
+    names = [name for name in ASKED_OF_A_FILE if hasattr(upstream, name)]
+    return {name: classmethod(lambda cls, name=name: getattr(upstream, name)()) for name in names}

@@ -174,7 +174,7 @@ def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> Non
 
 def forget(head: PreTrainedModel, args: tuple, output: Any) -> None:
     """After it, or its error."""
-    setattr(head.base_model, IS_TOLD, False)
+    vars(head.base_model).pop(IS_TOLD, None)
     if not torch.compiler.is_compiling():
         _told.set(None)
 

@@ -10,6 +10,8 @@ import functools
 import transformers
 from transformers import PreTrainedModel
 
+from .module_classes import answers_of
+
 NO_ENGINE = (
     "continuous batching of recurrent models needs a release of Transformers that this package's "
     "engine was made for: {}. generate() works as ever"
@@ -52,7 +54,7 @@ def served_class(name: str) -> type[PreTrainedModel]:
     """What a head of Transformers of this name becomes."""
     upstream = getattr(transformers, name)
     body = {"__module__": __name__, "__doc__": upstream.__doc__}
-    return type(name, (Served, upstream), body)
+    return type(name, (Served, upstream), body | answers_of(upstream))
 
 
 def forget_manager(model: PreTrainedModel) -> None:

@@ -269,11 +269,15 @@ class SharingManager(ContinuousBatchingManager):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """As in Transformers; the weights may change, and so what was read before is not shared."""
+        """As in Transformers; the weights may change, and so what was read before is not shared.
+        Pages of models without states, of which Transformers knows only what tokens they hold, are
+        shared no longer.
+        """
         with super().pause():
             try:
                 yield
             finally:
+                self.batch_processor.cache.use_prefix_sharing = False
                 self.prompts.forget(self.batch_processor.scheduler.active_requests)
 
 
