@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .linear import Linear
 from .numerics import at_least_float32
 
 
@@ -112,6 +111,15 @@ class PerHead(Decay):
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
+def projection(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """This package's Linear. It is imported when there is a model: configs, which ask for the names
+    of decays, load no kernels.
+    """
+    from .linear import Linear
+
+    return Linear(in_features, out_features, bias=bias)
+
+
 class PerToken(Decay):
     """-exp(A_h) softplus(w_h.x_t + b_h), learned: each token says how much is forgotten.
 
@@ -121,7 +129,7 @@ class PerToken(Decay):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.dt_proj = Linear(config.hidden_size, config.num_state_heads, bias=False)
+        self.dt_proj = projection(config.hidden_size, config.num_state_heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(config.num_state_heads))
         self.A_log = nn.Parameter(torch.empty(config.num_state_heads))
         self.reset_parameters()
@@ -150,8 +158,8 @@ class Kimi(Decay):
             config.linear_key_head_dim,
             config.linear_value_head_dim,
         )
-        self.f_a_proj = Linear(config.hidden_size, rank, bias=False)
-        self.f_b_proj = Linear(rank, H * K, bias=False)
+        self.f_a_proj = projection(config.hidden_size, rank, bias=False)
+        self.f_b_proj = projection(rank, H * K, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(H * K))
         self.A_log = nn.Parameter(torch.empty(H))
         self.reset_parameters()
@@ -180,8 +188,8 @@ class GatedPerChannel(Decay):
         super().__init__(config, layer_idx)
         self.key_dim = config.linear_key_head_dim
         self.gk_proj = nn.Sequential(
-            Linear(config.hidden_size, self.RANK, bias=False),
-            Linear(self.RANK, config.num_state_heads * self.key_dim),
+            projection(config.hidden_size, self.RANK, bias=False),
+            projection(self.RANK, config.num_state_heads * self.key_dim),
         )
 
     def forward(self, hidden_states: Tensor) -> Tensor:
