@@ -552,19 +552,25 @@ def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
     """
     pyplot = harness.plotter()
     texts = [task for task, trial in setting.trials.items() if isinstance(trial.task, Text)]
+    timed = [row for row in rows if row["times"]]
     num_panels = len(setting.trials) + len(texts)
-    num_rows = math.ceil(num_panels / 3) + 1
+    rows_of_panels = math.ceil(num_panels / 3)
+    num_rows, num_columns = rows_of_panels + bool(timed), min(num_panels, 3) if not timed else 3
+    size = 16 / 3 * num_columns, 5.5 * num_rows
     figure, axes = pyplot.subplots(
-        num_rows, 3, figsize=(16, 5.5 * num_rows), layout="constrained", squeeze=False
+        num_rows, num_columns, figsize=size, layout="constrained", squeeze=False
     )
-    unused = [*axes.flat[num_panels:-3], *axes[-1][: 0 if setting.contexts else 2]]
+    unused = [*axes.flat[num_panels : rows_of_panels * num_columns]]
+    if timed and not setting.contexts:
+        unused += axes[-1][:2]
     for axis in unused:
         axis.axis("off")
     for axis, (task, trial) in zip(axes.flat, setting.trials.items(), strict=False):
         plot_scores(axis, task, trial, [row for row in reversed(rows) if task in row["tasks"]])
     for axis, task in zip(axes.flat[len(setting.trials) :], texts, strict=False):
         plot_positions(axis, task, rows)
-    plot_times(axes[-1], [row for row in rows if row["times"]])
+    if timed:
+        plot_times(axes[-1], timed)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 
@@ -591,6 +597,8 @@ def plot_positions(axis: Any, task: str, rows: list[dict[str, Any]]) -> None:
     softmax = scores.get("softmax", {})
     for index, (name, score) in enumerate(scores.items()):
         places = [place for place in score if place in softmax]
+        if not places:
+            continue
         axis.semilogx(
             [int(place) for place in places],
             [score[place] - softmax[place] for place in places],
