@@ -555,7 +555,7 @@ def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
     timed = [row for row in rows if row["times"]]
     num_panels = len(setting.trials) + len(texts)
     rows_of_panels = math.ceil(num_panels / 3)
-    num_rows, num_columns = rows_of_panels + bool(timed), min(num_panels, 3) if not timed else 3
+    num_rows, num_columns = rows_of_panels + bool(timed), 3 if timed else min(num_panels, 3)
     size = 16 / 3 * num_columns, 5.5 * num_rows
     figure, axes = pyplot.subplots(
         num_rows, num_columns, figsize=size, layout="constrained", squeeze=False

@@ -131,8 +131,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     `CrossEntropy` has for the logits hidden_states weightᵀ, in the dtype of its losses.
 
     The logits of a few rows are made at a time, and their gradient at once, so that neither is ever
-    there for all: after Hsu et al., "Liger Kernel", arXiv 2410.10989. Rows without a
-    label have no logits at all. Under autocast products are in its dtype.
+    there for all: after Hsu et al., "Liger Kernel", arXiv 2410.10989. Rows without a label have no
+    logits at all. Under autocast products are in its dtype.
     """
 
     @staticmethod
@@ -232,10 +232,8 @@ def linear_causal_lm_loss(
         ValueError: there are no labels, or not as many as tokens.
     """
     if (is_left_to_torch() or hidden_states.is_meta) and sequence_group is None:
-        logits = F.linear(hidden_states, weight)
-        return ForCausalLMLoss(
-            logits, labels, len(weight), num_items_in_batch, ignore_index, shift_labels, **kwargs
-        )
+        which = labels, len(weight), num_items_in_batch, ignore_index, shift_labels
+        return causal_lm_loss(F.linear(hidden_states, weight), *which, **kwargs)
     C = hidden_states.shape[-1]
     labels = labels_of_tokens(hidden_states, C, labels, shift_labels, ignore_index, sequence_group)
     total = LinearCrossEntropy.apply(hidden_states.reshape(-1, C), weight, labels, ignore_index)

@@ -6,6 +6,7 @@
 // words only.
 
 #include "cpu/common/exp.h"
+#include "cpu/common/row_sums.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
@@ -42,16 +43,17 @@ class CrossEntropy {
 
   Status backward(const CrossEntropyGradients& gradients) const {
     for_rows([&](int64_t row) {
-      const bool counts = this->counts(row);
-      const Acc scale = counts ? static_cast<const Acc*>(gradients.dlosses)[row] : 0;
-      const Acc normalizer = static_cast<const Acc*>(gradients.normalizers)[row];
       const Scalar* const x = logits_ + row * p_.words;
       Scalar* const dx = static_cast<Scalar*>(gradients.dlogits) + row * p_.words;
+      if (!counts(row)) {
+        __builtin_memset(dx, 0, static_cast<size_t>(p_.words) * sizeof(Scalar));
+        return;
+      }
+      const Acc scale = static_cast<const Acc*>(gradients.dlosses)[row];
+      const Acc normalizer = static_cast<const Acc*>(gradients.normalizers)[row];
       for_each_vector<Acc>(0, p_.words, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-        const V part = exp(load_vector(x, 1, c, count) - normalizer) * scale;
-        store_vector(dx, 1, c, count, counts ? part : V{});
+        store_vector(dx, 1, c, count, exp(load_vector(x, 1, c, count) - normalizer) * scale);
       });
-      if (!counts) return;
       // Before rounding: what a confident model has left to learn is the small difference.
       const int64_t label = p_.labels[row];
       const V probability = exp(broadcast(number(x[label]) - normalizer));
@@ -95,21 +97,11 @@ class CrossEntropy {
   static HFLA_INLINE V larger(V a, V b) { return select(b > a, b, a); }
 
   Acc sum_of_exp(const Scalar* x, Acc largest) const {
-    V sums[kChains] = {};
-    int64_t c = 0;
-    for (; c + kChains * W <= p_.words; c += kChains * W) {
-      HFLA_UNROLL
-      for (int64_t i = 0; i < kChains; ++i) sums[i] += bounded_exp(load(x + c + i * W) - largest);
-    }
-    for (; c + W <= p_.words; c += W) sums[0] += bounded_exp(load(x + c) - largest);
-    if (c < p_.words) {
-      const int64_t count = p_.words - c;
-      sums[1] += first_lanes<Acc>(count, bounded_exp(load_some(x + c, 1, count) - largest));
-    }
-    return sum<Acc>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return sum_of_row<Acc>(p_.words, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+      const V part = bounded_exp(load_vector(x, 1, c, count) - largest);
+      return count == W ? part : first_lanes<Acc>(count, part);
+    });
   }
-
-  static constexpr int64_t kChains = 4;  // sums under way, so that no addition waits for another
 
   const CrossEntropyProblem& p_;
   const Threads& threads_;

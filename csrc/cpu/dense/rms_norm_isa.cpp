@@ -7,6 +7,7 @@
 // shape only, so that results are the same to the bit with any number of threads.
 
 #include "cpu/common/memory.h"
+#include "cpu/common/row_sums.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
 #include "cpu/dense/kernels.h"
@@ -16,9 +17,6 @@ namespace {
 
 constexpr int64_t kBlockSize = 32768;  // elements of x, at least, so that a block is worth a task
 constexpr int64_t kMaxBlocks = 64;     // each of which has a gradient of the weight
-
-// Sums that are under way at once, so that no addition waits for another.
-constexpr int kChains = 4;
 
 template <class Scalar>
 class RmsNorm {
@@ -70,27 +68,14 @@ class RmsNorm {
     for (int64_t row = block * block_rows_; row < end; ++row) body(row);
   }
 
-  // The sum over a row of what term(c, count) is for its vectors.
-  template <class Term>
-  HFLA_INLINE Acc sum_of(Term term) const {
-    Vec<Acc> sums[kChains] = {};
-    int64_t c = 0;
-    for (; c + kChains * W <= p_.columns; c += kChains * W) {
-      HFLA_UNROLL
-      for (int chain = 0; chain < kChains; ++chain) sums[chain] += term(c + chain * W, W);
-    }
-    for (; c + W <= p_.columns; c += W) sums[0] += term(c, W);
-    if (c < p_.columns) sums[1] += term(c, p_.columns - c);
-    return sum<Acc>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
-
   void forward_row(const RmsNormResult& result, int64_t row) const {
     const Scalar* const x = x_ + row * p_.columns;
     Scalar* const y = static_cast<Scalar*>(result.y) + row * p_.columns;
-    const Acc squares = sum_of([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> part = load_vector(x, 1, c, count);
-      return part * part;
-    });
+    const Acc squares =
+        sum_of_row<Acc>(p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+          const Vec<Acc> part = load_vector(x, 1, c, count);
+          return part * part;
+        });
     const Acc mean = squares / static_cast<Acc>(p_.columns);
     const Acc inverse = 1 / square_root(mean + static_cast<Acc>(p_.eps));
     if (result.inverse_rms) static_cast<Acc*>(result.inverse_rms)[row] = inverse;
@@ -107,7 +92,7 @@ class RmsNorm {
     const Scalar* const dy = static_cast<const Scalar*>(gradients.dy) + row * p_.columns;
     Scalar* const dx = static_cast<Scalar*>(gradients.dx) + row * p_.columns;
     const Acc inverse = static_cast<const Acc*>(gradients.inverse_rms)[row];
-    const Acc sum = sum_of([&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+    const Acc sum = sum_of_row<Acc>(p_.columns, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
       return load_vector(weight_, 1, c, count) * load_vector(dy, 1, c, count) *
              (load_vector(x, 1, c, count) * inverse);
     });
