@@ -4,10 +4,10 @@
 //
 // After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): both
 // matrices are copied, as float32, into panels, each as many rows as a tile of y has, in the order
-// in which the tile's sums read them. All of x is copied first, or as many rows of it as the last
-// cache holds. Of a panel of W, a worker copies a block, which fills the first-level cache, and the
-// panels of x stream past it, while the next block is asked for. So W is read once, and a tile's
-// sums leave the registers only between blocks.
+// in which the tile's sums read them. Of x, a part is copied first that the last cache holds. Of a
+// panel of W, a worker copies a block, which fills the first-level cache, and the panels of x stream
+// past it, while the next block is asked for. A tile's sums leave the registers only between
+// blocks.
 //
 // A sum's order depends on the block's length only, not on the threads nor on other rows.
 
@@ -26,9 +26,13 @@ constexpr int64_t kTileVectors = 2;
 constexpr int64_t kTileColumns = kTileVectors * W;
 constexpr int64_t kTileSize = kTileRows * kTileColumns;
 
-constexpr int64_t kBlock = 256;                // of the inner dimension
-constexpr int64_t kFloats = int64_t{1} << 20;  // of x that are copied at once, about
-constexpr int64_t kMinRows = 16 * kTileRows;   // that are copied at once, even if it is more
+constexpr int64_t kBlock = 256;  // of the inner dimension
+constexpr int64_t kAhead = 64;   // numbers of each row of a tile that are asked for before their use
+
+// A part of x is about so many rows, each of which needs all of W once more, and so many floats.
+constexpr int64_t kPartRows = 1024, kPartFloats = int64_t{1} << 20;
+// Outputs whose sums are kept while the parts of a row of x follow each other.
+constexpr int64_t kPartColumns = 4096;
 
 // A block of W that is packed next: a part of it is asked for with each tile, so that all of it is
 // in the second-level cache by then. The processor does not foresee so many short runs.
@@ -71,65 +75,100 @@ class ManyRowsLinear {
         threads_(threads),
         x_(p.x, p.rows, p.x_strides),
         weight_(p.weight, p.out, p.weight_strides),
-        rows_together_(rows_of_parts(p.rows, p.in)) {}
+        part_rows_(length_of_parts(p.rows, kPartRows, kTileRows)),
+        part_in_(min(p.in, length_of_parts(p.in, kPartFloats / part_rows_, kBlock))),
+        part_columns_(is_whole() ? p.out : min(round_up(p.out, kTileColumns), kPartColumns)) {}
 
   Status run() const {
     const int64_t workers =
         p_.rows * p_.in * p_.out < threads_.serial_work ? 1 : max(1, threads_.count);
-    const int64_t x_size = rows_together_ * p_.in;
-    const int64_t sums_size = p_.in > kBlock ? rows_together_ * kTileColumns : 0;
-    const int64_t own_size = kTileColumns * kBlock + sums_size;  // of a worker
-    const Buffer buffer((x_size + workers * own_size) * static_cast<int64_t>(sizeof(float)));
+    const int64_t x_size = part_rows_ * part_in_, panel_sums = part_rows_ * kTileColumns;
+    const int64_t shared_sums = is_whole() ? 0 : part_rows_ * part_columns_;
+    const int64_t own_sums = is_whole() && p_.in > kBlock ? panel_sums : 0;
+    const int64_t own_size = kTileColumns * kBlock + own_sums;  // of a worker
+    const Buffer buffer((x_size + shared_sums + workers * own_size) *
+                        static_cast<int64_t>(sizeof(float)));
     if (!buffer.data()) return Status::out_of_memory;
     float* const x = reinterpret_cast<float*>(buffer.data());
-    for (int64_t row = 0; row < p_.rows; row += rows_together_) {
-      const int64_t end = min(p_.rows, row + rows_together_);
-      run_tasks(threads_, workers, ceil_div(end - row, kTileRows), [&](int64_t, int64_t panel) {
-        const int64_t r = panel * kTileRows;
-        x_.template pack<kTileRows>(row + r, 0, p_.in, x + r * p_.in);
+    float* const sums = x + x_size;
+    for_parts([&](const Part& part) {
+      if (part.column == 0 || !is_whole()) copy(part, workers, x);
+      const int64_t panels = ceil_div(part.column_end - part.column, kTileColumns);
+      run_tasks(threads_, workers, panels, [&](int64_t worker, int64_t panel) {
+        float* const w = sums + shared_sums + worker * own_size;
+        compute(part, part.column + panel * kTileColumns, x, w,
+                is_whole() ? w + kTileColumns * kBlock : sums + panel * panel_sums);
       });
-      run_tasks(threads_, workers, ceil_div(p_.out, kTileColumns),
-                [&](int64_t worker, int64_t panel) {
-                  float* const w = x + x_size + worker * own_size;
-                  compute(row, end, panel * kTileColumns, x, w, w + kTileColumns * kBlock);
-                });
-    }
+    });
     return Status::ok;
   }
 
  private:
-  // Parts as large as each other, of about kFloats: each of them copies all of W.
-  static int64_t rows_of_parts(int64_t rows, int64_t in) {
-    const int64_t wanted = max(kMinRows, kFloats / max(1, in));
-    const int64_t parts = max(1, (rows + wanted / 2) / wanted);
-    return round_up(ceil_div(rows, parts), kTileRows);
+  // Rows [row, row_end) of x, of which the numbers [begin, end), and outputs.
+  struct Part {
+    int64_t row, row_end, column, column_end, begin, end;
+    int64_t tiles() const { return ceil_div(row_end - row, kTileRows); }
+  };
+
+  // Of parts as large as each other, which are of about the length that is wanted.
+  static int64_t length_of_parts(int64_t length, int64_t wanted, int64_t unit) {
+    const int64_t parts = max(1, (length + wanted / 2) / wanted);
+    return max(unit, round_up(ceil_div(length, parts), unit));
   }
 
-  // The outputs of a panel of W for the rows [row, row_end), of which x has the panels; w (a block
-  // of W's panel) and sums (of all tiles) are the worker's own memory.
-  void compute(int64_t row, int64_t row_end, int64_t column, const float* x, float* w,
-               float* sums) const {
-    int64_t begin = 0;
+  // Whether a part has all of a row of x.
+  bool is_whole() const { return part_in_ == p_.in; }
+
+  template <class Body>
+  void for_parts(Body body) const {
+    for (int64_t row = 0; row < p_.rows; row += part_rows_) {
+      const int64_t row_end = min(p_.rows, row + part_rows_);
+      for (int64_t column = 0; column < p_.out; column += part_columns_) {
+        const int64_t column_end = min(p_.out, column + part_columns_);
+        int64_t begin = 0;
+        do {
+          const int64_t end = min(p_.in, begin + part_in_);
+          body(Part{row, row_end, column, column_end, begin, end});
+          begin = end;
+        } while (begin < p_.in);
+      }
+    }
+  }
+
+  // x gets a part's numbers, of one block after the other the panels.
+  void copy(const Part& part, int64_t workers, float* x) const {
+    run_tasks(threads_, workers, part.tiles(), [&](int64_t, int64_t tile) {
+      for (int64_t begin = part.begin; begin < part.end; begin += kBlock) {
+        const int64_t end = min(part.end, begin + kBlock);
+        float* const block = x + (begin - part.begin) * part.tiles() * kTileRows;
+        x_.template pack<kTileRows>(part.row + tile * kTileRows, begin, end,
+                                    block + tile * kTileRows * (end - begin));
+      }
+    });
+  }
+
+  // The outputs of a panel of W for a part, of which x has the panels; w, for a block of W's panel,
+  // is the worker's own memory, and sums (of all tiles) what was added up of earlier parts.
+  void compute(const Part& part, int64_t column, const float* x, float* w, float* sums) const {
+    int64_t begin = part.begin;
     do {
-      const int64_t end = min(p_.in, begin + kBlock);
+      const int64_t end = min(part.end, begin + kBlock);
       weight_.template pack<kTileColumns>(column, begin, end, w);
-      const float* x_block = x + begin * kTileRows;
       float* tile_sums = sums;
-      NextBlock next = end < p_.in ? block_after(column, end, row_end - row)
-                                   : block_after(column + kTileColumns, 0, row_end - row);
-      for (int64_t r = row; r < row_end; r += kTileRows) {
+      NextBlock next = end < part.end ? block_after(part, column, end)
+                                      : block_after(part, column + kTileColumns, part.begin);
+      for (int64_t r = part.row; r < part.row_end; r += kTileRows) {
         next.ask_for_more();
-        add_up_tile(r, column, begin, end, x_block, w, tile_sums);
-        x_block += p_.in * kTileRows;
+        add_up_tile(r, column, begin, end, x, w, tile_sums);
+        x += (end - begin) * kTileRows;
         tile_sums += kTileSize;
       }
       begin = end;
-    } while (begin < p_.in);
+    } while (begin < part.end);
   }
 
-  NextBlock block_after(int64_t column, int64_t begin, int64_t rows) const {
-    const int64_t end = min(p_.in, begin + kBlock);
-    return NextBlock(weight_, column, begin, end, ceil_div(rows, kTileRows));
+  NextBlock block_after(const Part& part, int64_t column, int64_t begin) const {
+    return NextBlock(weight_, column, begin, min(part.end, begin + kBlock), part.tiles());
   }
 
   // A block's part of the sums of a tile. What was added up before is in `sums`.
@@ -141,6 +180,7 @@ class ManyRowsLinear {
     }
 #pragma GCC unroll 4
     for (int64_t i = begin; i < end; ++i, w += kTileColumns, x += kTileRows) {
+      ask_for_soon(x + kAhead * kTileRows);  // which the processor itself does up to a page's end
       V weight[kTileVectors];
       HFLA_UNROLL
       for (int64_t v = 0; v < kTileVectors; ++v) weight[v] = load(w + v * W);
@@ -181,7 +221,7 @@ class ManyRowsLinear {
   const ManyRowsLinearProblem& p_;
   const Threads& threads_;
   const Matrix<Scalar> x_, weight_;
-  const int64_t rows_together_;  // of x, that are copied at once
+  const int64_t part_rows_, part_in_, part_columns_;
 };
 
 }  // namespace
