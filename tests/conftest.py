@@ -69,6 +69,7 @@ def shapes_given_to(monkeypatch):
     callers = {
         "few_rows_product": linear,
         "many_rows_product": linear,
+        "many_rows_product_in": linear,
         "int8_product": quantized,
         "int4_product": quantized,
         "compiled_rms_norm": rms_norm,

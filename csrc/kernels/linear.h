@@ -36,13 +36,14 @@ struct ExpertLinearProblem {
   int64_t num_chosen;
 };
 
-// Sums are float32.
+// Sums are float32, of products in one dtype, which x, weight and y have, or else float32.
 struct ManyRowsLinearProblem {
   int64_t rows, in, out;
-  DType dtype;         // not f64
+  DType dtype;  // of products, not f64: float32 that is given is rounded to it
+  DType x_dtype, weight_dtype, y_dtype;
   const void* x;       // (rows, in), any strides
   const void* weight;  // (out, in), any strides
-  const void* bias;    // (out,), optional, contiguous
+  const void* bias;    // (out,) of the weight's dtype, optional, contiguous
   void* y;             // (rows, out), contiguous
   int64_t x_strides[2], weight_strides[2];
 };

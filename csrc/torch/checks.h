@@ -42,13 +42,16 @@ inline std::ostream& operator<<(std::ostream& out, PrintedDType printed) {
   return out << "another dtype";
 }
 
-inline DType dtype_of(const char* name, const Tensor& tensor) {
-  const int32_t code = tensor.dtype();
+inline DType dtype_of(const char* name, int32_t code) {
   if (code == aoti_torch_dtype_float32()) return DType::f32;
   if (code == aoti_torch_dtype_bfloat16()) return DType::bf16;
   if (code == aoti_torch_dtype_float16()) return DType::f16;
   if (code == aoti_torch_dtype_float64()) return DType::f64;
   fail(name, " must be float32, bfloat16, float16 or float64, got ", PrintedDType{code});
+}
+
+inline DType dtype_of(const char* name, const Tensor& tensor) {
+  return dtype_of(name, tensor.dtype());
 }
 
 // States, den and log decays.

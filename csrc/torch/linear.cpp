@@ -12,16 +12,16 @@
 namespace hfla {
 namespace {
 
-// What both problems have: all but the rows and strides of x (..., in), and y.
+// What both problems have: all but dtypes, the rows and strides of x (..., in), and y.
 template <class Problem>
-void set_matrices(Problem& p, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+void set_matrices(Problem& p, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  int32_t weight_dtype) {
   const Device device = x.device();
-  p.dtype = dtype_of("x", x);
   p.in = x.size(x.dim() - 1);
   check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
   p.out = weight.size(0);
-  check_tensor("weight", weight, device, x.dtype(), {p.out, p.in});
-  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
+  check_tensor("weight", weight, device, weight_dtype, {p.out, p.in});
+  if (bias) check_contiguous_tensor("bias", bias, device, weight_dtype, {p.out});
   p.x = x.data();
   p.weight = weight.data();
   p.bias = data_or_null(bias);
@@ -35,7 +35,8 @@ void linear(StableIValue* stack) {
 
   LinearProblem p{};
   p.rows = count_rows(x);
-  set_matrices(p, x, weight, bias);
+  p.dtype = dtype_of("x", x);
+  set_matrices(p, x, weight, bias, x.dtype());
   check(weight.is_contiguous(), "weight must be contiguous");
   Tensor y = empty_outputs(x, p.out);
   if (p.out == 0) return give_back(stack, y);  // whose rows may be without number
@@ -45,22 +46,37 @@ void linear(StableIValue* stack) {
   give_back(stack, y);
 }
 
+// What x, a weight or y has where products are in `dtype`: that, or float32.
+DType dtype_of_factor(const char* name, int32_t its_dtype, int32_t dtype) {
+  if (its_dtype != aoti_torch_dtype_float32()) {
+    check(its_dtype == dtype, name, " must be ", PrintedDType{dtype}, " here, got ",
+          PrintedDType{its_dtype});
+  }
+  return dtype_of(name, its_dtype);
+}
+
 void many_rows_linear(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor x = arguments.tensor();
   const Tensor weight = arguments.tensor();
   const Tensor bias = arguments.optional_tensor();
+  const auto dtype = static_cast<int32_t>(arguments.integer());
+  const auto y_dtype = static_cast<int32_t>(arguments.integer());
 
   ManyRowsLinearProblem p{};
   check(x.dim() == 2, "x must have shape (rows, in), got ", shape_of(x));
   p.rows = x.size(0);
-  set_matrices(p, x, weight, bias);
-  check(p.dtype != DType::f64, "x must be float32, bfloat16 or float16, got float64");
+  p.dtype = dtype_of("dtype", dtype);
+  check(p.dtype != DType::f64, "products must be in float32, bfloat16 or float16, got float64");
+  p.x_dtype = dtype_of_factor("x", x.dtype(), dtype);
+  p.weight_dtype = dtype_of_factor("weight", weight.dtype(), dtype);
+  p.y_dtype = dtype_of_factor("y", y_dtype, dtype);
+  set_matrices(p, x, weight, bias, weight.dtype());
   for (int64_t d = 0; d < 2; ++d) {
     p.x_strides[d] = x.strides()[d];
     p.weight_strides[d] = weight.strides()[d];
   }
-  Tensor y = empty_outputs(x, p.out);
+  Tensor y = Tensor::empty(y_dtype, {p.rows, p.out}, x.device());
   if (p.out == 0) return give_back(stack, y);  // whose rows may be without number
   p.y = y.mutable_data();
   check_status(cpu(p.dtype).many_rows_linear(p, torch_threads()));
@@ -126,8 +142,9 @@ constexpr char kLinear[] = "linear", kManyRowsLinear[] = "many_rows_linear",
 
 constexpr Op kOps[] = {
     op<linear, kLinear>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", false),
-    op<many_rows_linear, kManyRowsLinear>(
-        "many_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor y", false),
+    op<many_rows_linear, kManyRowsLinear>("many_rows_linear(Tensor x, Tensor weight, Tensor? bias, "
+                                          "int dtype, int y_dtype) -> Tensor y",
+                                          false),
     op<expert_linear, kExpertLinear>(
         "expert_linear(Tensor x, Tensor weight, Tensor experts, Tensor? bias) -> Tensor y", false),
 };

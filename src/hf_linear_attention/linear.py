@@ -16,6 +16,7 @@ from .quantized import are_products_compiled, dtype_name, quantized_product
 
 few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
+many_rows_product_in = native_op("many_rows_linear_in", version=1)  # a dtype that it rounds to
 IS_COMPILED = has_compiled(few_rows_product, many_rows_product)
 
 
@@ -120,7 +121,7 @@ def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[
     if not (IS_COMPILED and are_plain(x, weight, bias)):
         return quantized_product(x, weight, bias) or F.linear
     if torch.is_autocast_enabled("cpu"):
-        return product_under_autocast(x, weight)
+        return product_under_autocast(x, weight, bias)
     if weight.dtype is not x.dtype or (bias is not None and bias.dtype is not x.dtype):
         return F.linear
     if x.numel() <= MAX_ROWS.get(x.dtype, 0) * weight.shape[1] and not torch.is_grad_enabled():
@@ -138,11 +139,16 @@ def plain_product(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-def product_under_autocast(x: Tensor, weight: Tensor) -> Callable[..., Tensor]:
+def product_under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
     """That of many rows or torch's, whichever is faster in autocast's dtype."""
-    is_cast = torch.float64 not in (x.dtype, weight.dtype)  # which autocast leaves alone
-    is_many = is_worth_many(x, weight, torch.get_autocast_dtype("cpu"))
-    return many_rows_under_autocast if is_cast and is_many else F.linear
+    dtype = torch.get_autocast_dtype("cpu")
+    is_taken = (
+        has_compiled(many_rows_product_in)
+        and {x.dtype, weight.dtype} <= {torch.float32, dtype}
+        and (bias is None or bias.dtype is weight.dtype)
+    )
+    is_many = is_taken and is_worth_many(x, weight, dtype)
+    return many_rows_under_autocast if is_many else F.linear
 
 
 def is_worth_many(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
@@ -151,10 +157,11 @@ def is_worth_many(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 def many_rows_under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of many rows in autocast's dtype, which F.linear would be computed in."""
-    dtype = torch.get_autocast_dtype("cpu")
-    bias = None if bias is None else bias.to(dtype)
-    return many_rows_product(x.to(dtype), weight.to(dtype), bias)
+    """The product of many rows in autocast's dtype, which F.linear would be computed in. It rounds
+    x and the weight while it reads them, and keeps them as they are for gradients, so nothing is
+    copied.
+    """
+    return many_rows_product_in(x, weight, bias, torch.get_autocast_dtype("cpu"))
 
 
 def products_in_use() -> tuple[bool, bool]:

@@ -351,7 +351,8 @@ bool expert_linear(const CpuKernels& cpu, const Threads& threads, const Case& c,
 bool many_rows_linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t rows = 20 * c.sizes.T, in = 300, out = 100;
   ManyRowsLinearProblem p{};
-  p.rows = rows, p.in = in, p.out = out, p.dtype = DType::f32;
+  p.rows = rows, p.in = in, p.out = out;
+  p.dtype = p.x_dtype = p.weight_dtype = p.y_dtype = DType::f32;
   p.x = a.random(rows * in, -1, 1);
   p.weight = a.random(out * in, -1, 1);
   p.y = a.empty(rows * out);

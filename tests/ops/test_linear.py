@@ -15,6 +15,7 @@ from hf_linear_attention import backends, linear, quantized
 from hf_linear_attention.__main__ import print_report
 from hf_linear_attention.backends import Missing
 from hf_linear_attention.linear import MAX_ROWS, Linear
+from hf_linear_attention.native.linear import CODE_OF
 from tiny import OtherTensor, tiny_model
 
 OP = torch.ops.hf_linear_attention.linear.default
@@ -346,6 +347,38 @@ def test_many_rows_of_any_strides(dtype):
             assert torch.equal(linear.many_rows_product(one, other, None), expected)
 
 
+@pytest.mark.parametrize("outputs", [40, 4130])
+@torch.no_grad()
+def test_long_rows_are_added_up_in_parts_as_others_are(outputs):
+    x, weight, bias = arguments_of((1300,), 1300, outputs)
+    y = linear.many_rows_product(x, weight, bias)
+    assert_close([y], [nn.functional.linear(x.double(), weight.double(), bias.double())], x.dtype)
+    few = slice(700, 900)  # of which all numbers are one part
+    assert torch.equal(linear.many_rows_product(x[few], weight, bias), y[few])
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_x_float32", [True, False])
+@pytest.mark.parametrize("is_weight_float32", [True, False])
+def test_float32_is_rounded_while_it_is_read(is_x_float32, is_weight_float32, dtype):
+    x, weight, bias = (a.detach() for a in arguments_of((2, 13), 257, 33))
+    half = [a.to(dtype) for a in (x, weight, bias)]
+    mixed = [x if is_x_float32 else half[0], *((weight, bias) if is_weight_float32 else half[1:])]
+    mixed = [a.clone().requires_grad_() for a in mixed]
+    y = linear.many_rows_product_in(*mixed, dtype)
+    assert y.dtype == dtype
+    assert torch.equal(y, linear.many_rows_product(*half))
+
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    gradients = torch.autograd.grad(y, mixed, dy)
+    assert [g.dtype for g in gradients] == [a.dtype for a in mixed]
+    exact = [a.double().requires_grad_() for a in half]
+    wanted = torch.autograd.grad(nn.functional.linear(*exact), exact, dy.double())
+    for gradient, other in zip(gradients, wanted, strict=True):
+        assert_close([gradient], [other], gradient.dtype)
+
+
 @torch.no_grad()
 def test_a_row_is_the_same_alone_and_on_any_number_of_threads():
     x, weight, bias = arguments_of((100,), 700, 300)
@@ -364,18 +397,31 @@ def test_what_many_rows_does_not_take_is_an_error():
     x, weight, bias = arguments_of((4,), 24, 10)
     with pytest.raises(RuntimeError, match=r"weight must have shape \(10, 23\), got \(10, 24\)"):
         linear.many_rows_product(x[:, 1:], weight, bias)
-    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16, got float64"):
+    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16, got torch.float64"):
         linear.many_rows_product(x.double(), weight.double(), None)
     with pytest.raises(RuntimeError, match="weight must be float32 here, got bfloat16"):
         linear.many_rows_product(x, weight.bfloat16(), None)
     with pytest.raises(RuntimeError, match=r"bias must have shape \(10,\), got \(9,\)"):
         linear.many_rows_product(x, weight, bias[1:])
+    with pytest.raises(RuntimeError, match="x must be bfloat16 here, got float16"):
+        linear.many_rows_product_in(x.half(), weight, bias, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="bias must be float32 here, got bfloat16"):
+        linear.many_rows_product_in(x, weight, bias.bfloat16(), torch.bfloat16)
+    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16, got torch.int64"):
+        linear.many_rows_product_in(x, weight, bias, torch.int64)
+
+
+# Of products and of what they give, as the op is told.
+CODES = [
+    (CODE_OF[dtype], CODE_OF[result]) for dtype in TOLERANCE for result in {torch.float32, dtype}
+]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_passes_opcheck(bias):
     op = torch.ops.hf_linear_attention.many_rows_linear.default
-    torch.library.opcheck(op, tuple(arguments_of((21,), 24, 10, bias)))
+    for dtype in CODES:
+        torch.library.opcheck(op, (*arguments_of((21,), 24, 10, bias), *dtype))
 
 
 def test_only_what_is_needed_is_computed():
@@ -405,8 +451,9 @@ def test_training_runs_on_the_faster_product(calls):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_autocast_has_its_own_dtype_multiplied_by_the_faster_product(
-    bias, dtype, calls, monkeypatch
+    bias, dtype, shapes_given_to, monkeypatch
 ):
+    calls = shapes_given_to("many_rows_product_in")
     monkeypatch.setattr(linear, "MANY", {torch.bfloat16: 10 * 24 * 4})
     layer, twin = layer_and_twin(bias=bias)
     results = []
@@ -426,7 +473,8 @@ def test_autocast_has_its_own_dtype_multiplied_by_the_faster_product(
     assert calls == ([] if dtype == torch.float64 else [(2, 50, 24)])
 
 
-def test_autocast_compiles_into_one_graph(calls, monkeypatch):
+def test_autocast_compiles_into_one_graph(shapes_given_to, monkeypatch):
+    calls = shapes_given_to("many_rows_product_in")
     monkeypatch.setattr(linear, "MANY", {torch.bfloat16: 0})
     layer, twin = layer_and_twin()
     x = torch.randn(100, 24)

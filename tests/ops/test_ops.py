@@ -776,7 +776,7 @@ ROWS = 2**40
 int8 = torch.zeros(0, 0, dtype=torch.int8)
 OF_EMPTY_ROWS = {
     "linear": lambda x: OP.linear(x, torch.ones(0, 0), None),
-    "many_rows_linear": lambda x: OP.many_rows_linear(x, torch.ones(0, 0), None),
+    "many_rows_linear": lambda x: OP.many_rows_linear(x, torch.ones(0, 0), None, 6, 6),
     "int8_linear": lambda x: OP.int8_linear(x, int8, torch.ones(0, 1), None, None),
     "int4_linear, rounded": lambda x: OP.int4_linear(x, int8, torch.ones(1, 0), None, None, True),
     "rms_norm": lambda x: OP.rms_norm(x, torch.ones(0), 1e-6),

@@ -5,8 +5,8 @@
 // After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): both
 // matrices are copied, as float32, into panels, each as many rows as a tile of y has, in the order
 // in which the tile's sums read them. Of x, a part is copied first that the last cache holds. Of a
-// panel of W, a worker copies a block, which fills the first-level cache, and the panels of x stream
-// past it, while the next block is asked for. A tile's sums leave the registers only between
+// panel of W, a worker copies a block, which fills the first-level cache, and the panels of x
+// stream past it, while the next block is asked for. A tile's sums leave the registers only between
 // blocks.
 //
 // A sum's order depends on the block's length only, not on the threads nor on other rows.
@@ -27,7 +27,7 @@ constexpr int64_t kTileColumns = kTileVectors * W;
 constexpr int64_t kTileSize = kTileRows * kTileColumns;
 
 constexpr int64_t kBlock = 256;  // of the inner dimension
-constexpr int64_t kAhead = 64;   // numbers of each row of a tile that are asked for before their use
+constexpr int64_t kAhead = 64;  // numbers of each row of a tile that are asked for before their use
 
 // A part of x is about so many rows, each of which needs all of W once more, and so many floats.
 constexpr int64_t kPartRows = 1024, kPartFloats = int64_t{1} << 20;
@@ -38,16 +38,16 @@ constexpr int64_t kPartColumns = 4096;
 // in the second-level cache by then. The processor does not foresee so many short runs.
 class NextBlock {
  public:
-  template <class Scalar>
-  NextBlock(const Matrix<Scalar>& w, int64_t row, int64_t begin, int64_t end, int64_t tiles) {
-    constexpr int64_t size = sizeof(Scalar);
-    const int64_t rows = min(kTileColumns, w.rows - row);
+  NextBlock(const ManyRowsLinearProblem& p, int64_t row, int64_t begin, int64_t end,
+            int64_t tiles) {
+    const int64_t size = bytes_of(p.weight_dtype), rows = min(kTileColumns, p.out - row);
+    const auto [row_stride, column_stride] = p.weight_strides;
     if (rows <= 0 || begin == end) return;
-    run_ = reinterpret_cast<const char*>(w.data + row * w.row_stride + begin * w.column_stride);
-    if (w.column_stride == 1) {
-      set_runs(rows, w.row_stride * size, (end - begin) * size, tiles);
-    } else if (w.row_stride == 1) {
-      set_runs(end - begin, w.column_stride * size, rows * size, tiles);
+    run_ = static_cast<const char*>(p.weight) + (row * row_stride + begin * column_stride) * size;
+    if (column_stride == 1) {
+      set_runs(rows, row_stride * size, (end - begin) * size, tiles);
+    } else if (row_stride == 1) {
+      set_runs(end - begin, column_stride * size, rows * size, tiles);
     }
   }
 
@@ -67,14 +67,11 @@ class NextBlock {
   int64_t at_once_ = 0;
 };
 
-template <class Scalar>
 class ManyRowsLinear {
  public:
   ManyRowsLinear(const ManyRowsLinearProblem& p, const Threads& threads)
       : p_(p),
         threads_(threads),
-        x_(p.x, p.rows, p.x_strides),
-        weight_(p.weight, p.out, p.weight_strides),
         part_rows_(length_of_parts(p.rows, kPartRows, kTileRows)),
         part_in_(min(p.in, length_of_parts(p.in, kPartFloats / part_rows_, kBlock))),
         part_columns_(is_whole() ? p.out : min(round_up(p.out, kTileColumns), kPartColumns)) {}
@@ -141,9 +138,22 @@ class ManyRowsLinear {
       for (int64_t begin = part.begin; begin < part.end; begin += kBlock) {
         const int64_t end = min(part.end, begin + kBlock);
         float* const block = x + (begin - part.begin) * part.tiles() * kTileRows;
-        x_.template pack<kTileRows>(part.row + tile * kTileRows, begin, end,
-                                    block + tile * kTileRows * (end - begin));
+        pack_x(part.row + tile * kTileRows, begin, end, block + tile * kTileRows * (end - begin));
       }
+    });
+  }
+
+  void pack_x(int64_t row, int64_t begin, int64_t end, float* to) const {
+    with_number(p_.x_dtype, p_.dtype, [&](auto number) {
+      const Matrix<decltype(number)> x(p_.x, p_.rows, p_.x_strides);
+      x.template pack<kTileRows>(row, begin, end, to);
+    });
+  }
+
+  void pack_weight(int64_t row, int64_t begin, int64_t end, float* to) const {
+    with_number(p_.weight_dtype, p_.dtype, [&](auto number) {
+      const Matrix<decltype(number)> weight(p_.weight, p_.out, p_.weight_strides);
+      weight.template pack<kTileColumns>(row, begin, end, to);
     });
   }
 
@@ -153,7 +163,7 @@ class ManyRowsLinear {
     int64_t begin = part.begin;
     do {
       const int64_t end = min(part.end, begin + kBlock);
-      weight_.template pack<kTileColumns>(column, begin, end, w);
+      pack_weight(column, begin, end, w);
       float* tile_sums = sums;
       NextBlock next = end < part.end ? block_after(part, column, end)
                                       : block_after(part, column + kTileColumns, part.begin);
@@ -168,7 +178,7 @@ class ManyRowsLinear {
   }
 
   NextBlock block_after(const Part& part, int64_t column, int64_t begin) const {
-    return NextBlock(weight_, column, begin, min(part.end, begin + kBlock), part.tiles());
+    return NextBlock(p_, column, begin, min(part.end, begin + kBlock), part.tiles());
   }
 
   // A block's part of the sums of a tile. What was added up before is in `sums`.
@@ -204,32 +214,37 @@ class ManyRowsLinear {
 
   HFLA_INLINE void finish(int64_t row, int64_t column,
                           const V (&sum)[kTileRows][kTileVectors]) const {
-    const Scalar* const bias = static_cast<const Scalar*>(p_.bias);
-    HFLA_UNROLL
-    for (int64_t v = 0; v < kTileVectors; ++v) {
-      const int64_t c = column + v * W, count = min(W, p_.out - c);
-      if (count <= 0) break;
-      const V added = bias ? load_vector(bias, 1, c, count) : V{};
-      Scalar* y = static_cast<Scalar*>(p_.y) + row * p_.out;
+    with_dtype_but_double(p_.y_dtype, [&](auto scalar) {
       HFLA_UNROLL
-      for (int64_t r = 0; r < kTileRows; ++r, y += p_.out) {
-        if (row + r < p_.rows) store_vector(y, 1, c, count, sum[r][v] + added);
+      for (int64_t v = 0; v < kTileVectors; ++v) {
+        const int64_t c = column + v * W, count = min(W, p_.out - c);
+        if (count <= 0) break;
+        const V bias = load_bias(c, count);
+        auto* y = static_cast<decltype(scalar)*>(p_.y) + row * p_.out;
+        HFLA_UNROLL
+        for (int64_t r = 0; r < kTileRows; ++r, y += p_.out) {
+          if (row + r < p_.rows) store_vector(y, 1, c, count, sum[r][v] + bias);
+        }
       }
-    }
+    });
+  }
+
+  V load_bias(int64_t column, int64_t count) const {
+    if (!p_.bias) return V{};
+    return with_number(p_.weight_dtype, p_.dtype, [&](auto number) {
+      return load_vector(static_cast<const decltype(number)*>(p_.bias), 1, column, count);
+    });
   }
 
   const ManyRowsLinearProblem& p_;
   const Threads& threads_;
-  const Matrix<Scalar> x_, weight_;
   const int64_t part_rows_, part_in_, part_columns_;
 };
 
 }  // namespace
 
 Status many_rows_linear(const ManyRowsLinearProblem& problem, const Threads& threads) {
-  return with_dtype_but_double(problem.dtype, [&](auto scalar) {
-    return ManyRowsLinear<decltype(scalar)>(problem, threads).run();
-  });
+  return ManyRowsLinear(problem, threads).run();
 }
 
 }  // namespace hfla::HFLA_ISA

@@ -12,6 +12,33 @@ namespace {
 using V = Vec<float>;
 constexpr int64_t W = kLanes<float>;
 
+// A number that lies there as float32 and is rounded to what it is multiplied in.
+template <class Scalar>
+struct Rounded {
+  float number;
+};
+template <class Scalar>
+struct AccOfScalar<Rounded<Scalar>> {
+  using type = float;
+};
+template <class Scalar>
+HFLA_INLINE V load(const Rounded<Scalar>* from) {
+  return rounded<Scalar>(load(&from->number));
+}
+
+// Calls run(a number of the type that a tensor is read as), for a product in a dtype that the
+// tensor has, or that it is rounded to.
+template <class Run>
+HFLA_INLINE auto with_number(DType dtype, DType product_dtype, Run run) {
+  return with_dtype_but_double(product_dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    if constexpr (sizeof(Scalar) < sizeof(float)) {
+      if (dtype == DType::f32) return run(Rounded<Scalar>{});
+    }
+    return run(scalar);
+  });
+}
+
 // A matrix whose rows are put into panels.
 template <class Scalar>
 struct Matrix {

@@ -37,6 +37,7 @@ OPS = {
     ("selective_scan_step_", 2): selective_scan.step_,  # with state_indices
     ("linear", 1): linear.linear,
     ("many_rows_linear", 1): linear.many_rows_linear,
+    ("many_rows_linear_in", 1): linear.many_rows_linear_in,
     ("expert_linear", 1): linear.expert_linear,
     ("onednn_linear", 1): linear.many_rows_linear,  # oneDNN's in older code, for float32
     ("int8_linear", 1): quantized_linear.int8_linear,

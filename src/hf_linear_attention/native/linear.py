@@ -61,6 +61,11 @@ def _check_without_gradient(x: Tensor, weight: Tensor, bias: Tensor | None) -> N
         )
 
 
+# The dtypes as numbers, as torch's C interface has them.
+CODE_OF = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}
+_DTYPE_OF = {code: dtype for dtype, code in CODE_OF.items()}
+
+
 def many_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear` for many rows, on the CPU; differentiable.
 
@@ -74,11 +79,39 @@ def many_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
+    return many_rows_linear_in(x, weight, bias, x.dtype)
+
+
+def many_rows_linear_in(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """`many_rows_linear` as under autocast to `dtype`: x, weight and bias may be float32 as well,
+    and are rounded to that while they are read. Gradients have the dtypes of what they are of.
+
+    Args:
+        x, weight, bias: (..., in), (out, in), (out,), x and weight of `dtype` or float32, bias as
+            the weight.
+        dtype: float32, bfloat16 or float16.
+
+    Returns:
+        y (..., out), of `dtype`.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    if dtype not in CODE_OF:
+        raise RuntimeError(f"dtype must be float32, bfloat16 or float16, got {dtype}")
+    code = CODE_OF[dtype]
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return _many_rows_linear(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
+    y = _many_rows_linear(rows, weight, bias, code, code)
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 @torch.library.register_fake("hf_linear_attention::many_rows_linear", lib=_registrations)
+def _fake_many_rows_linear(x, weight, bias, dtype, y_dtype):
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=_DTYPE_OF[y_dtype])
+
+
 @torch.library.register_fake("hf_linear_attention::linear", lib=_registrations)
 def _fake_linear(x, weight, bias):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -90,17 +123,24 @@ def _fake_expert_linear(x, weight, experts, bias):
 
 
 def _keep_for_linear_backward(ctx, inputs, output):
-    x, weight, _ = inputs
+    x, weight, bias, ctx.dtype, _ = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.save_for_backward(x, weight)
 
 
 def _differentiate_linear(ctx, dy):
     x, weight = ctx.saved_tensors
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    needs_x, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
+
+    def product(a, b, like):
+        return _many_rows_linear(a, b, None, ctx.dtype, CODE_OF[like.dtype])
+
     return (
-        _many_rows_linear(dy, weight.t(), None) if needs_x else None,
-        _many_rows_linear(dy.t(), x.t(), None) if needs_weight else None,
-        dy.sum(0) if needs_bias else None,
+        product(dy, weight.t(), like=x) if needs_x else None,
+        product(dy.t(), x.t(), like=weight) if needs_weight else None,
+        dy.sum(0, dtype=ctx.bias_dtype) if needs_bias else None,
+        None,
+        None,
     )
 
 
