@@ -150,12 +150,14 @@ HFLA_INLINE Vec<float> load(const BFloat16* from) {
   return (Vec<float>)(__builtin_convertvector(load_bits(&from->bits), UIntVec<float>) << 16);
 }
 
-// To nearest, ties to even; a NaN stays one.
-HFLA_INLINE void store(BFloat16* to, Vec<float> x) {
+// The upper halves of these bits are x in bfloat16: to nearest, ties to even; a NaN stays one.
+HFLA_INLINE UIntVec<float> bfloat16_above(Vec<float> x) {
   const UIntVec<float> bits = (UIntVec<float>)x;
-  const UIntVec<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const UIntVec<float> nan = (bits >> 16) | 0x40;
-  store_bits(&to->bits, __builtin_convertvector(select(x == x, rounded, nan), HalfBits));
+  return select(x == x, bits + 0x7fff + ((bits >> 16) & 1), bits | 0x400000);
+}
+
+HFLA_INLINE void store(BFloat16* to, Vec<float> x) {
+  store_bits(&to->bits, __builtin_convertvector(bfloat16_above(x) >> 16, HalfBits));
 }
 
 HFLA_INLINE Vec<float> load(const Float16* from) {
@@ -201,6 +203,10 @@ HFLA_INLINE Vec<AccOf<Scalar>> rounded(Vec<AccOf<Scalar>> x) {
   Scalar lanes[kLanes<AccOf<Scalar>>];
   store(lanes, x);
   return load(lanes);
+}
+template <>
+HFLA_INLINE Vec<float> rounded<BFloat16>(Vec<float> x) {
+  return (Vec<float>)(bfloat16_above(x) & 0xffff0000);
 }
 
 // A vector's worth of elements, `stride` apart and `count` of them; the other lanes are zero.
