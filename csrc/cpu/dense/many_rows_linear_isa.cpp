@@ -79,7 +79,8 @@ class ManyRowsLinear {
   Status run() const {
     const int64_t workers =
         p_.rows * p_.in * p_.out < threads_.serial_work ? 1 : max(1, threads_.count);
-    const int64_t x_size = part_rows_ * part_in_, panel_sums = part_rows_ * kTileColumns;
+    const int64_t x_size = round_up(part_rows_ * part_in_, kTileColumns);
+    const int64_t panel_sums = part_rows_ * kTileColumns;
     const int64_t shared_sums = is_whole() ? 0 : part_rows_ * part_columns_;
     const int64_t own_sums = is_whole() && p_.in > kBlock ? panel_sums : 0;
     const int64_t own_size = kTileColumns * kBlock + own_sums;  // of a worker
