@@ -96,6 +96,7 @@ test-space: $(VENV_SPACE)/installed
 
 bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_ops.py $(BENCH_FLAGS)
+	$(IN_VENV) python benchmarks/bench_products.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_decode.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_training.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_upstream.py $(BENCH_FLAGS)

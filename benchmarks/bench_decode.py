@@ -26,7 +26,7 @@ Shares of the bandwidth count the weights, and what the cache holds, read once.
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -45,7 +45,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from harness import Report, Work, check_close, parser
+from harness import Report, Work, check_close, parser, within
 from hf_linear_attention import LinearAttentionCache, use_large_pages
 from identity import without_attention
 from llama_cpp_models import STEPS, LlamaCpp
@@ -199,16 +199,6 @@ def verify(model: PreTrainedModel, size: Size, is_static: bool = False) -> float
     with torch.no_grad():
         expected = model(tokens, use_cache=False, logits_to_keep=1).logits
     return check_close(model.config.model_type, actual, expected, TOLERANCE[model.dtype])
-
-
-def within(
-    context: Callable[[], AbstractContextManager], sample: Callable[[], float]
-) -> Callable[[], float]:
-    def sample_within() -> float:
-        with context():
-            return sample()
-
-    return sample_within
 
 
 class Setting(NamedTuple):

@@ -158,6 +158,18 @@ def sample_of(run: Callable[[], object]) -> Callable[[], float]:
     return sample
 
 
+def within(
+    context: Callable[[], contextlib.AbstractContextManager], sample: Callable[[], float]
+) -> Callable[[], float]:
+    """A sample that is taken within a context."""
+
+    def sample_within() -> float:
+        with context():
+            return sample()
+
+    return sample_within
+
+
 def _seconds(run: Callable[[], object], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):

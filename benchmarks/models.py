@@ -9,7 +9,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -92,9 +92,16 @@ def make_model(name: str, dtype: torch.dtype = torch.float32, size: Size = SIZE)
 
 
 def make_quantised(bits: int, size: Size = SIZE) -> PreTrainedModel:
-    """Ours in bfloat16, whose few rows products of integers take, with torchao's weights in its
-    linear layers: of 8 bits, with a scale for each output, or of 4, with scales and zero points for
-    each 64 inputs: 4.5 bits a weight, as llama.cpp's Q4_0 has them. Embeddings stay.
+    """Ours in bfloat16, whose few rows products of integers take. Embeddings stay."""
+    model = make_model("ours", torch.bfloat16, size)
+    quantise(model, bits, size.hidden_size)
+    return model
+
+
+def quantise(model: nn.Module, bits: int, inputs: int) -> None:
+    """Gives linear layers torchao's weights: of 8 bits, with a scale for each output, or of 4, with
+    scales and zero points for each 64 inputs, of which there are at least so many: 4.5 bits a
+    weight, as llama.cpp's Q4_0 has them.
     """
     from torchao.quantization import (
         Int8WeightOnlyConfig,
@@ -103,14 +110,12 @@ def make_quantised(bits: int, size: Size = SIZE) -> PreTrainedModel:
         quantize_,
     )
 
-    model = make_model("ours", torch.bfloat16, size)
     if bits == 8:
         quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))
     else:
-        groups = PerGroup(min(64, size.hidden_size))
+        groups = PerGroup(min(64, inputs))
         quantize_(model, IntxWeightOnlyConfig(torch.int4, groups, scale_dtype=torch.bfloat16))
         pack_int4_weights(model)
-    return model
 
 
 def random_tokens(size: Size, *shape: int) -> Tensor:

@@ -31,6 +31,7 @@ GAINS = DOCS / "use_kernels.png"
 TITLES = {
     "compare": "The presets",
     "ops": "The op",
+    "products": "Matrix products",
     "decode": "Generation",
     "training": "Training step",
     "upstream": "Transformers' own models",
@@ -88,6 +89,7 @@ def sections(results: list[Result]) -> str:
 def section(path: Path, document: dict[str, Any]) -> str:
     special = {
         "compare": section_of_systems,
+        "products": section_of_products,
         "upstream": section_of_gains,
         CONVERSION: section_of_conversion,
     }
@@ -158,6 +160,44 @@ def cell(row: dict[str, Any] | None, baseline: str) -> str:
 
 def digits(milliseconds: float) -> str:
     return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
+
+
+def section_of_products(path: Path, document: dict[str, Any]) -> str:
+    rows = document["rows"]
+    lines = [
+        f"**{TITLES['products']}**: median ms of ours; in brackets the share of what the machine "
+        "does at best, in reading or in multiply-adds of float32, whichever is larger, and how "
+        f"many times as long PyTorch's product takes. {place(document)}{disturbance_of(rows)}",
+        "",
+        *products_table(rows),
+        "",
+        f"![{TITLES['products']}: times on logarithmic axes]({plot(path)})",
+    ]
+    return "\n".join(lines)
+
+
+def products_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each kind and number of rows, a column for each format of numbers."""
+    cells: dict[str, dict[str, str]] = {}
+    for (panel, case), contenders in by_case(rows).items():
+        kind, numbers, _ = panel.split(", ")
+        cells.setdefault(f"{kind}: {case}", {})[numbers] = product_cell(contenders)
+    formats = list(dict.fromkeys(numbers for line in cells.values() for numbers in line))
+    return [
+        f"| | {' | '.join(formats)} |",
+        "|---" * (1 + len(formats)) + "|",
+        *(
+            f"| {name} | {' | '.join(line.get(numbers, '') for numbers in formats)} |"
+            for name, line in cells.items()
+        ),
+    ]
+
+
+def product_cell(contenders: dict[str, dict[str, Any]]) -> str:
+    ours, theirs = contenders["ours"], contenders.get("PyTorch")
+    share = max(ours["share_of_bandwidth"] or 0, ours["share_of_peak"] or 0)
+    ratio = f", {theirs['ratio']:.1f}×" if theirs else ""
+    return f"{digits(ours['milliseconds'])} ({share:.0%}{ratio})"
 
 
 def section_of_gains(path: Path, document: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import bench_decode  # noqa: E402
 import bench_ops  # noqa: E402
+import bench_products  # noqa: E402
 import bench_serving  # noqa: E402
 import bench_training  # noqa: E402
 import bench_upstream  # noqa: E402
@@ -54,6 +55,18 @@ def test_the_op_is_measured(tmp_path, monkeypatch):
         assert found == set(bench_ops.CONTENDERS)
     backward = [row for row in document["rows"] if row["panel"].startswith("forward + backward")]
     assert all(row["peak_mib"] >= 0 for row in backward)
+
+
+def test_products_are_measured(tmp_path, monkeypatch):
+    document = run(bench_products, tmp_path, monkeypatch)
+    for name, form in bench_products.FORMATS.items():
+        found = contenders(document, f"few rows, {name}, 64 to 128")
+        assert found == {"ours", "reading", *(["PyTorch"] if form.other_products else [])}
+    for way in bench_products.WAYS:
+        for what in ("forward", "forward + backward"):
+            found = contenders(document, f"{what}, {way}, 64 to 128")
+            assert found >= {"ours", "PyTorch"}
+            assert (bench_products.IN_FLOAT32 in found) == (way != "float32")
 
 
 def test_memory_is_that_of_a_process_of_its_own():
