@@ -101,7 +101,7 @@ def test_a_page_has_the_newest_full_result_of_each_processor(tmp_path, monkeypat
 
 def test_a_missing_result_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    with pytest.raises(SystemExit, match="no results of compare, ops, decode, training"):
+    with pytest.raises(SystemExit, match="no results of compare, ops, products, decode, training"):
         report.main()
 
 
