@@ -9,6 +9,8 @@
 // sequences. Strides count elements, not bytes. "acc" is float, or double for f64 inputs.
 #pragma once
 
+#include <stddef.h>
+
 #include <cstdint>
 
 namespace hfla {

@@ -3,8 +3,6 @@
 // Memory for what kernels keep for a while, and what is asked for before it is read.
 #pragma once
 
-#include <stddef.h>
-
 #include <new>
 
 #include "cpu/common/isa.h"
