@@ -33,7 +33,7 @@ help:
 	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
 	@echo "make test-space   test that page in a browser, Chromium or Chrome, in about a minute"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
-	@echo "make bench   measure: a short set of benchmarks, under 10 minutes"
+	@echo "make bench   measure: a short set of benchmarks, about 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
 	@echo "make instructions OLD=a.whl NEW=b.whl   how many instructions each takes, under valgrind"
 	@echo "make sanitize   look for memory errors and races in the kernels, under 20 minutes"

@@ -18,6 +18,7 @@ few_rows_product = native_op("linear", version=1)
 many_rows_product = native_op("many_rows_linear", version=1)
 many_rows_product_in = native_op("many_rows_linear_in", version=1)  # a dtype that it rounds to
 IS_COMPILED = has_compiled(few_rows_product, many_rows_product)
+IS_ROUNDING_COMPILED = has_compiled(many_rows_product_in)
 
 
 def processor() -> tuple[str, frozenset[str]]:
@@ -143,7 +144,7 @@ def product_under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Ca
     """That of many rows or torch's, whichever is faster in autocast's dtype."""
     dtype = torch.get_autocast_dtype("cpu")
     is_taken = (
-        has_compiled(many_rows_product_in)
+        IS_ROUNDING_COMPILED
         and {x.dtype, weight.dtype} <= {torch.float32, dtype}
         and (bias is None or bias.dtype is weight.dtype)
     )
