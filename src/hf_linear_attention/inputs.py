@@ -197,15 +197,19 @@ def recordable_caches(
     ]
 
 
-def caches_of_a_step(input_ids: Tensor, past_key_values: Any) -> list[RecurrentLayer] | None:
-    """Of all layers, where all that a whole model does with one token in each row (B, 1) is to give
-    logits and to change states in place, as far as can be told here.
+def caches_of_a_step(
+    config: PreTrainedConfig, input_ids: Tensor, past_key_values: Any
+) -> list[RecurrentLayer] | None:
+    """Of all layers, where all that a whole model of `config` does with one token in each row
+    (B, 1) is to give logits and to change states in place, as far as can be told here.
     """
     if not may_be_recorded(input_ids, None, True, past_key_values):
         return None
     layers = getattr(past_key_values, "layers", None)
     if not layers or left_padding_of(past_key_values) is not None:
         return None
+    if getattr(past_key_values, "config", config) is not config:
+        return None  # may be of another model: the model looks, and makes it its own
     are_states = all(isinstance(x, RecurrentLayer) and x.may_be_recorded for x in layers)
     return layers if are_states else None
 

@@ -514,7 +514,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         )
         is_plain = not kwargs and all(x is None for x in others)
         if is_plain and input_ids is not None and isinstance(logits_to_keep, int):
-            caches = caches_of_a_step(input_ids, past_key_values)
+            caches = caches_of_a_step(self.config, input_ids, past_key_values)
             if caches is not None:
                 return self._step(
                     input_ids, position_ids, past_key_values, caches, use_cache, logits_to_keep
@@ -544,6 +544,8 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         if position_ids is None:
             past = past_key_values.get_seq_length()
             position_ids = input_ids.new_full((1, 1), past, dtype=torch.long)
+        elif position_ids is input_ids:  # a recording tells tensors apart by what they are
+            position_ids = position_ids.clone()
         outputs: CausalLMOutputWithCrossAttentions | None = None
 
         def by_modules() -> Tensor | None:

@@ -8,7 +8,7 @@ Shapes: B batch, C hidden size.
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -58,8 +58,13 @@ class Recording:
             owner for module in modules for owner in (module._parameters, module._buffers) if owner
         ]
         self.tensors_then = [*self._tensors()]
-        self.modules = modules
-        self.classes_then = [*map(type, modules)]
+        self.plain = [x for x in self.tensors_then if type(x) in (Tensor, nn.Parameter)]
+        self.places_then = [*self._places()]
+        # The layers themselves by weak references: whoever keeps recordings by layers must not keep
+        # the layers alive.
+        self.layers = [*map(ref, layers)]
+        self.inner = [module for module in modules if module not in layers]
+        self.classes_then = [*self._classes()]
         self.classes = [*set(self.classes_then)]
         self.forwards_then = [*self._forwards()]
         self.hooks = [vars(module)[name] for module in modules for name in HOOKS]
@@ -68,13 +73,18 @@ class Recording:
         self.run: Callable[..., Tensor] | None = None
         self.uses = 0
 
+    def is_of(self, layers: Sequence[nn.Module]) -> bool:
+        """Whether these are the layers, and not others in their places."""
+        return all(map(is_, layers, [layer() for layer in self.layers]))
+
     def is_current(self) -> bool:
         """Whether the layers would still do the same."""
         return (
             self._has_no_new_hook()
             and not any(self.empty)
             and all(map(is_, self._tensors(), self.tensors_then))  # before == meets any
-            and all(map(is_, map(type, self.modules), self.classes_then))
+            and all(map(eq, self._places(), self.places_then))
+            and all(map(is_, self._classes(), self.classes_then))
             and all(map(is_, self._forwards(), self.forwards_then))
             and self._has_the_same_values()
         )
@@ -82,7 +92,7 @@ class Recording:
     def _has_the_same_values(self) -> bool:
         try:
             return self.filled == self.filled_then and [*self._values()] == self.values_then
-        except RuntimeError:  # tensors in the place of numbers, which are neither equal nor not
+        except (RuntimeError, ValueError):  # tensors and arrays are neither equal nor not
             return False
 
     def _has_no_new_hook(self) -> bool:
@@ -99,6 +109,13 @@ class Recording:
 
     def _tensors(self) -> Iterator[Tensor | None]:
         return chain.from_iterable(map(dict.values, self.owners))
+
+    def _places(self) -> Iterator[int]:
+        """Of the tensors' numbers in memory, which change with their dtype or layout."""
+        return map(Tensor.data_ptr, self.plain)
+
+    def _classes(self) -> Iterator[type]:
+        return map(type, chain([layer() for layer in self.layers], self.inner))
 
     def _forwards(self) -> Iterator[Callable]:
         return map(attrgetter("forward"), self.classes)
@@ -167,13 +184,13 @@ class RecordedTokens:
         recording = self.recordings.get(given)
         if recording is not None and recording.run is None and not self._comes_often(given):
             return by_modules()  # to look at all modules each time would be in vain
-        if recording is not None and recording.is_current():
+        if recording is not None and recording.is_of(layers) and recording.is_current():
             if recording.run is None:
                 return by_modules()
             recording.uses += 1
             try:
                 result = recording.run(*inputs)
-            except RuntimeError:  # the data of a weight lie otherwise now, say
+            except RuntimeError:  # of something that is not looked at; once is enough
                 self.recordings.pop(given, None)
                 raise
             # Lets autograd notice when a backward pass still needs a state as it was.
@@ -182,7 +199,10 @@ class RecordedTokens:
                 cache.step_was_taken()
             return result
         self.recordings.pop(given, None)
-        if not self._comes_often(given) or not can_be_recorded(layers, self.are_called):
+        if not self._comes_often(given):
+            return by_modules()
+        self._forget_what_was()
+        if not can_be_recorded(layers, self.are_called):
             return by_modules()
         recording, recorder = Recording(layers), Recorder(inputs)
         with recorder:
@@ -207,6 +227,14 @@ class RecordedTokens:
         )
         self.last = LastStates([*map(ref, tensors)], mode, layout)
         return States(tensors, layout)
+
+    def _forget_what_was(self) -> None:
+        """Lets go of recordings of the layers as they no longer are, which would keep their old
+        weights in memory.
+        """
+        for given, recording in list(self.recordings.items()):
+            if not recording.is_current():
+                self.recordings.pop(given, None)
 
     def _comes_often(self, given: tuple) -> bool:
         """Counts a token; whether there were TOKENS_BEFORE since it was last true."""

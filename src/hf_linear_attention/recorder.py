@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
         values = {name: self.values[name] for name in constants}
         namespace = {name: getattr(x, "_op", x) for name, x in values.items()}
         exec(compiled(source), namespace)
-        return namespace["run"]
+        return namespace.pop("run")  # else it would hold itself, until garbage is collected
 
     def _made_of_numbers(self) -> set[str]:
         """Results that no tensor goes into, and that nobody writes to: the same every time."""

@@ -2,7 +2,9 @@
 """Generated tokens of Transformers' layers around our recurrent ones, recorded and run again."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -133,6 +135,20 @@ def test_weights_and_dtypes_that_change_count_at_once(model_type, by_modules):
     assert torch.equal(answers(model, ids), by_modules(model, ids))
     model.to(torch.bfloat16)
     assert torch.equal(answers(model, ids), by_modules(model, ids))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2"])
+def test_a_model_that_nobody_has_is_freed(model_type):
+    """Recordings are kept by layers, and must not be what keeps these."""
+    model, number = changed(model_type), len(_recordings)
+    answers(model, random_ids(1, 9))
+    assert all(of_layer and any(of_layer) for of_layer in uses(model))
+    layers = [*map(weakref.ref, layers_of(model))]
+    weights = [weakref.ref(next(layer().parameters())) for layer in layers]
+    del model
+    gc.collect()
+    assert {x() for x in (*layers, *weights)} == {None}
+    assert len(_recordings) <= number
 
 
 def test_padding_drafts_and_gradients_are_left_to_the_modules(by_modules):

@@ -4,8 +4,11 @@ those of the modules as they are now.
 """
 
 import copy
+import gc
 import io
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,16 +161,56 @@ def test_what_is_changed_between_tokens_counts_at_once(change, by_modules):
     assert not torch.equal(answers(model, ids[:, :6]), before)
 
 
-def test_a_weight_whose_data_lie_otherwise_fails_once_at_most():
-    model, ids = tiny_model(), random_ids(2, 8)
-    expected = answers(model, ids[:, :7])
+def replace_a_layer(model):
+    layers = model.model.layers
+    layers[1] = copy.deepcopy(layers[1])
+    change_weight_in_place(layers[1])
+
+
+def replace_all_layers(model):
+    model.model.layers = copy.deepcopy(model.model.layers)
+    change_weight_in_place(model.model.layers[1])
+
+
+def replace_the_last_norm(model):
+    model.model.norm = copy.deepcopy(model.model.norm)
+    model.model.norm.weight.mul_(2)
+
+
+@pytest.mark.parametrize("change", [replace_a_layer, replace_all_layers, replace_the_last_norm])
+@pytest.mark.parametrize("softmax_at", [None, 0, 2])
+def test_layers_in_the_places_of_others_count_at_once(change, softmax_at):
+    """Also where only layers that follow each other are recorded, and not the whole model."""
+    types = ["full_attention" if i == softmax_at else "linear_attention" for i in range(3)]
+    model, ids = tiny_model(num_hidden_layers=3, layer_types=types), random_ids(2, 8)
     cache = LinearAttentionCache(model.config)
-    answers(model, ids[:, :6], cache)
+    before = answers(model, ids[:, :6], cache)
+    rest, of_before = copy.deepcopy(cache), [*model.model.layers, model.model.norm]
+    with torch.no_grad():
+        change(model)
+    changed = read(model, ids[:, 6:7], cache)
+    assert torch.equal(changed, without_recordings(read)(model, ids[:, 6:7], rest))
+    assert not torch.equal(answers(model, ids[:, :6]), before)
+    assert of_before  # somebody may have them still
+
+
+def turn_weight(model):
     weight = model.model.layers[1].mlp.up_proj.weight
     weight.data = weight.data.t().contiguous().t()
-    with pytest.raises(RuntimeError, match="weight must be contiguous"):
-        read(model, ids[:, 6:7], cache)
-    torch.testing.assert_close(answers(model, ids[:, :7]), expected)
+
+
+def change_dtype_of_the_last_norm(model):
+    model.model.norm.bfloat16()
+
+
+@pytest.mark.parametrize("change", [turn_weight, change_dtype_of_the_last_norm])
+def test_other_data_of_the_same_weight_count_at_once(change, by_modules):
+    model, ids = tiny_model(), random_ids(2, 7)
+    cache = LinearAttentionCache(model.config)
+    answers(model, ids[:, :6], cache)
+    change(model)
+    expected = by_modules(model, ids[:, 6:], copy.deepcopy(cache))
+    assert torch.equal(answers(model, ids[:, 6:], cache), expected)
 
 
 def test_a_hook_of_all_modules_counts_at_once(by_modules):
@@ -297,6 +340,20 @@ def test_positions_that_are_given_count(kind):
 
     assert torch.equal(with_positions(), without_recordings(with_positions)())
     assert uses(model) == {WHOLE: [3, 0]}
+
+
+def test_a_tensor_may_be_token_and_position_at_once():
+    """A recording must not take one for the other when they are two tensors again."""
+    model = tiny_model(position_embedding_type="rotary")
+
+    def with_one_tensor():
+        cache, same = LinearAttentionCache(model.config), torch.tensor([[1]])
+        for _ in range(4):
+            read(model, same, cache, position_ids=same)
+        return read(model, torch.tensor([[7]]), cache)
+
+    assert torch.equal(with_one_tensor(), without_recordings(with_one_tensor)())
+    assert uses(model) == {WHOLE: [3]}
 
 
 def test_inference_mode_comes_and_goes(by_modules):
@@ -456,6 +513,31 @@ def test_recordings_are_few_and_none_where_they_are_in_vain(monkeypatch):
     assert len(model.recorded_tokens.seen) == 3
 
 
+def test_weights_of_before_are_not_kept():
+    """Not even by recordings for other numbers of rows, which may never come again."""
+    model = tiny_model()
+    for rows in (1, 2):
+        answers(model, random_ids(rows, 6))
+    projection = model.model.layers[0].mlp.up_proj
+    before = weakref.ref(projection.weight)
+    projection.weight = nn.Parameter(projection.weight.detach().clone())
+    answers(model, random_ids(3, 6))
+    assert uses(model) == {WHOLE: [2]}
+    gc.collect()
+    assert before() is None
+
+
+def test_a_cache_of_another_model_is_refused_after_a_recording():
+    """A recording looks at shapes only, which may be those of another model's states."""
+    ours, theirs = (tiny_model(decay=decay) for decay in ("retnet", "lightning"))
+    ids, cache = random_ids(1, 6), LinearAttentionCache(theirs.config)
+    answers(ours, ids)
+    answers(theirs, ids, cache)
+    with pytest.raises(ValueError, match="past_key_values must be made for this model, with decay"):
+        read(ours, ids[:, :1], cache)
+    assert uses(ours) == {WHOLE: [2]}
+
+
 def test_the_environment_turns_them_off():
     code = (
         "from hf_linear_attention import inputs; print(inputs.ARE_TOKENS_RECORDED)",
@@ -523,4 +605,13 @@ def test_a_tensor_in_the_place_of_a_number_is_seen(by_modules):
     answers(model, ids)
     heads = model.config.linear_num_value_heads
     model.model.layers[0].self_attn.largest_beta = torch.linspace(0.3, 0.9, heads)
+    assert torch.equal(answers(model, ids), by_modules(model, ids))
+
+
+def test_an_array_in_the_place_of_another_is_seen(by_modules):
+    """Two arrays are neither equal nor not."""
+    model, ids = tiny_model(), random_ids(1, 9)
+    model.config.counts = np.zeros(2)
+    answers(model, ids)
+    model.config.counts = np.ones(2)
     assert torch.equal(answers(model, ids), by_modules(model, ids))
