@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The configuration of a linear-attention language model, validated when it is made."""
 
+import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -44,6 +45,7 @@ SIZES = (
     "cross_attention_hidden_size",
 )
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
+NOT_NEGATIVE = ("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps")
 # Feature maps under which weights are never negative, and as large as they are.
 WEIGHTS = (
     *("elu+1", "relu", "relu2", "exp", "softmax"),
@@ -386,8 +388,6 @@ class LinearAttentionConfig(PreTrainedConfig):
                 'decay must be "none" with is_causal=False, where no token is older than another, '
                 f"got {self.decay!r}"
             )
-        if self.attention_eps < 0:
-            raise ValueError(f"attention_eps={self.attention_eps} must be at least 0")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(
                 f"attention_dropout={self.attention_dropout} must be at least 0 and less than 1"
@@ -536,6 +536,10 @@ class LinearAttentionConfig(PreTrainedConfig):
             smallest = 0 if name in MAY_BE_0 else 1
             if value is not None and value < smallest:
                 raise ValueError(f"{name}={value} must be at least {smallest}")
+        for name in NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:  # neither is NaN
+                raise ValueError(f"{name}={value} must be at least 0 and finite")
         is_derived = self.head_dim is None or "head_dim" in self.__dict__.get("_derived", [])
         if is_derived and self.hidden_size % self.num_attention_heads != 0:
             raise ValueError(
