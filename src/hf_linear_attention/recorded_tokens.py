@@ -58,7 +58,7 @@ class Recording:
             owner for module in modules for owner in (module._parameters, module._buffers) if owner
         ]
         self.tensors_then = [*self._tensors()]
-        self.plain = [x for x in self.tensors_then if type(x) in (Tensor, nn.Parameter)]
+        self.plain = [x for x in self.tensors_then if x is not None and has_memory(x)]
         self.places_then = [*self._places()]
         # The layers themselves by weak references: whoever keeps recordings by layers must not keep
         # the layers alive.
@@ -119,6 +119,11 @@ class Recording:
 
     def _forwards(self) -> Iterator[Callable]:
         return map(attrgetter("forward"), self.classes)
+
+
+def has_memory(x: Tensor) -> bool:
+    """Of its own and in one place: a sparse tensor's, or a subclass's, may be several others'."""
+    return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided
 
 
 class States(NamedTuple):

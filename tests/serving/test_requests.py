@@ -4,7 +4,9 @@
 import asyncio
 import re
 
+import numpy as np
 import pytest
+import torch
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of, wait_until
 from tiny import VARIANTS, VOCAB_SIZE, tiny_model
@@ -132,6 +134,15 @@ def test_sampling_is_each_request_s_own_where_the_settings_say_so(model):
     assert len(set(answers[1])) > 5
 
 
+def test_top_k_may_be_more_than_there_are_tokens(model):
+    """As in generate(): there it means all of them, be it the settings' own or a request's."""
+    sampling = {"do_sample": True, "temperature": 1e-4, "top_k": VOCAB_SIZE + 1}
+    with engine(model, {"per_request_processors": True}, **sampling) as manager:
+        ids = [manager.add_request(PROMPTS[0]), manager.add_request(PROMPTS[1], top_k=10**6)]
+        answers = tokens_of(results(manager, ids))
+    assert answers == [alone(model, prompt) for prompt in PROMPTS[:2]]
+
+
 WRONG = {
     "empty": ([], {}, "a prompt must have at least one token"),
     "unknown": ([3, VOCAB_SIZE], {}, f"tokens must be integers from 0 to {VOCAB_SIZE - 1}, got 41"),
@@ -140,7 +151,8 @@ WRONG = {
     "none_new": ([3], {"max_new_tokens": 0}, "max_new_tokens must be None or .* got 0"),
     "length_of_text": ([3], {"max_new_tokens": "9"}, "max_new_tokens must be None or .* got '9'"),
     "temperature": ([3], {"temperature": 0.0}, r"temperature must be greater than 0, got 0\.0"),
-    "top_k": ([3], {"top_k": 0}, "top_k must be at least 1, got 0"),
+    "top_k": ([3], {"top_k": 0}, "top_k must be from 1 to 2147483647, got 0"),
+    "large_top_k": ([3], {"top_k": 2**31}, "top_k must be from 1 to .*, got 2147483648"),
     "top_p": ([3], {"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1\.5"),
     "other": ([3], {"wrong": 1}, "Unknown logit_processor_kwargs: {'wrong'}"),
 }
@@ -158,6 +170,38 @@ def test_what_a_request_does_wrong_fails_it_alone(model):
     for output, (_, _, message) in zip(outputs[4:], WRONG.values(), strict=True):
         assert output.error is not None
         assert re.search(message, output.error)
+
+
+def test_a_refused_request_fails_with_all_its_sequences(model):
+    """`generate_batch` waits for each of them, without end."""
+    with engine(model, num_return_sequences=2, do_sample=True, top_k=1) as manager:
+        ids = manager.add_requests([PROMPTS[0], [VOCAB_SIZE]])
+        all_ids = [f"{i}{child}" for i in ids for child in ("", "__child#0")]
+        *right, refused, child = results(manager, all_ids)
+    assert tokens_of(right) == [alone(model, PROMPTS[0])] * 2
+    for output in (refused, child):
+        assert output.error.startswith("tokens must be integers from 0")
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_a_prompt_may_be_an_array(kind, model):
+    """As in Transformers' engine."""
+    with engine(model) as manager:
+        ids = manager.add_requests([kind(prompt) for prompt in PROMPTS[:2]])
+        outputs = results(manager, ids)
+    assert tokens_of(outputs) == [alone(model, prompt) for prompt in PROMPTS[:2]]
+
+
+def test_an_id_that_is_in_use_is_refused(model):
+    """Two requests of one id would share memory and answers, and fail all of their batch."""
+    with engine(model) as manager:
+        with manager.pause():  # so that none of them ends meanwhile
+            manager.add_request(PROMPTS[0], request_id="mine")
+            with pytest.raises(ValueError, match="a request with the id 'mine' is under way"):
+                manager.add_request(PROMPTS[1], request_id="mine")
+        assert tokens_of(results(manager, ["mine"])) == [alone(model, PROMPTS[0])]
+        manager.add_request(PROMPTS[1], request_id="mine")  # which is free again
+        assert tokens_of(results(manager, ["mine"])) == [alone(model, PROMPTS[1])]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +231,15 @@ def test_a_request_that_would_not_fit_fails_alone(fields, settings, longest):
     ]
 
 
-@pytest.mark.parametrize("end", [-1, 7], ids=["no_end_token", "positions"])
+@pytest.mark.parametrize(
+    "end", [-1, VOCAB_SIZE, 7], ids=["no_end_token", "none_of_the_vocabulary", "positions"]
+)
 def test_an_answer_needs_an_end(end):
-    fields = VARIANTS["learned"] if end >= 0 else {}
+    fields = VARIANTS["learned"] if end == 7 else {}
     with engine(tiny_model(**fields), max_new_tokens=None, eos_token_id=end) as manager:
         (output,) = results(manager, [manager.add_request(PROMPTS[0])])
     assert "max_new_tokens must be given where there is no end token" in output.error
-    assert ("or for which there are learned positions" in output.error) == (end >= 0)
+    assert ("or for which there are learned positions" in output.error) == (end == 7)
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
@@ -222,13 +268,15 @@ def test_an_error_in_a_forward_ends_its_batch_and_not_the_server(model, sequence
 def test_a_request_that_outgrows_the_memory_fails_alone(models):
     """Without a limit of its own nobody can know before."""
     model = models["hybrid"]
-    never = {"max_new_tokens": None, "eos_token_id": VOCAB_SIZE}
+    answer = alone(model, PROMPTS[0], 100)  # of more tokens than there are pages
+    never = {"max_new_tokens": None, "eos_token_id": min(set(range(VOCAB_SIZE)) - set(answer))}
     with engine(model, {"num_blocks": 4}, **never) as manager:
         (output,) = results(manager, [manager.add_request(PROMPTS[0])])
         assert "No requests can be scheduled" in output.error
         again = manager.add_request(PROMPTS[0], max_new_tokens=5)
         assert tokens_of(results(manager, [again])) == [alone(model, PROMPTS[0], 5)]
-    assert output.generated_tokens[:5] == alone(model, PROMPTS[0], 5)
+    assert 5 < len(output.generated_tokens) < len(answer)
+    assert output.generated_tokens == answer[: len(output.generated_tokens)]
 
 
 REFUSED = {

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 
 from engines import alone, engine, results, tokens_of, wait_until
 from hf_linear_attention.cache_files import read_file, write_file
@@ -413,6 +415,28 @@ def test_a_fingerprint_is_of_all_weights_and_of_the_config():
         assert fingerprint_of(model, layout) != before
         weight.data.view(-1)[-1] = value
     assert fingerprint_of(model, layout) == before
+
+
+def test_a_fingerprint_is_of_what_adapters_do():
+    """Which of them count, and how much, is in no weight."""
+    options = {"target_modules": "all-linear", "init_lora_weights": False}
+    adapted = get_peft_model(tiny_model(), LoraConfig(**options))
+    adapted.add_adapter("other", LoraConfig(**options))
+    model = adapted.get_base_model()
+    layout = SlotLayout.of_model(model)
+
+    first = fingerprint_of(model, layout)
+    adapted.set_adapter("other")
+    other = fingerprint_of(model, layout)
+    with adapted.disable_adapter():
+        off = fingerprint_of(model, layout)
+    assert fingerprint_of(model, layout) == other
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.set_scale("other", 0.5)
+    weaker = fingerprint_of(model, layout)
+    adapted.set_adapter("default")
+    assert len({first, other, off, weaker}) == 4
 
 
 def test_models_of_softmax_layers_only_share_pages(models):

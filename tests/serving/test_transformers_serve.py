@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import starlette.requests
 import transformers
 from transformers.cli.serve import Serve
 
@@ -242,6 +243,18 @@ def test_other_servers_are_left_alone():
     over_http.prepare_server()
     assert signal.getsignal(signal.SIGTERM) is before
     assert over_http.flags_of_server() == {}
+
+
+def test_a_server_of_one_s_own_has_the_engine_as_from_python():
+    """It has requests of Starlette's on its stack, too, and answers them itself."""
+    model = tiny_model(**VARIANTS["gated"])
+
+    def answer(request):
+        return manager.add_request([10**6])
+
+    with engine(model) as manager:
+        [output] = results(manager, [answer(starlette.requests.Request({"type": "http"}))])
+    assert output.error.startswith("tokens must be integers from 0")
 
 
 def test_from_python_a_full_queue_is_an_error_where_it_has_a_limit():

@@ -12,7 +12,7 @@ from typing import Any
 # The range of each parameter that requests may have of their own.
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("greater than 0", lambda value: value > 0),
-    "top_k": ("at least 1", lambda value: value >= 1),
+    "top_k": ("from 1 to 2147483647", lambda value: 1 <= value < 2**31),  # an int32 in a batch
     "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
 }
 
@@ -43,9 +43,10 @@ class Admission:
                 )
         if new is not None and (not is_integer(new) or new < 1):
             raise ValueError(f"max_new_tokens must be None or an integer from 1 on, got {new!r}")
-        if new is None and not (self.may_be_endless and request._eos_token_ids):
+        has_end = any(token < self.vocab_size for token in request._eos_token_ids)
+        if new is None and not (self.may_be_endless and has_end):
             raise ValueError(
-                "max_new_tokens must be given where there is no end token"
+                "max_new_tokens must be given where there is no end token in the vocabulary"
                 f"{'' if self.may_be_endless else f', or {self.reason}'}; got None"
             )
         length = len(tokens) + (0 if new is None else new - 1)  # the last one is not read

@@ -26,6 +26,9 @@ from transformers.generation.continuous_batching import (
     ContinuousBatchingManager,
     PagedAttentionCache,
 )
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingTopKLogitsWarper,
+)
 from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchProcessor,
     OutputRouter,
@@ -77,6 +80,10 @@ class SlotManager(GuardedManager, SharingManager):
                 "continuous batching needs a model without tensor parallelism"
             )
         self.output_router = OrderedRouter()
+        processors = self.logit_processor.logits_processor
+        for number, processor in enumerate(processors):
+            if isinstance(processor, ContinuousBatchingTopKLogitsWarper):
+                processors[number] = TopKOfVocabulary(processor)
         give_memory(self.continuous_batching_config, model, self.layout)
         self.share_prompts()
 
@@ -99,6 +106,7 @@ class SlotManager(GuardedManager, SharingManager):
         if set(allocators) == {LINEAR}:
             inputs = StateInputs.in_place_of(processor.inputs_and_outputs)
             processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = inputs
+        processor._handle_request_error = fails_all_sequences(processor)
         self.paged_model = PagedModel(self.model, processor)
         self.prompts.attach(processor)
         self.sampler = RowSampler(processor.model_runner)
@@ -135,15 +143,11 @@ class SlotManager(GuardedManager, SharingManager):
 
     def _fail(self, processor, state: RequestState, error: Exception) -> None:
         """Ends a request, and the sequences of its prompt that were to be made of it."""
-        unborn, state.num_children = state.num_children, 0
         processor._handle_request_error(error, state)
         processor.scheduler.finish_request(state.request_id)
         forks = processor.scheduler._requests_to_fork
         if state in forks:
             forks.remove(state)
-        for number in range(unborn):
-            child = state.fork(child_id(state.request_id, number))
-            processor.output_router.fail_and_deliver(child, error)
 
     def register_result_handler(self, request_id: str, callback) -> None:
         """As in Transformers; and what was ready before goes to the handler first."""
@@ -162,6 +166,15 @@ class OrderedRouter(OutputRouter):
 
     def deliver(self, output: GenerationOutput) -> None:
         self.deliver_batch([output])  # which looks for a handler and acts under one lock
+
+
+class TopKOfVocabulary(ContinuousBatchingTopKLogitsWarper):
+    """Takes all tokens where `top_k` is more than there are, as `generate()` does. In Transformers
+    that is an error, which would end all requests of the batch.
+    """
+
+    def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
+        return super().__call__(scores, tensor_arg.clamp(max=scores.shape[-1]))
 
 
 class PagedModel:
@@ -361,6 +374,24 @@ def count_no_keys(io: ContinuousBatchingIOs, is_pure: bool) -> None:
         io.attention_mask = None
     elif io.attention_mask is not None:
         io.attention_mask[LINEAR] = torch.empty(1, 1, 0, 0, dtype=io.model_dtype, device=io.device)
+
+
+def fails_all_sequences(
+    processor: ContinuousBatchProcessor,
+) -> Callable[[Exception, RequestState], None]:
+    """A processor's `_handle_request_error`, which is called for whatever fails, also at the door;
+    and the same for the sequences of a prompt that were to be made of the request.
+    """
+    fail = processor._handle_request_error
+
+    def fail_all(error: Exception, state: RequestState) -> None:
+        unborn, state.num_children = state.num_children, 0
+        fail(error, state)
+        for number in range(unborn):
+            child = state.fork(child_id(state.request_id, number))
+            processor.output_router.fail_and_deliver(child, error)
+
+    return fail_all
 
 
 def requests_affected(scheduler: Any) -> list[RequestState]:

@@ -67,9 +67,12 @@ class GuardedManager(ContinuousBatchingManager):
         """As in Transformers, which returns None where the manager is stopping.
 
         Raises:
+            ValueError: a request with this id is under way.
             queue.Full: more than `max_waiting` requests would wait.
             starlette.exceptions.HTTPException: over HTTP, whatever is wrong with the request.
         """
+        if hasattr(input_ids, "tolist"):  # of numpy or torch, whose numbers are no ints
+            input_ids = input_ids.tolist()
         added = super().add_request(input_ids, request_id, *others, **options)
         if added is None and request_id is not None and http_request() is not None:
             self._forget(request_id)
@@ -109,22 +112,33 @@ class GuardedManager(ContinuousBatchingManager):
 class Door(queue.Queue):
     """The queue of a manager's new requests, which refuses some.
 
-    Over HTTP all that can't be, with the status that fits. Elsewhere only those that are too many:
-    what else is wrong with a request, its output says.
+    Over HTTP all that can't be, with the status that fits. Elsewhere only those that are too many,
+    or have an id that is in use: what else is wrong with a request, its output says.
     """
 
     def __init__(self, manager: GuardedManager, maxsize: int):
         super().__init__(maxsize)
         self.manager = manager
+        self.ids: set[str] = set()  # of requests in it
+
+    def _put(self, item: RequestState) -> None:
+        super()._put(item)
+        self.ids.add(item.request_id)
+
+    def _get(self) -> RequestState:
+        item = super()._get()
+        self.ids.discard(item.request_id)
+        return item
 
     def put(self, item: RequestState, block: bool = True, timeout: float | None = None) -> None:
         manager, http = self.manager, http_request()
+        if self._has(item.request_id):  # whose memory and answers both would share
+            error = already_there(item.request_id)
+            raise error if http is None else http_error(error)
         if http is None:
             self._check_room(manager.max_waiting)
             super().put(item, block, timeout)
             return
-        if self._has(item.request_id):
-            raise http_error(already_there(item.request_id))
         try:
             if manager.batch_processor is not None:
                 manager.batch_processor.scheduler.admit(item)
@@ -165,11 +179,9 @@ class Door(queue.Queue):
 
     def _has(self, request_id: str) -> bool:
         """Whether a request with this id is under way."""
-        with self.mutex:
-            is_new = any(state.request_id == request_id for state in self.queue)
         processor = self.manager.batch_processor
-        if is_new or processor is None:
-            return is_new
+        if request_id in self.ids or processor is None:
+            return request_id in self.ids
         scheduler = processor.scheduler
         return request_id in scheduler.active_requests or request_id in scheduler.waiting_requests
 

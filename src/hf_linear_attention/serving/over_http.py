@@ -25,6 +25,7 @@ from transformers.generation.continuous_batching.continuous_api import Backgroun
 
 from ..registration import check_numbers_of_requests
 
+SERVER = "transformers.cli.serving.server"  # Transformers' module that answers requests
 STATUS = {ValueError: 400, queue.Full: 503}  # of errors
 RETRY_SECONDS = 1
 STOP_VARIABLE, STOP_SECONDS = "HF_LINEAR_ATTENTION_STOP_SECONDS", 30
@@ -100,16 +101,17 @@ def whole_number(variable: str) -> int | None:
 
 
 def http_request() -> Any | None:
-    """The HTTP request, Starlette's, that this call is to answer; or None.
+    """The HTTP request, Starlette's, that this call is to answer in Transformers' server; or None.
 
     That is a variable of the server's function that the call comes from, and nowhere else.
     """
     requests = sys.modules.get("starlette.requests")
     frame = None if requests is None else sys._getframe(1)
     while frame is not None:
-        for value in frame.f_locals.values():
-            if isinstance(value, requests.Request):  # type: ignore[union-attr]
-                return value
+        if frame.f_globals.get("__name__") == SERVER:
+            for value in frame.f_locals.values():
+                if isinstance(value, requests.Request):  # type: ignore[union-attr]
+                    return value
         frame = frame.f_back
     return None
 
@@ -130,13 +132,14 @@ async def has_left(request: Any) -> None:
 
 
 def finish_on_signals(manager: ContinuousBatchingManager) -> None:
-    """In a process that serves by uvicorn, SIGTERM lets the manager end what it has begun, for
-    STOP_SECONDS at most, and then the process, with 0. In any other this does nothing.
+    """Where Transformers' server starts a manager for a request, SIGTERM lets the manager end what
+    it has begun, for STOP_SECONDS at most, and then the process, with 0. Elsewhere this does
+    nothing.
 
     uvicorn waits for its clients without limit, and ends by the signal itself. Transformers leaves
     the manager's thread running, for which the process waits for ever after SIGINT.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or http_request() is None:
         return
     handler = signal.getsignal(signal.SIGTERM)
     if not isinstance(handler, StopSignals):

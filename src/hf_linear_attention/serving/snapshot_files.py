@@ -96,16 +96,28 @@ class SnapshotFiles:
 
 
 def fingerprint_of(model: PreTrainedModel, layout: SlotLayout) -> str:
-    """A hash of the config, of every weight and buffer, bit by bit, and of what the bytes of a slot
-    mean: no other model has it. Takes about a second for each gigabyte and core.
+    """A hash of the config, of every weight and buffer, bit by bit, of how adapters add to them,
+    and of what the bytes of a slot mean: no other model has it. Takes about a second for each
+    gigabyte and core.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with ThreadPoolExecutor() as pool:  # hashing lets other threads run
         hashes = dict(zip(tensors, pool.map(hash_of, tensors.values()), strict=True))
     config = model.config.to_dict().items()
     config = {name: x for name, x in config if name not in ORIGIN | NOT_IN_THE_STATE}
-    text = json.dumps([config, hashes, repr(layout)], sort_keys=True, default=str)
+    parts = [config, hashes, adapters_of(model), repr(layout)]
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def adapters_of(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Of each layer with PEFT's adapters what its weights don't say: which count, and how much."""
+    names = ("active_adapters", "disable_adapters", "scaling")
+    return {
+        where: [str(getattr(layer, name, None)) for name in names]
+        for where, layer in model.named_modules()
+        if isinstance(getattr(layer, "active_adapters", None), list)
+    }
 
 
 def hash_of(x: Tensor) -> str:
