@@ -171,6 +171,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, dtotal: Tensor):
         counted, dx, dweight = ctx.saved_tensors
         dtype, weight_dtype = ctx.dtypes
+        if len(counted) == 0:  # a mean over no labels has an infinite gradient
+            dtotal = torch.zeros_like(dtotal)
         if dx is not None:
             dx = (dx * dtotal).to(dtype)
             dx = dx.new_zeros(ctx.shape).index_copy_(0, counted, dx)

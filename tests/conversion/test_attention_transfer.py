@@ -8,6 +8,9 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from hf_linear_attention import LinearAttentionForCausalLM, convert
 from hf_linear_attention.conversion.attention_transfer import (
@@ -246,3 +249,18 @@ def test_the_original_is_asked_for_where_the_converted_model_does_not_say_all():
 def test_gradient_checkpointing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="gradient_checkpointing must be off"):
         trainer_of(tmp_path, gradient_checkpointing=True).train()
+
+
+def test_weights_that_ranks_share_are_refused():
+    """A sharded layer computes with parameters that are made when it begins, so the gradients of
+    those that the model had would all be 0.
+    """
+    _, model, _ = converted()
+    transfer = AttentionTransfer(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(model.model.layers[0], mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ValueError, match="model must have its weights whole.*FSDP"):
+            one_loss(transfer, input_ids=some_ids(2, 9))
+    finally:
+        dist.destroy_process_group()

@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from torch.nn import functional as F
-from transformers import DataCollatorWithFlattening
+from transformers import DataCollatorWithFlattening, Trainer
 from trl import SFTConfig, SFTTrainer
 
 from hf_linear_attention import LinearAttentionForCausalLM, convert, loss_linear_attention
@@ -55,6 +55,13 @@ def test_the_loss_and_its_gradient_are_the_definitions_in_pieces_too(
         torch.testing.assert_close(losses, expected)
         found = torch.autograd.grad(losses @ scale, student)[0]
         torch.testing.assert_close(found, gradient)
+
+
+def test_rows_without_a_label_have_no_gradient_where_a_mean_over_none_is_taken():
+    student = torch.randn(3, 11, requires_grad=True)
+    losses = DistillationLoss.apply(student, torch.randn(3, 11), torch.full((3,), -100), 1.0, 0.5)
+    (losses.sum() / 0).backward()
+    assert not student.grad.any()
 
 
 def test_the_gradient_of_bfloat16_takes_the_place_of_the_teachers_logits():
@@ -192,6 +199,42 @@ def test_what_has_no_label_or_is_padding_does_not_count(tmp_path):
         compute(trainer, input_ids=ids, labels=ends),
         plain_loss(student, teacher, ids[0, 6:], 1.0, 0.0).mean(),
     )
+
+
+@pytest.mark.parametrize("distil", [{}, {"hidden_states": 1.0}])
+def test_a_batch_without_labels_changes_nothing(distil, tmp_path):
+    """As with Transformers' own loss: prompts may be cut before what was to be learned."""
+    unlabelled = [{"input_ids": ids, "labels": torch.full_like(ids, -100)} for ids in some_ids(4, 9)]
+    options = {"dataset": unlabelled, "optim": "sgd", "max_steps": 1}
+    trainer = trainer_of(tmp_path, distil=distil, **options)
+    before = {name: x.clone() for name, x in trainer.model.named_parameters()}
+    trainer.train()
+    for name, x in trainer.model.named_parameters():
+        assert torch.equal(x, before[name]), name
+
+
+def test_ranks_that_share_heads_count_once(tmp_path, monkeypatch):
+    """A loss by the labels of all processes is as many times as large as batches are apart, since
+    the mean of their gradients is taken: as Trainer's.
+    """
+    trainer = trainer_of(tmp_path)
+    trainer.model.eval()
+    ids = some_ids(2, 9)
+
+    def losses() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [
+                kind.compute_loss(
+                    trainer, trainer.model, {"input_ids": ids, "labels": ids}, num_items_in_batch=16
+                )
+                for kind in (Trainer, DistillationTrainer)
+            ]
+
+    alone = losses()
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 6)
+    monkeypatch.setattr(trainer, "get_tp_size", lambda: 2)
+    for loss, of_one in zip(losses(), alone, strict=True):
+        torch.testing.assert_close(loss, 3 * of_one)
 
 
 def test_packed_sequences_count_as_if_alone(tmp_path):

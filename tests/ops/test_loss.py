@@ -319,7 +319,9 @@ def test_only_what_is_needed_is_computed_without_logits(frozen):
 def test_no_labels_at_all_give_what_torch_gives():
     hidden_states, weight = make_head()
     labels = torch.full((B, T), IGNORED)
-    assert linear_causal_lm_loss(hidden_states, weight, labels).isnan()
+    loss = linear_causal_lm_loss(hidden_states, weight, labels)
+    loss.backward()  # to zeros, or an optimizer's step would make all weights NaN
+    assert loss.isnan() and not hidden_states.grad.any() and not weight.grad.any()
     loss = linear_causal_lm_loss(hidden_states, weight, labels, num_items_in_batch=5)
     loss.backward()
     assert loss == 0 and not hidden_states.grad.any() and not weight.grad.any()
@@ -370,6 +372,19 @@ def test_a_model_gives_logits_wherever_else_they_are_wanted():
     assert model.eval()(tokens, labels=tokens).logits is not None
     model.train().loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
     assert model(tokens, labels=tokens).logits is not None
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_model_with_more_words_than_it_had_trains_without_logits(tie):
+    """Transformers makes another head for them."""
+    model = tiny_model(
+        dtype=torch.float32, fuse_linear_cross_entropy=True, tie_word_embeddings=tie
+    ).train()
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    tokens = random_ids(2, 9)
+    outputs = model(tokens, labels=tokens)
+    assert outputs.logits is None
+    torch.testing.assert_close(outputs.loss, model.eval()(tokens, labels=tokens).loss)
 
 
 def test_no_logits_are_made_while_a_model_trains_without_them(rows_at_a_time, monkeypatch):

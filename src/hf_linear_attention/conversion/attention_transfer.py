@@ -217,8 +217,9 @@ class AttentionTransfer:
         errors, whose number is `len(self.both)`. Its logits are the original's.
 
         Raises:
-            ValueError: gradient checkpointing is on.
+            ValueError: gradient checkpointing is on, or ranks share the weights.
         """
+        check_whole_weights(self.model)
         if any(getattr(x, "gradient_checkpointing", False) for x in self.model.modules()):
             raise ValueError(
                 "gradient_checkpointing must be off in attention transfer, which takes the "
@@ -299,6 +300,18 @@ class AttentionTransferTrainer(Trainer):
             # nobody needs the logits
             outputs = model(**inputs, use_cache=False, logits_to_keep=1)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def check_whole_weights(model: nn.Module) -> None:
+    """Raises a ValueError where ranks share the weights. Under FSDP the parameters that a layer
+    computes with are others than the model's, which would never get a gradient.
+    """
+    if any(hasattr(x, "device_mesh") for x in model.parameters()):
+        raise ValueError(
+            "model must have its weights whole in attention transfer, which takes the gradients of "
+            "each layer while it runs; they are shared by ranks, as by FSDP or tensor parallelism: "
+            "use DistributedDataParallel"
+        )
 
 
 def check_one_device(args: TrainingArguments) -> None:

@@ -58,7 +58,7 @@ class DistillationLoss(torch.autograd.Function):
                 dscores.scatter_add_(1, right, torch.full_like(loss, -weight))
             losses[rows] = torch.where(is_counted[rows], loss, 0)[:, 0]
             gradient[rows] = torch.where(is_counted[rows], dscores, 0).to(student.dtype)
-        ctx.gradient = gradient
+        ctx.gradient, ctx.is_counted = gradient, is_counted
         return losses
 
     @staticmethod
@@ -66,7 +66,8 @@ class DistillationLoss(torch.autograd.Function):
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             raise RuntimeError("the gradients of a distillation's loss can be taken once only")
-        gradient.mul_(dlosses[:, None])
+        # A mean over no labels has an infinite gradient.
+        gradient.mul_(torch.where(ctx.is_counted, dlosses[:, None], 0))
         return gradient, None, None, None, None
 
 
@@ -162,11 +163,13 @@ class Distillation:
         loss = losses.sum()
         if self.hidden_states > 0:
             error = hidden_states_error(outputs, expected, inputs.get("attention_mask"))
+            error = torch.where(count > 0, error, 0)  # has no gradient then, were it divided by 0
             loss = loss + self.hidden_states * count * error
         loss = loss / (count if num_items_in_batch is None else num_items_in_batch)
         trainer: Any = self
         if trainer.args.average_tokens_across_devices and num_items_in_batch is not None:
-            loss = loss * trainer.accelerator.num_processes  # whose mean is taken of gradients
+            # of processes that have batches of their own, the mean is taken of gradients
+            loss = loss * (trainer.accelerator.num_processes // trainer.get_tp_size())
         return (loss, CausalLMOutputWithPast(logits=outputs.logits)) if return_outputs else loss
 
 
