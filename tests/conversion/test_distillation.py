@@ -204,7 +204,9 @@ def test_what_has_no_label_or_is_padding_does_not_count(tmp_path):
 @pytest.mark.parametrize("distil", [{}, {"hidden_states": 1.0}])
 def test_a_batch_without_labels_changes_nothing(distil, tmp_path):
     """As with Transformers' own loss: prompts may be cut before what was to be learned."""
-    unlabelled = [{"input_ids": ids, "labels": torch.full_like(ids, -100)} for ids in some_ids(4, 9)]
+    unlabelled = [
+        {"input_ids": ids, "labels": torch.full_like(ids, -100)} for ids in some_ids(4, 9)
+    ]
     options = {"dataset": unlabelled, "optim": "sgd", "max_steps": 1}
     trainer = trainer_of(tmp_path, distil=distil, **options)
     before = {name: x.clone() for name, x in trainer.model.named_parameters()}
