@@ -606,7 +606,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             and self.training
             and self.loss_function is causal_lm_loss
             and type(head) in (Linear, nn.Linear)  # the latter after resize_token_embeddings
-            and head.bias is None
+            and head._parameters["bias"] is None
             and type(head.weight) is nn.Parameter
             and not (head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head))
         )
