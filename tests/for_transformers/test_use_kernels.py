@@ -25,6 +25,7 @@ from hf_linear_attention.for_transformers.families import (
     source_of,
 )
 from hf_linear_attention.for_transformers.use_kernels import Report
+from hf_linear_attention.loss_linear_attention import causal_lm_loss
 from upstream_models import OF_ALL_MODELS, SINCE, VOCAB_SIZE, is_here, tiny_upstream
 
 
@@ -150,6 +151,25 @@ def test_twice_is_once(model):
     assert not again.changed and "it runs on our kernels already" in str(again)
     again.undo()
     assert classes(model) == before
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "qwen3_5_text", "jamba"])
+def test_a_part_before_the_whole_is_the_whole(model_type, ids):
+    """Heads have to hand bounds on, take drafts and have our loss, whichever layers came first."""
+    whole, parts = (tiny_upstream(model_type) for _ in range(2))
+    use_kernels(whole)
+    before = classes(parts)
+    with use_kernels(parts.base_model.layers[0]), use_kernels(parts.base_model):
+        with use_kernels(parts):
+            assert classes(parts) == classes(whole)
+            assert parts.loss_function is causal_lm_loss and not parts._is_stateful
+            bounds = dict(cu_seq_lens_q=torch.tensor([0, 4, 11], dtype=torch.int32))
+            apart = [logits(whole, piece) for piece in ids[:1].split([4, 7], dim=1)]
+            with torch.no_grad():
+                packed = parts(ids[:1], **bounds).logits
+            close(packed, torch.cat(apart, dim=1))
+        assert parts.loss_function is not causal_lm_loss
+    assert classes(parts) == before
 
 
 def test_copies_and_files_answer_alike(model, ids, tmp_path):
@@ -364,6 +384,16 @@ def test_everywhere_takes_every_model_that_is_used_until_it_is_undone(ids):
     model = tiny_upstream("mamba2")
     logits(model, ids)
     assert classes(model) == before
+
+
+def test_everywhere_a_base_model_may_be_called_before_its_head(ids):
+    model = tiny_upstream("mamba2")
+    before = classes(model)
+    with use_kernels_everywhere() as everywhere, torch.no_grad():
+        model.backbone(ids)
+        model(ids)
+        assert everywhere.reports[model.backbone].changed and model.loss_function is causal_lm_loss
+    assert classes(model) == before and not model.backbone._forward_pre_hooks
 
 
 def test_reports_keep_no_model_in_memory(ids):

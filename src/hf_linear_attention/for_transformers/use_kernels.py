@@ -29,6 +29,7 @@ from .served import forget_manager, generates, served_class
 
 # Heads that do not hand on what they are told of packed sequences.
 HAND_NOTHING_ON = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
+IS_OURS = "it runs on our kernels already"
 
 
 class Change(NamedTuple):
@@ -169,9 +170,11 @@ def use_kernels(model: nn.Module) -> Report:
             _replace(report, name, module, replacement)
         elif (why := _why_unknown(module)) is not None:
             report.left.append(Left(name, type(module).__name__, why))
-    layers = {model.get_submodule(change.name) for change in report.changed}
+    # A part of the model may have been given before: what is around its layers has to change, too.
+    before = [one for one in report.left if one.why == IS_OURS]
+    layers = {model.get_submodule(one.name) for one in [*report.changed, *before]}
     if layers:
-        if not report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
+        if before == report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
         _record_tokens(report, model, layers)
@@ -206,7 +209,7 @@ class Everywhere(Undoable):
             self.reports[model] = use_kernels(model)
             for part in model.modules():  # its base model is no model of its own
                 if isinstance(part, PreTrainedModel) and part is not model:
-                    self.reports[part] = Report()
+                    self.reports.setdefault(part, Report())  # unless it was called before
 
 
 def use_kernels_everywhere() -> Everywhere:
@@ -239,7 +242,7 @@ def _why_unknown(module: nn.Module) -> str | None:
         replacement = replacement_for(base)
         if replacement is not None and replacement.is_recurrent:
             if type(module) is made_class(base.__module__, base.__name__):
-                return "it runs on our kernels already"
+                return IS_OURS
             return f"a subclass of {base.__name__}, which may compute something else"
     return None
 
@@ -308,6 +311,8 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
     models = [part for _, part in _models_in(model) if not layers.isdisjoint(part.modules())]
     for part in models:
         inner = [other for other in models if other is not part and other in set(part.modules())]
+        if any(hook in (tell_layers, tell_base) for hook in part._forward_pre_hooks.values()):
+            continue
         if not inner:
             hook = part.register_forward_pre_hook(tell_layers, with_kwargs=True)
             report.hooks.append(hook)
