@@ -94,10 +94,9 @@ class WindowRecurrence(Recurrence):
                     sinks = sinks.detach()
                 seen = has_left >= torch.arange(self.num_sinks, device=q.device)
                 of_sinks = attention_to(q, sinks, seen)
-                y, log_size = (
-                    join(y, log_size, *of_sinks),
-                    torch.logaddexp(log_size, of_sinks[1]),
-                )
+                # logaddexp's second derivative is NaN where one of them is of no tokens.
+                both = torch.stack([log_size, of_sinks[1]])
+                y, log_size = join(y, log_size, *of_sinks), both.logsumexp(0)
         out = self._in_one(y, log_size, extended[:, :T], has_left)
         if order is not None:
             assert tokens.key_mask is not None

@@ -145,6 +145,18 @@ def test_gradients_are_those_of_the_formula(case):
     assert torch.autograd.gradcheck(run, (x, layer.mixing.log_factor, layer.k_proj.weight))
 
 
+def test_the_window_and_its_sinks_can_be_differentiated_twice():
+    """Also of tokens that see nothing of the sinks, since all are in the window."""
+    recurrence = WindowRecurrence(1, 3, 3, 0, window=2, num_sinks=2)
+    q = hidden(1, 4)[..., :6].unflatten(-1, (2, 3)).clone().requires_grad_()
+    kvf = hidden(1, 4, seed=2)[..., :6].unflatten(-1, (1, 6)).clone().requires_grad_()
+
+    def run(q, kvf):
+        return recurrence.run({"q": q, "kvf": kvf}, {}, CAUSAL)[0]
+
+    assert torch.autograd.gradgradcheck(run, (q, kvf))
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_float32_is_near_float64_for_scores_of_any_size(scale):
     layer, x = build(**CASES["hedgehog"]), hidden(1, 20)

@@ -172,7 +172,8 @@ def use_kernels(model: nn.Module) -> Report:
             report.left.append(Left(name, type(module).__name__, why))
     # A part of the model may have been given before: what is around its layers has to change, too.
     before = [one for one in report.left if one.why == IS_OURS]
-    layers = {model.get_submodule(one.name) for one in [*report.changed, *before]}
+    names = [one.name for one in report.changed] + [one.name for one in before]
+    layers = {*map(model.get_submodule, names)}
     if layers:
         if before == report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
