@@ -86,7 +86,8 @@ READ_THE_PAST = ("aaren", "delta_rule", "mamba2", "window")
 HEADS_OF_SOFTMAX = ("linear", "aaren", "window")
 DERIVED = {  # fields that None leaves to the others, each after those that it is made of
     "num_key_value_heads": lambda config: config.num_attention_heads,
-    "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
+    # Of no heads, which a model refuses, there is nothing to derive.
+    "head_dim": lambda config: config.hidden_size // max(config.num_attention_heads, 1),
     "linear_num_key_heads": lambda config: config.num_key_value_heads,
     "linear_num_value_heads": lambda config: config.num_attention_heads,
     "linear_key_head_dim": lambda config: int(config.head_dim * config.expand_k),
@@ -336,9 +337,12 @@ class LinearAttentionConfig(PreTrainedConfig):
     def __setattr__(self, name: str, value: Any):
         """Sets a field; those that were derived from it follow, so they can't contradict it."""
         super().__setattr__(name, value)
-        derived = self.__dict__.get("_derived", [])
-        if name in derived:  # given from now on
-            self._derive([other for other in derived if other != name])
+        derived = self.__dict__.get("_derived")
+        if derived is None:  # the constructor derives when it has all
+            return
+        if name in DERIVED:  # given from now on, or by None left to the others again
+            follow = {*derived, name} if value is None else {*derived} - {name}
+            self._derive([other for other in DERIVED if other in follow])
         elif name in DERIVED_FROM:
             self._derive(derived)
 
@@ -517,11 +521,12 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     def _check_time_steps(self):
         """Raises a ValueError where time steps could be none."""
-        if not 0 < self.time_step_min <= self.time_step_max or self.time_step_floor <= 0:
+        is_range = 0 < self.time_step_min <= self.time_step_max < math.inf
+        if not (is_range and 0 < self.time_step_floor < math.inf):
             raise ValueError(
-                "time_step_min, time_step_max and time_step_floor must be more than 0, and the "
-                f"first at most the second, got {self.time_step_min}, {self.time_step_max} and "
-                f"{self.time_step_floor}"
+                "time_step_min, time_step_max and time_step_floor must be more than 0 and finite, "
+                f"and the first at most the second, got {self.time_step_min}, {self.time_step_max} "
+                f"and {self.time_step_floor}"
             )
         limit = self.time_step_limit
         if limit is not None and not (len(limit) == 2 and 0 <= limit[0] <= limit[1]):

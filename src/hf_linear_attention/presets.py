@@ -240,10 +240,13 @@ def preset_fields(name: str, num_hidden_layers: int) -> dict[str, Any]:
     """The fields of a preset for a model of so many layers.
 
     Raises:
-        ValueError: there is no such preset, or there are too few layers for its pattern.
+        ValueError: there is no such preset, or that is no number of layers, or too few for its
+            pattern.
     """
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))}, got {name!r}")
+    if not isinstance(num_hidden_layers, int):
+        raise ValueError(f"num_hidden_layers must be an integer, got {num_hidden_layers!r}")
     preset = PRESETS[name]
     period = len(preset.layer_pattern)
     if num_hidden_layers < period:

@@ -18,7 +18,7 @@ NEEDED_FIELDS: dict[str, tuple[str, ...]] = {
 }
 POSITIVE = (
     *("rope_theta", "attention_factor", "low_freq_factor", "high_freq_factor"),
-    "partial_rotary_factor",
+    *("beta_fast", "beta_slow", "partial_rotary_factor"),
 )
 AT_LEAST_1 = ("factor", "original_max_position_embeddings")
 PER_PAIR = ("short_factor", "long_factor")  # a number for each pair of features
@@ -32,12 +32,12 @@ def check_rope(rope_parameters: dict[str, Any] | None, head_dim: int) -> None:
         head_dim: features of a head, which are turned in pairs.
     """
     fields = rope_parameters or {}
-    if any(name.endswith("_attention") for name in fields):
+    if any(str(name).endswith("_attention") for name in fields):
         raise ValueError(
             f"rope_parameters must be one dict for all layers, got one per type: {sorted(fields)}"
         )
     kind = fields.get("rope_type", fields.get("type", "default"))
-    if kind not in NEEDED_FIELDS:
+    if not isinstance(kind, str) or kind not in NEEDED_FIELDS:
         kinds = ", ".join(map(repr, NEEDED_FIELDS))
         raise ValueError(f"rope_parameters['rope_type'] must be one of {kinds}, got {kind!r}")
     missing = [name for name in NEEDED_FIELDS[kind] if fields.get(name) is None]
@@ -62,6 +62,11 @@ def check_rope(rope_parameters: dict[str, Any] | None, head_dim: int) -> None:
         raise ValueError(
             "rope_parameters['partial_rotary_factor'] must be at most 1 and leave an even number "
             f"of head_dim={head_dim} features, got {partial}"
+        )
+    if kind == "dynamic" and turned == 2:
+        raise ValueError(
+            "rope_parameters['rope_type'] must not be \"dynamic\" where head_dim and "
+            "partial_rotary_factor leave one pair of features, whose frequency is always 1"
         )
     for name in PER_PAIR if kind == "longrope" else ():
         values = fields[name]

@@ -14,6 +14,8 @@ from transformers import (
     BartForConditionalGeneration,
     DynamicCache,
     EncoderDecoderCache,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -59,6 +61,11 @@ MODELS = {  # model class, config class, fields
     "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**GROUPED, "sliding_window": 7}),
+    "exaone4": (  # whose full layers have a `sliding_window`, too, and do not use it
+        Exaone4ForCausalLM,
+        Exaone4Config,
+        {**GROUPED, "sliding_window": 7, "sliding_window_pattern": 2},
+    ),
     "ours": (
         LinearAttentionForCausalLM,
         LinearAttentionConfig,

@@ -6,6 +6,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from hf_linear_attention.configuration_linear_attention import DERIVED
 from tiny import VARIANTS, tiny_config
 
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
@@ -77,6 +78,8 @@ def test_the_default_is_the_paper():
         ({**MAMBA2, "time_step_limit": [0.1]}, "time_step_limit must be two numbers .*0.1"),
         ({"linear_num_key_heads": 2}, "linear_num_key_heads must be num_key_value_heads=4 .*got 2"),
         ({"linear_num_value_heads": 8}, "linear_num_value_heads must be num_att.*=4 .*got 8"),
+        ({**MAMBA2, "time_step_max": float("inf")}, "time_step_max .*finite, .*got .*, inf and"),
+        ({**MAMBA2, "time_step_floor": float("nan")}, "time_step_floor must be .*finite, .* nan"),
         ({"expand_k": 0.01}, "linear_key_head_dim=0 must be at least 1"),
         ({"expand_k": 2, "position_embedding_type": "rotary"}, "must be head_dim=8 with rotary"),
         ({"decay": "gla", "feature_map": "t2r"}, "feature_map must be .*'silu'.* got 't2r'"),
@@ -149,6 +152,31 @@ def test_embeddings_are_scaled_where_sinusoidal_positions_are_added_or_as_is_sai
     config.position_embedding_type = "none"
     assert config.scale_embeddings is False
     assert tiny_config(position_embedding_type="rotary", scale_embeddings=True).scale_embeddings
+
+
+@pytest.mark.parametrize("field", DERIVED)
+def test_none_leaves_a_field_to_the_others_also_later(field, tmp_path):
+    """What a model does must not change when it is saved and loaded: None is saved as nothing."""
+    config = tiny_config(num_hidden_layers=2)
+    derived = getattr(config, field)
+    for _ in range(2):  # derived until now, then given
+        setattr(config, field, None)
+        assert getattr(config, field) == derived
+        assert field not in config.to_dict()
+        setattr(config, field, derived)
+        assert config.to_dict()[field] == derived
+    setattr(config, field, None)
+    config.hidden_size = 64  # and it follows them
+    LinearAttentionForCausalLM(config)
+    config.save_pretrained(tmp_path)
+    assert getattr(AutoConfig.from_pretrained(tmp_path), field) == getattr(config, field)
+
+
+def test_no_heads_are_refused_by_the_model_where_they_are_set_later():
+    config = tiny_config()
+    config.num_attention_heads = 0
+    with pytest.raises(ValueError, match="num_attention_heads=0 must be at least 1"):
+        LinearAttentionForCausalLM(config)
 
 
 def test_given_values_do_not_follow():

@@ -94,6 +94,7 @@ def test_a_preset_is_not_changed_through_a_config():
     ("name", "overrides", "message"),
     [
         ("mamba", {}, "preset must be one of 'katharopoulos', .*'hybrid', got 'mamba'"),
+        ("hybrid", {"num_hidden_layers": "8"}, "num_hidden_layers must be an integer, got '8'"),
         ("hybrid", {"num_hidden_layers": 3}, "at least 4 with preset 'hybrid', .* got 3"),
         ("retnet", {"gate_act": "tanh"}, "gate_act must be one of"),
     ],

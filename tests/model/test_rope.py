@@ -246,6 +246,15 @@ def test_older_names_are_understood():
 
 WRONG = {
     "kind": ({"rope_type": "spiral"}, r"\['rope_type'\] must be one of 'default', .*'spiral'"),
+    "list": ({"rope_type": ["yarn"]}, r"\['rope_type'\] must be one of .*got \['yarn'\]"),
+    "one_pair": (
+        {"rope_type": "dynamic", "factor": 2.0, "partial_rotary_factor": 0.25},
+        'must not be "dynamic" where .* leave one pair',
+    ),
+    "text_in_yarn": (
+        {"rope_type": "yarn", "factor": 2.0, "beta_fast": "32"},
+        r"\['beta_fast'\] must be a number of more than 0, got '32'",
+    ),
     "other_kind": ({"rope_type": "axial"}, "must be one of 'default'"),
     "no_factor": ({"rope_type": "linear"}, r"must have \['factor'\] with rope_type='linear'"),
     "none": ({"rope_type": "dynamic", "factor": None}, r"must have \['factor'\]"),

@@ -377,7 +377,8 @@ def _attend(
         return function(module, query, key, value, attention_mask, *args, **kwargs)
     _check_attention(attn_implementation, module, attention_mask, kwargs)
     T = query.shape[2]
-    window = kwargs.get("sliding_window") or getattr(module, "sliding_window", None)
+    # What is given counts, None, too: a module may have the field of its config, used or not.
+    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
     mask = layer.mask(attention_mask, T, query, window)
     y, weights = function(module, query, key, value, mask, *args, **kwargs)
 
