@@ -171,6 +171,46 @@ def test_packed_sequences_may_hold_padding(model_type, sequences):
             torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * want.abs().max().item())
 
 
+@pytest.mark.parametrize("hidden", [[], [5, 6, 21, 22]])  # the last of sequences
+def test_a_mask_does_not_keep_softmax_layers_from_bounds(model, sequences, hidden):
+    """They would take it instead, and mix the sequences."""
+    row = torch.cat(sequences)[None]
+    mask = torch.ones_like(row)
+    mask[0, hidden] = 0
+    with torch.no_grad():
+        y = model(row, attention_mask=mask, **told_by_bounds(4)).logits
+        want = torch.cat([model(each[None]).logits for each in sequences], dim=1)
+    real = mask.bool()
+    assert (y[real] - want[real]).abs().max() < 2e-5 * want.abs().max()
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "jamba", "granitemoehybrid"])
+def test_what_softmax_layers_can_not_be_told_is_refused(model_type, sequences):
+    model = tiny_upstream(model_type)
+    use_kernels(model)
+    row, bounds = torch.cat(sequences)[None], told_by_bounds(4)
+    mask = torch.ones_like(row)
+    mask[0, 8] = 0  # the first token of the third sequence, which the next ones would see
+    with pytest.raises(ValueError, match=r"an attention_mask that is not \(1, 23\) or hides"):
+        model(row, attention_mask=mask, **bounds)
+    with pytest.raises(ValueError, match="position_ids must begin again with each"):
+        model(row, position_ids=torch.arange(23)[None], **bounds)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "jamba"])
+def test_a_mask_for_each_query_stays(model_type, sequences):
+    """One that keeps sequences apart itself."""
+    model = tiny_upstream(model_type)
+    use_kernels(model)
+    row, numbers = torch.cat(sequences)[None], told_by_numbers(4)["seq_idx"]
+    is_seen = (numbers[:, :, None] == numbers[:, None]).tril()[:, None]
+    positions = told_by_positions(4) if model_type == "qwen3_5_text" else {}
+    with torch.no_grad():
+        want = model(row, **told_by_bounds(4)).logits
+        y = model(row, attention_mask=is_seen, **told_by_bounds(4), **positions).logits
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba"])
 def test_undone_nothing_is_left_on_a_base_model(model_type):
     model = tiny_upstream(model_type)

@@ -31,6 +31,8 @@ MIX_PACKED = ("Glm5NextTextIndexer",)
 MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
 # Models that, before 5.22, hand on numbers of sequences, and no bounds.
 HAND_ON_SEQ_IDX = ("Lfm2Model", "Lfm2MoeModel")
+# Models whose softmax layers know of both bounds and a mask, by an indexer of ours.
+ATTEND_BY_INDEXER = ("Glm5NextTextModel",)
 # Models that hand nothing on to their recurrent layers but a mask.
 HAND_ON_A_MASK = (
     "FalconMambaModel",
@@ -86,10 +88,9 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
         or any(kwargs.get(name) is not None for name in CACHES)
     ):
         return None
-    if positions.dim() == 3:  # for the text, and three axes of images; or these alone
-        if len(positions) != 4:
-            return None
-        positions = positions[0]
+    positions = _of_text(positions)
+    if positions is None:
+        return None
     begins_again = positions.diff(dim=-1) != 1
     if not begins_again.any():
         return None
@@ -101,12 +102,12 @@ def tell_layers(
     model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict] | None:
     """Before the forward of a model that holds the layers: packed sequences get bounds that it
-    hands on, positions if they have none, and no cache, which could not be continued, and with
-    which softmax layers would not keep them apart.
+    hands on, positions if they have none, and neither a cache, which could not be continued, nor a
+    mask, with which softmax layers would not keep them apart.
 
     Raises:
-        ValueError: the model's softmax layers can't keep them apart, or the model can't be told in
-            a compiled graph.
+        ValueError: the model's softmax layers can't keep them apart, or not with such a mask or
+            positions, or the model can't be told in a compiled graph.
     """
     if is_continuous_batch(kwargs):  # whose slots say which token is of which sequence
         return None
@@ -135,6 +136,8 @@ def tell_layers(
             "sequences as rows with an attention_mask"
         )
     given[BOUNDS] = bounds
+    if _attends(model):
+        _keep_softmax_apart(model, given, bounds)
     if all(given.get(cache) is None for cache in CACHES):
         given["use_cache"] = False
     if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
@@ -147,6 +150,63 @@ def tell_layers(
     if is_one_of(model, HAND_ON_A_MASK):
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
+
+
+def _attends(model: PreTrainedModel) -> bool:
+    """Whether some layers are softmax attention, which a mask keeps from seeing the bounds."""
+    has_positions = "position_ids" in _parameters(type(model).forward)
+    return has_positions and not is_one_of(model, ATTEND_BY_INDEXER)
+
+
+def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: Tensor) -> None:
+    """Takes away a mask (B, T), false or 0 for padding, that softmax layers would see instead of
+    the bounds. What it hides behind the other tokens of a sequence reaches none of them. A mask for
+    each query and key is the caller's own, and stays.
+
+    Raises:
+        ValueError: it hides other tokens, too, or positions count on over a bound, by which alone
+            these layers know it, unless they are flash attention's.
+    """
+    name, (B, T) = type(model).__name__, _batch_and_time(given)
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
+        return
+    if mask is not None:
+        if mask.shape != (B, T) or _has_padding_before_tokens(mask, bounds):
+            raise ValueError(
+                f"{name} can't take packed sequences with an attention_mask that is not {(B, T)} "
+                "or hides tokens before others of their sequence: its softmax layers know bounds "
+                "or a mask. Leave these tokens out, or give the sequences as rows"
+            )
+        given["attention_mask"] = None
+    if positions is None or "flash" in (model.config._attn_implementation or ""):
+        return
+    positions = _of_text(positions)
+    if positions is None:  # softmax layers see none, and know of rows only
+        positions = torch.arange(T)[None]
+    begins = _bounds_where_changed(positions.diff(dim=-1) != 1, B, T)
+    if not torch.isin(bounds, begins.to(bounds.device)).all():
+        raise ValueError(
+            "position_ids must begin again with each packed sequence, for the softmax layers of "
+            f"{name}: leave them out, or let them count from 0 in each (beside three axes of "
+            "images the first of four)"
+        )
+
+
+def _of_text(positions: Tensor) -> Tensor | None:
+    """Positions (B or 1, T) of (4, B, T), for the text and three axes of images; None of these
+    alone.
+    """
+    if positions.dim() == 2:
+        return positions
+    return positions[0] if len(positions) == 4 else None
+
+
+def _has_padding_before_tokens(mask: Tensor, bounds: Tensor) -> bool:
+    """Whether a mask (B, T) hides a token before another of the same sequence."""
+    is_real = mask.flatten().bool().to(bounds.device)
+    sequence = sequence_of_each_token(bounds, len(is_real))
+    return bool((is_real[1:] & ~is_real[:-1] & (sequence[1:] == sequence[:-1])).any())
 
 
 def _mixes_packed(module: nn.Module) -> bool:
@@ -223,7 +283,8 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
         "past_key_values": None,
         "position_ids": kwargs["position_ids"],
     }
-    masks = {"full_attention": create_causal_mask(**options), "linear_attention": given}
+    of_tokens = None if given is None or given.dim() != 2 else given
+    masks = {"full_attention": create_causal_mask(**options), "linear_attention": of_tokens}
     if getattr(model.config, "sliding_window", None) is not None:
         masks["sliding_attention"] = create_sliding_window_causal_mask(**options)
     return masks
