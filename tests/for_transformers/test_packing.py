@@ -141,10 +141,24 @@ def test_a_compiled_graph_that_would_mix_them_is_refused(model_type, sequences):
         compiled(torch.cat(sequences)[None], **told_by_bounds(4))
 
 
+@pytest.mark.parametrize("also", [{}, {"attention_mask": torch.ones(1, sum(LENGTHS)).long()}])
+def test_a_compiled_graph_whose_softmax_layers_would_mix_them_is_refused(also, sequences):
+    model = tiny_upstream("qwen3_5_text")
+    use_kernels(model)
+    row, bounds = torch.cat(sequences)[None], told_by_bounds(4)
+    expected = model(row, **bounds).logits
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.raises((ValueError, Unsupported), match="compiled unless position_ids begin again"):
+        compiled(row, **bounds, **also)
+    y = compiled(row, **bounds, **told_by_positions(4), use_cache=False).logits
+    torch.testing.assert_close(y, expected)
+
+
 @pytest.mark.parametrize("part", ["model", "base_model"])
-@pytest.mark.parametrize("model_type", NOT_HANDED_ON)
+@pytest.mark.parametrize("model_type", [*NOT_HANDED_ON, "qwen3_5_text"])
 def test_a_model_compiled_in_pieces_keeps_them_apart(model_type, part, sequences):
-    model = tiny_upstream(model_type, num_hidden_layers=1)
+    model = tiny_upstream(model_type)
     use_kernels(model)
     row = torch.cat(sequences)[None]
     expected = model(row, **told_by_bounds(4)).logits

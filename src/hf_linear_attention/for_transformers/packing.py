@@ -112,10 +112,8 @@ def tell_layers(
     if is_continuous_batch(kwargs):  # whose slots say which token is of which sequence
         return None
     name = type(model).__name__
-    if torch.compiler.is_compiling():  # bounds that are given reach the layers as they are
-        is_given = kwargs.get(BOUNDS) is not None and is_one_of(model, HAND_ON_A_MASK)
-        if is_given or getattr(model, IS_TOLD, False):
-            _refuse_in_a_graph(name)
+    if torch.compiler.is_compiling():
+        _check_in_a_graph(model, args, kwargs)
         return None
     given = _by_name(model, args, kwargs)
     bounds = _told.get()
@@ -150,6 +148,20 @@ def tell_layers(
     if is_one_of(model, HAND_ON_A_MASK):
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
+
+
+def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Bounds that are given reach the layers as they are; for softmax layers positions have to."""
+    name, is_told = type(model).__name__, getattr(model, IS_TOLD, False)
+    is_given = any(kwargs.get(argument) is not None for argument in (BOUNDS, "seq_idx"))
+    if not is_given and not is_told:
+        return
+    if is_told or is_one_of(model, (*HAND_ON_A_MASK, *MASK_WITHOUT_POSITIONS)):
+        _refuse_in_a_graph(name)
+    given = _by_name(model, args, kwargs)
+    is_by_positions = given.get("position_ids") is not None and given.get("attention_mask") is None
+    if _attends(model) and not is_by_positions:
+        _refuse_in_a_graph(name, " unless position_ids begin again, and without an attention_mask")
 
 
 def _attends(model: PreTrainedModel) -> bool:
@@ -243,11 +255,11 @@ def is_continuous_batch(kwargs: Mapping[str, Any]) -> bool:
     return any(isinstance(kwargs.get(name), SlotCache) for name in CACHES)
 
 
-def _refuse_in_a_graph(name: str) -> None:
+def _refuse_in_a_graph(name: str, condition: str = "") -> None:
     """Bounds that would not reach the layers. Without fullgraph=True this ends the graph, and the
     hook that raised it runs again outside of it.
     """
-    raise ValueError(f"{name} takes no packed sequences compiled: don't compile it")
+    raise ValueError(f"{name} takes no packed sequences compiled{condition}: don't compile it")
 
 
 def is_one_of(model: nn.Module, names: tuple[str, ...]) -> bool:
