@@ -151,7 +151,9 @@ AtenTensorHandle new_tensor_on_kept_memory(int64_t dim, const int64_t* sizes,
   KeptMemory& kept = kept_memory();
   kept.free_idle(kMaxIdleSeconds);
   int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
-  for (int64_t d = 0; d < dim; ++d) bytes *= sizes[d];
+  for (int64_t d = 0; d < dim; ++d) {
+    if (__builtin_mul_overflow(bytes, sizes[d], &bytes)) return nullptr;  // torch says so
+  }
   if (bytes < kMinBytes || bytes > kept.max_bytes() || !torch_from_blob) return nullptr;
   bytes = round_up_size(bytes);
   Blocks block = kept.take(bytes);

@@ -17,8 +17,8 @@ struct AtenTensorOpaque;
 namespace hfla {
 
 // A contiguous tensor on the CPU, not initialised, but for NaN in torch's deterministic mode; or
-// null, where torch is to make it: it is small, nothing may be kept, or torch is 2.10, whose
-// tensors on the memory of others don't say when they are gone.
+// null, where torch is to make it: it is small, or larger than any memory, nothing may be kept, or
+// torch is 2.10, whose tensors on the memory of others don't say when they are gone.
 //
 // Throws std::runtime_error if HF_LINEAR_ATTENTION_KEPT_MB is no number of megabytes.
 AtenTensorOpaque* new_tensor_on_kept_memory(int64_t dim, const int64_t* sizes,

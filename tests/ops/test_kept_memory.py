@@ -236,6 +236,13 @@ def test_an_error_of_the_kernel_gives_the_memory_back():
     assert library.kept_bytes() == MB
 
 
+def test_a_result_larger_than_any_memory_is_an_error():
+    """Its bytes, 2^64 + 2^20 of them, must not pass for the 2^20 that are left of an int64."""
+    x = torch.ones(1).expand(2**44 + 1, 2**18, 1, 1)
+    with pytest.raises(RuntimeError, match="empty_strided.* failed"):
+        attention(x, x, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_deterministic_mode_fills_the_memory_with_nan(dtype):
     """Seen by its address, after an op that stops before it writes to its result."""
