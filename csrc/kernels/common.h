@@ -69,7 +69,7 @@ static inline int64_t slot_before(const SequenceSlots& slots, int64_t sequence) 
 }
 
 // What a kernel found while it read; the bindings turn it into an error with the op's name.
-enum class Status : int32_t { ok, positive_log_decay, out_of_memory };
+enum class Status : int32_t { ok, positive_log_decay, growing_state, out_of_memory };
 
 // The caller's threads. body(context, begin, end) runs over disjoint ranges that cover [0, n).
 struct Threads {

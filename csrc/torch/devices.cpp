@@ -54,6 +54,8 @@ void check_status(Status status) {
       return;
     case Status::positive_log_decay:
       fail("log_decay must be <= 0, got a positive value");
+    case Status::growing_state:
+      fail("dt must be >= 0 and A <= 0, got what makes a state grow");
     case Status::out_of_memory:
       fail("out of memory for temporary results");
   }

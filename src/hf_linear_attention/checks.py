@@ -7,6 +7,7 @@ packed sequences.
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .numerics import accumulation_dtype, is_transformed
 from .tokens import behind
@@ -26,7 +27,7 @@ def is_readable(tensor: Tensor) -> bool:
     """Whether looking at values costs no synchronisation, and breaks no graph and no transform."""
     return (
         tensor.device.type == "cpu"
-        and type(tensor) is Tensor
+        and type(tensor) in (Tensor, Parameter)
         and not torch.compiler.is_compiling()
         and not is_transformed()
     )

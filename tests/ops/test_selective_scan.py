@@ -450,6 +450,28 @@ def test_a_wrong_slot_of_a_step_is_named_and_nothing_is_changed(name, backend):
     torch.testing.assert_close(slots, before, equal_nan=True, rtol=0, atol=0)
 
 
+@every_backend
+@pytest.mark.parametrize("name", ["dt", "A"])
+def test_a_state_that_would_grow_is_refused_before_any_changes(name, backend):
+    token, slots, key_mask = token_by_slot(Case())
+    token, before = {n: x.clone() for n, x in token.items()}, slots.clone()
+    token[name].view(-1)[-1] = {"dt": -0.5, "A": 0.5}[name]  # of what is computed last
+    message = {"dt": "dt must be at least 0, got -0.5", "A": "A must be at most 0, got 0.5"}[name]
+    by_slot = {"state": slots, "state_indices": SLOTS, "backend": backend}
+    with pytest.raises(ValueError, match=message):
+        selective_scan_step_(**token, **by_slot)
+    torch.testing.assert_close(slots, before, equal_nan=True, rtol=0, atol=0)
+    if name == "dt":  # of padding it may be anything
+        selective_scan_step_(**token, **by_slot, key_mask=torch.tensor([True, True, False]))
+
+
+def test_a_parameter_is_looked_at_too():
+    inputs = make_inputs(Case())
+    inputs["A"] = torch.nn.Parameter(-inputs["A"])
+    with pytest.raises(ValueError, match="A must be at most 0, got "):
+        selective_scan(**inputs)
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_compiled_step_refuses_slots_that_overlap(shift):
     token, slots, _ = token_by_slot(Case())

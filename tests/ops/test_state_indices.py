@@ -546,6 +546,22 @@ def test_the_compiled_ops_over_sequences_leave_out_what_has_no_slot(case):
 
 
 @pytest.mark.parametrize("case", IN_PLACE_OPS)
+def test_the_compiled_ops_over_sequences_refuse_a_decay_that_would_grow_before_any_changes(case):
+    """Compiled by torch, say, nobody has looked at the values before."""
+    op, tensors, _ = IN_PLACE_OPS[case]
+    arguments = arguments_in_place(case)
+    log_decay = arguments[tensors.index("log_decay")]
+    states = [x for x in arguments[len(tensors) + 2 :][:2] if x is not None and x.dim() > 2]
+    before = [x.clone() for x in states]
+    log_decay[0, 80] = 0.5  # of the last sequence
+    with pytest.raises(RuntimeError, match="log_decay must be <= 0"):
+        op(*arguments)
+    torch.testing.assert_close(states, before, equal_nan=True, rtol=0, atol=0)
+    log_decay[0, 80], log_decay[0, 75] = -0.5, 0.5  # of one that has no slot
+    op(*arguments)
+
+
+@pytest.mark.parametrize("case", IN_PLACE_OPS)
 def test_the_compiled_ops_over_sequences_themselves_refuse_what_would_be_out_of_bounds(case):
     for changed, message in (
         ({"state_indices": int32([10, *INDICES[1:]])}, "state_indices must be from -1 to 9, got"),

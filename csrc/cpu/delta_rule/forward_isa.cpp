@@ -133,6 +133,10 @@ class Forward {
   Status run() {
     Workers<Scratch, ForwardPlan> workers(threads_, plan_);
     if (workers.out_of_memory()) return Status::out_of_memory;
+    const int64_t channels = p_.decay_per_channel ? p_.K : 1;
+    if (slots_ && has_positive_log_decay<Acc>(p_, *slots_, p_.log_decay, channels, threads_)) {
+      return Status::positive_log_decay;
+    }
     workers.run(plan_.num_tasks(), [&](Scratch& s, int64_t i) { attend(s, plan_.task(i)); });
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
   }

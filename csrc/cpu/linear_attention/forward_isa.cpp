@@ -69,6 +69,9 @@ class Forward {
     if (!piece_buffer.data() || !z_before_.data() || workers.out_of_memory()) {
       return Status::out_of_memory;
     }
+    if (slots_ && has_positive_log_decay<Acc>(p_, *slots_, p_.log_decay, 1, threads_)) {
+      return Status::positive_log_decay;
+    }
     if (slots_ && p_.normalize) copy_normalizers();
     Carver carver(piece_buffer.data());
     const PieceStates<Acc> pieces(carver, plan_);

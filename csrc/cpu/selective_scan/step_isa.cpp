@@ -42,6 +42,7 @@ class Step {
 
   Status run() {
     if (workers_.out_of_memory()) return Status::out_of_memory;
+    if (grows()) return Status::growing_state;
     const int64_t blocks = channel_blocks(p_.C);
     workers_.run(p_.B * blocks, [&](Scratch& s, int64_t i) {
       step(s, i / blocks, channel_block(p_.C, i % blocks));
@@ -50,6 +51,26 @@ class Step {
   }
 
  private:
+  // Whether any state would, which decay_of() can't tell: found before one changes, so that whoever
+  // catches the error still has the states of before.
+  bool grows() const {
+    const Acc* const A = static_cast<const Acc*>(p_.A);
+    Vec<Acc> largest{};
+    for_each_vector<Acc>(0, p_.C * p_.N, [&](int64_t i, int64_t count) HFLA_INLINE_LAMBDA {
+      const Vec<Acc> a = load_vector(A, 1, i, count);
+      largest = select(a > largest, a, largest);
+    });
+    for (int64_t b = 0; b < p_.B; ++b) {
+      if (slot_of(p_, b) < 0) continue;
+      const Acc* const dt = static_cast<const Acc*>(p_.dt.data) + b * p_.dt.batch;
+      for_each_vector<Acc>(0, p_.C, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+        const Vec<Acc> negative = -load_vector(dt, p_.dt.dim, c, count);
+        largest = select(negative > largest, negative, largest);
+      });
+    }
+    return sum<Acc>(largest) > 0;
+  }
+
   void step(Scratch& s, int64_t b, Channels channels) const {
     Scalar* const y = static_cast<Scalar*>(p_.y) + b * p_.C + channels.begin;
     const int64_t slot = slot_of(p_, b);

@@ -30,5 +30,34 @@ bool stage_decay(const Visit& visit, const View& log_decay, Acc* decay) {
   return valid;
 }
 
+// Whether a state in a slot would grow: found before any changes, so that whoever catches the error
+// still has the states of before. log_decay has `channels` numbers for a head.
+template <class Acc>
+HFLA_NOINLINE bool has_positive_log_decay(const Sequences& p, const SequenceSlots& slots,
+                                          const View& log_decay, int64_t channels,
+                                          const Threads& threads) {
+  if (!log_decay.data) return false;
+  bool found = false;
+  const int64_t numbers = p.B * p.T * p.Hkv * channels;
+  const int64_t workers = numbers < threads.serial_work ? 1 : max(1, threads.count);
+  run_tasks(threads, workers, p.num_sequences * p.Hkv, [&](int64_t, int64_t i) {
+    const Piece piece = whole_sequence(p, i / p.Hkv);
+    if (slot_of(slots, piece.sequence) < 0) return;
+    const bool* const keep = p.key_mask ? p.key_mask + piece.batch * p.T : nullptr;
+    const Acc* const from = static_cast<const Acc*>(log_decay.data) +
+                            piece.batch * log_decay.batch + i % p.Hkv * log_decay.head;
+    Vec<Acc> largest{};
+    for (int64_t time = piece.begin; time < piece.end; ++time) {
+      if (keep && !keep[time]) continue;
+      for_each_vector<Acc>(0, channels, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
+        const Vec<Acc> x = load_vector(from + time * log_decay.time, log_decay.dim, c, count);
+        largest = select(x > largest, x, largest);
+      });
+    }
+    if (sum<Acc>(largest) > 0) __atomic_store_n(&found, true, __ATOMIC_RELAXED);
+  });
+  return found;
+}
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA
