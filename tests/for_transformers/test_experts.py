@@ -77,6 +77,16 @@ def test_they_answer_as_transformers(model, dtype, implementation, compiled_call
 
 
 @torch.no_grad()
+def test_they_need_nothing_that_the_oldest_transformers_does_not_set(compiled_calls):
+    theirs, ours = experts_of("qwen3_next")
+    for name in ("_is_expert_parallel", "has_post_expert_norm"):  # later than 5.17
+        vars(ours).pop(name, None)
+    arguments = arguments_of(ours, tokens=2)
+    torch.testing.assert_close(ours(*arguments), theirs(*arguments))
+    assert len(compiled_calls) == 2
+
+
+@torch.no_grad()
 def test_the_number_of_experts_is_no_expert():
     _, ours = experts_of("qwen3_next")
     hidden, chosen, weights = arguments_of(ours, 3)

@@ -45,9 +45,10 @@ class Experts(nn.Module):
     config: PreTrainedConfig
     has_gate: bool
     has_bias: bool
-    has_post_expert_norm: bool
     is_transposed: bool
-    _is_expert_parallel: bool
+    # Instances have their own, the first from Transformers 5.20 on, the second from 5.18.
+    has_post_expert_norm: bool = False
+    _is_expert_parallel: bool = False
     _apply_gate: Callable[[Tensor], Tensor]
     act_fn: Callable[[Tensor], Tensor]
     post_expert_norm: nn.Module
