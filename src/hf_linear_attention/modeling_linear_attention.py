@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -64,7 +65,7 @@ from .mixer_softmax import SoftmaxAttention
 from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
-from .recorded_tokens import RecordedTokens, stretches
+from .recorded_tokens import HOOKS, RecordedTokens, stretches
 from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
@@ -598,7 +599,8 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
 
     def _makes_no_logits(self) -> bool:
         """Whether the loss is computed without them: in training, if the config says so, unless
-        another module or loss stands where the usual ones do, or a hook waits for the logits.
+        another module or loss stands where the usual ones do, or a hook waits for the logits or
+        their gradient.
         """
         head = self.lm_head
         return (
@@ -608,7 +610,8 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             and type(head) in (Linear, nn.Linear)  # the latter after resize_token_embeddings
             and head._parameters["bias"] is None
             and type(head.weight) is nn.Parameter
-            and not (head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head))
+            and not (any(getattr(head, hooks) for hooks in HOOKS) or _has_any_global_hook())
+            and "forward" not in vars(head)
         )
 
 

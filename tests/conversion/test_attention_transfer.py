@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from hf_linear_attention import LinearAttentionForCausalLM, convert
 from hf_linear_attention.conversion.attention_transfer import (
@@ -20,6 +20,7 @@ from hf_linear_attention.conversion.attention_transfer import (
     relative_error,
 )
 from hf_linear_attention.conversion.convert import MIXERS
+from hf_linear_attention.conversion.softmax_form import restore_softmax
 from softmax_models import softmax_model, some_ids
 from trainer_runs import arguments
 
@@ -235,6 +236,19 @@ def test_a_model_with_nothing_to_train_is_refused():
             AttentionTransfer(model)
 
 
+def test_what_is_not_converted_or_lies_in_another_model_is_refused():
+    """Of PEFT's models, say, nothing is said by a missing attribute of one of their parts."""
+    original, model, _ = converted()
+    around = torch.nn.Module()
+    around.model, around.config = model, model.config
+    with pytest.raises(ValueError, match="model must be a LinearAttentionForCausalLM.*got Llama"):
+        AttentionTransfer(original)
+    with pytest.raises(ValueError, match="model must be a LinearAttentionForCausalLM.*got Module"):
+        AttentionTransfer(around)
+    with pytest.raises(ValueError, match="model must be a LinearAttentionForCausalLM.*got Module"):
+        restore_softmax(around, [0])
+
+
 def test_the_original_is_asked_for_where_the_converted_model_does_not_say_all():
     _, model, _ = converted("mistral")
     with pytest.raises(ValueError, match="original must be given.*sliding window"):
@@ -262,5 +276,23 @@ def test_weights_that_ranks_share_are_refused():
         fully_shard(model.model.layers[0], mesh=init_device_mesh("cpu", (1,)))
         with pytest.raises(ValueError, match="model must have its weights whole.*FSDP"):
             one_loss(transfer, input_ids=some_ids(2, 9))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("of", ["layer", "model"])
+def test_weights_that_the_first_fsdp_shares_are_refused(of, tmp_path):
+    """It puts modules of its own around layers, or around the model, which the Trainer hands on."""
+    trainer = trainer_of(tmp_path)
+    model, cpu = trainer.model, torch.device("cpu")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = FullyShardedDataParallel(
+            model.model.layers[0] if of == "layer" else model, device_id=cpu, use_orig_params=True
+        )
+        if of == "layer":
+            model.model.layers[0], wrapped = wrapped, model
+        with pytest.raises(ValueError, match="model must have its weights whole.*FSDP"):
+            trainer.compute_loss(wrapped, {"input_ids": some_ids(2, 9)})
     finally:
         dist.destroy_process_group()

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_full_backward_hook
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from hf_linear_attention import loss_linear_attention
@@ -372,6 +373,28 @@ def test_a_model_gives_logits_wherever_else_they_are_wanted():
     assert model.eval()(tokens, labels=tokens).logits is not None
     model.train().loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
     assert model(tokens, labels=tokens).logits is not None
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_for_all"])
+def test_a_hook_that_waits_for_the_gradient_of_logits_is_called(register):
+    """Without logits there would be nothing that it could be called with."""
+    model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
+    tokens, seen = random_ids(2, 9), []
+
+    def see(module, gradients_of_inputs, gradients_of_outputs):
+        if module is model.lm_head:
+            seen.extend(gradients_of_outputs)
+
+    if register == "register_for_all":
+        handle = register_module_full_backward_hook(see)
+    else:
+        handle = getattr(model.lm_head, register)(see)
+    try:
+        outputs = model(tokens, labels=tokens)
+        outputs.loss.backward()
+    finally:
+        handle.remove()
+    assert [gradient.shape for gradient in seen] == [outputs.logits.shape]
 
 
 @pytest.mark.parametrize("tie", [False, True])

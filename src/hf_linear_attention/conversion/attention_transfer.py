@@ -38,12 +38,14 @@ from .softmax_form import (
     PROJECTIONS,
     attention_of,
     attention_replaced,
+    check_converted,
     linear_layers,
     softmax_forms,
     types_before,
 )
 
 SHARED = ("q_proj", "k_proj", "v_proj")
+FSDP1 = "FullyShardedDataParallel"  # a module around those whose weights it shares
 
 
 def new_parameters(model: LinearAttentionForCausalLM) -> dict[str, nn.Parameter]:
@@ -191,10 +193,12 @@ class AttentionTransfer:
             sliding windows, or norms of q and k that the report lists as left out. It is not kept.
 
     Raises:
-        ValueError: the model has nothing to be trained, or `original` is needed.
+        ValueError: the model is none of this package, it has nothing to be trained, or `original`
+            is needed.
     """
 
     def __init__(self, model: LinearAttentionForCausalLM, original: PreTrainedModel | None = None):
+        check_converted(model)
         self.model = model
         self.types = types_before(model.config, original)
         self.errors: list[Tensor] = []
@@ -295,6 +299,7 @@ class AttentionTransferTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
+        check_whole_weights(model)  # where nothing but the whole of it is wrapped
         inputs = {name: x for name, x in inputs.items() if name != "labels"}
         with self.transfer.running():
             # nobody needs the logits
@@ -306,7 +311,8 @@ def check_whole_weights(model: nn.Module) -> None:
     """Raises a ValueError where ranks share the weights. Under FSDP the parameters that a layer
     computes with are others than the model's, which would never get a gradient.
     """
-    if any(hasattr(x, "device_mesh") for x in model.parameters()):
+    is_shared = any(hasattr(x, "device_mesh") for x in model.parameters())
+    if is_shared or any(type(x).__name__ == FSDP1 for x in model.modules()):
         raise ValueError(
             "model must have its weights whole in attention transfer, which takes the gradients of "
             "each layer while it runs; they are shared by ranks, as by FSDP or tensor parallelism: "

@@ -37,6 +37,16 @@ def attention_of(model: LinearAttentionForCausalLM, layer_idx: int) -> nn.Module
     return attention
 
 
+def check_converted(model: nn.Module) -> None:
+    """Raises a ValueError for what is no model of this package, or has one inside."""
+    has_layers = hasattr(getattr(model, "model", None), "layers")
+    if not has_layers or not hasattr(model.config, "active_layer_types"):
+        raise ValueError(
+            "model must be a LinearAttentionForCausalLM, as convert() gives it, got "
+            f"{type(model).__name__}; one with PEFT's adapters comes out of its merge_and_unload()"
+        )
+
+
 def types_before(
     config: LinearAttentionConfig, original: PreTrainedModel | None = None
 ) -> list[str]:
@@ -76,8 +86,10 @@ def softmax_forms(
         layers: which of them; by default all.
 
     Raises:
-        ValueError: it is needed, or projections are no longer those of softmax attention.
+        ValueError: it is needed, the model is none of this package, or projections are no longer
+            those of softmax attention.
     """
+    check_converted(model)
     before = copy.deepcopy(model.config)
     before.layer_types = types_before(model.config, original)
     given = {} if original is None else dict(original.named_parameters())
@@ -172,6 +184,7 @@ def restore_softmax(
     Raises:
         ValueError: one of them is no linear layer, or as `softmax_forms`.
     """
+    check_converted(model)
     layers = sorted(layers)
     linear = linear_layers(model.config)
     wrong = [i for i in layers if i not in linear]
