@@ -118,12 +118,9 @@ class GatedDeltaOfOlmo(GatedDelta):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         qkv = [project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj)]
-        return (
-            torch.cat(qkv, dim=-1),
-            self.g_proj(hidden_states),
-            self.b_proj(hidden_states),
-            self.a_proj(hidden_states),
-        )
+        # In Transformers' order, so that an adapter's dropout draws the same numbers.
+        b, a = self.b_proj(hidden_states), self.a_proj(hidden_states)
+        return torch.cat(qkv, dim=-1), self.g_proj(hidden_states), b, a
 
     def beta(self, b: Tensor) -> Tensor:
         return b.sigmoid() * 2 if self.allow_neg_eigval else b.sigmoid()

@@ -43,12 +43,14 @@ class KDA(ConvolvedLayer):
 
         qkv = [project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj)]
         q, k, v = convolve(self.conv1d, torch.cat(qkv, dim=-1), memory).chunk(3, dim=-1)
+        # In Transformers' order, so that an adapter's dropout draws the same numbers.
+        log_decay = at_least_float32(self.forget_gate(hidden_states))
         inputs = {
             "q": q.unflatten(-1, (-1, self.head_dim)),
             "k": k.unflatten(-1, (-1, self.head_dim)),
             "v": v.unflatten(-1, (-1, self.head_dim)),
             "beta": self.b_proj(hidden_states).sigmoid(),
-            "log_decay": at_least_float32(self.forget_gate(hidden_states)),
+            "log_decay": log_decay,
         }
         y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)
