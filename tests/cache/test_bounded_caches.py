@@ -26,8 +26,12 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
 )
 
 from hf_linear_attention import (
@@ -66,6 +70,11 @@ MODELS = {  # model class, config class, fields
         Exaone4Config,
         {**GROUPED, "sliding_window": 7, "sliding_window_pattern": 2},
     ),
+    "phimoe": (  # whose attention is told no window: only the mask has the config's
+        PhimoeForCausalLM,
+        PhimoeConfig,
+        {"num_key_value_heads": 2, "num_local_experts": 2, "sliding_window": 7},
+    ),
     "ours": (
         LinearAttentionForCausalLM,
         LinearAttentionConfig,
@@ -91,6 +100,7 @@ def make(name: str, attn_implementation: str = "eager", **kwargs):
     model_class, config_class, fields = MODELS[name]
     config = config_class(**{**SIZES, **fields, **kwargs})
     config._attn_implementation = attn_implementation
+    config._experts_implementation = "batched_mm"  # which takes float64
     torch.manual_seed(0)
     return model_class(config).eval()
 
@@ -147,6 +157,8 @@ def reference(name, ids, lengths, mask, size, keep):
     def attention(module, q, k, v, _, scaling=None, softcap=None, **kwargs):
         n = q.shape[2]
         window = kwargs.get("sliding_window") or T
+        if name == "phimoe":
+            window = module.config.sliding_window
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scaling
         if softcap is not None:
@@ -290,6 +302,21 @@ def test_hybrids_of_transformers_need_the_config(name, is_changed):
         use_kernels(model)
     with pytest.raises(ValueError, match="config must be given .* got None"):
         generate(model, random_ids(1, 5), past_key_values=TOVACache(6))
+
+
+@pytest.mark.parametrize("make_cache", [TOVACache, SinkCache])
+def test_a_model_that_begins_with_states_of_its_own_needs_the_config(make_cache):
+    fields = {"lru_width": 32, "attention_window_size": 7}
+    torch.manual_seed(0)
+    model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**SIZES, **fields)).eval()
+    ids, lengths = random_ids(2, 12), [9, 1, 2]
+    logits = []
+    for cache in (DynamicCache(config=model.config), make_cache(24, config=model.config)):
+        pieces = [model(x, past_key_values=cache).logits for x in ids.split(lengths, 1)]
+        logits.append(torch.cat(pieces, 1))
+    assert_near(*logits)
+    with pytest.raises(ValueError, match="config must be given .* got None"):
+        model(ids, past_key_values=make_cache(24))
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "zamba2"])

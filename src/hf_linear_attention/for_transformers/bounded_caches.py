@@ -27,6 +27,10 @@ from ..registration import observe_attention
 
 HIDDEN = -1  # instead of the position of a key that no later query may see
 IMPLEMENTATIONS = ("eager", "sdpa")
+NEEDS_CONFIG = (
+    "config must be given to a bounded cache of a model with recurrent layers, as "
+    "config=model.config, got None"
+)
 
 
 class BoundedLayer(CacheLayerMixin):
@@ -207,10 +211,7 @@ class LayersOfSoftmax(list):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int) and index >= len(self):
-            raise ValueError(
-                "config must be given to a bounded cache of a model with recurrent layers, as "
-                "config=model.config, got None"
-            )
+            raise ValueError(NEEDS_CONFIG)
         return super().__getitem__(index)
 
 
@@ -233,6 +234,16 @@ class BoundedCache(Cache):
         else:
             super().__init__(layers=_bounded(DynamicCache(config=config).layers, new_softmax_layer))
         self.new_softmax_layer = new_softmax_layer  # for models of which not all layers are
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        """As in Transformers, which counts tokens in the first layer: without a config, that must
+        be one. RecurrentGemma's begin with recurrent ones, which keep their states themselves.
+        """
+        if layer_idx > 0 and isinstance(self.layers, LayersOfSoftmax) and not self.layers:
+            raise ValueError(NEEDS_CONFIG)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @property
     def nbytes(self) -> int:
@@ -377,9 +388,7 @@ def _attend(
         return function(module, query, key, value, attention_mask, *args, **kwargs)
     _check_attention(attn_implementation, module, attention_mask, kwargs)
     T = query.shape[2]
-    # What is given counts, None, too: a module may have the field of its config, used or not.
-    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
-    mask = layer.mask(attention_mask, T, query, window)
+    mask = layer.mask(attention_mask, T, query, _window_of(module, kwargs))
     y, weights = function(module, query, key, value, mask, *args, **kwargs)
 
     def weigh() -> Tensor:
@@ -389,6 +398,20 @@ def _attend(
 
     layer.choose(T, mask, weigh)
     return y, weights
+
+
+def _window_of(module: nn.Module, options: dict[str, Any]) -> int | None:
+    """How many tokens a query sees, itself included; None: all.
+
+    What is given counts, None, too: a module may have the field of its config, used or not. Where
+    neither says a word (PhiMoE), the mask alone has the window: the config's, as Transformers reads
+    one without layer types.
+    """
+    config = getattr(module, "config", None)
+    of_all_layers = None
+    if getattr(config, "layer_types", None) is None:
+        of_all_layers = getattr(config, "sliding_window", None)
+    return options.get("sliding_window", getattr(module, "sliding_window", of_all_layers))
 
 
 def last_row(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
