@@ -113,12 +113,22 @@ class RecurrentCache(Cache):
         self._map_left_padding(lambda x: x[beam_idx.to(x.device)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        self._check_rows("batch_select_indices")
         super().batch_select_indices(indices)
         self._map_left_padding(lambda x: x[indices.to(x.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        self._check_rows("batch_repeat_interleave")
         super().batch_repeat_interleave(repeats)
         self._map_left_padding(lambda x: x.repeat_interleave(repeats))
+
+    def _check_rows(self, method: str) -> None:
+        """Raises an error where a layer can't have another number of rows, before any has."""
+        if not all(hasattr(layer, method) for layer in self.layers):
+            raise RuntimeError(
+                f"{method}() is not for a static cache with softmax layers, whose number of rows "
+                "is fixed. Use a LinearAttentionCache; LinearAttentionCache.join makes one of this"
+            )
 
     def _map_left_padding(self, function: Callable[[Tensor], Tensor]) -> None:
         if self.left_padding is not None:

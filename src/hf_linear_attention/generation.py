@@ -105,8 +105,9 @@ class LinearAttentionGenerationMixin(GenerationMixin):
     ):
         """Gives `generate()` this model's cache instead of a DynamicCache or StaticCache."""
         check_generation(generation_config, generation_mode)
-        if model_kwargs.get("inputs_embeds") is not None:
-            # Transformers cuts the tokens into chunks and would read all embeddings with each
+        if any(model_kwargs.get(name) is not None for name in ("inputs_embeds", "encoder_outputs")):
+            # Transformers cuts the tokens into chunks and would read all embeddings with each, and
+            # with an encoder it would cut the mask of the memory like one of the tokens
             generation_config.prefill_chunk_size = None
         if model_kwargs.get("past_key_values") is not None:
             cache = cache_for_model(model_kwargs["past_key_values"], self.config)
@@ -141,7 +142,19 @@ class LinearAttentionGenerationMixin(GenerationMixin):
     def _assisted_decoding(self, input_ids, *args, generation_config, **kwargs):
         """As in Transformers, which looks at the first attention map of a forward, as if there had
         to be one. Where there is none, every token gets the () that it gets without drafts.
+
+        To draft with its first layers, Transformers lowers the number of a model's layers, and an
+        error or an interrupt in a draft would leave it so.
         """
+        num_hidden_layers = self.config.num_hidden_layers
+        try:
+            return self._draft(input_ids, *args, generation_config=generation_config, **kwargs)
+        finally:
+            if self.config.num_hidden_layers != num_hidden_layers:
+                self.config.num_hidden_layers = num_hidden_layers
+
+    def _draft(self, input_ids, *args, generation_config, **kwargs):
+        """`_assisted_decoding`, but for what an error leaves behind."""
         if not generation_config.output_attentions or has_attention_maps(self.config):
             return super()._assisted_decoding(
                 input_ids, *args, generation_config=generation_config, **kwargs

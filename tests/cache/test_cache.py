@@ -345,3 +345,22 @@ def test_as_many_masks_as_caches_are_joined():
     for masks in ([torch.ones(1, 3)], [torch.ones(1, 3)] * 3):
         with pytest.raises(ValueError, match=rf"one for each of 2 caches, got {len(masks)}"):
             LinearAttentionCache.join(caches, masks)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cache: cache.batch_select_indices(torch.tensor([1])),
+        lambda cache: cache.batch_repeat_interleave(2),
+    ],
+    ids=["select", "repeat"],
+)
+def test_a_static_cache_with_softmax_layers_keeps_its_rows_whole(change):
+    model, ids = tiny_model(**VARIANTS["hybrid"]), random_ids(2, 6)
+    cache = StaticLinearAttentionCache(model.config, 8)
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1:]
+        model(ids[:, :5], past_key_values=cache)
+        with pytest.raises(RuntimeError, match="Use a LinearAttentionCache"):
+            change(cache)
+        assert_near(model(ids[:, 5:], past_key_values=cache).logits, expected)  # not one changed

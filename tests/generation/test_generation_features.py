@@ -460,3 +460,26 @@ def test_a_cache_of_other_rows_is_refused(rows, max_cache_len):
     message = f"past_key_values must have 3 rows, or 1 if it is not static, got {rows}"
     with pytest.raises(ValueError, match=message):
         generate(model, {"input_ids": random_ids(1, 5)}, past_key_values=cache, num_beams=3)
+
+
+@pytest.mark.parametrize("variant", TWO)
+def test_an_error_while_first_layers_draft_leaves_the_model_whole(variant):
+    class Failing(LogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.calls += 1
+            if self.calls == 2:  # of a draft
+                raise InterruptedError
+            return scores
+
+    model, inputs = tiny_model(**VARIANTS[variant]), {"input_ids": random_ids(1, 7)}
+    expected = generate(model, inputs).sequences
+    with pytest.raises(InterruptedError):
+        generate(
+            model,
+            inputs,
+            assistant_early_exit=1,
+            logits_processor=LogitsProcessorList([Failing()]),
+        )
+    assert torch.equal(generate(model, inputs).sequences, expected)

@@ -382,6 +382,11 @@ def test_an_encoder_decoder_model_generates(encoder, variant, num_beams):
     assert len({tuple(row) for row in tokens.tolist()}) == 3  # they depend on what is encoded
 
 
+def test_prompts_in_pieces_leave_the_mask_of_the_memory_whole():
+    model = encoder_decoder()
+    assert torch.equal(generate(model, prefill_chunk_size=2), generate(model))
+
+
 def test_an_encoder_decoder_model_takes_other_caches():
     model = encoder_decoder()
     tokens = generate(model)
