@@ -101,7 +101,9 @@ class Report(Undoable):
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
-        so do modules that became of another class meanwhile, as those given to FSDP2 do.
+        so do modules that became of another class meanwhile, as those given to FSDP2 do. If a part
+        was given first, and then the whole, that of the whole is undone first: its head relies on
+        the part's layers.
         """
         for one, before, now in (
             *self.recorded,
