@@ -14,7 +14,7 @@ import torch
 from transformers.utils import HF_MODULES_CACHE
 
 from .backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
-from .linear import product_report
+from .linear import product_report, products_in_use
 from .quantized import quantized_report
 
 ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
@@ -50,15 +50,18 @@ def print_report() -> None:
             "remote code": remote_code(Path(HF_MODULES_CACHE)),
         }
     )
+    why_not = why_compiled_fails()
     print("\nbackends, in order of preference")
     for name, reason in backend_report().items():
+        reason = why_not if name == "cpu" and reason is None else reason
         print(f"  {name:<10} {'available' if reason is None else 'not here: ' + reason}")
     print("\nused when none is named")
     for device_type in ("cpu", "cuda"):
-        print(f"  {device_type + ' tensors':<13} {default_backend(device_type)}")
+        print(f"  {device_type + ' tensors':<13} {default_backend(device_type, why_not)}")
     print("\nproducts with weights on the CPU")
+    fails = why_not is not None and any(products_in_use())
     for weights, product in (product_report() | quantized_report()).items():
-        print(f"  {weights:<10} {product}")
+        print(f"  {weights:<10} {f'none: {why_not}' if fails else product}")
     print("\nenvironment")
     settings = {name: v for name, v in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
     for name, value in sorted(settings.items()):
@@ -97,6 +100,17 @@ def native_library() -> dict[str, str]:
         "instruction set": f"{active} (built: {', '.join(library.cpu_instruction_sets_built())})",
         "CUDA kernels": ", ".join(library.cuda_architectures()) or "none",
     }
+
+
+def why_compiled_fails() -> str | None:
+    """Why a compiled op that is chosen on the CPU fails when it is called; None where it runs, or
+    where none is there to choose.
+    """
+    if WHY_NO_NATIVE is not None:
+        return None
+    from .native import library
+
+    return library.why_no_op_runs()
 
 
 def threads(number: int, limit: float | None) -> str:
@@ -146,12 +160,14 @@ def remote_code(folder: Path) -> str:
     )
 
 
-def default_backend(device_type: str) -> str:
-    """What tensors on `device_type` get."""
+def default_backend(device_type: str, why_not: str | None) -> str:
+    """What tensors on `device_type` get; why_not: compiled code does not run on the CPU."""
     try:
         name = choose_backend(None, device_type).name
     except (RuntimeError, ValueError) as error:
         return f"none: {error}"
+    if name == "cpu" and why_not is not None:
+        return f"none: {why_not}"
     return name if FORCED_BACKEND is None else f"{name} (forced)"
 
 

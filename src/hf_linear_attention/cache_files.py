@@ -2,13 +2,15 @@
 """Caches in safetensors files: what is written, and what is checked when it is read again."""
 
 import json
+import operator
 import os
 import uuid
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,6 +18,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .cache_rows import dtype_name, fill, named_tensors
+from .checks import DTYPES
 
 # The second is that of joined caches, which the first version of the package could not read.
 FILE_FORMATS = ("hf-linear-attention cache 1", "hf-linear-attention cache 2")
@@ -36,6 +39,7 @@ OF_THE_STATE = (  # and some that decide on what a layer remembers, and on how i
     *("head_dim", "linear_key_head_dim", "linear_value_head_dim"),
 )
 LEFT_PADDING = "left_padding"
+DTYPE_CALLED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 UNFINISHED = ".unfinished"  # how names of files end while they are written
 
 
@@ -69,17 +73,43 @@ def load_into(
     """
     tensors, metadata = read_file(path, FILE_FORMATS, "LinearAttentionCache.save")
     tensors = {name: x.to(device) for name, x in tensors.items()}
-    _check_config(path, json.loads(metadata["config"]), cache.config)
     cache.left_padding = tensors.pop(LEFT_PADDING, None)
-    by_layer: list[dict[str, Tensor]] = [{} for _ in cache.layers]
-    for name, x in tensors.items():
-        _, index, name = name.split(".", 2)
-        by_layer[int(index)][name] = x
-    saved_layers = json.loads(metadata["layers"])
-    for layer, saved, named in zip(cache.layers, saved_layers, by_layer, strict=True):
-        if saved["num_tokens"] > 0:
-            _check_dtype(path, saved["dtype"], dtype)
-            fill(layer, named, saved["num_tokens"], getattr(torch, saved["dtype"]))
+    try:
+        config = dict(json.loads(metadata["config"]))
+        layers = _saved_layers(json.loads(metadata["layers"]), tensors)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _not_ours(path, error) from error
+    _check_config(path, config, cache.config)
+    if len(layers) != len(cache.layers):
+        raise _not_ours(path, f"{len(layers)} layers instead of {len(cache.layers)}")
+    for layer, saved in zip(cache.layers, layers, strict=True):
+        if saved.num_tokens > 0:
+            _check_dtype(path, saved.dtype, dtype)
+            try:
+                fill(layer, saved.tensors, saved.num_tokens, DTYPE_CALLED[saved.dtype])
+            except LookupError as error:
+                raise _not_ours(path, error) from error
+
+
+class _SavedLayer(NamedTuple):
+    num_tokens: int
+    dtype: str
+    tensors: dict[str, Tensor]
+
+
+def _saved_layers(saved: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list[_SavedLayer]:
+    layers = [_SavedLayer(operator.index(x["num_tokens"]), str(x["dtype"]), {}) for x in saved]
+    for full_name, x in tensors.items():
+        _, index, name = full_name.split(".", 2)
+        layers[int(index)].tensors[name] = x
+    return layers
+
+
+def _not_ours(path: str | os.PathLike, why: object) -> ValueError:
+    """Of a file that is whole, but holds something else than `save_cache` writes."""
+    return ValueError(
+        f"{path} must hold what LinearAttentionCache.save writes, and holds something else: {why!r}"
+    )
 
 
 def fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
@@ -110,7 +140,10 @@ def _check_config(
     # as this version of the package says it: fields may have been added or replaced since
     ours = fingerprint(config)
     unknown = {name: value for name, value in written.items() if name not in ours}  # added later
-    theirs = {**fingerprint(type(config)(**written)), **unknown}
+    try:
+        theirs = {**fingerprint(type(config)(**written)), **unknown}
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise _not_ours(path, error) from error
     other = sorted(name for name in theirs if name in unknown or theirs[name] != ours[name])
     if other:
         raise ValueError(

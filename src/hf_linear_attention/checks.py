@@ -79,6 +79,13 @@ def check_per_token(
     return x.to(accumulation_dtype(q.dtype))
 
 
+def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as a kernel of one token takes it; as it is where it is neither float32 nor another of
+    DTYPES, so that the kernel refuses it as `check_per_token` does.
+    """
+    return x if x.dtype is dtype or x.dtype not in DTYPES else x.to(dtype)
+
+
 def check_log_decay(
     log_decay: Tensor | None, q: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> Tensor | None:

@@ -325,7 +325,8 @@ def check_feature_map(name: str, kwargs: Mapping[str, Any] | None = None) -> Non
         if option not in options:
             choices = ", ".join(map(repr, options)) or "nothing"
             raise ValueError(f"feature_map_kwargs of {name!r} may hold {choices}, got {option!r}")
-        if name in MODULES and (not isinstance(value, int) or value < 1):
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if name in MODULES and (not is_integer or value < 1):
             raise ValueError(
                 f"feature_map_kwargs[{option!r}] must be an integer of at least 1, got {value!r}"
             )

@@ -2,7 +2,9 @@
 """The model card, README.md, that is saved and pushed with a model."""
 
 import math
+import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +84,16 @@ class ModelCardMixin:
     _card_before: bytes | None  # what was in the folder before Transformers wrote into it
 
     def save_pretrained(self, save_directory, is_main_process=True, *args, **kwargs):
-        """As in Transformers, and a model card, README.md."""
+        """As in Transformers, and a model card, README.md.
+
+        Raises:
+            ValueError: card_metadata is no dict of a card's fields.
+        """
         readme = Path(save_directory, "README.md")
         self._card_before = readme.read_bytes() if readme.is_file() else None
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)  # type: ignore
         is_saved = is_main_process and readme.parent.is_dir() and not self._saves_adapters
-        if is_saved and not readme.exists():
+        if is_saved and not os.path.lexists(readme):  # a link is somebody's, wherever it leads
             make_model_card(self, readme.parent.resolve().name, self.card_metadata).save(readme)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
@@ -100,7 +106,7 @@ class ModelCardMixin:
             if self._card_before is not None:
                 readme.write_bytes(self._card_before)
             else:
-                metadata = {**self.card_metadata, "tags": form.data.tags}
+                metadata = {**checked_metadata(self.card_metadata), "tags": form.data.tags}
                 make_model_card(self, repo_id, metadata).save(readme)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)  # type: ignore
 
@@ -114,12 +120,13 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
     """The card of a model that can be loaded as `name`; `metadata` are fields of `ModelCardData`,
     such as license, which win over ours.
     """
+    metadata = checked_metadata(metadata)
     config, auto_class = model.config, model._auto_class or "AutoModel"  # of classes of one's own
     data = {
         "library_name": "transformers",
         "pipeline_tag": PIPELINE_TAGS.get(auto_class),
         **metadata,
-        "tags": [*(model.model_tags or []), *metadata.get("tags", [])],  # each once
+        "tags": [*(model.model_tags or []), *metadata["tags"]],  # each once
     }
     rows = describe(model)
     kinds = {layer_type == "linear_attention" for layer_type in config.layer_types}
@@ -132,6 +139,26 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
         example=GENERATE if auto_class == "AutoModelForCausalLM" else "",
     )
     return ModelCard(f"---\n{ModelCardData(**data).to_yaml()}\n---\n{text}")
+
+
+def checked_metadata(metadata: Any) -> dict[str, Any]:
+    """`card_metadata` with a list of tags, which may be empty; None says nothing.
+
+    Raises:
+        ValueError: it is no dict of fields by name, or its tags are no list of strings.
+    """
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, Mapping) or not are_strings([*metadata]):
+        raise ValueError(f"card_metadata must be a dict of fields by name, got {metadata!r}")
+    tags = metadata.get("tags")
+    tags = [] if tags is None else tags
+    if not isinstance(tags, (list, tuple)) or not are_strings(tags):
+        raise ValueError(f"card_metadata['tags'] must be a list of strings, got {tags!r}")
+    return {**metadata, "tags": [*tags]}
+
+
+def are_strings(values: Sequence[Any]) -> bool:
+    return all(isinstance(x, str) for x in values)
 
 
 def describe(model: PreTrainedModel) -> dict[str, str]:

@@ -65,7 +65,7 @@ from .mixer_softmax import SoftmaxAttention
 from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
-from .recorded_tokens import HOOKS, RecordedTokens, stretches
+from .recorded_tokens import HOOKS, RecordedTokens, recorded_tokens_of, stretches
 from .registration import register_base_model, register_models
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
@@ -474,7 +474,6 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         self.vocab_size = config.vocab_size
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_function = causal_lm_loss
-        self.recorded_tokens = RecordedTokens(are_called=True)  # from a token's number to logits
         self.post_init()
 
     def _get_name(self) -> str:
@@ -545,8 +544,6 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         if position_ids is None:
             past = past_key_values.get_seq_length()
             position_ids = input_ids.new_full((1, 1), past, dtype=torch.long)
-        elif position_ids is input_ids:  # a recording tells tensors apart by what they are
-            position_ids = position_ids.clone()
         outputs: CausalLMOutputWithCrossAttentions | None = None
 
         def by_modules() -> Tensor | None:
@@ -563,7 +560,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
 
         table = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
         constants = (logits_to_keep, getattr(table, "dtype", None))  # which .to() changes in place
-        logits = self.recorded_tokens.run(
+        logits = recorded_tokens_of(self).run(
             [self], caches, [input_ids, position_ids], by_modules, constants
         )
         if outputs is None:

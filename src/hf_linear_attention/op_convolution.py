@@ -104,7 +104,8 @@ def short_convolution_step_(
     Args:
         x: (B, C).
         state: (B, S, C) of x's dtype, of any strides: where an array is (B, C, S), pass its
-            transpose(1, 2).
+            transpose(1, 2). No other argument may share memory with it: x may not be one of its
+            tokens.
         key_mask: (B,).
         state_indices: (B,) int32, the slot of `state` for each row, as in `linear_attention_step_`.
         The others: as in `short_convolution`.

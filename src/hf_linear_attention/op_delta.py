@@ -29,6 +29,7 @@ from .checks import (
     check_state,
     is_readable,
     needs_grad,
+    to_dtype,
 )
 from .chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
 from .state_indices import (
@@ -149,7 +150,7 @@ def delta_rule_step_(
         q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V).
         beta: (B, Hv).
         state: (B, Hv, K, V), float32, or float64 for float64 inputs. Each row is contiguous, and
-            rows are as far apart as they like.
+            rows are as far apart as they like. No other argument may share memory with it.
         log_decay, key_mask: (B, Hv) or (B, Hv, K), and (B,).
         state_indices: (B,) int32, the slot of `state` for each row, as in `linear_attention_step_`.
         The others: as in `delta_rule`.
@@ -326,9 +327,9 @@ def _step_compiled_(
     # This runs once per layer and token: what the kernel refuses is explained only afterwards.
     try:
         if beta is not None and beta.dtype is not state.dtype:
-            beta = beta.to(state.dtype)
+            beta = to_dtype(beta, state.dtype)
         if log_decay is not None and log_decay.dtype is not state.dtype:
-            log_decay = log_decay.to(state.dtype)
+            log_decay = to_dtype(log_decay, state.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)
         token = q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta

@@ -221,7 +221,8 @@ def linear_attention_step_(
     Args:
         q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V).
         state: kv (B, Hv, K, V) and z (B, Hv, K), float32, or float64 for float64 inputs; z is None
-            without `normalize`. Each row is contiguous, and rows are as far apart as they like.
+            without `normalize`. Each row is contiguous, and rows are as far apart as they like. No
+            other argument may share memory with it.
         log_decay, write_strength, key_mask: (B, Hv) or (B, Hv, K), (B, Hv), and (B,).
         state_indices: (B,) int32, with states of as many slots as there may be in the place of B
             rows: which slot has the state of each row, no one twice. A row whose index is -1 has

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter, eq, is_
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class Recording:
 
     def is_of(self, layers: Sequence[nn.Module]) -> bool:
         """Whether these are the layers, and not others in their places."""
-        return all(map(is_, layers, [layer() for layer in self.layers]))
+        return all(map(is_, layers, referents(self.layers)))
 
     def is_current(self) -> bool:
         """Whether the layers would still do the same."""
@@ -115,10 +115,15 @@ class Recording:
         return map(Tensor.data_ptr, self.plain)
 
     def _classes(self) -> Iterator[type]:
-        return map(type, chain([layer() for layer in self.layers], self.inner))
+        return map(type, chain(referents(self.layers), self.inner))
 
     def _forwards(self) -> Iterator[Callable]:
         return map(attrgetter("forward"), self.classes)
+
+
+def referents(references: Sequence[ref]) -> list[Any]:
+    """What weak references refer to, in their order; None where that is gone."""
+    return [reference() for reference in references]
 
 
 def has_memory(x: Tensor) -> bool:
@@ -178,11 +183,13 @@ class RecordedTokens:
         if are_outputs_collected():
             return by_modules()
         states = self._states_of(caches)
+        ids = [*map(id, inputs)]
         given = (
             forced_backend(),
             *products_in_use(),
             *constants,
             *[(x.dtype, x.shape, x.stride()) for x in inputs],
+            *map(ids.index, ids),  # which are one tensor: a recording tells them apart by that
             *states.layout,
         )
         inputs = [*inputs, *states.tensors]
@@ -222,7 +229,7 @@ class RecordedTokens:
         tensors = [x for cache in caches for x in cache.tensors.values()]
         mode, last = torch.is_inference_mode_enabled(), self.last
         if last is not None and last.mode == mode and len(last.references) == len(tensors):
-            if all(map(is_, tensors, [reference() for reference in last.references])):
+            if all(map(is_, tensors, referents(last.references))):
                 return States(tensors, last.layout)
         states = [cache.read() for cache in caches]
         tensors = [*chain.from_iterable(map(dict.values, states))]
@@ -249,6 +256,19 @@ class RecordedTokens:
             return True
         put(self.seen, given, number + 1)
         return False
+
+
+# Not in the models: a model's recordings hold its attributes, and would be held by these, so that
+# its weights would stay until garbage is collected.
+_of_models: WeakKeyDictionary[nn.Module, RecordedTokens] = WeakKeyDictionary()
+
+
+def recorded_tokens_of(model: nn.Module) -> RecordedTokens:
+    """The recordings of a whole model, which is called for each token."""
+    found = _of_models.get(model)
+    if found is None:
+        found = _of_models[model] = RecordedTokens(are_called=True)
+    return found
 
 
 def put(table: dict, key: tuple, value: Any) -> None:

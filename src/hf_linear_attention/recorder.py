@@ -189,13 +189,12 @@ class Recorder(TorchDispatchMode):
 
     def _native_arguments(self, operation: Operation) -> list[Any]:
         """Names of tensors, and all else as it is."""
+        return [self._native_argument(x) for x in operation.arguments]
 
-        def argument(x: Any) -> Any:
-            if isinstance(x, list):
-                return [argument(y) for y in x]
-            return x if isinstance(self.values[x], Tensor) else self.values[x]
-
-        return [argument(x) for x in operation.arguments]
+    def _native_argument(self, x: Any) -> Any:
+        if isinstance(x, list):
+            return [self._native_argument(y) for y in x]
+        return x if isinstance(self.values[x], Tensor) else self.values[x]
 
     def _call(self, operation: Operation) -> Call:
         function, arguments, keywords, results, is_tuple = operation

@@ -4,6 +4,7 @@
 Transformers computes them; of many a wrong value it only warns, or it fails in the first forward.
 """
 
+import math
 from typing import Any
 
 # By kind, the fields that it can't do without.
@@ -21,6 +22,9 @@ POSITIVE = (
     *("beta_fast", "beta_slow", "partial_rotary_factor"),
 )
 AT_LEAST_1 = ("factor", "original_max_position_embeddings")
+ANY_NUMBER = ("mscale", "mscale_all_dim")
+# By kind, the field whose logarithm it divides by, which 1 has none of but 0.
+DIVIDES_BY_LOG = {"yarn": "rope_theta", "longrope": "original_max_position_embeddings"}
 PER_PAIR = ("short_factor", "long_factor")  # a number for each pair of features
 
 
@@ -51,6 +55,18 @@ def check_rope(rope_parameters: dict[str, Any] | None, head_dim: int) -> None:
             raise ValueError(
                 f"rope_parameters[{name!r}] must be a number of {needed}, got {value!r}"
             )
+        if value == math.inf:
+            raise ValueError(f"rope_parameters[{name!r}] must be finite, got {value!r}")
+    for name in ANY_NUMBER:
+        value = fields.get(name)
+        if value is not None and not (_is_number(value) and math.isfinite(value)):
+            raise ValueError(f"rope_parameters[{name!r}] must be a finite number, got {value!r}")
+    divisor = DIVIDES_BY_LOG.get(kind)
+    if divisor is not None and fields.get(divisor) == 1:
+        raise ValueError(
+            f"rope_parameters[{divisor!r}] must not be 1 with rope_type={kind!r}, which divides by "
+            f"its logarithm, got {fields[divisor]!r}"
+        )
     if kind == "llama3" and fields["high_freq_factor"] <= fields["low_freq_factor"]:
         raise ValueError(
             "rope_parameters['high_freq_factor'] must be more than low_freq_factor="

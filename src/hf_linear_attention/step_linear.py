@@ -13,6 +13,7 @@ from .checks import (
     check_log_decay,
     check_qkv,
     check_state,
+    to_dtype,
 )
 from .chunked_linear import chunked_step_
 from .feature_maps import POINTWISE
@@ -49,7 +50,7 @@ def step_compiled_(
         check_options(feature_map, eps)
     try:
         if log_decay is not None and log_decay.dtype is not kv.dtype:
-            log_decay = log_decay.to(kv.dtype)
+            log_decay = to_dtype(log_decay, kv.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)
         token = q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps

@@ -2,6 +2,7 @@
 """Caches as things that users own: kept in files, branched, and joined into batches."""
 
 import copy
+import json
 import os
 
 import pytest
@@ -9,7 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention import (
+    LinearAttentionCache,
+    LinearAttentionForCausalLM,
+    StaticLinearAttentionCache,
+)
+from hf_linear_attention.cache_files import FILE_FORMATS, read_file, write_file
 from hf_linear_attention.cache_layers import RecurrentLayer
 from new_python import run_python
 from tiny import (
@@ -205,6 +211,48 @@ def test_a_damaged_file_is_refused(saved):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged|not a whole|must be a file that"):
             LinearAttentionCache.load(path, model.config)
+
+
+def without(key):
+    return lambda x: {name: value for name, value in x.items() if name != key}
+
+
+def of_layers(change):
+    return lambda metadata: (
+        metadata | {"layers": json.dumps([change(x) for x in json.loads(metadata["layers"])])}
+    )
+
+
+CRAFTED = {  # what becomes of the metadata and of the tensors
+    "no config": (without("config"), None),
+    "no JSON": (lambda metadata: metadata | {"config": "{"}, None),
+    "a config that is none": (lambda metadata: metadata | {"config": "3"}, None),
+    "a config of wrong types": (lambda metadata: metadata | {"config": '{"mixer": 3}'}, None),
+    "an unknown mixer": (lambda metadata: metadata | {"config": '{"mixer": "none"}'}, None),
+    "no layers": (without("layers"), None),
+    "too few layers": (lambda metadata: metadata | {"layers": "[]"}, dict.clear),
+    "layers without a length": (of_layers(without("num_tokens")), None),
+    "a length that is no integer": (of_layers(lambda x: x | {"num_tokens": "5"}), None),
+    "no dtype": (of_layers(without("dtype")), None),
+    "a dtype that is none": (of_layers(lambda x: x | {"dtype": "nn"}), None),
+    "a layer that is not there": (None, lambda x: x.update({"layers.9.keys": torch.ones(1)})),
+    "a tensor of no layer": (None, lambda x: x.update({"keys": torch.ones(1)})),
+    "no keys": (None, lambda x: x.pop("layers.1.keys")),
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_a_whole_file_that_holds_something_else_is_refused(crafted, tmp_path):
+    path, config = tmp_path / "cache", tiny_config(**VARIANTS["hybrid"])
+    read(LinearAttentionForCausalLM(config), random_ids(1, 5))[1].save(path)
+    tensors, metadata = read_file(path, FILE_FORMATS, "")
+    of_metadata, of_tensors = CRAFTED[crafted]
+    if of_tensors is not None:
+        of_tensors(tensors)
+    write_file(path, tensors, metadata if of_metadata is None else of_metadata(metadata))
+    for dtype in (None, torch.float32):
+        with pytest.raises(ValueError, match=f"{path} must "):
+            LinearAttentionCache.load(path, config, dtype=dtype)
 
 
 def test_other_files_are_refused(saved, tmp_path):

@@ -1,9 +1,13 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What `python -m hf_linear_attention` says about the machine."""
 
+import re
+
 import pytest
 
 from hf_linear_attention.__main__ import cpu_limit, remote_code, threads
+from needs import needs_kernels
+from new_python import run_python
 
 V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
@@ -76,3 +80,23 @@ def test_a_folder_for_the_code_of_models_that_cannot_be_written_is_reported(tmp_
     (tmp_path / "of").write_text("a file, in which nobody can make a folder: as root, too")
     said = remote_code(folder)
     assert said.startswith(f"none: {folder} can't be written") and "HF_MODULES_CACHE" in said
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("HF_LINEAR_ATTENTION_CPU_ISA", "mmx", "=mmx, but this build has "),
+        ("HF_LINEAR_ATTENTION_KEPT_MB", "-1", " must be a number of megabytes .*, got -1"),
+    ],
+)
+def test_a_setting_that_compiled_code_refuses_is_reported(variable, value, why):
+    said = run_python("-m", "hf_linear_attention", **{variable: value}).stdout
+    assert re.search(f"  cpu +not here: {variable}{why}", said)
+    assert re.search(f"  cpu tensors +none: {variable}{why}", said)
+    assert re.search(f"  float32 +none: {variable}{why}", said)
+    assert re.search(f"  8 bits +none: {variable}{why}", said)
+    without = {"HF_LINEAR_ATTENTION_BACKEND": "chunked", variable: value}
+    said = run_python("-m", "hf_linear_attention", **without).stdout
+    assert re.search(r"  cpu tensors +chunked \(forced\)", said)
+    assert "  float32    torch's product" in said

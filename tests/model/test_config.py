@@ -32,6 +32,10 @@ def test_the_default_is_the_paper():
     [
         ({"feature_map": "elu"}, "feature_map .*'elu\\+1'.*'hedgehog'.*got 'elu'"),
         ({"feature_map_kwargs": {"m": 3}}, "feature_map_kwargs .*got 'm'"),
+        (
+            {"feature_map": "favor+", "feature_map_kwargs": {"num_features": True}},
+            r"feature_map_kwargs\['num_features'\] must be an integer of at least 1, got True",
+        ),
         ({"decay": "learned"}, "decay .*'retnet'.*got 'learned'"),
         ({"normalizer": "rms"}, "normalizer .*'rms_norm', 'gated_rms_norm', .*, got 'rms'"),
         ({"gate_act": "tanh"}, "gate_act .*'sigmoid', 'silu', got 'tanh'"),

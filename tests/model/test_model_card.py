@@ -110,6 +110,41 @@ def test_a_user_gives_the_licence_and_more(tmp_path):
     assert tiny_model().model_tags == ["linear-attention", "custom_code"]
 
 
+@pytest.mark.parametrize("metadata", [None, {}, {"tags": None, "license": None}])
+def test_none_says_nothing(metadata, tmp_path):
+    model = tiny_model()
+    model.card_metadata = metadata
+    model.save_pretrained(tmp_path)
+    header, _ = header_and_text(tmp_path / "README.md")
+    assert header["tags"] == ["linear-attention", "custom_code"] and "license" not in header
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"tags": "poems"}, r"card_metadata\['tags'\] must be a list of strings, got 'poems'"),
+        ({"tags": 3}, r"card_metadata\['tags'\] must be a list of strings, got 3"),
+        ({"tags": [None]}, r"card_metadata\['tags'\] must be a list of strings, got \[None\]"),
+        ("mit", "card_metadata must be a dict of fields by name, got 'mit'"),
+        ({3: 4}, "card_metadata must be a dict of fields by name, got {3: 4}"),
+    ],
+)
+def test_a_wrong_header_is_refused(metadata, message, tmp_path):
+    model = tiny_model()
+    model.card_metadata = metadata
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_stays(tmp_path):
+    readme = tmp_path / "model" / "README.md"
+    readme.parent.mkdir()
+    readme.symlink_to(tmp_path / "no" / "where")
+    tiny_model().save_pretrained(readme.parent)
+    assert readme.is_symlink() and not readme.exists()
+    assert (readme.parent / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("own", [OWN.encode(), "Größe".encode("latin-1")])
 def test_a_card_that_is_there_stays(own, tmp_path):
     (tmp_path / "README.md").write_bytes(own)

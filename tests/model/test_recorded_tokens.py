@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from hf_linear_attention import LinearAttentionCache, recorded_tokens
 from hf_linear_attention.feature_maps import FeatureMap
 from hf_linear_attention.mixer_linear import LinearAttention
+from hf_linear_attention.recorded_tokens import recorded_tokens_of
 from hf_linear_attention.recorder import Recorder
 from hf_linear_attention.rms_norm import RMSNorm
 from new_python import run_python
@@ -49,7 +50,7 @@ def uses(model):
     """Of the recordings of whole tokens, and of layers that follow each other, by the first, how
     often each was run.
     """
-    tables = {WHOLE: model.recorded_tokens, **dict(enumerate(model.model.recorded_tokens))}
+    tables = {WHOLE: recorded_tokens_of(model), **dict(enumerate(model.model.recorded_tokens))}
     return {k: [x.uses for x in v.recordings.values()] for k, v in tables.items() if v.recordings}
 
 
@@ -353,7 +354,7 @@ def test_a_tensor_may_be_token_and_position_at_once():
         return read(model, torch.tensor([[7]]), cache)
 
     assert torch.equal(with_one_tensor(), without_recordings(with_one_tensor)())
-    assert uses(model) == {WHOLE: [3]}
+    assert uses(model) == {WHOLE: [2, 0]}
 
 
 def test_inference_mode_comes_and_goes(by_modules):
@@ -507,10 +508,10 @@ def test_recordings_are_few_and_none_where_they_are_in_vain(monkeypatch):
     for rows in range(1, 7):  # none is remembered until it comes again
         answers(model, random_ids(rows, 5))
     assert uses(model) == {}
-    assert len(model.recorded_tokens.seen) == 4
+    assert len(recorded_tokens_of(model).seen) == 4
     answers(model, random_ids(6, 5))
     assert uses(model) == {WHOLE: [1]}
-    assert len(model.recorded_tokens.seen) == 3
+    assert len(recorded_tokens_of(model).seen) == 3
 
 
 def test_weights_of_before_are_not_kept():
@@ -525,6 +526,22 @@ def test_weights_of_before_are_not_kept():
     assert uses(model) == {WHOLE: [2]}
     gc.collect()
     assert before() is None
+
+
+@pytest.mark.parametrize("variant", ["paper", "hybrid"])
+def test_a_model_that_is_let_go_is_freed_at_once(variant):
+    """Its weights, too, though its recordings are of them."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = tiny_model(**VARIANTS[variant])
+        answers(model, random_ids(1, 6))
+        assert uses(model)
+        kept = [weakref.ref(x) for x in (model, model.model, model.lm_head.weight)]
+        del model
+        assert [x() for x in kept] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_cache_of_another_model_is_refused_after_a_recording():

@@ -267,6 +267,27 @@ WRONG = {
     "text": ({"rope_type": "linear", "factor": "4"}, r"\['factor'\] must be a number"),
     "true": ({"rope_type": "linear", "factor": True}, r"\['factor'\] must be a number"),
     "theta": ({"rope_theta": -1.0}, r"\['rope_theta'\] must be a number of more than 0, got -1.0"),
+    "theta_1": (
+        {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0},
+        r"\['rope_theta'\] must not be 1 with rope_type='yarn'.*got 1.0",
+    ),
+    "length_1": (
+        {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 1,
+            "short_factor": [1.0] * 4,
+            "long_factor": [2.0] * 4,
+        },
+        r"\['original_max_position_embeddings'\] must not be 1 with rope_type='longrope'.*got 1",
+    ),
+    "infinite": (
+        {"rope_type": "yarn", "factor": float("inf")},
+        r"\['factor'\] must be finite, got inf",
+    ),
+    "text_in_mscale": (
+        {"rope_type": "yarn", "factor": 2.0, "mscale": "1", "mscale_all_dim": 1.0},
+        r"\['mscale'\] must be a finite number, got '1'",
+    ),
     "zero": (
         {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 0, "high_freq_factor": 4.0},
         r"\['low_freq_factor'\] must be a number of more than 0, got 0",

@@ -525,6 +525,18 @@ def test_a_wrong_argument_of_a_step_is_named(name, backend):
 
 
 @every_backend
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", ["beta", "log_decay"])
+def test_a_step_refuses_what_is_no_float(name, dtype, backend):
+    inputs = one_token(RuleCase())
+    inputs["state"] = torch.zeros(2, 2, 7, 5, dtype=torch.float64)
+    inputs[name] = torch.zeros(2, 2, dtype=dtype)
+    with pytest.raises(ValueError, match=f"{name} must be float32, .*got {dtype}"):
+        delta_rule_step_(**inputs, backend=backend)
+    assert not inputs["state"].any()
+
+
+@every_backend
 def test_a_write_strength_of_another_shape_is_named(backend):
     inputs = make_inputs(RuleCase(op="linear_attention", T=6))
     inputs["write_strength"] = inputs["write_strength"][:, :5]

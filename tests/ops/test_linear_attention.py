@@ -908,6 +908,14 @@ WRONG_STEP = {
     ),
     "z for nothing": (lambda inputs: inputs | {"normalize": False}, "state.z must be None with"),
     "decay shape": (changed("log_decay", lambda g: g[:, :1]), "log_decay must have shape"),
+    "decay dtype": (
+        changed("log_decay", lambda g: g.int()),
+        "log_decay must be float32, .*got torch.int32",
+    ),
+    "complex decay": (
+        changed("log_decay", lambda g: g + 0j),
+        "log_decay must be float32, .*got torch.complex64",
+    ),
     "decay sign": (changed("log_decay", lambda g: -g), "log_decay must be at most 0, got 0"),
     "mask shape": (
         lambda inputs: inputs | {"key_mask": torch.ones(3, dtype=torch.bool)},

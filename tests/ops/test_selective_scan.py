@@ -584,6 +584,11 @@ WRONG = {
     ),
     "dt shape": (changed("dt", lambda x: x[:, 1:]), r"dt must have shape \(2, 21, 19\), got"),
     "dt dtype": (changed("dt", lambda x: x.int()), "dt must be float32, .*got torch.int32"),
+    "complex dt": (
+        changed("dt", lambda x: x + 0j),
+        "dt must be float32, .*got torch.complex64",
+    ),
+    "complex A": (changed("A", lambda x: x + 0j), "A must be float32, .*got torch.complex64"),
     "dt sign": (changed("dt", lambda x: x - 9), "dt must be at least 0, got -"),
     "A shape": (changed("A", lambda x: x.t()), r"A must have shape \(19, N\), .*got \(5, 19\)"),
     "A sign": (changed("A", lambda x: -x), "A must be at most 0, got "),
@@ -647,6 +652,18 @@ def test_a_wrong_argument_of_a_step_is_named(name, backend):
     change, message = WRONG_STEPS[name]
     with pytest.raises(ValueError, match=message):
         selective_scan_step_(**token | {name: change(token[name])}, backend=backend)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", ["dt", "A", "D"])
+def test_a_step_refuses_what_is_no_float(name, dtype, backend):
+    token = random_token()
+    token[name] = torch.zeros_like(token[name], dtype=dtype)
+    before = token["state"].clone()
+    with pytest.raises(ValueError, match=f"{name} must be float32, .*got {dtype}"):
+        selective_scan_step_(**token, backend=backend)
+    assert torch.equal(token["state"], before)
 
 
 WRONG_FOR_THE_OP = {

@@ -239,6 +239,16 @@ def is_something_else(path):
     path.write_text("not a snapshot")
 
 
+def lacks_its_length(path):
+    tensors, metadata = read_file(path, [FILE_FORMAT], "")
+    write_file(path, tensors, {name: x for name, x in metadata.items() if name != "stop"})
+
+
+def is_of_no_token(path):
+    tensors, metadata = read_file(path, [FILE_FORMAT], "")
+    write_file(path, tensors, {**metadata, "start": metadata["stop"]})
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -247,6 +257,8 @@ def is_something_else(path):
         (is_another_model_s, "of another model or prompt"),
         (is_another_prompt_s, "of another model or prompt"),
         (is_something_else, "not a whole safetensors file"),
+        (lacks_its_length, "has no ['stop']"),
+        (is_of_no_token, "must be of some tokens"),
     ],
 )
 def test_a_file_that_is_not_what_was_written_is_not_used(damage, why, models, tmp_path, caplog):

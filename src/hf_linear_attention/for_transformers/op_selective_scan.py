@@ -19,6 +19,7 @@ from ..checks import (
     check_state,
     is_readable,
     needs_grad,
+    to_dtype,
 )
 from ..state_indices import (
     check_state_indices,
@@ -119,7 +120,7 @@ def selective_scan_step_(
     Args:
         x, dt: (batch, channels).
         B, C: (batch, N).
-        state: (batch, channels, N), of any strides.
+        state: (batch, channels, N), of any strides. No other argument may share memory with it.
         key_mask: (batch,).
         state_indices: (batch,) int32, the slot of `state` for each row, as in
             `linear_attention_step_`.
@@ -175,20 +176,20 @@ def _check_tensors(
         if tensor.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
     key_mask = check_key_mask(key_mask, x, "x", features=1)
+    of_sums = (
+        check_per_token("dt", dt, x, tuple(x.shape), of="x"),
+        check_per_token("A", A, x, tuple(A.shape), of="x"),
+        None if D is None else check_per_token("D", D, x, (channels,), of="x"),
+    )
     if is_readable(A) and (A.detach() > 0).any():
         raise ValueError(f"A must be at most 0, got {A.max().item()}")
-    if is_readable(dt) and dt.shape == x.shape:
+    if is_readable(dt):
         real = dt.detach()
         if key_mask is not None:
             real = torch.where(behind(key_mask, real), real, 0)
         if real.numel() > 0 and (least := real.min().item()) < 0:
             raise ValueError(f"dt must be at least 0, got {least}")
-    return (
-        check_per_token("dt", dt, x, tuple(x.shape), of="x"),
-        check_per_token("A", A, x, tuple(A.shape), of="x"),
-        None if D is None else check_per_token("D", D, x, (channels,), of="x"),
-        key_mask,
-    )
+    return *of_sums, key_mask
 
 
 def _check_step(
@@ -237,8 +238,9 @@ def _step_compiled_(
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, x, "x", features=1)
         dtype = state.dtype
-        of_sums = dt.to(dtype), A.to(dtype), None if D is None else D.to(dtype)
-        token = x, of_sums[0], of_sums[1], B, C, of_sums[2], key_mask, state
+        dt_, A_ = to_dtype(dt, dtype), to_dtype(A, dtype)
+        D_ = None if D is None else to_dtype(D, dtype)
+        token = x, dt_, A_, B, C, D_, key_mask, state
         if state_indices is None:
             return _native_step_(*token)
         return _native_step_on_slots_(*token, state_indices)

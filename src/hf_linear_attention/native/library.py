@@ -74,6 +74,18 @@ def cpu_instruction_sets_built() -> list[str]:
     return _library.hfla_cpu_instruction_sets_built().decode().split(", ")
 
 
+def why_no_op_runs() -> str | None:
+    """Which variable of the environment has a value that every op on the CPU refuses, and how; None
+    where they run.
+    """
+    x = torch.ones(1)
+    try:
+        ops.rms_norm.default(x[None], x, 0.0)
+    except RuntimeError as error:
+        return str(error).removeprefix("hf_linear_attention::rms_norm: ")
+    return None
+
+
 def kept_bytes() -> int:
     """How much memory of earlier results on the CPU is kept for the next ones, no tensor on it.
 

@@ -36,7 +36,8 @@ def int8_linear(
 
     Returns:
         y (..., out) of x's dtype. W, sums, and x but for `rounds_x` are float32, and sums are
-        rounded once.
+        rounded once. Zero points are multiplied by sums of x: with them, infinity in x may make NaN
+        of what W would make infinity of.
 
     Raises:
         RuntimeError: an argument is wrong, or a gradient would be needed; it says which and how.
@@ -61,7 +62,8 @@ def int4_linear(
         scale: (groups, out), one for each group of consecutive inputs, an even number of them;
             float32, bfloat16 or float16, of any strides. Multiples of 32 are fast.
         zero_point: of scale's shape, of a dtype of scales; None is 0.
-        x, bias, rounds_x: as of `int8_linear`, and so are results and errors.
+        x, bias, rounds_x: as of `int8_linear`, and so are results and errors; infinity is as with
+            zero points there, also without any.
     """
     _refuse_gradients(x, bias)
     return _int4_linear(x.contiguous(), weight, scale, zero_point, bias, rounds_x)

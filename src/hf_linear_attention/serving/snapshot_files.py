@@ -26,6 +26,7 @@ from .snapshots import Snapshot
 logger = logging.getLogger(__name__)
 
 FILE_FORMAT = "hf-linear-attention prompt 1"
+FIELDS = ("model", "key", "parent", "start", "stop")
 WRITING_TAKES = 3600  # seconds at the very most
 # fields of a config that say where a model is from, or what is known of it otherwise
 ORIGIN = {"_name_or_path", "architectures", "auto_map", "dtype", "transformers_version"}
@@ -84,10 +85,17 @@ class SnapshotFiles:
 
     def _read(self, path: Path, memory: RequestMemory) -> Snapshot:
         tensors, metadata = read_file(path, [FILE_FORMAT], "continuous batching")
+        missing = [name for name in FIELDS if name not in metadata]
+        if missing:
+            raise ValueError(f"{path} has no {missing}, which continuous batching writes")
         if (metadata["model"], metadata["key"]) != (self.model, path.stem):
             raise ValueError(f"{path} is of another model or prompt than its place says")
         key, parent = (bytes.fromhex(metadata[name]) for name in ("key", "parent"))
         start, stop = int(metadata["start"]), int(metadata["stop"])
+        if not 0 <= start < stop:
+            raise ValueError(
+                f"{path} must be of some tokens, and is of those from {start} to {stop}"
+            )
         if not memory.fits(start, stop, tensors):
             raise ValueError(f"{path} has other tensors than this model keeps of a prompt")
         if memory.has_nan(tensors):  # written before that was looked for
