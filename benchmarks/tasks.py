@@ -300,7 +300,7 @@ def read_text(task: Text) -> tuple[Tensor, Tensor, Tensor]:
     if len(tokenizer) > task.vocab_size:
         raise ValueError(f"vocab_size must be at least {len(tokenizer)}, got {task.vocab_size}")
     rows = [
-        torch.tensor(pack(part, tokenizer, task.length + 1)["input_ids"])
+        torch.tensor(pack(part, tokenizer, task.length + 1)["input_ids"][:])
         for part in (train, held_out)
     ]
     return rows[0], rows[1], torch.tensor(bytes_per_token(tokenizer))

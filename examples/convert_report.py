@@ -94,7 +94,7 @@ class HeldOut:
 def hold_out(
     documents: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int, questions: int
 ) -> HeldOut:
-    blocks = torch.tensor(pack(documents, tokenizer, block_size)["input_ids"])
+    blocks = torch.tensor(pack(documents, tokenizer, block_size)["input_ids"][:])
     texts = tokenizer.batch_decode(
         blocks[:, 1:], skip_special_tokens=True, clean_up_tokenization_spaces=False
     )

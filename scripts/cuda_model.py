@@ -264,14 +264,17 @@ def floor(size: tuple[int, ...], dtype: str, passes: Iterable[str], gpu: Gpu) ->
 
 
 def build_plan(directory: Path, op: str, dtypes: Iterable[str]) -> Path:
-    """cuda_plan.cpp as a program, with an op's kernels, whose addresses nm prints."""
+    """cuda_plan.cpp as a program, with an op's kernels, whose addresses nm prints. What the
+    directory has of the objects is not compiled again.
+    """
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     flags = ["-std=c++17", "-O1", "-fno-pie", "-fsanitize=thread", f"-I{CSRC}"]
     kernels = [CSRC / "cuda" / op / f"{SOURCES[dtype]}.cu" for dtype in dtypes]
     objects = []
     for source in [*kernels, CSRC / "cuda" / "kernels.cpp", ROOT / "scripts" / "cuda_plan.cpp"]:
         target = directory / f"{source.parent.name}-{source.name}.o"
-        subprocess.run([*compiler, *flags, "-x", "c++", "-c", source, "-o", target], check=True)
+        if not target.exists():
+            subprocess.run([*compiler, *flags, "-x", "c++", "-c", source, "-o", target], check=True)
         objects.append(target)
     program = directory / "cuda_plan"
     # Kernels of other dtypes and ops are not there, and not called.

@@ -3,6 +3,7 @@
 
     python scripts/cuda_report.py                 # every architecture
     python scripts/cuda_report.py sm_90          # some
+    python scripts/cuda_report.py --dtypes bf16  # of some dtypes
     python scripts/cuda_report.py --keep cubins  # leaves what it compiled there, for cuda_sass.py
 
 Ends with an error if a kernel doesn't compile or spills registers.
@@ -133,12 +134,15 @@ def shared_memory(names: list[str]) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("architectures", nargs="*", default=ARCHITECTURES)
+    parser.add_argument("--dtypes", nargs="+", help="names of files: f32, bf16, f16")
     parser.add_argument("--keep", type=Path, help="a directory for the compiled files")
     options = parser.parse_args()
     nvcc = find_nvcc()
     if nvcc is None:
         raise SystemExit("nvcc is neither on PATH nor in CUDA_HOME")
     sources = sorted((CSRC / "cuda").rglob("*.cu"))
+    if options.dtypes is not None:
+        sources = [source for source in sources if source.stem in options.dtypes]
     jobs = [(source, name) for name in options.architectures for source in sources]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
         directory = options.keep or Path(temporary)

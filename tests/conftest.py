@@ -9,9 +9,10 @@ import torch
 from hf_linear_attention import inputs, linear, quantized, recorded_tokens, rms_norm
 from hf_linear_attention.for_transformers import experts
 
-# These start compilers, servers and training: begun last, one of them would keep one process busy
-# while the others have nothing to do.
-SLOW_FOLDERS = ("native", "training", "clients", "docs", "benchmarks")
+# These start compilers, servers and training, or run others' tests again: begun last, one of them
+# would keep one process busy while the others have nothing to do.
+SLOW_FOLDERS = {"native", "training", "clients", "docs", "benchmarks", "experiments"}
+SLOW_FILES = {"test_instruction_sets.py", "test_compile.py"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,7 +25,7 @@ def what_stays_is_not_looked_through():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.parent.name not in SLOW_FOLDERS)
+    items.sort(key=lambda item: (SLOW_FOLDERS | SLOW_FILES).isdisjoint(item.path.parts[-2:]))
 
 
 @pytest.fixture(autouse=True)

@@ -27,13 +27,16 @@ const char* cuda_error_text(int) {
   return driver_error() ? driver_error() : cuda::emulator::machine().error.c_str();
 }
 
-// The order of threads is the emulator's, or that of a number (emulator.h); and the wait for copies
-// in a line may be left out.
+// The order of threads is the emulator's, or that of a number (emulator.h); the wait for copies in a
+// line may be left out; and so may all that is launched, where only shapes are looked at.
 CudaContext::CudaContext(int32_t) : guard_(nullptr), stream_(nullptr) {
   const char* const schedule = std::getenv("EMULATED_SCHEDULE");
   if (schedule) cuda::emulator::machine().schedule = unsigned(std::atoi(schedule));
   const char* const missing_wait = std::getenv("EMULATED_MISSING_WAIT");
   if (missing_wait) cuda::emulator::machine().missing_wait = std::atoi(missing_wait);
+  if (std::getenv("EMULATED_LAUNCHES")) {
+    cuda::emulator::machine().on_launch = [](int64_t, int, int64_t) { return false; };
+  }
 }
 CudaContext::~CudaContext() {}
 

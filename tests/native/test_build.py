@@ -311,7 +311,7 @@ def includers(csrc, header):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "header", ["cpu/dense/quantized_values.h", "cpu/delta_rule/kernels.h", "torch/sequences.h"]
+    "header", ["cpu/dense/quantized_values.h", "cpu/selective_scan/kernels.h", "torch/sequences.h"]
 )
 def test_a_header_that_changed_is_compiled_into_what_includes_it_and_nothing_else(
     header, native_wheel, unpacked_sdist, tmp_path

@@ -7,23 +7,19 @@ a fault that is planted for it.
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-CSRC = ROOT / "csrc"
+from emulated_kernels import CSRC, CXX, WITH_CHECKS, compiled_kernels
+
 SOURCES = Path(__file__).parent / "checked"
 OPS = ["linear_attention", "delta_rule"]  # of which checked/*_cases.h has calls
-CXX = shlex.split(os.environ.get("CXX", "c++"))
 if not shutil.which(CXX[0]):
     pytest.skip("there is no C++ compiler", allow_module_level=True)
 
-FLAGS = ["-std=c++17", "-O1", "-fsanitize=thread,alignment", f"-I{CSRC}"]
 OPTIONS = {  # every race is reported, however alike, and none explained: that would take long
     "TSAN_OPTIONS": "suppress_equal_stacks=0:suppress_equal_addresses=0:symbolize=0:exitcode=0",
     "UBSAN_OPTIONS": "print_stacktrace=0",
@@ -43,7 +39,7 @@ def run(*command: object) -> subprocess.CompletedProcess:
 
 
 def compile_with_checks(*arguments: object) -> subprocess.CompletedProcess:
-    return run(*CXX, *FLAGS, *arguments)
+    return run(*CXX, *WITH_CHECKS, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +64,16 @@ def checked(start, tmp_path_factory):
     """Calls the program with the emulated kernels (checked/checked.cpp)."""
     directory = tmp_path_factory.mktemp("checked")
     sources = [SOURCES / "checked.cpp", CSRC / "cuda" / "kernels.cpp"]
-    sources += [CSRC / "cuda" / op / f"{dtype}.cu" for op in OPS for dtype in ("f32", "bf16")]
-
-    def compile_one(source: Path) -> Path:
-        target = directory / f"{source.parent.name}-{source.name}.o"
-        result = compile_with_checks("-c", "-x", "c++", source, "-o", target)
-        assert result.returncode == 0, result.stderr
-        return target
-
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, sources))
+    objects = [
+        kernels
+        for op in OPS
+        for kernels in compiled_kernels(tmp_path_factory, WITH_CHECKS, op, ("f32", "bf16"))
+    ]
     program = directory / "checked"
     # float16 is left to `make sanitize`: its kernels are not there, and
     # not called. Nor are those of other ops.
     linked = compile_with_checks(
-        *objects, "-Wl,--unresolved-symbols=ignore-in-object-files", "-o", program
+        *sources, *objects, "-Wl,--unresolved-symbols=ignore-in-object-files", "-o", program
     )
     assert linked.returncode == 0, linked.stderr
     return lambda *arguments: run(*start, program, *arguments)

@@ -2,11 +2,14 @@
 """The model of CUDA kernels' times: what it reads of code and launchers, and how it counts."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+
+from emulated_kernels import WITH_CHECKS, compiled_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -180,11 +183,19 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+def build_plan(tmp_path_factory, op):
+    """With the kernels in bfloat16 that are compiled for test_cuda_checked.py."""
+    directory = tmp_path_factory.mktemp("plan")
+    [kernels] = compiled_kernels(tmp_path_factory, WITH_CHECKS, op, ("bf16",))
+    os.link(kernels, directory / kernels.name)
+    return cuda_model.build_plan(directory, op, ["bfloat16"])
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """The launches of a pass of linear attention, of a size, with so many multiprocessors."""
     op = "linear_attention"
-    program = cuda_model.build_plan(tmp_path_factory.mktemp("plan"), op, ["bfloat16"])
+    program = build_plan(tmp_path_factory, op)
     return lambda *which: cuda_model.plan(program, op, "bfloat16", *which, 227 << 10)
 
 
@@ -217,9 +228,9 @@ def test_backward_s_first_walk_has_the_states_of_forward_s_pieces(plan):
 
 
 @needs_compiler
-def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path):
+def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path_factory):
     op = "delta_rule"
-    program = cuda_model.build_plan(tmp_path, op, ["bfloat16"])
+    program = build_plan(tmp_path_factory, op)
     B, H, T = 1, 4, 640
     for D, multiprocessors, columns, of_prepare, of_walk in (
         (32, 2, 32, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 32>"),

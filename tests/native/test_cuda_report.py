@@ -67,9 +67,11 @@ def test_a_report_is_made_of_what_any_compiler_prints(tmp_path):
     assert result.returncode != 0 and "a kernel spills registers" in result.stderr
 
 
-# On the oldest and the newest architecture, since each takes a minute; the script alone does all.
-# PTX has no registers yet; that it compiles, the wheel of test_build.py shows.
+# On the oldest and the newest architecture, since each takes minutes, and of the dtypes each once
+# but bfloat16, whose machine code is looked at; the script alone does all. PTX has no registers
+# yet; that it compiles, the wheel of test_build.py shows.
 OLDEST, *_, NEWEST = [name for name in ARCHITECTURES if name.startswith("sm_")]
+DTYPES = {OLDEST: ("f32", "bf16"), NEWEST: ("bf16", "f16")}
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 needs_disassembler = pytest.mark.skipif(
     find_nvcc() is None or cuda_sass.find_disassembler() is None, reason="needs nvcc and nvdisasm"
@@ -78,18 +80,23 @@ needs_disassembler = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """What the report says of all kernels, and the folder with them: compiled once."""
+    """What the reports say of the kernels, and the folder with them: compiled once."""
     directory = tmp_path_factory.mktemp("cubins")
-    command = [sys.executable, SCRIPT, "--keep", directory, OLDEST, NEWEST]
-    return subprocess.run(command, capture_output=True, text=True), directory
+    reports = []
+    for architecture, dtypes in DTYPES.items():
+        command = [sys.executable, SCRIPT, architecture, "--keep", directory, "--dtypes", *dtypes]
+        reports.append(subprocess.run(command, capture_output=True, text=True))
+    return reports, directory
 
 
 @needs_nvcc
 def test_all_kernels_compile_without_spills(compiled):
-    result, _ = compiled
-    assert result.returncode == 0, result.stdout + result.stderr
-    for name in (OLDEST, NEWEST):
-        assert re.search(rf"^{name} .* walk_kernel", result.stdout, re.M)
+    reports, _ = compiled
+    for (name, dtypes), report in zip(DTYPES.items(), reports, strict=True):
+        assert report.returncode == 0, report.stdout + report.stderr
+        for dtype in dtypes:
+            kernel = {"f32": "float", "bf16": "BFloat16", "f16": "__half"}[dtype]
+            assert re.search(rf"^{name} .* walk_kernel<{kernel},", report.stdout, re.M)
 
 
 # ---- the machine code ----

@@ -3,9 +3,11 @@
 
 Tests that are marked `kernel_numbers` hold kernels against the reference over sizes, dtypes and
 extremes. For each of the other instruction sets they run again, in one process that is made to use
-it.
+it; but not on kernels that are another set's, or base's for doubles, which have been held against
+the reference there.
 """
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -24,28 +26,60 @@ ACTIVE = (
 CPUINFO = Path("/proc/cpuinfo")
 OTHERS = sorted(set(cpu_instruction_sets_built()) - {cpu_instruction_set()})
 
+# Of each set that has all kernels but some from another: that one, and which are its own.
+DISPATCH = Path(__file__).parents[2] / "csrc" / "cpu" / "dispatch.cpp"
+SHARING = {
+    name: (other, re.findall(rf"kernels\.(\w+) = {name}::\1;", body))
+    for name, other, body in re.findall(
+        r"CpuKernels (\w+)_kernels\(\) {\n"
+        r"  CpuKernels kernels = (\w+?)(?:_kernels\(\)|::kernels);\n(.*?)^}",
+        DISPATCH.read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+}
+
+
+@functools.cache
+def run_forced(name):
+    """A process that is made to use this set, and prints which it uses."""
+    return run_python("-c", ACTIVE, **{FORCE: name})
+
+
+def with_those_it_shares_with(name):
+    return {name} | (with_those_it_shares_with(SHARING[name][0]) if name in SHARING else set())
+
+
+def test_sets_that_share_kernels_have_products_of_their_own_and_nothing_else():
+    """So that tests of products are those of what is not shared."""
+    assert set(SHARING) == {"avx512_vnni", "avx512_bf16", "amx"}
+    for _, own in SHARING.values():
+        assert own and all(kernel.endswith("linear") for kernel in own)
+    changed = [kernel for _, own in SHARING.values() for kernel in ("instruction_set", *own)]
+    assert sorted(re.findall(r"^  kernels\.(\w+) =", DISPATCH.read_text(), re.M)) == sorted(changed)
+
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_numbers_are_the_reference_s_on_every_instruction_set(name):
-    active = run_python("-c", ACTIVE, **{FORCE: name})
+    active = run_forced(name)
     if "this CPU can't run it" in active.stderr:
         return
     assert active.stdout.strip() == name, active.stderr
     here = sorted(Path(__file__).parent.glob("test_*.py"))
     files = [path for path in here if MARK in path.read_text()]
+    chosen = "not chunked and not torch.float64"
+    if name in SHARING or name in with_those_it_shares_with(cpu_instruction_set()):
+        chosen += " and linear"
     result = run_python(
-        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files),
-        *("-m", MARK, "-k", "not chunked"),
+        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-m", MARK, "-k", chosen),
         timeout=3000,
         **{FORCE: name},
     )
     assert result.returncode == 0, result.stdout
+    assert re.search(r"\b[1-9]\d\d+ passed", result.stdout), result.stdout
 
 
 def test_the_best_that_runs_here_is_used_where_none_is_forced():
-    runs = {
-        name: run_python("-c", ACTIVE, **{FORCE: name}) for name in cpu_instruction_sets_built()
-    }
+    runs = {name: run_forced(name) for name in cpu_instruction_sets_built()}
     can_run = [name for name, active in runs.items() if active.returncode == 0]  # best first
     # On other vendors' processors its instruction is slow.
     is_amds = CPUINFO.exists() and "AuthenticAMD" in CPUINFO.read_text()
@@ -71,8 +105,7 @@ NEEDS = {
 @pytest.mark.parametrize("name", sorted(NEEDS.keys() & set(cpu_instruction_sets_built())))
 def test_an_instruction_set_runs_where_the_cpu_has_it_and_nowhere_else(name):
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
-    runs = run_python("-c", ACTIVE, **{FORCE: name}).returncode == 0
-    assert runs == (NEEDS[name] <= set(flags[1].split()))
+    assert (run_forced(name).returncode == 0) == (NEEDS[name] <= set(flags[1].split()))
 
 
 DOUBLES = """

@@ -154,7 +154,7 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   // Kernels of their own; of forward's, with and without errors to keep; of backward's, with rows
   // of gradients that heads share and that they don't.
   for (const int64_t K : {64, 128}) {
-    DeltaRule known{dtype, kMany, 150, K, 112, 1, 1};
+    DeltaRule known{dtype, kMany, 150, K, kAll ? 112 : 48, 1, 1};
     known.mask = false;
     add("delta rule that is known", K == 64, known);
     known.T = 70, known.V = 48, known.keep_errors = known.backward = false;
