@@ -326,9 +326,9 @@ def _step_compiled_(
 ) -> Tensor:
     # This runs once per layer and token: what the kernel refuses is explained only afterwards.
     try:
-        if beta is not None and beta.dtype is not state.dtype:
+        if beta is not None:
             beta = to_dtype(beta, state.dtype)
-        if log_decay is not None and log_decay.dtype is not state.dtype:
+        if log_decay is not None:
             log_decay = to_dtype(log_decay, state.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)

@@ -49,7 +49,7 @@ def step_compiled_(
     if not eps >= 0:  # the kernel takes any
         check_options(feature_map, eps)
     try:
-        if log_decay is not None and log_decay.dtype is not kv.dtype:
+        if log_decay is not None:
             log_decay = to_dtype(log_decay, kv.dtype)
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)

@@ -225,6 +225,20 @@ def test_a_mask_for_each_query_stays(model_type, sequences):
     torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
 
 
+def test_a_mask_for_each_query_stays_in_a_graph(sequences):
+    model = tiny_upstream("qwen3_5_text")
+    use_kernels(model)
+    row, numbers = torch.cat(sequences)[None], told_by_numbers(4)["seq_idx"]
+    is_seen = (numbers[:, :, None] == numbers[:, None]).tril()[:, None]
+    told = {**told_by_bounds(4), **told_by_positions(4), "use_cache": False}
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        want = model(row, **told).logits
+        y = compiled(row, attention_mask=is_seen, **told).logits
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba"])
 def test_undone_nothing_is_left_on_a_base_model(model_type):
     model = tiny_upstream(model_type)

@@ -159,8 +159,9 @@ def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, 
     if is_told or is_one_of(model, (*HAND_ON_A_MASK, *MASK_WITHOUT_POSITIONS)):
         _refuse_in_a_graph(name)
     given = _by_name(model, args, kwargs)
-    is_by_positions = given.get("position_ids") is not None and given.get("attention_mask") is None
-    if _attends(model) and not is_by_positions:
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    is_by_positions = mask is None and positions is not None
+    if _attends(model) and not (is_by_positions or _is_for_each_query(mask)):
         _refuse_in_a_graph(name, " unless position_ids begin again, and without an attention_mask")
 
 
@@ -181,7 +182,7 @@ def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: T
     """
     name, (B, T) = type(model).__name__, _batch_and_time(given)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
+    if _is_for_each_query(mask):
         return
     if mask is not None:
         if mask.shape != (B, T) or _has_padding_before_tokens(mask, bounds):
@@ -203,6 +204,11 @@ def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: T
             f"{name}: leave them out, or let them count from 0 in each (beside three axes of "
             "images the first of four)"
         )
+
+
+def _is_for_each_query(mask: Any) -> bool:
+    """Whether a mask, or a dict of them, is of queries and keys, and not of tokens (B, T)."""
+    return mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2)
 
 
 def _of_text(positions: Tensor) -> Tensor | None:
@@ -295,7 +301,7 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
         "past_key_values": None,
         "position_ids": kwargs["position_ids"],
     }
-    of_tokens = None if given is None or given.dim() != 2 else given
+    of_tokens = None if _is_for_each_query(given) else given
     masks = {"full_attention": create_causal_mask(**options), "linear_attention": of_tokens}
     if getattr(model.config, "sliding_window", None) is not None:
         masks["sliding_attention"] = create_sliding_window_causal_mask(**options)
