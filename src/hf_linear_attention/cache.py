@@ -29,6 +29,7 @@ from .cache_layers import (
     layer_classes,
 )
 from .cache_rows import join_layers, layer_of_rows, read_masks, rows_of
+from .releases import CACHE
 
 NEEDS_CONFIG = (
     "must be one that its model has read with, which gives it the model's config, "
@@ -153,7 +154,8 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
     sliding layers for softmax attention. Transformers and its clients branch on DynamicCache: on
     what grows and can be cropped.
 
-    `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`.
+    `generate()` makes it by itself. Made by hand, it is passed as `past_key_values`, or `cache`, as
+    Transformers calls it since 5.24.
 
     Args:
         config: of the model; decides on the layers. Or what iterating over caches yields, by which
@@ -313,7 +315,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     if isinstance(cache, EncoderDecoderCache):
         return cache_for_model(cache.self_attention_cache, config)
     if not isinstance(cache, Cache):
-        raise ValueError(f"past_key_values must be a Cache, got {type(cache).__name__}")
+        raise ValueError(f"{CACHE} must be a Cache, got {type(cache).__name__}")
     classes = [type(layer) for layer in cache.layers]
     if classes in (layer_classes(config), layer_classes(config, is_static=True)):
         theirs = getattr(cache, "config", config)
@@ -336,7 +338,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     has_read = any(_has_read(layer) for layer in cache.layers)
     if type(cache) not in (DynamicCache, StaticCache) or has_read:
         raise ValueError(
-            "past_key_values must be a LinearAttentionCache or StaticLinearAttentionCache made for "
+            f"{CACHE} must be a LinearAttentionCache or StaticLinearAttentionCache made for "
             "this model, or a DynamicCache, StaticCache or bounded cache that has read nothing, "
             f"got {cache}"
         )
@@ -346,7 +348,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
         softmax_types = set(config.active_layer_types) - {"linear_attention"}
         if softmax_types == {"sliding_attention"} and max_cache_len >= config.sliding_window:
             raise ValueError(
-                "past_key_values must be a StaticLinearAttentionCache(config, max_cache_len) for a "
+                f"{CACHE} must be a StaticLinearAttentionCache(config, max_cache_len) for a "
                 "model whose softmax layers all have a sliding window, got a StaticCache, which "
                 f"knows nothing longer than that window of {config.sliding_window}"
             )

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from .cache_rows import dtype_name, fill, named_tensors
 from .checks import DTYPES
+from .releases import CACHE
 
 # The second is that of joined caches, which the first version of the package could not read.
 FILE_FORMATS = ("hf-linear-attention cache 1", "hf-linear-attention cache 2")
@@ -126,7 +127,7 @@ def check_same_state(made_for: PreTrainedConfig, config: PreTrainedConfig) -> No
     other = [name for name in OF_THE_STATE if theirs.get(name) != ours.get(name)]
     if other:
         raise ValueError(
-            "past_key_values must be made for this model, with "
+            f"{CACHE} must be made for this model, with "
             + ", ".join(f"{name}={ours[name]!r}" for name in other)
             + ", got a cache of one with "
             + ", ".join(f"{name}={theirs[name]!r}" for name in other)

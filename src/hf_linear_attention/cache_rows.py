@@ -23,7 +23,11 @@ KINDS: tuple[type[CacheLayerMixin], ...] = (
 
 
 def dtype_name(layer: CacheLayerMixin) -> str:
-    return str(layer.dtype).removeprefix("torch.") if layer.get_seq_length() > 0 else ""
+    """The dtype of what a layer keeps for its model; "" before the first token."""
+    if layer.get_seq_length() == 0:
+        return ""
+    dtype = layer.dtype if isinstance(layer, RecurrentLayer) else layer.keys.dtype
+    return str(dtype).removeprefix("torch.")
 
 
 def named_tensors(layer: CacheLayerMixin, sliding_window: int | None) -> dict[str, Tensor]:

@@ -211,7 +211,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     """
 
     model_type = "linear_attention"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     base_model_tp_plan = TensorParallelPlan()
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),

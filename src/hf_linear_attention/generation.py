@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 from transformers.cache_utils import Cache
@@ -17,6 +18,7 @@ from .cache import LinearAttentionCache, StaticLinearAttentionCache, cache_for_m
 from .cache_rows import count_rows
 from .inputs import count_past, hide_left_padding, left_padding_of
 from .recurrence import State
+from .releases import CACHE, CACHE_NAMES, cache_among
 from .slots import KeepKeys, SlotBatch, SlotCache
 
 NO_ENGINE = (
@@ -36,12 +38,41 @@ FOR_EVERY_TOKEN = {"use_cache", "logits_to_keep"}
 class LinearAttentionGenerationMixin(GenerationMixin):
     """GenerationMixin for models whose cache is a LinearAttentionCache."""
 
+    # Of a generate() that runs, the cache that it made or was given, until a forward has it.
+    _made_caches: list[Cache] | None = None
+
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
         """As in Transformers, whose server is prepared for requests if it loads the model."""
         if "transformers.cli.serve" in sys.modules:
             prepare_server()
         return super().from_pretrained(*args, **kwargs)
+
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        """As in Transformers, with the cache by either of its names."""
+        names = [name for name in CACHE_NAMES if name in kwargs]
+        if names:
+            kwargs[CACHE] = cache_among(**{name: kwargs.pop(name) for name in names})
+        before, self._made_caches = self._made_caches, []
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            self._made_caches = before  # of a generate() that drafts with this one
+
+    def _find_made_cache(self, cache: Cache | None) -> None:
+        """Raises a RuntimeError where the first forward of a generate() has no cache, although one
+        was made for it: each further token would be read as if it were the first.
+        """
+        if not self._made_caches or torch.compiler.is_compiling():
+            return
+        self._made_caches.clear()
+        if cache is None:
+            raise RuntimeError(
+                "generate() made a cache, and the forward of the prompt was given none: "
+                f"transformers {transformers.__version__} hands it over otherwise than any release "
+                "that this code was written for. generate(use_cache=False) is right, and slow"
+            )
 
     def prepare_inputs_for_generation(
         self,
@@ -51,20 +82,22 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,  # generate() looks whether it is here
         position_ids: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> dict[str, Any]:
         """As in Transformers, which would read again what a cache has read when drafts begin."""
+        past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         is_plain = attention_mask is None and inputs_embeds is None and position_ids is None
         if next_sequence_length == 1 and is_plain and kwargs.keys() <= FOR_EVERY_TOKEN:
             is_growing = past_key_values is not None and not past_key_values.is_compileable
             if is_growing and input_ids.device == self.device:
                 # all that Transformers would make of it, in a third of the time
                 token = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
-                return {"input_ids": token, "past_key_values": past_key_values, **kwargs}
+                return {"input_ids": token, CACHE: past_key_values, **kwargs}
         if next_sequence_length is not None and next_sequence_length < 1:
             given = input_ids if inputs_embeds is None else inputs_embeds
             raise ValueError(
-                "past_key_values must have read less than all of the prompt, got a cache of "
+                f"{CACHE} must have read less than all of the prompt, got a cache of "
                 f"{int(count_past(past_key_values))} tokens for a prompt of {given.shape[1]}; its "
                 "crop(-n) takes tokens back"
             )
@@ -83,10 +116,10 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
-            past_key_values=past_key_values,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             position_ids=position_ids,
+            **{CACHE: past_key_values},
             **kwargs,
         )
 
@@ -94,7 +127,7 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         """As in Transformers, which counts what the mask shows; a joined cache knows what in its
         rows is padding, whatever the mask says.
         """
-        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        cache, mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
         if mask is not None and left_padding_of(cache) is not None:
             T = mask.shape[1] - int(count_past(cache))
             model_kwargs["attention_mask"] = hide_left_padding(mask, cache, T)
@@ -109,10 +142,10 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             # Transformers cuts the tokens into chunks and would read all embeddings with each, and
             # with an encoder it would cut the mask of the memory like one of the tokens
             generation_config.prefill_chunk_size = None
-        if model_kwargs.get("past_key_values") is not None:
-            cache = cache_for_model(model_kwargs["past_key_values"], self.config)
+        if model_kwargs.get(CACHE) is not None:
+            cache = cache_for_model(model_kwargs[CACHE], self.config)
             repeat_rows(cache, generation_config, batch_size)
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[CACHE] = cache
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
@@ -120,7 +153,9 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             cache = self._new_cache(generation_config, max_cache_length)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[CACHE] = cache
+        if self._made_caches is not None and model_kwargs.get(CACHE) is not None:
+            self._made_caches.append(model_kwargs[CACHE])
         if generation_mode in ONE_BY_ONE:
             leave_positions_to_cache(generation_config, model_kwargs)
 
@@ -238,7 +273,7 @@ def leave_positions_to_cache(generation_config: GenerationConfig, kwargs: dict[s
     `generate()` does not make them longer with each token. Graphs compiled for static caches read
     them.
     """
-    cache, positions = kwargs.get("past_key_values"), kwargs.get("position_ids")
+    cache, positions = kwargs.get(CACHE), kwargs.get("position_ids")
     if cache is None or positions is None or cache.is_compileable:
         return
     if kwargs.get("attention_mask") is not None or left_padding_of(cache) is not None:
@@ -266,7 +301,7 @@ def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: i
         cache.batch_repeat_interleave(copies)
     elif rows not in (None, batch_size * copies):
         raise ValueError(
-            f"past_key_values must have {batch_size * copies} rows, or {batch_size} if it is not "
+            f"{CACHE} must have {batch_size * copies} rows, or {batch_size} if it is not "
             f"static, got {rows}"
         )
 

@@ -5,6 +5,7 @@ Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cach
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_layers import RecurrentLayer
 from .numerics import is_transformed
+from .releases import CACHE
 from .sequence_parallel import tokens_before
 from .slots import SlotCache, SlotLayer
 from .tokens import Tokens, positions_within, sequence_of_each_token
@@ -29,10 +31,30 @@ AttentionMask = Tensor | dict[str, Tensor | None] | None
 RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"
 ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, at import
 
+# What Transformers and its clients hand to any model, beside the arguments that it names.
+HANDED_TO_ALL = frozenset(
+    (
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),  # collators
+        *("num_items_in_batch", "shift_labels"),  # Trainer, for the loss
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("is_causal", "debug_io", "debug_io_dir", "prune_layers"),  # Transformers' decorators
+        "token_type_ids",  # tokenizers like BERT's
+    )
+)
+
 SOFTMAX_MASKS = {
     "full_attention": create_causal_mask,
     "sliding_attention": create_sliding_window_causal_mask,
 }
+
+
+def check_arguments(others: Mapping[str, Any]) -> None:
+    """Raises a TypeError for an argument of `forward` that nobody would read: it might have changed
+    the answer.
+    """
+    unknown = [name for name in others if name not in HANDED_TO_ALL]
+    if unknown:
+        raise TypeError(f"forward() got an unexpected keyword argument {unknown[0]!r}")
 
 
 def can_look_at(tensor: Tensor, T: int) -> bool:
@@ -318,8 +340,8 @@ def softmax_masks(
             config=config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             and_mask_function=only_within,
+            **{CACHE: past_key_values},
         )
         for layer_type, make in SOFTMAX_MASKS.items()
         if layer_type in layer_types

@@ -51,6 +51,7 @@ from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
     caches_of_a_step,
+    check_arguments,
     check_memory,
     find_packed_sequences,
     read_tokens,
@@ -67,6 +68,7 @@ from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
 from .recorded_tokens import HOOKS, RecordedTokens, recorded_tokens_of, stretches
 from .registration import register_base_model, register_models
+from .releases import CACHE, CACHE_NAMES, cache_among
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
 from .short_convolution import ShortConvolution
@@ -127,12 +129,13 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         lower_bound: Tensor | None = None,
         *,
         tokens: Tokens,
-        past_key_values: Cache | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) -> (B, T, C); kwargs go to softmax attention, lower_bound to a
-        linear one whose decay has it.
+        linear one whose decay has it. The cache is among them by Transformers' name for it, by
+        which gradient checkpointing leaves it out.
         """
+        past_key_values = kwargs.pop(CACHE, None)
         if lower_bound is not None:
             kwargs["lower_bound"] = lower_bound
         mixed, _ = self.self_attn(
@@ -170,7 +173,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["LinearAttentionDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -281,6 +284,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         encoder_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         sequence_group: Any = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) or inputs_embeds (B, T, C) -> last_hidden_state (B, T, C).
@@ -290,8 +294,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 or that of one row for all, as long as it only hides padding and the future; or a
                 dict of one per layer type.
             position_ids: (B, T); by default they count real tokens.
-            past_key_values: a LinearAttentionCache or StaticLinearAttentionCache, or an empty
-                DynamicCache or StaticCache.
+            past_key_values, cache: a LinearAttentionCache or StaticLinearAttentionCache, or an empty
+                DynamicCache or StaticCache. Transformers calls it `cache` since 5.24; either name
+                will do with every release.
             encoder_hidden_states: the memory (B, M, hidden size or cross_attention_hidden_size) for
                 cross attention. A cache keeps what is read of it: later forwards do not look at it.
             encoder_attention_mask: (B, M), 0 for padding in the memory.
@@ -299,7 +304,16 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 batch. `position_ids` that restart, without mask and cache, say the same.
             sequence_group: torch.distributed's ProcessGroup of ranks that hold consecutive pieces
                 of these sequences, in order (`split_sequence`).
+
+        Raises:
+            TypeError: another argument, which Transformers does not hand to every model.
+            ValueError: arguments that contradict each other.
         """
+        if isinstance(past_key_values, SlotCache):
+            kwargs |= {} if cache is None else {"cache": cache}  # pages, of attention functions
+        else:
+            check_arguments(kwargs)
+            past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -333,7 +347,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             lower_bounds=lower_bounds,
             memory=(encoder_hidden_states, encoder_attention_mask),
             tokens=tokens,
-            past_key_values=past_key_values,
+            **{CACHE: past_key_values},
             **kwargs,
         )
         if tokens.may_be_recorded and not self.config.add_cross_attention:
@@ -343,7 +357,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         else:
             hidden_states = run(hidden_states, range(len(lower_bounds)))
         return BaseModelOutputWithPast(
-            last_hidden_state=hidden_states, past_key_values=past_key_values
+            last_hidden_state=hidden_states, **{CACHE: past_key_values}
         )
 
     def _run_recorded(
@@ -415,7 +429,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if past_key_values is not None:
             for what, is_so in without_cache.items():
                 if is_so:
-                    raise ValueError(f"past_key_values must be None with {what}")
+                    raise ValueError(f"{CACHE} must be None with {what}")
             return cache_for_model(past_key_values, self.config)
         if use_cache and not any(without_cache.values()):
             return LinearAttentionCache(self.config)
@@ -495,6 +509,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        cache: Cache | None = None,
         **kwargs,
     ) -> CausalLMOutputWithCrossAttentions:
         """As `LinearAttentionModel.forward`, then logits (B, T, vocab_size).
@@ -505,6 +520,9 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             logits_to_keep: compute logits only for so many last tokens (0: for all), or for the
                 positions in a tensor: (n,), (B, n), or bool (B, T).
         """
+        if not isinstance(past_key_values, SlotCache):
+            past_key_values, cache = cache_among(past_key_values=past_key_values, cache=cache), None
+            self._find_made_cache(past_key_values)
         others = (
             attention_mask,
             inputs_embeds,
@@ -512,7 +530,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             encoder_attention_mask,
             labels,
         )
-        is_plain = not kwargs and all(x is None for x in others)
+        is_plain = not kwargs and cache is None and all(x is None for x in others)
         if is_plain and input_ids is not None and isinstance(logits_to_keep, int):
             caches = caches_of_a_step(self.config, input_ids, past_key_values)
             if caches is not None:
@@ -524,6 +542,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             "past_key_values": past_key_values,
+            "cache": cache,
             "inputs_embeds": inputs_embeds,
             "encoder_hidden_states": encoder_hidden_states,
             "encoder_attention_mask": encoder_attention_mask,
@@ -566,7 +585,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         if outputs is None:
             # Without __init__, which looks at every field several times.
             outputs = CausalLMOutputWithCrossAttentions.__new__(CausalLMOutputWithCrossAttentions)
-            outputs["logits"], outputs["past_key_values"] = logits, past_key_values
+            outputs["logits"], outputs[CACHE] = logits, past_key_values
         return outputs
 
     def _by_modules(
@@ -588,7 +607,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         return CausalLMOutputWithCrossAttentions(  # which EncoderDecoderModel asks for
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: getattr(outputs, CACHE)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=() if wants_maps_of_memory else None,  # of no layer
