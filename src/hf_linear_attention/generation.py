@@ -33,6 +33,8 @@ CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_stat
 ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 # what generate() gives a forward with each of many tokens, beside the token and the cache
 FOR_EVERY_TOKEN = {"use_cache", "logits_to_keep"}
+# what generate() itself uses, and leaves among the arguments of the model
+LEFT_AMONG_ARGUMENTS = ("tokenizer", "assistant_tokenizer")
 
 
 class LinearAttentionGenerationMixin(GenerationMixin):
@@ -49,14 +51,15 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         return super().from_pretrained(*args, **kwargs)
 
     @functools.wraps(GenerationMixin.generate)
-    def generate(self, *args, **kwargs):
+    def generate(self, *args, custom_generate=None, **kwargs):
         """As in Transformers, with the cache by either of its names."""
         names = [name for name in CACHE_NAMES if name in kwargs]
         if names:
             kwargs[CACHE] = cache_among(**{name: kwargs.pop(name) for name in names})
-        before, self._made_caches = self._made_caches, []
+        # A search of the user's own may leave the cache that is made for it unused.
+        before, self._made_caches = self._made_caches, [] if custom_generate is None else None
         try:
-            return super().generate(*args, **kwargs)
+            return super().generate(*args, custom_generate=custom_generate, **kwargs)
         finally:
             self._made_caches = before  # of a generate() that drafts with this one
 
@@ -87,6 +90,8 @@ class LinearAttentionGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         """As in Transformers, which would read again what a cache has read when drafts begin."""
         past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
+        for name in LEFT_AMONG_ARGUMENTS:
+            kwargs.pop(name, None)
         is_plain = attention_mask is None and inputs_embeds is None and position_ids is None
         if next_sequence_length == 1 and is_plain and kwargs.keys() <= FOR_EVERY_TOKEN:
             is_growing = past_key_values is not None and not past_key_values.is_compileable

@@ -294,9 +294,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 or that of one row for all, as long as it only hides padding and the future; or a
                 dict of one per layer type.
             position_ids: (B, T); by default they count real tokens.
-            past_key_values, cache: a LinearAttentionCache or StaticLinearAttentionCache, or an empty
-                DynamicCache or StaticCache. Transformers calls it `cache` since 5.24; either name
-                will do with every release.
+            past_key_values, cache: a LinearAttentionCache or StaticLinearAttentionCache, or an
+                empty DynamicCache or StaticCache. Transformers calls it `cache` since 5.24; either
+                name will do with every release.
             encoder_hidden_states: the memory (B, M, hidden size or cross_attention_hidden_size) for
                 cross attention. A cache keeps what is read of it: later forwards do not look at it.
             encoder_attention_mask: (B, M), 0 for padding in the memory.
@@ -356,9 +356,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             )
         else:
             hidden_states = run(hidden_states, range(len(lower_bounds)))
-        return BaseModelOutputWithPast(
-            last_hidden_state=hidden_states, **{CACHE: past_key_values}
-        )
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, **{CACHE: past_key_values})
 
     def _run_recorded(
         self,

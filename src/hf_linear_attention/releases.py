@@ -26,5 +26,5 @@ def cache_among(**named: Any) -> Any:
     given = {name: cache for name, cache in named.items() if cache is not None}
     caches = list(given.values())
     if any(cache is not caches[0] for cache in caches):
-        raise ValueError(f"give one cache, by one name: got different ones as {' and '.join(given)}")
+        raise ValueError(f"give one cache, got different ones as {' and '.join(given)}")
     return caches[0] if caches else None

@@ -14,6 +14,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention.releases import CACHE
 from saved_models import WITHOUT_PACKAGE, run
 from tiny import NEWER, VARIANTS, random_ids, tiny_config, tiny_model
 
@@ -79,7 +80,7 @@ def test_only_the_static_cache_is_compiled_without_being_asked(variant):
     }
     for expected, cache in caches.items():
         for given in (cache, EncoderDecoderCache(cache, DynamicCache())):
-            kwargs = {"past_key_values": given}
+            kwargs = {CACHE: given}
             assert model._valid_auto_compile_criteria(kwargs, generation_config) == expected
 
 

@@ -7,6 +7,7 @@ from transformers import DynamicCache, set_seed
 
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
+from hf_linear_attention.releases import CACHE
 from tiny import NEWER, VARIANTS, over_variants, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -220,6 +221,6 @@ def test_a_cache_that_has_read_all_of_the_prompt_is_refused(preset, read):
     ids = random_ids(1, 16)
     with torch.no_grad():
         cache = model(ids[:, :read], use_cache=True).past_key_values
-    message = f"past_key_values must .* a cache of {read} .* prompt of 8"
+    message = f"{CACHE} must .* a cache of {read} .* prompt of 8"
     with pytest.raises(ValueError, match=message):
         generate(model, ids[:, :8], past_key_values=cache)

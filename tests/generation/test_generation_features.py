@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention.releases import CACHE
 from tiny import (
     NEWER,
     VARIANTS,
@@ -215,7 +216,7 @@ def contrastive_search(model, input_ids, stopping_criteria, **kwargs):
     """Of arXiv 2202.06417, as users pass their own search to generate(): each of the likeliest
     tokens is tried, and that one kept which is likely and unlike what came before.
     """
-    cache, mask = kwargs.get("past_key_values"), kwargs["attention_mask"]
+    cache, mask = kwargs.get(CACHE), kwargs["attention_mask"]
     B, T = input_ids.shape
     top_k, hidden = 4, None
     while True:
@@ -457,7 +458,7 @@ def test_what_would_give_other_tokens_is_refused(how):
 def test_a_cache_of_other_rows_is_refused(rows, max_cache_len):
     model = tiny_model()
     cache = read_but_two(model, random_ids(rows, 5), max_cache_len=max_cache_len)
-    message = f"past_key_values must have 3 rows, or 1 if it is not static, got {rows}"
+    message = f"{CACHE} must have 3 rows, or 1 if it is not static, got {rows}"
     with pytest.raises(ValueError, match=message):
         generate(model, {"input_ids": random_ids(1, 5)}, past_key_values=cache, num_beams=3)
 

@@ -29,6 +29,7 @@ from hf_linear_attention import (
     LinearAttentionModel,
     backends,
 )
+from hf_linear_attention.releases import CACHE
 from hf_linear_attention.sinusoids import sinusoidal_positions
 from tiny import (
     HYBRID,
@@ -330,7 +331,7 @@ def test_packed_sequences_take_no_cache(how):
     model = tiny_model()
     cache = model(random_ids(1, 2), use_cache=True).past_key_values
     ids, _, packing = pack(how, 1)
-    with pytest.raises(ValueError, match="past_key_values must be None with packed sequences"):
+    with pytest.raises(ValueError, match=f"{CACHE} must be None with packed sequences"):
         model(ids, past_key_values=cache, **packing)
 
 
@@ -470,7 +471,7 @@ def test_a_language_model_is_causal():
         LinearAttentionForCausalLM(tiny_config(is_causal=False))
     model = tiny_model(LinearAttentionModel)
     cache = model(random_ids(1, 2), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values must be None with is_causal=False"):
+    with pytest.raises(ValueError, match=f"{CACHE} must be None with is_causal=False"):
         model(random_ids(1, 2), past_key_values=cache, is_causal=False)
 
 

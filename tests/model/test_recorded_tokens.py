@@ -19,6 +19,7 @@ from hf_linear_attention.feature_maps import FeatureMap
 from hf_linear_attention.mixer_linear import LinearAttention
 from hf_linear_attention.recorded_tokens import recorded_tokens_of
 from hf_linear_attention.recorder import Recorder
+from hf_linear_attention.releases import CACHE
 from hf_linear_attention.rms_norm import RMSNorm
 from new_python import run_python
 from tiny import VARIANTS, random_ids, shallow, tiny_model
@@ -550,7 +551,7 @@ def test_a_cache_of_another_model_is_refused_after_a_recording():
     ids, cache = random_ids(1, 6), LinearAttentionCache(theirs.config)
     answers(ours, ids)
     answers(theirs, ids, cache)
-    with pytest.raises(ValueError, match="past_key_values must be made for this model, with decay"):
+    with pytest.raises(ValueError, match=f"{CACHE} must be made for this model, with decay"):
         read(ours, ids[:, :1], cache)
     assert uses(ours) == {WHOLE: [2]}
 

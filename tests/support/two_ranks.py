@@ -28,6 +28,7 @@ from hf_linear_attention import (
     split_sequence,
     use_kernels,
 )
+from hf_linear_attention.releases import CACHE
 from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
 from upstream_models import ONE_OF_EACH, tiny_upstream
 
@@ -253,7 +254,7 @@ def what_needs_the_whole_sequence_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="sequence_group must be None with packed sequences"):
         tiny_model()(**piece, seq_idx=torch.arange(piece["input_ids"].shape[1]).expand(2, -1))
     cache = tiny_model()(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values must be None with sequence_group"):
+    with pytest.raises(ValueError, match=f"{CACHE} must be None with sequence_group"):
         tiny_model()(**piece, past_key_values=cache)
     with pytest.raises(ValueError, match="sequence_group must be None for LinearAttentionForSeq"):
         tiny_model(LinearAttentionForSequenceClassification, pad_token_id=0)(**piece)
