@@ -91,6 +91,20 @@ def register_model_type(config_class: type[PreTrainedConfig]) -> None:
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
 
 
+def observe_model_classes(observe: Callable[[type[PreTrainedModel]], None]) -> None:
+    """Lets `observe` see each class of models that is defined from now on. Only the package does
+    this, on a Transformers on which code that it saved before is wrong (saved_code.py).
+    """
+    inherit = PreTrainedModel.__init_subclass__.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(inherit)
+    def inherit_observed(cls, **kwargs):
+        inherit(cls, **kwargs)
+        observe(cls)
+
+    PreTrainedModel.__init_subclass__ = classmethod(inherit_observed)  # type: ignore[assignment]
+
+
 def add_attention(name: str, function: Callable[..., Any]) -> None:
     """Makes a function one that a config may name for softmax layers. Only the package does this,
     for an engine that keeps keys and values itself, under a name that nobody else has.

@@ -1,0 +1,56 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Folders that earlier versions saved, on a Transformers that their code does not know.
+
+Their code takes a cache as `past_key_values` only. Transformers 5.24 hands it over as `cache`, they
+ignore that, and generate() goes on from the last token alone. The package can't change the files,
+but they import it for its kernels, and then its own classes load the folder in their place.
+"""
+
+import logging
+import sys
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .configuration_linear_attention import LinearAttentionConfig
+from .modeling_linear_attention import AUTO_CLASSES
+
+logger = logging.getLogger(__name__)
+
+OURS = {model.__name__: model for model in AUTO_CLASSES.values()}
+WAYS_TO_LOAD = ("from_pretrained", "_from_config")
+
+
+def replace_outdated(cls: type[PreTrainedModel]) -> None:
+    """Lets a class that a folder's own code defines load models of the package's class, if that
+    code is from before releases.py.
+    """
+    is_saved = cls.__module__.startswith("transformers_modules.")
+    if not is_saved or cls.__name__ not in OURS or hasattr(sys.modules[cls.__module__], "CACHE"):
+        return
+    ours = OURS[cls.__name__]
+    for name in WAYS_TO_LOAD:
+        setattr(cls, name, classmethod(_of_package(getattr(ours, name))))
+
+
+def _of_package(load: Any) -> Any:
+    def load_by_package(cls, *args, **kwargs):
+        logger.warning(
+            "The code in this model's folder was written for Transformers before 5.24, where its "
+            "generate() would be wrong now. The classes of the installed hf-linear-attention load "
+            "it instead. model.save_pretrained(folder) renews the code."
+        )
+        args = [_config_of_package(x) for x in args]
+        return load(*args, **{name: _config_of_package(x) for name, x in kwargs.items()})
+
+    return load_by_package
+
+
+def _config_of_package(given: Any) -> Any:
+    """Of a config of the folder's class the same of the package's; anything else as it is."""
+    if not isinstance(given, PreTrainedConfig) or isinstance(given, LinearAttentionConfig):
+        return given
+    config = LinearAttentionConfig.from_dict(given.to_dict())
+    config._name_or_path = given._name_or_path
+    config._attn_implementation = given._attn_implementation
+    return config
