@@ -347,8 +347,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             lower_bounds=lower_bounds,
             memory=(encoder_hidden_states, encoder_attention_mask),
             tokens=tokens,
-            **{CACHE: past_key_values},
-            **kwargs,
+            **{**kwargs, CACHE: past_key_values},
         )
         if tokens.may_be_recorded and not self.config.add_cross_attention:
             hidden_states = self._run_recorded(

@@ -95,14 +95,14 @@ def observe_model_classes(observe: Callable[[type[PreTrainedModel]], None]) -> N
     """Lets `observe` see each class of models that is defined from now on. Only the package does
     this, on a Transformers on which code that it saved before is wrong (saved_code.py).
     """
-    inherit = PreTrainedModel.__init_subclass__.__func__  # type: ignore[attr-defined]
+    inherit = PreTrainedModel.__init_subclass__.__func__
 
     @functools.wraps(inherit)
     def inherit_observed(cls, **kwargs):
         inherit(cls, **kwargs)
         observe(cls)
 
-    PreTrainedModel.__init_subclass__ = classmethod(inherit_observed)  # type: ignore[assignment]
+    PreTrainedModel.__init_subclass__ = classmethod(inherit_observed)
 
 
 def add_attention(name: str, function: Callable[..., Any]) -> None:

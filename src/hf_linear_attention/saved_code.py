@@ -40,8 +40,8 @@ def _of_package(load: Any) -> Any:
             "generate() would be wrong now. The classes of the installed hf-linear-attention load "
             "it instead. model.save_pretrained(folder) renews the code."
         )
-        args = [_config_of_package(x) for x in args]
-        return load(*args, **{name: _config_of_package(x) for name, x in kwargs.items()})
+        named = {name: _config_of_package(x) for name, x in kwargs.items()}
+        return load(*map(_config_of_package, args), **named)
 
     return load_by_package
 
