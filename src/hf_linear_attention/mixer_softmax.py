@@ -81,11 +81,11 @@ class SoftmaxAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C) -> (B, T, C), and the weights (B, Hq, T, S) where eager.
 
-        kwargs go to the attention function.
+        kwargs go to the attention function; the cache of an engine changes them.
         """
         q, k, v, shard = self.project(hidden_states, tokens)
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx, kwargs=kwargs)
         k, v = self.expand(k, v, shard)
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward

@@ -309,11 +309,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             TypeError: another argument, which Transformers does not hand to every model.
             ValueError: arguments that contradict each other.
         """
-        if isinstance(past_key_values, SlotCache):
-            kwargs |= {} if cache is None else {"cache": cache}  # pages, of attention functions
-        else:
+        past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
+        if not isinstance(past_key_values, SlotCache):  # an engine says more of a batch
             check_arguments(kwargs)
-            past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -517,9 +515,8 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             logits_to_keep: compute logits only for so many last tokens (0: for all), or for the
                 positions in a tensor: (n,), (B, n), or bool (B, T).
         """
-        if not isinstance(past_key_values, SlotCache):
-            past_key_values, cache = cache_among(past_key_values=past_key_values, cache=cache), None
-            self._find_made_cache(past_key_values)
+        past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
+        self._find_made_cache(past_key_values)
         others = (
             attention_mask,
             inputs_embeds,
@@ -527,7 +524,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             encoder_attention_mask,
             labels,
         )
-        is_plain = not kwargs and cache is None and all(x is None for x in others)
+        is_plain = not kwargs and all(x is None for x in others)
         if is_plain and input_ids is not None and isinstance(logits_to_keep, int):
             caches = caches_of_a_step(self.config, input_ids, past_key_values)
             if caches is not None:
@@ -539,7 +536,6 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             "past_key_values": past_key_values,
-            "cache": cache,
             "inputs_embeds": inputs_embeds,
             "encoder_hidden_states": encoder_hidden_states,
             "encoder_attention_mask": encoder_attention_mask,

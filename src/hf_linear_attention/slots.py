@@ -19,8 +19,9 @@ from .recurrence import Inputs, Recurrence, SlotPieces, State
 from .tokens import Tokens
 
 # What a layer of softmax attention keeps of new tokens, for all that it then attends to:
-# (keys, values, layer_idx) -> (keys, values)
-KeepKeys = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+# (keys, values, layer_idx, arguments of its attention function) -> (keys, values)
+# The arguments may change in place. None: the layer says nothing of them.
+KeepKeys = Callable[[Tensor, Tensor, int, dict[str, Any] | None], tuple[Tensor, Tensor]]
 
 
 class SlotBatch(NamedTuple):
@@ -115,13 +116,12 @@ class SlotLayer:
 
 
 class SlotCache:
-    """The `past_key_values` of one forward of a continuous batch.
+    """The cache of a continuous batch.
 
     Args:
         states: of every layer with recurrences, by its number.
         batch: which sequences are in the batch, and where.
-        keep_keys: for latent softmax attention, which makes its keys of what it keeps. Other
-            softmax layers keep theirs in their attention function, as Transformers has it.
+        keep_keys: for softmax layers. Without it their attention functions keep what is to be kept.
     """
 
     is_compileable = False
@@ -132,7 +132,15 @@ class SlotCache:
         self.layers = {number: SlotLayer(state, batch) for number, state in states.items()}
         self.keep_keys = keep_keys
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any) -> Any:
+    def update(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        layer_idx: int,
+        *args: Any,
+        kwargs: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """kwargs: of the layer's attention function, under the name that Transformers gives it."""
         if self.keep_keys is None:
             return keys, values
-        return self.keep_keys(keys, values, layer_idx)
+        return self.keep_keys(keys, values, layer_idx, kwargs)

@@ -10,14 +10,18 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.cli.serving.utils import CBGenerateManager
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching import cache as paged_cache
+from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
+from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
 from hf_linear_attention.configuration_linear_attention import MIXER_NEEDS
 from hf_linear_attention.mixers import RECURRENT_MIXERS
+from hf_linear_attention.serving import requirements
 from moving_average import MovingSumMixer
 from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
-from tiny import HYBRID, VARIANTS, VOCAB_SIZE, tiny_model
+from tiny import HYBRID, VARIANTS, VOCAB_SIZE, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,12 +124,69 @@ def test_with_another_transformers_an_error_says_so(missing, monkeypatch):
         tiny_model().init_continuous_batching()
 
 
-@pytest.mark.parametrize("version", ["5.19.0", "5.24.0.dev0", "6.0.0"])
-def test_a_release_that_it_was_not_made_for_is_named(version, monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", version)
-    message = f"made for transformers 5.20 to 5.23, and here is {version}"
+@pytest.fixture
+def looked_at_anew():
+    requirements.check_release.cache_clear()
+    yield
+    requirements.check_release.cache_clear()
+
+
+def no_arguments(self):
+    self.cb_config = None
+
+
+LACKING = {
+    "no_method": (
+        (ContinuousBatchingManager, "_generation_step", None),
+        "has no ContinuousBatchingManager._generation_step",
+    ),
+    "arguments": (
+        (paged_cache.PagedAttentionCache, "update", lambda self, states, layer_idx: None),
+        r"has PagedAttentionCache.update\(states, layer_idx\), not \(key_states, value_states, ",
+    ),
+    "attributes": (
+        (ModelRunner, "__init__", no_arguments),
+        "has no ModelRunner.do_sample; no ModelRunner.inputs_and_outputs; ",
+    ),
+    "batch": (
+        (PagedAttentionArgs, "__annotations__", PagedAttentionArgs.__annotations__ | {"new": int}),
+        "has 'new' in PagedAttentionArgs",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_what_a_release_lacks_or_has_otherwise_is_named(what, monkeypatch, looked_at_anew):
+    (cls, name, value), message = LACKING[what]
+    if value is None:
+        monkeypatch.delattr(cls, name)
+    else:
+        monkeypatch.setattr(cls, name, value)
     with pytest.raises(NotImplementedError, match=message):
         tiny_model().init_continuous_batching()
+
+
+def test_a_release_is_judged_by_what_it_has_and_not_by_its_number(monkeypatch, looked_at_anew):
+    monkeypatch.setattr(transformers, "__version__", "6.0.0")
+    model = tiny_model()
+    with engine(model) as manager:
+        assert tokens_of(results(manager, manager.add_requests(PROMPTS[:1]))) == [
+            alone(model, PROMPTS[0])
+        ]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["on_and_off", "off_and_on"])
+@pytest.mark.parametrize("variant", ["gated", "hybrid"])
+def test_inference_mode_may_come_and_go_between_sessions(variant, first):
+    model, prompts = tiny_model(**VARIANTS[variant]), [random_ids(300).tolist(), *PROMPTS[:3]]
+    expected = [alone(model, prompt) for prompt in prompts]
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
+    settings = ContinuousBatchingConfig(page_size=8, num_blocks=80)
+    for mode in (first, not first):
+        with torch.inference_mode(mode):
+            outputs = model.generate_batch(prompts, config, settings, persistent_manager=True)
+        assert tokens_of(list(outputs.values())) == expected
+    model.destroy_cached_continuous_batching_manager()
 
 
 def test_what_has_no_slots_is_refused():

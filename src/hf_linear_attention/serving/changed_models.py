@@ -23,6 +23,7 @@ from ..for_transformers.families import replacement_for
 from ..for_transformers.packing import is_one_of
 from ..for_transformers.served import Served
 from ..recurrence import State
+from ..releases import CACHE, CACHE_NAMES
 from ..slots import KeepKeys, SlotBatch, SlotCache
 from .allocators import LINEAR
 from .continuous_batching import continuous_batching_manager
@@ -105,8 +106,8 @@ class ServedModel:
         self._model: Any = model
         self._takes_masks = family.attention is not None
         self.config = ServedConfig(base, family)
-        parameters = inspect.signature(type(model).forward).parameters
-        self._cache = "cache_params" if "cache_params" in parameters else "past_key_values"
+        taken = inspect.signature(type(model).forward).parameters
+        self._cache = next(name for name in CACHE_NAMES if name in taken)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -139,14 +140,15 @@ class ServedModel:
         batch = SlotBatch.of(slots, lengths, is_new, self._model.device)
         return SlotCache(states, batch, keep_keys)
 
-    def __call__(self, past_key_values: SlotCache, **batch: Any) -> Any:
+    def __call__(self, **batch: Any) -> Any:
         """The model's output for tokens (1, T)."""
         is_changed = isinstance(self._model, Served)
         if not is_changed:
             raise RuntimeError("what use_kernels did to the model was undone while it is served")
         if self._takes_masks:
             batch["attention_mask"] = {**NO_MASKS, **batch.get("attention_mask", {})}
-        return self._model(**{self._cache: past_key_values}, **batch)
+        slots = batch.pop(CACHE)
+        return self._model(**batch, **{self._cache: slots})
 
 
 class ServedConfig:

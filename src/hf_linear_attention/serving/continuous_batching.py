@@ -3,14 +3,14 @@
 serve --continuous-batching`) for this package's models, whose states have no place in its pages.
 
 `continuous_batching_manager` is what `init_continuous_batching` of a model calls, be its class the
-package's or a checkpoint's copy. Transformers' engine is another with every release: this was made
-for MADE_FOR.
+package's or a checkpoint's copy. Transformers' engine is another with every release: what this one
+needs of it says requirements.py.
 
 Shapes: T tokens of all sequences in a batch, V size of the vocabulary.
 """
 
 import copy
-import functools
+import inspect
 import logging
 import math
 import queue
@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import (
@@ -40,18 +39,20 @@ from transformers.generation.continuous_batching.model_runner import (
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
 from ..registration import allocators_of_paged_cache
+from ..releases import CACHE
 from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
 from .broken_rows import NO_TOKEN, RowSampler, take_out
 from .guard import GuardedManager
 from .inputs_of_states import StateInputs
+from .requirements import check_release
 from .scheduling import child_id, with_slots
 from .shared_prompts import SharingManager
 from .slot_layout import SlotLayout, round_up
 
 logger = logging.getLogger(__name__)
 
-MADE_FOR = ("5.20", "5.21", "5.22", "5.23")  # of Transformers
+PAGES = "cache"  # what a batch calls Transformers' paged cache
 # What Transformers would choose for a GPU: all of its memory, and masks for 8192 tokens at once.
 CPU_TOKENS = 512  # in a batch: others wait while a prompt is read
 CPU_SLOTS = 128
@@ -87,6 +88,7 @@ class SlotManager(GuardedManager, SharingManager):
         give_memory(self.continuous_batching_config, model, self.layout)
         self.share_prompts()
 
+    @torch.inference_mode(False)  # its tensors change outside of it, too, in later sessions
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         """As in Transformers, for its parts know of full and sliding attention only."""
         if self.batch_processor is not None:  # which begins anew
@@ -95,7 +97,7 @@ class SlotManager(GuardedManager, SharingManager):
             processor = super()._create_batch_processor()
         admit = admission_to(self.model, processor.cache)
         scheduler = with_slots(processor.scheduler, admit, self._forget)
-        processor.scheduler = processor.offloading_manager.scheduler = scheduler
+        put_in_place_of(processor.scheduler, scheduler, processor)
         allocators = processor.cache.cache_allocators
         if "full_attention" not in allocators:
             # what is read does not grow with the text
@@ -105,7 +107,7 @@ class SlotManager(GuardedManager, SharingManager):
             count_no_keys(processor.inputs_and_outputs, is_pure=len(allocators) == 1)
         if set(allocators) == {LINEAR}:
             inputs = StateInputs.in_place_of(processor.inputs_and_outputs)
-            processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = inputs
+            put_in_place_of(processor.inputs_and_outputs, inputs, processor)
         processor._handle_request_error = fails_all_sequences(processor)
         self.paged_model = PagedModel(self.model, processor)
         self.prompts.attach(processor)
@@ -183,6 +185,10 @@ class PagedModel:
     def __init__(self, model: PreTrainedModel, processor: ContinuousBatchProcessor):
         self.model = model
         self.io = processor.inputs_and_outputs
+        self.pages = processor.cache
+        # Up to 5.23 a model hands the pages to attention functions, which keep keys in them; but
+        # where `cache` is an argument of the model itself, `_keep` does.
+        self.hands_pages = PAGES not in (CACHE, *arguments_of(model))
         allocators = processor.cache.cache_allocators
         self.slots = allocators.get(LINEAR)
         self.states = {} if self.slots is None else self.slots.states
@@ -191,26 +197,29 @@ class PagedModel:
         if not isinstance(self.latent, LatentAllocator):
             self.latent = None
         self.last: tuple[Any, Any] = None, None  # sequences of a forward, and its cache
+        self.batch: dict[str, Any] = {}  # that the model reads now
 
     def _supports_logits_to_keep(self) -> bool:
         return True
 
     def __call__(self, **batch: Any) -> Any:
         """Logits (1, requests, V) of tokens (1, T), as `logits_to_keep` asks for them."""
-        sequences = self._sequences()
+        self.batch, sequences = batch, self._sequences()
         known, cache = self.last
-        if sequences != known or self.latent is not None:
-            keep_keys = None if self.latent is None else self._keep_keys(batch)
+        if sequences != known:
+            keep_keys = self._keep if self.softmax_types else None
             cache = self.model.slot_cache(self.states, *sequences, keep_keys=keep_keys)
             self.last = sequences, cache
         if self.softmax_types:
             arguments = {**batch, "attention_mask": self._masks(batch["attention_mask"])}
             del arguments["is_causal"]  # of the attention function, not of the model
+            if not self.hands_pages:
+                del arguments[PAGES]
         else:
             arguments = {name: batch[name] for name in FOR_ALL_LAYERS}
             if self._all_are_wanted(batch["input_ids"]):
                 arguments["logits_to_keep"] = 0  # which takes no copy
-        return self.model(past_key_values=cache, **arguments)
+        return self.model(**arguments, **{CACHE: cache})
 
     def _sequences(self) -> tuple[list[int], list[int], list[bool]]:
         """Slots, lengths, and whether they begin here, of those in the batch."""
@@ -234,10 +243,19 @@ class PagedModel:
             masks = dict.fromkeys(self.softmax_types, masks)
         return {**masks, LINEAR: None}
 
-    def _keep_keys(self, batch: dict[str, Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-        assert self.latent is not None
-        read, write = (batch[name][self.latent.index] for name in ("read_index", "write_index"))
-        return functools.partial(self.latent.keep, read=read, write=write)
+    def _keep(
+        self, keys: Tensor, values: Tensor, layer_idx: int, arguments: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`slots.KeepKeys`, in pages."""
+        if self.latent is not None:
+            index = self.latent.index
+            read, write = (self.batch[name][index] for name in ("read_index", "write_index"))
+            keys, values = self.latent.keep(keys, values, layer_idx, read, write)
+        if CACHE == PAGES:  # layers keep their keys there, and not their attention functions
+            return self.pages.update(keys, values, layer_idx, arguments)
+        if arguments is not None:
+            arguments[PAGES] = self.pages
+        return keys, values
 
 
 FOR_ALL_LAYERS = ("input_ids", "position_ids", "cu_seq_lens_q", "use_cache", "logits_to_keep")
@@ -252,11 +270,11 @@ def continuous_batching_manager(
     """What `init_continuous_batching` returns: as in Transformers, or the one that was kept.
 
     Raises:
-        ImportError: Transformers' release is none of MADE_FOR.
+        ImportError: Transformers' release has not what this engine needs.
         NotImplementedError: the model, or its code, can't be served so.
         ValueError: the settings can't be, for states.
     """
-    check_release(transformers.__version__)
+    check_release()
     check_model(model)
     kept = getattr(model, "_cached_continuous_batching_manager", None)
     if isinstance(kept, ContinuousBatchingManager):
@@ -271,18 +289,16 @@ def continuous_batching_manager(
     return SlotManager(model, generation_config, continuous_batching_config, workload_hints)
 
 
-def check_release(version: str) -> None:
-    """Raises an ImportError for a release of Transformers that this was not made for."""
-    if ".".join(version.split(".")[:2]) not in MADE_FOR:
-        raise ImportError(
-            f"it was made for transformers {MADE_FOR[0]} to {MADE_FOR[-1]}, and here is {version}"
-        )
+def arguments_of(model: PreTrainedModel) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
 
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises a NotImplementedError for a model that can't be served."""
     config = model.config
-    if not hasattr(model, "slot_cache"):
+    # A changed model of Transformers', which is served behind a class of ours, has its own name.
+    takes_cache = not isinstance(model, PreTrainedModel) or CACHE in arguments_of(model)
+    if not (hasattr(model, "slot_cache") and takes_cache):
         raise NotImplementedError(
             "continuous batching needs a checkpoint's code of a newer hf-linear-attention: load "
             "the model without trust_remote_code and save it again"
@@ -374,6 +390,14 @@ def count_no_keys(io: ContinuousBatchingIOs, is_pure: bool) -> None:
         io.attention_mask = None
     elif io.attention_mask is not None:
         io.attention_mask[LINEAR] = torch.empty(1, 1, 0, 0, dtype=io.model_dtype, device=io.device)
+
+
+def put_in_place_of(old: Any, new: Any, processor: ContinuousBatchProcessor) -> None:
+    """In a processor, and wherever else it or one of its parts has the old one."""
+    for part in (processor, *vars(processor).values()):
+        for name, value in list(getattr(part, "__dict__", {}).items()):
+            if value is old:
+                setattr(part, name, new)
 
 
 def fails_all_sequences(

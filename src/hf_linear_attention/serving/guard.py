@@ -50,9 +50,9 @@ class GuardedManager(ContinuousBatchingManager):
             self._has_begun.wait()
             finish_on_signals(self)
 
-    def _run_generation_loop(self) -> None:
+    def _run_generation_loop(self, *args: Any, **kwargs: Any) -> None:
         try:
-            super()._run_generation_loop()
+            super()._run_generation_loop(*args, **kwargs)
         finally:
             self._has_begun.set()  # and has ended, if there was no memory
 
