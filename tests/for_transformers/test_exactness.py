@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.loss_linear_attention import causal_lm_loss
-from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
+from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
 
@@ -98,8 +98,7 @@ def test_any_split_with_a_cache_is_the_whole(models, ids, cuts):
             if ours.config.model_type == "bamba":  # which would count from 0 again
                 cache["position_ids"] = at
             output = ours(piece, use_cache=True, **cache)
-            name = "cache_params" if "cache_params" in output else "past_key_values"
-            cache = {name: output[name]}
+            cache = {cache_name(ours): output[cache_name(ours)]}
             pieces.append(output.logits)
     close(torch.cat(pieces, 1), want)
 
@@ -158,7 +157,7 @@ def test_heads_of_real_sizes(model_type):
     """Over several chunks, and from a prompt to a few tokens more."""
     model = tiny_upstream(model_type, **REAL_SIZES[model_type])
     ids = torch.randint(2, VOCAB_SIZE - 4, (1, 300))
-    name = "cache_params" if model_type == "mamba2" else "past_key_values"
+    name = cache_name(model)
     with torch.no_grad():
         want = model(ids).logits
         use_kernels(model)

@@ -13,6 +13,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers.families import replacement_for
+from hf_linear_attention.releases import CACHE, CACHE_NAMES
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
 
 T = 9
@@ -29,7 +30,6 @@ class Layer:
         recurrent = [c for c in recurrent if replacement_for(c.before).is_recurrent]
         self.layer = recurrent[0].module()
         names = inspect.signature(self.layer.forward).parameters
-        self.cache_name = "cache_params" if "cache_params" in names else "past_key_values"
         self.mask_name = "conv_mask" if "conv_mask" in names else "attention_mask"
         self.more = {"position_embeddings": None} if "position_embeddings" in names else {}
 
@@ -38,14 +38,13 @@ class Layer:
             return MiniMaxCache()
         return DynamicCache(config=self.model.config)
 
-    def __call__(self, x, mask=None, cache=None):
+    def __call__(self, x, mask=None, cache=None, name=CACHE):
         """x (B, T, C) -> (B, T, C)"""
         with torch.no_grad():
-            return self.forward(x, mask, cache)
+            return self.forward(x, mask, cache, name)
 
-    def forward(self, x, mask, cache):
-        given = {self.mask_name: mask, self.cache_name: cache}
-        y = self.layer(x, **given, **self.more)
+    def forward(self, x, mask, cache, name=CACHE):
+        y = self.layer(x, **{self.mask_name: mask, name: cache}, **self.more)
         return y[0] if isinstance(y, tuple) else y
 
 
@@ -73,6 +72,19 @@ def test_padding_anywhere_neither_writes_nor_forgets(layer, x):
     close(y[:, is_real], want)
     later = torch.randn(1, 3, 32)
     close(layer(later, None, caches[0]), layer(later, None, caches[1]))
+
+
+def test_a_cache_is_read_by_every_name_that_it_has_had_and_no_other(layer, x):
+    want = layer(x)
+    for name in CACHE_NAMES:
+        cache = layer.new_cache()
+        pieces = [layer(piece, None, cache, name) for piece in x.split([5, 1, 3], dim=1)]
+        close(torch.cat(pieces, dim=1), want)
+    with pytest.raises(TypeError, match="no name like 'memory'"):
+        layer(x, None, layer.new_cache(), "memory")
+    both = {name: layer.new_cache() for name in CACHE_NAMES[:2]}
+    with pytest.raises(ValueError, match="different ones as cache and past_key_values"):
+        layer.layer(x, **{layer.mask_name: None}, **both, **layer.more)
 
 
 def test_rows_continue_a_cache_by_different_numbers_of_tokens(layer, x):

@@ -12,6 +12,7 @@ from transformers import DataCollatorWithFlattening
 from transformers.models.glm5_next import modeling_glm5_next
 
 from hf_linear_attention import use_kernels
+from hf_linear_attention.releases import CACHE
 from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
 
 LENGTHS = (7, 1, 12, 3)  # shorter and longer than a convolution and than chunks of upstream's
@@ -89,10 +90,10 @@ def test_packed_sequences_are_not_cached():
     use_kernels(model)
     ids, told = torch.full((1, sum(LENGTHS)), 3), told_by_positions(4)
     with torch.no_grad():
-        assert model(ids, **told).past_key_values is None  # none was asked for
-        cache = model(ids[:, :4], use_cache=True).past_key_values
+        assert getattr(model(ids, **told), CACHE) is None  # none was asked for
+        cache = {CACHE: model(ids[:, :4], use_cache=True)[CACHE]}
         with pytest.raises(ValueError, match="packed sequences can't be cached"):
-            model(ids, past_key_values=cache, **told_by_bounds(4))
+            model(ids, **cache, **told_by_bounds(4))
 
 
 @pytest.mark.parametrize("kpool, topk", [(1, 4), (4, 4)])

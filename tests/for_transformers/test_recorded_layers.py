@@ -18,11 +18,11 @@ from hf_linear_attention.for_transformers.recorded_layers import (
     given_beside,
     states_in,
 )
-from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cast, tiny_upstream
+from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cache_name, cast, tiny_upstream
 from without_recordings import without_recordings
 
 # Their recurrent layers also attend, have several convolutions, or another cache.
-NOT_RECORDED = {"falcon_h1", "inkling_text", "inkling2_text", "minimax"}
+NOT_RECORDED = {"falcon_h1", "inkling_text", "inkling2_text", "inkling2_loop_text", "minimax"}
 OFTEN_RECORDED = sorted(set(ONE_OF_EACH) - NOT_RECORDED)
 
 
@@ -48,7 +48,7 @@ class Reader:
         self.count += ids.shape[1]
         with torch.no_grad():
             output = self.model(ids, use_cache=True, **self.cache, **kwargs)
-        name = "cache_params" if "cache_params" in output else "past_key_values"
+        name = cache_name(self.model)
         self.cache = {name: output[name]}
         return output.logits
 
@@ -176,7 +176,7 @@ def test_padding_drafts_and_gradients_are_left_to_the_modules(by_modules):
     again = [read(ids[:, 4:5]), read(ids[:, 5:6])]
     assert torch.equal(torch.cat(first), torch.cat(again))
     with torch.enable_grad():
-        loss = model(ids[:, 6:7], past_key_values=cache).logits.sum()
+        loss = model(ids[:, 6:7], **read.cache).logits.sum()
     loss.backward()
     assert all(x.grad is not None for x in layers_of(model)[0].mlp.parameters())
 

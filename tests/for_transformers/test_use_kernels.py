@@ -21,12 +21,19 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.for_transformers.families import (
     FAMILIES,
-    fingerprint,
+    replacement_for,
     source_of,
 )
 from hf_linear_attention.for_transformers.use_kernels import Report
 from hf_linear_attention.loss_linear_attention import causal_lm_loss
-from upstream_models import OF_ALL_MODELS, SINCE, VOCAB_SIZE, is_here, tiny_upstream
+from upstream_models import (
+    OF_ALL_MODELS,
+    SINCE,
+    VOCAB_SIZE,
+    cache_name,
+    is_here,
+    tiny_upstream,
+)
 
 
 @pytest.fixture
@@ -60,8 +67,15 @@ def test_every_source_is_the_one_that_a_replacement_was_written_for(model):
     """Fails where the supported range of Transformers moves to one that computes it otherwise."""
     module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     for name in filter(is_here, FAMILIES[model]):
-        replacement = FAMILIES[model][name]
-        assert fingerprint(getattr(module, name), replacement.functions) in replacement.sources
+        upstream = getattr(module, name)
+        assert replacement_for(upstream).knows(upstream)
+
+
+def versions_of(replacement):
+    """Of Transformers, that it was written for."""
+    while replacement is not None:
+        yield from replacement.sources.values()
+        replacement = replacement.earlier
 
 
 def test_the_oldest_transformers_that_may_be_installed_has_known_sources_too():
@@ -71,7 +85,7 @@ def test_the_oldest_transformers_that_may_be_installed_has_known_sources_too():
     for model, classes in FAMILIES.items():
         for name, replacement in classes.items():
             first = SINCE.get(name, SINCE.get(model, oldest))
-            spans = [versions.split(" to ") for versions in replacement.sources.values()]
+            spans = [versions.split(" to ") for versions in versions_of(replacement)]
             assert any(Version(span[0]) <= Version(first) <= Version(span[-1]) for span in spans), (
                 name
             )
@@ -200,7 +214,7 @@ def test_hidden_states_are_returned_as_before(model, ids):
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "minimax", "mamba", "zamba"])
 def test_a_cache_passes_from_one_to_the_other(model_type, ids):
     model = tiny_upstream(model_type)
-    name = "cache_params" if "mamba" in model_type else "past_key_values"
+    name = cache_name(model)
     want = logits(model, ids)
     with torch.no_grad():
         cache = {name: model(ids[:, :5], use_cache=True)[name]}
@@ -219,13 +233,13 @@ def test_a_cache_passes_from_one_to_the_other(model_type, ids):
 
 
 def test_another_source_upstream_is_left_alone(model, ids):
-    def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+    def forward(self, hidden_states, cache=None, attention_mask=None, **kwargs):
         return hidden_states
 
     with mock.patch.object(modeling_qwen3_5.Qwen3_5GatedDeltaNet, "forward", forward):
         report = use_kernels(model)
         assert not report.changed
-        assert "computes it otherwise than 5.17 to 5.20, 5.21 to 5.22, 5.23 do" in str(report)
+        assert "computes it otherwise than 5.17 to 5.20, 5.21 to 5.22, 5.23, 5.24 do" in str(report)
 
 
 def test_a_patched_function_is_left_alone(model):
@@ -344,7 +358,7 @@ def test_a_step_with_a_static_cache_compiles_whole_and_once(model_type, ids):
     model = tiny_upstream(model_type, **STATIC[model_type])
     want = logits(model, ids)
     use_kernels(model)
-    name = "cache_params" if model_type in ("mamba", "mamba2") else "past_key_values"
+    name = cache_name(model)
     cache = {name: StaticCache(config=model.config, max_cache_len=16)}
     graphs = []
 

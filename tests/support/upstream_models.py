@@ -3,6 +3,8 @@
 state changes the tokens.
 """
 
+import inspect
+
 import torch
 import transformers
 from packaging.version import Version
@@ -14,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
 )
+
+from hf_linear_attention.releases import CACHE_NAMES
 
 VOCAB_SIZE = 64
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -89,6 +93,7 @@ OF_ALL_MODELS = {
     "qwen3_next": dict(HYBRID, **DELTA, **MOE),
     "qwen3_5_text": dict(HYBRID, **DELTA),
     "qwen3_5_moe_text": dict(HYBRID, **DELTA, **MOE),
+    "lara_mini": dict(HYBRID, **DELTA, **MOE),
     "olmo_hybrid": dict(HYBRID, **DELTA, linear_allow_neg_eigval=True),
     "qwen4_exp_text": dict(
         HYBRID,
@@ -218,6 +223,18 @@ OF_ALL_MODELS = {
         n_layers_per_attn_res_block=1,
         log_scaling_n_floor=8,
     ),
+    "inkling2_loop_text": dict(
+        INKLING,
+        num_hidden_layers=3,
+        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"],
+        loop_layer_index_start=1,
+        loop_layer_index_end=3,
+        loop_num_passes=2,
+        loop_gate_rank=4,
+        unpadded_vocab_size=VOCAB_SIZE - 2,
+        n_layers_per_attn_res_block=1,
+        log_scaling_n_floor=8,
+    ),
     # Its cache counts the tokens of its first layer, which must be a softmax one.
     "minimax": dict(
         COMMON,
@@ -236,6 +253,9 @@ SINCE = {
     "inkling_text": "5.21",
     "inkling2": "5.23",
     "inkling2_text": "5.23",
+    "inkling2_loop": "5.24",
+    "inkling2_loop_text": "5.24",
+    "lara_mini": "5.24",
     "lfm3": "5.23",
     "NemotronHRMSNormGated": "5.20",
 }
@@ -266,6 +286,12 @@ def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
         for name, weight in model.named_buffers():
             assert weight.isfinite().all(), name
     return model
+
+
+def cache_name(model: torch.nn.Module) -> str:
+    """What the installed release calls a cache, among a model's arguments and in its outputs."""
+    parameters = inspect.signature(model.forward).parameters
+    return next(name for name in CACHE_NAMES if name in parameters)
 
 
 def cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What lets generate() draft with models of Transformers whose caches have another name, or are of
-another class, than it expects: Mamba, Mamba-2, Falcon-Mamba and MiniMax.
+"""What lets generate() draft with models of Transformers whose caches count no tokens, have another
+name, or are of another class, than it expects: Mamba, Mamba-2, Falcon-Mamba and MiniMax.
 
 Drafts are of an assistant, which is such a model itself perhaps, or of prompt lookup.
 """
@@ -12,6 +12,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.generation import GenerationMode
 from transformers.utils import ModelOutput
 
+from ..releases import CACHE
 from .served import Served
 
 
@@ -27,8 +28,35 @@ class CountedCache(DynamicCache):
         return getattr(self.layers[layer_idx], "num_tokens", 0)
 
 
+def count_tokens(cache: Any) -> None:
+    """Makes a stock cache of recurrent layers only one that drafts can be taken back from."""
+    if type(cache) is DynamicCache:
+        cache.__class__ = CountedCache
+
+
 class DraftsOfMamba(Served):
-    """A head whose cache is `cache_params`, and while it drafts `past_key_values`, too."""
+    """A head whose layers are all recurrent."""
+
+    _is_stateful = False
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        *args,
+    ) -> None:
+        super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, generation_mode, *args
+        )
+        if is_drafting(generation_config, generation_mode):
+            count_tokens(model_kwargs.get(CACHE))
+
+
+class DraftsOfEarlierMamba(Served):
+    """The same before 5.24: its cache is `cache_params`, and while it drafts `past_key_values`,
+    too.
+    """
 
     _is_stateful = False
 
@@ -70,8 +98,7 @@ class DraftsOfMamba(Served):
         )
         cache = model_kwargs.get(ours)
         if cache is not None and is_drafting(generation_config, generation_mode):
-            if type(cache) is DynamicCache:
-                cache.__class__ = CountedCache
+            count_tokens(cache)
             model_kwargs[theirs] = model_kwargs.pop(ours)
 
 
@@ -92,18 +119,19 @@ class DraftsOfMiniMax(Served):
         )
         uses_cache = generation_config.use_cache is not False
         if uses_cache and is_drafting(generation_config, generation_mode):
-            cache = CroppableMiniMaxCache.made_of(model_kwargs.get("past_key_values"))
+            cache = CroppableMiniMaxCache.made_of(model_kwargs.get(CACHE))
             if generation_config.is_assistant:
                 cache.activate_past_recording()
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[CACHE] = cache
 
 
+_OF_MAMBA = DraftsOfMamba if CACHE == "cache" else DraftsOfEarlierMamba
 # (module, name) of heads of Transformers -> what is put before them
 HEADS: dict[tuple[str, str], type] = {
     ("transformers.models.falcon_mamba.modeling_falcon_mamba", "FalconMambaForCausalLM"): (
-        DraftsOfMamba
+        _OF_MAMBA
     ),
-    ("transformers.models.mamba.modeling_mamba", "MambaForCausalLM"): DraftsOfMamba,
-    ("transformers.models.mamba2.modeling_mamba2", "Mamba2ForCausalLM"): DraftsOfMamba,
+    ("transformers.models.mamba.modeling_mamba", "MambaForCausalLM"): _OF_MAMBA,
+    ("transformers.models.mamba2.modeling_mamba2", "Mamba2ForCausalLM"): _OF_MAMBA,
     ("transformers.models.minimax.modeling_minimax", "MiniMaxForCausalLM"): DraftsOfMiniMax,
 }

@@ -40,9 +40,10 @@ from .norms import (
 )
 from .recorded_layers import RecordedLayer
 from .residual_convolution import (
+    ConvolutionOfTokens,
+    EarlierScaledConvolution,
     ResidualConvolution,
-    ResidualConvolutionOfTokens,
-    ScaledResidualConvolution,
+    ScaledConvolution,
 )
 from .ssd import SSD, SSDOfFalcon
 
@@ -78,12 +79,17 @@ class Replacement(NamedTuple):
     functions: tuple[str, ...] = ()  # whose work it does, too, of the class's module or by path
     package: str | None = None  # that Transformers runs on other devices, where it is installed
     is_recurrent: bool = True
+    earlier: "Replacement | None" = None  # what stands in for the class's older sources
+
+    def knows(self, upstream: type[nn.Module]) -> bool:
+        """Whether it was written for the source that a class of Transformers has."""
+        return fingerprint(upstream, self.functions) in self.sources
 
     def why_not(self, module: nn.Module, upstream: type[nn.Module]) -> str | None:
         """Why it must not replace a module of this class of Transformers; None where it may."""
         if (why := why_it_stays(module)) is not None:
             return why
-        if fingerprint(upstream, self.functions) not in self.sources:
+        if not self.knows(upstream):
             known = ", ".join(dict.fromkeys(self.sources.values()))
             return f"Transformers {transformers.__version__} computes it otherwise than {known} do"
         if self.package is not None and importlib.util.find_spec(self.package) is not None:
@@ -96,116 +102,129 @@ class Replacement(NamedTuple):
 # fmt: off
 GATED_DELTA = Replacement(
     GatedDelta, "gated delta rule",
-    {"2bc9629c5c0f": "5.17 to 5.20", "93c181e4a987": "5.21 to 5.22", "12096e0293e8": "5.23"},
+    {"2bc9629c5c0f": "5.17 to 5.20", "93c181e4a987": "5.21 to 5.22", "12096e0293e8": "5.23",
+     "797f33769534": "5.24"},
     DELTA_RULE, "fla",
 )
 GATED_DELTA_OF_QWEN3_NEXT = GATED_DELTA._replace(
     ours=GatedDeltaOfQwen3Next, sources={
         "80b4815c9e55": "5.17 to 5.20", "a30c4c97f167": "5.21 to 5.22", "644a61655baf": "5.23",
+        "c58106a3cba5": "5.24",
     },
 )
 GATED_DELTA_OF_OLMO = GATED_DELTA._replace(
     ours=GatedDeltaOfOlmo, sources={
         "278eb4ca725d": "5.17 to 5.20", "4b5ba2da5026": "5.21 to 5.22", "07b7e99af4a8": "5.23",
+        "ee274c947b79": "5.24",
     },
 )
 KDA_LAYER = Replacement(
     KDA, "Kimi delta attention",
-    {"6094d06945a2": "5.17 to 5.20", "d89afa14b01b": "5.21 to 5.23"},
+    {"6094d06945a2": "5.17 to 5.20", "d89afa14b01b": "5.21 to 5.23", "f42a1e703a72": "5.24"},
     KIMI_DELTA, "fla",
 )
 KDA_OF_BAILING = KDA_LAYER._replace(
-    ours=KDAOfBailing, sources={"0328b9beefc7": "5.20", "571943191a51": "5.21 to 5.23"},
+    ours=KDAOfBailing,
+    sources={"0328b9beefc7": "5.20", "571943191a51": "5.21 to 5.23", "62c5b75db11b": "5.24"},
 )
 PACKED_INDEXER = Replacement(
     PackedIndexer, "indexer of packed sequences",
-    {"a6d7941c917e": "5.17", "4c48dba6bf3c": "5.20 to 5.23"},
+    {"a6d7941c917e": "5.17", "4c48dba6bf3c": "5.20 to 5.23", "26dc6fea0c90": "5.24"},
     ("Glm5NextTextAttention",), is_recurrent=False,
 )
 SSD_LAYER = Replacement(
     SSD, "Mamba-2's state space",
-    {"9b07f9399435": "5.17", "826a20fe3e97": "5.20", "fae0672b8d3f": "5.21 to 5.23"},
+    {"9b07f9399435": "5.17", "826a20fe3e97": "5.20", "fae0672b8d3f": "5.21 to 5.23",
+     "38be8b96e986": "5.24"},
     STATE_SPACE, "mamba_ssm",
 )
 SSD_OF_FALCON = SSD_LAYER._replace(
     ours=SSDOfFalcon,
-    sources={"6499622a7f34": "5.17", "728bc8a095b3": "5.20", "4ed845dc6c84": "5.21 to 5.23"},
+    sources={"6499622a7f34": "5.17", "728bc8a095b3": "5.20", "4ed845dc6c84": "5.21 to 5.23",
+             "3fd9b7f72efc": "5.24"},
 )
 MAMBA1_LAYER = Replacement(
     Mamba1, "Mamba's state space",
-    {"b445819ce4d9": "5.17 to 5.20", "8c3b0b447aa8": "5.21 to 5.23"},
+    {"b445819ce4d9": "5.17 to 5.20", "8c3b0b447aa8": "5.21 to 5.23", "ecd806476711": "5.24"},
     SELECTIVE_SCAN, "mamba_ssm",
 )
 MAMBA1_WITH_NORMS = MAMBA1_LAYER._replace(
     ours=Mamba1WithNorms, sources={
-        "4da1c6154d02": "5.17 to 5.20", "6faa82a5020f": "5.21 to 5.23",  # Falcon-Mamba's
-        "2a2307efd8eb": "5.17 to 5.20", "b4cf110bd4dd": "5.21 to 5.23",  # Jamba's
+        # Falcon-Mamba's
+        "4da1c6154d02": "5.17 to 5.20", "6faa82a5020f": "5.21 to 5.23", "fcc699b516ea": "5.24",
+        # Jamba's
+        "2a2307efd8eb": "5.17 to 5.20", "b4cf110bd4dd": "5.21 to 5.23", "2be3bc4d34dc": "5.24",
     },
 )
 MAMBA1_OF_ZAMBA = MAMBA1_LAYER._replace(
     ours=Mamba1OfZamba,
-    sources={"a6f1a6cd9171": "5.17", "91663e2dcaf8": "5.20", "1075f7cf5ed1": "5.21 to 5.23"},
+    sources={"a6f1a6cd9171": "5.17", "91663e2dcaf8": "5.20", "1075f7cf5ed1": "5.21 to 5.23",
+             "b28fa86fc771": "5.24"},
 )
 LIGHTNING = Replacement(
     Lightning, "lightning attention",
-    {"c85696f6fdd9": "5.17", "9e144d179b29": "5.20 to 5.23"},
+    {"c85696f6fdd9": "5.17", "9e144d179b29": "5.20 to 5.23", "b68b0915c82e": "5.24"},
     ("apply_mask_to_padding_states", "MiniMaxCache"),
 )
 
 GATED_CONVOLUTION = Replacement(
     GatedConvolution, "short convolution",
-    {"995b584918c9": "5.17 to 5.20", "1cfe403c69f7": "5.21", "ef72aad71268": "5.22 to 5.23"},
+    {"995b584918c9": "5.17 to 5.20", "1cfe403c69f7": "5.21", "ef72aad71268": "5.22 to 5.23",
+     "14fbfe71e371": "5.24"},
     CONVOLUTION, "causal_conv1d",
 )
 
 RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
-    ours=ResidualConvolution, sources={"98aef4d4520d": "5.21 to 5.23"},
+    ours=ResidualConvolution, sources={"98aef4d4520d": "5.21 to 5.23", "f78fa1fb9aad": "5.24"},
 )
-SCALED_RESIDUAL_CONVOLUTION = GATED_CONVOLUTION._replace(
-    ours=ScaledResidualConvolution, sources={"2e0f132603f9": "5.23"},
+EARLIER_SCALED_CONVOLUTION = GATED_CONVOLUTION._replace(
+    ours=EarlierScaledConvolution, sources={"2e0f132603f9": "5.23"},
 )
-RESIDUAL_CONVOLUTION_OF_TOKENS = Replacement(
-    ResidualConvolutionOfTokens, "short convolution", {"7d87bb668adf": "5.23"},
+SCALED_CONVOLUTION = GATED_CONVOLUTION._replace(
+    ours=ScaledConvolution, sources={"cf0557968c17": "5.24"}, earlier=EARLIER_SCALED_CONVOLUTION,
+)
+CONVOLUTION_OF_TOKENS = Replacement(
+    ConvolutionOfTokens, "short convolution", {"7d87bb668adf": "5.23", "ae9ba3eb5778": "5.24"},
     ("apply_mask_to_padding_states", *CACHE),
 )
 
-PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.23"}, is_recurrent=False)
+PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.24"}, is_recurrent=False)
 LATE_ROUNDED_NORM = PLAIN_NORM._replace(
     ours=LateRoundedNorm, sources={
-        "9974c071f03d": "5.17 to 5.23", "5b82fea17ac1": "5.20 to 5.23",
+        "9974c071f03d": "5.17 to 5.24", "5b82fea17ac1": "5.20 to 5.24",
         "78ed4555aca3": "5.17",  # NemotronHRMSNorm's, which was a plain one
     },
 )
 ONE_MORE_NORM = PLAIN_NORM._replace(
-    ours=OneMoreNorm, sources={"44c45efe22fd": "5.17 to 5.23"},
+    ours=OneMoreNorm, sources={"44c45efe22fd": "5.17 to 5.24"},
 )
 ONE_MORE_NORM_OF_GROUPS = PLAIN_NORM._replace(
-    ours=OneMoreNormOfGroups, sources={"e89686c5e50a": "5.17 to 5.23"},
+    ours=OneMoreNormOfGroups, sources={"e89686c5e50a": "5.17 to 5.24"},
 )
 NORM_THEN_GATE = Replacement(
-    NormThenGate, "gated norm", {"78222cbdcbcb": "5.17 to 5.23"}, is_recurrent=False,
+    NormThenGate, "gated norm", {"78222cbdcbcb": "5.17 to 5.24"}, is_recurrent=False,
 )
 LATE_ROUNDED_NORM_THEN_GATE = NORM_THEN_GATE._replace(
-    ours=LateRoundedNormThenGate, sources={"cf6976411ac0": "5.17 to 5.23"},
+    ours=LateRoundedNormThenGate, sources={"cf6976411ac0": "5.17 to 5.24"},
 )
 GATE_THEN_NORM = NORM_THEN_GATE._replace(
-    ours=GateThenNorm, sources={"ff3654df3895": "5.17 to 5.20", "aec0fa17fa67": "5.17 to 5.23"},
+    ours=GateThenNorm, sources={"ff3654df3895": "5.17 to 5.20", "aec0fa17fa67": "5.17 to 5.24"},
 )
 NORM_OF_FALCON = NORM_THEN_GATE._replace(
-    ours=NormOfFalcon, sources={"71372cf4e12c": "5.17 to 5.20", "2f45cd599fdc": "5.21 to 5.23"},
+    ours=NormOfFalcon, sources={"71372cf4e12c": "5.17 to 5.20", "2f45cd599fdc": "5.21 to 5.24"},
 )
 
 EXPERTS = Replacement(
-    Experts, "experts", {"ecc6aad1052d": "5.17", "03157df73174": "5.18 to 5.23"},
+    Experts, "experts", {"ecc6aad1052d": "5.17", "03157df73174": "5.18 to 5.24"},
     is_recurrent=False,
 )
 EXPERTS_OF_GLM5 = EXPERTS._replace(
-    sources={"ec83af9fb078": "5.17", "cf7bd57fab07": "5.18 to 5.23"},
+    sources={"ec83af9fb078": "5.17", "cf7bd57fab07": "5.18 to 5.24"},
 )
 EXPERTS_OF_NEMOTRON = EXPERTS._replace(
-    sources={"efab15fa11e2": "5.17", "b7b77eedb3e1": "5.18 to 5.23"},
+    sources={"efab15fa11e2": "5.17", "b7b77eedb3e1": "5.18 to 5.24"},
 )
-EXPERTS_OF_INKLING2 = EXPERTS._replace(sources={"9b059a60b9f7": "5.23"})
+EXPERTS_OF_INKLING2 = EXPERTS._replace(sources={"9b059a60b9f7": "5.23 to 5.24"})
 
 # Classes by their names, for each model of Transformers. No two models have one of the same name.
 FAMILIES: dict[str, dict[str, Replacement]] = {
@@ -231,6 +250,12 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "Qwen4ExpTextRMSNormGated": NORM_THEN_GATE,
         "Qwen4ExpTextRMSNorm": ONE_MORE_NORM_OF_GROUPS,
         "Qwen4ExpTextExperts": EXPERTS,
+    },
+    "lara_mini": {
+        "LaraMiniGatedDeltaNet": GATED_DELTA,
+        "LaraMiniRMSNormGated": LATE_ROUNDED_NORM_THEN_GATE,
+        "LaraMiniRMSNorm": LATE_ROUNDED_NORM,
+        "LaraMiniExperts": EXPERTS,
     },
     "olmo_hybrid": {
         "OlmoHybridGatedDeltaNet": GATED_DELTA_OF_OLMO,
@@ -324,10 +349,16 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "InklingExperts": EXPERTS,
     },
     "inkling2": {
-        "Inkling2ShortConvolution": SCALED_RESIDUAL_CONVOLUTION,
-        "Inkling2DynamicShortConvolution": RESIDUAL_CONVOLUTION_OF_TOKENS,
+        "Inkling2ShortConvolution": SCALED_CONVOLUTION,
+        "Inkling2DynamicShortConvolution": CONVOLUTION_OF_TOKENS,
         "Inkling2RMSNorm": LATE_ROUNDED_NORM,
         "Inkling2Experts": EXPERTS_OF_INKLING2,
+    },
+    "inkling2_loop": {
+        "Inkling2LoopShortConvolution": SCALED_CONVOLUTION,
+        "Inkling2LoopDynamicShortConvolution": CONVOLUTION_OF_TOKENS,
+        "Inkling2LoopRMSNorm": LATE_ROUNDED_NORM,
+        "Inkling2LoopExperts": EXPERTS_OF_INKLING2,
     },
     "minimax": {
         "MiniMaxLightningAttention": LIGHTNING,
@@ -343,6 +374,7 @@ LAYERS = {
     "qwen3_5": "Qwen3_5DecoderLayer",
     "qwen3_5_moe": "Qwen3_5MoeDecoderLayer",
     "qwen4_exp": "Qwen4ExpTextDecoderLayer",
+    "lara_mini": "LaraMiniDecoderLayer",
     "olmo_hybrid": "OlmoHybridLinearAttentionDecoderLayer",
     "kimi_linear": "KimiLinearDecoderLayer",
     "glm5_next": "Glm5NextTextDecoderLayer",
@@ -370,17 +402,18 @@ REPLACEMENTS: dict[tuple[str, str], Replacement] = {
 }
 # (module, name) of the layers around those
 RECORDED = {(f"{MODELS}{model}.modeling_{model}", name) for model, name in LAYERS.items()}
-# the same -> what is put before it in the class that replaces it
-OURS: dict[tuple[str, str], type] = {
-    **dict.fromkeys(RECORDED, RecordedLayer),
-    **{names: replacement.ours for names, replacement in REPLACEMENTS.items()},
-    **HEADS,
-}
+# the same, and heads that take drafts -> what is put before them
+AROUND: dict[tuple[str, str], type] = {**dict.fromkeys(RECORDED, RecordedLayer), **HEADS}
+# (module, name) of all classes that are replaced
+REPLACED = {*REPLACEMENTS, *AROUND}
 
 
 def replacement_for(cls: type) -> Replacement | None:
     """What replaces modules of exactly this class."""
-    return REPLACEMENTS.get((cls.__module__, cls.__name__))
+    replacement = REPLACEMENTS.get((cls.__module__, cls.__name__))
+    if replacement is None or replacement.earlier is None or replacement.knows(cls):
+        return replacement
+    return replacement.earlier if replacement.earlier.knows(cls) else replacement
 
 
 @functools.cache
@@ -389,7 +422,8 @@ def made_class(module: str, name: str) -> type[nn.Module]:
     so that whoever asks for the name is not surprised; `replaced` is where pickle finds it.
     """
     upstream = getattr(importlib.import_module(module), name)
-    ours = OURS[module, name]
+    replacement = replacement_for(upstream)
+    ours = AROUND[module, name] if replacement is None else replacement.ours
     body = {"__module__": f"{__package__}.replaced", "__doc__": ours.__doc__}
     return type(name, (ours, upstream), body | answers_of(upstream))
 

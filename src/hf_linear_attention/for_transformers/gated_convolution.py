@@ -28,13 +28,13 @@ class GatedConvolution(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) -> (B, T, C)"""
         B, T, _ = hidden_states.shape
-        hidden_states, memory = begin(self, hidden_states, past_key_values, attention_mask, kwargs)
+        hidden_states, memory = begin(self, hidden_states, cache, attention_mask, kwargs)
         gate_in, gate_out, x = self.in_proj(hidden_states).chunk(3, dim=-1)
         y = gate_out * convolve(self.conv, gate_in * x, memory, activation=None)
         memory.write(y.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from ..releases import cache_among
 from .packing import MaskAndBounds
 
 
@@ -22,13 +23,15 @@ class PackedIndexer(nn.Module):
         hidden_states: Tensor,
         q_resid: Tensor,
         attention_mask: Tensor | MaskAndBounds,
-        past_key_values: Cache | None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,  # its name before 5.24
     ) -> Tensor:
         """hidden_states (B, T, C) and q_resid (B, T, R) -> indices of keys in the row (B, T, K),
         int32, -1 where there are fewer.
         """
+        cache = cache_among(cache=cache, past_key_values=past_key_values)
         if not isinstance(attention_mask, MaskAndBounds):
-            return super().forward(hidden_states, q_resid, attention_mask, past_key_values)
+            return super().forward(hidden_states, q_resid, attention_mask, cache)
         mask, bounds = attention_mask.mask, attention_mask.bounds.long()
         B, T, _ = hidden_states.shape
         starts, lengths = bounds[:-1], bounds.diff()

@@ -33,13 +33,13 @@ class KDA(ConvolvedLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        cache_params: Cache | None = None,
+        cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) -> (B, T, C)"""
         B, T, _ = hidden_states.shape
-        hidden_states, memory = begin(self, hidden_states, cache_params, attention_mask, kwargs)
+        hidden_states, memory = begin(self, hidden_states, cache, attention_mask, kwargs)
 
         qkv = [project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj)]
         q, k, v = convolve(self.conv1d, torch.cat(qkv, dim=-1), memory).chunk(3, dim=-1)

@@ -12,11 +12,14 @@ from transformers.cache_utils import Cache
 
 from ..memory import LayerMemory
 from ..recurrence import Recurrence
+from ..releases import CACHE, CACHE_NAMES, cache_among
 from ..short_convolution import ConvolutionWindow
 from ..slots import SlotCache
 from ..tokens import Tokens
 from .packing import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
+
+CACHES = (Cache, SlotCache)
 
 
 class ConvolvedLayer(nn.Module):
@@ -82,6 +85,25 @@ def tokens_of(
     return Tokens(is_causal=True, key_mask=attention_mask, cu_seqlens=cu_seqlens)
 
 
+def take_cache(cache: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The cache that a layer is given as `cache`, or among its other arguments by a name that it
+    has in another release of Transformers; and the other arguments without it.
+
+    Raises:
+        TypeError: there is one by a name that nobody knows, which would not be read.
+        ValueError: two are given by different names, and are not the same.
+    """
+    caches, others = {"cache": cache}, {}
+    for name, given in kwargs.items():
+        if name in CACHE_NAMES:
+            caches[name] = given
+        elif isinstance(given, CACHES):
+            raise TypeError(f"a layer's cache has no name like {name!r}: give it as {CACHE!r}")
+        else:
+            others[name] = given
+    return cache_among(**caches), others
+
+
 def begin(
     layer: Any,  # of a layer_idx
     hidden_states: Tensor,
@@ -90,26 +112,30 @@ def begin(
     kwargs: Mapping[str, Any],
     is_transposed: bool = False,
     state_idx: int = 0,
+    layer_idx: int | None = None,
 ) -> tuple[Tensor, LayerMemory]:
     """What the forward of a layer with a stock cache begins with: hidden states, in one row where
-    sequences are packed, and the layer's memory. Arguments as of `tokens_of` and StockLayer.
+    sequences are packed, and the layer's memory. Arguments as of `tokens_of` and StockLayer; the
+    cache may be among `kwargs`, by another name of it.
     """
+    cache, kwargs = take_cache(cache, kwargs)
+    layer_idx = layer.layer_idx if layer_idx is None else layer_idx
     if isinstance(cache, SlotCache):
-        return hidden_states, memory_in_slots(layer, hidden_states, cache)
+        return hidden_states, memory_in_slots(layer_idx, hidden_states, cache)
     tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
     stored = None
     if cache is not None:
         dtype = hidden_states.dtype
-        stored = StockLayer(cache, layer.layer_idx, is_transposed, dtype, state_idx)
+        stored = StockLayer(cache, layer_idx, is_transposed, dtype, state_idx)
     T = hidden_states.shape[1]
     hidden_states, _ = tokens.one_row(hidden_states)
     return hidden_states, LayerMemory(stored, tokens, T)
 
 
-def memory_in_slots(layer: Any, hidden_states: Tensor, cache: SlotCache) -> LayerMemory:
+def memory_in_slots(layer_idx: int, hidden_states: Tensor, cache: SlotCache) -> LayerMemory:
     """The memory of a layer in a continuous batch, all of whose tokens (1, T, C) are real."""
     tokens = Tokens(is_causal=True)
-    return LayerMemory(cache.layers[layer.layer_idx], tokens, hidden_states.shape[1])
+    return LayerMemory(cache.layers[layer_idx], tokens, hidden_states.shape[1])
 
 
 def window_of(conv1d: nn.Conv1d, activation: str | None = "silu") -> ConvolutionWindow:

@@ -17,7 +17,7 @@ from ..numerics import accumulation_dtype, at_least_float32
 from ..recurrence import Inputs, Recurrence, State
 from ..recurrence_linear import LinearRecurrence
 from ..slots import SlotCache
-from .layer_parts import memory_in_slots, tokens_of
+from .layer_parts import memory_in_slots, take_cache, tokens_of
 
 
 class MiniMaxLayer:
@@ -76,14 +76,14 @@ class Lightning(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C) -> (B, T, C), and the state (B, H, D, D) after the last token, of
         each sequence where several are packed; None where states are in slots.
         """
         B, T, _ = hidden_states.shape
-        hidden_states, memory = self.begin(hidden_states, past_key_values, attention_mask, kwargs)
+        hidden_states, memory = self.begin(hidden_states, cache, attention_mask, kwargs)
 
         H, D = self.num_attention_heads, self.head_dim
         qkv = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (H, 3 * D))
@@ -113,8 +113,9 @@ class Lightning(nn.Module):
         attention_mask: Tensor | None,
         kwargs: Mapping[str, Any],
     ) -> tuple[Tensor, LayerMemory]:
+        cache, kwargs = take_cache(cache, kwargs)
         if isinstance(cache, SlotCache):
-            return hidden_states, memory_in_slots(self, hidden_states, cache)
+            return hidden_states, memory_in_slots(self.layer_idx, hidden_states, cache)
         tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
         stored = None
         if cache is not None:

@@ -14,7 +14,7 @@ from ..loss_linear_attention import causal_lm_loss
 from .families import fingerprint_of
 
 # Fingerprints of the functions that ours stands in for, and the versions that have them.
-SOURCES = {"9d4c35b46799": "5.17 to 5.23"}
+SOURCES = {"9d4c35b46799": "5.17 to 5.24"}
 # Where `PreTrainedModel.loss_function` looks first: what a model was given as its own.
 GIVEN = "_loss_function"
 

@@ -34,13 +34,13 @@ class Mamba1(ConvolvedLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        cache_params: Cache | None = None,
+        cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) -> (B, T, C)"""
         B, T, _ = hidden_states.shape
-        hidden_states, memory = begin(self, hidden_states, cache_params, attention_mask, kwargs)
+        hidden_states, memory = begin(self, hidden_states, cache, attention_mask, kwargs)
 
         x, gate = self.split(self.in_proj(hidden_states))
         x = convolve(self.conv1d, x, memory)

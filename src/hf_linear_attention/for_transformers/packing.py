@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from ..releases import CACHE, CACHE_NAMES
 from ..slots import SlotCache
 from ..tokens import positions_within, sequence_of_each_token
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
-CACHES = ("past_key_values", "cache_params")
 # Modules that choose keys without regard to the bounds, unless they were replaced.
 MIX_PACKED = ("Glm5NextTextIndexer",)
 # Models that make masks without regard to positions, and take masks that are made already.
@@ -37,6 +37,7 @@ ATTEND_BY_INDEXER = ("Glm5NextTextModel",)
 HAND_ON_A_MASK = (
     "FalconMambaModel",
     "Glm5NextTextModel",
+    "Inkling2LoopTextModel",
     "Inkling2TextModel",
     "InklingTextModel",
     "JambaModel",
@@ -85,7 +86,7 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     if (
         positions is None
         or kwargs.get("attention_mask") is not None
-        or any(kwargs.get(name) is not None for name in CACHES)
+        or any(kwargs.get(name) is not None for name in CACHE_NAMES)
     ):
         return None
     positions = _of_text(positions)
@@ -136,7 +137,7 @@ def tell_layers(
     given[BOUNDS] = bounds
     if _attends(model):
         _keep_softmax_apart(model, given, bounds)
-    if all(given.get(cache) is None for cache in CACHES):
+    if all(given.get(cache) is None for cache in CACHE_NAMES):
         given["use_cache"] = False
     if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
         given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
@@ -258,7 +259,7 @@ def forget(head: PreTrainedModel, args: tuple, output: Any) -> None:
 
 
 def is_continuous_batch(kwargs: Mapping[str, Any]) -> bool:
-    return any(isinstance(kwargs.get(name), SlotCache) for name in CACHES)
+    return any(isinstance(kwargs.get(name), SlotCache) for name in CACHE_NAMES)
 
 
 def _refuse_in_a_graph(name: str, condition: str = "") -> None:
@@ -298,7 +299,7 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
         "config": model.config,
         "inputs_embeds": weight.new_empty(*_batch_and_time(kwargs), 0),
         "attention_mask": given,
-        "past_key_values": None,
+        CACHE: None,
         "position_ids": kwargs["position_ids"],
     }
     of_tokens = None if _is_for_each_query(given) else given

@@ -16,8 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from ..inputs import may_be_recorded
 from ..recorded_tokens import RecordedTokens
 from ..slots import SlotCache, SlotLayer
-
-CACHES = (Cache, SlotCache)
+from .layer_parts import CACHES
 
 
 class RecordedLayer(nn.Module):

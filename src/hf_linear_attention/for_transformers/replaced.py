@@ -5,9 +5,9 @@ made when they are asked for, so that no model of Transformers is imported befor
 
 from torch import nn
 
-from .families import OURS, made_class
+from .families import REPLACED, made_class
 
-_MODULES = {name: module for module, name in OURS}
+_MODULES = {name: module for module, name in REPLACED}
 
 
 def __getattr__(name: str) -> type[nn.Module]:

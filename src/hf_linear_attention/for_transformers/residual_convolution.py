@@ -6,6 +6,7 @@ Shapes: B batch, T time, C channels, H heads, k tokens that a convolution reads.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ from ..numerics import at_least_float32
 from ..recurrence import Inputs, Recurrence, State
 from ..short_convolution import ConvolutionWindow
 from ..tokens import Tokens
-from .layer_parts import begin, convolve
+from .layer_parts import begin, convolve, take_cache
 
 
 class ConvolvedBeside(nn.Module):
-    """What both kinds have. While a cache records, to take tokens back, they leave it all to
+    """What all kinds have. While a cache records, to take tokens back, they leave it all to
     Transformers, whose cache knows how where there are convolutions only.
+
+    `cache_offset` says how many layers behind its own a layer finds its states, where layers run
+    several times.
     """
 
     takes_tokens_back = True
@@ -33,50 +37,89 @@ class ConvolvedBeside(nn.Module):
     conv_idx: int
     conv_kernel_size: int
 
-    def is_recorded(self, cache: Cache | None) -> bool:
-        return cache is not None and getattr(cache.layers[self.layer_idx], "record_past", False)
+    def is_recorded(self, cache: Cache | None, cache_offset: int = 0) -> bool:
+        if cache is None:
+            return False
+        return getattr(cache.layers[self.layer_idx + cache_offset], "record_past", False)
 
     def begin(
-        self, hidden_states: Tensor, cache: Cache | None, mask: Any
+        self,
+        hidden_states: Tensor,
+        cache: Cache | None,
+        mask: Any,
+        kwargs: Mapping[str, Any],
+        cache_offset: int = 0,
     ) -> tuple[Tensor, LayerMemory]:
         """As layer_parts.begin, and in float32 or better."""
-        x = at_least_float32(hidden_states)
-        return begin(self, x, cache, mask, {}, state_idx=self.conv_idx)
+        x, place = at_least_float32(hidden_states), self.layer_idx + cache_offset
+        return begin(self, x, cache, mask, kwargs, state_idx=self.conv_idx, layer_idx=place)
 
 
-class ResidualConvolution(ConvolvedBeside):
+class OneConvolution(ConvolvedBeside):
     """y_t = x_t + sum_j weight_j x_{t-k+1+j}, channel by channel, in float32 or better."""
 
     conv1d: nn.Conv1d
+    is_scaled = False  # by 1 / sqrt(k + 1)
+
+    def convolved(self, hidden_states: Tensor, *options: Any) -> Tensor:
+        """hidden_states (B, T, C) -> (B, T, C); options as of `begin`."""
+        x, memory = self.begin(hidden_states, *options)
+        y = x + convolve(self.conv1d, x, memory, activation=None)
+        memory.write(y.dtype)
+        if self.is_scaled:
+            y = y / math.sqrt(self.conv_kernel_size + 1)
+        return y.to(hidden_states.dtype).view_as(hidden_states)
+
+
+class ResidualConvolution(OneConvolution):
+    """Inkling's."""
 
     @force_accelerate_hooks("conv1d")  # its weights are read without calling it
     def forward(
         self,
         hidden_states: Tensor,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         conv_mask: Tensor | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) -> (B, T, C)"""
-        if self.is_recorded(past_key_values):
-            return super().forward(hidden_states, past_key_values, conv_mask, **kwargs)
-        x, memory = self.begin(hidden_states, past_key_values, conv_mask)
-        y = x + convolve(self.conv1d, x, memory, activation=None)
-        memory.write(y.dtype)
-        return self.scaled(y).to(hidden_states.dtype).view_as(hidden_states)
-
-    def scaled(self, y: Tensor) -> Tensor:
-        return y
+        cache, kwargs = take_cache(cache, kwargs)
+        if self.is_recorded(cache):
+            return super().forward(hidden_states, cache, conv_mask, **kwargs)
+        return self.convolved(hidden_states, cache, conv_mask, kwargs)
 
 
-class ScaledResidualConvolution(ResidualConvolution):
-    """Inkling 2's: the same by 1 / sqrt(k + 1)."""
+class EarlierScaledConvolution(ResidualConvolution):
+    """Inkling 2's before 5.24."""
 
-    def scaled(self, y: Tensor) -> Tensor:
-        return y / math.sqrt(self.conv_kernel_size + 1)
+    is_scaled = True
 
 
-class ResidualConvolutionOfTokens(ConvolvedBeside):
+class ScaledConvolution(OneConvolution):
+    """Inkling 2's, which takes what the kind below takes."""
+
+    is_scaled = True
+
+    @force_accelerate_hooks("conv1d")  # its weights are read without calling it
+    def forward(
+        self,
+        hidden_states: Tensor,
+        dynamic_input: Tensor | None = None,
+        cache: Cache | None = None,
+        conv_mask: Tensor | None = None,
+        cache_offset: int = 0,
+        **kwargs,
+    ) -> Tensor:
+        """hidden_states (B, T, C) -> (B, T, C)"""
+        cache, kwargs = take_cache(cache, kwargs)
+        if self.is_recorded(cache, cache_offset):
+            return super().forward(
+                hidden_states, dynamic_input, cache, conv_mask, cache_offset, **kwargs
+            )
+        return self.convolved(hidden_states, cache, conv_mask, kwargs, cache_offset)
+
+
+class ConvolutionOfTokens(ConvolvedBeside):
     """Inkling 2's other kind, where each token brings weights of its own, one of each head and lag,
     that are added to those of the channels.
     """
@@ -89,16 +132,18 @@ class ResidualConvolutionOfTokens(ConvolvedBeside):
         self,
         hidden_states: Tensor,
         dynamic_input: Tensor,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         conv_mask: Tensor | None = None,
+        cache_offset: int = 0,  # since 5.24
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) and what weights are made of -> (B, T, C)"""
-        if self.is_recorded(past_key_values):
+        cache, kwargs = take_cache(cache, kwargs)
+        if self.is_recorded(cache, cache_offset):
             return super().forward(
-                hidden_states, dynamic_input, past_key_values, conv_mask, **kwargs
+                hidden_states, dynamic_input, cache, conv_mask, cache_offset=cache_offset, **kwargs
             )
-        x, memory = self.begin(hidden_states, past_key_values, conv_mask)
+        x, memory = self.begin(hidden_states, cache, conv_mask, kwargs, cache_offset)
         k, C = self.static_weight.shape
         of_tokens = self.weight_proj(dynamic_input).to(x.dtype).view(*x.shape[:2], -1, k)
         of_channels = self.static_weight.to(x.dtype).view(k, self.num_heads, -1)

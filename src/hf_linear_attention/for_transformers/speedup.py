@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .packing import CACHES
+from ..releases import CACHE_NAMES
 from .use_kernels import use_kernels
 
 DTYPES: dict[str, torch.dtype | str] = {
@@ -109,7 +109,7 @@ def _only_last(model: PreTrainedModel) -> dict[str, Any]:
 
 def _cache_of(model: PreTrainedModel, output: Any) -> dict[str, Any]:
     """The cache that a forward returned, by the name of the argument which takes it."""
-    (name,) = [name for name in CACHES if name in inspect.signature(model.forward).parameters]
+    (name,) = [name for name in CACHE_NAMES if name in inspect.signature(model.forward).parameters]
     return {name: output[name]}
 
 

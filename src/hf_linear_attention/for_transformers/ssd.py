@@ -42,14 +42,14 @@ class SSD(ConvolvedLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        cache_params: Cache | None = None,
+        cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states (B, T, C) -> (B, T, C)"""
         B, T, _ = hidden_states.shape
         hidden_states, memory = begin(
-            self, hidden_states, cache_params, attention_mask, kwargs, is_transposed=True
+            self, hidden_states, cache, attention_mask, kwargs, is_transposed=True
         )
 
         gate, xkq, dt = self.project(hidden_states).split(

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from .. import linear, quantized
 from ..registration import before_forwards
+from ..releases import CACHE
 from .drafts import HEADS
 from .families import RECORDED, Replacement, made_class, replacement_for
 from .losses import ChangedLoss, change_loss, has_loss, why_not
@@ -337,7 +338,7 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
             report.takes_drafts.append(ChangedHead(ref(part), before, type(part)))
         elif (
             part._is_stateful
-            and "past_key_values" in inspect.signature(part.forward).parameters
+            and CACHE in inspect.signature(part.forward).parameters
             and getattr(config, "number_of_conv_states", 1) == 1  # others are not ours
         ):
             part._is_stateful = False
