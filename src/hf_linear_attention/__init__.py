@@ -11,6 +11,7 @@ from .for_transformers.bounded_caches import SinkCache, TOVACache
 from .for_transformers.int4_weights import pack_int4_weights
 from .for_transformers.large_pages import use_large_pages
 from .for_transformers.op_selective_scan import selective_scan, selective_scan_step_
+from .for_transformers.saved_code import replace_outdated
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
@@ -27,7 +28,6 @@ from .op_in_place import delta_rule_, linear_attention_, short_convolution_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import observe_model_classes, register_model_type
 from .releases import CACHE
-from .saved_code import replace_outdated
 from .sequence_parallel import split_sequence
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal

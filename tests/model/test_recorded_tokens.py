@@ -323,7 +323,7 @@ def test_outputs_are_those_of_modules():
     with torch.no_grad():
         outputs = model(ids[:, 5:], past_key_values=cache)
     assert uses(model) == {WHOLE: [4]}
-    assert [*outputs] == ["logits", "past_key_values"]
+    assert [*outputs] == ["logits", CACHE]
     assert outputs.loss is outputs.hidden_states is outputs.attentions is None
     assert torch.equal(copy.copy(outputs).logits, outputs["logits"])
 
