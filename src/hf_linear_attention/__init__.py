@@ -12,6 +12,7 @@ from .for_transformers.int4_weights import pack_int4_weights
 from .for_transformers.large_pages import use_large_pages
 from .for_transformers.op_selective_scan import selective_scan, selective_scan_step_
 from .for_transformers.saved_code import replace_outdated
+from .for_transformers.self_check import check_model
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
@@ -54,6 +55,7 @@ __all__ = [
     "SinkCache",
     "StaticLinearAttentionCache",
     "TOVACache",
+    "check_model",
     "convert",
     "delta_rule",
     "delta_rule_",

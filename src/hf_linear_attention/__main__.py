@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""`python -m hf_linear_attention`: what would run here, and why not what would not. With `speedup
+"""`python -m hf_linear_attention`: what would run here, and why not what would not. With `check
+MODEL`: whether a model answers the same with a cache and without, and with padding. With `speedup
 MODEL`: what `use_kernels` gains with a model of Transformers. With `convert MODEL OUT`: a softmax
 model of Transformers as a linear-attention one.
 """
@@ -23,6 +24,10 @@ ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
 def main() -> None:
     if len(sys.argv) == 1:
         print_report()
+    elif sys.argv[1] == "check":
+        from .for_transformers import self_check
+
+        self_check.main(sys.argv[2:])
     elif sys.argv[1] == "speedup":
         from .for_transformers import speedup
 
@@ -33,7 +38,7 @@ def main() -> None:
         command.main(sys.argv[2:])
     else:
         sys.exit(
-            "the commands are 'speedup MODEL' and 'convert MODEL OUT', got "
+            "the commands are 'check MODEL', 'speedup MODEL' and 'convert MODEL OUT', got "
             f"{' '.join(sys.argv[1:])!r}"
         )
 

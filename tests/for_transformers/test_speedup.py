@@ -92,7 +92,7 @@ def test_wrong_flags_are_named(arguments, message, monkeypatch, capsys):
 
 
 def test_another_command_is_named(monkeypatch):
-    with pytest.raises(SystemExit, match="the commands are 'speedup MODEL' and .*, got 'faster'"):
+    with pytest.raises(SystemExit, match="the commands are 'check MODEL', .*, got 'faster'"):
         call(monkeypatch, "faster")
 
 
