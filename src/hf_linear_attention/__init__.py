@@ -28,7 +28,7 @@ from .op_delta import delta_rule, delta_rule_step_
 from .op_in_place import delta_rule_, linear_attention_, short_convolution_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import observe_model_classes, register_model_type
-from .releases import CACHE
+from .releases import CACHE, warn_of_newer
 from .sequence_parallel import split_sequence
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal
@@ -36,6 +36,7 @@ __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this mu
 register_model_type(LinearAttentionConfig)
 if CACHE == "cache":  # which code that was saved before does not know
     observe_model_classes(replace_outdated)
+warn_of_newer()
 
 __all__ = [
     "Conversion",
