@@ -7,10 +7,12 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$p" && exit; done)
 VENV ?= .venv
+VENV_NEWEST ?= .venv-newest
 VENV_VLLM ?= .venv-vllm
 VENV_WHEELS ?= .venv-wheels
 VENV_SITE ?= .venv-site
 VENV_SPACE ?= .venv-space
+NEWEST_TORCH ?= torch
 DEMO ?= outputs/demo
 CONVERT_DEMO ?= outputs/convert_demo
 SPACE ?= outputs/space
@@ -23,7 +25,7 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
 export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
 
-.PHONY: help demo convert-demo space test test-vllm test-space bench compare instructions sanitize soak gpu-check \
+.PHONY: help demo convert-demo space test test-newest test-vllm test-space bench compare instructions sanitize soak gpu-check \
 	arm-check cross-check wheels site check format clean
 .DELETE_ON_ERROR:
 
@@ -32,6 +34,7 @@ help:
 	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
 	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
 	@echo "make test-space   test that page in a browser, Chromium or Chrome, in about a minute"
+	@echo "make test-newest   run the tests that matter with the newest Transformers, PyTorch and their kin"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, about 10 minutes"
 	@echo "make compare OLD=a.whl NEW=b.whl   two versions of the package, side by side"
@@ -85,6 +88,15 @@ convert-demo: $(VENV)/installed
 test: check $(VENV)/clients
 	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \
 		--dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+
+# What a new release of Transformers, PyTorch, PEFT, TRL or torchao has changed for us before.
+RELEASE_TESTS = $(addprefix tests/, cache clients for_transformers generation model serving)
+
+# Whatever pip gives today, in an environment of its own, and not what constraints.txt names: remove
+# that to get what came since. NEWEST_TORCH=torch==2.13.0 names a PyTorch, where pip's is too large.
+test-newest: $(VENV_NEWEST)/installed
+	PATH="$(abspath $(VENV_NEWEST))/bin:$$PATH" OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \
+		--dist loadfile --no-loadscope-reorder $(RELEASE_TESTS) $(TEST_FLAGS)
 
 # The files are named, for a run of all tests leaves this folder out.
 test-vllm: $(VENV_VLLM)/installed
@@ -157,6 +169,13 @@ $(VENV)/clients: $(VENV)/installed
 		--constraint constraints.txt 'hf-linear-attention[clients,experiments]'
 	@touch $@
 
+$(VENV_NEWEST)/installed: $(VENV_NEWEST)/created $(SOURCES)
+	rm -rf build/lib*
+	$(VENV_NEWEST)/bin/python -m pip install --disable-pip-version-check \
+		--upgrade --upgrade-strategy eager '$(NEWEST_TORCH)' '.[train,test,clients]'
+	@$(VENV_NEWEST)/bin/python -m hf_linear_attention
+	@touch $@
+
 # All that vLLM needs there is in one list: without --no-deps pip would add programs for images and
 # sound. PyTorch comes first, with what the build of it that pip finds here needs.
 $(VENV_VLLM)/installed: $(VENV_VLLM)/created tests/with_vllm/requirements.txt $(SOURCES)
@@ -184,8 +203,8 @@ $(VENV_SPACE)/installed: $(VENV_SPACE)/created $(SOURCES)
 		--constraint constraints.txt '.[train,space]' pytest selenium
 	@touch $@
 
-$(VENV)/created $(VENV_VLLM)/created $(VENV_WHEELS)/created $(VENV_SITE)/created \
-		$(VENV_SPACE)/created:
+$(VENV)/created $(VENV_NEWEST)/created $(VENV_VLLM)/created $(VENV_WHEELS)/created \
+		$(VENV_SITE)/created $(VENV_SPACE)/created:
 	@[ -n '$(PYTHON)' ] || { \
 		echo 'No Python 3.10 or newer found. Install one, or name it: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }

@@ -57,6 +57,25 @@ def test_workflows_test_all_that_is_supported():
     matrix = jobs_of(ROOT / ".github" / "workflows" / "tests.yml")["test"]["strategy"]["matrix"]
     options = METADATA["options"]
     assert matrix["python"][0] == options["python_requires"].removeprefix(">=")
-    supported = options["install_requires"]
-    oldest, below = re.search(r"transformers>=([\d.]+),(<\d+)", supported).groups()
-    assert {f"=={oldest}.*", below} <= {one.get("transformers") for one in matrix["include"]}
+    oldest = dict(re.findall(r"(\w+)>=([\d.]+)", options["install_requires"]))
+    wanted = " ".join(f"{name}=={oldest[name]}.*" for name in ("transformers", "torch"))
+    assert wanted in {one.get("oldest") for one in matrix["include"]}
+
+
+def test_the_newest_releases_are_tested_every_week_without_constraints():
+    workflow = ROOT / ".github" / "workflows" / "newest.yml"
+    triggers = yaml.safe_load(workflow.read_text("utf-8"))[True]  # as YAML reads "on"
+    assert re.fullmatch(r"\d+ \d+ \* \* [0-6]", triggers["schedule"][0]["cron"])
+    commands = "\n".join(commands_of(workflow))
+    assert "make PYTHON=python test-newest" in commands and "constraint" not in commands
+    database = subprocess.run(
+        ["make", "--dry-run", "--always-make", "test-newest", "PYTHON=python3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "--upgrade-strategy eager" in database and "--constraint" not in database
+    folders = set(re.findall(r"tests/\w+", database))
+    assert {"tests/for_transformers", "tests/generation", "tests/clients"} <= folders
+    assert all((ROOT / folder).is_dir() for folder in folders)
