@@ -2,14 +2,17 @@
 """What can't be is said before a model is loaded."""
 
 import os
+import sys
 
 import pytest
 import vllm
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import ForwardContext
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from vllm.v1.attention.backends import utils as backend_utils
 
-from hf_linear_attention.vllm import ARCHITECTURE, register
+from hf_linear_attention.vllm import ARCHITECTURE, is_known, register, settings
 from in_vllm import LONGEST, make_model
 
 SETTINGS = {
@@ -41,14 +44,70 @@ MODELS = {
 }
 
 
-def test_another_release_of_vllm(monkeypatch, folder):
-    monkeypatch.setattr(vllm, "__version__", "0.33.0")
+def forget(monkeypatch):
+    """What was registered, until the end of a test."""
+    register()  # as vLLM does once, when a config is made
     monkeypatch.setitem(MODELS_CONFIG_MAP, ARCHITECTURE, None)
     monkeypatch.setitem(ModelRegistry.models, ARCHITECTURE, None)
+
+
+def other_reader(block_tables, seq_lens, kv_cache_spec):
+    """With an argument of another name, and one that is gone."""
+
+
+CHANGES = {
+    "a name": (
+        lambda patch: patch.delattr(backend_utils, "mamba_get_block_table_tensor"),
+        ["vllm.v1.attention.backends.utils.mamba_get_block_table_tensor"],
+    ),
+    "arguments": (
+        lambda patch: patch.setattr(backend_utils, "mamba_get_block_table_tensor", other_reader),
+        [
+            "vllm.v1.attention.backends.utils.mamba_get_block_table_tensor(block_table)",
+            "vllm.v1.attention.backends.utils.mamba_get_block_table_tensor(mamba_cache_mode)",
+        ],
+    ),
+    "a field": (
+        lambda patch: patch.delitem(ForwardContext.__annotations__, "attn_metadata"),
+        ["vllm.forward_context.ForwardContext.attn_metadata"],
+    ),
+    "a module": (
+        lambda patch: patch.setitem(sys.modules, "vllm.v1.attention.backends.registry", None),
+        ["vllm.v1.attention.backends.registry.MambaAttentionBackendEnum"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_release_that_lacks_what_the_plugin_uses_is_refused_by_name(name, monkeypatch):
+    change, lacking = CHANGES[name]
+    forget(monkeypatch)
+    change(monkeypatch)
     register()
     assert MODELS_CONFIG_MAP[ARCHITECTURE] is None  # which that release may not have
-    with pytest.raises(RuntimeError, match="made for vLLM 0.32, and this is 0.33.0"):
+    with pytest.raises(RuntimeError, match="made for vLLM 0.32 and 0.33, and this is") as refused:
         ModelRegistry.models[ARCHITECTURE].load_model_cls()
+    assert f"without {', '.join(lacking)}: install" in str(refused.value)
+
+
+def test_a_release_that_nobody_has_read_is_warned_of(monkeypatch, folder):
+    said = []
+    monkeypatch.setattr(
+        settings.logger, "warning", lambda *words: said.append(words[0] % words[1:])
+    )
+    for version in ("0.32.0", "0.33.1", "0.34.0"):
+        assert said == []
+        monkeypatch.setattr(vllm, "__version__", version)
+        forget(monkeypatch)
+        register()
+        assert ModelRegistry.models[ARCHITECTURE].module_name == "hf_linear_attention.vllm.model"
+        make_config(folder)
+    assert "made for vLLM 0.32 and 0.33, and this is 0.34.0" in said[0]
+
+
+@pytest.mark.parametrize(("version", "known"), [("0.33.0+cpu", True), ("0.330.1", False)])
+def test_releases_that_were_read_are_known(version, known):
+    assert is_known(version) == known
 
 
 def make_config(folder, **settings):

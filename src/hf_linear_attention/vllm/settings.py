@@ -5,12 +5,14 @@ import math
 import os
 from typing import Any
 
+import vllm
 from transformers import PreTrainedConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
 from ..configuration_linear_attention import HEADS_OF_SOFTMAX, LinearAttentionConfig
+from . import KNOWN, is_known
 from .attention import key_size, padded_head_size
 
 logger = init_logger(__name__)
@@ -40,7 +42,16 @@ class Settings(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Refuses what can't be, and lets threads sleep while they wait."""
+        """Refuses what can't be, warns of a release that nobody has read, and lets threads sleep
+        while they wait.
+        """
+        if not is_known(vllm.__version__):
+            logger.warning(
+                "hf-linear-attention was made for vLLM %s, and this is %s: it has what the plugin "
+                "uses, but compare some answers with those of generate()",
+                " and ".join(KNOWN),
+                vllm.__version__,
+            )
         config = own_config(vllm_config.model_config.hf_config)
         check_settings(vllm_config)
         check_model(config, vllm_config.model_config.max_model_len)
