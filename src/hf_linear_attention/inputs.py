@@ -39,6 +39,7 @@ HANDED_TO_ALL = frozenset(
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
         *("is_causal", "debug_io", "debug_io_dir", "prune_layers"),  # Transformers' decorators
         "token_type_ids",  # tokenizers like BERT's
+        "attentions",  # the plugin for vLLM, for its attention function, also without a cache
     )
 )
 
