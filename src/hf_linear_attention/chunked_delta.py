@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
-from .numerics import L2_NORM_EPS, accumulation_dtype, is_transformed, without_autocast
+from .numerics import (
+    L2_NORM_EPS,
+    accumulation_dtype,
+    bounded,
+    is_transformed,
+    without_autocast,
+)
 from .tokens import behind
 
 CHUNK_SIZE = 64  # a power of two
@@ -106,7 +112,7 @@ def _prepared(
     dtype = accumulation_dtype(q.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
-        log_decay = log_decay.clamp(min=LOWEST_LOG_DECAY)
+        log_decay = bounded(log_decay, LOWEST_LOG_DECAY)
     if key_mask is not None:
         q, k, v = (torch.where(behind(key_mask, x), x, 0) for x in (q, k, v))
         beta, log_decay = (

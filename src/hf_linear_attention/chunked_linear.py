@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from .feature_maps import POINTWISE
-from .numerics import accumulation_dtype, without_autocast
+from .numerics import accumulation_dtype, bounded, without_autocast
 
 CHUNK_SIZE = 64
 
@@ -106,7 +106,7 @@ def _mapped(
     phi = POINTWISE[feature_map or "identity"]
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
-        log_decay = log_decay.clamp(min=LOWEST_LOG_DECAY)
+        log_decay = bounded(log_decay, LOWEST_LOG_DECAY)
     if key_mask is None:
         return phi(q), phi(k), v, log_decay
     keep = key_mask[..., None]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .numerics import at_least_float32
+from .numerics import at_least_float32, bounded
 
 
 class Decay(nn.Module):
@@ -214,7 +214,7 @@ class HGRN2(Decay):
         if lower_bound is not None:
             # in logs, so that a small f is exact; 0 and 1 have none that could be computed with
             limits = torch.finfo(torch.float32)
-            bound = lower_bound.to(x.dtype).clamp(limits.tiny, 1 - limits.eps)
+            bound = bounded(lower_bound.to(x.dtype), limits.tiny, 1 - limits.eps)
             log_decay = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_decay)
         return -torch.expm1(log_decay), log_decay
 

@@ -20,7 +20,7 @@ from .numerics import at_least_float32, without_autocast
 def elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1, exact for very negative x, too. Katharopoulos et al., arXiv 2006.16236."""
     # exp sees no positive number: its infinite gradient, times the zero of `where`, would be NaN.
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    return torch.where(x > 0, x + 1, torch.where(x > 0, 0, x).exp())
 
 
 # The kernels know them by these names.

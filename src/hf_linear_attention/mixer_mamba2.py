@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from .decays import inverse_softplus
 from .linear import Linear
 from .mixer_linear import Heads, LinearAttentionBase
-from .numerics import at_least_float32
+from .numerics import at_least_float32, bounded
 from .recurrence import Inputs
 from .recurrence_linear import LinearRecurrence
 from .tensor_parallel import HeadShard, find_head_shard
@@ -45,7 +45,7 @@ class Mamba2(LinearAttentionBase):
         heads = Heads.sharing_keys(config)
         super().__init__(config, config.hidden_size, heads, made=("v",))
         self.layer_idx = layer_idx
-        self.limits = config.time_step_limit or (0.0, math.inf)
+        self.limits = tuple(config.time_step_limit or (0.0, math.inf))
         self.first_steps = config.time_step_min, config.time_step_max, config.time_step_floor
         C, bias = config.hidden_size, config.attention_bias
         for name in ("B", "C"):
@@ -112,7 +112,8 @@ class Mamba2(LinearAttentionBase):
         (H, 1).
         """
         dt = F.softplus(at_least_float32(self.dt_proj(hidden_states)) + self.dt_bias)
-        dt = dt.clamp(*self.limits)
+        if self.limits != (0.0, math.inf):  # which it can't leave
+            dt = bounded(dt, *self.limits)
         log_decay, D = -at_least_float32(self.A_log).exp() * dt, self.D[:, None]
         if shard is not None:
             log_decay, dt, D = shard.take(log_decay, 2), shard.take(dt, 2), shard.take(D, 0)

@@ -3,6 +3,7 @@
 which derivatives compiled ops don't have.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -21,6 +22,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     """x in its accumulation dtype."""
     dtype = accumulation_dtype(x.dtype)
     return x if x.dtype is dtype else x.to(dtype)  # asked many times for every token
+
+
+def bounded(x: Tensor, low: float, high: float = math.inf) -> Tensor:
+    """x from low to high. The gradient at a bound is 1, as that of torch.clamp was before PyTorch
+    2.14, where it is 0: what starts at a bound can be learned in either.
+    """
+    x = torch.where(x < low, low, x)
+    return x if high == math.inf else torch.where(x > high, high, x)
 
 
 def is_transformed() -> bool:
