@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .numerics import at_least_float32, bounded
+from .numerics import accumulation_dtype, at_least_float32, bounded
 
 
 class Decay(nn.Module):
@@ -160,7 +160,9 @@ class Kimi(Decay):
         )
         self.f_a_proj = projection(config.hidden_size, rank, bias=False)
         self.f_b_proj = projection(rank, H * K, bias=False)
-        self.dt_bias = nn.Parameter(torch.empty(H * K))
+        # float32 where the model is loaded in half precision, as in Transformers' Kimi Linear
+        dtype = accumulation_dtype(torch.get_default_dtype())
+        self.dt_bias = nn.Parameter(torch.empty(H * K, dtype=dtype))
         self.A_log = nn.Parameter(torch.empty(H))
         self.reset_parameters()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .numerics import at_least_float32, without_autocast
+from .numerics import ExactBuffers, accumulation_dtype, at_least_float32, without_autocast
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Taylor(FeatureMap):
         return torch.cat([torch.ones_like(x[..., :1]), x, _products(x) / math.sqrt(2)], -1)
 
 
-class FavorPlus(FeatureMap):
+class FavorPlus(ExactBuffers, FeatureMap):
     """(2m)^(-1/2) e^(-|x|^2 / 2) [e^(Wx), e^(-Wx)] with x scaled by D^(-1/4); F = 2m.
 
     phi(q).phi(k) estimates exp(q.k / sqrt(D)) without bias. W (m, D), shared by q, k and all heads,
@@ -145,7 +145,9 @@ class FavorPlus(FeatureMap):
     ):
         num_features = num_features or head_dim  # m
         super().__init__(num_heads, num_key_value_heads, head_dim, 2 * num_features)
-        self.register_buffer("projection", torch.empty(num_features, head_dim))
+                # float32 where the model is loaded in half precision: exponents need their digits
+        dtype = accumulation_dtype(torch.get_default_dtype())
+        self.register_buffer("projection", torch.empty(num_features, head_dim, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

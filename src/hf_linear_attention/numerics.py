@@ -4,10 +4,11 @@ which derivatives compiled ops don't have.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 L2_NORM_EPS = 1e-6  # x / sqrt(sum(x^2) + eps), as Transformers norms queries and keys
@@ -30,6 +31,21 @@ def bounded(x: Tensor, low: float, high: float = math.inf) -> Tensor:
     """
     x = torch.where(x < low, low, x)
     return x if high == math.inf else torch.where(x > high, high, x)
+
+
+class ExactBuffers(nn.Module):
+    """Whose buffers no cast of the model rounds: nothing learned them, or will."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, exact in before.items():
+            cast = self._buffers[name]
+            if exact is not None and cast is not None and cast.is_floating_point():
+                dtype = accumulation_dtype(cast.dtype)
+                if cast.dtype is not dtype:
+                    self._buffers[name] = exact.to(cast.device, dtype)
+        return self
 
 
 def is_transformed() -> bool:

@@ -9,8 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from .numerics import ExactBuffers
 
-class RotaryEmbedding(LlamaRotaryEmbedding):
+
+class RotaryEmbedding(ExactBuffers, LlamaRotaryEmbedding):
     """Llama's cos and sin (B, T, R), of R = head_dim partial_rotary_factor features: Llama's reads
     that factor where `rope_type` is not "default".
     """
