@@ -119,7 +119,8 @@ def _prepared(
             None if x is None else torch.where(behind(key_mask, x), x, 0) for x in (beta, log_decay)
         )
     if normalize_qk:
-        q, k = (x * (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).rsqrt() for x in (q, k))
+        # divided: in the gradient x would meet that of the norm, which may be as large
+        q, k = (x / (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).sqrt() for x in (q, k))
     return q * scale, k, v, beta, log_decay
 
 

@@ -140,7 +140,7 @@ class PerToken(Decay):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         x = at_least_float32(self.dt_proj(hidden_states))
-        return -at_least_float32(self.A_log).exp() * nn.functional.softplus(x + self.dt_bias)
+        return decay_of_steps(self.A_log, nn.functional.softplus(x + self.dt_bias))
 
 
 class Kimi(Decay):
@@ -174,7 +174,7 @@ class Kimi(Decay):
         """(B, T, hidden) -> (B, T, H, K)"""
         x = at_least_float32(self.f_b_proj(self.f_a_proj(hidden_states)))
         steps = nn.functional.softplus(x + self.dt_bias).unflatten(-1, (self.A_log.numel(), -1))
-        return -at_least_float32(self.A_log).exp()[:, None] * steps
+        return decay_of_steps(self.A_log[:, None], steps)
 
 
 class GatedPerChannel(Decay):
@@ -299,6 +299,14 @@ def _draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:
     dt = torch.empty(dt_bias.shape, device="cpu").uniform_(math.log(0.001), math.log(0.1)).exp()
     init.copy_(dt_bias, inverse_softplus(dt))
     init.copy_(A_log, torch.empty(A_log.shape, device="cpu").uniform_(1, 16).log())
+
+
+def decay_of_steps(A_log: Tensor, steps: Tensor) -> Tensor:
+    """Log decays -exp(A_log) steps, for steps of at least 0 in float32 or better."""
+    A_log = at_least_float32(A_log)
+    # A rate of infinity times a step of 0 would be NaN, and so is the gradient of one close to it.
+    most = 0.7 * math.log(torch.finfo(A_log.dtype).max)
+    return -bounded(A_log, high=most).exp() * steps
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class FavorPlus(ExactBuffers, FeatureMap):
     ):
         num_features = num_features or head_dim  # m
         super().__init__(num_heads, num_key_value_heads, head_dim, 2 * num_features)
-                # float32 where the model is loaded in half precision: exponents need their digits
+        # float32 where the model is loaded in half precision: exponents need their digits
         dtype = accumulation_dtype(torch.get_default_dtype())
         self.register_buffer("projection", torch.empty(num_features, head_dim, dtype=dtype))
         self.reset_parameters()

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .decays import inverse_softplus
+from .decays import decay_of_steps, inverse_softplus
 from .linear import Linear
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import at_least_float32, bounded
@@ -114,7 +114,7 @@ class Mamba2(LinearAttentionBase):
         dt = F.softplus(at_least_float32(self.dt_proj(hidden_states)) + self.dt_bias)
         if self.limits != (0.0, math.inf):  # which it can't leave
             dt = bounded(dt, *self.limits)
-        log_decay, D = -at_least_float32(self.A_log).exp() * dt, self.D[:, None]
+        log_decay, D = decay_of_steps(self.A_log, dt), self.D[:, None]
         if shard is not None:
             log_decay, dt, D = shard.take(log_decay, 2), shard.take(dt, 2), shard.take(D, 0)
         return log_decay, dt, D

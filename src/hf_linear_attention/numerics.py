@@ -25,11 +25,12 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype is dtype else x.to(dtype)  # asked many times for every token
 
 
-def bounded(x: Tensor, low: float, high: float = math.inf) -> Tensor:
+def bounded(x: Tensor, low: float = -math.inf, high: float = math.inf) -> Tensor:
     """x from low to high. The gradient at a bound is 1, as that of torch.clamp was before PyTorch
     2.14, where it is 0: what starts at a bound can be learned in either.
     """
-    x = torch.where(x < low, low, x)
+    if low != -math.inf:
+        x = torch.where(x < low, low, x)
     return x if high == math.inf else torch.where(x > high, high, x)
 
 

@@ -64,6 +64,20 @@ def test_rows_without_a_label_have_no_gradient_where_a_mean_over_none_is_taken()
     assert not student.grad.any()
 
 
+def test_words_that_the_teacher_rules_out_count_nothing():
+    student = torch.randn(4, 11, requires_grad=True)
+    labels, masked = torch.arange(4), torch.randn(4, 11)
+    masked[:, 7:] = -torch.inf
+    for weight in (0.0, 0.5):
+        losses = DistillationLoss.apply(student, masked.clone(), labels, 1.0, weight)
+        kl = F.kl_div(student.log_softmax(-1), masked.softmax(-1), reduction="none").sum(-1)
+        entropy = F.cross_entropy(student, labels, reduction="none")
+        expected = (1 - weight) * kl + weight * entropy
+        torch.testing.assert_close(losses, expected)
+        gradients = [torch.autograd.grad(x.sum(), student)[0] for x in (losses, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_the_gradient_of_bfloat16_takes_the_place_of_the_teachers_logits():
     student = torch.randn(5, 11, dtype=torch.bfloat16, requires_grad=True)
     teacher = torch.randn(5, 11, dtype=torch.bfloat16)

@@ -95,10 +95,11 @@ void differentiate_norm(RowArray<const Acc> x, const Acc* factors, int64_t count
     const Acc* const from = x.data + row * x.stride;
     Acc* const to = gradient.data + row * gradient.stride;
     Vec<Acc> dot{};
-    for (int64_t c = 0; c < columns; c += kLanes<Acc>) dot += load(from + c) * load(to + c);
-    const Acc along = sum<Acc>(dot) * factors[row] * factors[row];
+    const auto normed = [&](int64_t c) HFLA_INLINE_LAMBDA { return factors[row] * load(from + c); };
+    for (int64_t c = 0; c < columns; c += kLanes<Acc>) dot += normed(c) * load(to + c);
+    const Acc along = sum<Acc>(dot);
     for (int64_t c = 0; c < columns; c += kLanes<Acc>) {
-      store(to + c, factors[row] * (load(to + c) - along * load(from + c)));
+      store(to + c, factors[row] * (load(to + c) - along * normed(c)));
     }
   }
 }

@@ -49,7 +49,8 @@ class DistillationLoss(torch.autograd.Function):
             log_p = (scores / temperature).log_softmax(-1)
             log_q = (teacher[rows].to(dtype) / temperature).log_softmax(-1)
             q = log_q.exp()
-            loss = (1 - weight) * temperature**2 * (q * (log_q - log_p)).sum(-1, keepdim=True)
+            gaps = (q * (log_q - log_p)).masked_fill_(q == 0, 0)  # words that the teacher rules out
+            loss = (1 - weight) * temperature**2 * gaps.sum(-1, keepdim=True)
             dscores = log_p.exp().sub_(q).mul_((1 - weight) * temperature)
             if weight != 0:
                 log_words = scores.log_softmax(-1)
