@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from harness import Report, Work, check_close, keep_freed_memory, parser, sample_of, within
 from hf_linear_attention import use_large_pages
-from hf_linear_attention.linear import Linear
+from hf_linear_attention.linear import hasten
 from hf_linear_attention.quantized import dequantize_int4
 from models import bytes_of, quantise, torch_products, torchao_products
 
@@ -78,7 +78,7 @@ SETTINGS = {
 def make_layers(form: Format, inputs: int, outputs: int, weights: int) -> nn.ModuleList:
     torch.manual_seed(0)
     count = -(-weights // (inputs * outputs))
-    layers = nn.ModuleList(Linear(inputs, outputs, bias=False) for _ in range(count))
+    layers = nn.ModuleList(hasten(nn.Linear(inputs, outputs, bias=False)) for _ in range(count))
     layers.to(form.dtype)
     if form.bits is not None:
         quantise(layers, form.bits, inputs)
@@ -126,7 +126,7 @@ def time_few_rows(report: Report, name: str, shape: tuple[int, int], setting: Se
 class ManyRows:
     """A layer, and rows in one of the ways."""
 
-    layer: Linear
+    layer: nn.Linear
     x: Tensor
     dy: Tensor | None  # the gradient of y, where there is a backward pass
     autocast: bool
@@ -135,7 +135,7 @@ class ManyRows:
     def make(cls, rows: int, shape: tuple[int, int], way: str, backward: bool) -> "ManyRows":
         dtype, autocast = WAYS[way]
         inputs, outputs = shape
-        layer = Linear(inputs, outputs, bias=False).to(dtype)
+        layer = hasten(nn.Linear(inputs, outputs, bias=False)).to(dtype)
         x = random_rows(rows, inputs, dtype).requires_grad_(backward)
         dy = random_rows(rows, outputs, torch.bfloat16 if autocast else dtype)
         return cls(layer, x, dy if backward else None, autocast)

@@ -111,13 +111,13 @@ class PerHead(Decay):
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
-def projection(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
-    """This package's Linear. It is imported when there is a model: configs, which ask for the names
-    of decays, load no kernels.
+def projected(linear: nn.Module, x: Tensor) -> Tensor:
+    """`linear.project`. It is imported when a model runs: configs, which ask for the names of
+    decays, load no kernels.
     """
-    from .linear import Linear
+    from .linear import project
 
-    return Linear(in_features, out_features, bias=bias)
+    return project(linear, x)
 
 
 class PerToken(Decay):
@@ -129,7 +129,7 @@ class PerToken(Decay):
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.dt_proj = projection(config.hidden_size, config.num_state_heads, bias=False)
+        self.dt_proj = nn.Linear(config.hidden_size, config.num_state_heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(config.num_state_heads))
         self.A_log = nn.Parameter(torch.empty(config.num_state_heads))
         self.reset_parameters()
@@ -139,7 +139,7 @@ class PerToken(Decay):
         _draw_steps(self.dt_bias, self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        x = at_least_float32(self.dt_proj(hidden_states))
+        x = at_least_float32(projected(self.dt_proj, hidden_states))
         return decay_of_steps(self.A_log, nn.functional.softplus(x + self.dt_bias))
 
 
@@ -158,8 +158,8 @@ class Kimi(Decay):
             config.linear_key_head_dim,
             config.linear_value_head_dim,
         )
-        self.f_a_proj = projection(config.hidden_size, rank, bias=False)
-        self.f_b_proj = projection(rank, H * K, bias=False)
+        self.f_a_proj = nn.Linear(config.hidden_size, rank, bias=False)
+        self.f_b_proj = nn.Linear(rank, H * K, bias=False)
         # float32 where the model is loaded in half precision, as in Transformers' Kimi Linear
         dtype = accumulation_dtype(torch.get_default_dtype())
         self.dt_bias = nn.Parameter(torch.empty(H * K, dtype=dtype))
@@ -172,7 +172,7 @@ class Kimi(Decay):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, H, K)"""
-        x = at_least_float32(self.f_b_proj(self.f_a_proj(hidden_states)))
+        x = at_least_float32(projected(self.f_b_proj, projected(self.f_a_proj, hidden_states)))
         steps = nn.functional.softplus(x + self.dt_bias).unflatten(-1, (self.A_log.numel(), -1))
         return decay_of_steps(self.A_log[:, None], steps)
 
@@ -190,13 +190,16 @@ class GatedPerChannel(Decay):
         super().__init__(config, layer_idx)
         self.key_dim = config.linear_key_head_dim
         self.gk_proj = nn.Sequential(
-            projection(config.hidden_size, self.RANK, bias=False),
-            projection(self.RANK, config.num_state_heads * self.key_dim),
+            nn.Linear(config.hidden_size, self.RANK, bias=False),
+            nn.Linear(self.RANK, config.num_state_heads * self.key_dim),
         )
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, H, K)"""
-        x = at_least_float32(self.gk_proj(hidden_states)).unflatten(-1, (-1, self.key_dim))
+        x = hidden_states
+        for linear in self.gk_proj:
+            x = projected(linear, x)
+        x = at_least_float32(x).unflatten(-1, (-1, self.key_dim))
         return nn.functional.logsigmoid(x) / self.TEMPERATURE
 
 

@@ -1,14 +1,21 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""nn.Linear, faster on the CPU: for few rows, as in generation, and in some dtypes for many."""
+"""nn.Linear's product, faster on the CPU: for few rows, as in generation, and in some dtypes for
+many. The modules are torch's own: quantisers and counters look for them by that very class.
+"""
 
+import functools
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
+from typing import Any, TypeGuard
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
 from .backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
 from .numerics import is_transformed
@@ -86,7 +93,7 @@ BFLOAT16_BY = {"avx512_bf16": "AVX512-BF16", "amx": "AMX tiles"}
 
 
 def product_report() -> dict[str, str]:
-    """By dtype of x and the weight, which product `Linear` takes on the CPU, and why."""
+    """By dtype of x and the weight, which product a linear layer takes on the CPU, and why."""
     if not IS_COMPILED:
         missing = [
             f.reason for f in (few_rows_product, many_rows_product) if isinstance(f, Missing)
@@ -104,17 +111,83 @@ def product_report() -> dict[str, str]:
     return report
 
 
-class Linear(nn.Linear):
-    """nn.Linear: the same parameters, the same answers but for rounding.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def project(linear: nn.Module, x: Tensor) -> Tensor:
+    """linear(x), for what was made as an nn.Linear: the same but for rounding.
 
     Nobody knows the other products but this package, so they take plain tensors only, and torchao's
     weights, where no exported program is wanted; all else goes the usual way. Under autocast only
     the product of many rows is taken.
     """
+    if is_bare(linear):
+        weight, bias = linear.weight, linear.bias  # each a search among the module's parameters
+        product = fastest_product(x, weight, bias)
+        return linear(x) if product is F.linear else product(x, weight, bias)
+    if x.is_cpu and not torch.compiler.is_compiling():
+        hasten(innermost(linear))
+    return linear(x)
 
-    def forward(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias  # each a search among the module's parameters
-        return fastest_product(input, weight, bias)(input, weight, bias)
+
+def is_bare(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is an nn.Linear, and a call of it the product and nothing else."""
+    if type(linear) is not nn.Linear:
+        return False
+    own = vars(linear)
+    return not ("forward" in own or any(own[name] for name in HOOKS) or _has_any_global_hook())
+
+
+def innermost(linear: nn.Module) -> nn.Module:
+    """What PEFT's adapters are put around."""
+    while (inner := linear._modules.get("base_layer")) is not None:
+        linear = inner
+    return linear
+
+
+class FastForward(functools.partial):
+    """An nn.Linear's `forward` as an attribute of its own, by the fastest product: for modules that
+    others call.
+    """
+
+    def __new__(cls, linear: nn.Linear):
+        # By a weak reference, or the two would stay until garbage is collected.
+        return super().__new__(cls, _forward, ref(linear))
+
+    def __reduce__(self):
+        return FastForward, (self.args[0](),)  # of copies and pickles, the copy's
+
+
+def _forward(reference: Callable[[], Any], input: Tensor) -> Tensor:
+    linear = reference()
+    if type(linear) is not nn.Linear:  # but what a parametrization, or FSDP2, has made of it
+        return type(linear).forward(linear, input)
+    weight, bias = linear.weight, linear.bias
+    return fastest_product(input, weight, bias)(input, weight, bias)
+
+
+def hasten(linear: nn.Module) -> nn.Module:
+    """The module itself: an nn.Linear has a FastForward now, unless its forward was replaced."""
+    name = _name_of_forward(linear)
+    forward = vars(linear).get(name)
+    is_stock = forward is None or getattr(forward, "__func__", None) is nn.Linear.forward
+    if type(linear) is nn.Linear and is_stock:
+        setattr(linear, name, FastForward(linear))
+    return linear
+
+
+def restore(linear: nn.Module) -> None:
+    """Undoes `hasten`."""
+    name = _name_of_forward(linear)
+    if isinstance(vars(linear).get(name), FastForward):
+        delattr(linear, name)
+        if name != "forward":
+            setattr(linear, name, MethodType(nn.Linear.forward, linear))
+
+
+def _name_of_forward(linear: nn.Module) -> str:
+    """Of the attribute by which a module computes: accelerate's hooks put their own before it."""
+    return "_old_forward" if "_old_forward" in vars(linear) else "forward"
 
 
 def fastest_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:

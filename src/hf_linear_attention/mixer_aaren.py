@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
+from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import accumulation_dtype
 from .op_in_place import linear_attention_
@@ -204,7 +205,7 @@ class Aaren(LinearAttentionBase):
         """hidden_states (B, T, C) -> (B, T, C), and no attention weights, which nobody makes."""
         B, T, C = hidden_states.shape
         hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
-        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        k, v = project(self.k_proj, hidden_states), project(self.v_proj, hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
         k, v = self.convolve("k", k, shard, memory), self.convolve("v", v, shard, memory)
         k, v = self.split(k, v)

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .cache_layers import memory_layer
+from .linear import project
 from .mixer_linear import MappedAttention
 from .numerics import accumulation_dtype
 from .recurrence import State
@@ -45,7 +46,7 @@ class CrossAttention(MappedAttention):
             state = self._fold(encoder_hidden_states, encoder_attention_mask)
             if cache is not None:
                 cache.keep(state, hidden_states.dtype)
-        q = self.q_proj(hidden_states)
+        q = project(self.q_proj, hidden_states)
         shard = find_head_shard(q, self.q_proj, self.heads.queries)
         phi_q = self._map("q", q, shard)
         y = self.recurrence.read(phi_q, state).to(q.dtype)
@@ -56,9 +57,9 @@ class CrossAttention(MappedAttention):
         hidden = None if mask is None else (mask == 0).to(memory.device)[..., None]
         if hidden is not None:
             memory = memory.masked_fill(hidden, 0)  # NaN, too
-        k = self.k_proj(memory)
+        k = project(self.k_proj, memory)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
-        v = self.v_proj(memory).unflatten(-1, (-1, self.heads.value_dim))
+        v = project(self.v_proj, memory).unflatten(-1, (-1, self.heads.value_dim))
         if self.value_act is not None:
             v = self.value_act(v)
         phi_k = self._map("k", k, shard)

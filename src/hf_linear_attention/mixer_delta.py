@@ -9,12 +9,12 @@ Shapes: B batch, T time, C hidden size, Hk heads of queries and keys, Hv heads o
 K key dim, V value dim.
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .decays import build_decay
-from .linear import Linear
+from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import at_least_float32
 from .recurrence_delta import DeltaRecurrence
@@ -32,7 +32,7 @@ class DeltaRule(LinearAttentionBase):
         super().__init__(config, config.hidden_size, heads)
         self.layer_idx = layer_idx
         self.largest_beta = 2.0 if config.linear_allow_neg_eigval else 1.0
-        self.b_proj = Linear(config.hidden_size, heads.values, bias=False)
+        self.b_proj = nn.Linear(config.hidden_size, heads.values, bias=False)
         self.recurrence = DeltaRecurrence(heads.values, heads.key_dim, heads.value_dim)
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
@@ -48,13 +48,14 @@ class DeltaRule(LinearAttentionBase):
         B, T, C = hidden_states.shape
         hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
 
-        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        of_each = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (project(linear, hidden_states) for linear in of_each)
         shard = find_head_shard(k, self.k_proj, self.heads.keys, "linear_num_key_heads")
         k = self.convolve("k", k, shard, memory)
         v = self.convolve("v", v, shard, memory)
         q = self.convolve("q", q, shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
-        beta = self.largest_beta * at_least_float32(self.b_proj(hidden_states)).sigmoid()
+        beta = self.largest_beta * at_least_float32(project(self.b_proj, hidden_states)).sigmoid()
         log_decay = self.decay(hidden_states)
         if shard is not None:
             beta = shard.take(beta, 2)

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from .decays import build_decay, decay_class
 from .feature_maps import POINTWISE, build_feature_map
 from .heads_rms_norm import build_norm, normalize
-from .linear import Linear
+from .linear import project
 from .memory import LayerMemory
 from .recurrence import Recurrence
 from .recurrence_linear import LinearRecurrence
@@ -54,9 +54,9 @@ class LinearAttentionBase(nn.Module):
     """
 
     layer_idx: int
-    q_proj: Linear
-    k_proj: Linear
-    v_proj: Linear
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class LinearAttentionBase(nn.Module):
         out_size = out_heads * heads.value_dim
         for name, size in self.sizes.items():
             in_size = C if name == "q" else kv_input_size
-            self.add_module(f"{name}_proj", Linear(in_size, size, bias=bias))
-        self.o_proj = Linear(out_size, C, bias=config.attention_out_bias)
+            self.add_module(f"{name}_proj", nn.Linear(in_size, size, bias=bias))
+        self.o_proj = nn.Linear(out_size, C, bias=config.attention_out_bias)
         self.has_conv = False  # unless a subclass adds them
         self.value_act = None if config.value_act is None else ACT2FN[config.value_act]
         self.is_gated = config.is_gated
         self.has_low_rank_gate = self.is_gated and config.low_rank_gate
         if self.has_low_rank_gate:
-            self.g_a_proj = Linear(C, heads.value_dim, bias=bias)
-            self.g_b_proj = Linear(heads.value_dim, out_size, bias=bias)
+            self.g_a_proj = nn.Linear(C, heads.value_dim, bias=bias)
+            self.g_b_proj = nn.Linear(heads.value_dim, out_size, bias=bias)
         elif self.is_gated:
-            self.g_proj = Linear(C, out_size, bias=bias)
+            self.g_proj = nn.Linear(C, out_size, bias=bias)
         if self.is_gated:
             self.gate_act = ACT2FN[config.gate_act]
         self.o_norm = build_norm(config, out_heads, heads.value_dim, heads.keys)
@@ -139,12 +139,12 @@ class LinearAttentionBase(nn.Module):
         """
         gate = None
         if self.has_low_rank_gate:
-            gate = self.g_b_proj(self.g_a_proj(hidden_states))
+            gate = project(self.g_b_proj, project(self.g_a_proj, hidden_states))
         elif self.is_gated:
-            gate = self.g_proj(hidden_states)
+            gate = project(self.g_proj, hidden_states)
         if gate is not None:
             gate = self.gate_act(gate).view(y.shape)
-        return self.o_proj(normalize(self.o_norm, y, gate, shard).flatten(2))
+        return project(self.o_proj, normalize(self.o_norm, y, gate, shard).flatten(2))
 
 
 class MappedAttention(LinearAttentionBase):
@@ -194,13 +194,13 @@ class LinearAttention(MappedAttention):
         B, T, C = hidden_states.shape
         hidden_states, positions, memory = self.begin(hidden_states, tokens, past_key_values)
 
-        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        k, v = project(self.k_proj, hidden_states), project(self.v_proj, hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
         k = self.convolve("k", k, shard, memory)
         v = self.convolve("v", v, shard, memory)
         if self.value_act is not None:
             v = self.value_act(v)
-        q = self.convolve("q", self.q_proj(hidden_states), shard, memory)
+        q = self.convolve("q", project(self.q_proj, hidden_states), shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         k, log_decay = self._forgetting(hidden_states, k, lower_bound, shard)
         if positions is not None and self.has_positions:

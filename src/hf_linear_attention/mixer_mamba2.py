@@ -19,7 +19,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from .decays import decay_of_steps, inverse_softplus
-from .linear import Linear
+from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .numerics import at_least_float32, bounded
 from .recurrence import Inputs
@@ -38,8 +38,8 @@ class Mamba2(LinearAttentionBase):
     ranks compute them, were there a single group.
     """
 
-    B_proj: Linear
-    C_proj: Linear
+    B_proj: nn.Linear
+    C_proj: nn.Linear
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         heads = Heads.sharing_keys(config)
@@ -50,8 +50,8 @@ class Mamba2(LinearAttentionBase):
         C, bias = config.hidden_size, config.attention_bias
         for name in ("B", "C"):
             self.sizes[name] = heads.keys * heads.key_dim
-            self.add_module(f"{name}_proj", Linear(C, self.sizes[name], bias=bias))
-        self.dt_proj = Linear(C, heads.values, bias=bias)
+            self.add_module(f"{name}_proj", nn.Linear(C, self.sizes[name], bias=bias))
+        self.dt_proj = nn.Linear(C, heads.values, bias=bias)
         self.add_convolutions(config)
         self.A_log = nn.Parameter(torch.empty(heads.values))
         self.D = nn.Parameter(torch.empty(heads.values))
@@ -85,7 +85,8 @@ class Mamba2(LinearAttentionBase):
         B, T, C = hidden_states.shape
         hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
 
-        v, k, q = self.v_proj(hidden_states), self.B_proj(hidden_states), self.C_proj(hidden_states)
+        of_each = self.v_proj, self.B_proj, self.C_proj
+        v, k, q = (project(linear, hidden_states) for linear in of_each)
         shard = find_head_shard(v, self.v_proj, self.heads.values, "linear_num_value_heads")
         v = self.convolve("v", v, shard, memory)
         k, q = self.convolve("B", k, None, memory), self.convolve("C", q, None, memory)
@@ -111,7 +112,7 @@ class Mamba2(LinearAttentionBase):
         """Of this rank's heads: log decays and write strengths (B, T, H), float32 or better, and D
         (H, 1).
         """
-        dt = F.softplus(at_least_float32(self.dt_proj(hidden_states)) + self.dt_bias)
+        dt = F.softplus(at_least_float32(project(self.dt_proj, hidden_states)) + self.dt_bias)
         if self.limits != (0.0, math.inf):  # which it can't leave
             dt = bounded(dt, *self.limits)
         log_decay, D = decay_of_steps(self.A_log, dt), self.D[:, None]

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from .linear import Linear
+from .linear import project
 from .rms_norm import RMSNorm
 from .rotary import rotate
 from .tensor_parallel import HeadShard, call, find_head_shard
@@ -37,7 +37,7 @@ class SoftmaxAttention(nn.Module):
         self.is_gated = config.attn_output_gate
         if self.is_gated:
             size = self.o_proj.in_features
-            self.g_proj = Linear(config.hidden_size, size, bias=config.attention_bias)
+            self.g_proj = nn.Linear(config.hidden_size, size, bias=config.attention_bias)
 
     def add_projections(self, config: PreTrainedConfig) -> None:
         """Makes q, k, v and what comes back, and says how heads share keys."""
@@ -46,10 +46,10 @@ class SoftmaxAttention(nn.Module):
         self.num_key_value_heads = config.num_key_value_heads
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = D**-0.5
-        self.q_proj = Linear(C, config.num_attention_heads * D, bias=bias)
-        self.k_proj = Linear(C, config.num_key_value_heads * D, bias=bias)
-        self.v_proj = Linear(C, config.num_key_value_heads * D, bias=bias)
-        self.o_proj = Linear(config.num_attention_heads * D, C, bias=config.attention_out_bias)
+        self.q_proj = nn.Linear(C, config.num_attention_heads * D, bias=bias)
+        self.k_proj = nn.Linear(C, config.num_key_value_heads * D, bias=bias)
+        self.v_proj = nn.Linear(C, config.num_key_value_heads * D, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * D, C, bias=config.attention_out_bias)
         self.has_qk_norm = config.use_qk_norm
         if self.has_qk_norm:
             self.q_norm = RMSNorm(D, eps=config.rms_norm_eps)
@@ -59,7 +59,8 @@ class SoftmaxAttention(nn.Module):
         self, hidden_states: Tensor, tokens: Tokens
     ) -> tuple[Tensor, Tensor, Tensor, HeadShard | None]:
         """Queries (B, Hq, T, D), and what a cache keeps of keys and values, (B, Hkv, T, D) each."""
-        q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        of_each = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (project(linear, hidden_states) for linear in of_each)
         shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)  # or error
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if self.has_qk_norm:
@@ -104,8 +105,8 @@ class SoftmaxAttention(nn.Module):
         )
         y = y.flatten(2)
         if self.is_gated:
-            y = y * self.g_proj(hidden_states).sigmoid()
-        return self.o_proj(y), weights
+            y = y * project(self.g_proj, hidden_states).sigmoid()
+        return project(self.o_proj, y), weights
 
 
 class LatentAttention(SoftmaxAttention):
@@ -125,11 +126,12 @@ class LatentAttention(SoftmaxAttention):
         self.own_size, self.value_size = config.qk_nope_head_dim, config.v_head_dim
         self.key_size = self.own_size + self.shared_size
         self.scaling = self.key_size**-0.5
-        self.q_proj = Linear(C, H * self.key_size, bias=False)
-        self.kv_a_proj_with_mqa = Linear(C, self.latent_size + self.shared_size, bias=bias)
+        self.q_proj = nn.Linear(C, H * self.key_size, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(C, self.latent_size + self.shared_size, bias=bias)
         self.kv_a_layernorm = RMSNorm(self.latent_size, eps=1e-6)  # as there, always
-        self.kv_b_proj = Linear(self.latent_size, H * (self.own_size + self.value_size), bias=False)
-        self.o_proj = Linear(H * self.value_size, C, bias=config.attention_out_bias)
+        out_size = H * (self.own_size + self.value_size)
+        self.kv_b_proj = nn.Linear(self.latent_size, out_size, bias=False)
+        self.o_proj = nn.Linear(H * self.value_size, C, bias=config.attention_out_bias)
 
     def project(
         self, hidden_states: Tensor, tokens: Tokens
@@ -137,10 +139,10 @@ class LatentAttention(SoftmaxAttention):
         """Queries (B, Hq, T, key_size), the latent vectors (B, 1, T, latent_size) and the keys'
         shared part (B, 1, T, shared_size).
         """
-        q = self.q_proj(hidden_states)
+        q = project(self.q_proj, hidden_states)
         shard = find_head_shard(q, self.q_proj, self.num_heads, "num_attention_heads")
         q = q.unflatten(-1, (-1, self.key_size)).transpose(1, 2)
-        latent, shared = self.kv_a_proj_with_mqa(hidden_states).split(
+        latent, shared = project(self.kv_a_proj_with_mqa, hidden_states).split(
             [self.latent_size, self.shared_size], dim=-1
         )
         return q, self.kv_a_layernorm(latent)[:, None], shared[:, None], shard
@@ -151,6 +153,7 @@ class LatentAttention(SoftmaxAttention):
         """Keys (B, Hq, S, key_size) and values (B, Hq, S, value_size)."""
         if shard is not None:
             shared = shard.share(shared)
-        own = self.kv_b_proj(latent[:, 0]).unflatten(-1, (-1, self.own_size + self.value_size))
+        own = project(self.kv_b_proj, latent[:, 0])
+        own = own.unflatten(-1, (-1, self.own_size + self.value_size))
         k, v = own.transpose(1, 2).split([self.own_size, self.value_size], dim=-1)
         return torch.cat([k, shared.expand(-1, k.shape[1], -1, -1)], dim=-1), v

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from .decays import build_decay
 from .feature_maps import POINTWISE
+from .linear import project
 from .mixer_linear import MappedAttention
 from .numerics import at_least_float32
 from .recurrence import Recurrence
@@ -109,11 +110,11 @@ class WindowedAttention(MappedAttention):
         B, T, C = hidden_states.shape
         hidden_states, positions, memory = self.begin(hidden_states, tokens, past_key_values)
 
-        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        k, v = project(self.k_proj, hidden_states), project(self.v_proj, hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
         k = self.convolve("k", k, shard, memory)
         v = self.convolve("v", v, shard, memory)
-        q = self.convolve("q", self.q_proj(hidden_states), shard, memory)
+        q = self.convolve("q", project(self.q_proj, hidden_states), shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         if self.has_qk_norm:
             q, k = call(self.q_norm, shard, q), call(self.k_norm, shard, k)

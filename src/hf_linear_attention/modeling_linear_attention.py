@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -57,7 +56,7 @@ from .inputs import (
     read_tokens,
     recordable_caches,
 )
-from .linear import Linear
+from .linear import is_bare, project
 from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
 from .mixer_aaren import LearnedQuery
 from .mixer_cross import CrossAttention
@@ -66,7 +65,7 @@ from .mixer_softmax import SoftmaxAttention
 from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
-from .recorded_tokens import HOOKS, RecordedTokens, recorded_tokens_of, stretches
+from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .rms_norm import RMSNorm
@@ -87,13 +86,14 @@ class LinearAttentionMLP(nn.Module):
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
         C, size, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(C, size, bias=bias)
-        self.up_proj = Linear(C, size, bias=bias)
-        self.down_proj = Linear(size, C, bias=bias)
+        self.gate_proj = nn.Linear(C, size, bias=bias)
+        self.up_proj = nn.Linear(C, size, bias=bias)
+        self.down_proj = nn.Linear(size, C, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.act_fn(project(self.gate_proj, x))
+        return project(self.down_proj, gate * project(self.up_proj, x))
 
 
 # Modules whose `reset_parameters` says how their parameters start.
@@ -481,7 +481,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         super().__init__(config)
         self.model = LinearAttentionModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_function = causal_lm_loss
         self.post_init()
 
@@ -591,7 +591,7 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         if labels is not None and self._makes_no_logits():
             loss = linear_causal_lm_loss(hidden_states, self.lm_head.weight, labels, **kwargs)
         else:
-            logits = self.lm_head(hidden_states)
+            logits = project(self.lm_head, hidden_states)
             if labels is not None:
                 loss = self.loss_function(
                     logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
@@ -616,11 +616,9 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             self.config.fuse_linear_cross_entropy
             and self.training
             and self.loss_function is causal_lm_loss
-            and type(head) in (Linear, nn.Linear)  # the latter after resize_token_embeddings
+            and is_bare(head)
             and head._parameters["bias"] is None
             and type(head.weight) is nn.Parameter
-            and not (any(getattr(head, hooks) for hooks in HOOKS) or _has_any_global_hook())
-            and "forward" not in vars(head)
         )
 
 
@@ -639,7 +637,7 @@ class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
             )
         super().__init__(config)
         self.model = LinearAttentionModel(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.loss_function = causal_lm_loss
         self.post_init()
 
@@ -665,7 +663,7 @@ class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        logits = project(self.lm_head, outputs.last_hidden_state)
         loss = None
         if labels is not None:  # of the tokens themselves, not of those that follow
             loss = self.loss_function(

@@ -96,7 +96,7 @@ def are_products_compiled() -> bool:
 
 
 def quantized_report() -> dict[str, str]:
-    """By bits of the weight, which product `Linear` takes on the CPU, and why."""
+    """By bits of the weight, which product a linear layer takes on the CPU, and why."""
     missing = [f.reason for f in (int8_product, int4_product) if isinstance(f, Missing)]
     why = missing[0] if missing else f"HF_LINEAR_ATTENTION_BACKEND={FORCED_BACKEND}"
     compiled = "the compiled product, which reads the values as they are"

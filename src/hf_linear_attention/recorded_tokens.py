@@ -9,6 +9,7 @@ Shapes: B batch, C hidden size.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter, eq, is_
+from types import NoneType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -20,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import output_capturing
 
 from .backends import forced_backend
-from .linear import products_in_use
+from .linear import HOOKS, FastForward, products_in_use
 from .recorder import Recorder
 
 # A recording takes as long as some ten tokens gain by it, so what comes that often is recorded.
@@ -28,7 +29,6 @@ TOKENS_BEFORE = 8
 MOST_RECORDINGS = 64  # of the same layers: for batches of other sizes, say
 
 KNOWN_PACKAGES = ("torch.nn.", "transformers.activations", "transformers.models.")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 COLLECTOR = getattr(output_capturing, "_active_collector", None)
 COLLECTING_HOOK = "output_capturing_hook", output_capturing.__name__
 # These, what torch notes about them, and those for state_dict(), which nothing here depends on.
@@ -287,7 +287,7 @@ def can_be_recorded(layers: Sequence[nn.Module], are_called: bool) -> bool:
     return not _has_any_global_hook() and all(
         type(module).__module__.startswith(known)
         and not module.training
-        and "forward" not in vars(module)
+        and isinstance(vars(module).get("forward"), (FastForward, NoneType))
         and not any(isinstance(x, Tensor) for x in vars(module).values())
         and ((module is layer and are_called) or not any(map(is_heard, hooks_of(module))))
         for layer in layers

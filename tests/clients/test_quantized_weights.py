@@ -109,14 +109,14 @@ def test_models_answer_as_with_the_numbers_that_the_bits_stand_for(
 
 def test_a_model_without_recurrent_layers_is_undone(tmp_path):
     model = quantised("Llama", 8, tmp_path)
-    before = [type(module) for module in model.modules()]
+    before = [(type(module), set(vars(module))) for module in model.modules()]
     ids = random_ids(1, 5)
     with torch.no_grad():
         expected = model(ids).logits
         with use_kernels(model):
-            assert [type(module) for module in model.modules()] != before
+            assert [(type(module), set(vars(module))) for module in model.modules()] != before
             torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
-    assert [type(module) for module in model.modules()] == before
+    assert [(type(module), set(vars(module))) for module in model.modules()] == before
     assert "no layer of it has a replacement" in str(use_kernels(copy.deepcopy(of_numbers(model))))
 
 

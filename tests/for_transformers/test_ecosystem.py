@@ -4,6 +4,7 @@ tests/training/test_distributed.py.
 """
 
 import copy
+import warnings
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from accelerate.hooks import remove_hook_from_module
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.ao.nn.quantized import dynamic as nnqd
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import TorchAOBaseTensor
 
@@ -215,3 +217,23 @@ def test_quantized_weights_before_and_after(original, ids):
     for ours in (early, late):
         close(logits(ours, ids), want)
         assert torch.equal(generated(ours, ids), generated(theirs, ids))
+
+
+# Quantisers that look for torch.nn.Linear by that class
+
+
+def test_quantisers_find_all_linear_layers_of_a_changed_model(original, ids):
+    theirs, ours = copy.deepcopy(original), copy.deepcopy(original)
+    use_kernels(ours)
+    logits(ours, ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's quantisation will go
+        theirs, ours = (
+            torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+            for model in (theirs, ours)
+        )
+    quantised = [
+        {name for name, x in model.named_modules() if isinstance(x, nnqd.Linear)}
+        for model in (theirs, ours)
+    ]
+    assert quantised[0] == quantised[1] != set()

@@ -1,22 +1,29 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The layer that takes nn.Linear's place: when it leaves the product to the compiled op."""
+"""nn.Linear's product: when it is left to the compiled op, and what the layer is to others."""
 
 import copy
+import gc
 import math
+import pickle
 import random
+import warnings
+import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from peft import LoraConfig
+from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from torch.nn.utils import parametrizations
 
 from hf_linear_attention import backends, linear, quantized
 from hf_linear_attention.__main__ import print_report
 from hf_linear_attention.backends import Missing
-from hf_linear_attention.linear import MAX_ROWS, Linear
+from hf_linear_attention.linear import MAX_ROWS, hasten, project, restore
 from hf_linear_attention.native.linear import CODE_OF
-from tiny import OtherTensor, tiny_model
+from tiny import VARIANTS, OtherTensor, random_ids, tiny_model
 
 OP = torch.ops.hf_linear_attention.linear.default
 
@@ -28,8 +35,8 @@ def compiled_calls(shapes_given_to):
 
 
 def layer_and_twin(inputs=24, outputs=10, bias=True, dtype=torch.float32):
-    """The layer, and a torch.nn.Linear of the same weights."""
-    layer = Linear(inputs, outputs, bias=bias)
+    """A layer whose forward runs the fastest product, and one as it is, of the same weights."""
+    layer = hasten(nn.Linear(inputs, outputs, bias=bias))
     twin = nn.Linear(inputs, outputs, bias=bias)
     twin.load_state_dict(layer.state_dict())
     return layer.to(dtype), twin.to(dtype)
@@ -107,18 +114,111 @@ def test_an_input_that_does_not_fit_is_an_error():
 
 def test_it_is_an_nn_linear_to_everybody_else():
     layer, twin = layer_and_twin()
-    assert isinstance(layer, nn.Linear)
+    assert type(layer) is nn.Linear
     assert list(layer.state_dict()) == list(twin.state_dict())
     assert repr(layer) == repr(twin)
-    assert Linear(3, 4, device="meta")(torch.ones(2, 3, device="meta")).shape == (2, 4)
+    assert hasten(nn.Linear(3, 4, device="meta"))(torch.ones(2, 3, device="meta")).shape == (2, 4)
+    restore(layer)
+    assert vars(layer).keys() == vars(twin).keys()
 
 
+def pickled(layer):
+    return pickle.loads(pickle.dumps(layer))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 @torch.no_grad()
-def test_copies_and_converted_layers_run_compiled(compiled_calls):
+def test_copies_and_converted_layers_run_compiled_on_their_own_weights(copied, compiled_calls):
     layer, _ = layer_and_twin()
-    copy.deepcopy(layer)(torch.ones(1, 24))
-    layer.to(torch.bfloat16)(torch.ones(1, 24, dtype=torch.bfloat16))
-    assert compiled_calls == [(1, 24)] * 2
+    x = torch.ones(1, 24)
+    other = copied(layer)
+    torch.testing.assert_close(other(x), layer(x))
+    other.weight.zero_()
+    assert torch.equal(other(x)[0], other.bias)
+    layer.to(torch.bfloat16)(x.bfloat16())
+    assert compiled_calls == [(1, 24)] * 4
+
+
+def test_a_deleted_layer_is_freed_at_once():
+    layer, _ = layer_and_twin()
+    reference = weakref.ref(layer)
+    gc.disable()
+    try:
+        del layer
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+# What a model calls in the place of its layers, `project(layer, x)`.
+
+
+def as_it_is(layer):
+    return layer
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, args, y: y + 1)
+    return layer
+
+
+def hooked_by_accelerate(layer):
+    add_hook_to_module(layer, ModelHook())
+    return layer
+
+
+def hooked_by_accelerate_once(layer):
+    remove_hook_from_module(hooked_by_accelerate(layer))
+    return layer
+
+
+def adapted(layer):
+    return LoraLinear(layer, "default", LoraConfig(), r=2)
+
+
+@pytest.mark.parametrize(
+    "prepare", [as_it_is, hooked, hooked_by_accelerate, hooked_by_accelerate_once, adapted]
+)
+@torch.no_grad()
+def test_a_model_has_the_fastest_product_whatever_is_around_its_layer(prepare, compiled_calls):
+    _, layer = layer_and_twin()
+    x = torch.ones(3, 24)
+    module = prepare(layer)
+    expected = module(x)
+    assert not compiled_calls
+    torch.testing.assert_close(project(module, x), expected)
+    assert compiled_calls == [(3, 24)]
+    assert type(layer) is nn.Linear
+
+
+def with_a_forward_of_its_own(layer):
+    layer.forward = lambda x: x
+    return layer
+
+
+class OfAnotherClass(nn.Linear):
+    def forward(self, input):
+        return input
+
+
+def of_another_class(layer):
+    layer.__class__ = OfAnotherClass
+    return layer
+
+
+def of_another_class_later(layer):
+    return of_another_class(hasten(layer))
+
+
+@pytest.mark.parametrize(
+    "prepare", [with_a_forward_of_its_own, of_another_class, of_another_class_later]
+)
+@torch.no_grad()
+def test_a_layer_that_computes_something_else_still_does(prepare, compiled_calls):
+    _, layer = layer_and_twin()
+    x = torch.ones(3, 24)
+    assert project(prepare(layer), x) is x
+    assert not compiled_calls
 
 
 @pytest.mark.parametrize("rows, is_compiled", [(2, True), (200, False)])
@@ -159,6 +259,28 @@ def test_every_product_of_a_models_token_runs_compiled(compiled_calls):
     with torch.enable_grad():
         model(torch.tensor([[1]]))
     assert not compiled_calls
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_who_looks_for_linear_layers_by_type_finds_all_of_a_model(variant):
+    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    memory = {}
+    if model.config.add_cross_attention:
+        memory["encoder_hidden_states"] = torch.zeros(1, 2, model.config.hidden_size)
+    expected = model(random_ids(1, 12), **memory).logits
+    matrices = {x for x in model.modules() if isinstance(x, nn.Linear)}
+    assert {type(x) for x in matrices} == {nn.Linear}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's quantisation will go
+        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    assert not any(type(x) is nn.Linear for x in quantised.modules())
+    found = [x for x in quantised.modules() if isinstance(x, torch.ao.nn.quantized.dynamic.Linear)]
+    assert len(found) == len(matrices)
+    y = quantised(random_ids(1, 12), **memory).logits
+    assert not torch.equal(y, expected)
+    assert (y - expected).norm() < 0.4 * expected.norm()  # of other weights: 1.4
 
 
 # Rows and inputs that fill tiles and blocks, and that do not; outputs that are few and many.

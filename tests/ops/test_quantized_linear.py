@@ -21,7 +21,7 @@ from torchao.quantization import (
 )
 
 from hf_linear_attention import pack_int4_weights, quantized
-from hf_linear_attention.linear import Linear
+from hf_linear_attention.linear import hasten
 from hf_linear_attention.quantized import FEW_ROWS, dequantize_int4
 from quantized_cases import (
     OP,
@@ -173,7 +173,7 @@ CONFIGS = {
 
 def layer_and_twin(name="int8", dtype=torch.float32, bias=True):
     """A layer of 64 inputs and 10 outputs, and a torch.nn.Linear of the same numbers in float32."""
-    layer = Linear(64, 10, bias=bias, dtype=dtype).requires_grad_(False)
+    layer = hasten(nn.Linear(64, 10, bias=bias, dtype=dtype)).requires_grad_(False)
     quantize_(layer, CONFIGS[name]())
     weight = dequantized(layer.weight)
     if name == "int4":
@@ -229,7 +229,7 @@ def with_autocast(layer, x):
 
 
 def with_quantised_activations(layer, x):
-    layer = Linear(64, 10)
+    layer = hasten(nn.Linear(64, 10))
     quantize_(layer, Int8DynamicActivationInt8WeightConfig())
     return nullcontext(), layer, x
 
@@ -283,7 +283,7 @@ def test_copies_and_layers_that_share_a_weight_run_compiled(compiled_calls):
     layer, _ = layer_and_twin()
     x = torch.ones(1, 64)
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
-    both = nn.ModuleList([Linear(64, 10), Linear(64, 10)])
+    both = nn.ModuleList([hasten(nn.Linear(64, 10)), hasten(nn.Linear(64, 10))])
     both[1].weight = both[0].weight
     quantize_(both[0], CONFIGS["int4"]())
     both[1].weight = both[0].weight
@@ -294,7 +294,7 @@ def test_copies_and_layers_that_share_a_weight_run_compiled(compiled_calls):
 
 
 def test_packing_changes_no_number():
-    layer = Linear(64, 10)
+    layer = hasten(nn.Linear(64, 10))
     quantize_(layer, IntxWeightOnlyConfig(torch.int4, GROUPS))  # symmetric: no zero points
     before = layer.weight
     assert pack_int4_weights(layer) == 1

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
@@ -13,7 +14,7 @@ from hf_linear_attention import (
     short_convolution,
     use_kernels,
 )
-from hf_linear_attention.linear import Linear
+from hf_linear_attention.linear import hasten
 from hf_linear_attention.rms_norm import RMSNorm
 from tiny import VARIANTS, random_ids, shallow, tiny_model
 from upstream_models import tiny_upstream
@@ -83,11 +84,11 @@ def test_ops_have_gradients_by_torch_func_for_each_sample_too(name):
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])
-@pytest.mark.parametrize("layer", [Linear(8, 8), RMSNorm(8)])
+@pytest.mark.parametrize("layer", [hasten(nn.Linear(8, 8)), RMSNorm(8)])
 def test_layers_have_them(layer, is_frozen):
     layer = layer.double().requires_grad_(not is_frozen)
     x = random(B, T, 8)
-    if isinstance(layer, Linear):
+    if isinstance(layer, nn.Linear):
         return assert_derivative_is_right(layer, x)
     # Transformers' norm takes the mean in float32.
     _, derivative = torch.func.jvp(layer, (x,), (x,))

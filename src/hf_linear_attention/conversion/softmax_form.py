@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..configuration_linear_attention import LinearAttentionConfig
-from ..linear import Linear
 from ..mixer_softmax import SoftmaxAttention
 from ..modeling_linear_attention import LinearAttentionForCausalLM
 from .sources import layer_types_of
@@ -108,7 +107,7 @@ def _form(
     with torch.device("meta"):
         form = SoftmaxAttention(before, layer_idx)
     for name in PROJECTIONS:
-        ours: Linear = getattr(mixer, name)
+        ours: nn.Linear = getattr(mixer, name)
         G = ours.out_features // getattr(form, name).out_features
         setattr(form, name, ours if G == 1 else _one_of_each(ours, G, form.head_dim, layer_idx))
     for name in NORMS if form.has_qk_norm else ():
@@ -127,7 +126,7 @@ def _form(
     return form.eval()
 
 
-def _one_of_each(projection: Linear, G: int, D: int, layer_idx: int) -> Linear:
+def _one_of_each(projection: nn.Linear, G: int, D: int, layer_idx: int) -> nn.Linear:
     """A projection to every G-th head of one whose heads are alike, G times each."""
     heads = {name: x.detach().unflatten(0, (-1, G, D)) for name, x in projection.named_parameters()}
     if not all((x == x[:, :1]).all() for x in heads.values()):
@@ -135,7 +134,7 @@ def _one_of_each(projection: Linear, G: int, D: int, layer_idx: int) -> Linear:
             f"model must have the projections that it was converted with; in layer {layer_idx} "
             "those that were repeated have been trained and differ"
         )
-    once = Linear(
+    once = nn.Linear(
         projection.in_features,
         projection.out_features // G,
         bias="bias" in heads,

@@ -11,6 +11,9 @@ from transformers import PreTrainedModel, TorchAoConfig
 
 from ..configuration_linear_attention import LinearAttentionConfig
 
+# Where classes are from whose projections are ours to call; the second of a checkpoint's own code.
+OF_OURS = ("hf_linear_attention.", "transformers_modules.", "torch.nn.")
+
 
 def pack_int4_weights(model: nn.Module) -> int:
     """Makes the 4-bit weights of a model what Int4WeightOnlyConfig would have them: half as large.
@@ -37,11 +40,12 @@ def pack_int4_weights(model: nn.Module) -> int:
     """
     from torchao.quantization import Int4WeightOnlyConfig
 
+    not_here = _others_multiply(model)
     places = [
         (module, name, weight)
         for module in model.modules()
         for name, weight in module.named_parameters(recurse=False)
-        if _can_be_packed(weight) and not _is_of_a_head(model, module)
+        if _can_be_packed(weight) and module not in not_here
     ]
     if not places:
         raise ValueError(
@@ -60,12 +64,17 @@ def pack_int4_weights(model: nn.Module) -> int:
     return len(packed)
 
 
-def _is_of_a_head(model: nn.Module, module: nn.Module) -> bool:
-    """Whether a layer of this package's models is Transformers', as that behind a classifier is:
-    there torchao multiplies, which knows no packed weights on a CPU.
+def _others_multiply(model: nn.Module) -> set[nn.Module]:
+    """The layers of this package's models that others call, as Transformers calls that behind a
+    classifier, and a decay of a user's own its projections: there torchao multiplies, which knows
+    no packed weights on a CPU.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", None)
-    return model_type == LinearAttentionConfig.model_type and type(module) is nn.Linear
+    if model_type != LinearAttentionConfig.model_type or not isinstance(model, PreTrainedModel):
+        return set()
+    callers = [x for x in model.base_model.modules() if type(x).__module__.startswith(OF_OURS)]
+    called = {child for caller in callers for child in caller.children()}
+    return {*model.modules()} - called - {model.get_output_embeddings()}
 
 
 def _can_be_packed(weight: Any) -> bool:

@@ -113,6 +113,7 @@ class Report(Undoable):
             module = one()
             if module is not None and type(module) is now:
                 change_class(module, before)
+                linear.restore(module)
         for loss in self.losses:
             loss.undo()
         for hook in self.hooks:
@@ -283,7 +284,8 @@ def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) ->
     if (why := why_it_stays(module)) is not None:
         report.left.append(Left(name, "Linear", why))
     else:
-        _change(report, module, Change(name, ref(module), nn.Linear, linear.Linear, gist))
+        linear.hasten(module)  # of the same class, by which quantisers look for it
+        report.changed.append(Change(name, ref(module), nn.Linear, nn.Linear, gist))
 
 
 def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:

@@ -23,6 +23,7 @@ from vllm.model_executor.models.interfaces import (
 )
 from vllm.model_executor.models.transformers.utils import init_on_device_without_buffers
 
+from ..linear import project
 from ..modeling_linear_attention import RENAMED, LinearAttentionForCausalLM
 from ..serving.slot_layout import SlotLayout
 from .attention import PAGED, make_attentions, no_masks
@@ -107,7 +108,7 @@ class PagedLinearAttentionForCausalLM(
         """(n, C) -> (n, V)"""
         if self.gather_logits is not None:
             return self.gather_logits(self.lm_head, hidden_states)
-        return self.lm_head(hidden_states)
+        return project(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Reads a checkpoint's tensors, by the names that the package gives them, or gave them.
