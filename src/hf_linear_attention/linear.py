@@ -124,9 +124,10 @@ def project(linear: nn.Module, x: Tensor) -> Tensor:
     if is_bare(linear):
         weight, bias = linear.weight, linear.bias  # each a search among the module's parameters
         product = fastest_product(x, weight, bias)
-        return linear(x) if product is F.linear else product(x, weight, bias)
-    if x.is_cpu and not torch.compiler.is_compiling():
-        hasten(innermost(linear))
+        if product is not F.linear:
+            return product(x, weight, bias)
+    elif not torch.compiler.is_compiling():
+        (hasten if x.is_cpu else restore)(innermost(linear))
     return linear(x)
 
 
@@ -135,7 +136,15 @@ def is_bare(linear: nn.Module) -> TypeGuard[nn.Linear]:
     if type(linear) is not nn.Linear:
         return False
     own = vars(linear)
-    return not ("forward" in own or any(own[name] for name in HOOKS) or _has_any_global_hook())
+    forward = own.get("forward")
+    if forward is not None and (torch.compiler.is_compiling() or not is_fast(forward, linear)):
+        return False
+    return not (any(own[name] for name in HOOKS) or _has_any_global_hook())
+
+
+def is_fast(forward: Any, linear: nn.Module) -> bool:
+    """Whether a forward is the module's own FastForward: torch's replicas have the original's."""
+    return isinstance(forward, FastForward) and forward.args[0]() is linear
 
 
 def innermost(linear: nn.Module) -> nn.Module:
@@ -171,8 +180,9 @@ def hasten(linear: nn.Module) -> nn.Module:
     name = _name_of_forward(linear)
     forward = vars(linear).get(name)
     is_stock = forward is None or getattr(forward, "__func__", None) is nn.Linear.forward
-    if type(linear) is nn.Linear and is_stock:
-        setattr(linear, name, FastForward(linear))
+    if type(linear) is nn.Linear and (is_stock or isinstance(forward, FastForward)):
+        if not is_fast(forward, linear):
+            setattr(linear, name, FastForward(linear))
     return linear
 
 
@@ -252,5 +262,6 @@ def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.is_contiguous()
         and (bias is None or type(bias) is nn.Parameter)
         and not torch.compiler.is_exporting()
+        and not torch.jit.is_tracing()  # by whom operations are counted
         and not is_transformed()
     )

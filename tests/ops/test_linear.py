@@ -16,6 +16,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from peft import LoraConfig
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
 from hf_linear_attention import backends, linear, quantized
@@ -191,6 +192,31 @@ def test_a_model_has_the_fastest_product_whatever_is_around_its_layer(prepare, c
     assert type(layer) is nn.Linear
 
 
+@torch.no_grad()
+def test_a_replica_multiplies_by_its_own_weight(compiled_calls):
+    layer, _ = layer_and_twin()
+    replica = layer._replicate_for_data_parallel()  # as nn.DataParallel makes it
+    replica.weight, replica.bias = torch.zeros(10, 24), torch.ones(10)
+    assert torch.equal(project(replica, torch.ones(3, 24)), torch.ones(3, 10))
+    other = copy.copy(layer)
+    other._parameters = {name: nn.Parameter(0 * x) for name, x in layer.named_parameters()}
+    assert torch.equal(project(other, torch.ones(3, 24)), torch.zeros(3, 10))
+    assert compiled_calls == [(3, 24)]
+
+
+@torch.no_grad()
+def test_what_listens_to_all_modules_leaves_a_layer_bare():
+    _, layer = layer_and_twin()
+    heard = []
+    handle = register_module_forward_hook(lambda module, args, y: heard.append(module))
+    try:
+        project(layer, torch.ones(3, 24))
+    finally:
+        handle.remove()
+    assert heard == [layer]
+    assert linear.is_bare(layer)
+
+
 def with_a_forward_of_its_own(layer):
     layer.forward = lambda x: x
     return layer
@@ -246,6 +272,16 @@ def test_an_exported_layer_takes_any_number_of_rows_and_needs_no_package():
     assert OP not in {node.target for node in program.graph.nodes}
     x = torch.randn(500, 24)
     torch.testing.assert_close(program.module()(x), twin(x))
+
+
+@torch.no_grad()
+def test_a_traced_layer_is_a_product_that_everybody_knows():
+    layer, twin = layer_and_twin()
+    traced = torch.jit.trace(layer, torch.randn(2, 24))
+    assert "aten::linear" in str(traced.inlined_graph)
+    assert "hf_linear_attention::" not in str(traced.inlined_graph)
+    x = torch.randn(3, 24)
+    torch.testing.assert_close(traced(x), twin(x))
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from . import (
     cross_entropy,
     cuda,
     delta_rule,
+    flops,
     library,
     linear,
     linear_attention,
@@ -53,3 +54,5 @@ OPS = {
     ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
     ("cpu_instruction_set", 1): library.cpu_instruction_set,
 }
+
+flops.register()
