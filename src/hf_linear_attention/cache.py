@@ -340,7 +340,8 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
         raise ValueError(
             f"{CACHE} must be a LinearAttentionCache or StaticLinearAttentionCache made for "
             "this model, or a DynamicCache, StaticCache or bounded cache that has read nothing, "
-            f"got {cache}"
+            f"got {cache}. Keys and values that others make, as PEFT's prefix tuning does, are no "
+            "state of linear attention"
         )
     is_recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
     if type(cache) is StaticCache:  # without softmax layers there is no maximum, and any will do

@@ -63,7 +63,8 @@ def count_rows(cache: Cache) -> int | None:
     if cache.get_seq_length() == 0:
         return None
     layer = cache.layers[0]
-    tensors = layer.tensors.values() if isinstance(layer, RecurrentLayer) else [layer.keys]
+    is_state = isinstance(layer, RecurrentLayer)
+    tensors = layer.tensors.values() if is_state else [getattr(layer, "keys", None)]
     return next((x.shape[0] for x in tensors if x is not None), None)
 
 

@@ -305,10 +305,10 @@ def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: i
     if rows == batch_size and copies > 1 and not cache.is_compileable:
         cache.batch_repeat_interleave(copies)
     elif rows not in (None, batch_size * copies):
-        raise ValueError(
-            f"{CACHE} must have {batch_size * copies} rows, or {batch_size} if it is not "
-            f"static, got {rows}"
-        )
+        wanted = f"{batch_size * copies} rows"
+        if copies > 1:
+            wanted += f", or {batch_size} if it is not static"
+        raise ValueError(f"{CACHE} must have {wanted}, as the prompts' batch says, got {rows}")
 
 
 def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:

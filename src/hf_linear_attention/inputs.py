@@ -14,11 +14,12 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_layers import RecurrentLayer
+from .cache_rows import count_rows
 from .numerics import is_transformed
 from .releases import CACHE
 from .sequence_parallel import tokens_before
@@ -71,6 +72,30 @@ def is_traced() -> bool:
 def count_past(past_key_values: Cache | None) -> int | Tensor:
     """The number of tokens in the cache; that of a static one is a tensor ()."""
     return 0 if past_key_values is None else past_key_values.get_seq_length()
+
+
+def check_room(past_key_values: Any, B: int, T: int) -> None:
+    """Raises a ValueError where a cache has read other rows than B, or has no place for T tokens
+    more. What is known on the GPU alone is not asked.
+    """
+    if not isinstance(past_key_values, Cache) or is_traced():
+        return
+    rows = count_rows(past_key_values)
+    if rows not in (None, B):
+        raise ValueError(
+            f"{CACHE} must have read as many rows as there are now, a batch of {B}, got one of "
+            f"{rows}"
+        )
+    for layer in past_key_values.layers:
+        if isinstance(layer, StaticLayer) and not isinstance(layer, StaticSlidingWindowLayer):
+            past = layer.get_seq_length()
+            if isinstance(past, Tensor) and not past.is_cpu:
+                return
+            if past + T > layer.max_cache_len:
+                raise ValueError(
+                    f"{CACHE} must be made for more tokens, by max_cache_len: it has read "
+                    f"{int(past)}, is given {T} more, and has places for {layer.max_cache_len}"
+                )
 
 
 def left_padding_of(past_key_values: Cache | None) -> Tensor | None:
@@ -144,6 +169,7 @@ def read_tokens(
         ValueError: they contradict each other.
     """
     B, T, _ = inputs_embeds.shape
+    check_room(past_key_values, B, T)
     padding = find_padding(attention_mask, B, T, past_key_values, config.is_causal)
     key_mask = None
     if padding is not None:

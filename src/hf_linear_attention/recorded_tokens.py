@@ -180,7 +180,7 @@ class RecordedTokens:
                 tensor is recorded.
             constants: what else it depends on.
         """
-        if are_outputs_collected() or are_operations_watched():
+        if are_outputs_collected():
             return by_modules()
         states = self._states_of(caches)
         ids = [*map(id, inputs)]
@@ -310,13 +310,6 @@ def is_heard(hook: Callable) -> bool:
 def are_outputs_collected() -> bool:
     """Whether Transformers collects hidden states, say, of the modules that run."""
     return COLLECTOR is not None and bool(COLLECTOR.get())
-
-
-def are_operations_watched() -> bool:
-    """Whether someone is told of each of torch's operations, as who counts them: of those that the
-    compiled library calls in one go it would hear nothing. A recording that is made hears them.
-    """
-    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def stretches(caches: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:

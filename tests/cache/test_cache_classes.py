@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from peft import PrefixTuningConfig, get_peft_model
 from transformers import (
     CompileConfig,
     GenerationConfig,
@@ -192,3 +193,43 @@ def test_remote_code_makes_caches_of_transformers_classes(variant, tmp_path):
         [own.__name__, base is DynamicCache, base is StaticCache]
         for base, own in IMPLEMENTATIONS.values()
     ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_cache_of_another_batch_is_refused_in_words(name):
+    model = tiny_model(**MODELS[name])
+    memory = {}
+    if model.config.add_cross_attention:
+        memory["encoder_hidden_states"] = torch.zeros(3, 2, 32).double()
+    cache = model(random_ids(3, LENGTH), **memory)[CACHE]
+    memory = {name: x[:2] for name, x in memory.items()}
+    for length in (1, NEW):
+        with pytest.raises(ValueError, match=f"{CACHE} must have .* a batch of 2, got one of 3"):
+            model(random_ids(2, length), **{CACHE: cache}, **memory)
+    prompts = random_ids(2, LENGTH + 1)
+    with pytest.raises(ValueError, match=f"{CACHE} must have 2 rows, as the prompts' batch says"):
+        model.generate(prompts, **{CACHE: cache}, max_new_tokens=NEW, **memory)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "softmax_first", "only_softmax"])
+@torch.no_grad()
+def test_a_static_cache_that_is_too_short_says_so(name):
+    model = tiny_model(**MODELS[name])
+    for make in (StaticLinearAttentionCache, StaticCache):
+        cache = make(config=model.config, max_cache_len=LENGTH)
+        model(random_ids(1, LENGTH), **{CACHE: cache})
+        for length in (1, NEW):
+            with pytest.raises(ValueError, match=f"{CACHE} must .* {LENGTH}, is given {length} "):
+                model(random_ids(1, length), **{CACHE: cache})
+
+
+@torch.no_grad()
+def test_keys_and_values_that_others_made_are_refused_in_words():
+    for name in ("paper", "hybrid"):
+        model = tiny_model(dtype=torch.float32, **MODELS[name])
+        sizes = {"num_layers": 3, "token_dim": 32, "num_attention_heads": 4}
+        config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, **sizes)
+        adapted = get_peft_model(model, config)
+        with pytest.raises(ValueError, match=f"{CACHE} must be .* prefix tuning"):
+            adapted(random_ids(1, LENGTH))

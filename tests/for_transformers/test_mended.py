@@ -7,11 +7,11 @@ import inspect
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import DynamicCache
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
-from hf_linear_attention import use_kernels
+from hf_linear_attention import LinearAttentionCache, LinearAttentionConfig, use_kernels
 from hf_linear_attention.for_transformers.families import replacement_for
 from hf_linear_attention.releases import CACHE, CACHE_NAMES
 from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
@@ -167,3 +167,43 @@ def test_guidance_that_loses_the_cache_says_what_helps(model_type):
     with pytest.raises(ValueError, match=r"guidance_scale .* needs use_cache=False"):
         model.generate(ids, **options)
     assert model.generate(ids, use_cache=False, **options).shape == (2, 8)
+
+
+# Caches that are not the model's
+
+
+def keys_and_values(B):
+    cache = DynamicCache()
+    cache.update(torch.zeros(B, 2, 3, 4), torch.zeros(B, 2, 3, 4), 0)
+    return cache
+
+
+@pytest.mark.parametrize("model_type", [name for name in CONFIGS if name != "minimax"])
+def test_a_cache_of_another_model_or_batch_is_refused_in_words(model_type, x):
+    layer = Layer(model_type)  # MiniMax's own model looks at the class of its cache
+    for cache in (
+        DynamicCache(),
+        keys_and_values(1),
+        EncoderDecoderCache(layer.new_cache(), DynamicCache()),
+        LinearAttentionCache(LinearAttentionConfig(num_hidden_layers=9)),
+    ):
+        with pytest.raises(ValueError, match=f"{CACHE} must be made for this model.*linear att"):
+            layer(x, cache=cache)
+    cache = layer.new_cache()
+    layer(x.expand(3, T, -1), cache=cache)
+    for length in (1, T):
+        with pytest.raises(ValueError, match=f"{CACHE} must .* a batch of 1, got one of 3"):
+            layer(x[:, :length], cache=cache)
+
+
+@torch.no_grad()
+def test_a_model_that_is_given_keys_and_values_says_what_is_wrong():
+    model = tiny_upstream("qwen3_next")
+    use_kernels(model)
+    for length in (1, T):  # the first in generation's own way
+        ids = torch.randint(2, VOCAB_SIZE - 4, (1, length))
+        with pytest.raises(ValueError, match=rf"{CACHE} must be made .*\(config=model.config\)"):
+            model(ids, **{CACHE: DynamicCache()})
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match=f"{CACHE} must be made .* prefix tuning"):
+        get_peft_model(model, config)(ids)

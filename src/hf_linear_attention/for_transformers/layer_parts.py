@@ -127,6 +127,7 @@ def begin(
     if cache is not None:
         dtype = hidden_states.dtype
         stored = StockLayer(cache, layer_idx, is_transposed, dtype, state_idx)
+        stored.check_rows(hidden_states.shape[0])
     T = hidden_states.shape[1]
     hidden_states, _ = tokens.one_row(hidden_states)
     return hidden_states, LayerMemory(stored, tokens, T)

@@ -95,6 +95,8 @@ class StockStates(NamedTuple):
 
 def states_in(cache: Cache | SlotCache, layer_idx: int) -> StockStates | SlotLayer | None:
     """None where a token may do more than change them."""
+    if isinstance(cache, Cache) and layer_idx >= len(cache.layers):
+        return None  # not made for this model, as the layer will say
     cached: Any = cache.layers[layer_idx]
     states = cached if isinstance(cached, SlotLayer) else StockStates(cached)
     return states if states.may_be_recorded else None

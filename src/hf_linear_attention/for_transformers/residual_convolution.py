@@ -21,6 +21,7 @@ from ..recurrence import Inputs, Recurrence, State
 from ..short_convolution import ConvolutionWindow
 from ..tokens import Tokens
 from .layer_parts import begin, convolve, take_cache
+from .stock_caches import stock_layer
 
 
 class ConvolvedBeside(nn.Module):
@@ -38,9 +39,9 @@ class ConvolvedBeside(nn.Module):
     conv_kernel_size: int
 
     def is_recorded(self, cache: Cache | None, cache_offset: int = 0) -> bool:
-        if cache is None:
+        if not isinstance(cache, Cache):
             return False
-        return getattr(cache.layers[self.layer_idx + cache_offset], "record_past", False)
+        return getattr(stock_layer(cache, self.layer_idx + cache_offset), "record_past", False)
 
     def begin(
         self,

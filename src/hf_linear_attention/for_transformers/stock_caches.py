@@ -18,6 +18,7 @@ from transformers.cache_utils import (
 from ..cache_recording import Recorded, Recording
 from ..numerics import accumulation_dtype
 from ..recurrence import Inputs, Recurrence, State
+from ..releases import CACHE
 
 
 class StockLayer:
@@ -38,12 +39,21 @@ class StockLayer:
         dtype: torch.dtype,
         state_idx: int = 0,
     ):
-        self.layer = cache.layers[layer_idx]
+        self.layer = stock_layer(cache, layer_idx)
         self.is_transposed = is_transposed
         self.dtype = accumulation_dtype(dtype)
         self.state_idx = state_idx
         self.views = views_of(self.layer, is_transposed, state_idx)
         self.recording = recording_of(self.layer, self.views, is_transposed)
+
+    def check_rows(self, B: int) -> None:
+        """Raises a ValueError where another number of rows was read before."""
+        for view in self.views.values():
+            if view.shape[0] != B:
+                raise ValueError(
+                    f"{CACHE} must have read as many rows as there are now, a batch of {B}, got "
+                    f"one of {view.shape[0]}"
+                )
 
     @property
     def may_change(self) -> bool:
@@ -79,6 +89,25 @@ class StockLayer:
             if "kv" in state:
                 kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
                 self.layer.update_recurrent_state(kv)
+
+
+def stock_layer(cache: Cache, layer_idx: int) -> LinearAttentionLayer:
+    """The layer of a cache that Transformers makes for a recurrent layer of a model.
+
+    Raises:
+        ValueError: the cache has none there.
+    """
+    layers = getattr(cache, "layers", [])
+    layer = layers[layer_idx] if layer_idx < len(layers) else None
+    if not isinstance(layer, LinearAttentionLayer):
+        got = f"one with a {type(layer).__name__}" if layer_idx < len(layers) else "one without"
+        raise ValueError(
+            f"{CACHE} must be made for this model, as DynamicCache(config=model.config) is, and "
+            f"have states of linear attention in layer {layer_idx}, got {got} there, a "
+            f"{type(cache).__name__}. Keys and values that others make, as PEFT's prefix tuning "
+            "does, are no such state"
+        )
+    return layer
 
 
 def views_of(layer: LinearAttentionLayer, is_transposed: bool, state_idx: int = 0) -> State:
