@@ -238,6 +238,8 @@ class Client:
         "no new tokens, streamed": ({"max_tokens": 0, "stream": True}, 400),
         "text for a number": ({"max_tokens": "many"}, 400),
         "a list for a number": ({"temperature": [1]}, 400),
+        "a temperature below 0": ({"temperature": -1}, 400),
+        "text that nobody looks for": ({"stop": [")"]}, 400),
         "a list of prompts": ({"prompt": ["w1", "w2"]}, 400),
         "an unknown field": ({"colour": "red"}, 422),
         "another model": ({"model": "another"}, 400),

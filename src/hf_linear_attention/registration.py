@@ -191,10 +191,11 @@ def allocators_of_paged_cache(allocators: dict[str, type]) -> Iterator[None]:
             ATTN_TYPE_TO_ALLOCATOR.update(before)
 
 
-def check_numbers_of_requests(check: Callable[[dict[str, Any]], None]) -> None:
-    """Lets `check` see the body of each request to a `transformers serve` for continuous batching,
-    before numbers are made of it: `int` and `float` raise an error there that is answered with 500,
-    as if the server were broken. Only the package does this, in a process that is such a server.
+def check_requests(checked: Callable[[dict[str, Any], Callable[[], Any]], Any]) -> None:
+    """Lets `checked` see the body of each request to a `transformers serve` for continuous batching
+    before a GenerationConfig is made of it, and that one, which it is to return: numbers that are
+    none raise an error there that is answered with 500, as if the server were broken. Only the
+    package does this, in a process that is such a server.
     """
     from transformers.cli.serving.utils import BaseHandler
 
@@ -204,9 +205,8 @@ def check_numbers_of_requests(check: Callable[[dict[str, Any]], None]) -> None:
 
     @functools.wraps(build)
     def build_checked(self, body, model_generation_config, use_cb=False):
-        if use_cb:
-            check(body)
-        return build(self, body, model_generation_config, use_cb=use_cb)
+        make = functools.partial(build, self, body, model_generation_config, use_cb=use_cb)
+        return checked(body, make) if use_cb else make()
 
     build_checked.is_checked = True  # type: ignore[attr-defined]
     BaseHandler._build_generation_config = build_checked

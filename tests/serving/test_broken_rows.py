@@ -1,12 +1,17 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """A request whose logits are NaN ends with an error, and no other with it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import GenerationConfig
+from transformers.generation.continuous_batching.requests import RequestState
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
-from hf_linear_attention.serving.broken_rows import NO_TOKEN
-from tiny import VARIANTS, tiny_model
+from hf_linear_attention.serving.broken_rows import NO_TOKEN, RowSampler
+from hf_linear_attention.serving.sampling import KEY, Sampling
+from tiny import VARIANTS, VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,3 +78,42 @@ def test_a_temperature_that_leaves_no_numbers_fails_its_request_alone():
         right, broken = results(manager, ids)
     assert tokens_of([right]) == [alone(model, PROMPTS[0])]
     assert broken.error == NO_TOKEN
+
+
+GREEDY, DRAWN = GenerationConfig(do_sample=False), GenerationConfig(do_sample=True, top_k=1)
+
+
+def test_a_row_of_no_numbers_is_found_whatever_the_rows_beside_it():
+    samplings = [Sampling(tiny_model(), config) for config in (GREEDY, DRAWN, GREEDY, DRAWN)]
+    logits = torch.randn(4, VOCAB_SIZE)
+    expected = logits.argmax(-1).tolist()
+    logits[2, 3] = torch.nan
+    requests = [
+        SimpleNamespace(
+            state=SimpleNamespace(logit_processor_kwargs={KEY: sampling}), has_new_token=True
+        )
+        for sampling in samplings
+    ]
+
+    def sample(scores, output_ids):
+        assert runner.do_sample
+        output_ids[0] = torch.multinomial(scores[0].softmax(-1), 1)[:, 0]
+
+    runner = SimpleNamespace(
+        _sample=sample,
+        pad_inputs=False,
+        return_logprobs=False,
+        cb_config=SimpleNamespace(use_async_batching=False),
+        inputs_and_outputs=SimpleNamespace(requests_in_batch=requests),
+    )
+    tokens, sampler = torch.zeros(2, 4, dtype=torch.int32), RowSampler(runner, samplings[0])
+    runner._sample(logits[None], tokens)
+    assert sampler.broken == [2]
+    assert [tokens[0, row].item() for row in (0, 1, 3)] == [expected[row] for row in (0, 1, 3)]
+
+
+def test_a_request_that_loses_its_memory_keeps_its_sampling():
+    sampling = Sampling(tiny_model(), DRAWN)
+    state = RequestState("lost", initial_tokens=[1, 2], logit_processor_kwargs={KEY: sampling})
+    again = state.create_equivalent_initial_request()
+    assert again.logit_processor_kwargs[KEY] is sampling

@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -221,20 +221,69 @@ def test_sigterm_before_the_first_request_ends_the_process_as_behind_it(flags, s
     assert ended.returncode == status, ended.stderr
 
 
-def test_numbers_that_are_none_are_named(running, saved, monkeypatch):
+def test_what_can_not_be_is_named(running, saved):
+    count, heat, share = "a whole number from 1 on", "a number from 0 on", r"a number in \(0, 1\]"
+    unheeded = "or left out with continuous batching"
     for name, wrong, message in (
-        ("max_tokens", "many", "max_tokens must be a whole number, got 'many'"),
-        ("max_tokens", [1], r"max_tokens must be a whole number, got \[1\]"),
-        ("max_tokens", math.inf, "max_tokens must be a whole number, got inf"),
-        ("seed", "x", "seed must be a whole number, got 'x'"),
-        ("temperature", {}, "temperature must be a number, got {}"),
+        ("max_tokens", "many", f"max_tokens must be {count}, got 'many'"),
+        ("max_tokens", [1], rf"max_tokens must be {count}, got \[1\]"),
+        ("max_tokens", math.inf, f"max_tokens must be {count}, got inf"),
+        ("max_tokens", 0, f"max_tokens must be {count}, got 0"),
+        ("seed", "x", "seed must be a whole number of 64 bits, got 'x'"),
+        ("seed", 2**64, "seed must be a whole number of 64 bits, got 18446744073709551616"),
+        ("temperature", {}, f"temperature must be {heat}, got {{}}"),
+        ("temperature", -1, f"temperature must be {heat}, got -1"),
+        ("temperature", math.nan, f"temperature must be {heat}, got nan"),
+        ("top_p", 7, f"top_p must be {share}, got 7"),
+        ("top_p", 0, f"top_p must be {share}, got 0"),
+        ("stop", [")"], rf"stop must be \[\] {unheeded}, got \['\)'\]"),
+        ("stop", ")", rf"stop must be \[\] {unheeded}, got '\)'"),
+        ("frequency_penalty", 0.5, f"frequency_penalty must be 0 {unheeded}, got 0.5"),
+        ("presence_penalty", -1, f"presence_penalty must be 0 {unheeded}, got -1"),
+        ("logit_bias", {"3": 1}, f"logit_bias must be {{}} {unheeded}, got {{'3': 1}}"),
+        ("n", 2, f"n must be 1 {unheeded}, got 2"),
+        ("best_of", 2, f"best_of must be 1 {unheeded}, got 2"),
+        ("generation_config", "{", "generation_config must be JSON of settings, got '{'"),
+        ("generation_config", "[1]", r"generation_config must be JSON of settings, got '\[1\]'"),
+        ("generation_config", '{"num_beams": 2}', "must be without num_beams with .*, got 2"),
+        (
+            "generation_config",
+            '{"do_sample": true, "temperature": -1}',
+            "temperature must be greater than 0, got -1",
+        ),
+        (
+            "generation_config",
+            '{"do_sample": true, "min_p": "x"}',
+            r"min_p must be in \[0, 1\], got 'x'",
+        ),
     ):
-        body = {**running.client._body(saved.questions[0], 1), name: wrong}
+        body = {**running.client._body(saved.questions[0], 1), "temperature": None, name: wrong}
         connection = running.client._send(json.dumps(body))
         with pytest.raises(RefusedError, match=message) as refused:
             running.client._response(connection)
         assert refused.value.status == 400
         connection.close()
+
+
+def test_each_request_is_sampled_as_it_says(running, saved):
+    """All at once, in one batch; in Transformers as the first one said."""
+    client, question, tokens = running.client, saved.questions[0], 20
+    draws = {"generation_config": json.dumps({"do_sample": True, "max_new_tokens": tokens})}
+    draws["temperature"] = 1
+    alike = [{}, {"temperature": 5}, {**draws, "temperature": 0}, {**draws, "top_p": 1e-6}]
+    hot = {**draws, "temperature": 1e6}
+    # what changes nothing is taken
+    alike[0] = {"stop": [], "frequency_penalty": 0.0, "n": 1, "logit_bias": None, "top_p": 1}
+
+    def answer(connection) -> list[str]:
+        with closing(connection):
+            response = client._response(connection)
+            return client._choice(json.loads(response.read()))["text"].split()
+
+    asked = [client._send({**client._body(question, tokens), **x}) for x in (*alike, hot)]
+    *answers, other = map(answer, asked)
+    assert answers == [question.answer[:tokens]] * len(alike)
+    assert len(other) > 1 and other != question.answer[: len(other)]
 
 
 def test_other_servers_are_left_alone():

@@ -9,12 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# The range of each parameter that requests may have of their own.
+# The range of parameters that requests may have of their own.
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("greater than 0", lambda value: value > 0),
     "top_k": ("from 1 to 2147483647", lambda value: 1 <= value < 2**31),  # an int32 in a batch
     "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "min_p": ("in [0, 1]", lambda value: 0 <= value <= 1),
 }
+
+
+def check_range(name: str, value: Any) -> None:
+    """Raises a ValueError for a parameter of sampling that is out of its range, or no number."""
+    range_, is_in_range = RANGES.get(name, ("", lambda value: True))
+    try:
+        is_right = is_in_range(value)
+    except TypeError:
+        is_right = False
+    if not is_right:
+        raise ValueError(f"{name} must be {range_}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,7 @@ class Admission:
                 f"got a prompt of {len(tokens)} and max_new_tokens={new}"
             )
         for name, value in request.logit_processor_kwargs.items():
-            range_, is_in_range = RANGES.get(name, ("", lambda value: True))
-            if not is_in_range(value):
-                raise ValueError(f"{name} must be {range_}, got {value!r}")
+            check_range(name, value)
 
 
 def is_integer(x: Any) -> bool:

@@ -8,11 +8,14 @@ Shapes: N rows of logits, those of sequences with a new token first; V size of t
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.requests import RequestState
+
+from .sampling import KEY, Sampling, sampled
 
 NO_TOKEN = "the logits of its next token are not finite, and so there is none"
 
@@ -20,11 +23,13 @@ NO_TOKEN = "the logits of its next token are not finite, and so there is none"
 class RowSampler:
     """Chooses tokens as Transformers' ModelRunner does, which calls it from now on; and any token
     for the rows that give none, whose numbers are in `broken` then.
+
+    sampling: where requests have settings of their own, those of the ones without; else None.
     """
 
-    def __init__(self, runner: Any):
+    def __init__(self, runner: Any, sampling: Sampling | None = None):
+        self.runner, self.sampling = runner, sampling
         self.sample = runner._sample
-        self.draws = runner.do_sample or runner.return_logprobs  # by probabilities
         self.broken: list[int] = []
         # Where this would be compiled or a graph, or results are read later, all is as it was:
         # with layers with states it never is.
@@ -33,12 +38,35 @@ class RowSampler:
 
     def __call__(self, scores: Tensor, output_ids: Tensor) -> None:
         """scores: (1, N, V) float32. Writes to output_ids (2, N or more)."""
-        largest = scores[0].amax(-1).tolist()
-        is_right = math.isfinite if self.draws else is_number
-        self.broken = [row for row, x in enumerate(largest) if not is_right(x)]
+        runner, logits = self.runner, scores[0]
+        broken = set()
+        if self.sampling is not None:
+            samplings = self._samplings(self.sampling)
+            runner.do_sample = any(sampling.draws for sampling in samplings)
+            if runner.do_sample:
+                broken = wrong_rows(logits, is_number)  # which nobody could see behind this:
+                logits = sampled(logits, samplings)
+        by_probabilities = runner.do_sample or runner.return_logprobs
+        broken |= wrong_rows(logits, math.isfinite if by_probabilities else is_number)
+        self.broken = sorted(broken)
         if self.broken:
-            scores = scores.index_fill(1, torch.tensor(self.broken, device=scores.device), 0)
-        self.sample(scores, output_ids)
+            rows = torch.tensor(self.broken, device=logits.device)
+            logits = logits.index_fill(0, rows, 0)
+        self.sample(logits[None], output_ids)
+
+    def _samplings(self, default: Sampling) -> list[Sampling]:
+        """Of the requests that get a token."""
+        requests = self.runner.inputs_and_outputs.requests_in_batch
+        return [
+            request.state.logit_processor_kwargs.get(KEY, default)
+            for request in requests
+            if request.has_new_token
+        ]
+
+
+def wrong_rows(logits: Tensor, is_right: Callable[[float], bool]) -> set[int]:
+    """Those whose largest number is not right."""
+    return {row for row, x in enumerate(logits.amax(-1).tolist()) if not is_right(x)}
 
 
 def is_number(x: float) -> bool:

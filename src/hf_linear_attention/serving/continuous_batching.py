@@ -45,7 +45,9 @@ from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of
 from .broken_rows import NO_TOKEN, RowSampler, take_out
 from .guard import GuardedManager
 from .inputs_of_states import StateInputs
+from .over_http import REQUESTED
 from .requirements import check_release
+from .sampling import KEY, Sampling, without_sampling
 from .scheduling import child_id, with_slots
 from .shared_prompts import SharingManager
 from .slot_layout import SlotLayout, round_up
@@ -74,6 +76,9 @@ class SlotManager(GuardedManager, SharingManager):
         config = settings_for_states(model, continuous_batching_config)
         self.layout = SlotLayout.of_model(model)
         self.allocators = allocators_of(model.config, self.layout)
+        if REQUESTED.get() is not None and LINEAR in model.config.active_layer_types:
+            generation_config = without_sampling(generation_config)
+            self.sampling = Sampling(model, generation_config)
         with allocators_of_paged_cache(self.allocators):
             super().__init__(model, generation_config, config, workload_hints)
         if self.distributed_helper.tp_size > 1:
@@ -81,6 +86,8 @@ class SlotManager(GuardedManager, SharingManager):
                 "continuous batching needs a model without tensor parallelism"
             )
         self.output_router = OrderedRouter()
+        if self.sampling is not None:
+            self.logit_processor.supported_keys[KEY] = Sampling
         processors = self.logit_processor.logits_processor
         for number, processor in enumerate(processors):
             if isinstance(processor, ContinuousBatchingTopKLogitsWarper):
@@ -111,7 +118,7 @@ class SlotManager(GuardedManager, SharingManager):
         processor._handle_request_error = fails_all_sequences(processor)
         self.paged_model = PagedModel(self.model, processor)
         self.prompts.attach(processor)
-        self.sampler = RowSampler(processor.model_runner)
+        self.sampler = RowSampler(processor.model_runner, self.sampling)
         return processor
 
     def warmup(self) -> None:

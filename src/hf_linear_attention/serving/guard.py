@@ -12,7 +12,15 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
-from .over_http import finish_on_signals, has_left, http_error, http_request, whole_number
+from .over_http import (
+    REQUESTED,
+    finish_on_signals,
+    has_left,
+    http_error,
+    http_request,
+    whole_number,
+)
+from .sampling import KEY, Sampling
 
 WAITING_VARIABLE = "HF_LINEAR_ATTENTION_MAX_WAITING"
 WAITING_PER_SLOT = 4  # that may wait, unless the variable says how many
@@ -23,9 +31,11 @@ class GuardedManager(ContinuousBatchingManager):
 
     max_waiting: how many requests may wait for memory. None, the default: as many as come; over
     HTTP as many as the environment says, or else WAITING_PER_SLOT for each that has memory.
+    sampling: where requests have settings of their own, that of the ones that have none.
     """
 
     max_waiting: int | None = None
+    sampling: Sampling | None = None
 
     def __init__(
         self,
@@ -78,6 +88,16 @@ class GuardedManager(ContinuousBatchingManager):
             self._forget(request_id)
             raise http_error(queue.Full("the server is stopping"))
         return added
+
+    def give_sampling(self, state: RequestState) -> None:
+        """Over HTTP: as its body says, where requests have settings of their own.
+
+        Raises:
+            ValueError: one is out of its range.
+        """
+        config = REQUESTED.get()
+        if self.sampling is not None and config is not None:
+            state.logit_processor_kwargs[KEY] = Sampling(self.model, config)
 
     def register_result_handler(self, request_id: str, callback: Any) -> None:
         """As in Transformers, where two clients that use one id get each other's answers."""
@@ -140,6 +160,7 @@ class Door(queue.Queue):
             super().put(item, block, timeout)
             return
         try:
+            manager.give_sampling(item)
             if manager.batch_processor is not None:
                 manager.batch_processor.scheduler.admit(item)
             self._check_room(self._limit_over_http())

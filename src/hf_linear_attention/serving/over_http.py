@@ -6,10 +6,12 @@ over HTTP, of a client that hangs up, or of the end of the server.
 The request is found where the server's own function has it, in the call that adds tokens to the
 manager; an error raised there is answered with its status; and the signals that end the server are
 heard before uvicorn, which is told of them. Two things can't wait for a request, and are prepared
-when the server loads a model: numbers that are none, and SIGTERM before the first request.
+when the server loads a model: numbers that can't be, with how a request's tokens are to be chosen;
+and SIGTERM before the first request.
 """
 
 import asyncio
+import json
 import os
 import queue
 import signal
@@ -17,13 +19,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+from transformers import GenerationConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus
 
-from ..registration import check_numbers_of_requests
+from ..registration import check_requests
+from .sampling import WARPERS
 
 SERVER = "transformers.cli.serving.server"  # Transformers' module that answers requests
 STATUS = {ValueError: 400, queue.Full: 503}  # of errors
@@ -32,29 +37,51 @@ STOP_VARIABLE, STOP_SECONDS = "HF_LINEAR_ATTENTION_STOP_SECONDS", 30
 CLOSE_SECONDS = 5  # beyond these, for clients that don't read what they were sent
 
 
-# What Transformers' server makes numbers of: by which function, and what that needs.
-WHOLE: tuple[Callable[[Any], float], str] = int, "a whole number"
-ANY: tuple[Callable[[Any], float], str] = float, "a number"
+class Number(NamedTuple):
+    """What Transformers' server makes of an argument of a request, and what that must be."""
+
+    make: Callable[[Any], float]
+    kind: str
+    is_right: Callable[[float], bool]
+
+
+COUNT = Number(int, "a whole number from 1 on", lambda x: x >= 1)
 NUMBERS = {
-    "max_tokens": WHOLE,
-    "max_completion_tokens": WHOLE,
-    "max_output_tokens": WHOLE,
-    "seed": WHOLE,
-    "temperature": ANY,
-    "top_p": ANY,
-    "frequency_penalty": ANY,
+    "max_tokens": COUNT,
+    "max_completion_tokens": COUNT,
+    "max_output_tokens": COUNT,
+    "seed": Number(int, "a whole number of 64 bits", lambda x: -(2**63) <= x < 2**64),
+    "temperature": Number(float, "a number from 0 on", lambda x: x >= 0),  # 0: the likeliest
+    "top_p": Number(float, "a number in (0, 1]", lambda x: 0 < x <= 1),
 }
+# What nothing in the engine heeds, with the values at which there is nothing to heed.
+UNHEEDED: dict[str, tuple] = {
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "stop": ([], ""),
+}
+# What may be in a request's `generation_config`.
+HEEDED_SETTINGS = {
+    *WARPERS,
+    *("do_sample", "max_new_tokens", "max_length", "eos_token_id"),
+    *("bos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"),
+}
+# The GenerationConfig of the request that is answered.
+REQUESTED: ContextVar[GenerationConfig | None] = ContextVar("REQUESTED", default=None)
 
 
 def prepare_server() -> None:
     """Of a `transformers serve --continuous-batching` that is loading a model in this call: it will
-    answer 400 to numbers that are none, and end with 0 on a SIGTERM that comes before any request.
+    answer 400 to numbers that can't be, and end with 0 on a SIGTERM that comes before any request.
     In any other process this does nothing.
     """
     flags = flags_of_server()
     if not flags.get("continuous_batching"):
         return
-    check_numbers_of_requests(check_numbers)
+    check_requests(checked)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and not flags.get("non_blocking"):  # else the process is somebody else's
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -74,16 +101,52 @@ def flags_of_server() -> dict[str, Any]:
     return {}
 
 
+def checked(body: dict[str, Any], make: Callable[[], GenerationConfig]) -> GenerationConfig:
+    """What is made of a request's body; or the error that is answered with 400."""
+    try:
+        check_numbers(body)
+        check_unheeded(body)
+    except ValueError as error:
+        raise http_error(error) from None
+    config = make()
+    REQUESTED.set(config)
+    return config
+
+
 def check_numbers(body: dict[str, Any]) -> None:
-    """Raises the error that is answered with 400 for a request whose numbers are none."""
-    for name, (number, kind) in NUMBERS.items():
+    """Raises a ValueError for an argument that is no number, or out of its range."""
+    for name, number in NUMBERS.items():
         if body.get(name) is None:
             continue
         try:
-            number(body[name])
+            is_right = number.is_right(number.make(body[name]))
         except (TypeError, ValueError, OverflowError):
-            error = ValueError(f"{name} must be {kind}, got {body[name]!r}")
-            raise http_error(error) from None
+            is_right = False
+        if not is_right:
+            raise ValueError(f"{name} must be {number.kind}, got {body[name]!r}")
+
+
+def check_unheeded(body: dict[str, Any]) -> None:
+    """Raises a ValueError for an argument that would change an answer, and is not heeded."""
+    for name, neutral in UNHEEDED.items():
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            raise ValueError(
+                f"{name} must be {neutral[0]!r} or left out with continuous batching, got {value!r}"
+            )
+    if body.get("generation_config") is None:
+        return
+    try:
+        settings = dict(json.loads(body["generation_config"]))
+    except (TypeError, ValueError):
+        message = f"generation_config must be JSON of settings, got {body['generation_config']!r}"
+        raise ValueError(message) from None
+    defaults = GenerationConfig._get_default_generation_params()
+    for name, value in settings.items():
+        if name not in HEEDED_SETTINGS and value is not None and value != defaults.get(name):
+            raise ValueError(
+                f"generation_config must be without {name} with continuous batching, got {value!r}"
+            )
 
 
 def whole_number(variable: str) -> int | None:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 
 import transformers
+from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.continuous_batching import (
     ContinuousBatchingManager,
     PagedAttentionCache,
@@ -20,6 +21,7 @@ from transformers.generation.continuous_batching.cache_allocators import (
     SlidingAttentionCacheAllocator,
 )
 from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessorList,
     ContinuousBatchingTopKLogitsWarper,
 )
 from transformers.generation.continuous_batching.continuous_api import (
@@ -42,6 +44,8 @@ from transformers.generation.continuous_batching.scheduler import Scheduler
 # Methods that are replaced or called, with their arguments. Behind these there are only ones with
 # defaults, or any where it says "...".
 METHODS: dict[type, dict[str, str]] = {
+    GenerationConfig: {"_get_default_generation_params": ""},
+    GenerationMixin: {"_get_logits_processor": "generation_config"},
     ContinuousBatchingManager: {
         "__init__": "model generation_config continuous_batching_config workload_hints",
         "_create_batch_processor": "",
@@ -107,6 +111,7 @@ ATTRIBUTES: dict[type, str] = {
     ContinuousBatchingManager: "_wake_up_loop background_thread_status batch_processor "
     "continuous_batching_config distributed_helper input_queue logit_processor model output_router "
     "warmed_up",
+    ContinuousBatchingLogitsProcessorList: "logits_processor supported_keys",
     ContinuousBatchProcessor: "cache inputs_and_outputs model_runner offloading_manager "
     "output_router scheduler",
     OutputRouter: "_lock output_queue result_handlers",
