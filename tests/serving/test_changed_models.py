@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 REFUSED = {
     "glm5_next": "Glm5NextTextModel: its softmax layers choose keys by an indexer",
+    "inkling2_loop_text": "Inkling2LoopTextModel: convolutions beside its softmax layers",
     "inkling2_text": "Inkling2TextModel: convolutions beside its softmax layers",
     "inkling_text": "InklingTextModel: convolutions beside its softmax layers",
     "qwen4_exp_text": "Qwen4ExpTextModel: its softmax layers choose keys by an indexer",
@@ -117,9 +118,12 @@ def test_a_request_is_cancelled_beside_others(model_type):
         assert tokens_of(results(manager, others)) == expected[1:]
 
 
-@pytest.mark.parametrize("model_type", [name for name in ("lfm3",) if is_here(name)])
+WINDOWED = {"lfm3": "conv", "lara_mini": "linear_attention"}  # and what their other layers are
+
+
+@pytest.mark.parametrize("model_type", [name for name in WINDOWED if is_here(name)])
 def test_softmax_layers_may_have_a_window(model_type):
-    layers = ["conv", "sliding_attention", "full_attention"]
+    layers = [WINDOWED[model_type], "sliding_attention", "full_attention"]
     config = {"layer_types": layers, "num_hidden_layers": 3, "sliding_window": 5}
     model, expected = changed(model_type, **config)
     with engine(model, PIECES) as manager:

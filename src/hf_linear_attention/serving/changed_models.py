@@ -46,6 +46,7 @@ FAMILIES = {
     "GraniteMoeHybridModel": Family("GraniteMoeHybridAttention"),
     "JambaModel": Family("JambaAttention"),
     "KimiLinearModel": Family("KimiLinearAttention", is_latent=True),
+    "LaraMiniModel": Family("LaraMiniAttention"),
     "Lfm2Model": Family("Lfm2Attention"),
     "Lfm2MoeModel": Family("Lfm2MoeAttention"),
     "Lfm3Model": Family("Lfm3Attention"),
@@ -63,6 +64,7 @@ INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no 
 CONVOLVED = "convolutions beside its softmax layers have no slots"
 WHY_NOT = {
     "Glm5NextTextModel": INDEXED,
+    "Inkling2LoopTextModel": CONVOLVED,
     "Inkling2TextModel": CONVOLVED,
     "InklingTextModel": CONVOLVED,
     "Qwen4ExpTextModel": INDEXED,
