@@ -16,6 +16,7 @@ from transformers.generation.continuous_batching.input_outputs import PagedAtten
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
+from hf_linear_attention import LinearAttentionForCausalLM
 from hf_linear_attention.configuration_linear_attention import MIXER_NEEDS
 from hf_linear_attention.mixers import RECURRENT_MIXERS
 from hf_linear_attention.serving import requirements
@@ -194,10 +195,14 @@ def test_what_has_no_slots_is_refused():
     with pytest.raises(NotImplementedError, match="without cross attention"):
         cross.init_continuous_batching()
     old = tiny_model()
-    monkey = type("OldModel", (type(old),), {"slot_cache": property(lambda self: self.missing)})
-    old.__class__ = monkey
-    with pytest.raises(NotImplementedError, match="a checkpoint's code of a newer"):
-        old.init_continuous_batching()
+    lacking = (
+        {"slot_cache": property(lambda self: self.missing)},
+        {"forward": lambda self, input_ids, **kwargs: None},  # which would swallow the cache
+    )
+    for body in lacking:
+        old.__class__ = type("OldModel", (LinearAttentionForCausalLM,), body)
+        with pytest.raises(NotImplementedError, match="a checkpoint's code of a newer"):
+            old.init_continuous_batching()
 
 
 def test_in_transformers_serve_a_client_hangs_up_and_a_wrong_request_fails():
