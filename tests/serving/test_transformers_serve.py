@@ -246,6 +246,12 @@ def test_what_can_not_be_is_named(running, saved):
         ("generation_config", "{", "generation_config must be JSON of settings, got '{'"),
         ("generation_config", "[1]", r"generation_config must be JSON of settings, got '\[1\]'"),
         ("generation_config", '{"num_beams": 2}', "must be without num_beams with .*, got 2"),
+        ("generation_config", '{"max_length": 9}', "must be without max_length with .*, got 9"),
+        (
+            "generation_config",
+            '{"do_sample": true, "eta_cutoff": "x"}',
+            r"eta_cutoff must be in \[0, 1\), got 'x'",
+        ),
         (
             "generation_config",
             '{"do_sample": true, "temperature": -1}',

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 # The range of parameters that requests may have of their own.
-RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+Range = tuple[str, Callable[[Any], bool]]
+SHARE: Range = "in (0, 1]", lambda value: 0 < value <= 1
+FRACTION: Range = "in [0, 1)", lambda value: 0 <= value < 1
+RANGES: dict[str, Range] = {
     "temperature": ("greater than 0", lambda value: value > 0),
     "top_k": ("from 1 to 2147483647", lambda value: 1 <= value < 2**31),  # an int32 in a batch
-    "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "top_p": SHARE,
     "min_p": ("in [0, 1]", lambda value: 0 <= value <= 1),
+    "typical_p": SHARE,
+    "epsilon_cutoff": FRACTION,
+    "eta_cutoff": FRACTION,
+    "top_h": SHARE,
 }
 
 

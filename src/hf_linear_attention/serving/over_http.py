@@ -66,7 +66,7 @@ UNHEEDED: dict[str, tuple] = {
 # What may be in a request's `generation_config`.
 HEEDED_SETTINGS = {
     *WARPERS,
-    *("do_sample", "max_new_tokens", "max_length", "eos_token_id"),
+    *("do_sample", "max_new_tokens", "eos_token_id"),
     *("bos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"),
 }
 # The GenerationConfig of the request that is answered.
