@@ -62,7 +62,13 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     if SYSTEM == "linux":  # whose kernel is asked whether a process may use the tiles
         INSTRUCTION_SETS["amx"] = [*avx2, *avx512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 
-FOLDERS_AS_ONE = ("convolution", "delta_rule", "linear_attention", "selective_scan")
+FOLDERS_AS_ONE = (
+    "convolution",
+    "delta_rule",
+    "elementwise_scan",
+    "linear_attention",
+    "selective_scan",
+)
 
 # Instruction sets that only some products have a use for, and which. dispatch.cpp takes all other
 # kernels from the one before.

@@ -33,6 +33,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 from hf_linear_attention import (  # noqa: E402
     delta_rule,
     delta_rule_step_,
+    elementwise_scan,
     linear_attention,
     linear_attention_step_,
     selective_scan,
@@ -100,6 +101,11 @@ def scan() -> None:
     with_gradients(selective_scan, x, dt, -torch.rand(D, 16), random(B, T, 16), random(B, T, 16))
 
 
+def elementwise() -> None:
+    log_decay = -torch.rand(B, T, H * D)
+    with_gradients(elementwise_scan, random(B, T, H * D, gradient=True), log_decay)
+
+
 def product(call: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> None:
     call(random(rows, INPUTS, dtype=dtype), random(OUTPUTS, INPUTS, dtype=dtype), None)
 
@@ -131,6 +137,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "short convolution": partial(convolution, F32),
     "short convolution, bfloat16": partial(convolution, BF16),
     "selective scan": scan,
+    "elementwise scan": elementwise,
     "RMSNorm": partial(norm, F32),
     "product of 1 row": partial(product, linear, 1, F32),
     "product of 8 rows": partial(product, linear, 8, F32),

@@ -5,6 +5,7 @@
 #include "cpu/convolution/kernels.h"
 #include "cpu/delta_rule/kernels.h"
 #include "cpu/dense/kernels.h"
+#include "cpu/elementwise_scan/kernels.h"
 #include "cpu/linear_attention/kernels.h"
 #include "cpu/selective_scan/kernels.h"
 #include "kernels/cpu.h"
@@ -23,6 +24,7 @@ const CpuKernels kernels = {
     {delta_rule_forward, delta_rule_backward, delta_rule_step, delta_rule_forward_in_slots},
     {convolution_forward, convolution_backward, convolution_step},
     {selective_scan_forward, selective_scan_backward, selective_scan_step},
+    {elementwise_scan_forward, elementwise_scan_backward, elementwise_scan_step},
     linear,
     many_rows_linear,
     quantized_linear,

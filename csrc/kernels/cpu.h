@@ -7,6 +7,7 @@
 #include "kernels/convolution.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/delta_rule.h"
+#include "kernels/elementwise_scan.h"
 #include "kernels/linear.h"
 #include "kernels/linear_attention.h"
 #include "kernels/quantized_linear.h"
@@ -22,6 +23,7 @@ struct CpuKernels {
   DeltaRuleOnCpu delta_rule;
   ConvolutionOnCpu convolution;
   SelectiveScanOnCpu selective_scan;
+  ElementwiseScanOnCpu elementwise_scan;
   LinearOnCpu linear;
   ManyRowsLinearOnCpu many_rows_linear;
   QuantizedLinearOnCpu quantized_linear;

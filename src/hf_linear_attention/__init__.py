@@ -25,6 +25,7 @@ from .modeling_linear_attention import (
 )
 from .op_convolution import short_convolution, short_convolution_step_
 from .op_delta import delta_rule, delta_rule_step_
+from .op_elementwise_scan import elementwise_scan, elementwise_scan_step_
 from .op_in_place import delta_rule_, linear_attention_, short_convolution_
 from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
 from .registration import observe_model_classes, register_model_type
@@ -61,6 +62,8 @@ __all__ = [
     "delta_rule",
     "delta_rule_",
     "delta_rule_step_",
+    "elementwise_scan",
+    "elementwise_scan_step_",
     "linear_attention",
     "linear_attention_",
     "linear_attention_step_",

@@ -96,13 +96,19 @@ def check_log_decay(
         return None
     per_head = tuple(v.shape[:-1])
     checked = check_per_token("log_decay", log_decay, q, per_head, (*per_head, q.shape[-1]))
-    if is_readable(log_decay):
-        positive = log_decay.detach() > 0
-        if key_mask is not None:
-            positive = positive & behind(key_mask, positive)
-        if positive.any():
-            raise ValueError(f"log_decay must be at most 0, got {log_decay[positive].max().item()}")
+    check_not_positive("log_decay", log_decay, key_mask)
     return checked
+
+
+def check_not_positive(name: str, x: Tensor, key_mask: Tensor | None) -> None:
+    """Where x, (B, T, ...) or (B, ...) as key_mask says, is readable: none of it is above 0."""
+    if not is_readable(x) or x.numel() == 0 or x.detach().max() <= 0:
+        return
+    positive = x.detach() > 0  # NaN is not, nor is what the mask hides
+    if key_mask is not None:
+        positive = positive & behind(key_mask, positive)
+    if positive.any():
+        raise ValueError(f"{name} must be at most 0, got {x[positive].max().item()}")
 
 
 def check_key_mask(

@@ -318,6 +318,42 @@ bool selective_scan_step(const CpuKernels& cpu, const Threads& threads, const Ca
   return succeeded(cpu.selective_scan.step(p, threads));
 }
 
+// Channels enough for several blocks of them.
+ElementwiseScanSizes elementwise_scan_sizes(const Sizes& s) {
+  return {s.B, 20 * s.H * s.V, DType::f32};
+}
+
+bool elementwise_scan(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sequences whole = sequences(c.sizes, c.cu_seqlens);
+  ElementwiseScanProblem p{};
+  static_cast<ElementwiseScanSizes&>(p) = elementwise_scan_sizes(c.sizes);
+  p.T = c.sizes.T, p.num_sequences = whole.num_sequences, p.cu_seqlens = whole.cu_seqlens;
+  const int64_t numbers = p.B * p.T * p.C, state = p.num_sequences * p.C;
+  const auto rows = [&](float low, float high) {
+    return View{a.random(numbers, low, high), p.T * p.C, p.C, 0, 1};
+  };
+  p.x = rows(-1, 1), p.log_decay = rows(-2, 0);
+  p.initial_state = a.random(state, -1, 1);
+  const ElementwiseScanResult result{a.empty(numbers), a.empty(state)};
+  const ElementwiseScanUpstream upstream{rows(-1, 1), a.random(state, -1, 1)};
+  const ElementwiseScanGradients gradients{a.empty(numbers), a.empty(numbers), a.empty(state)};
+  return succeeded(cpu.elementwise_scan.forward(p, result, threads)) &&
+         succeeded(cpu.elementwise_scan.backward(p, upstream, gradients, threads));
+}
+
+bool elementwise_scan_step(const CpuKernels& cpu, const Threads& threads, const Case& c,
+                           Arrays& a) {
+  ElementwiseScanStep p{};
+  static_cast<ElementwiseScanSizes&>(p) =
+      elementwise_scan_sizes({c.sizes.B * 40, 1, c.sizes.H, c.sizes.K, c.sizes.V});
+  p.x = {a.random(p.B * p.C, -1, 1), p.C, 0, 0, 1};
+  p.log_decay = {a.random(p.B * p.C, -2, 0), p.C, 0, 0, 1};
+  p.slots = every_second_slot(a, p.B);
+  p.state = {a.empty(p.slots.count * p.C), p.C, 0, 0, 1};
+  p.y = a.empty(p.B * p.C);
+  return succeeded(cpu.elementwise_scan.step(p, threads));
+}
+
 bool linear(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t in = 16 * c.sizes.T, out = 701;
   for (const int64_t rows : {1, 7}) {  // without and with weights that are asked for in advance
@@ -391,12 +427,12 @@ bool rms_norm(const CpuKernels& cpu, const Threads& threads, const Case& c, Arra
 bool cross_entropy(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
   const int64_t rows = 10 * c.sizes.T, words = 300;
   const std::vector<int64_t> labels(static_cast<size_t>(rows), 7);
-  const CrossEntropyProblem p{
-      rows, words, DType::f32, a.random(rows * words, -1, 1), labels.data(), -100};
+  const CrossEntropyProblem p{rows,          words, DType::f32, a.random(rows * words, -1, 1),
+                              labels.data(), -100};
   const CrossEntropyResult result{a.empty(rows), a.empty(rows), a.empty(rows)};
   if (!succeeded(cpu.cross_entropy.forward(p, result, threads))) return false;
-  return succeeded(cpu.cross_entropy.backward(
-      p, {result.sums, result.largest, a.empty(rows * words)}, threads));
+  return succeeded(
+      cpu.cross_entropy.backward(p, {result.sums, result.largest, a.empty(rows * words)}, threads));
 }
 
 using Call = std::function<bool(const CpuKernels&, const Threads&, const Case&, Arrays&)>;
@@ -421,6 +457,8 @@ const std::pair<const char*, Call> kCalls[] = {
     {"convolution_step", convolution_step},
     {"selective_scan", selective_scan},
     {"selective_scan_step", selective_scan_step},
+    {"elementwise_scan", elementwise_scan},
+    {"elementwise_scan_step", elementwise_scan_step},
     {"linear", linear},
     {"many_rows_linear", many_rows_linear},
     {"expert_linear", expert_linear},

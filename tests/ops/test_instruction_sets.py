@@ -110,7 +110,7 @@ def test_an_instruction_set_runs_where_the_cpu_has_it_and_nowhere_else(name):
 
 DOUBLES = """
 import torch
-from hf_linear_attention import delta_rule, selective_scan, short_convolution
+from hf_linear_attention import delta_rule, elementwise_scan, selective_scan, short_convolution
 
 x = torch.randn(2, 37, 3, 9, dtype=torch.float64, requires_grad=True)
 channels = x.flatten(2)
@@ -118,6 +118,7 @@ y = delta_rule(x, x, x, x[..., 0].sigmoid(), backend="cpu")
 y = y.flatten(2) + short_convolution(channels, channels[0, :4].T, backend="cpu")
 A = -channels[0, :5].T.exp()
 y = y + selective_scan(channels, channels.exp(), A, x[:, :, 0, :5], x[:, :, 1, :5], backend="cpu")
+y = y + elementwise_scan(channels, -channels.exp(), backend="cpu")
 y.square().sum().backward()
 print(y.sum().item().hex(), x.grad.square().sum().item().hex())
 """

@@ -23,6 +23,8 @@ from hf_linear_attention import (
     delta_rule,
     delta_rule_,
     delta_rule_step_,
+    elementwise_scan,
+    elementwise_scan_step_,
     linear_attention,
     linear_attention_,
     linear_attention_step_,
@@ -56,9 +58,11 @@ def random_call(rng):
         "initial": rng.random() < 0.5,
     }
     heads = rng.choice((1, 2, 3))
-    op = rng.choice(("plain", "linear_attention", "delta_rule", "convolution"))
+    op = rng.choice(("plain", "linear_attention", "delta_rule", "convolution", "elementwise"))
     if op == "convolution":
         return short_convolution, inputs_of_convolution(rng, shared, dtype), dtype
+    if op == "elementwise":
+        return elementwise_scan, inputs_of_elementwise_scan(rng, shared, dtype), dtype
     if op == "plain":
         is_causal = rng.random() < 0.8
         case = Case(
@@ -106,6 +110,21 @@ def inputs_of_convolution(rng, shared, dtype):
     return {"x": inputs["v"][:, :, 0], "weight": weight, "activation": activation} | kept
 
 
+def inputs_of_elementwise_scan(rng, shared, dtype):
+    """Of a call of this batch, these tokens and their masks, with as many channels as values."""
+    case = RuleCase(
+        **shared | {"K": shared["V"]},
+        **dict.fromkeys(("Hq", "Hk", "Hv"), 1),
+        decay="channel",
+        resets=rng.random() < 0.5,
+    )
+    inputs = rule_cases.make_inputs(case, dtype, seed=rng.randrange(2**31))
+    kept = {name: x for name, x in inputs.items() if name in ("key_mask", "cu_seqlens")}
+    if "initial_state" in inputs:
+        kept["initial_state"] = inputs["initial_state"][:, 0, 0]
+    return {"x": inputs["v"][:, :, 0], "log_decay": inputs["log_decay"][:, :, 0]} | kept
+
+
 def is_per_token(name):
     return name not in ("weight", "bias", "initial_state", "cu_seqlens")
 
@@ -148,7 +167,7 @@ def random_step(rng):
     """A function of sequences that has a step, and arguments for at least one token."""
     while True:
         function, inputs, dtype = random_call(rng)
-        tokens = inputs["x" if function is short_convolution else "q"]
+        tokens = inputs["x" if "x" in inputs else "q"]
         if tokens.shape[1] > 0 and "cu_seqlens" not in inputs:
             if inputs.pop("is_causal", True):
                 return function, inputs, dtype
@@ -183,6 +202,9 @@ def test_a_valid_step_is_a_token_of_the_whole(seed):
         slots = surrounded(slots, rng)
         options = {"bias": None} | options
         actual = short_convolution_step_(**token, **options, state=slots)
+    elif function is elementwise_scan:
+        slots = surrounded(slots, rng)
+        actual = elementwise_scan_step_(**token, **options, state=slots)
     else:
         actual = delta_rule_step_(**token, **options, state=slots)
     assert_all_close({"y": actual}, {"y": y[:, 0].double()}, dtype)
@@ -204,7 +226,7 @@ IN_PLACE = {
 def test_a_valid_call_in_place_leaves_in_slots_what_the_loop_leaves(seed):
     rng = random.Random(seed)
     function, inputs, dtype = random_call(rng)
-    while not inputs.pop("is_causal", True):
+    while not inputs.pop("is_causal", True) or function not in IN_PLACE:
         function, inputs, dtype = random_call(rng)
     y, state = function(**to_float64(inputs), return_state=True, backend="reference")
     (wanted,) = states_of(state)
@@ -234,8 +256,11 @@ def in_slots(rows, rng):
     return slots, indices
 
 
-# Dimensions of the convolution's tensors that no other size of is right.
-SIZED = {"x": (2,), "weight": (0,), "bias": (0,), "initial_state": (0, 2)}
+# Dimensions of which no other size is right, where that is not the first two.
+SIZED = {
+    short_convolution: {"x": (2,), "weight": (0,), "bias": (0,), "initial_state": (0, 2)},
+    elementwise_scan: dict.fromkeys(("x", "log_decay"), (0, 1, 2)),
+}
 
 
 def broken(x, rng, kinds=("rank", "size", "dtype"), dims=(0, 1)):
@@ -259,7 +284,7 @@ def test_a_call_with_one_thing_wrong_raises(seed):
     tensors = tensors_of(inputs)
     name = rng.choice(sorted(tensors))
     kinds = ("rank", "size", "dtype", "device")
-    dims = SIZED[name] if function is short_convolution else (0, 1)
+    dims = SIZED.get(function, {}).get(name, (0, 1))
     wrong = with_tensors(inputs, {name: broken(tensors[name], rng, kinds, dims)})
     with pytest.raises((ValueError, RuntimeError)):
         function(**wrong, backend="cpu")

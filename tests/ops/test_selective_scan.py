@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.attention_cases import assert_all_close
-from support.rule_cases import run_with_gradients, tensors_of, to_float64, with_tensors
+from support.rule_cases import (
+    run_with_gradients,
+    strided,
+    tensors_of,
+    to_float64,
+    with_tensors,
+)
 
 from hf_linear_attention import selective_scan, selective_scan_step_
 from hf_linear_attention.for_transformers.recurrence_selective_scan import SelectiveScanRecurrence
@@ -103,13 +109,6 @@ def make_inputs(case, dtype=torch.float64, seed=1):
     if case.strided:
         inputs = with_tensors(inputs, {k: strided(x) for k, x in tensors_of(inputs).items()})
     return inputs
-
-
-def strided(x):
-    """x, its dimensions in reverse order in memory, with NaN between."""
-    big = torch.full([2 * n + 2 for n in reversed(x.shape)], torch.nan, dtype=x.dtype)
-    view = big[tuple(slice(1, 2 * n + 1, 2) for n in reversed(x.shape))]
-    return view.permute(*reversed(range(x.dim()))).copy_(x)
 
 
 @functools.cache

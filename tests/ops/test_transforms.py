@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from hf_linear_attention import (
     delta_rule,
+    elementwise_scan,
     linear_attention,
     selective_scan,
     short_convolution,
@@ -35,6 +36,10 @@ def op_calls(backend):
         "linear_attention": (lambda v: linear_attention(heads, heads, v, **options), heads),
         "delta_rule": (lambda k: delta_rule(heads, k, heads, beta, **options), heads),
         "short_convolution": (lambda x: short_convolution(x, weight, **options), channels),
+        "elementwise_scan": (
+            lambda x: elementwise_scan(x, -channels.exp(), **options),
+            channels,
+        ),
         "selective_scan": (
             lambda x: selective_scan(x, channels, -weight, x[..., :3], x[..., 3:6], **options),
             channels,

@@ -190,6 +190,13 @@ def make_mask(case: RuleCase, rand) -> Tensor:
     }[case.mask or ""].contiguous()
 
 
+def strided(x: Tensor) -> Tensor:
+    """x, its dimensions in reverse order in memory, with NaN between."""
+    big = torch.full([2 * n + 2 for n in reversed(x.shape)], torch.nan, dtype=x.dtype)
+    view = big[tuple(slice(1, 2 * n + 1, 2) for n in reversed(x.shape))]
+    return view.permute(*reversed(range(x.dim()))).copy_(x)
+
+
 def tensors_of(inputs: dict[str, Any]) -> dict[str, Tensor]:
     """All inputs that have a gradient, by name."""
     named = {}

@@ -57,7 +57,7 @@ class Step {
       : p_(p), threads_(for_decays(threads, p.log_decay.data)) {}
 
   Status run() {
-    if (has_positive_log_decay<Acc>(p_, threads_, p_.decay_per_channel ? p_.K : 1)) {
+    if (has_positive_log_decay<Acc>(p_, threads_, p_.Hkv, p_.decay_per_channel ? p_.K : 1)) {
       return Status::positive_log_decay;
     }
     const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };

@@ -54,7 +54,7 @@ class Step {
       : p_(p), threads_(for_decays(threads, p.log_decay.data)), group_(p.Hq / p.Hkv) {}
 
   Status run() {
-    if (has_positive_log_decay<Acc>(p_, threads_, 1)) return Status::positive_log_decay;
+    if (has_positive_log_decay<Acc>(p_, threads_, p_.Hkv, 1)) return Status::positive_log_decay;
     const auto body = [&](Scratch& s, int64_t batch, int64_t head) { step(s, batch, head); };
     return for_each_state<Scratch>(p_, threads_, body) ? Status::ok : Status::out_of_memory;
   }

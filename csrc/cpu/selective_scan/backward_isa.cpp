@@ -60,7 +60,7 @@ class Backward {
         blocks_(channel_blocks(p.C)),
         groups_(min(p.num_sequences, kMaxGroups)),
         plan_{p, p.B * p.T * p.C * p.N < threads.serial_work ? 1 : max(1, threads.count),
-              longest(p)},
+              most_tiles(p, kTileTokens)},
         workers_(for_decays(threads, true), plan_),
         of_groups_(groups_ * blocks_ * (p.N + 1) * kBlockChannels * kBytes),
         of_blocks_(blocks_ * p.B * p.T * 2 * p.N * kBytes) {}
@@ -92,23 +92,17 @@ class Backward {
  private:
   static constexpr int64_t kBytes = static_cast<int64_t>(sizeof(Acc));
 
-  static int64_t longest(const SelectiveScanProblem& p) {
-    int64_t tiles = 0;
-    for (int64_t n = 0; n < p.num_sequences; ++n) tiles = max(tiles, span_of(p, n).tiles());
-    return tiles;
-  }
-
   size_t block_bytes() const { return static_cast<size_t>((p_.N + 1) * kBlockChannels * kBytes); }
 
   void backward(Scratch& s, const Span& span, Channels channels, int64_t block) const {
     stage_state(p_.initial_state, p_, span, channels, s.rows.state);
-    for (int64_t tile = 0; tile < span.tiles(); ++tile) {
+    for (int64_t tile = 0; tile < span.tiles(kTileTokens); ++tile) {
       const TileTokens tokens = tile_tokens(p_, span, tile);
       s.rows.stage_tile(p_, tokens, channels);
       advance(s, tile, tokens.count, channels);
     }
     stage_state(upstream_.dstate, p_, span, channels, s.dstate);
-    for (int64_t tile = span.tiles() - 1; tile >= 0; --tile) {
+    for (int64_t tile = span.tiles(kTileTokens) - 1; tile >= 0; --tile) {
       const TileTokens tokens = tile_tokens(p_, span, tile);
       s.rows.stage_tile(p_, tokens, channels);
       if (upstream_.dy.data) {

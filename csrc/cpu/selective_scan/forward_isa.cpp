@@ -48,7 +48,7 @@ class Forward {
   void forward(Scratch& s, const Span& span, Channels channels) const {
     s.rows.stage_block(p_, channels);
     stage_state(p_.initial_state, p_, span, channels, s.rows.state);
-    for (int64_t tile = 0; tile < span.tiles(); ++tile) {
+    for (int64_t tile = 0; tile < span.tiles(kTileTokens); ++tile) {
       const TileTokens tokens = tile_tokens(p_, span, tile);
       s.rows.stage_tile(p_, tokens, channels);
       scan(s, tokens.count, channels);

@@ -8,7 +8,7 @@
 // in a register.
 #pragma once
 
-#include "cpu/common/normal_exp.h"
+#include "cpu/sequences/channels.h"
 #include "cpu/sequences/staging.h"
 #include "kernels/selective_scan.h"
 
@@ -18,32 +18,11 @@ namespace {
 constexpr int64_t kBlockChannels = 64;
 constexpr int64_t kTileTokens = 16;
 
-struct Channels {
-  int64_t begin, count;
-
-  template <class Acc>
-  int64_t padded() const {
-    return round_up(count, kLanes<Acc>);
-  }
-};
-
 HFLA_INLINE int64_t channel_blocks(int64_t C) { return ceil_div(C, kBlockChannels); }
 
 HFLA_INLINE Channels channel_block(int64_t C, int64_t block) {
   const int64_t begin = block * kBlockChannels;
   return {begin, min(kBlockChannels, C - begin)};
-}
-
-// A sequence: its row of the states, its row of the tensors, and its times.
-struct Span {
-  int64_t sequence, batch, begin, end;
-
-  int64_t tiles() const { return ceil_div(end - begin, kTileTokens); }
-};
-
-HFLA_INLINE Span span_of(const SelectiveScanProblem& p, int64_t sequence) {
-  if (!p.cu_seqlens) return {sequence, sequence, 0, p.T};
-  return {sequence, 0, p.cu_seqlens[sequence], p.cu_seqlens[sequence + 1]};
 }
 
 // The real tokens of a tile.
@@ -141,12 +120,6 @@ void write_channels(const AccOf<Scalar>* from, const SelectiveScanProblem& p,
       __builtin_memset(to, 0, sizeof(Scalar) * static_cast<size_t>(channels.count));
     }
   }
-}
-
-// e^x for x not above 0, and 0 where that is less than any normal number.
-template <class V>
-HFLA_INLINE V decay_of(V x) {
-  return select(x < -kNormalExpRange<ElementOf<V>>, V{}, normal_exp(x));  // a NaN stays one
 }
 
 // Staged: what both directions read of a tile, and the channels' own numbers.

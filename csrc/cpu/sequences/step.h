@@ -25,17 +25,18 @@ HFLA_INLINE int64_t slot_of(const Problem& p, int64_t batch) {
 
 // Whether a state would grow, of those that a step is about to change: found before it changes any,
 // so that whoever catches the error still has the states of before. log_decay has `channels`
-// numbers for a head.
+// numbers for each of `heads`.
 template <class Acc, class Problem>
-bool has_positive_log_decay(const Problem& p, const Threads& threads, int64_t channels) {
+bool has_positive_log_decay(const Problem& p, const Threads& threads, int64_t heads,
+                            int64_t channels) {
   if (!p.log_decay.data) return false;
   bool found = false;
-  const int64_t tasks = p.B * p.Hkv;
+  const int64_t tasks = p.B * heads;
   const int64_t workers = tasks * channels < threads.serial_work ? 1 : max(1, threads.count);
   run_tasks(threads, workers, tasks, [&](int64_t, int64_t i) {
-    const int64_t batch = i / p.Hkv;
+    const int64_t batch = i / heads;
     if (slot_of(p, batch) < 0) return;
-    const Acc* const from = token_row<const Acc>(p.log_decay, batch, i % p.Hkv);
+    const Acc* const from = token_row<const Acc>(p.log_decay, batch, i % heads);
     Vec<Acc> largest{};
     for_each_vector<Acc>(0, channels, [&](int64_t c, int64_t count) {
       const Vec<Acc> log_decay = load_vector(from, p.log_decay.dim, c, count);

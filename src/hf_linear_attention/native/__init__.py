@@ -6,6 +6,7 @@ from . import (
     cross_entropy,
     cuda,
     delta_rule,
+    elementwise_scan,
     flops,
     library,
     linear,
@@ -36,6 +37,8 @@ OPS = {
     ("selective_scan", 1): selective_scan.forward,
     ("selective_scan_step_", 1): selective_scan.step_,
     ("selective_scan_step_", 2): selective_scan.step_,  # with state_indices
+    ("elementwise_scan", 1): elementwise_scan.forward,
+    ("elementwise_scan_step_", 1): elementwise_scan.step_,
     ("linear", 1): linear.linear,
     ("many_rows_linear", 1): linear.many_rows_linear,
     ("many_rows_linear_in", 1): linear.many_rows_linear_in,

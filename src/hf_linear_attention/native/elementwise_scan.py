@@ -1,0 +1,134 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The elementwise scan: what calls its compiled ops, their fakes and their gradients.
+
+Shapes: B batch, T time, C channels, rows of states.
+"""
+
+import torch
+from torch import Tensor
+
+from .library import contiguous, ops
+
+_forward = ops.elementwise_scan.default
+_backward = ops.elementwise_scan_backward.default
+_step_ = ops.elementwise_scan_step_.default
+_registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
+
+
+def forward(
+    x: Tensor,
+    log_decay: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The scan of whole sequences, differentiable once.
+
+    Args:
+        x: (B, T, C), with any strides.
+        log_decay: (B, T, C) of the accumulation dtype, with any strides, none above 0.
+        key_mask: (B, T) bool.
+        cu_seqlens: (rows + 1,) int32.
+        initial_state: (rows, C) of the accumulation dtype.
+
+    Returns:
+        y (B, T, C) of x's dtype and the state, as initial_state.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    optional = (contiguous(z) for z in (key_mask, cu_seqlens, initial_state))
+    return _forward(x, log_decay, *optional)
+
+
+def step_(
+    x: Tensor,
+    log_decay: Tensor,
+    key_mask: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor | None = None,
+) -> Tensor:
+    """One token for every row; the state is updated in place. It has no gradient.
+
+    Args:
+        x, log_decay: (B, C), with any strides.
+        key_mask: (B,) bool.
+        state: (B, C) of the accumulation dtype, with any strides.
+        state_indices: (B,) int32, all different: which slot of `state`, of any number of them, is
+            that of each row. -1: none, y is 0.
+        The others: as in `forward`.
+
+    Returns:
+        y (B, C).
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    if key_mask is not None:
+        key_mask = key_mask.contiguous()
+    if state_indices is not None:
+        state_indices = state_indices.contiguous()
+    y = _step_(x, log_decay, key_mask, state, state_indices)
+    # Lets autograd notice when a backward pass still needs the state as it was.
+    torch.autograd.graph.increment_version((state,))
+    return y
+
+
+# ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
+
+
+@torch.library.register_fake("hf_linear_attention::elementwise_scan", lib=_registrations)
+def _fake_forward(x, log_decay, key_mask, cu_seqlens, initial_state):
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(x.shape), log_decay.new_empty(rows, x.shape[2])
+
+
+@torch.library.register_fake("hf_linear_attention::elementwise_scan_backward", lib=_registrations)
+def _fake_backward(dy, dstate, x, log_decay, key_mask, cu_seqlens, initial_state):
+    shape = (0,) if initial_state is None else initial_state.shape
+    return x.new_empty(x.shape), log_decay.new_empty(x.shape), log_decay.new_empty(shape)
+
+
+@torch.library.register_fake("hf_linear_attention::elementwise_scan_step_", lib=_registrations)
+def _fake_step_(x, log_decay, key_mask, state, state_indices=None):
+    return x.new_empty(x.shape)
+
+
+# ---- gradients ----
+
+
+def _keep_for_backward(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, dy, dstate):
+    if dy is None and dstate is None:
+        return (None,) * len(ctx.needs_input_grad)
+    dx, dlog_decay, dinitial_state = _backward(dy, contiguous(dstate), *ctx.saved_tensors)
+    gradients = (dx, dlog_decay, None, None, dinitial_state)
+    return tuple(
+        gradient if needed else None
+        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise RuntimeError(
+        "the compiled elementwise scan can be differentiated once only; "
+        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
+    )
+
+
+torch.library.register_autograd(
+    "hf_linear_attention::elementwise_scan",
+    _differentiate,
+    setup_context=_keep_for_backward,
+    lib=_registrations,
+)
+torch.library.register_autograd(
+    "hf_linear_attention::elementwise_scan_backward",
+    _refuse_second_derivative,
+    lib=_registrations,
+)
