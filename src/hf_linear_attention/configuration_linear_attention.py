@@ -74,6 +74,11 @@ MIXER_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "value_act": (None,),
         "decay": ("none",),
     },
+    "hgrn": {
+        "feature_map": ("identity",),
+        "normalizer": tuple(name for name in NORMALIZERS if name != "z"),
+        "decay": ("hgrn2",),
+    },
     "window": {
         "feature_map": WEIGHTS,
         "normalizer": ("z",),
@@ -81,9 +86,13 @@ MIXER_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 # Mixers that have no form without an order of tokens.
-READ_THE_PAST = ("aaren", "delta_rule", "mamba2", "window")
+READ_THE_PAST = ("aaren", "delta_rule", "mamba2", "hgrn", "window")
+# Mixers that take the keys that a decay gives.
+TAKE_KEYS = ("linear", "hgrn")
+# Mixers in which heads have nothing but a value each, of their own.
+ALONE = {"aaren": "whose heads have one query each", "hgrn": "whose heads are shares of channels"}
 # Mixers with softmax's heads, of which queries share keys and values; in others values share keys.
-HEADS_OF_SOFTMAX = ("linear", "aaren", "window")
+HEADS_OF_SOFTMAX = ("linear", "aaren", "hgrn", "window")
 DERIVED = {  # fields that None leaves to the others, each after those that it is made of
     "num_key_value_heads": lambda config: config.num_attention_heads,
     # Of no heads, which a model refuses, there is nothing to derive.
@@ -140,7 +149,7 @@ class LinearAttentionConfig(PreTrainedConfig):
             heads of keys and of values, and their features, in layers of the type
             "linear_attention"; by default num_key_value_heads, num_attention_heads,
             head_dim * expand_k and head_dim * expand_v. Value heads share key heads, whose number
-            divides theirs. With mixer="linear" and "aaren" the numbers are the defaults.
+            divides theirs. With mixer="linear", "aaren" and "hgrn" the numbers are the defaults.
         expand_k, expand_v: how much wider than head_dim keys and values are there.
         max_position_embeddings: rows of the table of learned positions; other kinds of positions
             have no limit. Where rope_parameters stretch them, the length from which on they do,
@@ -152,8 +161,9 @@ class LinearAttentionConfig(PreTrainedConfig):
             queries of norm 1, which takes feature_map="identity", a norm for normalizer, and gives
             its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
             space, whose other fields `presets.py` has: linear_num_key_heads are its groups,
-            linear_key_head_dim is the size of its state; or "window", softmax attention over a
-            window of the last tokens and linear attention over all older ones, under one
+            linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
+            channels, whose other fields `presets.py` has, too; or "window", softmax attention over
+            a window of the last tokens and linear attention over all older ones, under one
             denominator, for layers that were softmax attention (`mixer_window.py`). It takes
             normalizer="z", adds no attention_eps, and a feature_map whose weights are not negative.
         window_size, window_sinks: tokens of that window, the current one included, and how many of
@@ -465,10 +475,15 @@ class LinearAttentionConfig(PreTrainedConfig):
                 raise ValueError(
                     f"{name} must be {other}={expected} with mixer={self.mixer!r}, got {number}"
                 )
-        if self.mixer == "aaren" and self.num_key_value_heads != self.num_attention_heads:
+        if self.mixer in ALONE and self.num_key_value_heads != self.num_attention_heads:
             raise ValueError(
                 f"num_key_value_heads must be num_attention_heads={self.num_attention_heads} with "
-                f'mixer="aaren", whose heads have one query each, got {self.num_key_value_heads}'
+                f'mixer="{self.mixer}", {ALONE[self.mixer]}, got {self.num_key_value_heads}'
+            )
+        if self.mixer == "hgrn" and self.linear_key_head_dim != self.linear_value_head_dim:
+            raise ValueError(
+                f"linear_key_head_dim must be linear_value_head_dim={self.linear_value_head_dim} "
+                f'with mixer="hgrn", whose gates have a value each, got {self.linear_key_head_dim}'
             )
         self._check_rotary()
         self._check_latent()
@@ -513,10 +528,10 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"feature_map must be one of {', '.join(map(repr, POINTWISE))} with "
                 f"decay={self.decay!r}, which is one for every channel, got {self.feature_map!r}"
             )
-        if decay.gives_keys and self.mixer != "linear":
+        if decay.gives_keys and self.mixer not in TAKE_KEYS:
             raise ValueError(
-                f"mixer must be 'linear' with decay={self.decay!r}, which gives the keys, got "
-                f"{self.mixer!r}"
+                f"mixer must be {' or '.join(map(repr, TAKE_KEYS))} with decay={self.decay!r}, "
+                f"which gives the keys, got {self.mixer!r}"
             )
 
     def _check_time_steps(self):

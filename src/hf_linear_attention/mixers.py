@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from .mixer_aaren import Aaren
 from .mixer_delta import DeltaRule
+from .mixer_hgrn import HGRN
 from .mixer_linear import LinearAttention
 from .mixer_mamba2 import Mamba2
 from .mixer_softmax import LatentAttention, SoftmaxAttention
@@ -23,6 +24,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "aaren": Aaren,
     "delta_rule": DeltaRule,
     "mamba2": Mamba2,
+    "hgrn": HGRN,
     "window": WindowedAttention,
 }
 SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types

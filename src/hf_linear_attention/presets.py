@@ -152,6 +152,20 @@ PRESETS: dict[str, Preset] = {
             "scale_embeddings": True,
         },
     ),
+    "hgrn": Preset(
+        "Qin et al., Hierarchically Gated Recurrent Neural Network (HGRN), arXiv 2311.04823",
+        {
+            "mixer": "hgrn",
+            "feature_map": "identity",
+            "value_act": "silu",
+            "decay": "hgrn2",
+            "normalizer": "gated_rms_norm_of_all_heads",
+            "gate_act": "silu",
+            "position_embedding_type": "none",
+            "scale_embeddings": True,
+        },
+        differs="forget gates are real, without a phase, as in flash-linear-attention",
+    ),
     "mamba2": Preset(
         "Dao and Gu, Transformers are SSMs (Mamba-2), arXiv 2405.21060",
         {

@@ -31,7 +31,7 @@ TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may sh
 }
 
 # Projections to heads that a mixer of "linear_attention" layers does without.
-WITHOUT = {"aaren": {"q_proj"}, "mamba2": {"q_proj", "k_proj"}}
+WITHOUT = {"aaren": {"q_proj"}, "mamba2": {"q_proj", "k_proj"}, "hgrn": {"q_proj"}}
 
 
 def modules_of_layers(config: PreTrainedConfig) -> set[str]:

@@ -45,8 +45,8 @@ def test_a_wrong_state_would_change_the_tokens(variant):
         model(ids, past_key_values=cache)
     right = generate(model, ids)
     recurrent = [layer for layer in cache.layers if isinstance(layer, RecurrentLayer)]
-    states = [layer.tensors["kv"] for layer in recurrent] or [x.values for x in cache.layers]
-    for state in states:
+    states = [layer.tensors["h" if "h" in layer.tensors else "kv"] for layer in recurrent]
+    for state in states or [layer.values for layer in cache.layers]:
         state.mul_(0.5)
     wrong = generate(model, right[:, :8], past_key_values=cache, max_new_tokens=15)
     assert wrong.tolist() != right.tolist()

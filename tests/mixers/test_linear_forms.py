@@ -343,6 +343,20 @@ def hgrn2(layer, x, bound):
     return layer.o_proj(unit(recurrence(q, 1 - f, v, f).flatten(2), layer.o_norm.weight))
 
 
+def hgrn(layer, x, bound):
+    """arXiv 2311.04823, section 3.2, with real gates: f = b + (1 - b) sigmoid(x W), and the rest,
+    1 - f, for what comes in; swish of a gate after one norm.
+    """
+    f = bound + (1 - bound) * heads(layer.k_proj(x)).sigmoid()
+    added = (1 - f) * heads(F.silu(layer.v_proj(x)))
+    h, states = torch.zeros_like(f[:, 0]), []
+    for t in range(x.shape[1]):
+        h = f[:, t] * h + added[:, t]
+        states.append(h.flatten(1))
+    y = unit(torch.stack(states, 1), layer.o_norm.weight)
+    return layer.o_proj(y * F.silu(layer.g_proj(x)))
+
+
 def retnet(layer, x, bound):
     """arXiv 2307.08621, section 2.2: gamma = 1 - 2^(-5-h), q and k turned by e^(i n theta)."""
     q, k, v = (heads(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -371,7 +385,7 @@ def lower_bounds(model):
     return [heads(shares[1 : layer + 1].sum(0)) for layer in range(LAYERS)]
 
 
-PAPERS = {form.__name__: form for form in (gla, hgrn2, retnet)}
+PAPERS = {form.__name__: form for form in (gla, hgrn, hgrn2, retnet)}
 
 
 def layers_of(model, ids):
@@ -391,7 +405,7 @@ def layers_of(model, ids):
 
 def paper_s_model(name):
     model = preset(name)
-    if name == "hgrn2":
+    if model.config.decay == "hgrn2":
         model.model.lower_bounds.weight.data.normal_()
     return model
 
@@ -404,7 +418,7 @@ def test_a_layer_and_its_gradients_are_the_paper_s(name):
         tolerance = 1e-5 if name == "retnet" else 1e-9  # Llama's rotary positions are float32
         near(y, expected, tolerance)
         parameters = dict(layer.named_parameters())
-        if number > 0 and name == "hgrn2":
+        if number > 0 and model.config.decay == "hgrn2":
             parameters["lower_bounds"] = model.model.lower_bounds.weight
         weights = torch.randn_like(y)
         wrt = [x, *parameters.values()]

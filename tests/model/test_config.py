@@ -11,6 +11,7 @@ from tiny import VARIANTS, tiny_config
 
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
 MAMBA2 = VARIANTS["preset_mamba2"]
+HGRN = VARIANTS["preset_hgrn"]
 DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
 WINDOW = {"mixer": "window"}
 MLA = {"softmax_mixer": "mla", "layer_types": ["full_attention"] * 3}
@@ -70,7 +71,15 @@ def test_the_default_is_the_paper():
         ({**DELTA, "is_causal": False}, 'mixer must not be "delta_rule" with is_causal=False'),
         ({**MLA, "position_embedding_type": "rotary"}, 'must not be "rotary" with .*mla'),
         ({**MLA, "position_embedding_type": "none", "use_qk_norm": True}, "use_qk_norm .*mla"),
-        ({**DELTA, "decay": "hgrn2"}, "mixer must be 'linear' with decay='hgrn2', .* 'delta_rule'"),
+        (
+            {**DELTA, "decay": "hgrn2"},
+            "mixer must be 'linear' or 'hgrn' with decay='hgrn2', .* 'delta_rule'",
+        ),
+        ({**HGRN, "decay": "gla"}, "decay must be 'hgrn2' with mixer='hgrn', got 'gla'"),
+        ({**HGRN, "normalizer": "z"}, "normalizer must be 'rms_norm' or .*hgrn.*got 'z'"),
+        ({**HGRN, "is_causal": False}, 'mixer must not be "hgrn" with is_causal=False'),
+        ({**HGRN, "num_key_value_heads": 2}, "num_key_value_heads must be .*hgrn.*got 2"),
+        ({**HGRN, "expand_k": 1}, "linear_key_head_dim must be linear_value_head_dim=12 .*got 8"),
         ({**AAREN, "decay": "per_head"}, "decay must be 'none' with mixer='aaren', got 'per_head'"),
         ({**AAREN, "is_causal": False}, 'mixer must not be "aaren" with is_causal=False'),
         ({**MAMBA2, "is_causal": False}, 'mixer must not be "mamba2" with is_causal=False'),

@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said(name, overrides, message):
 
 
 # The parallel forms of the sources, from a layer's input to its output, written anew; those of
-# gla, hgrn2 and mamba2 are loops in tests/mixers/test_linear_forms.py
+# gla, hgrn, hgrn2 and mamba2 are loops in tests/mixers/test_linear_forms.py
 
 
 def rotated(x):

@@ -70,6 +70,7 @@ CHANGES = {
     "lightning": {"head_dim": 6},
     "minimax": {"num_hidden_layers": 8},
     "hgrn2": {"num_key_value_heads": 2, "conv_kernel_size": 3},
+    "hgrn": {"expand_k": 1.5, "expand_v": 1.5, "conv_kernel_size": 3},
     "mamba2": {
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts

@@ -310,12 +310,12 @@ def loss_of_rows(model: nn.Module, rows: Tensor, **inputs) -> Tensor:
 TENSOR_PARALLEL = (
     *("paper", "softmax", "dpfp", "aaren", "gated", "learned", "hybrid"),
     *("preset_t2r", "preset_performer", "preset_retnet", "preset_qwen3_next", *NEWER),
-    *("preset_lightning", "per_channel", "mamba2_one_group"),
+    *("preset_lightning", "per_channel", "mamba2_one_group", "preset_hgrn"),
 )
 SEQUENCE_PARALLEL = (
     *("paper", "dpfp", "aaren", "gated", "learned", "preset_retnet", "preset_t2r"),
     *("preset_deltanet", "preset_gated_deltanet", "preset_kda"),
-    *("preset_gla", "preset_hgrn2", "preset_mamba2", "window"),
+    *("preset_gla", "preset_hgrn", "preset_hgrn2", "preset_mamba2", "window"),
 )
 # Of each kind of state one, that runs over all masks; the others over the one that has holes.
 OVER_MASKS = ("gated", "dpfp", "aaren", "preset_deltanet", "preset_mamba2", "window")

@@ -22,6 +22,7 @@ MODELS = [
     "softmax_first",
     "preset_gated_deltanet",
     "preset_mamba2",
+    "preset_hgrn",
     "preset_hgrn2",
     "preset_performer",  # has a buffer in its checkpoint
     "preset_kimi_linear",
