@@ -246,6 +246,13 @@ OF_ALL_MODELS = {
     ),
 }
 
+# Models whose states are on their modules, and not in a cache.
+ON_MODULES = {
+    "recurrent_gemma": dict(
+        COMMON, num_hidden_layers=3, lru_width=40, attention_window_size=6, conv1d_width=4
+    ),
+}
+
 # Models and classes that the oldest Transformers lacks, or is left alone with, and since when not.
 SINCE = {
     "bailing_hybrid": "5.20",
@@ -273,7 +280,7 @@ ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "mamba2", "minimax", "lfm2", "mamb
 
 def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
     """In evaluation mode; the same weights each time."""
-    config = AutoConfig.for_model(model_type, **{**CONFIGS[model_type], **changes})
+    config = AutoConfig.for_model(model_type, **{**(CONFIGS | ON_MODULES)[model_type], **changes})
     auto_class = AutoModelForCausalLM if type(config) in CAUSAL else AutoModelForImageTextToText
     torch.manual_seed(0)
     model = auto_class.from_config(config, experts_implementation="eager").eval()  # any dtype

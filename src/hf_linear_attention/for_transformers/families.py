@@ -45,6 +45,7 @@ from .residual_convolution import (
     ResidualConvolution,
     ScaledConvolution,
 )
+from .rg_lru import GatedUnit, RecurrentBlock
 from .ssd import SSD, SSDOfFalcon
 
 CACHE = ("transformers.cache_utils.LinearAttentionLayer",)
@@ -186,6 +187,11 @@ SCALED_CONVOLUTION = GATED_CONVOLUTION._replace(
 CONVOLUTION_OF_TOKENS = Replacement(
     ConvolutionOfTokens, "short convolution", {"7d87bb668adf": "5.23", "ae9ba3eb5778": "5.24"},
     ("apply_mask_to_padding_states", *CACHE),
+)
+
+RG_LRU = Replacement(GatedUnit, "RG-LRU", {"71f2fa348778": "5.17 to 5.24"})
+BLOCK_OF_RG_LRU = Replacement(
+    RecurrentBlock, "short convolution", {"293cf2e4cdc4": "5.17 to 5.24"},
 )
 
 PLAIN_NORM = Replacement(PlainNorm, "norm", {"78ed4555aca3": "5.17 to 5.24"}, is_recurrent=False)
@@ -359,6 +365,11 @@ FAMILIES: dict[str, dict[str, Replacement]] = {
         "Inkling2LoopDynamicShortConvolution": CONVOLUTION_OF_TOKENS,
         "Inkling2LoopRMSNorm": LATE_ROUNDED_NORM,
         "Inkling2LoopExperts": EXPERTS_OF_INKLING2,
+    },
+    "recurrent_gemma": {
+        "RecurrentGemmaRecurrentBlock": BLOCK_OF_RG_LRU,
+        "RecurrentGemmaRglru": RG_LRU,
+        "RecurrentGemmaRMSNorm": ONE_MORE_NORM,
     },
     "minimax": {
         "MiniMaxLightningAttention": LIGHTNING,

@@ -8,7 +8,9 @@ here.
 import functools
 
 import transformers
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from .module_classes import answers_of
 
@@ -41,6 +43,23 @@ class Served:
             raise NotImplementedError(NO_ENGINE.format(error)) from error
 
 
+class KeepsStatesOnModules:
+    """Put before a head whose states are on its modules, where the reordering of a cache, as for
+    beams, does not reach them.
+    """
+
+    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
+        """As generate() asks for it, of the cache of softmax layers and of the states."""
+        for module in self.modules():  # type: ignore[attr-defined]
+            if hasattr(module, "reorder_states"):
+                module.reorder_states(beam_idx)
+        cache.reorder_cache(beam_idx)
+        return cache
+
+
+ALSO: dict[str, tuple[type, ...]] = {"RecurrentGemmaForCausalLM": (KeepsStatesOnModules,)}
+
+
 def generates(cls: type) -> bool:
     """Whether a class is a head of Transformers that has continuous batching, but not yet ours."""
     return (
@@ -54,7 +73,7 @@ def served_class(name: str) -> type[PreTrainedModel]:
     """What a head of Transformers of this name becomes."""
     upstream = getattr(transformers, name)
     body = {"__module__": __name__, "__doc__": upstream.__doc__}
-    return type(name, (Served, upstream), body | answers_of(upstream))
+    return type(name, (Served, *ALSO.get(name, ()), upstream), body | answers_of(upstream))
 
 
 def forget_manager(model: PreTrainedModel) -> None:

@@ -62,12 +62,14 @@ FAMILIES = {
 SHARED = "its softmax layers are one module, and pages are found by a module's number"
 INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
 CONVOLVED = "convolutions beside its softmax layers have no slots"
+ON_MODULES = "the states of its recurrent layers are on its modules, a row for each sequence"
 WHY_NOT = {
     "Glm5NextTextModel": INDEXED,
     "Inkling2LoopTextModel": CONVOLVED,
     "Inkling2TextModel": CONVOLVED,
     "InklingTextModel": CONVOLVED,
     "Qwen4ExpTextModel": INDEXED,
+    "RecurrentGemmaModel": ON_MODULES,
     "Zamba2Model": SHARED,
     "ZambaModel": SHARED,
 }

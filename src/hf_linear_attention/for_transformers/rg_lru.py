@@ -1,0 +1,140 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""RecurrentGemma's recurrent block in Transformers: a short convolution and the RG-LRU, a gated sum
+for each channel. Transformers keeps the states on the modules, and so does this.
+
+A token at position 0 begins a sequence, whatever is before it in its row: the end of another one,
+or padding, which generate() puts at position 0, too. Transformers has it so for the sum; here
+neither do windows of the convolution reach over it, and they go on from one piece of a sequence to
+the next.
+
+Source: De et al., "Griffin", arXiv 2402.19427, section 2.4.
+
+Shapes: B batch, T time, C channels, H heads of P channels, W tokens that the convolution keeps.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.integrations.accelerate import force_accelerate_hooks
+
+from ..checks import is_readable
+from ..numerics import accumulation_dtype, at_least_float32
+from ..op_convolution import short_convolution
+from ..op_elementwise_scan import elementwise_scan
+
+
+class GatedUnit(nn.Module):
+    """h_t = a_t h_(t-1) + sqrt(1 - a_t^2) (i_t x_t), a_t = exp(-8 softplus(parameter) r_t), channel
+    by channel, with gates i_t and r_t of each head's x_t; at position 0, h_t = i_t x_t.
+
+    Gates are in float32 or better.
+    """
+
+    num_attention_heads: int
+    recurrent_param: Tensor  # (C,)
+    input_gate_weight: Tensor  # (H, P, P)
+    input_gate_bias: Tensor  # (H, P)
+    recurrent_gate_weight: Tensor
+    recurrent_gate_bias: Tensor
+    recurrent_states: Tensor | None  # (B, C)
+
+    def forward(self, activations: Tensor, position_ids: Tensor) -> Tensor:
+        """activations (B, T, C), positions (B or 1, T) -> (B, T, C)"""
+        begins = position_ids[..., None] == 0
+        log_decay, scale = self.decays(activations)
+        scale = torch.where(begins, 1, scale).to(activations.dtype)
+        input_gate = self.gate(activations, self.input_gate_weight, self.input_gate_bias)
+        before = self.recurrent_states
+        if before is not None:
+            before = before.to(activations.device, accumulation_dtype(activations.dtype))
+        y, self.recurrent_states = elementwise_scan(
+            activations * input_gate.to(activations.dtype) * scale,
+            log_decay.masked_fill(begins, -torch.inf),
+            initial_state=before,
+            return_state=True,
+        )
+        return y
+
+    def reorder_states(self, rows: Tensor) -> None:
+        """Each row goes on from the state of another, as beams do."""
+        if self.recurrent_states is not None:
+            self.recurrent_states = self.recurrent_states[rows.to(self.recurrent_states.device)]
+
+    def decays(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """log a and sqrt(1 - a^2), whose derivative is bounded, of x (B, T, C)."""
+        # There is a module of this class, so this is loaded.
+        from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
+
+        gate = self.gate(x, self.recurrent_gate_weight, self.recurrent_gate_bias)
+        log_decay = gate * (-8.0 * F.softplus(at_least_float32(self.recurrent_param)))
+        return log_decay, SqrtBoundDerivative.apply(-torch.expm1(2 * log_decay))
+
+    def gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The sigmoid of what each head's channels of x (B, T, C) are projected to."""
+        by_heads = x.unflatten(-1, (self.num_attention_heads, -1)).flatten(0, 1).transpose(0, 1)
+        projected = torch.baddbmm(bias[:, None], by_heads, weight)  # (H, B T, P)
+        return at_least_float32(projected.transpose(0, 1).reshape(x.shape)).sigmoid()
+
+
+class RecurrentBlock(nn.Module):
+    """The convolution of one branch of the hidden states, then the RG-LRU; the other branch is a
+    gate.
+    """
+
+    linear_x: nn.Module
+    linear_y: nn.Module
+    linear_out: nn.Module
+    act_fn: nn.Module
+    conv_1d: nn.Conv1d
+    rg_lru: GatedUnit
+    conv1d_state: Tensor | None  # (B, C, W)
+
+    @force_accelerate_hooks("conv_1d")  # its weights are read without calling it
+    def forward(
+        self,
+        input_states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = True,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """input_states (B, T, hidden), positions (B or 1, T) -> the same, and no weights."""
+        gate = self.act_fn(self.linear_y(input_states))
+        x = self.linear_x(input_states)
+        state = self.conv1d_state  # empty ones that the model makes may have too few channels
+        if not use_cache or state is None or state.mT.shape[::2] != x.shape[::2]:
+            self.conv1d_state = self.rg_lru.recurrent_states = None
+        x, state = self.convolved(x, position_ids)
+        x = self.rg_lru(x, position_ids)
+        if use_cache:
+            self.conv1d_state = state
+        else:
+            self.rg_lru.recurrent_states = None
+        return self.linear_out(x * gate), None
+
+    def reorder_states(self, rows: Tensor) -> None:
+        """As of the RG-LRU, which is asked by itself."""
+        if self.conv1d_state is not None:
+            self.conv1d_state = self.conv1d_state[rows.to(self.conv1d_state.device)]
+
+    def convolved(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, T, C), each token with those before it in its sequence, and the state after it."""
+        weight, bias = self.conv_1d.weight[:, 0], self.conv_1d.bias
+        (B, T, C), W, positions = x.shape, weight.shape[1] - 1, position_ids[..., None]
+        if self.conv1d_state is None:
+            before = x.new_zeros(B, W, C)
+        else:
+            before = torch.where(positions[:, :1] == 0, 0, self.conv1d_state.mT.to(x))
+        together = torch.cat([before, x], 1)
+        if is_readable(position_ids) and (position_ids[:, 1:] != 0).all():
+            y, _ = short_convolution(
+                *(x, weight, bias), activation=None, initial_state=before, return_state=True
+            )
+        else:
+            y = torch.zeros_like(x) if bias is None else bias
+            for lag in range(W + 1):
+                earlier = together[:, W - lag : W - lag + T] * weight[:, W - lag]
+                y = y + torch.where(positions >= lag, earlier, 0)
+        lags = torch.arange(W, 0, -1, device=x.device)[:, None] - 1  # from the last token
+        state = torch.where(positions[:, -1:] >= lags, together[:, T:], 0)
+        return y.to(x.dtype), state.mT
