@@ -58,4 +58,4 @@ OPS = {
     ("cpu_instruction_set", 1): library.cpu_instruction_set,
 }
 
-flops.register()
+flops.register_formulas()

@@ -72,7 +72,7 @@ FORMULAS: dict[str, Callable[[Given], int]] = {
 }
 
 
-def register() -> None:
+def register_formulas() -> None:
     """Has torch count the ops by their formulas."""
     for name, formula in FORMULAS.items():
         _register(name, formula)
