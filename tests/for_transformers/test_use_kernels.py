@@ -6,6 +6,7 @@ import gc
 import importlib
 import io
 import re
+import warnings
 import weakref
 from pathlib import Path
 from unittest import mock
@@ -19,12 +20,9 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
-from hf_linear_attention.for_transformers.families import (
-    FAMILIES,
-    replacement_for,
-    source_of,
-)
-from hf_linear_attention.for_transformers.use_kernels import Report
+from hf_linear_attention.for_transformers.families import FAMILIES, replacement_for
+from hf_linear_attention.for_transformers.fingerprints import source_of
+from hf_linear_attention.for_transformers.use_kernels import Report, _warned_of
 from hf_linear_attention.loss_linear_attention import causal_lm_loss
 from upstream_models import (
     OF_ALL_MODELS,
@@ -269,6 +267,22 @@ def test_a_model_without_such_layers_is_left_alone():
     report = use_kernels(model)
     assert classes(model) == before
     assert str(report) == "1 LlamaForCausalLM  left alone: no layer of it has a replacement"
+
+
+def test_a_call_that_changes_nothing_warns_once_for_each_class(model):
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))
+    _warned_of.clear()
+    with pytest.warns(UserWarning, match="(?s)nothing in LlamaForCausalLM.*no layer of it has"):
+        use_kernels(llama)
+    other = tiny_upstream("qwen3_5_text")
+    other.model.layers[0].linear_attn.activation = "gelu"
+    with pytest.warns(UserWarning, match="followed by 'gelu'"):
+        use_kernels(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for one in (llama, other, model, model):  # the last is on our kernels already
+            use_kernels(one)
 
 
 def test_vision_stays_as_it_is():

@@ -2,25 +2,24 @@
 """Which of Transformers' classes have a replacement, and for which source of theirs it was written.
 
 A replacement does the work of functions of Transformers as they were then, which a fingerprint of
-their source tells. Where they read otherwise, in another version or patched by somebody, a module
-stays as it is, and the report says so.
+their source tells. Where they read otherwise, in another version or patched by somebody, it has to
+be proved that they compute the same (proof.py); else a module stays as it is, and the report says
+so.
 """
 
-import ast
 import functools
-import hashlib
 import importlib
 import importlib.util
-import inspect
-import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import transformers
 from torch import nn
+from transformers import PreTrainedModel
 
 from .drafts import HEADS
 from .experts import Experts
+from .fingerprints import fingerprint
 from .gated_convolution import GatedConvolution
 from .gated_delta import GatedDelta, GatedDeltaOfOlmo, GatedDeltaOfQwen3Next
 from .indexer import PackedIndexer
@@ -38,6 +37,7 @@ from .norms import (
     OneMoreNormOfGroups,
     PlainNorm,
 )
+from .proof import why_not_proved
 from .recorded_layers import RecordedLayer
 from .residual_convolution import (
     ConvolutionOfTokens,
@@ -86,18 +86,31 @@ class Replacement(NamedTuple):
         """Whether it was written for the source that a class of Transformers has."""
         return fingerprint(upstream, self.functions) in self.sources
 
-    def why_not(self, module: nn.Module, upstream: type[nn.Module]) -> str | None:
-        """Why it must not replace a module of this class of Transformers; None where it may."""
+    def why_not(
+        self, module: nn.Module, upstream: type[nn.Module], model: PreTrainedModel | None = None
+    ) -> str | None:
+        """Why it must not replace a module of this class of Transformers, which is in `model`; None
+        where it may.
+        """
         if (why := why_it_stays(module)) is not None:
             return why
-        if not self.knows(upstream):
+        if (why := self._why_unknown(upstream, model)) is not None:
             known = ", ".join(dict.fromkeys(self.sources.values()))
-            return f"Transformers {transformers.__version__} computes it otherwise than {known} do"
+            version = transformers.__version__
+            return f"Transformers {version} computes it otherwise than {known} do; {why}"
         if self.package is not None and importlib.util.find_spec(self.package) is not None:
             if device_type_of(module) not in (None, "cpu", "meta"):
                 return f"Transformers runs it on {self.package} there"
         asked = getattr(self.ours, "why_not", None)
         return None if asked is None else asked(module)
+
+    def _why_unknown(self, upstream: type[nn.Module], model: PreTrainedModel | None) -> str | None:
+        """None where the source is known, or else proved to compute the same."""
+        if self.knows(upstream):
+            return None
+        if not self.is_recurrent:
+            return "this is tried for recurrent layers only"
+        return why_not_proved(upstream, self.ours, self.functions, model)
 
 
 # fmt: off
@@ -437,56 +450,3 @@ def made_class(module: str, name: str) -> type[nn.Module]:
     ours = AROUND[module, name] if replacement is None else replacement.ours
     body = {"__module__": f"{__package__}.replaced", "__doc__": ours.__doc__}
     return type(name, (ours, upstream), body | answers_of(upstream))
-
-
-def fingerprint(upstream: type[nn.Module], functions: tuple[str, ...]) -> str:
-    """Of the source of a class's forward, of its methods that this names, and of functions of its
-    module.
-    """
-    things: list[Callable[..., Any] | None] = [upstream.forward]
-    for name in inspect.unwrap(upstream.forward).__code__.co_names:
-        if name != "forward" and inspect.isfunction(vars(upstream).get(name)):
-            things.append(vars(upstream)[name])
-    for name in functions:
-        module, _, name = name.rpartition(".")
-        things.append(getattr(importlib.import_module(module or upstream.__module__), name, None))
-    return fingerprint_of(*things)
-
-
-def fingerprint_of(*things: Callable[..., Any] | None) -> str:
-    """Of the source of functions and classes, where they are."""
-    sources = ["none" if thing is None else source_of(thing) for thing in things]
-    return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
-
-
-@functools.cache
-def source_of(thing: Callable[..., Any]) -> str:
-    """The syntax tree of a function or class as text; "" where there is no source. Layout,
-    comments, annotations and decorators change nothing, nor does Python's version.
-    """
-    try:
-        source = inspect.getsource(inspect.unwrap(thing))
-        return _as_text(ast.parse(textwrap.dedent(source)).body[0])
-    except (OSError, TypeError, SyntaxError):  # there is none, or it is a part of a statement
-        return ""
-
-
-LEAVES_OUT = {"annotation", "returns", "decorator_list", "type_params", "type_comment", "kind"}
-
-
-def _as_text(node: Any) -> str:
-    if isinstance(node, list):
-        return "[" + ",".join(_as_text(x) for x in node if not _is_docstring(x)) + "]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = ((name, getattr(node, name, None)) for name in node._fields if name not in LEAVES_OUT)
-    given = (f"{name}={_as_text(value)}" for name, value in fields if value not in (None, []))
-    return f"{type(node).__name__}({','.join(given)})"
-
-
-def _is_docstring(node: Any) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )

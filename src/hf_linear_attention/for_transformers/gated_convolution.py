@@ -9,15 +9,13 @@ from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ..recurrence import Recurrence
-from .layer_parts import begin, convolve, window_of
+from .layer_parts import ReplacedLayer, begin, convolve, window_of
 
 
-class GatedConvolution(nn.Module):
+class GatedConvolution(ReplacedLayer):
     """y_t = g_t sum_j weight_j (h x)_{t-k+1+j}, channel by channel, where x and the gates g and h
     are projections of the hidden state.
     """
-
-    takes_tokens_back = True
 
     in_proj: nn.Module
     out_proj: nn.Module

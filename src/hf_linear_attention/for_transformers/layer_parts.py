@@ -5,7 +5,7 @@ Shapes: B batch, T time, C channels.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -22,10 +22,24 @@ from .stock_caches import StockLayer
 CACHES = (Cache, SlotCache)
 
 
-class ConvolvedLayer(nn.Module):
-    """What is read of Transformers' layers with a convolution before their recurrence."""
+class ReplacedLayer(nn.Module):
+    """What all of Transformers' recurrent layers on our kernels are asked for."""
 
     takes_tokens_back = True
+    # What limits nothing in most models, and values at which it does (for trials, see proof.py).
+    limits: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def mended(self) -> set[str]:
+        """Where Transformers' own layer is wrong, and this one is not: "padding" on the left,
+        "steps" by one token, "pieces" of several after others.
+        """
+        names = (name for name, _ in self.named_parameters())
+        return {"padding"} if any(name.endswith("in_proj.bias") for name in names) else set()
+
+
+class ConvolvedLayer(ReplacedLayer):
+    """What is read of Transformers' layers with a convolution before their recurrence."""
 
     layer_idx: int
     activation: str

@@ -17,7 +17,7 @@ from ..numerics import accumulation_dtype, at_least_float32
 from ..recurrence import Inputs, Recurrence, State
 from ..recurrence_linear import LinearRecurrence
 from ..slots import SlotCache
-from .layer_parts import memory_in_slots, take_cache, tokens_of
+from .layer_parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
 
 
 class MiniMaxLayer:
@@ -54,12 +54,10 @@ class MiniMaxLayer:
         self.cache.set_linear_cache(self.layer_idx, state["kv"])
 
 
-class Lightning(nn.Module):
+class Lightning(ReplacedLayer):
     """S_t = exp(-slope) S_(t-1) + k_t v_t^T,  y_t = S_t^T q_t, of q, k and v behind an activation;
     then a norm over all heads, and a gate.
     """
-
-    takes_tokens_back = True
 
     qkv_proj: nn.Module
     act_fn: nn.Module

@@ -51,6 +51,10 @@ class Mamba1(ConvolvedLayer):
         return self.out_proj(y).view(B, T, -1)
 
     @property
+    def mended(self) -> set[str]:
+        return super().mended | {"pieces"}
+
+    @property
     def recurrence(self) -> SelectiveScanRecurrence:
         return SelectiveScanRecurrence(self.A_log, self.D)
 

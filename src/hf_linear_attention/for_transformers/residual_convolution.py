@@ -20,19 +20,17 @@ from ..numerics import at_least_float32
 from ..recurrence import Inputs, Recurrence, State
 from ..short_convolution import ConvolutionWindow
 from ..tokens import Tokens
-from .layer_parts import begin, convolve, take_cache
+from .layer_parts import ReplacedLayer, begin, convolve, take_cache
 from .stock_caches import stock_layer
 
 
-class ConvolvedBeside(nn.Module):
+class ConvolvedBeside(ReplacedLayer):
     """What all kinds have. While a cache records, to take tokens back, they leave it all to
     Transformers, whose cache knows how where there are convolutions only.
 
     `cache_offset` says how many layers behind its own a layer finds its states, where layers run
     several times.
     """
-
-    takes_tokens_back = True
 
     layer_idx: int
     conv_idx: int

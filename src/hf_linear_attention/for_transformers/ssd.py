@@ -7,6 +7,8 @@ key dim (there: the size of the state), V value dim (there: the head dim).
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ class SSD(ConvolvedLayer):
     """S_t = exp(-exp(A_log) dt_t) S_(t-1) + dt_t B_t x_t^T,  y_t = S_t^T C_t + D x_t, which is
     linear attention with queries C_t, keys B_t, values x_t and write strengths dt_t.
     """
+
+    limits: ClassVar[Mapping[str, Any]] = {"time_step_limit": (0.3, 1.0)}
 
     in_proj: nn.Module
     out_proj: nn.Module
@@ -84,8 +88,16 @@ class SSD(ConvolvedLayer):
     def step_sizes(self, dt: Tensor) -> Tensor:
         """(B, T, H), float32 or better. Transformers limits them in prompts, and not in steps."""
         dt = at_least_float32(F.softplus(dt + self.dt_bias.to(dt.dtype)))
+        return dt.clamp(*self.time_step_limit) if self.has_limits else dt
+
+    @property
+    def has_limits(self) -> bool:
         low, high = self.time_step_limit
-        return dt.clamp(low, high) if low > 0 or high < math.inf else dt
+        return low > 0 or high < math.inf
+
+    @property
+    def mended(self) -> set[str]:
+        return super().mended | ({"steps"} if self.has_limits else set())
 
     def gated_norm(self, y: Tensor, gate: Tensor) -> Tensor:
         return self.norm(y, gate)

@@ -6,6 +6,7 @@ print(use_kernels(model))
 """
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ from .families import RECORDED, Replacement, made_class, replacement_for
 from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, why_it_stays
 from .packing import forget, is_one_of, tell_base, tell_layers
+from .proof import is_proving
 from .served import forget_manager, generates, served_class
+from .tiny_models import innermost_model
 
 # Heads that do not hand on what they are told of packed sequences.
 HAND_NOTHING_ON = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
@@ -100,6 +103,10 @@ class Report(Undoable):
     takes_batches: list[ChangedHead] = field(default_factory=list)
     recorded: list[ChangedLayer] = field(default_factory=list)
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.changed or self.losses or self.takes_drafts or self.takes_batches)
+
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
         so do modules that became of another class meanwhile, as those given to FSDP2 do. If a part
@@ -171,7 +178,7 @@ def use_kernels(model: nn.Module) -> Report:
     for name, module in model.named_modules():
         replacement = replacement_for(type(module))
         if replacement is not None and replacement.is_recurrent:
-            _replace(report, name, module, replacement)
+            _replace(report, name, module, replacement, model)
         elif (why := _why_unknown(module)) is not None:
             report.left.append(Left(name, type(module).__name__, why))
     # A part of the model may have been given before: what is around its layers has to change, too.
@@ -190,7 +197,20 @@ def use_kernels(model: nn.Module) -> Report:
     if not report.changed and not report.left:
         why = "no layer of it has a replacement"
         report.left.append(Left("", type(model).__name__, why))
+    if not (report.has_changes or before):  # before: layers on our kernels already
+        _warn_of_nothing(type(model), report)
     return report
+
+
+_warned_of: set[str] = set()  # classes of models
+
+
+def _warn_of_nothing(cls: type[nn.Module], report: Report) -> None:
+    """Once for each class of models."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if name not in _warned_of:
+        _warned_of.add(name)
+        warnings.warn(f"use_kernels changes nothing in {cls.__name__}:\n{report}", stacklevel=3)
 
 
 class Everywhere(Undoable):
@@ -210,7 +230,7 @@ class Everywhere(Undoable):
         self.reports.clear()
 
     def _prepare(self, model: PreTrainedModel) -> None:
-        if model not in self.reports:
+        if model not in self.reports and not is_proving.get():
             self.reports[model] = use_kernels(model)
             for part in model.modules():  # its base model is no model of its own
                 if isinstance(part, PreTrainedModel) and part is not model:
@@ -226,14 +246,46 @@ def use_kernels_everywhere() -> Everywhere:
     return Everywhere()
 
 
-def _replace(report: Report, name: str, module: nn.Module, replacement: Replacement) -> None:
-    before = type(module)
-    why = replacement.why_not(module, before)
-    if why is None:
-        now = made_class(before.__module__, before.__name__)
-        _change(report, module, Change(name, ref(module), before, now, replacement.gist))
-    else:
-        report.left.append(Left(name, before.__name__, why))
+def _replace(
+    report: Report,
+    name: str,
+    module: nn.Module,
+    replacement: Replacement,
+    root: nn.Module | None = None,
+) -> None:
+    """root: around the module, where a model of Transformers may be, to try a tiny one of."""
+    before, whys = type(module), []
+    for tier in TIERS:
+        found = tier(module, replacement, root)
+        if isinstance(found, Becomes):
+            _change(report, module, Change(name, ref(module), before, *found))
+            return
+        whys.append(found)
+    report.left.append(Left(name, before.__name__, whys[0]))
+
+
+class Becomes(NamedTuple):
+    """What a module is changed into."""
+
+    now: type[nn.Module]
+    gist: str
+
+
+def _by_class(module: nn.Module, replacement: Replacement, root: nn.Module | None) -> Becomes | str:
+    """A class of ours, whose forward is another, if the source that it stands in for is known, or
+    proved to compute the same. A string says why not.
+    """
+    before, gist = type(module), replacement.gist
+    model = None
+    if root is not None and not replacement.knows(before):
+        model = innermost_model(root, module)
+        gist = f"{gist}, proved on a tiny model of these settings"
+    why = replacement.why_not(module, before, model)
+    return Becomes(made_class(before.__module__, before.__name__), gist) if why is None else why
+
+
+# How a module may come to our kernels, the best first.
+TIERS = (_by_class,)
 
 
 def _change(report: Report, module: nn.Module, change: Change) -> None:
