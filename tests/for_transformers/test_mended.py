@@ -14,7 +14,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache
 from hf_linear_attention import LinearAttentionCache, LinearAttentionConfig, use_kernels
 from hf_linear_attention.for_transformers.families import replacement_for
 from hf_linear_attention.releases import CACHE, CACHE_NAMES
-from upstream_models import CONFIGS, VOCAB_SIZE, tiny_upstream
+from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, tiny_upstream
 
 T = 9
 HIDDEN = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1, 0])  # 1 for real tokens
@@ -126,6 +126,27 @@ def test_left_padding_does_not_reach_through_the_biases_of_projections():
         close(model(ids, attention_mask=mask).logits[:, 3:], model(ids[:, 3:]).logits)
 
 
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (3,)])
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "jamba", "qwen3_next"])
+def test_a_padded_batch_goes_on_from_a_cache_with_a_mask_of_all_tokens(model_type, lengths):
+    """Mamba hands it to its layers as it is given, and Transformers' take it for one of theirs."""
+    model = tiny_upstream(model_type)
+    use_kernels(model)
+    ids = torch.randint(2, VOCAB_SIZE - 4, (2, 12))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    name, cache, pieces = cache_name(model), {}, []
+    with torch.no_grad():
+        want = model(ids[:1, 4:]).logits
+        stop = 0
+        for piece in ids.split((9, *lengths), dim=1):
+            stop += piece.shape[1]
+            output = model(piece, attention_mask=mask[:, :stop], use_cache=True, **cache)
+            cache = {name: output[name]}
+            pieces.append(output.logits)
+    close(torch.cat(pieces, dim=1)[:1, 4:], want)
+
+
 @pytest.mark.parametrize("norm", [{}, {"mamba_rms_norm": True}, {"mamba_norm_before_gate": True}])
 def test_every_norm_of_falcon_is_as_upstream(norm):
     model = tiny_upstream("falcon_h1", **{"mamba_rms_norm": bool(norm), **norm})
@@ -159,14 +180,20 @@ def test_a_mask_of_another_length_is_refused(x):
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
-def test_guidance_that_loses_the_cache_says_what_helps(model_type):
+def test_guidance_is_right_or_says_what_helps(model_type):
+    """Before Transformers 5.24 it loses the cache of these models."""
     model = tiny_upstream(model_type)
     use_kernels(model)
     options = dict(max_new_tokens=3, do_sample=False, guidance_scale=1.5)
     ids = torch.randint(2, VOCAB_SIZE, (2, 5))
-    with pytest.raises(ValueError, match=r"guidance_scale .* needs use_cache=False"):
-        model.generate(ids, **options)
-    assert model.generate(ids, use_cache=False, **options).shape == (2, 8)
+    want = model.generate(ids, use_cache=False, **options)
+    if CACHE == "cache":
+        assert torch.equal(model.generate(ids, **options), want)
+    else:
+        with pytest.raises(ValueError, match=r"guidance_scale .* needs use_cache=False"):
+            model.generate(ids, **options)
+    assert want.shape == (2, 8)
+
 
 
 # Caches that are not the model's

@@ -136,13 +136,14 @@ def begin(
     layer_idx = layer.layer_idx if layer_idx is None else layer_idx
     if isinstance(cache, SlotCache):
         return hidden_states, memory_in_slots(layer_idx, hidden_states, cache)
-    tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
-    stored = None
+    T, stored = hidden_states.shape[1], None
     if cache is not None:
         dtype = hidden_states.dtype
         stored = StockLayer(cache, layer_idx, is_transposed, dtype, state_idx)
         stored.check_rows(hidden_states.shape[0])
-    T = hidden_states.shape[1]
+        if stored.views and isinstance(attention_mask, Tensor):
+            attention_mask = attention_mask[:, -T:]  # Mamba's is of the tokens before, too
+    tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
     hidden_states, _ = tokens.one_row(hidden_states)
     return hidden_states, LayerMemory(stored, tokens, T)
 

@@ -167,13 +167,21 @@ def use_kernels(model: nn.Module) -> Report:
         model: with any weights, in any precision, on any device or several, wrapped by PEFT or not.
 
     Returns:
-        What was changed, and what was left alone.
+        What was changed, and what was left alone. Where nothing was changed it warns, too, once for
+        each class of models.
 
     Raises:
         ValueError: model is no nn.Module.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    report = _changed(model)
+    if not report.has_changes and all(one.why != IS_OURS for one in report.left):
+        _warn_of_nothing(type(model), report)
+    return report
+
+
+def _changed(model: nn.Module) -> Report:
     report = Report()
     for name, module in model.named_modules():
         replacement = replacement_for(type(module))
@@ -197,8 +205,6 @@ def use_kernels(model: nn.Module) -> Report:
     if not report.changed and not report.left:
         why = "no layer of it has a replacement"
         report.left.append(Left("", type(model).__name__, why))
-    if not (report.has_changes or before):  # before: layers on our kernels already
-        _warn_of_nothing(type(model), report)
     return report
 
 
@@ -231,7 +237,7 @@ class Everywhere(Undoable):
 
     def _prepare(self, model: PreTrainedModel) -> None:
         if model not in self.reports and not is_proving.get():
-            self.reports[model] = use_kernels(model)
+            self.reports[model] = _changed(model)  # many have nothing for it: no warning
             for part in model.modules():  # its base model is no model of its own
                 if isinstance(part, PreTrainedModel) and part is not model:
                     self.reports.setdefault(part, Report())  # unless it was called before
