@@ -37,7 +37,7 @@ from .norms import (
     OneMoreNormOfGroups,
     PlainNorm,
 )
-from .proof import why_not_proved
+from .proof import why_not_proved, why_other_arguments
 from .recorded_layers import RecordedLayer
 from .residual_convolution import (
     ConvolutionOfTokens,
@@ -80,7 +80,7 @@ class Replacement(NamedTuple):
     functions: tuple[str, ...] = ()  # whose work it does, too, of the class's module or by path
     package: str | None = None  # that Transformers runs on other devices, where it is installed
     is_recurrent: bool = True
-    earlier: "Replacement | None" = None  # what stands in for the class's older sources
+    earlier: "Replacement | None" = None  # for older sources, that take other arguments
 
     def knows(self, upstream: type[nn.Module]) -> bool:
         """Whether it was written for the source that a class of Transformers has."""
@@ -433,11 +433,11 @@ REPLACED = {*REPLACEMENTS, *AROUND}
 
 
 def replacement_for(cls: type) -> Replacement | None:
-    """What replaces modules of exactly this class."""
+    """What replaces modules of exactly this class; an earlier one if that takes its arguments."""
     replacement = REPLACEMENTS.get((cls.__module__, cls.__name__))
-    if replacement is None or replacement.earlier is None or replacement.knows(cls):
-        return replacement
-    return replacement.earlier if replacement.earlier.knows(cls) else replacement
+    earlier = None if replacement is None else replacement.earlier
+    takes_those = earlier is not None and why_other_arguments(cls, earlier.ours) is None
+    return earlier if takes_those else replacement
 
 
 @functools.cache
