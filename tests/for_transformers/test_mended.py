@@ -195,7 +195,6 @@ def test_guidance_is_right_or_says_what_helps(model_type):
     assert want.shape == (2, 8)
 
 
-
 # Caches that are not the model's
 
 

@@ -25,6 +25,7 @@ from ..slots import SlotCache
 from ..tokens import positions_within, sequence_of_each_token
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
+TOLD = (BOUNDS, "seq_idx")  # what layers read among their other arguments
 # Modules that choose keys without regard to the bounds, unless they were replaced.
 MIX_PACKED = ("Glm5NextTextIndexer",)
 # Models that make masks without regard to positions, and take masks that are made already.

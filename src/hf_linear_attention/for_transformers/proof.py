@@ -26,6 +26,7 @@ import hf_linear_attention
 from ..releases import CACHE_NAMES
 from .fingerprints import fingerprint, fingerprint_of
 from .module_classes import change_class
+from .packing import TOLD
 from .source_reads import why_unknown
 from .tiny_models import SIZES, VOCAB_SIZE, fill_weights, settings_of, tiny_config
 from .verdicts import keep, key_of, recall
@@ -110,11 +111,13 @@ def why_not_proved(
 
 def why_other_arguments(upstream: type[nn.Module], ours: type[nn.Module]) -> str | None:
     """What a forward of Transformers takes that ours does not, or in another place. The cache may
-    have any of its names.
+    have any of its names, and what tells of packed sequences is read by its name alone.
     """
     theirs, mine = (_named(cls.forward) for cls in (upstream, ours))
     for i, name in enumerate(theirs):
         mine_there = mine[i] if i < len(mine) else None
+        if mine_there is None and name in TOLD:
+            continue
         if mine_there != ("cache" if name in CACHE_NAMES else name):
             return f"it takes an argument {name!r} where ours takes {mine_there!r}"
     return None
