@@ -242,22 +242,36 @@ def test_another_source_upstream_is_left_alone(model, ids):
         assert "computes it otherwise than 5.17 to 5.20, 5.21 to 5.22, 5.23, 5.24 do" in str(report)
 
 
-def test_a_patched_function_is_left_alone(model):
-    with mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", lambda *args: None):
-        assert not use_kernels(model).changed
+def test_a_patched_function_is_called(model, ids):
+    """And the others of its layer are ours."""
+
+    def of_zeros(query, key, value, **kwargs):
+        return torch.zeros_like(value), None
+
+    with mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", of_zeros):
+        want = model(ids, use_cache=False).logits
+        report = use_kernels(model)
+    assert "by function, as Transformers" in str(report)
+    close(model(ids, use_cache=False).logits, want)
 
 
-def test_a_subclass_is_left_alone(model):
+def test_a_subclass_keeps_what_it_computes(model, ids):
     class Mine(modeling_qwen3_5.Qwen3_5GatedDeltaNet):
-        pass
+        def forward(self, hidden_states, *args, **kwargs):
+            return 2 * super().forward(hidden_states, *args, **kwargs)
 
     model.model.layers[0].linear_attn.__class__ = Mine
-    assert "Mine  left alone: a subclass of Qwen3_5GatedDeltaNet" in str(use_kernels(model))
+    want = logits(model, ids)
+    report = str(use_kernels(model))
+    assert "gated delta rule, by function, as a subclass of Qwen3_5GatedDeltaNet" in report
+    close(logits(model, ids), want)
 
 
-def test_another_activation_is_left_alone(model):
+def test_another_activation_is_the_layers_own(model, ids):
     model.model.layers[0].linear_attn.activation = "gelu"
-    assert "its convolution is followed by 'gelu'" in str(use_kernels(model))
+    want = logits(model, ids)
+    assert "by function, as its convolution is followed by 'gelu'" in str(use_kernels(model))
+    close(logits(model, ids), want)
 
 
 def test_a_model_without_such_layers_is_left_alone():
@@ -276,8 +290,8 @@ def test_a_call_that_changes_nothing_warns_once_for_each_class(model):
     with pytest.warns(UserWarning, match="(?s)nothing in LlamaForCausalLM.*no layer of it has"):
         use_kernels(llama)
     other = tiny_upstream("qwen3_5_text")
-    other.model.layers[0].linear_attn.activation = "gelu"
-    with pytest.warns(UserWarning, match="followed by 'gelu'"):
+    other.model.layers[0].linear_attn.forward = lambda *args, **kwargs: None
+    with pytest.warns(UserWarning, match="its forward was replaced on the module"):
         use_kernels(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

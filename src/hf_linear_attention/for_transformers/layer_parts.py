@@ -20,6 +20,10 @@ from .packing import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
 
 CACHES = (Cache, SlotCache)
+PACKED_AND_CACHED = (
+    "packed sequences can't be cached, since a cache keeps one state a row: give use_cache=False, "
+    "or the sequences as rows with an attention_mask"
+)
 
 
 class ReplacedLayer(nn.Module):
@@ -82,10 +86,7 @@ def tokens_of(
         cu_seqlens = attention_mask.bounds
         attention_mask = attention_mask.mask
     if cu_seqlens is not None and cache is not None:
-        raise ValueError(
-            "packed sequences can't be cached, since a cache keeps one state a row: give "
-            "use_cache=False, or the sequences as rows with an attention_mask"
-        )
+        raise ValueError(PACKED_AND_CACHED)
     if attention_mask is not None:
         if attention_mask.shape != (B, T):
             raise ValueError(

@@ -159,12 +159,12 @@ def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, 
     if not is_given and not is_told:
         return
     if is_told or is_one_of(model, (*HAND_ON_A_MASK, *MASK_WITHOUT_POSITIONS)):
-        _refuse_in_a_graph(name)
+        refuse_in_a_graph(name)
     given = _by_name(model, args, kwargs)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     is_by_positions = mask is None and positions is not None
     if _attends(model) and not (is_by_positions or _is_for_each_query(mask)):
-        _refuse_in_a_graph(name, " unless position_ids begin again, and without an attention_mask")
+        refuse_in_a_graph(name, " unless position_ids begin again, and without an attention_mask")
 
 
 def _attends(model: PreTrainedModel) -> bool:
@@ -246,7 +246,7 @@ def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> Non
         return
     if torch.compiler.is_compiling():
         if kwargs.get(BOUNDS) is not None:
-            _refuse_in_a_graph(type(head).__name__)
+            refuse_in_a_graph(type(head).__name__)
         return
     _told.set(find_bounds(_by_name(head, args, kwargs)))
     setattr(head.base_model, IS_TOLD, _told.get() is not None)
@@ -263,7 +263,7 @@ def is_continuous_batch(kwargs: Mapping[str, Any]) -> bool:
     return any(isinstance(kwargs.get(name), SlotCache) for name in CACHE_NAMES)
 
 
-def _refuse_in_a_graph(name: str, condition: str = "") -> None:
+def refuse_in_a_graph(name: str, condition: str = "") -> None:
     """Bounds that would not reach the layers. Without fullgraph=True this ends the graph, and the
     hook that raised it runs again outside of it.
     """

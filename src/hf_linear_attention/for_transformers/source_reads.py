@@ -51,9 +51,18 @@ def reads_of(upstream: type[nn.Module], functions: tuple[str, ...]) -> Reads:
     """Of a class's forward, its methods that this calls, functions of its module by their names,
     and those of Transformers' models that these call.
     """
+    return _reads_of_all(_things(upstream, functions))
+
+
+def reads_of_function(function: FunctionType) -> Reads | None:
+    """Of one, and of functions of Transformers' models that it calls; None without its source."""
+    return None if _tree_of(function) is None else _reads_of_all(_with_called([function]))
+
+
+def _reads_of_all(things: Iterator[Any]) -> Reads:
     names: set[str] = set()
     numbers: set[float] = set()
-    for thing in _things(upstream, functions):
+    for thing in things:
         tree = _tree_of(thing)
         if tree is not None:
             _Reader(names, numbers).visit(tree)
@@ -79,6 +88,10 @@ def _things(upstream: type[nn.Module], functions: tuple[str, ...]) -> Iterator[A
         if name != "forward" and inspect.isfunction(vars(upstream).get(name)):
             waiting.append(vars(upstream)[name])
     waiting += [getattr(module, name, None) for name in functions if "." not in name]
+    return _with_called(waiting)
+
+
+def _with_called(waiting: list[Any]) -> Iterator[Any]:
     seen: set[Any] = set()
     while waiting:
         thing = waiting.pop()

@@ -5,11 +5,12 @@ model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3.5-0.8B")
 print(use_kernels(model))
 """
 
+import functools
 import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -24,6 +25,13 @@ from ..registration import before_forwards
 from ..releases import CACHE
 from .drafts import HEADS
 from .families import RECORDED, Replacement, made_class, replacement_for
+from .functions import (
+    ByFunctions,
+    expect_bounds,
+    expect_none,
+    functions_class_for,
+    why_left_to_packages,
+)
 from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, why_it_stays
 from .packing import forget, is_one_of, tell_base, tell_layers
@@ -152,7 +160,9 @@ def use_kernels(model: nn.Module) -> Report:
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
     `generate` stay what they are; so do answers, but for rounding, and where Transformers' would be
     wrong (docs/transformers_models.md lists that). Sequences packed in a row are kept apart,
-    `generate` takes drafts, and continuous batching has places for states. `loss_function` is ours
+    `generate` takes drafts, and continuous batching has places for states. Other layers that call
+    functions which Transformers routes to other packages keep their `forward`, over functions of
+    ours: they are faster and keep packed sequences apart, and no more. `loss_function` is ours
     where Transformers' is of the same formula. In models without recurrent layers, too, products of
     few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md). Nothing else
     in the process changes. A recurrent layer whose source in Transformers is unknown is changed
@@ -184,12 +194,14 @@ def use_kernels(model: nn.Module) -> Report:
 
 def _changed(model: nn.Module) -> Report:
     report = Report()
+    tiers: tuple[Tier, ...] = (
+        _by_class,
+        functools.partial(_by_functions, functools.cache(functions_class_for)),
+    )
     for name, module in model.named_modules():
         replacement = replacement_for(type(module))
-        if replacement is not None and replacement.is_recurrent:
-            _replace(report, name, module, replacement, model)
-        elif (why := _why_unknown(module)) is not None:
-            report.left.append(Left(name, type(module).__name__, why))
+        if replacement is None or replacement.is_recurrent:
+            _replace(report, name, module, replacement, tiers, model)
     # A part of the model may have been given before: what is around its layers has to change, too.
     before = [one for one in report.left if one.why == IS_OURS]
     names = [one.name for one in report.changed] + [one.name for one in before]
@@ -198,7 +210,8 @@ def _changed(model: nn.Module) -> Report:
         if before == report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
             _allow_drafts(report, model, layers)
         _replace_parts(report, model, layers)
-        _record_tokens(report, model, layers)
+        of_classes = {layer for layer in layers if not isinstance(layer, ByFunctions)}
+        _record_tokens(report, model, of_classes)
         _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
         _allow_continuous_batching(report, model, layers)
@@ -253,24 +266,6 @@ def use_kernels_everywhere() -> Everywhere:
     return Everywhere()
 
 
-def _replace(
-    report: Report,
-    name: str,
-    module: nn.Module,
-    replacement: Replacement,
-    root: nn.Module | None = None,
-) -> None:
-    """root: around the module, where a model of Transformers may be, to try a tiny one of."""
-    before, whys = type(module), []
-    for tier in TIERS:
-        found = tier(module, replacement, root)
-        if isinstance(found, Becomes):
-            _change(report, module, Change(name, ref(module), before, *found))
-            return
-        whys.append(found)
-    report.left.append(Left(name, before.__name__, whys[0]))
-
-
 class Becomes(NamedTuple):
     """What a module is changed into."""
 
@@ -278,10 +273,44 @@ class Becomes(NamedTuple):
     gist: str
 
 
-def _by_class(module: nn.Module, replacement: Replacement, root: nn.Module | None) -> Becomes | str:
+# How a module may come to our kernels: what it becomes, or a string that says why not; None where
+# nothing is to be said. It is given what replaces its class, if anything does, and what is around
+# the module, where a model of Transformers may be, to try a tiny one of.
+Tier = Callable[[nn.Module, Replacement | None, nn.Module | None], Becomes | str | None]
+
+
+def _replace(
+    report: Report,
+    name: str,
+    module: nn.Module,
+    replacement: Replacement | None,
+    tiers: tuple[Tier, ...],
+    root: nn.Module | None = None,
+) -> None:
+    """By the first tier that can."""
+    before = type(module)
+    whys: list[str] = []
+    for tier in tiers:
+        found = tier(module, replacement, root)
+        if isinstance(found, Becomes):
+            gist = ", as ".join([found.gist, *whys[:1]])
+            _change(report, module, Change(name, ref(module), before, found.now, gist))
+            staying = getattr(found.now, "_staying_functions", ())
+            report.left += [Left(name, before.__name__, why) for why in staying]
+            return
+        if found is not None:
+            whys.append(found)
+    report.left += [Left(name, before.__name__, why) for why in whys[:1]]
+
+
+def _by_class(
+    module: nn.Module, replacement: Replacement | None, root: nn.Module | None
+) -> Becomes | str | None:
     """A class of ours, whose forward is another, if the source that it stands in for is known, or
-    proved to compute the same. A string says why not.
+    proved to compute the same.
     """
+    if replacement is None:
+        return _why_unknown(module)
     before, gist = type(module), replacement.gist
     model = None
     if root is not None and not replacement.knows(before):
@@ -291,8 +320,18 @@ def _by_class(module: nn.Module, replacement: Replacement, root: nn.Module | Non
     return Becomes(made_class(before.__module__, before.__name__), gist) if why is None else why
 
 
-# How a module may come to our kernels, the best first.
-TIERS = (_by_class,)
+def _by_functions(
+    class_for: Callable[..., type[ByFunctions] | str | None],
+    module: nn.Module,
+    replacement: Replacement | None,
+    root: nn.Module | None,
+) -> Becomes | str | None:
+    """Its own forward, over functions of ours."""
+    now = class_for(type(module))
+    if not isinstance(now, type):
+        return now
+    why = why_it_stays(module) or why_left_to_packages(module, now)
+    return Becomes(now, now._gist_of_functions) if why is None else why
 
 
 def _change(report: Report, module: nn.Module, change: Change) -> None:
@@ -302,6 +341,8 @@ def _change(report: Report, module: nn.Module, change: Change) -> None:
 
 def _why_unknown(module: nn.Module) -> str | None:
     """Why a module is left alone that has no replacement, but nearly; None for all others."""
+    if isinstance(module, ByFunctions):
+        return IS_OURS
     for base in type(module).__mro__[1:]:
         replacement = replacement_for(base)
         if replacement is not None and replacement.is_recurrent:
@@ -324,7 +365,7 @@ def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
             continue
         replacement = replacement_for(type(module))
         if replacement is not None:
-            _replace(report, name, module, replacement)
+            _replace(report, name, module, replacement, (_by_class,))
         elif type(module) is nn.Linear and _is_on_cpu(module) and linear.IS_COMPILED:
             if quantized.bits_of(module.weight) is None:
                 _replace_product(report, name, module, "product of few rows")
@@ -381,6 +422,9 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
         if not inner:
             hook = part.register_forward_pre_hook(tell_layers, with_kwargs=True)
             report.hooks.append(hook)
+            if _has_functions(part):
+                report.hooks.append(part.register_forward_pre_hook(expect_bounds, with_kwargs=True))
+                report.hooks.append(part.register_forward_hook(expect_none, always_call=True))
         elif is_one_of(part, HAND_NOTHING_ON):
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
@@ -410,7 +454,7 @@ def _allow_continuous_batching(report: Report, model: nn.Module, layers: set[nn.
     """Lets `init_continuous_batching` of heads lead to the engine that has places for states."""
     for _, part in _models_in(model):
         before = type(part)
-        if generates(before) and not layers.isdisjoint(part.modules()):
+        if generates(before) and not layers.isdisjoint(part.modules()) and not _has_functions(part):
             change_class(part, served_class(before.__name__))
             report.takes_batches.append(ChangedHead(ref(part), before, type(part)))
 
@@ -419,6 +463,11 @@ def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel):
             yield name, module
+
+
+def _has_functions(model: nn.Module) -> bool:
+    """Whether some layers are by functions, and so have no places for states."""
+    return any(isinstance(module, ByFunctions) for module in model.modules())
 
 
 def _is_on_cpu(module: nn.Linear) -> bool:
