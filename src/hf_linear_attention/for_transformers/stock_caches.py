@@ -97,10 +97,12 @@ def stock_layer(cache: Cache, layer_idx: int) -> LinearAttentionLayer:
     Raises:
         ValueError: the cache has none there.
     """
-    layers = getattr(cache, "layers", [])
-    layer = layers[layer_idx] if layer_idx < len(layers) else None
+    try:
+        layer = getattr(cache, "layers", [])[layer_idx]
+    except IndexError:
+        layer = None
     if not isinstance(layer, LinearAttentionLayer):
-        got = f"one with a {type(layer).__name__}" if layer_idx < len(layers) else "one without"
+        got = "one without" if layer is None else f"one with a {type(layer).__name__}"
         raise ValueError(
             f"{CACHE} must be made for this model, as DynamicCache(config=model.config) is, and "
             f"have states of linear attention in layer {layer_idx}, got {got} there, a "
