@@ -17,7 +17,9 @@ from transformers import (
 
 from engines import alone, engine, results, tokens_of, wait_until
 from hf_linear_attention import use_kernels, use_kernels_everywhere
+from hf_linear_attention.for_transformers.layer_parts import take_cache
 from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer, _recordings
+from hf_linear_attention.slots import SlotBatch, SlotCache
 from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -192,6 +194,11 @@ def test_a_layer_that_was_left_alone_is_named():
     message = r"can't serve Qwen3_5TextModel: layers.1.linear_attn \(Mine\) is Transformers' own"
     with pytest.raises(NotImplementedError, match=message):
         model.init_continuous_batching()
+
+
+def test_a_layer_s_memory_is_in_slots_beside_which_it_may_be_given_pages():
+    slots, pages = SlotCache({}, SlotBatch.of([0], [1], [True], torch.device("cpu"))), object()
+    assert take_cache(pages, {"cache_params": slots, "T": 3}) == (slots, {"T": 3})
 
 
 def test_another_mask_of_softmax_layers_is_refused():

@@ -102,7 +102,8 @@ def tokens_of(
 
 def take_cache(cache: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The cache that a layer is given as `cache`, or among its other arguments by a name that it
-    has in another release of Transformers; and the other arguments without it.
+    has in another release of Transformers; and the other arguments without it. In a continuous
+    batch it is that of slots: before 5.24 every layer is given softmax layers' pages, as `cache`.
 
     Raises:
         TypeError: there is one by a name that nobody knows, which would not be read.
@@ -116,7 +117,8 @@ def take_cache(cache: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, An
             raise TypeError(f"a layer's cache has no name like {name!r}: give it as {CACHE!r}")
         else:
             others[name] = given
-    return cache_among(**caches), others
+    slots = next((given for given in caches.values() if isinstance(given, SlotCache)), None)
+    return cache_among(**caches) if slots is None else slots, others
 
 
 def begin(
