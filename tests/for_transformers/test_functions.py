@@ -606,7 +606,12 @@ def test_a_compiled_model_is_one_graph(name, ids):
         close(compiled(ids, use_cache=False).logits, want)
 
 
-def test_drafts_and_continuous_batches_are_left_to_classes():
+def test_drafts_are_left_to_classes_and_continuous_batches_are_refused_in_words():
     model = tiny_upstream("qwen3_5_text")
+    before = type(model)
     report = by_functions(model)
-    assert model._is_stateful and not report.takes_drafts and not report.takes_batches
+    assert model._is_stateful and not report.takes_drafts
+    with pytest.raises(NotImplementedError, match="continuous batching"):
+        model.init_continuous_batching()
+    report.undo()
+    assert type(model) is before

@@ -451,10 +451,12 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
 
 
 def _allow_continuous_batching(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
-    """Lets `init_continuous_batching` of heads lead to the engine that has places for states."""
+    """Lets `init_continuous_batching` of heads lead to the engine that has places for states, or
+    says which layer has none.
+    """
     for _, part in _models_in(model):
         before = type(part)
-        if generates(before) and not layers.isdisjoint(part.modules()) and not _has_functions(part):
+        if generates(before) and not layers.isdisjoint(part.modules()):
             change_class(part, served_class(before.__name__))
             report.takes_batches.append(ChangedHead(ref(part), before, type(part)))
 
@@ -466,7 +468,7 @@ def _models_in(model: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
 
 
 def _has_functions(model: nn.Module) -> bool:
-    """Whether some layers are by functions, and so have no places for states."""
+    """Whether some layers are by functions."""
     return any(isinstance(module, ByFunctions) for module in model.modules())
 
 

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from ..for_transformers.families import replacement_for
+from ..for_transformers.functions import ByFunctions
 from ..for_transformers.packing import is_one_of
 from ..for_transformers.served import Served
 from ..recurrence import State
@@ -196,7 +197,9 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Whether it is a layer that `use_kernels` has replaced, or left alone."""
+    """Whether it is a layer that `use_kernels` has replaced, given functions, or left alone."""
+    if isinstance(module, ByFunctions):
+        return True
     found = (replacement_for(cls) for cls in type(module).__mro__)
     return any(replacement is not None and replacement.is_recurrent for replacement in found)
 
@@ -207,19 +210,9 @@ def family_of(base: PreTrainedModel) -> Family:
     Raises:
         NotImplementedError: it can't be served, or one of its layers can't.
     """
-    name = next((cls.__name__ for cls in type(base).__mro__ if cls.__name__ in FAMILIES), None)
-    if name is None:
-        why = next(
-            (WHY_NOT[cls.__name__] for cls in type(base).__mro__ if cls.__name__ in WHY_NOT),
-            "nobody has tried it",
-        )
+    names = [cls.__name__ for cls in type(base).__mro__]
+    if (why := next((WHY_NOT[name] for name in names if name in WHY_NOT), None)) is not None:
         raise refusal(base, why)
-    family = FAMILIES[name]
-    if family.never_with and getattr(base.config, family.never_with, None) is not None:
-        raise refusal(base, f"its config has a {family.never_with}")
-    devices = sorted({str(parameter.device) for parameter in base.parameters()})
-    if len(devices) > 1:
-        raise refusal(base, f"its weights are on several devices: {', '.join(devices)}")
     for where, module in base.named_modules():
         if is_recurrent(module) and not hasattr(module, "recurrences"):
             raise refusal(
@@ -227,6 +220,14 @@ def family_of(base: PreTrainedModel) -> Family:
                 f"{where} ({type(module).__name__}) is Transformers' own, which has no slots; the "
                 "report of use_kernels says why",
             )
+    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
+    if family is None:
+        raise refusal(base, "nobody has tried it")
+    if family.never_with and getattr(base.config, family.never_with, None) is not None:
+        raise refusal(base, f"its config has a {family.never_with}")
+    devices = sorted({str(parameter.device) for parameter in base.parameters()})
+    if len(devices) > 1:
+        raise refusal(base, f"its weights are on several devices: {', '.join(devices)}")
     return family
 
 
