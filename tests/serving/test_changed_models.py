@@ -21,6 +21,7 @@ from hf_linear_attention.for_transformers.layer_parts import take_cache
 from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer, _recordings
 from hf_linear_attention.slots import SlotBatch, SlotCache
 from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
+from wrapper_models import GENERATING, tiny_wrapper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -154,6 +155,16 @@ def test_a_model_that_sees_is_served_as_far_as_it_reads_text():
     expected = answers_of_generate(text)
     use_kernels(model)
     with engine(model, PIECES) as manager:
+        assert answers_of_engine(manager) == expected
+
+
+@pytest.mark.parametrize("model_type", GENERATING)
+def test_models_around_recurrent_ones_are_served_as_far_as_they_read_text(model_type):
+    model = tiny_wrapper(model_type)
+    expected = answers_of_generate(model)
+    use_kernels(model)
+    with engine(model, PIECES) as manager:
+        poison(manager)
         assert answers_of_engine(manager) == expected
 
 

@@ -195,7 +195,9 @@ class PagedModel:
         self.pages = processor.cache
         # Up to 5.23 a model hands the pages to attention functions, which keep keys in them; but
         # where `cache` is an argument of the model itself, `_keep` does.
-        self.hands_pages = PAGES not in (CACHE, *arguments_of(model))
+        taken = arguments_of(model)
+        self.hands_pages = PAGES not in (CACHE, *taken)
+        self.chooses_logits = "logits_to_keep" in taken  # heads that see may give all of them
         allocators = processor.cache.cache_allocators
         self.slots = allocators.get(LINEAR)
         self.states = {} if self.slots is None else self.slots.states
@@ -207,10 +209,11 @@ class PagedModel:
         self.batch: dict[str, Any] = {}  # that the model reads now
 
     def _supports_logits_to_keep(self) -> bool:
-        return True
+        """Else the engine takes what it needs of all logits."""
+        return self.chooses_logits
 
     def __call__(self, **batch: Any) -> Any:
-        """Logits (1, requests, V) of tokens (1, T), as `logits_to_keep` asks for them."""
+        """Logits (1, requests, V) of tokens (1, T), as `logits_to_keep` asks for them, or all."""
         self.batch, sequences = batch, self._sequences()
         known, cache = self.last
         if sequences != known:
@@ -223,8 +226,8 @@ class PagedModel:
             if not self.hands_pages:
                 del arguments[PAGES]
         else:
-            arguments = {name: batch[name] for name in FOR_ALL_LAYERS}
-            if self._all_are_wanted(batch["input_ids"]):
+            arguments = {name: batch[name] for name in FOR_ALL_LAYERS if name in batch}
+            if self.chooses_logits and self._all_are_wanted(batch["input_ids"]):
                 arguments["logits_to_keep"] = 0  # which takes no copy
         return self.model(**arguments, **{CACHE: cache})
 
