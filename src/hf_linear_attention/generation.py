@@ -4,6 +4,7 @@
 import copy
 import functools
 import sys
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -33,15 +34,20 @@ CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_stat
 ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 # what generate() gives a forward with each of many tokens, beside the token and the cache
 FOR_EVERY_TOKEN = {"use_cache", "logits_to_keep"}
+# the names of the cache among what generate() gives a forward
+CACHE_OF_INPUTS = {CACHE, "past_key_values"}
 # what generate() itself uses, and leaves among the arguments of the model
 LEFT_AMONG_ARGUMENTS = ("tokenizer", "assistant_tokenizer")
+
+# Of the generate() that runs in this thread, its model and the cache that it made or was given,
+# until a forward has it. Other threads may generate with the same model, or run it without a cache.
+_made_caches: ContextVar[tuple[GenerationMixin, list[Cache]] | None] = ContextVar(
+    "made_caches", default=None
+)
 
 
 class LinearAttentionGenerationMixin(GenerationMixin):
     """GenerationMixin for models whose cache is a LinearAttentionCache."""
-
-    # Of a generate() that runs, the cache that it made or was given, until a forward has it.
-    _made_caches: list[Cache] | None = None
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -57,19 +63,20 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         if names:
             kwargs[CACHE] = cache_among(**{name: kwargs.pop(name) for name in names})
         # A search of the user's own may leave the cache that is made for it unused.
-        before, self._made_caches = self._made_caches, [] if custom_generate is None else None
+        before = _made_caches.set((self, []) if custom_generate is None else None)
         try:
             return super().generate(*args, custom_generate=custom_generate, **kwargs)
         finally:
-            self._made_caches = before  # of a generate() that drafts with this one
+            _made_caches.reset(before)  # of a generate() that drafts with this one
 
     def _find_made_cache(self, cache: Cache | None) -> None:
         """Raises a RuntimeError where the first forward of a generate() has no cache, although one
         was made for it: each further token would be read as if it were the first.
         """
-        if not self._made_caches or torch.compiler.is_compiling():
+        made = None if torch.compiler.is_compiling() else _made_caches.get()
+        if made is None or made[0] is not self or not made[1]:
             return
-        self._made_caches.clear()
+        made[1].clear()
         if cache is None:
             raise RuntimeError(
                 "generate() made a cache, and the forward of the prompt was given none: "
@@ -88,7 +95,9 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         cache: Cache | None = None,
         **kwargs,
     ) -> dict[str, Any]:
-        """As in Transformers, which would read again what a cache has read when drafts begin."""
+        """As in Transformers, which would read again what a cache has read when drafts begin. The
+        cache also has its older name, by which PEFT sees whether its prompts are to be read first.
+        """
         past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         for name in LEFT_AMONG_ARGUMENTS:
             kwargs.pop(name, None)
@@ -98,7 +107,8 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             if is_growing and input_ids.device == self.device:
                 # all that Transformers would make of it, in a third of the time
                 token = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
-                return {"input_ids": token, CACHE: past_key_values, **kwargs}
+                named = dict.fromkeys(CACHE_OF_INPUTS, past_key_values)
+                return {"input_ids": token, **named, **kwargs}
         if next_sequence_length is not None and next_sequence_length < 1:
             given = input_ids if inputs_embeds is None else inputs_embeds
             raise ValueError(
@@ -118,7 +128,7 @@ class LinearAttentionGenerationMixin(GenerationMixin):
                 is_whole = False
             if is_whole:
                 next_sequence_length = T - past
-        return super().prepare_inputs_for_generation(
+        inputs = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
             attention_mask=attention_mask,
@@ -127,6 +137,7 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             **{CACHE: past_key_values},
             **kwargs,
         )
+        return inputs | dict.fromkeys(CACHE_OF_INPUTS, past_key_values)
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs):
         """As in Transformers, which counts what the mask shows; a joined cache knows what in its
@@ -159,8 +170,9 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs[CACHE] = cache
-        if self._made_caches is not None and model_kwargs.get(CACHE) is not None:
-            self._made_caches.append(model_kwargs[CACHE])
+        made = _made_caches.get()
+        if made is not None and made[0] is self and model_kwargs.get(CACHE) is not None:
+            made[1].append(model_kwargs[CACHE])
         if generation_mode in ONE_BY_ONE:
             leave_positions_to_cache(generation_config, model_kwargs)
 

@@ -36,9 +36,10 @@ ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, a
 HANDED_TO_ALL = frozenset(
     (
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),  # collators
-        *("num_items_in_batch", "shift_labels"),  # Trainer, for the loss
+        *("num_items_in_batch", "shift_labels", "ignore_index"),  # Trainer and users, for the loss
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
         *("is_causal", "debug_io", "debug_io_dir", "prune_layers"),  # Transformers' decorators
+        "kernel_options",  # users, for flex attention
         "token_type_ids",  # tokenizers like BERT's
         "attentions",  # the plugin for vLLM, for its attention function, also without a cache
     )

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .decays import build_decay
+from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .recurrence_elementwise import ElementwiseRecurrence
 from .tensor_parallel import call, find_head_shard
@@ -46,7 +47,7 @@ class HGRN(LinearAttentionBase):
         """
         B, T, C = hidden_states.shape
         hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
-        k, v = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        k, v = project(self.k_proj, hidden_states), project(self.v_proj, hidden_states)
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
         k, v = self.convolve("k", k, shard, memory), self.convolve("v", v, shard, memory)
         if self.value_act is not None:

@@ -1,0 +1,136 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What a forward takes: the cache by either of its names, what clients hand to every model, and
+nothing else; and how generate() tells that a forward was not given the cache it made.
+"""
+
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from transformers.utils.generic import TransformersKwargs
+
+from hf_linear_attention import LinearAttentionForCausalLM, LinearAttentionModel
+from hf_linear_attention.releases import CACHE
+from tiny import VARIANTS, random_ids, tiny_config, tiny_model
+
+NAMES = ("past_key_values", "cache")
+
+
+@pytest.mark.parametrize("variant", ["paper", "hybrid", "preset_kimi_linear"])
+@torch.no_grad()
+def test_a_cache_goes_by_either_name(variant):
+    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    ids = random_ids(2, 9)
+    expected = model(ids).logits[:, 5:]
+    wanted = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    for name in NAMES:
+        cache = getattr(model(ids[:, :5]), CACHE)
+        logits = model(ids[:, 5:], **{name: cache}).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        cache = getattr(model(ids[:, :5]), CACHE)
+        given = {name: cache}
+        again = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0, **given)
+        assert torch.equal(again, wanted)
+
+
+@torch.no_grad()
+def test_two_caches_are_too_many():
+    model = tiny_model()
+    one, other = (getattr(model(random_ids(1, 3)), CACHE) for _ in range(2))
+    model(random_ids(1, 1), past_key_values=one, cache=one)
+    for call in (model, model.model, model.generate):
+        with pytest.raises(ValueError, match="give one cache, got different ones"):
+            call(random_ids(1, 1), past_key_values=one, cache=other)
+
+
+@pytest.mark.parametrize("model_class", [LinearAttentionForCausalLM, LinearAttentionModel])
+@torch.no_grad()
+def test_an_argument_that_nobody_reads_is_refused_by_name(model_class):
+    model = model_class(tiny_config())
+    for name in ("past_key_value", "atention_mask", "head_mask"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            model(random_ids(1, 3), **{name: None})
+
+
+@pytest.mark.parametrize("variant", ["paper", "hybrid"])
+def test_what_transformers_hands_to_every_model_is_taken(variant):
+    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    ids = random_ids(2, 6)
+    named = inspect.signature(model.forward).parameters
+    handed = [*TransformersKwargs.__annotations__, "token_type_ids", "return_dict"]
+    for name in set(handed) - set(named):
+        model(ids, **{name: None})
+
+
+def test_the_label_that_is_left_out_can_be_named():
+    model = tiny_model(dtype=torch.float32)
+    ids = random_ids(2, 9)
+    word = int(ids[0, 4])
+    for fused in (False, True):
+        model.config.fuse_linear_cross_entropy = fused
+        model.train(fused)
+        expected = model(ids, labels=ids.masked_fill(ids == word, -100)).loss
+        loss = model(ids, labels=ids, ignore_index=word).loss
+        torch.testing.assert_close(loss, expected)
+
+
+def forward_without_cache(module, args, kwargs):
+    return args, {name: x for name, x in kwargs.items() if name not in NAMES}
+
+
+@torch.no_grad()
+def test_generate_that_loses_its_cache_raises():
+    model = tiny_model()
+    ids = random_ids(1, 4)
+    handle = model.register_forward_pre_hook(forward_without_cache, with_kwargs=True)
+    with pytest.raises(RuntimeError, match="the forward of the prompt was given none"):
+        model.generate(ids, max_new_tokens=3)
+    model.generate(ids, max_new_tokens=3, use_cache=False)
+    handle.remove()
+    model(ids)
+    model.generate(ids, max_new_tokens=3)
+
+
+@torch.no_grad()
+def test_a_forward_of_another_thread_needs_no_cache_while_one_generates():
+    model = tiny_model(dtype=torch.float32)
+    ids = random_ids(1, 4)
+    expected = model(ids).logits
+    logits = []
+
+    def forward_elsewhere(*inputs):
+        with ThreadPoolExecutor(1) as thread:
+            logits.append(thread.submit(torch.no_grad()(model.forward), ids).result().logits)
+
+    model.register_forward_pre_hook(forward_elsewhere)
+    model.generate(ids, max_new_tokens=2, min_new_tokens=2, pad_token_id=0)
+    assert len(logits) == 2
+    for other in logits:
+        torch.testing.assert_close(other, expected)
+
+
+ADAPTERS = {
+    "lora": LoraConfig(task_type="CAUSAL_LM", target_modules=["v_proj"], init_lora_weights=False),
+    "prompt": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "encoder": PromptEncoderConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8
+    ),
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("variant", ["paper", "hybrid", "preset_kimi_linear"])
+@torch.no_grad()
+def test_with_adapters_of_peft_tokens_are_those_without_a_cache(variant, adapter):
+    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = get_peft_model(model, ADAPTERS[adapter]).eval()
+    ids = random_ids(2, 7)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    for how in ({}, {"num_beams": 3}):
+        options = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0, **how}
+        options |= {"min_new_tokens": 6, "do_sample": False}
+        expected = model.generate(input_ids=ids, use_cache=False, **options)
+        assert torch.equal(model.generate(input_ids=ids, **options), expected)
