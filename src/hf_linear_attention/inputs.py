@@ -41,6 +41,7 @@ HANDED_TO_ALL = frozenset(
         *("is_causal", "debug_io", "debug_io_dir", "prune_layers"),  # Transformers' decorators
         "kernel_options",  # users, for flex attention
         "token_type_ids",  # tokenizers like BERT's
+        "margin",  # TRL's RewardTrainer, with the rest of its batch
         "attentions",  # the plugin for vLLM, for its attention function, also without a cache
     )
 )

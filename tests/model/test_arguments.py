@@ -10,8 +10,13 @@ import pytest
 import torch
 from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers.utils.generic import TransformersKwargs
+from trl.trainer.reward_trainer import DataCollatorForPreference
 
-from hf_linear_attention import LinearAttentionForCausalLM, LinearAttentionModel
+from hf_linear_attention import (
+    LinearAttentionForCausalLM,
+    LinearAttentionForSequenceClassification,
+    LinearAttentionModel,
+)
 from hf_linear_attention.releases import CACHE
 from tiny import VARIANTS, random_ids, tiny_config, tiny_model
 
@@ -62,6 +67,15 @@ def test_what_transformers_hands_to_every_model_is_taken(variant):
     handed = [*TransformersKwargs.__annotations__, "token_type_ids", "return_dict"]
     for name in set(handed) - set(named):
         model(ids, **{name: None})
+
+
+@torch.no_grad()
+def test_the_batch_of_a_reward_trainer_is_taken_as_it_is():
+    model = LinearAttentionForSequenceClassification(tiny_config(num_labels=1, pad_token_id=0))
+    texts = {"chosen_ids": [3, 1, 4], "rejected_ids": [1, 5], "margin": 0.5}
+    batch = DataCollatorForPreference(pad_token_id=0)([texts, texts])
+    assert "margin" in batch
+    assert model(**batch, use_cache=False).logits.shape == (4, 1)
 
 
 def test_the_label_that_is_left_out_can_be_named():
