@@ -4,8 +4,9 @@
 Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cached.
 """
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,12 @@ def check_arguments(others: Mapping[str, Any]) -> None:
     unknown = [name for name in others if name not in HANDED_TO_ALL]
     if unknown:
         raise TypeError(f"forward() got an unexpected keyword argument {unknown[0]!r}")
+
+
+def without_those_of_loss(arguments: Mapping[str, Any], loss: Callable) -> dict[str, Any]:
+    """Arguments of a head without what only its loss takes: one of a user's own may name others."""
+    named = inspect.signature(loss).parameters.keys() - HANDED_TO_ALL
+    return {name: x for name, x in arguments.items() if name not in named}
 
 
 def can_look_at(tensor: Tensor, T: int) -> bool:

@@ -55,6 +55,7 @@ from .inputs import (
     find_packed_sequences,
     read_tokens,
     recordable_caches,
+    without_those_of_loss,
 )
 from .linear import is_bare, project
 from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
@@ -585,7 +586,10 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         self, inputs: dict[str, Any], labels: Tensor | None, logits_to_keep: int | Tensor, **kwargs
     ) -> CausalLMOutputWithCrossAttentions:
         """What `forward` makes of the model's arguments and of its own."""
-        outputs: BaseModelOutputWithPast = self.model(**inputs, **kwargs)
+        of_model = kwargs
+        if labels is not None and self.loss_function is not causal_lm_loss:
+            of_model = without_those_of_loss(kwargs, self.loss_function)
+        outputs: BaseModelOutputWithPast = self.model(**inputs, **of_model)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
         loss, logits = None, None
         if labels is not None and self._makes_no_logits():

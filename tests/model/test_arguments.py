@@ -148,3 +148,16 @@ def test_with_adapters_of_peft_tokens_are_those_without_a_cache(variant, adapter
         options |= {"min_new_tokens": 6, "do_sample": False}
         expected = model.generate(input_ids=ids, use_cache=False, **options)
         assert torch.equal(model.generate(input_ids=ids, **options), expected)
+
+
+def test_a_loss_of_the_users_own_has_arguments_of_its_own():
+    model, ids = tiny_model(), random_ids(2, 7)
+
+    def weighted(logits, labels, vocab_size, token_weight=1.0, **kwargs):
+        return token_weight * logits.square().mean()
+
+    expected = model(ids).logits.square().mean()
+    model.loss_function = weighted
+    torch.testing.assert_close(model(ids, labels=ids, token_weight=3.0).loss, 3 * expected)
+    with pytest.raises(TypeError, match="token_wait"):
+        model(ids, labels=ids, token_wait=3.0)
