@@ -2,6 +2,7 @@
 """`python -m hf_linear_attention check MODEL`, and `check_model`."""
 
 import sys
+import warnings
 
 import pytest
 import torch
@@ -63,6 +64,16 @@ def test_transformers_models_hold_on_our_kernels(model_type):
         after = check_model(model)
     assert after.results[-1].title == PACKED
     assert failed(after) == set(), f"{model_type}\n{after}"
+
+
+def test_a_model_that_keeps_its_states_holds_as_far_as_its_release_has_it_right():
+    """It returns no cache, and takes one for its softmax layers."""
+    model = tiny_upstream("recurrent_gemma")
+    assert TOKENS not in failed(check_model(model))
+    with use_kernels(model):
+        after = check_model(model)
+    assert not {TOKENS, GENERATED, PACKED} & failed(after), after
+    assert "no cache" not in str(after)
 
 
 def tiny_llama(model_class=LlamaForCausalLM):
@@ -212,7 +223,9 @@ def test_a_model_that_use_kernels_does_not_change_is_checked_as_it_is(
     tmp_path, monkeypatch, capsys
 ):
     tiny_llama().save_pretrained(tmp_path)
-    call(monkeypatch, "check", tmp_path)
+    with warnings.catch_warnings():  # it says so once
+        warnings.filterwarnings("error", "use_kernels")
+        call(monkeypatch, "check", tmp_path)
     out = capsys.readouterr().out
     assert out.count("\n  ok ") == 4 and "nothing changes:\n" in out
     with pytest.raises(SystemExit, match="nothing was checked"):

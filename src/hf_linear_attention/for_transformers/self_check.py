@@ -12,6 +12,7 @@ import argparse
 import inspect
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import transformers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -259,32 +261,46 @@ def split(ids: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def _pieces_and_whole(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> float:
+    argument = cache_argument(model)
     tells_positions = "position_ids" in inspect.signature(model.forward).parameters
     positions = torch.arange(ids.shape[1], device=model.device)[None]
-    options: dict[str, Any] = {}
+    options = cache_to_begin_with(model, ids)
     logits = []
     for piece, place in zip(split(ids, lengths), split(positions, lengths), strict=True):
         if tells_positions:  # as generate() does: some models count from 0 again without them
             options["position_ids"] = place
         output = model(input_ids=piece, use_cache=True, **options)
-        options = cache_of(model, output)
+        if (cache := cache_in(output)) is not None:
+            options = {argument: cache}
         logits.append(output.logits)
     return difference(torch.cat(logits, dim=1), model(input_ids=ids, use_cache=False).logits)
 
 
-def cache_of(model: PreTrainedModel, output: Any) -> dict[str, Any]:
-    """The cache that a forward returned, by the name of the argument which takes it.
+def cache_to_begin_with(model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
+    """None, but for a model that returns none, as those whose states are on their modules: it is
+    given the one that goes on, as generate() does.
+    """
+    if cache_in(model(input_ids=ids[:, :2], use_cache=True)) is not None:
+        return {}
+    return {cache_argument(model): DynamicCache(config=model.config.get_text_config())}
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name of the argument that takes a cache.
 
     Raises:
         ValueError: there is none.
     """
     parameters = inspect.signature(model.forward).parameters
     argument = next((name for name in CACHE_NAMES if name in parameters), None)
-    cache = next((output[name] for name in CACHE_NAMES if output.get(name) is not None), None)
-    if argument is None or cache is None:
-        what = "takes no cache" if argument is None else "returns no cache"
-        raise ValueError(f"{type(model).__name__} {what} by any of the names {CACHE_NAMES}")
-    return {argument: cache}
+    if argument is None:
+        raise ValueError(f"{type(model).__name__} takes no cache by any of the names {CACHE_NAMES}")
+    return argument
+
+
+def cache_in(output: Any) -> Any:
+    """The cache that a forward returned; None where it returned none."""
+    return next((output[name] for name in CACHE_NAMES if output.get(name) is not None), None)
 
 
 class Generated(NamedTuple):
@@ -359,7 +375,10 @@ def main(arguments: list[str]) -> None:
     if BEFORE in wanted:
         holds[BEFORE] = print_results(BEFORE, model)
     if AFTER in wanted:
-        with use_kernels(model) as report:
+        with warnings.catch_warnings():  # below it is said
+            warnings.filterwarnings("ignore", "use_kernels changes nothing")
+            report = use_kernels(model)
+        with report:
             if report.changed:
                 holds[AFTER] = print_results(AFTER, model)
             else:
