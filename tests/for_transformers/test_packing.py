@@ -2,6 +2,7 @@
 """Sequences packed in a row train as rows of their own would, in every family."""
 
 import copy
+import functools
 from unittest import mock
 
 import pytest
@@ -119,6 +120,19 @@ def test_a_model_that_would_mix_them_refuses():
     assert [one.class_name for one in report.left if "otherwise" in one.why] == [indexer.__name__]
     with pytest.raises(ValueError, match="Glm5NextTextModel can't take packed sequences"):
         model(torch.full((1, sum(LENGTHS)), 3), **told_by_positions(4))
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_h1"])
+@pytest.mark.parametrize("told", [told_by_positions, told_by_bounds])
+def test_a_model_with_a_layer_that_stayed_refuses(model_type, told):
+    """The others know the bounds, and that one would mix the sequences, or meet an error."""
+    model = tiny_upstream(model_type)
+    stays = next(x for x in model.modules() if type(x).__name__.endswith("Mixer"))
+    stays.forward = functools.partial(type(stays).forward, stays)
+    report = use_kernels(model)
+    assert [one.why for one in report.left] == ["its forward was replaced on the module itself"]
+    with pytest.raises(ValueError, match=f"its {type(stays).__name__} is as Transformers has it"):
+        model(torch.full((1, sum(LENGTHS)), 3), **told(4))
 
 
 @pytest.mark.parametrize("model_type", filter(is_here, ["inkling_text"]))

@@ -4,6 +4,7 @@ alone where it does not.
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -12,6 +13,7 @@ import logging
 import random
 import re
 import textwrap
+import threading
 import warnings
 from unittest import mock
 
@@ -161,6 +163,29 @@ def test_the_newest_release_has_all_places_that_are_changed_here():
         assert all(map(is_in_this_release, CHANGES))
 
 
+def test_what_somebody_wraps_around_a_forward_is_read_and_tried(model, monkeypatch):
+    """Though it bears the name of Transformers' own, and functools.wraps points to that."""
+    cls = type(model.backbone.layers[0].mixer)
+    forward = cls.forward
+
+    @functools.wraps(forward)
+    def handed_on(self, *args, **kwargs):
+        return forward(self, *args, **kwargs)
+
+    @functools.wraps(forward)
+    def doubled(self, *args, **kwargs):
+        return 2 * forward(self, *args, **kwargs)
+
+    @functools.wraps(forward)
+    def limited(self, *args, **kwargs):
+        return forward(self, *args, **kwargs).clamp(max=4096)
+
+    for wrapper, is_replaced in ((handed_on, True), (doubled, False), (limited, False)):
+        monkeypatch.setattr(cls, "forward", wrapper)
+        with use_kernels(model) as report:
+            assert proved_in(report) == ({"Mamba2Mixer"} if is_replaced else set()), report
+
+
 # ---- what a trial leaves behind ----
 
 
@@ -205,6 +230,26 @@ def test_what_a_caller_has_set_stays_and_does_not_matter(model):
             report = use_kernels(model)
         assert settings() == before
     assert one.call_count == 1 and proved_in(report) == {"Mamba2Mixer"} and not seen
+
+
+def test_threads_try_one_after_the_other_and_leave_everything_as_it_was():
+    models = [tiny_upstream(name) for name in ("mamba2", "lfm2", "mamba2")]
+    begin, reports = threading.Barrier(len(models)), []
+
+    def change(model):
+        begin.wait()
+        reports.append(use_kernels(model))
+
+    threads = [threading.Thread(target=change, args=(model,)) for model in models]
+    before = settings()
+    with unknown():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert settings() == before
+    found = sorted(tuple(proved_in(report)) for report in reports)
+    assert found == [("Lfm2ShortConv",), ("Mamba2Mixer",), ("Mamba2Mixer",)]
 
 
 def test_models_of_a_trial_are_nobody_elses():

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -36,13 +37,42 @@ def fingerprint_of(*things: Callable[..., Any] | None) -> str:
 @functools.cache
 def source_of(thing: Callable[..., Any]) -> str:
     """The syntax tree of a function or class as text; "" where there is no source. Layout,
-    comments, annotations and decorators change nothing, nor does Python's version.
+    comments, annotations and decorators change nothing, nor does Python's version. What somebody
+    has wrapped around it is named.
     """
+    *around, inner = parts_of(thing)
+    trees = [f"{one.__globals__.get('__name__')}({text_of(one)})" for one in around]
+    return "".join([*trees, text_of(inner)])
+
+
+def parts_of(thing: Callable[..., Any]) -> list[Any]:
+    """What wraps a function or class, but for Transformers' and PyTorch's decorators, the outermost
+    first, and last what is in all of them.
+    """
+    around = []
+    while hasattr(thing, "__wrapped__"):
+        module = getattr(thing, "__globals__", {}).get("__name__", "")
+        if isinstance(thing, FunctionType) and module.partition(".")[0] not in DECORATE:
+            around.append(thing)
+        thing = thing.__wrapped__
+    return [*around, thing]
+
+
+def tree_of(part: Any) -> ast.AST | None:
+    """Of one of these; None without its source."""
+    code = part.__code__ if isinstance(part, FunctionType) else part
     try:
-        source = inspect.getsource(inspect.unwrap(thing))
-        return _as_text(ast.parse(textwrap.dedent(source)).body[0])
+        return ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     except (OSError, TypeError, SyntaxError):  # there is none, or it is a part of a statement
-        return ""
+        return None
+
+
+def text_of(part: Any) -> str:
+    tree = tree_of(part)
+    return "" if tree is None else _as_text(tree)
+
+
+DECORATE = ("transformers", "torch", "kernels")  # packages whose decorators change no answer
 
 
 LEAVES_OUT = {"annotation", "returns", "decorator_list", "type_params", "type_comment", "kind"}

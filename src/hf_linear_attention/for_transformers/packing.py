@@ -123,10 +123,11 @@ def tell_layers(
         bounds = find_bounds(given)
     if bounds is None:
         return None
-    if any(_mixes_packed(module) for module in model.modules()):
+    mixing = next(filter(_mixes_packed, model.modules()), None)
+    if mixing is not None:
         raise ValueError(
-            f"{name} can't take packed sequences: its softmax layers choose keys by an indexer "
-            "that knows no bounds. Give the sequences as rows with an attention_mask"
+            f"{name} can't take packed sequences: its {type(mixing).__name__} is as Transformers "
+            "has it, and knows no bounds. Give the sequences as rows with an attention_mask"
         )
     longest = _longest_row(model)
     if longest is not None and _batch_and_time(given)[1] > longest:
@@ -230,8 +231,15 @@ def _has_padding_before_tokens(mask: Tensor, bounds: Tensor) -> bool:
 
 
 def _mixes_packed(module: nn.Module) -> bool:
-    cls = type(module)
-    return cls.__name__ in MIX_PACKED and cls.__module__.startswith("transformers.")
+    """Whether it chooses keys without regard to bounds, or is a recurrent layer that stayed."""
+    from .families import replacement_for  # needs this file
+
+    classes = type(module).__mro__
+    if any(cls.__module__.startswith(f"{__package__}.") for cls in classes):
+        return False
+    replacements = filter(None, map(replacement_for, classes))
+    mixes = type(module).__name__ in MIX_PACKED
+    return mixes or any(one.is_recurrent for one in replacements)
 
 
 def _longest_row(model: PreTrainedModel) -> int | None:

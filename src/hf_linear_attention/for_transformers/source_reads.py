@@ -10,13 +10,13 @@ whether there may be something that no run shows.
 import ast
 import importlib
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from .fingerprints import parts_of, tree_of
 from .known_reads import KNOWN, Known
 
 NAMES_IN_ARGUMENTS = ("get", "pop", "getattr", "hasattr", "setdefault")
@@ -56,17 +56,18 @@ def reads_of(upstream: type[nn.Module], functions: tuple[str, ...]) -> Reads:
 
 def reads_of_function(function: FunctionType) -> Reads | None:
     """Of one, and of functions of Transformers' models that it calls; None without its source."""
-    return None if _tree_of(function) is None else _reads_of_all(_with_called([function]))
+    has_source = all(tree_of(part) is not None for part in parts_of(function))
+    return _reads_of_all(_with_called([function])) if has_source else None
 
 
-def _reads_of_all(things: Iterator[Any]) -> Reads:
+def _reads_of_all(parts: Iterator[Any]) -> Reads:
     names: set[str] = set()
     numbers: set[float] = set()
-    for thing in things:
-        tree = _tree_of(thing)
+    for part in parts:
+        tree = tree_of(part)
         if tree is not None:
             _Reader(names, numbers).visit(tree)
-        for value in _globals_of(thing, tree):
+        for value in _globals_of(part, tree):
             if isinstance(value, (int, float)):
                 _note_number(numbers, value)
     return Reads(frozenset(names), frozenset(numbers))
@@ -81,7 +82,7 @@ def merged(known: Known | None, reads: Reads) -> Known:
 
 
 def _things(upstream: type[nn.Module], functions: tuple[str, ...]) -> Iterator[Any]:
-    """All whose source counts, each once."""
+    """All whose source counts."""
     module = importlib.import_module(upstream.__module__)
     waiting: list[Any] = [upstream.forward]
     for name in inspect.unwrap(upstream.forward).__code__.co_names:
@@ -92,31 +93,25 @@ def _things(upstream: type[nn.Module], functions: tuple[str, ...]) -> Iterator[A
 
 
 def _with_called(waiting: list[Any]) -> Iterator[Any]:
+    """The parts of these, and of what they call."""
     seen: set[Any] = set()
     while waiting:
         thing = waiting.pop()
         if thing is None or thing in seen:
             continue
         seen.add(thing)
-        yield thing
-        for value in _globals_of(thing, _tree_of(thing)):
-            if isinstance(value, FunctionType) and value.__module__.startswith(
-                "transformers.models."
-            ):
-                waiting.append(value)
+        for part in parts_of(thing):
+            yield part
+            for value in _globals_of(part, tree_of(part)):
+                if isinstance(value, FunctionType) and value.__module__.startswith(
+                    "transformers.models."
+                ):
+                    waiting.append(value)
 
 
-def _tree_of(thing: Callable[..., Any]) -> ast.AST | None:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0]
-    except (OSError, TypeError, SyntaxError):  # there is no source, or a part of a statement
-        return None
-    return tree
-
-
-def _globals_of(thing: Any, tree: ast.AST | None) -> Iterator[Any]:
+def _globals_of(part: Any, tree: ast.AST | None) -> Iterator[Any]:
     """Values of the global names that a function reads."""
-    known = getattr(inspect.unwrap(thing), "__globals__", {})
+    known = getattr(part, "__globals__", {})
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in known:
             yield known[node.id]

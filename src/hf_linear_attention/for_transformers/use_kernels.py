@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import RLock
 from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -192,7 +193,16 @@ def use_kernels(model: nn.Module) -> Report:
     return report
 
 
+_one_at_a_time = RLock()
+
+
 def _changed(model: nn.Module) -> Report:
+    """In one thread at a time: trials change settings of the process, and put back what was."""
+    with _one_at_a_time:
+        return _changed_by(model)
+
+
+def _changed_by(model: nn.Module) -> Report:
     report = Report()
     tiers: tuple[Tier, ...] = (
         _by_class,
@@ -365,7 +375,8 @@ def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
             continue
         replacement = replacement_for(type(module))
         if replacement is not None:
-            _replace(report, name, module, replacement, (_by_class,))
+            if not replacement.is_recurrent:  # those have been looked at
+                _replace(report, name, module, replacement, (_by_class,))
         elif type(module) is nn.Linear and _is_on_cpu(module) and linear.IS_COMPILED:
             if quantized.bits_of(module.weight) is None:
                 _replace_product(report, name, module, "product of few rows")
