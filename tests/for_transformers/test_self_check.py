@@ -73,7 +73,6 @@ def test_a_model_that_keeps_its_states_holds_as_far_as_its_release_has_it_right(
     with use_kernels(model):
         after = check_model(model)
     assert not {TOKENS, GENERATED, PACKED} & failed(after), after
-    assert "no cache" not in str(after)
 
 
 def tiny_llama(model_class=LlamaForCausalLM):
