@@ -278,4 +278,36 @@ CHANGES = [
             ]
         },
     ),
+    *changes(
+        "recurrent_gemma",
+        "RecurrentGemmaRglru",
+        {
+            FORM: [
+                (
+                    "forward",
+                    "gated_inputs = activations * input_gate",
+                    "gated_inputs = input_gate * activations",
+                    "factors of an RG-LRU turned",
+                ),
+            ],
+            SUBSTANCE: [
+                ("forward", "1 - a_square", "1 - recurrent_gate", "an RG-LRU's scale"),
+                ("forward", "[:, :, None] == 0", "[:, :, None] == 1", "where an RG-LRU begins"),
+            ],
+        },
+    ),
+    *changes(
+        "recurrent_gemma",
+        "RecurrentGemmaRecurrentBlock",
+        {
+            SUBSTANCE: [
+                (
+                    "forward",
+                    "conv_state[:, :, 1:]",
+                    "conv_state[:, :, :-1]",
+                    "what an RG-LRU's convolution keeps",
+                ),
+            ],
+        },
+    ),
 ]

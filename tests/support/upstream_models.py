@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from hf_linear_attention.for_transformers import tiny_models
-from hf_linear_attention.for_transformers.tiny_models import COMMON, SIZES, fill_weights
+from hf_linear_attention.for_transformers.tiny_models import SIZES, fill_weights
 from hf_linear_attention.releases import CACHE_NAMES
 
 VOCAB_SIZE = tiny_models.VOCAB_SIZE
@@ -59,15 +59,11 @@ MULTIMODAL = {
 OF_ALL_MODELS = {
     model_type: {**SIZES[OF_TEXT.get(model_type, model_type)], **SETTINGS.get(model_type, {})}
     for model_type in (*OF_TEXT, *SIZES)
-    if model_type not in (*OF_TEXT.values(), *MULTIMODAL)
+    if model_type not in (*OF_TEXT.values(), *MULTIMODAL, "recurrent_gemma")
 } | MULTIMODAL
 
 # Models whose states are on their modules, and not in a cache.
-ON_MODULES = {
-    "recurrent_gemma": dict(
-        COMMON, num_hidden_layers=3, lru_width=40, attention_window_size=6, conv1d_width=4
-    ),
-}
+ON_MODULES = {"recurrent_gemma": SIZES["recurrent_gemma"]}
 
 # Models and classes that the oldest Transformers lacks, or is left alone with, and since when not.
 SINCE = {

@@ -63,6 +63,13 @@ KNOWN: dict[str, Known] = {
         "",
         (1e-06, 0.5, 64.0),
     ),
+    "GatedUnit": Known(
+        "self._rnn_scan self.block_width self.input_gate_bias self.input_gate_weight "
+        "self.num_attention_heads self.recurrent_gate_bias self.recurrent_gate_weight "
+        "self.recurrent_param self.recurrent_states ",
+        "",
+        (8.0,),
+    ),
     "KDA": Known(
         "self.activation self.b_proj self.conv1d self.conv_kernel_size self.forget_gate "
         "self.g_a_proj self.g_b_proj self.head_dim self.k_proj self.layer_idx self.o_norm "
@@ -107,6 +114,12 @@ KNOWN: dict[str, Known] = {
         "self.time_step_rank self.use_associative_scan self.use_mambapy self.x_proj ",
         "self.rms_eps self.training self.use_bias self.use_conv_bias ",
         (1e-06,),
+    ),
+    "RecurrentBlock": Known(
+        "self.act_fn self.conv1d_state self.conv1d_width self.conv_1d self.hidden_size "
+        "self.linear_out self.linear_x self.linear_y self.lru_width self.rg_lru ",
+        "",
+        (),
     ),
     "ResidualConvolution": Known(
         "kwargs.seq_idx self.conv1d self.conv_idx self.conv_kernel_size self.layer_idx ",

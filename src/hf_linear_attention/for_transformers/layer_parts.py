@@ -30,6 +30,7 @@ class ReplacedLayer(nn.Module):
     """What all of Transformers' recurrent layers on our kernels are asked for."""
 
     takes_tokens_back = True
+    is_cached = True  # what it remembers; else it is on modules
     # What limits nothing in most models, and values at which it does (for trials, see proof.py).
     limits: ClassVar[Mapping[str, Any]] = {}
 

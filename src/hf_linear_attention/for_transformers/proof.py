@@ -19,7 +19,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import hf_linear_attention
 
@@ -212,6 +212,9 @@ def hidden(model: nn.Module, ids: Tensor, **more: Any) -> Tensor:
     return model(input_ids=ids, use_cache=False, **more).last_hidden_state
 
 
+ON_MODULES = ("conv1d_state", "recurrent_states")  # RecurrentGemma's states
+
+
 class Reader:
     """Reads pieces of a text with a cache."""
 
@@ -220,6 +223,7 @@ class Reader:
 
     def read(self, model: nn.Module, pieces: Sequence[Tensor]) -> Tensor:
         """Pieces (B, T) -> outputs (B, T of all, C)"""
+        self.model = model
         outputs, given = [], parameters_of(model)
         name = next(name for name in CACHE_NAMES if name in given)
         for piece in pieces:
@@ -228,7 +232,7 @@ class Reader:
                 positions = torch.arange(piece.shape[1]) + self.num_tokens
                 more["position_ids"] = positions.expand(piece.shape)
             output = model(input_ids=piece, use_cache=True, **more)
-            self.cache = getattr(output, name)
+            self.cache = getattr(output, name, self.cache)
             self.num_tokens += piece.shape[1]
             outputs.append(output.last_hidden_state)
         return torch.cat(outputs, dim=1)
@@ -241,8 +245,16 @@ class Reader:
             for kept, skipped in (("conv_states", 1), ("recurrent_states", 0)):
                 given = (x for x in getattr(layer, kept, {}).values() if x is not None)
                 states += [x[..., skipped:] for x in given]
+        for module in self.model.modules():
+            states += [x for name in ON_MODULES if (x := getattr(module, name, None)) is not None]
         linear = getattr(self.cache, "linear_cache", [])  # MiniMax's
         return states + [x for x in linear if isinstance(x, Tensor)]
+
+
+def reader_for(twins: Twins) -> Reader:
+    """Models whose states are on their modules return no cache, and take one for other layers."""
+    is_cached = twins.layers[0].is_cached
+    return Reader(None if is_cached else DynamicCache(config=twins.theirs.config))
 
 
 def close(mine: Tensor, theirs: Tensor, tolerance: float, what: str) -> None:
@@ -275,7 +287,7 @@ def check_tokens(twins: Twins) -> None:
     """Tokens one by one, with a cache"""
     ids = ids_of(2, 14, seed=2)
     pieces = ids.split((11, 1, 1, 1), dim=1)
-    mine, their = Reader(), Reader()
+    mine, their = reader_for(twins), reader_for(twins)
     got, want = mine.read(twins.ours, pieces), their.read(twins.theirs, pieces)
     if is_mended(twins, "steps"):
         close(got, hidden(twins.theirs, ids), TOLERANCE, "outputs")
@@ -289,6 +301,8 @@ def check_tokens(twins: Twins) -> None:
 
 def check_handing_over(twins: Twins) -> None:
     """Going on from the other's cache"""
+    if not twins.layers[0].is_cached:
+        return
     ids = ids_of(2, 14, seed=3)
     first, *later = ids.split((11, 1, 1, 1), dim=1)
     want = hidden(twins.theirs, ids)[:, 11:]

@@ -21,9 +21,23 @@ from ..checks import is_readable
 from ..numerics import accumulation_dtype, at_least_float32
 from ..op_convolution import short_convolution
 from ..op_elementwise_scan import elementwise_scan
+from .layer_parts import ReplacedLayer
 
 
-class GatedUnit(nn.Module):
+class OnModules(ReplacedLayer):
+    """What keeps its states itself, and takes back no tokens. Transformers' convolution begins
+    again with each piece, and sees padding.
+    """
+
+    takes_tokens_back = False
+    is_cached = False
+
+    @property
+    def mended(self) -> set[str]:
+        return {"padding", "pieces"}
+
+
+class GatedUnit(OnModules):
     """h_t = a_t h_(t-1) + sqrt(1 - a_t^2) (i_t x_t), a_t = exp(-8 softplus(parameter) r_t), channel
     by channel, with gates i_t and r_t of each head's x_t; at position 0, h_t = i_t x_t.
 
@@ -76,7 +90,7 @@ class GatedUnit(nn.Module):
         return at_least_float32(projected.transpose(0, 1).reshape(x.shape)).sigmoid()
 
 
-class RecurrentBlock(nn.Module):
+class RecurrentBlock(OnModules):
     """The convolution of one branch of the hidden states, then the RG-LRU; the other branch is a
     gate.
     """

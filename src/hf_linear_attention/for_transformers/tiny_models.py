@@ -201,6 +201,9 @@ SIZES: dict[str, dict[str, Any]] = {
         loop_gate_rank=4,
         log_scaling_n_floor=8,
     ),
+    "recurrent_gemma": dict(
+        COMMON, num_hidden_layers=3, lru_width=40, attention_window_size=6, conv1d_width=4
+    ),
     # Its cache counts the tokens of its first layer, which must be a softmax one.
     "minimax": dict(
         COMMON,
