@@ -310,11 +310,15 @@ def test_a_model_that_begins_with_states_of_its_own_needs_the_config(make_cache)
     torch.manual_seed(0)
     model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**SIZES, **fields)).eval()
     ids, lengths = random_ids(2, 12), [9, 1, 2]
+    expected = model(ids, use_cache=False).logits
     logits = []
     for cache in (DynamicCache(config=model.config), make_cache(24, config=model.config)):
         pieces = [model(x, past_key_values=cache).logits for x in ids.split(lengths, 1)]
         logits.append(torch.cat(pieces, 1))
-    assert_near(*logits)
+    # With a cache, Transformers goes on wrongly from several tokens on, before 5.24 from one on.
+    is_right = torch.isclose(logits[0], expected, atol=1e-4).all(2)
+    assert is_right[:, : lengths[0]].all()
+    assert_near(logits[1][is_right], expected[is_right])
     with pytest.raises(ValueError, match="config must be given .* got None"):
         model(ids, past_key_values=make_cache(24))
 
