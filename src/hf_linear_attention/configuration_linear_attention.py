@@ -1,7 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The configuration of a linear-attention language model, validated when it is made."""
 
+import dataclasses
+import difflib
 import math
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -93,6 +97,13 @@ TAKE_KEYS = ("linear", "hgrn")
 ALONE = {"aaren": "whose heads have one query each", "hgrn": "whose heads are shares of channels"}
 # Mixers with softmax's heads, of which queries share keys and values; in others values share keys.
 HEADS_OF_SOFTMAX = ("linear", "aaren", "hgrn", "window")
+
+
+def of_latent(config: "LinearAttentionConfig", size: int) -> int | None:
+    """None without latent attention, for which clients take a model that has these fields."""
+    return size if config.softmax_mixer == "mla" else None
+
+
 DERIVED = {  # fields that None leaves to the others, each after those that it is made of
     "num_key_value_heads": lambda config: config.num_attention_heads,
     # Of no heads, which a model refuses, there is nothing to derive.
@@ -101,10 +112,10 @@ DERIVED = {  # fields that None leaves to the others, each after those that it i
     "linear_num_value_heads": lambda config: config.num_attention_heads,
     "linear_key_head_dim": lambda config: int(config.head_dim * config.expand_k),
     "linear_value_head_dim": lambda config: int(config.head_dim * config.expand_v),
-    "kv_lora_rank": lambda config: 4 * config.head_dim,
-    "qk_nope_head_dim": lambda config: config.head_dim,
-    "qk_rope_head_dim": lambda config: max(config.head_dim // 2, 1),
-    "v_head_dim": lambda config: config.head_dim,
+    "kv_lora_rank": lambda config: of_latent(config, 4 * config.head_dim),
+    "qk_nope_head_dim": lambda config: of_latent(config, config.head_dim),
+    "qk_rope_head_dim": lambda config: of_latent(config, max(config.head_dim // 2, 1)),
+    "v_head_dim": lambda config: of_latent(config, config.head_dim),
     "attention_out_bias": lambda config: config.attention_bias,
     "scale_embeddings": lambda config: config.position_embedding_type == "sinusoidal",
     "layer_types": lambda config: ["linear_attention"] * config.num_hidden_layers,
@@ -119,7 +130,40 @@ DERIVED_FROM = (
     "num_hidden_layers",
     "attention_bias",
     "position_embedding_type",
+    "softmax_mixer",
 )
+
+
+def has_softmax(config: "LinearAttentionConfig") -> bool:
+    return config.mixer == "window" or set(config.active_layer_types) != {"linear_attention"}
+
+
+def has_rotary(config: "LinearAttentionConfig") -> bool:
+    return config.position_embedding_type == "rotary"
+
+
+def has_mamba2(config: "LinearAttentionConfig") -> bool:
+    return config.mixer == "mamba2"
+
+
+def turns_linear(config: "LinearAttentionConfig") -> bool:
+    return has_rotary(config) and config.mixer in ("linear", "window")
+
+
+PLAIN = ("expand_k", "expand_v", "softmax_mixer", "decay", "is_causal")
+# Which models use a field that not all do. Others do not save it.
+USED_BY: dict[str, Callable[["LinearAttentionConfig"], bool]] = {
+    "window_size": lambda config: config.mixer == "window",
+    "window_sinks": lambda config: config.mixer == "window",
+    "time_step_min": has_mamba2,
+    "time_step_max": has_mamba2,
+    "time_step_floor": has_mamba2,
+    "attention_dropout": has_softmax,
+    "rope_parameters": has_rotary,
+    "linear_rotary": turns_linear,
+    "gate_act": lambda config: config.is_gated,
+    "attention_eps": lambda config: config.normalizer == "z",
+}
 
 
 @strict
@@ -342,6 +386,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         derived = [name for name in DERIVED if getattr(self, name) is None]
         self._derive(derived)
         super().__post_init__(**kwargs)
+        warn_of_misspelt(kwargs.keys() & vars(self).keys())
         self.validate_architecture()
 
     def __setattr__(self, name: str, value: Any):
@@ -363,9 +408,12 @@ class LinearAttentionConfig(PreTrainedConfig):
         self.__dict__["_derived"] = names
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: all but the derived fields."""
+        """What is saved: the fields that the model uses, without those that are derived or UNSAID."""
         output = super().to_dict()
-        for name in output.pop("_derived"):
+        derived = output.pop("_derived")
+        unused = [name for name, is_used in USED_BY.items() if not is_used(self)]
+        unsaid = [name for name, value in UNSAID.items() if output.get(name) == value]
+        for name in (*derived, *unused, *unsaid):
             output.pop(name, None)
         return output
 
@@ -497,7 +545,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 'position_embedding_type must not be "rotary" with mixer="aaren", whose queries '
                 "have no position"
             )
-        turns = self.mixer in ("linear", "window") and self.linear_rotary
+        turns = turns_linear(self) and self.linear_rotary
         has_linear = "linear_attention" in (self.layer_types or [])
         if has_linear and turns and self.linear_key_head_dim != self.head_dim:
             raise ValueError(
@@ -570,6 +618,29 @@ class LinearAttentionConfig(PreTrainedConfig):
             raise ValueError(
                 "conv_kernel_size must be 0 (no convolution) or at least 2 (tokens that it sees), "
                 f"got {self.conv_kernel_size}"
+            )
+
+
+# Fields that are not saved where they have these values, their defaults, which are to stay: what is
+# off where nothing is said, and the plain form of a model. For the one that is left out others take
+# another default.
+UNSAID = {
+    field.name: field.default
+    for field in dataclasses.fields(LinearAttentionConfig)
+    if field.name in LinearAttentionConfig.__annotations__
+    and (not field.default or field.name in PLAIN)
+    and field.name != "tie_word_embeddings"
+}
+
+def warn_of_misspelt(names: Iterable[str]) -> None:
+    """Warns of attributes that are no fields, but nearly. Others may be a user's own."""
+    for name in names:
+        near = difflib.get_close_matches(name, LinearAttentionConfig.__annotations__, 2)
+        if near and name != "auto_map" and not name.endswith("_token_id"):  # Transformers' own
+            warnings.warn(
+                f"LinearAttentionConfig has no field {name!r}, which changes nothing in the model; "
+                f"did you mean {' or '.join(map(repr, near))}?",
+                stacklevel=5,  # who makes the config
             )
 
 

@@ -1,12 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The configuration: defaults, errors, and what a saved one holds."""
 
+import json
+import warnings
+
 import pytest
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from hf_linear_attention.configuration_linear_attention import DERIVED
+from hf_linear_attention.configuration_linear_attention import DERIVED, USED_BY
+from hf_linear_attention.presets import PRESETS
 from tiny import VARIANTS, tiny_config
 
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
@@ -128,8 +132,55 @@ def test_saved_and_loaded_it_is_the_same(variant, tmp_path):
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is LinearAttentionConfig
     assert {**loaded.to_dict(), "_name_or_path": ""} == config.to_dict()
-    for name in ("head_dim", "num_key_value_heads", "layer_types"):
-        assert getattr(loaded, name) == getattr(config, name)
+    unused = {name for name, is_used in USED_BY.items() if not is_used(config)}
+    for name in LinearAttentionConfig.__annotations__.keys() - unused:
+        assert getattr(loaded, name) == getattr(config, name), name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_saves_at_most_30_fields(preset, tmp_path):
+    fields = {"num_hidden_layers": max(2, len(PRESETS[preset].layer_pattern))}
+    sizes = dict(vocab_size=41, hidden_size=32, num_attention_heads=4, intermediate_size=48)
+    config = LinearAttentionConfig.from_preset(preset, **sizes, **fields)
+    LinearAttentionForCausalLM(config).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert len(saved) <= 30, sorted(saved)
+
+
+def test_only_latent_attention_has_fields_for_which_clients_take_a_model_that_has_it():
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    for config in (tiny_config(), LinearAttentionConfig.from_preset("qwen3_next")):
+        assert [getattr(config, name) for name in names] == [None] * 4
+    config.softmax_mixer = "mla"
+    assert None not in [getattr(config, name) for name in names]
+
+
+def test_a_config_that_names_every_field_is_the_same():
+    """As versions before this one saved it."""
+    for fields in VARIANTS.values():
+        config = tiny_config(**fields)
+        flat = {name: getattr(config, name) for name in LinearAttentionConfig.__annotations__}
+        del flat["layer_types"]
+        again = LinearAttentionConfig(**flat, layer_types=config.layer_types)
+        assert {name: getattr(again, name) for name in flat} == flat
+
+
+def test_misspelt_fields_are_named_with_the_nearest():
+    for wrong, right in {
+        "featuremap": "'feature_map'",
+        "num_heads": "'num_attention_heads'",
+        "hiddensize": "'hidden_size'",
+    }.items():
+        with pytest.warns(UserWarning, match=f"no field '{wrong}'.* did you mean .*{right}"):
+            tiny_config(**{wrong: 3})
+
+
+def test_fields_of_transformers_and_of_users_warn_of_nothing(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = tiny_config(num_labels=3, dtype="bfloat16", mask_token_id=3, colour="blue")
+        LinearAttentionForCausalLM(config).save_pretrained(tmp_path)
+        assert AutoConfig.from_pretrained(tmp_path).colour == "blue"
 
 
 def test_derived_values_follow_what_they_are_derived_from(tmp_path):
@@ -170,7 +221,8 @@ def test_embeddings_are_scaled_where_sinusoidal_positions_are_added_or_as_is_sai
 @pytest.mark.parametrize("field", DERIVED)
 def test_none_leaves_a_field_to_the_others_also_later(field, tmp_path):
     """What a model does must not change when it is saved and loaded: None is saved as nothing."""
-    config = tiny_config(num_hidden_layers=2)
+    is_latent = getattr(tiny_config(), field) is None
+    config = tiny_config(num_hidden_layers=2, **({"softmax_mixer": "mla"} if is_latent else {}))
     derived = getattr(config, field)
     for _ in range(2):  # derived until now, then given
         setattr(config, field, None)
