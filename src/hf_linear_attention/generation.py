@@ -36,6 +36,7 @@ ONE_BY_ONE = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 FOR_EVERY_TOKEN = {"use_cache", "logits_to_keep"}
 # the names of the cache among what generate() gives a forward
 CACHE_OF_INPUTS = {CACHE, "past_key_values"}
+PROMPTS = ("inputs", "input_ids")  # the names of the prompt among the arguments of generate()
 # what generate() itself uses, and leaves among the arguments of the model
 LEFT_AMONG_ARGUMENTS = ("tokenizer", "assistant_tokenizer")
 
@@ -58,10 +59,21 @@ class LinearAttentionGenerationMixin(GenerationMixin):
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, custom_generate=None, **kwargs):
-        """As in Transformers, with the cache by either of its names."""
+        """As in Transformers, with the cache by either of its names.
+
+        Raises:
+            ValueError: a prompt that is no tensor of rows of tokens.
+        """
         names = [name for name in CACHE_NAMES if name in kwargs]
         if names:
             kwargs[CACHE] = cache_among(**{name: kwargs.pop(name) for name in names})
+        prompt = next((x for x in (*args[:1], *map(kwargs.get, PROMPTS)) if x is not None), None)
+        is_none = isinstance(prompt, Tensor) and (prompt.dim() != 2 or prompt.shape[1] == 0)
+        if is_none and kwargs.get("inputs_embeds") is None:
+            raise ValueError(
+                "inputs must be a tensor (B, T) with a token at least in each row, got "
+                f"{tuple(prompt.shape)}"
+            )
         # A search of the user's own may leave the cache that is made for it unused.
         before = _made_caches.set((self, []) if custom_generate is None else None)
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -60,6 +60,50 @@ def check_arguments(others: Mapping[str, Any]) -> None:
     unknown = [name for name in others if name not in HANDED_TO_ALL]
     if unknown:
         raise TypeError(f"forward() got an unexpected keyword argument {unknown[0]!r}")
+
+
+def check_shapes(
+    config: PreTrainedConfig,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    position_ids: Tensor | None,
+) -> None:
+    """Raises a ValueError where these are no tensors of (B, T) tokens."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give either input_ids or inputs_embeds")
+    if input_ids is not None:
+        if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+            raise ValueError(f"input_ids must be a tensor (B, T), got {shape_of(input_ids)}")
+        if input_ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"input_ids must be of int64 or int32, got {input_ids.dtype}")
+        B, T = input_ids.shape
+    else:
+        shape, C = shape_of(inputs_embeds), config.hidden_size
+        if not isinstance(shape, tuple) or len(shape) != 3 or shape[2] != C:
+            raise ValueError(f"inputs_embeds must be a tensor (B, T, hidden_size={C}), got {shape}")
+        B, T, _ = shape
+    if position_ids is not None and shape_of(position_ids) not in ((B, T), (1, T)):
+        raise ValueError(
+            f"position_ids must be a tensor (B or 1, T) with B = {B} and T = {T}, got "
+            f"{shape_of(position_ids)}"
+        )
+
+
+def check_tokens(input_ids: Tensor, embeddings: nn.Module) -> None:
+    """Raises an IndexError, as PyTorch does, where a token has no row in the table of embeddings.
+    To be asked only when that has failed: on a GPU it takes the time of all work before it.
+    """
+    rows = embeddings.weight.shape[0]
+    if input_ids.numel() > 0 and not 0 <= input_ids.min() <= input_ids.max() < rows:
+        raise IndexError(
+            f"input_ids must be from 0 to {rows - 1}, the rows of the table of embeddings, got "
+            f"{input_ids.min()} to {input_ids.max()}"
+        )
+
+
+def shape_of(given: Any) -> Any:
+    """For an error: a tensor's shape, or the type of anything else."""
+    return tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
 
 
 def without_those_of_loss(arguments: Mapping[str, Any], loss: Callable) -> dict[str, Any]:
@@ -225,11 +269,11 @@ def may_be_recorded(
     """
     return (
         ARE_TOKENS_RECORDED
-        and (inputs.shape[1] == 1 or isinstance(past_key_values, SlotCache))
+        and type(inputs) is Tensor
+        and (inputs.shape[1:2] == (1,) or isinstance(past_key_values, SlotCache))
         and key_mask is None
         and is_causal
         and inputs.is_cpu
-        and type(inputs) is Tensor
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not is_traced()
@@ -311,6 +355,12 @@ def find_padding_in_4d(attention_mask: Tensor, B: int, T: int, is_causal: bool) 
             f"B = {B} and T = {T}, got {shape}"
         )
     if attention_mask.dtype != torch.bool:
+        if not attention_mask.is_floating_point() or (attention_mask > 0).any():
+            raise ValueError(
+                "attention_mask with 4 dimensions must be bool, True where a token is seen, or "
+                "added to scores, 0 there and negative elsewhere, got one of "
+                f"{attention_mask.dtype} with {attention_mask.max().item():g} as its largest value"
+            )
         attention_mask = attention_mask == 0
     seen = attention_mask[..., -T:]
     key_mask = seen.diagonal(dim1=2, dim2=3)[:, 0]  # a real token sees itself

@@ -52,6 +52,8 @@ from .inputs import (
     caches_of_a_step,
     check_arguments,
     check_memory,
+    check_shapes,
+    check_tokens,
     find_packed_sequences,
     read_tokens,
     recordable_caches,
@@ -313,10 +315,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         if not isinstance(past_key_values, SlotCache):  # an engine says more of a batch
             check_arguments(kwargs)
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+        check_shapes(self.config, input_ids, inputs_embeds, position_ids)
         if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+            try:
+                inputs_embeds = self.embed_tokens(input_ids)
+            except IndexError:
+                check_tokens(input_ids, self.embed_tokens)
+                raise
         B, T, _ = inputs_embeds.shape
         check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
         cu_seqlens = None
@@ -573,9 +578,13 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
 
         table = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
         constants = (logits_to_keep, getattr(table, "dtype", None))  # which .to() changes in place
-        logits = recorded_tokens_of(self).run(
-            [self], caches, [input_ids, position_ids], by_modules, constants
-        )
+        try:
+            logits = recorded_tokens_of(self).run(
+                [self], caches, [input_ids, position_ids], by_modules, constants
+            )
+        except RuntimeError:
+            check_tokens(input_ids, self.get_input_embeddings())
+            raise
         if outputs is None:
             # Without __init__, which looks at every field several times.
             outputs = CausalLMOutputWithCrossAttentions.__new__(CausalLMOutputWithCrossAttentions)

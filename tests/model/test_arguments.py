@@ -161,3 +161,44 @@ def test_a_loss_of_the_users_own_has_arguments_of_its_own():
     torch.testing.assert_close(model(ids, labels=ids, token_weight=3.0).loss, 3 * expected)
     with pytest.raises(TypeError, match="token_wait"):
         model(ids, labels=ids, token_wait=3.0)
+
+
+MASK = torch.ones(5, 5).tril()[None, None]
+MALFORMED = {  # by what the error says
+    "input_ids must be a tensor .B, T., got .2,.": dict(input_ids=torch.tensor([3, 1])),
+    "input_ids must be a tensor .B, T., got list": dict(input_ids=[[3, 1]]),
+    "input_ids must be of int64 or int32, got torch.float32": dict(input_ids=torch.ones(1, 2)),
+    "input_ids must be from 0 to 40, .* got 3 to 99": dict(input_ids=torch.tensor([[3, 99]])),
+    "inputs_embeds must be a tensor .* got .2, 32.": dict(inputs_embeds=torch.ones(2, 32)),
+    "inputs_embeds must be a tensor .* got .2, 5, 33.": dict(inputs_embeds=torch.ones(2, 5, 33)),
+    "position_ids must be a tensor .* got .1, 2.": dict(position_ids=torch.ones(1, 2)),
+    "4 dimensions must be bool, .* got one of torch.int64": dict(attention_mask=MASK.long()),
+    "4 dimensions must be bool, .* torch.float32 with 1": dict(attention_mask=MASK),
+}
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+@torch.no_grad()
+def test_malformed_arguments_are_named(message):
+    given = MALFORMED[message]
+    if not given.keys() & {"input_ids", "inputs_embeds"}:
+        given = {"input_ids": random_ids(2, 5), **given}
+    with pytest.raises((ValueError, IndexError), match=message):
+        tiny_model()(**given)
+
+
+@torch.no_grad()
+def test_a_token_that_is_none_is_named_where_others_were_recorded():
+    model = tiny_model()
+    cache = getattr(model(random_ids(1, 3)), CACHE)
+    for _ in range(5):
+        model(random_ids(1, 1), past_key_values=cache)
+    with pytest.raises(IndexError, match="input_ids must be from 0 to 40"):
+        model(torch.tensor([[99]]), past_key_values=cache)
+
+
+def test_prompts_without_rows_or_tokens_are_refused():
+    for prompt in (torch.tensor([3, 1]), torch.ones(2, 0, dtype=torch.long)):
+        for name in ("inputs", "input_ids"):
+            with pytest.raises(ValueError, match="inputs must be a tensor .* a token at least"):
+                tiny_model().generate(**{name: prompt}, max_new_tokens=2)
