@@ -17,7 +17,7 @@ from .decays import check_decay, decay_class
 from .feature_maps import POINTWISE, check_feature_map
 from .normalizers import NORMALIZERS
 from .presets import preset_fields
-from .registration import register_config
+from .registration import register_adapters, register_config
 from .rope import check_rope
 from .tensor_parallel import TensorParallelPlan
 
@@ -409,6 +409,7 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved: the fields that the model uses, without those that are derived or UNSAID."""
+        register_adapters(self.model_type)
         output = super().to_dict()
         derived = output.pop("_derived")
         unused = [name for name, is_used in USED_BY.items() if not is_used(self)]

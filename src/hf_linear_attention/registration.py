@@ -43,6 +43,17 @@ def register_config(config_class: type[PreTrainedConfig], causal_lm: str) -> Non
         setattr(module, causal_lm, AutoModelForCausalLM)
 
 
+def register_adapters(model_type: str) -> None:
+    """What PEFT adapts where a config of its own names no modules, as of Llama's, whose names our
+    modules have. It looks that up by the type of a model, after it has turned the model's config
+    into a dict; so this is called then, and PEFT need not be there before.
+    """
+    constants = sys.modules.get("peft.utils.constants")
+    for name, table in vars(constants).items() if constants else ():
+        if name.endswith("_MODULES_MAPPING") and "llama" in table:
+            table.setdefault(model_type, table["llama"])
+
+
 def register_models(
     config_class: type[PreTrainedConfig], auto_classes: dict[Any, type[PreTrainedModel]]
 ) -> None:

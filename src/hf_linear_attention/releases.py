@@ -31,7 +31,10 @@ def cache_among(**named: Any) -> Any:
     given = {name: cache for name, cache in named.items() if cache is not None}
     caches = list(given.values())
     if any(cache is not caches[0] for cache in caches):
-        raise ValueError(f"give one cache, got different ones as {' and '.join(given)}")
+        raise ValueError(
+            f"give one cache, got different ones as {' and '.join(given)}; keys and values that "
+            "PEFT's prefix tuning gives are no state of linear attention"
+        )
     return caches[0] if caches else None
 
 

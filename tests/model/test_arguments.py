@@ -3,12 +3,22 @@
 nothing else; and how generate() tells that a forward was not given the cache it made.
 """
 
+import functools
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    IA3Config,
+    LoHaConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from transformers.utils.generic import TransformersKwargs
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
@@ -161,6 +171,24 @@ def test_a_loss_of_the_users_own_has_arguments_of_its_own():
     torch.testing.assert_close(model(ids, labels=ids, token_weight=3.0).loss, 3 * expected)
     with pytest.raises(TypeError, match="token_wait"):
         model(ids, labels=ids, token_wait=3.0)
+
+
+@pytest.mark.parametrize("variant", ["paper", "preset_mamba2", "preset_kimi_linear"])
+@pytest.mark.parametrize("adapters", [LoraConfig, IA3Config, LoHaConfig, VeraConfig])
+def test_adapters_need_no_names_of_modules(variant, adapters):
+    model = get_peft_model(tiny_model(**VARIANTS[variant]), adapters(task_type="CAUSAL_LM"))
+    ids = random_ids(2, 5)
+    model(ids, labels=ids).loss.backward()
+    trained = [x for x in model.parameters() if x.requires_grad]
+    assert any(x.grad is not None and x.grad.any() for x in trained)
+
+
+def test_prefix_tuning_is_refused_in_words():
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = get_peft_model(tiny_model(), config)
+    for call in (model, functools.partial(model.generate, max_new_tokens=2)):
+        with pytest.raises(ValueError, match="PEFT's prefix tuning .* no state of linear attention"):
+            call(input_ids=random_ids(1, 3))
 
 
 MASK = torch.ones(5, 5).tril()[None, None]
