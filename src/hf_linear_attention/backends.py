@@ -8,6 +8,8 @@ and version.
 """
 
 import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -176,11 +178,30 @@ def choose(
         return _named(implementations, name or FORCED_BACKEND, device, dtype)
     device_type = device.type  # asked for once, since this runs for every layer and token
     for backend in BACKENDS:  # chunked always runs, so reference is never reached
+        if backend.name == "chunked" and WHY_NO_NATIVE is not None:
+            _warn_of_no_kernels()
         if not backend.device_types or device_type in backend.device_types:
             found = implementations[backend.name]
             if not isinstance(found, Missing) and backend.why_not_there(device, dtype) is None:
                 return found
     raise AssertionError("chunked runs everywhere")
+
+
+_has_warned = False
+
+
+def _warn_of_no_kernels() -> None:
+    """Once, where the package is installed without them; without the package nobody expects any."""
+    global _has_warned
+    if _has_warned or torch.compiler.is_compiling() or "hf_linear_attention" not in sys.modules:
+        return
+    _has_warned = True
+    warnings.warn(
+        "hf-linear-attention is installed without compiled kernels, and PyTorch computes, several "
+        "times slower: `python -m hf_linear_attention` says why. "
+        "HF_LINEAR_ATTENTION_BACKEND=chunked silences this.",
+        stacklevel=2,
+    )
 
 
 def _named(

@@ -3,21 +3,22 @@
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .numerics import accumulation_dtype
+from .presets import LINEAR, PRESETS
 
 TAGS = ["linear-attention", "custom_code"]
-ATTENTION = {  # by whether a layer is of linear attention
-    True: "linear attention ([Katharopoulos et al., 2020](https://arxiv.org/abs/2006.16236))",
-    False: "softmax attention",
-}
+# Of what a preset's layers of linear attention are told from those of others.
+TOLD_BY = ("mixer", "feature_map", "decay", "normalizer")
+RECURRENT_FORM, SOFTMAX = PRESETS["katharopoulos"].source, PRESETS["softmax"].source
 PIPELINE_TAGS = {
     "AutoModel": "feature-extraction",
     "AutoModelForCausalLM": "text-generation",
@@ -48,24 +49,16 @@ A {kind} with {attention}, made with `hf-linear-attention` for Transformers.
 from transformers import {auto_class}, AutoTokenizer
 
 model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
 {example}```
 
 `trust_remote_code=True` takes the model's code from here, so nothing needs to be installed but
 Transformers. Where the package `hf-linear-attention` is installed, `import hf_linear_attention`
 makes it unnecessary; its compiled kernels are used either way.
 
-## Citation
+## Sources
 
-```bibtex
-@inproceedings{{katharopoulos2020transformers,
-  title     = {{Transformers are {{RNNs}}: Fast Autoregressive Transformers with Linear Attention}},
-  author    = {{Katharopoulos, Angelos and Vyas, Apoorv and Pappas, Nikolaos and
-               Fleuret, Fran{{\\c{{c}}}}ois}},
-  booktitle = {{Proceedings of the 37th International Conference on Machine Learning}},
-  year      = {{2020}}
-}}
-```
+{sources}
 """
 GENERATE = """
 inputs = tokenizer("Once upon a time", return_tensors="pt")
@@ -129,16 +122,36 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
         "tags": [*(model.model_tags or []), *metadata["tags"]],  # each once
     }
     rows = describe(model)
-    kinds = {layer_type == "linear_attention" for layer_type in config.layer_types}
+    source = source_of(config)
+    attention = {f"linear attention ({linked(source)})": LINEAR in config.layer_types}
+    attention["softmax attention"] = {*config.layer_types} != {LINEAR}
+    sources = dict.fromkeys((source, RECURRENT_FORM)) if LINEAR in config.layer_types else ()
     text = TEXT.format(
         name=name,
         kind="language model" if config.is_causal else "bidirectional encoder",
-        attention=" and ".join(ATTENTION[is_linear] for is_linear in sorted(kinds, reverse=True)),
+        attention=" and ".join(kind for kind, is_there in attention.items() if is_there),
+        sources="\n".join(f"- {linked(source)}" for source in sources or [SOFTMAX]),
         architecture="\n".join(f"| {what} | {value} |" for what, value in rows.items()),
         auto_class=auto_class,
         example=GENERATE if auto_class == "AutoModelForCausalLM" else "",
     )
     return ModelCard(f"---\n{ModelCardData(**data).to_yaml()}\n---\n{text}")
+
+
+def source_of(config: PreTrainedConfig) -> str:
+    """Of the first preset whose linear attention a config has; else of linear attention as such."""
+    for preset in PRESETS.values():
+        if LINEAR in preset.layer_pattern and all(
+            getattr(config, name) == preset.fields.get(name, getattr(type(config), name))
+            for name in TOLD_BY
+        ):
+            return preset.source
+    return RECURRENT_FORM
+
+
+def linked(source: str) -> str:
+    """A source with links to what it names of arXiv."""
+    return re.sub(r"(?:arXiv )?(\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
 
 
 def checked_metadata(metadata: Any) -> dict[str, Any]:
@@ -166,6 +179,7 @@ def describe(model: PreTrainedModel) -> dict[str, str]:
     config, dtype = model.config, model.dtype
     layers = [f"{n} × {kind}" for kind, n in Counter(config.layer_types).items()]
     rows = {
+        "parameters": f"{model.num_parameters():,}",
         "layers": ", ".join(layers),
         "hidden size": f"{config.hidden_size:,}",
         "heads": f"{config.num_attention_heads} of {config.head_dim} features, "

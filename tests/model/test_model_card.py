@@ -14,8 +14,9 @@ from test_remote_code import WITHOUT_PACKAGE, run, word_tokenizer
 from transformers import Trainer, TrainingArguments
 
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.model_card import PLACEHOLDER, state_nbytes
+from hf_linear_attention.model_card import PLACEHOLDER, linked, state_nbytes
 from hf_linear_attention.modeling_linear_attention import AUTO_CLASSES
+from hf_linear_attention.presets import PRESETS
 from tiny import VARIANTS, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,6 +59,7 @@ def test_it_says_how_the_model_is_built(tmp_path):
     _, text = header_and_text(tmp_path / "README.md")
     rows = dict(re.findall(r"^\| (.+) \| (.+) \|$", text, re.M))
     assert rows == {
+        "parameters": f"{sum(x.numel() for x in model.parameters()):,}",
         "layers": "1 × linear_attention, 1 × full_attention, 1 × sliding_attention",
         "hidden size": "32",
         "heads": "4 of 8 features, 2 of keys and values",
@@ -72,6 +74,29 @@ def test_it_says_how_the_model_is_built(tmp_path):
         "memory of softmax attention": "128 bytes for each token, "
         "128 bytes for each token of the last 5",
     }
+
+
+@pytest.mark.parametrize(
+    "variant, arxiv",
+    {
+        "paper": ["2006.16236"],
+        "preset_gated_deltanet": ["2412.06464", "2006.16236"],
+        "preset_mamba2": ["2405.21060", "2006.16236"],
+        "preset_kimi_linear": ["2510.26692", "2006.16236"],
+        "preset_softmax": ["1706.03762", "2302.13971"],
+    }.items(),
+)
+def test_it_names_the_system_s_own_paper(variant, arxiv, tmp_path):
+    tiny_model(**VARIANTS[variant]).save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text("utf-8")
+    _, sources = text.split("## Sources")
+    assert re.findall(r"arxiv.org/abs/([\d.]+)", sources) == arxiv
+    if "2006.16236" in arxiv:
+        assert f"with linear attention ({linked(source_of_variant(variant))})" in text
+
+
+def source_of_variant(variant):
+    return PRESETS[variant.removeprefix("preset_").replace("paper", "katharopoulos").replace("kimi_linear", "kda")].source
 
 
 def test_it_says_where_values_share_keys(tmp_path):

@@ -3,6 +3,7 @@
 
 import functools
 import importlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -605,6 +606,28 @@ def test_without_the_library_chunked_runs_and_cpu_says_why(monkeypatch):
     with pytest.raises(RuntimeError, match="'cpu' can't run: the native library was not built"):
         choose_backend("cpu", "cpu")
     assert backend_report() == {"cuda": reason, "cpu": reason, "chunked": None, "reference": None}
+
+
+def test_a_package_without_the_library_warns_once_and_names_the_report(tmp_path):
+    """As where the build found no compiler, which pip does not show."""
+    source = Path(backends.__file__).parent
+    copied = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(source, tmp_path / source.name, ignore=copied)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch, warnings; from hf_linear_attention import linear_attention;"
+        "x = torch.ones(1, 2, 1, 4);\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for _ in range(3): linear_attention(x, x, x)\n"
+        "    linear_attention(x, x, x, backend='chunked')\n"
+        "print(*[each.message for each in caught], sep='\\n')"
+    )
+    result = run_python("-c", program)
+    warning = [line for line in result.stdout.splitlines() if "hf-linear-attention" in line]
+    assert len(warning) == 1 and "`python -m hf_linear_attention` says why" in warning[0]
+    named = run_python("-c", program, HF_LINEAR_ATTENTION_BACKEND="chunked")
+    assert "hf-linear-attention" not in named.stdout and named.returncode == 0, named.stderr
 
 
 def test_the_environment_forces_a_backend():
