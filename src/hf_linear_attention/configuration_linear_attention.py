@@ -408,7 +408,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         self.__dict__["_derived"] = names
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: the fields that the model uses, without those that are derived or UNSAID."""
+        """What is saved: the fields that the model uses, but for those derived and those UNSAID."""
         register_adapters(self.model_type)
         output = super().to_dict()
         derived = output.pop("_derived")
@@ -632,6 +632,7 @@ UNSAID = {
     and (not field.default or field.name in PLAIN)
     and field.name != "tie_word_embeddings"
 }
+
 
 def warn_of_misspelt(names: Iterable[str]) -> None:
     """Warns of attributes that are no fields, but nearly. Others may be a user's own."""

@@ -47,6 +47,16 @@ _made_caches: ContextVar[tuple[GenerationMixin, list[Cache]] | None] = ContextVa
 )
 
 
+def check_prompt(*given: Any) -> None:
+    """Raises a ValueError where a prompt, by any of its names, is no tensor of rows of tokens."""
+    for prompt in given:
+        if isinstance(prompt, Tensor) and (prompt.dim() != 2 or prompt.shape[1] == 0):
+            raise ValueError(
+                "inputs must be a tensor (B, T) with a token at least in each row, got "
+                f"{tuple(prompt.shape)}"
+            )
+
+
 class LinearAttentionGenerationMixin(GenerationMixin):
     """GenerationMixin for models whose cache is a LinearAttentionCache."""
 
@@ -67,13 +77,8 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         names = [name for name in CACHE_NAMES if name in kwargs]
         if names:
             kwargs[CACHE] = cache_among(**{name: kwargs.pop(name) for name in names})
-        prompt = next((x for x in (*args[:1], *map(kwargs.get, PROMPTS)) if x is not None), None)
-        is_none = isinstance(prompt, Tensor) and (prompt.dim() != 2 or prompt.shape[1] == 0)
-        if is_none and kwargs.get("inputs_embeds") is None:
-            raise ValueError(
-                "inputs must be a tensor (B, T) with a token at least in each row, got "
-                f"{tuple(prompt.shape)}"
-            )
+        if kwargs.get("inputs_embeds") is None:
+            check_prompt(*args[:1], *map(kwargs.get, PROMPTS))
         # A search of the user's own may leave the cache that is made for it unused.
         before = _made_caches.set((self, []) if custom_generate is None else None)
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -89,7 +89,7 @@ def check_shapes(
         )
 
 
-def check_tokens(input_ids: Tensor, embeddings: nn.Module) -> None:
+def check_tokens(input_ids: Tensor, embeddings: Any) -> None:
     """Raises an IndexError, as PyTorch does, where a token has no row in the table of embeddings.
     To be asked only when that has failed: on a GPU it takes the time of all work before it.
     """

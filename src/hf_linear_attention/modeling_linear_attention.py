@@ -316,12 +316,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if not isinstance(past_key_values, SlotCache):  # an engine says more of a batch
             check_arguments(kwargs)
         check_shapes(self.config, input_ids, inputs_embeds, position_ids)
-        if inputs_embeds is None:
+        if input_ids is not None:
             try:
                 inputs_embeds = self.embed_tokens(input_ids)
             except IndexError:
                 check_tokens(input_ids, self.embed_tokens)
                 raise
+        assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
         check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
         cu_seqlens = None

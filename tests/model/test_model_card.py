@@ -96,7 +96,8 @@ def test_it_names_the_system_s_own_paper(variant, arxiv, tmp_path):
 
 
 def source_of_variant(variant):
-    return PRESETS[variant.removeprefix("preset_").replace("paper", "katharopoulos").replace("kimi_linear", "kda")].source
+    presets = {"paper": "katharopoulos", "preset_kimi_linear": "kda"}
+    return PRESETS[presets.get(variant, variant.removeprefix("preset_"))].source
 
 
 def test_it_says_where_values_share_keys(tmp_path):
