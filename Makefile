@@ -22,8 +22,8 @@ IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell \
 	find csrc src \( -name __pycache__ -o -name '*.egg-info' \) -prune -o ! -name '*.so' -print)
 
-# CUDA kernels for the GPUs that are here; a plain `pip install .` compiles for all.
-export HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES ?= native
+# All of the CPU's kernels, which the tests compare; a plain `pip install .` compiles this machine's.
+export HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS ?= all
 
 .PHONY: help demo convert-demo space test test-newest test-vllm test-space bench compare instructions sanitize soak gpu-check \
 	arm-check cross-check wheels site check format clean

@@ -5,12 +5,16 @@ Torch is not needed: the library uses libtorch's stable C ABI as csrc/torch/shim
 finds libtorch when it is loaded. So one library serves every Python and every torch from 2.10 on.
 
 Where it can't be built, the package is installed without it, with a warning, and runs on PyTorch;
-where only the CUDA kernels can't, without these. Environment: CXX, CXXFLAGS, LDFLAGS as usual, and
-CUDAHOSTCXX where nvcc shall not use CXX. HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1 turns a warning into
-an error (that about CUDA, where CUDA is asked for). HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES names
-what to compile the CUDA kernels for: "sm_90" or "sm_80,compute_80", say, "all", "native" (the GPUs
-that are here; the default of a build in place, which is for development), or "none". nvcc is looked
-for in CUDA_HOME, in CUDA_PATH, on PATH and among pip's packages. Metadata is in setup.cfg.
+where only the CUDA kernels can't, without these. Metadata is in setup.cfg. Environment:
+
+    CXX, CXXFLAGS, LDFLAGS   as usual; CUDAHOSTCXX, where nvcc shall not use CXX
+    HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1   makes a warning an error (that about CUDA, where CUDA is
+        asked for)
+    HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS   "all", as wheels for others have, or "native", the
+        default: those that this processor would run, and base
+    HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES   what to compile the CUDA kernels for: "sm_90" or
+        "sm_80,compute_80", say, "all", "none", or "native", the default: the GPUs that are here.
+        nvcc is looked for in CUDA_HOME, in CUDA_PATH, on PATH and among pip's packages
 """
 
 import os
@@ -92,6 +96,15 @@ GAINS_BY_O3 = (
 # too; and PTX that drivers compile for all others.
 CUDA_ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_80")
 CUDA_SETTING = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
+CPU_SETTING = "HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS"
+# What a processor must have for each set, as Linux names it in /proc/cpuinfo.
+NEEDED = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512_vnni": {"avx512_vnni"},
+    "avx512_bf16": {"avx512_bf16"},
+    "amx": {"amx_bf16", "amx_int8"},
+}
 
 
 @dataclass
@@ -152,9 +165,9 @@ def find_compiler() -> list[str]:
     return compiler
 
 
-def cuda_architectures(in_place: bool) -> list[str]:
+def cuda_architectures() -> list[str]:
     """What to compile the CUDA kernels for; nothing where there shall be none."""
-    setting = os.environ.get(CUDA_SETTING, "") or ("native" if in_place else "all")
+    setting = os.environ.get(CUDA_SETTING, "") or "native"
     if setting == "none":
         return []
     if setting == "all":
@@ -167,6 +180,24 @@ def cuda_architectures(in_place: bool) -> list[str]:
                 f'"sm_90,compute_80", got {setting!r}'
             )
     return names
+
+
+def cpu_instruction_sets(compiler: list[str]) -> dict[str, list[str]]:
+    """What to compile the CPU kernels for, as far as the compiler understands: base, which all need
+    for doubles, and the others, or of these what the best one here takes kernels from.
+    """
+    setting = os.environ.get(CPU_SETTING) or "native"
+    if setting not in ("all", "native"):
+        raise CompileError(f'{CPU_SETTING} must be "all" or "native", got {setting!r}')
+    cpuinfo = Path("/proc/cpuinfo")
+    chosen = list(INSTRUCTION_SETS)
+    if setting == "native" and cpuinfo.exists():
+        has = set(cpuinfo.read_text().split())
+        chosen = [name for name in chosen if NEEDED.get(name, set()) <= has]
+        if "avx512" in chosen:
+            chosen.remove("avx2")
+    known = {name: INSTRUCTION_SETS[name] for name in chosen}
+    return {name: flags for name, flags in known.items() if understands(compiler, flags)}
 
 
 def local_architectures() -> list[str]:
@@ -338,11 +369,7 @@ class BuildNativeLibrary(build_ext):
 
     def compile_host(self, compiler: list[str], cuda: Cuda | None, objects: Path) -> list[Path]:
         """All that the C++ compiler compiles."""
-        instruction_sets = {
-            name: isa_flags
-            for name, isa_flags in INSTRUCTION_SETS.items()
-            if understands(compiler, isa_flags)
-        }
+        instruction_sets = cpu_instruction_sets(compiler)
         user_flags = shlex.split(os.environ.get("CXXFLAGS", ""))  # last, for they prevail
         items = [
             replace(item, flags=item.flags + user_flags)
@@ -353,8 +380,10 @@ class BuildNativeLibrary(build_ext):
     def compile_cuda(self, compiler: list[str], objects: Path) -> tuple[Cuda | None, list[Path]]:
         """Neither, with a warning, where it can't be done."""
         try:
-            architectures = cuda_architectures(self.inplace)
+            architectures = cuda_architectures()
             if not architectures:
+                if shutil.which("nvcc") and not os.environ.get(CUDA_SETTING):
+                    self.warn(f"no GPU here, so no CUDA kernels: {CUDA_SETTING}=all compiles them")
                 return None, []
             cuda = find_cuda(architectures)
             items = [Compilation(source) for source in (CSRC / "cuda").rglob("*.cu")]

@@ -87,6 +87,7 @@ def build(target: Target) -> Path:
         CUDAHOSTCXX=os.environ.get("CUDAHOSTCXX", "g++"),
         _PYTHON_HOST_PLATFORM=f"linux-{target.processor}",
         HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES="all" if target.cuda else "none",
+        HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS="all",
         HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
     )
     (wheel,) = (folder / "dist").iterdir()

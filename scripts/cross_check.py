@@ -38,6 +38,7 @@ def build(target: str) -> Path:
         "CXX": shlex.join([sys.executable, "-m", "ziglang", "c++", "-target", target]),
         "CXXFLAGS": "-O0 -Dalways_inline=unused",
         "_PYTHON_HOST_PLATFORM": TARGETS[target],
+        "HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS": "all",
         "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES": "none",
         "HF_LINEAR_ATTENTION_REQUIRE_NATIVE": "1",
     }

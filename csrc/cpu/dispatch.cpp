@@ -13,7 +13,7 @@
 #include "kernels/cpu.h"
 #include "kernels/export.h"
 
-#ifdef HFLA_WITH_AVX2
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
 #ifdef HFLA_WITH_AMX
@@ -53,7 +53,7 @@ struct InstructionSet {
   bool (*is_fast)() = [] { return true; };
 };
 
-#ifdef HFLA_WITH_AVX2
+#ifdef __x86_64__
 struct Registers {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
@@ -67,7 +67,7 @@ Registers cpuid(unsigned leaf, unsigned part = 0) {
 }
 
 // Whether the system saves these registers, by their bits in XCR0, when it switches threads.
-bool system_saves(unsigned registers) {
+[[maybe_unused]] bool system_saves(unsigned registers) {
   constexpr unsigned kOsXSave = 1u << 27;
   if (!(cpuid(1).ecx & kOsXSave)) return false;
   unsigned low, high;
@@ -76,7 +76,7 @@ bool system_saves(unsigned registers) {
 }
 
 // Every CPU with AVX2 has F16C too.
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   constexpr unsigned kFma = 1u << 12, kAvx2 = 1u << 5, kXmmAndYmm = 0x6;
   return (cpuid(1).ecx & kFma) && (cpuid(7).ebx & kAvx2) && system_saves(kXmmAndYmm);
 }
@@ -204,7 +204,7 @@ Choice choose() {
 }  // namespace
 
 bool is_amds() {
-#ifdef HFLA_WITH_AVX2
+#ifdef __x86_64__
   // "AuthenticAMD". In a virtual machine asking takes long.
   static const Registers vendor = cpuid(0);
   return vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65 && vendor.ecx == 0x444d4163;

@@ -2,6 +2,7 @@
 """The build: sdist, wheels with and without a compiler, and what is in the native library."""
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_linear_attention.native.library import cpu_instruction_set
 from idle_compiler import idle_compiler
 from new_python import run_python
 
@@ -145,14 +147,14 @@ def test_a_wheel_is_for_the_processor_that_python_is_told_of(
 
 
 @pytest.mark.parametrize(
-    ("platform", "flag"), [("macosx-11.0-arm64", "-dynamiclib"), ("win-amd64", "--out-implib")]
+    ("target", "flag"), [("macosx-11.0-arm64", "-dynamiclib"), ("win-amd64", "--out-implib")]
 )
 def test_macos_and_windows_have_kernels_only_where_they_are_asked_for(
-    platform, flag, unpacked_sdist, tmp_path
+    target, flag, unpacked_sdist, tmp_path
 ):
     source = tmp_path / "source"
     shutil.copytree(unpacked_sdist, source, ignore=shutil.ignore_patterns("build"))
-    machine = {"CXX": str(idle_compiler(tmp_path)), "_PYTHON_HOST_PLATFORM": platform}
+    machine = {"CXX": str(idle_compiler(tmp_path)), "_PYTHON_HOST_PLATFORM": target}
     result, wheel = build("wheel", source, tmp_path / "default", **machine)
     assert wheel is not None and wheel.name.endswith("-py3-none-any.whl"), result.stdout
     assert result.stdout.count("compile, but they have never run there") == 1
@@ -163,6 +165,26 @@ def test_macos_and_windows_have_kernels_only_where_they_are_asked_for(
     assert result.returncode == 0, result.stdout
     assert flag in result.stdout and "libtorch_cpu.so" not in result.stdout
     assert "HFLA_WITH_AMX" not in result.stdout
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others have one set only")
+@needs_compiler
+def test_a_build_for_this_machine_has_base_and_what_runs_here(unpacked_sdist, tmp_path):
+    built = {}
+    for setting in ("all", "native", "some"):
+        result = run(
+            *(sys.executable, "setup.py", "build_ext", "--build-temp", tmp_path / setting),
+            cwd=unpacked_sdist,
+            CXX=str(idle_compiler(tmp_path)),
+            HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS=setting,
+            HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES="none",
+            HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
+        )
+        built[setting] = set(re.findall(r"-DHFLA_ISA=(\w+)", result.stdout))
+    assert built["all"] == {"base", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"}
+    assert {"base", cpu_instruction_set()} <= built["native"] <= built["all"]
+    assert "avx512" not in built["native"] or "avx2" not in built["native"]
+    assert 'SETS must be "all" or "native", got \'some\'' in result.stdout and not built["some"]
 
 
 def test_wheel_without_a_compiler_is_pure_python_with_one_warning(pure_build):
