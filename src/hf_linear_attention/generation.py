@@ -47,6 +47,15 @@ _made_caches: ContextVar[tuple[GenerationMixin, list[Cache]] | None] = ContextVa
 )
 
 
+def has_prompts_of_peft(model: GenerationMixin) -> bool:
+    """Whether PEFT, whose method has taken the place of the model's, puts prompts of its own before
+    the tokens, as prompt tuning does.
+    """
+    wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    config = getattr(wrapper, "active_peft_config", None) if wrapper is not model else None
+    return getattr(config, "is_prompt_learning", False)
+
+
 def check_prompt(*given: Any) -> None:
     """Raises a ValueError where a prompt, by any of its names, is no tensor of rows of tokens."""
     for prompt in given:
@@ -154,6 +163,9 @@ class LinearAttentionGenerationMixin(GenerationMixin):
             **{CACHE: past_key_values},
             **kwargs,
         )
+        masks = inputs.get("attention_mask")
+        if isinstance(masks, dict) and all(mask is None for mask in masks.values()):
+            inputs["attention_mask"] = None  # PEFT looks at the one mask of a dict
         return inputs | dict.fromkeys(CACHE_OF_INPUTS, past_key_values)
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs):
@@ -171,9 +183,17 @@ class LinearAttentionGenerationMixin(GenerationMixin):
     ):
         """Gives `generate()` this model's cache instead of a DynamicCache or StaticCache."""
         check_generation(generation_config, generation_mode)
-        if any(model_kwargs.get(name) is not None for name in ("inputs_embeds", "encoder_outputs")):
+        has_prompts = has_prompts_of_peft(self)
+        if has_prompts and generation_mode is GenerationMode.ASSISTED_GENERATION:
+            raise ValueError(
+                "generate() can't draft tokens for a model with prompts of PEFT, which hands it one "
+                "token at a time; prompt_lookup_num_tokens and assistant_model must be None"
+            )
+        has_more = [model_kwargs.get(name) for name in ("inputs_embeds", "encoder_outputs")]
+        if has_prompts or any(x is not None for x in has_more):
             # Transformers cuts the tokens into chunks and would read all embeddings with each, and
-            # with an encoder it would cut the mask of the memory like one of the tokens
+            # with an encoder it would cut the mask of the memory like one of the tokens. PEFT would
+            # hand on one token of each later chunk.
             generation_config.prefill_chunk_size = None
         if model_kwargs.get(CACHE) is not None:
             cache = cache_for_model(model_kwargs[CACHE], self.config)

@@ -183,6 +183,22 @@ def test_adapters_need_no_names_of_modules(variant, adapters):
     assert any(x.grad is not None and x.grad.any() for x in trained)
 
 
+def test_prompt_tuning_goes_with_static_caches_and_chunks_and_refuses_drafts():
+    """PEFT hands on one token of several where a cache is there."""
+    for variant in ("paper", "preset_gated_deltanet"):
+        config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        model = get_peft_model(tiny_model(**VARIANTS[variant]), config).eval()
+        ids = random_ids(1, 11)
+        generate = functools.partial(
+            model.generate, input_ids=ids, max_new_tokens=6, do_sample=False, pad_token_id=0
+        )
+        expected = generate(use_cache=False)
+        for settings in ({"prefill_chunk_size": 3}, {"cache_implementation": "static"}):
+            assert torch.equal(generate(**settings), expected), settings
+        with pytest.raises(ValueError, match="can't draft tokens for a model with prompts of PEFT"):
+            generate(prompt_lookup_num_tokens=2)
+
+
 def test_prefix_tuning_is_refused_in_words():
     config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model = get_peft_model(tiny_model(), config)
