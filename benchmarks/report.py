@@ -5,13 +5,14 @@
 
 Of each benchmark it takes the newest full set of each processor in benchmarks/results/, or the
 newest short ones where there is no full one. Tables go between two comments that name them, those
-of converted models into docs/converting.md. What the README shows is of the newest set alone: a
-table, and two pictures in docs/, memory and time against the context in context.png, and the gain
-for Transformers' models in use_kernels.png.
+of converted models into docs/converting.md. The README's table and the pictures in docs/ are of
+the newest set alone: five models' times for a token in token.png, memory and time against the
+context in context.png, and the gain for Transformers' models in use_kernels.png.
 """
 
 import json
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -26,6 +27,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
 CONVERTING = DOCS / "converting.md"
+BARS = DOCS / "token.png"
 PICTURE = DOCS / "context.png"
 GAINS = DOCS / "use_kernels.png"
 TITLES = {
@@ -108,7 +110,12 @@ def place(document: dict[str, Any]) -> str:
 
 def plot(path: Path) -> str:
     """The address of a result's plot, as the page has it."""
-    return os.path.relpath(path.with_suffix(".png"), DOCS)
+    return beside(path, ".png")
+
+
+def beside(path: Path, suffix: str) -> str:
+    """The address of the file of that kind of a result."""
+    return os.path.relpath(path.with_suffix(suffix), DOCS)
 
 
 def section_of_times(path: Path, document: dict[str, Any]) -> str:
@@ -118,8 +125,7 @@ def section_of_times(path: Path, document: dict[str, Any]) -> str:
         f"**{TITLES[bench]}**: median ms, and in brackets how many times as long as "
         f"{document['baseline']}. {place(document)}{disturbance_of(headline)}",
         "",
-        *table(headline, document["baseline"]),
-        "",
+        *tables(headline, document["baseline"]),
         f"![{TITLES[bench]}: times on logarithmic axes]({plot(path)})",
     ]
     return "\n".join(lines)
@@ -139,6 +145,18 @@ def by_case(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, dict]
     for row in rows:
         cases.setdefault((row["panel"], row["case"]), {})[row["contender"]] = row
     return cases
+
+
+def tables(rows: list[dict[str, Any]], baseline: str) -> list[str]:
+    """One table after the other, each of cases that share contenders beside the baseline."""
+    groups: list[tuple[set[str], list[dict[str, Any]]]] = []
+    for contenders in by_case(rows).values():
+        others = set(contenders) - {baseline}
+        if not groups or not groups[-1][0] & others:
+            groups.append((set(), []))
+        groups[-1][0].update(others)
+        groups[-1][1].extend(contenders.values())
+    return [line for _, group in groups for line in (*table(group, baseline), "")]
 
 
 def table(rows: list[dict[str, Any]], baseline: str) -> list[str]:
@@ -204,27 +222,22 @@ def section_of_gains(path: Path, document: dict[str, Any]) -> str:
     rows = document["rows"]
     lines = [
         f"**{TITLES['upstream']}**: median ms before and after `use_kernels`, how many times as "
-        "fast as before that is, and is still where one kind of module stays as it was; and MiB "
-        f"that a training step needs. {place(document)}{disturbance_of(rows)}",
+        "fast as before that is, and is still where one kind of module stays as it was; the share "
+        f"of matrix products in the time, whose rest [the file]({beside(path, '.json')}) divides; "
+        f"and MiB that a training step needs. {place(document)}{disturbance_of(rows)}",
         "",
-        *gains_table(rows),
+        *gains_table(rows, document["notes"]),
         "",
         f"![{TITLES['upstream']}: times as fast as before]({plot(path)})",
-        "",
-        "<details><summary>Where the time goes</summary>",
-        "",
-        *(f"- {note}" for note in document["notes"]),
-        "",
-        "</details>",
     ]
     return "\n".join(lines)
 
 
-def gains_table(rows: list[dict[str, Any]]) -> list[str]:
+def gains_table(rows: list[dict[str, Any]], notes: list[str]) -> list[str]:
     """A line for each case."""
     after, before = "use_kernels", "before"
     kinds = [name for name in dict.fromkeys(row["contender"] for row in rows) if "without" in name]
-    titles = ["", before, after, "gain", *kinds, f"MiB {before}", f"MiB {after}"]
+    titles = ["", before, after, "gain", *kinds, "products", f"MiB {before}", f"MiB {after}"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for (panel, case), contenders in by_case(rows).items():
         ms = {name: row["milliseconds"] for name, row in contenders.items()}
@@ -233,10 +246,20 @@ def gains_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{panel}: {case}",
             *(digits(ms[name]) for name in (before, after)),
             *(f"{ms[before] / ms[name]:.1f}×" if name in ms else "" for name in (after, *kinds)),
+            "→".join(
+                products_share(notes, f"{panel}: {case}: {name}: ") for name in (before, after)
+            ),
             *("" if peak is None else f"{peak:.0f}" for peak in peaks),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def products_share(notes: list[str], beginning: str) -> str:
+    """The matrix products' share of a time, from the note that begins so."""
+    (note,) = (note for note in notes if note.startswith(beginning))
+    share = re.match(r"products (\d+%)", note.removeprefix(beginning))
+    return share[1] if share else "0%"
 
 
 def section_of_systems(path: Path, document: dict[str, Any]) -> str:
@@ -381,6 +404,32 @@ def choices(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def draw_bars(path: Path, result: Path, document: dict[str, Any]) -> None:
+    """The time of a token after a long context, a bar for each of five models.
+
+    The times are those of a result of bench_decode.py.
+    """
+    pyplot = plotter()
+    labels = {  # by contender
+        "ours": "linear attention (this package)",
+        "Mamba2": "Mamba-2 (Transformers)",
+        "Llama, StaticCache": "Llama, static cache",
+        "Llama": "Llama, default cache",
+        "GPT-2": "GPT-2",
+    }
+    longest = by_case(document["rows"])["generate(), 1 row, float32", "1 x 16384 tokens"]
+    times = [longest[contender]["milliseconds"] for contender in labels]
+    figure, axis = pyplot.subplots(figsize=(7.5, 2.4), layout="constrained")
+    bars = axis.barh(list(labels.values()), times, color=["C0", *["C1"] * 4])
+    axis.bar_label(bars, [f"{time:.0f} ms" for time in times], padding=4)
+    axis.set(title="Time per generated token, after 16,384 tokens of context", xlabel="ms")
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100, metadata={"Source": result.name, "Software": None})
+    pyplot.close(figure)
+
+
 def draw_picture(path: Path, result: Path, document: dict[str, Any]) -> None:
     """Memory, and time per token, against the context: linear attention beside softmax.
 
@@ -444,6 +493,7 @@ def main() -> None:
     text = CONVERTING.read_text(encoding="utf-8")
     text = with_block(text, CONVERSION, sections(results[CONVERSION]))
     CONVERTING.write_text(text, encoding="utf-8")
+    draw_bars(BARS, *results["decode"][0])
     draw_picture(PICTURE, *results["decode"][0])
     shutil.copyfile(results["upstream"][0][0].with_suffix(".png"), GAINS)
     text = README.read_text(encoding="utf-8")

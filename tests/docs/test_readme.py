@@ -53,4 +53,4 @@ def test_every_python_snippet_runs(demo_output):
 
 
 def test_it_is_short():
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 150

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The figures in docs/results.md, the README and its pictures are those of the newest results."""
+"""The figures and pictures in docs/ and the README are those of the newest results."""
 
 import json
 import sys
@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from hf_linear_attention import LinearAttentionCache
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import report  # noqa: E402
@@ -45,20 +46,28 @@ def test_the_readmes_table_of_presets_is_that_of_the_newest_comparison(newest):
     assert document["is_full"]
 
 
-def test_the_readmes_picture_is_of_the_newest_times(newest, tmp_path):
+@pytest.mark.parametrize(
+    "draw, picture, page",
+    [
+        (report.draw_bars, report.BARS, "README.md"),
+        (report.draw_picture, report.PICTURE, "docs/how_it_works.md"),
+    ],
+)
+def test_a_pages_picture_is_of_the_newest_times(draw, picture, page, newest, tmp_path):
     path, document = newest["decode"][0]
-    report.draw_picture(tmp_path / "context.png", path, document)
-    for picture in (tmp_path / "context.png", ROOT / "docs" / "context.png"):
-        with Image.open(picture) as image:
+    draw(tmp_path / picture.name, path, document)
+    for drawn in (tmp_path / picture.name, picture):
+        with Image.open(drawn) as image:
             assert image.info["Source"] == path.name
             assert image.width > 600
-    assert "](docs/context.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    address = picture.relative_to((ROOT / page).parent)
+    assert f"]({address})" in (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_the_readmes_picture_of_gains_is_that_of_the_newest_result(newest):
+def test_the_picture_of_gains_is_that_of_the_newest_result(newest):
     path, _ = newest["upstream"][0]
     assert report.GAINS.read_bytes() == path.with_suffix(".png").read_bytes()
-    assert "](docs/use_kernels.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](use_kernels.png)" in (DOCS / "transformers_models.md").read_text(encoding="utf-8")
 
 
 def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
@@ -73,12 +82,12 @@ def test_old_figures_are_replaced(newest, tmp_path, monkeypatch):
         old.write_text(written[name].replace(table, "an old table"), encoding="utf-8")
         assert old.read_text(encoding="utf-8") != written[name]
         monkeypatch.setattr(report, name, old)
-    for picture in ("PICTURE", "GAINS"):
+    for picture in ("BARS", "PICTURE", "GAINS"):
         monkeypatch.setattr(report, picture, tmp_path / getattr(report, picture).name)
     report.main()
     for name, text in written.items():
         assert getattr(report, name).read_text(encoding="utf-8") == text
-    assert report.PICTURE.exists() and report.GAINS.exists()
+    assert all(path.exists() for path in (report.BARS, report.PICTURE, report.GAINS))
 
 
 def test_a_page_has_the_newest_full_result_of_each_processor(tmp_path, monkeypatch):
