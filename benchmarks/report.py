@@ -221,10 +221,10 @@ def product_cell(contenders: dict[str, dict[str, Any]]) -> str:
 def section_of_gains(path: Path, document: dict[str, Any]) -> str:
     rows = document["rows"]
     lines = [
-        f"**{TITLES['upstream']}**: median ms before and after `use_kernels`, how many times as "
-        "fast as before that is, and is still where one kind of module stays as it was; the share "
-        f"of matrix products in the time, whose rest [the file]({beside(path, '.json')}) divides; "
-        f"and MiB that a training step needs. {place(document)}{disturbance_of(rows)}",
+        f"**{TITLES['upstream']}**: median ms before→after `use_kernels`, how many times as fast "
+        "that is, and the share of matrix products in both; then MiB of a training step. "
+        f"[The file]({beside(path, '.json')}) also has the gain where one kind of module stays as "
+        f"it was, and the shares of all parts. {place(document)}{disturbance_of(rows)}",
         "",
         *gains_table(rows, document["notes"]),
         "",
@@ -234,25 +234,28 @@ def section_of_gains(path: Path, document: dict[str, Any]) -> str:
 
 
 def gains_table(rows: list[dict[str, Any]], notes: list[str]) -> list[str]:
-    """A line for each case."""
-    after, before = "use_kernels", "before"
-    kinds = [name for name in dict.fromkeys(row["contender"] for row in rows) if "without" in name]
-    titles = ["", before, after, "gain", *kinds, "products", f"MiB {before}", f"MiB {after}"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    """A line for each model and dtype, a column for each kind of work."""
+    lines: dict[str, dict[str, list[str]]] = {}
     for (panel, case), contenders in by_case(rows).items():
-        ms = {name: row["milliseconds"] for name, row in contenders.items()}
-        peaks = [contenders[name]["peak_mib"] for name in (before, after)]
-        cells = [
-            f"{panel}: {case}",
-            *(digits(ms[name]) for name in (before, after)),
-            *(f"{ms[before] / ms[name]:.1f}×" if name in ms else "" for name in (after, *kinds)),
-            "→".join(
-                products_share(notes, f"{panel}: {case}: {name}: ") for name in (before, after)
-            ),
-            *("" if peak is None else f"{peak:.0f}" for peak in peaks),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        both = [contenders[name] for name in ("before", "use_kernels")]
+        ms = [row["milliseconds"] for row in both]
+        shares = [products_share(notes, f"{panel}: {case}: {row['contender']}: ") for row in both]
+        work, tokens = re.split(" of | after ", case.removesuffix(" tokens"))
+        cells = {work: f"{'→'.join(map(digits, ms))} ({ms[0] / ms[1]:.1f}×), {'→'.join(shares)}"}
+        if both[0]["peak_mib"] is not None:
+            cells["MiB"] = "→".join(f"{row['peak_mib']:.0f}" for row in both)
+        for title, cell in cells.items():
+            found = lines.setdefault(panel, {}).setdefault(title, [])
+            found.append(cell if tokens == "1024" else f"of {tokens}: {cell}")
+    titles = list(dict.fromkeys(title for line in lines.values() for title in line))
+    return [
+        f"| 1024 tokens | {' | '.join(titles)} |",
+        "|---" * (1 + len(titles)) + "|",
+        *(
+            f"| {panel} | {' | '.join('; '.join(line.get(title, [])) for title in titles)} |"
+            for panel, line in lines.items()
+        ),
+    ]
 
 
 def products_share(notes: list[str], beginning: str) -> str:
@@ -279,7 +282,7 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
         f"**{TITLES['compare']}**, trained alike: bits per byte of held-out text, the share of "
         "values recalled by their keys (MQAR), of symbols copied, and of states tracked beyond "
         "the length trained on (parity of bits; S3, swaps of three letters: guessing gives a half "
-        "and a sixth); mean over the seeds ± half of their range. Then tokens per second, and what "
+        "and a sixth); mean over the seeds±half of their range. Then tokens per second, and what "
         "the cache holds, of the model for text. Sliding windows are an eighth of the sequence. "
         f"{'; '.join(training)}. {place(document)}",
         "",
@@ -355,7 +358,7 @@ def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
     mean = f"{statistics.fmean(scores):.{digits}f}"
     if len(scores) == 1:
         return mean
-    return f"{mean} ± {(max(scores) - min(scores)) / 2:.{digits}f}"
+    return f"{mean}±{(max(scores) - min(scores)) / 2:.{digits}f}"
 
 
 def page(text: str, results: dict[str, list[Result]]) -> str:
