@@ -165,7 +165,8 @@ def table(rows: list[dict[str, Any]], baseline: str) -> list[str]:
     lines = [f"| | {' | '.join(contenders)} |", "|---" * (1 + len(contenders)) + "|"]
     for (panel, case), by_contender in by_case(rows).items():
         cells = [cell(by_contender.get(name), baseline) for name in contenders]
-        lines.append(f"| {panel}: {case} | {' | '.join(cells)} |")
+        title = re.sub(r", \d+ rows?", "", panel)  # which the case names, too
+        lines.append(f"| {title}: {case} | {' | '.join(cells)} |")
     return lines
 
 
@@ -259,8 +260,8 @@ def gains_table(rows: list[dict[str, Any]], notes: list[str]) -> list[str]:
 
 
 def products_share(notes: list[str], beginning: str) -> str:
-    """The matrix products' share of a time, from the note that begins so."""
-    (note,) = (note for note in notes if note.startswith(beginning))
+    """The matrix products' share of a time, from the last note that begins so."""
+    note = next(note for note in reversed(notes) if note.startswith(beginning))
     share = re.match(r"products (\d+%)", note.removeprefix(beginning))
     return share[1] if share else "0%"
 
@@ -273,17 +274,18 @@ def section_of_systems(path: Path, document: dict[str, Any]) -> str:
         counts = [row["parameters"][task] for row in rows if task in row["parameters"]]
         seeds = {len(row["tasks"][task]["scores"]) for row in rows if task in row["tasks"]}
         training.append(
-            f"{task}: {trial['steps']} steps of {trial['rows']} × {length} tokens, "
-            f"{min(counts) / 1e6:.3f} to {max(counts) / 1e6:.3f} M weights, learning rate the best "
-            f"of {', '.join(f'{rate:g}' for rate in trial['learning_rates'])}, "
-            f"seeds: {' or '.join(map(str, sorted(seeds)))}"
+            f"{task}: {trial['steps']} steps of {trial['rows']}×{length} tokens, "
+            f"{min(counts) / 1e6:.3f}–{max(counts) / 1e6:.3f} M weights, rates "
+            f"{', '.join(f'{rate:g}' for rate in trial['learning_rates'])}, "
+            f"seeds {'/'.join(map(str, sorted(seeds)))}"
         )
     lines = [
         f"**{TITLES['compare']}**, trained alike: bits per byte of held-out text, the share of "
         "values recalled by their keys (MQAR), of symbols copied, and of states tracked beyond "
         "the length trained on (parity of bits; S3, swaps of three letters: guessing gives a half "
-        "and a sixth); mean over the seeds±half of their range. Then tokens per second, and what "
-        "the cache holds, of the model for text. Sliding windows are an eighth of the sequence. "
+        "and a sixth); mean over the seeds±half of their range. The best of "
+        "the rates. Then tokens per second and kB of cache of the model for text. Sliding windows "
+        "are an eighth of the sequence. "
         f"{'; '.join(training)}. {place(document)}",
         "",
         *systems_table(rows),
