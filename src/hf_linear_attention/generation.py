@@ -186,8 +186,8 @@ class LinearAttentionGenerationMixin(GenerationMixin):
         has_prompts = has_prompts_of_peft(self)
         if has_prompts and generation_mode is GenerationMode.ASSISTED_GENERATION:
             raise ValueError(
-                "generate() can't draft tokens for a model with prompts of PEFT, which hands it one "
-                "token at a time; prompt_lookup_num_tokens and assistant_model must be None"
+                "generate() can't draft tokens for a model with prompts of PEFT, which hands it "
+                "one token at a time; prompt_lookup_num_tokens and assistant_model must be None"
             )
         has_more = [model_kwargs.get(name) for name in ("inputs_embeds", "encoder_outputs")]
         if has_prompts or any(x is not None for x in has_more):
