@@ -37,6 +37,14 @@ def test_the_table_lists_every_file_that_travels():
     assert sorted(listed) == sorted(files)
 
 
+def test_no_folder_imports_from_one_that_builds_on_it():
+    """Serving builds on what is for models of Transformers, which asks for it only when called."""
+    for path in (PACKAGE / "for_transformers").rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                assert "serving" not in ast.unparse(node), path
+
+
 def test_files_import_from_rows_below_only():
     place = {name: index for index, row in enumerate(rows()) for name in row}
     for name, index in place.items():

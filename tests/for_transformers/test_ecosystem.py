@@ -18,7 +18,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import TorchAOBaseTensor
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.for_transformers import families
+from hf_linear_attention.for_transformers import replacements
 from sft import PACKED, sft_trainer
 from upstream_models import ONE_OF_EACH, VOCAB_SIZE, tiny_upstream
 
@@ -125,7 +125,7 @@ def test_layers_that_are_brought_to_another_device_are_left_to_a_package_there()
     model = tiny_upstream("qwen3_5_text")
     cpu_offload(model, execution_device="cpu")
     model.model.layers[0].linear_attn._hf_hook.execution_device = "cuda:0"
-    with mock.patch.object(families.importlib.util, "find_spec", return_value=True):
+    with mock.patch.object(replacements.importlib.util, "find_spec", return_value=True):
         assert "Transformers runs it on fla there" in str(use_kernels(model))
 
 

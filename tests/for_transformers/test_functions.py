@@ -19,9 +19,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from hf_linear_attention import op_delta, use_kernels
 from hf_linear_attention.for_transformers import proved_functions
-from hf_linear_attention.for_transformers.families import Replacement
 from hf_linear_attention.for_transformers.functions import ByFunctions, functions_class_for
 from hf_linear_attention.for_transformers.proved_functions import routed, stand_in
+from hf_linear_attention.for_transformers.replacements import Replacement
 from hf_linear_attention.releases import CACHE
 from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
 

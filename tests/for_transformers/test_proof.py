@@ -24,11 +24,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.for_transformers import proof, verdicts
-from hf_linear_attention.for_transformers.families import FAMILIES
-from hf_linear_attention.for_transformers.tiny_models import SIZES, tiny_config
+from hf_linear_attention.for_transformers.tiny_models import tiny_config
 from hf_linear_attention.releases import CACHE
 from source_changes import CHANGES, Change
-from upstream_models import CONFIGS, OF_TEXT, ON_MODULES, is_here, tiny_upstream
+from upstream_models import CONFIGS, ON_MODULES, family_for, is_here, tiny_upstream
 
 PROVED = "proved on a tiny model of these settings"
 
@@ -48,7 +47,7 @@ def model():
 
 def unknown():
     """As if no source were known."""
-    table = "hf_linear_attention.for_transformers.families.fingerprint"
+    table = "hf_linear_attention.for_transformers.replacements.fingerprint"
     return mock.patch(table, lambda *args: "of no source")
 
 
@@ -63,7 +62,7 @@ def test_all_sources_would_be_proved_if_they_were_not_known(model_type):
         report = use_kernels(model)
     assert proved_in(report) == {
         name
-        for name, replacement in FAMILIES[OF_TEXT.get(model_type, model_type)].items()
+        for name, replacement in family_for(model_type).replaced.items()
         if replacement.is_recurrent and is_here(name)
     }
     assert PROVED in str(report)
@@ -76,7 +75,7 @@ def test_real_settings_are_those_of_the_tiny_model(model_type):
     real = AutoConfig.for_model(model_type).get_text_config()
     for name, value in given.items():
         setattr(real, name, value)
-    sizes = SIZES[OF_TEXT.get(model_type, model_type)]
+    sizes = family_for(model_type).sizes
     tiny = tiny_config(real, sizes)
     assert tiny.rms_norm_eps == 0.25 and type(tiny) is type(real)
     (model_class,) = {

@@ -18,7 +18,9 @@ from transformers import (
 )
 
 from hf_linear_attention.for_transformers import tiny_models
-from hf_linear_attention.for_transformers.tiny_models import SIZES, fill_weights
+from hf_linear_attention.for_transformers.families import FAMILIES
+from hf_linear_attention.for_transformers.family import Family
+from hf_linear_attention.for_transformers.tiny_models import fill_weights
 from hf_linear_attention.releases import CACHE_NAMES
 
 VOCAB_SIZE = tiny_models.VOCAB_SIZE
@@ -44,7 +46,7 @@ OF_TEXT = {
 }
 MULTIMODAL = {
     "glm5_next": dict(
-        text_config=SIZES["glm5_next"],
+        text_config=FAMILIES["glm5_next"].sizes,
         vision_config=VISION,
         image_token_id=60,
         video_token_id=61,
@@ -55,15 +57,20 @@ MULTIMODAL = {
     )
 }
 
+
+def family_for(model_type: str) -> Family:
+    return FAMILIES[OF_TEXT.get(model_type, model_type)]
+
+
 # model type -> its config's fields
 OF_ALL_MODELS = {
-    model_type: {**SIZES[OF_TEXT.get(model_type, model_type)], **SETTINGS.get(model_type, {})}
-    for model_type in (*OF_TEXT, *SIZES)
+    model_type: {**family_for(model_type).sizes, **SETTINGS.get(model_type, {})}
+    for model_type in (*OF_TEXT, *FAMILIES)
     if model_type not in (*OF_TEXT.values(), *MULTIMODAL, "recurrent_gemma")
 } | MULTIMODAL
 
 # Models whose states are on their modules, and not in a cache.
-ON_MODULES = {"recurrent_gemma": SIZES["recurrent_gemma"]}
+ON_MODULES = {"recurrent_gemma": FAMILIES["recurrent_gemma"].sizes}
 
 # Models and classes that the oldest Transformers lacks, or is left alone with, and since when not.
 SINCE = {

@@ -9,14 +9,15 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 
-from hf_linear_attention.for_transformers.tiny_models import SIZES, VOCAB_SIZE, fill_weights
+from hf_linear_attention.for_transformers.families import FAMILIES
+from hf_linear_attention.for_transformers.tiny_models import VOCAB_SIZE, fill_weights
 
 # Tokens in whose places images and sounds come, beside them, and beside nothing here.
 IMAGE, SOUND, MARK, OTHER = range(VOCAB_SIZE - 1, VOCAB_SIZE - 5, -1)
 SEES = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
 HEARS = dict(SEES, num_mel_bins=8)
-QWEN = dict(SIZES["qwen3_5"], model_type="qwen3_5_text")
-NEMOTRON = dict(SIZES["nemotron_h"], model_type="nemotron_h")
+QWEN = dict(FAMILIES["qwen3_5"].sizes, model_type="qwen3_5_text")
+NEMOTRON = dict(FAMILIES["nemotron_h"].sizes, model_type="nemotron_h")
 MINICPM = dict(
     text_config=QWEN,
     vision_config=dict(SEES, patch_size=4, image_size=32),
@@ -117,7 +118,7 @@ WRAPPERS = {
         "5.17",
         "Lfm2ShortConv",
         dict(
-            text_config=dict(SIZES["lfm2"], model_type="lfm2"),
+            text_config=dict(FAMILIES["lfm2"].sizes, model_type="lfm2"),
             vision_config=dict(SEES, patch_size=4, num_patches=16),
             image_token_id=IMAGE,
             projector_hidden_size=16,
@@ -130,7 +131,7 @@ WRAPPERS = {
         "5.23",
         "Lfm3ShortConv",
         dict(
-            text_config=dict(SIZES["lfm3"], model_type="lfm3"),
+            text_config=dict(FAMILIES["lfm3"].sizes, model_type="lfm3"),
             vision_config=dict(SEES, num_key_value_heads=1, patch_size=4),
             image_token_id=IMAGE,
             video_token_id=OTHER,

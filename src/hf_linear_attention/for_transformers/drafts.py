@@ -13,7 +13,7 @@ from transformers.generation import GenerationMode
 from transformers.utils import ModelOutput
 
 from ..releases import CACHE
-from .served import Served
+from .heads import Served
 
 
 def is_drafting(generation_config: GenerationConfig, mode: GenerationMode) -> bool:
@@ -125,13 +125,5 @@ class DraftsOfMiniMax(Served):
             model_kwargs[CACHE] = cache
 
 
-_OF_MAMBA = DraftsOfMamba if CACHE == "cache" else DraftsOfEarlierMamba
-# (module, name) of heads of Transformers -> what is put before them
-HEADS: dict[tuple[str, str], type] = {
-    ("transformers.models.falcon_mamba.modeling_falcon_mamba", "FalconMambaForCausalLM"): (
-        _OF_MAMBA
-    ),
-    ("transformers.models.mamba.modeling_mamba", "MambaForCausalLM"): _OF_MAMBA,
-    ("transformers.models.mamba2.modeling_mamba2", "Mamba2ForCausalLM"): _OF_MAMBA,
-    ("transformers.models.minimax.modeling_minimax", "MiniMaxForCausalLM"): DraftsOfMiniMax,
-}
+# Of heads whose layers are all recurrent.
+DRAFTS_OF_MAMBA = DraftsOfMamba if CACHE == "cache" else DraftsOfEarlierMamba

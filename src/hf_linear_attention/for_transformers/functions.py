@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from .bounds import BOUNDS, MaskAndBounds, bounds_for_layers
 from .layer_parts import PACKED_AND_CACHED
 from .module_classes import answers_of, device_type_of
-from .packing import BOUNDS, MaskAndBounds, bounds_for_layers, refuse_in_a_graph
+from .packing import refuse_in_a_graph
 from .proved_functions import CONVOLUTION, ON_CPU, Ours, ours_for, routed, stand_in
 from .rebinding import Loaded, Rebinding, all_globals_of, globals_of, values_of, why_not_copied
 from .routed_functions import bounds_of_layer

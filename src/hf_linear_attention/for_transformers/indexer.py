@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ..releases import cache_among
-from .packing import MaskAndBounds
+from .bounds import MaskAndBounds
 
 
 class PackedIndexer(nn.Module):

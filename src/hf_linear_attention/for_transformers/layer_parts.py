@@ -16,7 +16,7 @@ from ..releases import CACHE, CACHE_NAMES, cache_among
 from ..short_convolution import ConvolutionWindow
 from ..slots import SlotCache
 from ..tokens import Tokens
-from .packing import MaskAndBounds, bounds_for_layers
+from .bounds import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
 
 CACHES = (Cache, SlotCache)

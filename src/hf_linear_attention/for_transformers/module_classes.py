@@ -59,6 +59,11 @@ def _is_hooked(forward: Any) -> bool:
     return isinstance(forward, functools.partial) and forward.func.__module__ == "accelerate.hooks"
 
 
+def is_one_of(module: nn.Module, name: str | None) -> bool:
+    """Of a class of this name, or of one derived from it, as FSDP2 makes them."""
+    return any(cls.__name__ == name for cls in type(module).__mro__)
+
+
 def answers_of(upstream: type) -> dict[str, Any]:
     """What Transformers looks up in the source of the file that a model's class is said to be in,
     as it finds it for the class that was replaced.

@@ -12,66 +12,25 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..releases import CACHE, CACHE_NAMES
 from ..slots import SlotCache
 from ..tokens import positions_within, sequence_of_each_token
+from .bounds import BOUNDS, MaskAndBounds, bounds_for_layers, bounds_where_changed
+from .families import family_of, replacement_for
 
-BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
-TOLD = (BOUNDS, "seq_idx")  # what layers read among their other arguments
-# Modules that choose keys without regard to the bounds, unless they were replaced.
-MIX_PACKED = ("Glm5NextTextIndexer",)
-# Models that make masks without regard to positions, and take masks that are made already.
-MASK_WITHOUT_POSITIONS = ("GraniteMoeHybridModel",)
-# Models that, before 5.22, hand on numbers of sequences, and no bounds.
-HAND_ON_SEQ_IDX = ("Lfm2Model", "Lfm2MoeModel")
-# Models whose softmax layers know of both bounds and a mask, by an indexer of ours.
-ATTEND_BY_INDEXER = ("Glm5NextTextModel",)
-# Models that hand nothing on to their recurrent layers but a mask.
-HAND_ON_A_MASK = (
-    "FalconMambaModel",
-    "Glm5NextTextModel",
-    "Inkling2LoopTextModel",
-    "Inkling2TextModel",
-    "InklingTextModel",
-    "JambaModel",
-    "MambaModel",
-)
 # Types of layers that are told so, the last as it was called in 5.17.
 TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention")
-# Models whose softmax layers scale queries by their place in the row, beyond the number of tokens
-# that their config has under this name.
-SCALE_BY_PLACE = {"InklingTextModel": "log_scaling_n_floor"}
-
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
 # True of a base model that is told so now; a compiled graph can ask for this, and not for `_told`.
 IS_TOLD = "_is_told_of_packed_sequences"
-
-
-class MaskAndBounds(NamedTuple):
-    """What those models hand on in place of a mask."""
-
-    mask: Tensor | None  # (B, T)
-    bounds: Tensor  # (N + 1,)
-
-
-def bounds_for_layers(kwargs: Mapping[str, Any], B: int, T: int) -> Tensor | None:
-    """The bounds (N + 1,) of packed sequences in all B T tokens, int32, as `cu_seq_lens_q` or
-    `seq_idx` say; None where neither is given.
-    """
-    bounds = kwargs.get(BOUNDS)
-    if bounds is not None:
-        return bounds.flatten().to(torch.int32)
-    seq_idx = kwargs.get("seq_idx")
-    return None if seq_idx is None else _bounds_where_changed(seq_idx.diff(dim=-1) != 0, B, T)
 
 
 def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -97,7 +56,7 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     if not begins_again.any():
         return None
     B, T = _batch_and_time(kwargs)
-    return _bounds_where_changed(begins_again, B, T)
+    return bounds_where_changed(begins_again, B, T)
 
 
 def tell_layers(
@@ -123,7 +82,8 @@ def tell_layers(
         bounds = find_bounds(given)
     if bounds is None:
         return None
-    mixing = next(filter(_mixes_packed, model.modules()), None)
+    indexer = family_of(type(model)).indexer
+    mixing = next((one for one in model.modules() if _mixes_packed(one, indexer)), None)
     if mixing is not None:
         raise ValueError(
             f"{name} can't take packed sequences: its {type(mixing).__name__} is as Transformers "
@@ -143,12 +103,13 @@ def tell_layers(
         given["use_cache"] = False
     if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
         given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
-    if is_one_of(model, MASK_WITHOUT_POSITIONS) and given.get("attention_mask") is None:
+    family = family_of(type(model))
+    if not family.masks_by_position and given.get("attention_mask") is None:
         given["attention_mask"] = _masks(model, given)
-    if is_one_of(model, HAND_ON_SEQ_IDX):
+    if family.hands_on == "seq_idx":
         B, T = _batch_and_time(given)
         given["seq_idx"] = sequence_of_each_token(bounds, B * T).int().view(B, T)
-    if is_one_of(model, HAND_ON_A_MASK):
+    if family.hands_on == "mask":
         given["attention_mask"] = _mask_with_bounds(model, given)
     return (), given
 
@@ -159,7 +120,8 @@ def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, 
     is_given = any(kwargs.get(argument) is not None for argument in (BOUNDS, "seq_idx"))
     if not is_given and not is_told:
         return
-    if is_told or is_one_of(model, (*HAND_ON_A_MASK, *MASK_WITHOUT_POSITIONS)):
+    family = family_of(type(model))
+    if is_told or family.hands_on == "mask" or not family.masks_by_position:
         refuse_in_a_graph(name)
     given = _by_name(model, args, kwargs)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
@@ -171,7 +133,7 @@ def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, 
 def _attends(model: PreTrainedModel) -> bool:
     """Whether some layers are softmax attention, which a mask keeps from seeing the bounds."""
     has_positions = "position_ids" in _parameters(type(model).forward)
-    return has_positions and not is_one_of(model, ATTEND_BY_INDEXER)
+    return has_positions and family_of(type(model)).indexer is None
 
 
 def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: Tensor) -> None:
@@ -200,7 +162,7 @@ def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: T
     positions = _of_text(positions)
     if positions is None:  # softmax layers see none, and know of rows only
         positions = torch.arange(T)[None]
-    begins = _bounds_where_changed(positions.diff(dim=-1) != 1, B, T)
+    begins = bounds_where_changed(positions.diff(dim=-1) != 1, B, T)
     if not torch.isin(bounds, begins.to(bounds.device)).all():
         raise ValueError(
             "position_ids must begin again with each packed sequence, for the softmax layers of "
@@ -230,22 +192,18 @@ def _has_padding_before_tokens(mask: Tensor, bounds: Tensor) -> bool:
     return bool((is_real[1:] & ~is_real[:-1] & (sequence[1:] == sequence[:-1])).any())
 
 
-def _mixes_packed(module: nn.Module) -> bool:
+def _mixes_packed(module: nn.Module, indexer: str | None) -> bool:
     """Whether it chooses keys without regard to bounds, or is a recurrent layer that stayed."""
-    from .families import replacement_for  # needs this file
-
     classes = type(module).__mro__
     if any(cls.__module__.startswith(f"{__package__}.") for cls in classes):
         return False
     replacements = filter(None, map(replacement_for, classes))
-    mixes = type(module).__name__ in MIX_PACKED
-    return mixes or any(one.is_recurrent for one in replacements)
+    return type(module).__name__ == indexer or any(one.is_recurrent for one in replacements)
 
 
 def _longest_row(model: PreTrainedModel) -> int | None:
     """Beyond which it scales by place; None for models that never do."""
-    names = (SCALE_BY_PLACE.get(cls.__name__) for cls in type(model).__mro__)
-    return getattr(model.config, next(filter(None, names), ""), None)
+    return getattr(model.config, family_of(type(model)).longest_row or "", None)
 
 
 def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -276,19 +234,6 @@ def refuse_in_a_graph(name: str, condition: str = "") -> None:
     hook that raised it runs again outside of it.
     """
     raise ValueError(f"{name} takes no packed sequences compiled{condition}: don't compile it")
-
-
-def is_one_of(model: nn.Module, names: tuple[str, ...]) -> bool:
-    """Of a class of these names, or of one derived from it, as FSDP2 makes them."""
-    return any(cls.__name__ in names for cls in type(model).__mro__)
-
-
-def _bounds_where_changed(is_new: Tensor, B: int, T: int) -> Tensor:
-    """Bounds in all B T tokens from is_new (B or 1, T - 1), whether a sequence begins after each
-    token; rows always begin one.
-    """
-    begins = F.pad(is_new.expand(B, T - 1), (1, 0), value=True)
-    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=B * T).to(torch.int32)
 
 
 def _batch_and_time(kwargs: Mapping[str, Any]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -24,11 +24,11 @@ from transformers import DynamicCache, PreTrainedModel
 import hf_linear_attention
 
 from ..releases import CACHE_NAMES
+from .bounds import TOLD
 from .fingerprints import fingerprint, fingerprint_of
 from .module_classes import change_class
-from .packing import TOLD
 from .source_reads import why_unknown
-from .tiny_models import SIZES, VOCAB_SIZE, fill_weights, settings_of, tiny_config
+from .tiny_models import VOCAB_SIZE, fill_weights, settings_of, tiny_config
 from .verdicts import keep, key_of, recall
 
 # Set to "0", unknown sources are not tried, and their classes stay as they are.
@@ -79,13 +79,15 @@ def why_not_proved(
     ours: type[nn.Module],
     functions: tuple[str, ...],
     model: PreTrainedModel | None,
+    sizes: Mapping[str, Any],
 ) -> str | None:
     """Why a class of ours must not stand in for one of Transformers whose source is unknown, in a
     model; None where both were proved equal, now or earlier. What a caller has set stays.
 
     Args:
-        functions: of the source, as of `families.Replacement`.
+        functions: of the source, as of `Replacement`.
         model: the innermost around it.
+        sizes: of a tiny one.
     """
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 keeps it from being tried on a tiny model"
@@ -95,7 +97,7 @@ def why_not_proved(
         *(upstream.__module__, upstream.__qualname__, fingerprint(upstream, functions)),
         *(ours.__qualname__, fingerprint_of(ours), hf_linear_attention.__version__),
         *(torch.__version__, transformers.__version__),
-        *(type(model).__qualname__, settings_of(model.config, sizes_for(upstream))),
+        *(type(model).__qualname__, settings_of(model.config, sizes)),
     )
     is_known, why = recall(key)
     if is_known:
@@ -104,7 +106,7 @@ def why_not_proved(
     is_certain = True
     if why is None:
         now = type(upstream.__name__, (ours, upstream), {"__module__": __name__})
-        why, is_certain = why_not_equal(upstream, now, model)
+        why, is_certain = why_not_equal(upstream, now, model, sizes)
     keep(key, why, in_file=is_certain)
     return why
 
@@ -130,7 +132,10 @@ def _named(forward: Callable[..., Any]) -> list[str]:
 
 
 def why_not_equal(
-    upstream: type[nn.Module], now: type[nn.Module], model: PreTrainedModel
+    upstream: type[nn.Module],
+    now: type[nn.Module],
+    model: PreTrainedModel,
+    sizes: Mapping[str, Any],
 ) -> tuple[str | None, bool]:
     """What differs where a class of Transformers becomes one of ours in a tiny model with the
     settings of `model`, None where nothing does; and whether it would at another time.
@@ -138,7 +143,7 @@ def why_not_equal(
     what = "the model"
     try:
         with undisturbed():
-            twins = twins_of(upstream, now, model)
+            twins = twins_of(upstream, now, model, sizes)
             for check in CHECKS:
                 what = inspect.getdoc(check) or ""
                 check(twins)
@@ -176,8 +181,13 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
-def twins_of(upstream: type[nn.Module], now: type[nn.Module], model: PreTrainedModel) -> Twins:
-    theirs = type(model)(tiny_config(model.config, sizes_for(upstream))).eval()
+def twins_of(
+    upstream: type[nn.Module],
+    now: type[nn.Module],
+    model: PreTrainedModel,
+    sizes: Mapping[str, Any],
+) -> Twins:
+    theirs = type(model)(tiny_config(model.config, sizes)).eval()
     fill_weights(theirs, torch.Generator().manual_seed(0))
     ours = copy.deepcopy(theirs)
     layers = [module for module in ours.modules() if type(module) is upstream]
@@ -188,11 +198,6 @@ def twins_of(upstream: type[nn.Module], now: type[nn.Module], model: PreTrainedM
     # Inkling's say nothing of their recurrences, and have one convolution each.
     num_states = sum(len(getattr(layer, "recurrences", "1")) for layer in layers)
     return Twins(theirs, ours, layers, num_states)
-
-
-def sizes_for(upstream: type[nn.Module]) -> dict[str, Any]:
-    """Of a tiny model of the family that a class of Transformers is of."""
-    return SIZES.get(upstream.__module__.split(".")[-2], {})
 
 
 # ---- what is compared ----

@@ -23,8 +23,8 @@ from ..numerics import accumulation_dtype, at_least_float32
 from ..op_convolution import short_convolution, short_convolution_step_
 from ..op_delta import delta_rule
 from ..op_linear import linear_attention, linear_attention_step_
+from .bounds import BOUNDS, bounds_for_layers
 from .op_selective_scan import selective_scan, selective_scan_step_
-from .packing import BOUNDS, bounds_for_layers
 
 SILU = ("silu", "swish")
 # Bounds of the packed sequences that the layer at work was given. (Not all layers hand them on to

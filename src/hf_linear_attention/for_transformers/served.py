@@ -8,56 +8,11 @@ here.
 import functools
 
 import transformers
-from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
+from .families import family_of
+from .heads import Served
 from .module_classes import answers_of
-
-NO_ENGINE = (
-    "continuous batching of recurrent models needs a release of Transformers that this package's "
-    "engine was made for: {}. generate() works as ever"
-)
-
-
-class Served:
-    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too."""
-
-    def init_continuous_batching(
-        self, generation_config=None, continuous_batching_config=None, workload_hints=None
-    ):
-        """As in Transformers, which has no place for a state.
-
-        Raises:
-            NotImplementedError: the model can't be served so; it says which part of it, and why.
-                Or Transformers is another than the engine was made for.
-            ValueError: the settings can't be, for states.
-        """
-        try:
-            from ..serving.changed_models import manager_of_changed_model
-
-            return manager_of_changed_model(
-                self, generation_config, continuous_batching_config, workload_hints
-            )
-        except ImportError as error:
-            raise NotImplementedError(NO_ENGINE.format(error)) from error
-
-
-class KeepsStatesOnModules:
-    """Put before a head whose states are on its modules, where the reordering of a cache, as for
-    beams, does not reach them.
-    """
-
-    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
-        """As generate() asks for it, of the cache of softmax layers and of the states."""
-        for module in self.modules():  # type: ignore[attr-defined]
-            if hasattr(module, "reorder_states"):
-                module.reorder_states(beam_idx)
-        cache.reorder_cache(beam_idx)
-        return cache
-
-
-ALSO: dict[str, tuple[type, ...]] = {"RecurrentGemmaForCausalLM": (KeepsStatesOnModules,)}
 
 
 def generates(cls: type) -> bool:
@@ -73,7 +28,9 @@ def served_class(name: str) -> type[PreTrainedModel]:
     """What a head of Transformers of this name becomes."""
     upstream = getattr(transformers, name)
     body = {"__module__": __name__, "__doc__": upstream.__doc__}
-    return type(name, (Served, *ALSO.get(name, ()), upstream), body | answers_of(upstream))
+    family = family_of(upstream)
+    also = () if family is None or family.beams is None else (family.beams,)
+    return type(name, (Served, *also, upstream), body | answers_of(upstream))
 
 
 def forget_manager(model: PreTrainedModel) -> None:

@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 from .. import linear, quantized
 from ..registration import before_forwards
 from ..releases import CACHE
-from .drafts import HEADS
-from .families import RECORDED, Replacement, made_class, replacement_for
+from .families import HEADS, LAYERS, family_of, made_class, replacement_for, sizes_for
 from .functions import (
     ByFunctions,
     expect_bounds,
@@ -35,13 +34,12 @@ from .functions import (
 )
 from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, why_it_stays
-from .packing import forget, is_one_of, tell_base, tell_layers
+from .packing import forget, tell_base, tell_layers
 from .proof import is_proving
+from .replacements import Replacement
 from .served import forget_manager, generates, served_class
 from .tiny_models import innermost_model
 
-# Heads that do not hand on what they are told of packed sequences.
-HAND_NOTHING_ON = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
 IS_OURS = "it runs on our kernels already"
 
 
@@ -326,7 +324,7 @@ def _by_class(
     if root is not None and not replacement.knows(before):
         model = innermost_model(root, module)
         gist = f"{gist}, proved on a tiny model of these settings"
-    why = replacement.why_not(module, before, model)
+    why = replacement.why_not(module, before, model, sizes_for(before))
     return Becomes(made_class(before.__module__, before.__name__), gist) if why is None else why
 
 
@@ -403,7 +401,7 @@ def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
     """Lets layers around recurrent ones do without their Python for a generated token."""
     for layer in model.modules():
         before = type(layer)
-        if (before.__module__, before.__name__) not in RECORDED or why_it_stays(layer) is not None:
+        if (before.__module__, before.__name__) not in LAYERS or why_it_stays(layer) is not None:
             continue
         if not layers.isdisjoint(layer.modules()):
             now = made_class(before.__module__, before.__name__)
@@ -436,7 +434,7 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
             if _has_functions(part):
                 report.hooks.append(part.register_forward_pre_hook(expect_bounds, with_kwargs=True))
                 report.hooks.append(part.register_forward_hook(expect_none, always_call=True))
-        elif is_one_of(part, HAND_NOTHING_ON):
+        elif not family_of(type(part)).head_hands_on:
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
 

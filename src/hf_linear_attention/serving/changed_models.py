@@ -9,7 +9,8 @@ Shapes: T tokens of all sequences in a batch.
 """
 
 import inspect
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from transformers import (
@@ -19,62 +20,16 @@ from transformers import (
 )
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from ..for_transformers.families import replacement_for
+from ..for_transformers.families import family_of, replacement_for
+from ..for_transformers.family import UNKNOWN, Family
 from ..for_transformers.functions import ByFunctions
-from ..for_transformers.packing import is_one_of
-from ..for_transformers.served import Served
+from ..for_transformers.heads import Served
+from ..for_transformers.module_classes import is_one_of
 from ..recurrence import State
 from ..releases import CACHE, CACHE_NAMES
 from ..slots import KeepKeys, SlotBatch, SlotCache
 from .allocators import LINEAR
 from .continuous_batching import continuous_batching_manager
-
-
-class Family(NamedTuple):
-    """What the engine must know of a model."""
-
-    attention: str | None = None  # the class of its softmax layers, if it has any
-    is_latent: bool = False  # whether these keep latent vectors, of which they make keys
-    never_with: str | None = None  # what the config may not have, for it changes softmax layers
-
-
-# Models whose layers `use_kernels` changes, by the name of the class that holds the layers.
-FAMILIES = {
-    "BailingHybridModel": Family("BailingHybridAttention", is_latent=True),
-    "BambaModel": Family("BambaAttention"),
-    "FalconH1Model": Family("FalconH1Attention"),
-    "FalconMambaModel": Family(),
-    "GraniteMoeHybridModel": Family("GraniteMoeHybridAttention"),
-    "JambaModel": Family("JambaAttention"),
-    "KimiLinearModel": Family("KimiLinearAttention", is_latent=True),
-    "LaraMiniModel": Family("LaraMiniAttention"),
-    "Lfm2Model": Family("Lfm2Attention"),
-    "Lfm2MoeModel": Family("Lfm2MoeAttention"),
-    "Lfm3Model": Family("Lfm3Attention"),
-    "Mamba2Model": Family(),
-    "MambaModel": Family(),
-    "MiniMaxModel": Family("MiniMaxAttention", never_with="sliding_window"),
-    "NemotronHModel": Family("NemotronHAttention"),
-    "OlmoHybridModel": Family("OlmoHybridAttention"),
-    "Qwen3NextModel": Family("Qwen3NextAttention"),
-    "Qwen3_5MoeTextModel": Family("Qwen3_5MoeAttention"),
-    "Qwen3_5TextModel": Family("Qwen3_5Attention"),
-}
-SHARED = "its softmax layers are one module, and pages are found by a module's number"
-INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
-CONVOLVED = "convolutions beside its softmax layers have no slots"
-ON_MODULES = "the states of its recurrent layers are on its modules, a row for each sequence"
-WHY_NOT = {
-    "Glm5NextTextModel": INDEXED,
-    "Inkling2LoopTextModel": CONVOLVED,
-    "Inkling2TextModel": CONVOLVED,
-    "InklingTextModel": CONVOLVED,
-    "Qwen4ExpTextModel": INDEXED,
-    "RecurrentGemmaModel": ON_MODULES,
-    "Zamba2Model": SHARED,
-    "ZambaModel": SHARED,
-}
-
 
 # By all types of layers for which these models make masks that they are not given.
 NO_MASKS = dict.fromkeys(("full_attention", "sliding_attention", LINEAR, "conv"))
@@ -107,7 +62,7 @@ class ServedModel:
 
     def __init__(self, model: PreTrainedModel):
         base = base_of(model)
-        family = family_of(base)
+        family = served_family(base)
         self._model: Any = model
         self._takes_masks = family.attention is not None
         self.config = ServedConfig(base, family)
@@ -204,15 +159,15 @@ def is_recurrent(module: nn.Module) -> bool:
     return any(replacement is not None and replacement.is_recurrent for replacement in found)
 
 
-def family_of(base: PreTrainedModel) -> Family:
-    """What is known of it.
+def served_family(base: PreTrainedModel) -> Family:
+    """What is known of a model that can be served.
 
     Raises:
         NotImplementedError: it can't be served, or one of its layers can't.
     """
-    names = [cls.__name__ for cls in type(base).__mro__]
-    if (why := next((WHY_NOT[name] for name in names if name in WHY_NOT), None)) is not None:
-        raise refusal(base, why)
+    family = family_of(type(base))
+    if family.why_not_served is not None:
+        raise refusal(base, family.why_not_served)
     for where, module in base.named_modules():
         if is_recurrent(module) and not hasattr(module, "recurrences"):
             raise refusal(
@@ -220,8 +175,7 @@ def family_of(base: PreTrainedModel) -> Family:
                 f"{where} ({type(module).__name__}) is Transformers' own, which has no slots; the "
                 "report of use_kernels says why",
             )
-    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
-    if family is None:
+    if family is UNKNOWN:
         raise refusal(base, "nobody has tried it")
     if family.never_with and getattr(base.config, family.never_with, None) is not None:
         raise refusal(base, f"its config has a {family.never_with}")
@@ -245,5 +199,5 @@ def type_of(attention: Any | None) -> str:
 
 def softmax_layers(base: PreTrainedModel, family: Family) -> dict[int, Any]:
     """The modules of softmax attention by their number."""
-    names = () if family.attention is None else (family.attention,)
-    return {module.layer_idx: module for module in base.modules() if is_one_of(module, names)}
+    modules: Iterator[Any] = base.modules()
+    return {one.layer_idx: one for one in modules if is_one_of(one, family.attention)}

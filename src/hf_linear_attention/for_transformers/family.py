@@ -1,0 +1,47 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What the files of families/ say."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .replacements import Replacement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A model of Transformers with recurrent layers. Its classes are given by their names."""
+
+    name: str  # of its folder in transformers.models
+    replaced: dict[str, Replacement]  # class -> what stands in for it
+    sizes: dict[str, Any]  # of a tiny one for trials, in the config of its text model
+    model: str  # what holds the layers
+    # Around a recurrent layer, if it remembers nothing else: its generated tokens are recorded.
+    layer: str | None = None
+
+    # What generates, where it needs something of the following.
+    head: str | None = None
+    drafts: type | None = None  # put before the head, for drafts
+    beams: type | None = None  # put before the head, for beams
+    head_hands_on: bool = True  # what it is told of packed sequences
+
+    # Packed sequences. What the model hands on to its recurrent layers, numbers of sequences only
+    # before 5.22:
+    hands_on: Literal["bounds", "seq_idx", "mask"] = "bounds"
+    # Whether it makes masks by positions. Else it takes masks that are made already.
+    masks_by_position: bool = True
+    # What chooses keys for its softmax layers, and knows bounds beside a mask once it is ours.
+    indexer: str | None = None
+    # The field of the config with the number of tokens from where on queries are scaled by place.
+    longest_row: str | None = None
+
+    # Continuous batching.
+    attention: str | None = None  # its softmax layers, if it has any
+    is_latent: bool = False  # whether these keep latent vectors, of which they make keys
+    never_with: str | None = None  # what its config may not have, for it changes softmax layers
+    why_not_served: str | None = None  # in words; a model that is no Family's has not been tried
+
+
+# Why continuous batching can't serve several.
+INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
+
+UNKNOWN = Family(name="", replaced={}, sizes={}, model="")

@@ -1,0 +1,47 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What is put before heads of Transformers' models."""
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+NO_ENGINE = (
+    "continuous batching of recurrent models needs a release of Transformers that this package's "
+    "engine was made for: {}. generate() works as ever"
+)
+
+
+class Served:
+    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too."""
+
+    def init_continuous_batching(
+        self, generation_config=None, continuous_batching_config=None, workload_hints=None
+    ):
+        """As in Transformers, which has no place for a state.
+
+        Raises:
+            NotImplementedError: the model can't be served so; it says which part of it, and why.
+                Or Transformers is another than the engine was made for.
+            ValueError: the settings can't be, for states.
+        """
+        try:
+            from ..serving.changed_models import manager_of_changed_model
+
+            return manager_of_changed_model(
+                self, generation_config, continuous_batching_config, workload_hints
+            )
+        except ImportError as error:
+            raise NotImplementedError(NO_ENGINE.format(error)) from error
+
+
+class KeepsStatesOnModules:
+    """Put before a head whose states are on its modules, where the reordering of a cache, as for
+    beams, does not reach them.
+    """
+
+    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
+        """As generate() asks for it, of the cache of softmax layers and of the states."""
+        for module in self.modules():  # type: ignore[attr-defined]
+            if hasattr(module, "reorder_states"):
+                module.reorder_states(beam_idx)
+        cache.reorder_cache(beam_idx)
+        return cache
