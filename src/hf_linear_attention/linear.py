@@ -147,6 +147,10 @@ def is_fast(forward: Any, linear: nn.Module) -> bool:
     return isinstance(forward, FastForward) and forward.args[0]() is linear
 
 
+def is_hastened(linear: nn.Linear) -> bool:
+    return is_fast(vars(linear).get(_name_of_forward(linear)), linear)
+
+
 def innermost(linear: nn.Module) -> nn.Module:
     """What PEFT's adapters are put around."""
     while (inner := linear._modules.get("base_layer")) is not None:

@@ -3,8 +3,6 @@
 run by our products of few rows, alone and through use_kernels.
 """
 
-import copy
-
 import pytest
 import torch
 from torchao.quantization import (
@@ -117,7 +115,6 @@ def test_a_model_without_recurrent_layers_is_undone(tmp_path):
             assert [(type(module), set(vars(module))) for module in model.modules()] != before
             torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
     assert [(type(module), set(vars(module))) for module in model.modules()] == before
-    assert "no layer of it has a replacement" in str(use_kernels(copy.deepcopy(of_numbers(model))))
 
 
 @pytest.mark.parametrize("preset", ["gated_deltanet", "kda", "gla", "mamba2", "qwen3_next"])

@@ -44,7 +44,7 @@ def experts_of(model, dtype=torch.float32, **changes):
     for weight in theirs.parameters():
         torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
     ours = copy.deepcopy(theirs.to(dtype))
-    ours.__class__ = made_class(module, name)
+    ours.__class__ = made_class(type(ours))
     return theirs, ours
 
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hf_linear_attention import __main__ as command
 from hf_linear_attention.for_transformers import speedup
+from tiny import tiny_model
 from upstream_models import tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,10 +70,9 @@ def test_a_missing_model_is_a_sentence(tmp_path, monkeypatch):
         call(monkeypatch, "speedup", missing)
 
 
-def test_a_model_without_recurrent_layers_is_a_sentence(tmp_path, monkeypatch):
-    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    config = LlamaConfig(vocab_size=16, **sizes)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+def test_a_model_in_which_nothing_changes_is_a_sentence(tmp_path, monkeypatch):
+    """As one of this package's."""
+    tiny_model().save_pretrained(tmp_path)
     with pytest.raises(SystemExit, match="changes nothing in .*\n.*no layer of it has a repl"):
         call(monkeypatch, "speedup", tmp_path)
 

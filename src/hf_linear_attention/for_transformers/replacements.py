@@ -154,6 +154,8 @@ LATE_ROUNDED_NORM = PLAIN_NORM._replace(
 ONE_MORE_NORM = PLAIN_NORM._replace(
     ours=OneMoreNorm, sources={"44c45efe22fd": "5.17 to 5.24"},
 )
+# Norms that any model may have.
+NORMS = (PLAIN_NORM, LATE_ROUNDED_NORM, ONE_MORE_NORM)
 
 NORM_THEN_GATE = Replacement(
     NormThenGate, "gated norm", {"78222cbdcbcb": "5.17 to 5.24"}, is_recurrent=False,

@@ -1,10 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Transformers' own recurrent models on our kernels, by one call.
+"""Transformers' own models, recurrent ones above all, on our kernels, by one call.
 
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3.5-0.8B")
 print(use_kernels(model))
 """
 
+import contextlib
 import functools
 import inspect
 import warnings
@@ -14,17 +15,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import RLock
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from .. import linear, quantized
+from ..configuration_linear_attention import LinearAttentionConfig
 from ..registration import before_forwards
 from ..releases import CACHE
-from .families import HEADS, LAYERS, family_of, made_class, replacement_for, sizes_for
+from .families import HEADS, LAYERS, family_of, made_class, norm_for, replacement_for, sizes_for
 from .functions import (
     ByFunctions,
     expect_bounds,
@@ -33,7 +35,8 @@ from .functions import (
     why_left_to_packages,
 )
 from .losses import ChangedLoss, change_loss, has_loss, why_not
-from .module_classes import change_class, why_it_stays
+from .module_classes import change_class, device_type_of, why_it_stays
+from .norms import UpstreamNorm
 from .packing import forget, tell_base, tell_layers
 from .proof import is_proving
 from .replacements import Replacement
@@ -41,6 +44,8 @@ from .served import forget_manager, generates, served_class
 from .tiny_models import innermost_model
 
 IS_OURS = "it runs on our kernels already"
+UNKNOWN_NORM = "its source is none that a norm of ours was written for"
+NOTHING = "no layer of it has a replacement, and it is no causal language model on the CPU"
 
 
 class Change(NamedTuple):
@@ -153,7 +158,8 @@ class Report(Undoable):
 
 
 def use_kernels(model: nn.Module) -> Report:
-    """Makes a recurrent model of Transformers' own run on this package's kernels.
+    """Makes a model of Transformers' own run on this package's kernels: a recurrent one, or of any
+    causal language model on the CPU its norms, products and loss.
 
     Each module that has a replacement becomes one of a subclass of its class, which has the same
     name and another `forward`. Parameters, `state_dict`, `isinstance`, `save_pretrained`, PEFT and
@@ -162,9 +168,10 @@ def use_kernels(model: nn.Module) -> Report:
     `generate` takes drafts, and continuous batching has places for states. Other layers that call
     functions which Transformers routes to other packages keep their `forward`, over functions of
     ours: they are faster and keep packed sequences apart, and no more. `loss_function` is ours
-    where Transformers' is of the same formula. In models without recurrent layers, too, products of
-    few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md). Nothing else
-    in the process changes. A recurrent layer whose source in Transformers is unknown is changed
+    where Transformers' is of the same formula. A causal language model without recurrent layers, as
+    Llama, gets products of few rows, the loss, and norms of known sources on the CPU. In any model
+    products of few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md).
+    Nothing else in the process changes. A recurrent layer whose source in Transformers is unknown is changed
     where a tiny model proves that ours answers the same, and the report says so.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
@@ -214,19 +221,20 @@ def _changed_by(model: nn.Module) -> Report:
     before = [one for one in report.left if one.why == IS_OURS]
     names = [one.name for one in report.changed] + [one.name for one in before]
     layers = {*map(model.get_submodule, names)}
+    can_draft = all(getattr(layer, "takes_tokens_back", False) for layer in layers)
+    if layers and can_draft and before == report.left:
+        _allow_drafts(report, model, layers)
+    if core := layers | _embeddings_of_language_models(model):
+        _replace_parts(report, model, core)
+        _replace_losses(report, model, core)
     if layers:
-        if before == report.left and all(getattr(x, "takes_tokens_back", False) for x in layers):
-            _allow_drafts(report, model, layers)
-        _replace_parts(report, model, layers)
         of_classes = {layer for layer in layers if not isinstance(layer, ByFunctions)}
         _record_tokens(report, model, of_classes)
-        _replace_losses(report, model, layers)
         _add_hooks(report, model, layers)
         _allow_continuous_batching(report, model, layers)
     _replace_quantized_products(report, model)
     if not report.changed and not report.left:
-        why = "no layer of it has a replacement"
-        report.left.append(Left("", type(model).__name__, why))
+        report.left.append(Left("", type(model).__name__, NOTHING))
     return report
 
 
@@ -325,7 +333,7 @@ def _by_class(
         model = innermost_model(root, module)
         gist = f"{gist}, proved on a tiny model of these settings"
     why = replacement.why_not(module, before, model, sizes_for(before))
-    return Becomes(made_class(before.__module__, before.__name__), gist) if why is None else why
+    return Becomes(made_class(before), gist) if why is None else why
 
 
 def _by_functions(
@@ -354,30 +362,61 @@ def _why_unknown(module: nn.Module) -> str | None:
     for base in type(module).__mro__[1:]:
         replacement = replacement_for(base)
         if replacement is not None and replacement.is_recurrent:
-            if type(module) is made_class(base.__module__, base.__name__):
+            if type(module) is made_class(base):
                 return IS_OURS
             return f"a subclass of {base.__name__}, which may compute something else"
     return None
 
 
-def _replace_parts(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
-    """Norms and products around recurrent layers, on the CPU; those of parts without such layers,
-    as a vision tower, stay.
+def _embeddings_of_language_models(model: nn.Module) -> set[nn.Module]:
+    """Of the tokens of causal language models that compute on the CPU, by which it is seen which of
+    their parts are for text. This package's own models need nothing.
     """
-    others = {name: part for name, part in _models_in(model) if layers.isdisjoint(part.modules())}
+    found: set[nn.Module] = set()
+    for _, part in _models_in(model):
+        config = part.config
+        if (
+            isinstance(part, GenerationMixin)
+            and not getattr(config, "is_encoder_decoder", False)
+            and config.model_type != LinearAttentionConfig.model_type
+        ):
+            with contextlib.suppress(NotImplementedError):  # it has none, or nobody says where
+                embeddings = part.get_input_embeddings()
+                if device_type_of(embeddings) in ("cpu", "meta"):
+                    found.add(embeddings)
+    return found
+
+
+def _replace_parts(report: Report, model: nn.Module, core: set[nn.Module]) -> None:
+    """Norms and products around recurrent layers and embeddings of tokens, on the CPU; those of
+    parts without any, as a vision tower, stay.
+    """
+    others = {name: part for name, part in _models_in(model) if core.isdisjoint(part.modules())}
     for name, part in others.items():
-        report.left.append(Left(name, type(part).__name__, "no layer of it has a replacement"))
-    aside = {module for part in others.values() for module in part.modules()}
+        report.left.append(Left(name, type(part).__name__, NOTHING))
+    aside = {module for part in others.values() for module in part.modules()} | core
     for name, module in model.named_modules():
-        if module in aside or module in layers:
-            continue
-        replacement = replacement_for(type(module))
-        if replacement is not None:
-            if not replacement.is_recurrent:  # those have been looked at
-                _replace(report, name, module, replacement, (_by_class,))
-        elif type(module) is nn.Linear and _is_on_cpu(module) and linear.IS_COMPILED:
-            if quantized.bits_of(module.weight) is None:
-                _replace_product(report, name, module, "product of few rows")
+        if module not in aside:
+            _replace_part(report, name, module)
+
+
+def _replace_part(report: Report, name: str, module: nn.Module) -> None:
+    cls = type(module)
+    replacement = replacement_for(cls)
+    if isinstance(module, UpstreamNorm):
+        report.left.append(Left(name, cls.__name__, IS_OURS))
+    elif replacement is not None:
+        if not replacement.is_recurrent:  # those have been looked at
+            _replace(report, name, module, replacement, (_by_class,))
+    elif cls is nn.Linear:
+        if _is_on_cpu(module) and linear.IS_COMPILED and quantized.bits_of(module.weight) is None:
+            _replace_product(report, name, module, "product of few rows")
+    elif [*module._parameters] == ["weight"] and not cls.__module__.startswith("torch."):
+        norm = norm_for(cls)
+        if norm is not None and _is_on_cpu(module):
+            _replace(report, name, module, norm, (_by_class,))
+        elif norm is None and "Norm" in cls.__name__:
+            report.left.append(Left(name, cls.__name__, UNKNOWN_NORM))
 
 
 def _replace_quantized_products(report: Report, model: nn.Module) -> None:
@@ -390,7 +429,9 @@ def _replace_quantized_products(report: Report, model: nn.Module) -> None:
 
 
 def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) -> None:
-    if (why := why_it_stays(module)) is not None:
+    if linear.is_hastened(module):
+        report.left.append(Left(name, "Linear", IS_OURS))
+    elif (why := why_it_stays(module)) is not None:
         report.left.append(Left(name, "Linear", why))
     else:
         linear.hasten(module)  # of the same class, by which quantisers look for it
@@ -404,14 +445,14 @@ def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> 
         if (before.__module__, before.__name__) not in LAYERS or why_it_stays(layer) is not None:
             continue
         if not layers.isdisjoint(layer.modules()):
-            now = made_class(before.__module__, before.__name__)
+            now = made_class(before)
             change_class(layer, now)
             report.recorded.append(ChangedLayer(ref(layer), before, now))
 
 
-def _replace_losses(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
+def _replace_losses(report: Report, model: nn.Module, core: set[nn.Module]) -> None:
     for name, part in _models_in(model):
-        if has_loss(part) and not layers.isdisjoint(part.modules()):
+        if has_loss(part) and not core.isdisjoint(part.modules()):
             why = why_not(part)
             if why is None:
                 report.losses.append(change_loss(name, part))
@@ -448,7 +489,7 @@ def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> N
             continue
         before, config = type(part), part.config.get_text_config()
         if (before.__module__, before.__name__) in HEADS:
-            change_class(part, made_class(before.__module__, before.__name__))
+            change_class(part, made_class(before))
             report.takes_drafts.append(ChangedHead(ref(part), before, type(part)))
         elif (
             part._is_stateful
@@ -481,5 +522,6 @@ def _has_functions(model: nn.Module) -> bool:
     return any(isinstance(module, ByFunctions) for module in model.modules())
 
 
-def _is_on_cpu(module: nn.Linear) -> bool:
+def _is_on_cpu(module: Any) -> bool:
+    """Whether its weight is, or on no device yet."""
     return module.weight.device.type in ("cpu", "meta")

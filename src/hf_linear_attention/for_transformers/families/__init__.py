@@ -3,18 +3,20 @@
 files in this folder are read, so that one more is all that one more model needs.
 """
 
-import functools
 import importlib
+import inspect
+import operator
 import pkgutil
 from typing import Any
 
 from torch import nn
 
 from ..family import UNKNOWN, Family
+from ..fingerprints import fingerprint
 from ..module_classes import answers_of
 from ..proof import why_other_arguments
 from ..recorded_layers import RecordedLayer
-from ..replacements import Replacement
+from ..replacements import NORMS, Replacement
 
 # By the names of their folders in Transformers.
 FAMILIES: dict[str, Family] = {
@@ -26,28 +28,28 @@ FAMILIES: dict[str, Family] = {
 Place = tuple[str, str]  # module and name of a class of Transformers
 
 
-def place(family: Family, name: str) -> Place:
-    return f"transformers.models.{family.name}.modeling_{family.name}", name
+def _file_of(family: Family) -> str:
+    return f"transformers.models.{family.name}.modeling_{family.name}"
 
 
 REPLACEMENTS: dict[Place, Replacement] = {
-    place(family, name): replacement
+    (_file_of(family), name): replacement
     for family in FAMILIES.values()
     for name, replacement in family.replaced.items()
 }
 # Layers around recurrent ones, and heads that take drafts: what is put before them.
 LAYERS: dict[Place, type] = {
-    place(family, family.layer): RecordedLayer for family in FAMILIES.values() if family.layer
+    (_file_of(family), family.layer): RecordedLayer for family in FAMILIES.values() if family.layer
 }
 HEADS: dict[Place, type] = {
-    place(family, family.head): family.drafts
+    (_file_of(family), family.head): family.drafts
     for family in FAMILIES.values()
     if family.head and family.drafts
 }
 # Where pickle finds what is made of them.
 REPLACED_IN = f"{__name__.rpartition('.')[0]}.replaced"
 AROUND = LAYERS | HEADS
-REPLACED = {*REPLACEMENTS, *AROUND}
+_BY_FILE = {_file_of(family): family for family in FAMILIES.values()}
 # Models that hold the layers, and heads. No two have one name.
 _BY_NAME = {name: one for one in FAMILIES.values() for name in (one.model, one.head) if name}
 
@@ -62,7 +64,7 @@ def family_of(cls: type) -> Family:
 
 def sizes_for(cls: type) -> dict[str, Any]:
     """Of a tiny model of the family that a class of Transformers is of."""
-    return FAMILIES.get(cls.__module__.split(".")[-2], UNKNOWN).sizes
+    return _BY_FILE.get(cls.__module__, UNKNOWN).sizes
 
 
 def replacement_for(cls: type) -> Replacement | None:
@@ -73,13 +75,40 @@ def replacement_for(cls: type) -> Replacement | None:
     return earlier if takes_those else replacement
 
 
-@functools.cache
-def made_class(module: str, name: str) -> type[nn.Module]:
+def norm_for(cls: type[nn.Module]) -> Replacement | None:
+    """What replaces norms of this class, whichever model it is of: the one that was written for its
+    source.
+    """
+    if not inspect.isfunction(inspect.unwrap(cls.forward)):
+        return None
+    source = fingerprint(cls, ())
+    return next((norm for norm in NORMS if source in norm.sources), None)
+
+
+_made: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def made_class(upstream: type[nn.Module]) -> type[nn.Module]:
     """The class that replaces one of Transformers: a subclass of it and of ours, of the same name,
     so that whoever asks for the name is not surprised; `replaced` is where pickle finds it.
+
+    Raises:
+        ValueError: nothing replaces it.
     """
-    upstream = getattr(importlib.import_module(module), name)
-    replacement = replacement_for(upstream)
-    ours = AROUND[module, name] if replacement is None else replacement.ours
+    if upstream in _made:
+        return _made[upstream]
+    replacement = replacement_for(upstream) or norm_for(upstream)
+    around = AROUND.get((upstream.__module__, upstream.__name__))
+    ours = around if replacement is None else replacement.ours
+    if ours is None:
+        raise ValueError(f"nothing replaces {upstream.__name__}")
     body = {"__module__": REPLACED_IN, "__doc__": ours.__doc__}
-    return type(name, (ours, upstream), body | answers_of(upstream))
+    made = type(upstream.__name__, (ours, upstream), body | answers_of(upstream))
+    made.__qualname__ = f"{upstream.__module__}:{upstream.__qualname__}".replace(".", "/")
+    return _made.setdefault(upstream, made)
+
+
+def found_again(qualname: str) -> type[nn.Module]:
+    """By the one of `made_class`."""
+    module, _, name = qualname.replace("/", ".").partition(":")
+    return made_class(operator.attrgetter(name)(importlib.import_module(module)))
