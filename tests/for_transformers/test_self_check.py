@@ -221,7 +221,11 @@ def test_what_fails_ends_it_with_status_1_and_says_what_to_do(folder, monkeypatc
 def test_a_model_that_use_kernels_does_not_change_is_checked_as_it_is(
     tmp_path, monkeypatch, capsys
 ):
-    tiny_llama().save_pretrained(tmp_path)
+    model = tiny_llama()
+    for layer in (one for one in model.modules() if not [*one.children()]):  # to stay
+        layer.forward = lambda *args, forward=layer.forward, **kwargs: forward(*args, **kwargs)
+    model.loss_function = torch.nn.functional.cross_entropy
+    monkeypatch.setattr(self_check, "load", lambda flags: model)
     with warnings.catch_warnings():  # it says so once
         warnings.filterwarnings("error", "use_kernels")
         call(monkeypatch, "check", tmp_path)

@@ -73,7 +73,7 @@ def test_a_missing_model_is_a_sentence(tmp_path, monkeypatch):
 def test_a_model_in_which_nothing_changes_is_a_sentence(tmp_path, monkeypatch):
     """As one of this package's."""
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="changes nothing in .*\n.*no layer of it has a repl"):
+    with pytest.raises(SystemExit, match="changes nothing in .*\n.*runs on our kernels already"):
         call(monkeypatch, "speedup", tmp_path)
 
 

@@ -29,11 +29,10 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..modeling_linear_attention import LinearAttentionPreTrainedModel
 from ..releases import CACHE_NAMES
 from .speedup import DTYPES, TOLERANCE, say
-from .use_kernels import use_kernels
+from .use_kernels import is_own, use_kernels
 
 # Of a prompt: beyond a chunk of 64 tokens, in which kernels read.
 TOKENS = 72
@@ -212,11 +211,6 @@ def takes_packed(model: PreTrainedModel) -> bool:
         for module in model.modules()
         for hook in module._forward_pre_hooks.values()
     )
-
-
-def is_own(model: PreTrainedModel) -> bool:
-    """Also by the code of a checkpoint, whose classes are others of the same name."""
-    return model.config.model_type == LinearAttentionConfig.model_type
 
 
 USE_NO_CACHE = "wrong tokens: until that is mended, generate with use_cache=False"

@@ -171,8 +171,8 @@ def use_kernels(model: nn.Module) -> Report:
     where Transformers' is of the same formula. A causal language model without recurrent layers, as
     Llama, gets products of few rows, the loss, and norms of known sources on the CPU. In any model
     products of few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md).
-    Nothing else in the process changes. A recurrent layer whose source in Transformers is unknown is changed
-    where a tiny model proves that ours answers the same, and the report says so.
+    Nothing else in the process changes. A recurrent layer whose source in Transformers is unknown
+    is changed where a tiny model proves that ours answers the same, and the report says so.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()
@@ -224,7 +224,9 @@ def _changed_by(model: nn.Module) -> Report:
     can_draft = all(getattr(layer, "takes_tokens_back", False) for layer in layers)
     if layers and can_draft and before == report.left:
         _allow_drafts(report, model, layers)
-    if core := layers | _embeddings_of_language_models(model):
+    stays = bool(report.left) and not layers  # as recurrent models do of which all layers stayed
+    core = layers if stays else layers | _embeddings_of_language_models(model)
+    if core:
         _replace_parts(report, model, core)
         _replace_losses(report, model, core)
     if layers:
@@ -234,7 +236,7 @@ def _changed_by(model: nn.Module) -> Report:
         _allow_continuous_batching(report, model, layers)
     _replace_quantized_products(report, model)
     if not report.changed and not report.left:
-        report.left.append(Left("", type(model).__name__, NOTHING))
+        report.left.append(Left("", type(model).__name__, IS_OURS if is_own(model) else NOTHING))
     return report
 
 
@@ -370,21 +372,26 @@ def _why_unknown(module: nn.Module) -> str | None:
 
 def _embeddings_of_language_models(model: nn.Module) -> set[nn.Module]:
     """Of the tokens of causal language models that compute on the CPU, by which it is seen which of
-    their parts are for text. This package's own models need nothing.
+    their parts are for text. This package's own models run on its kernels anyway.
     """
     found: set[nn.Module] = set()
     for _, part in _models_in(model):
-        config = part.config
         if (
             isinstance(part, GenerationMixin)
-            and not getattr(config, "is_encoder_decoder", False)
-            and config.model_type != LinearAttentionConfig.model_type
+            and not getattr(part.config, "is_encoder_decoder", False)
+            and not is_own(part)
         ):
             with contextlib.suppress(NotImplementedError):  # it has none, or nobody says where
                 embeddings = part.get_input_embeddings()
                 if device_type_of(embeddings) in ("cpu", "meta"):
                     found.add(embeddings)
     return found
+
+
+def is_own(model: nn.Module) -> bool:
+    """Whether it is of this package, also by the code of a checkpoint."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return model_type == LinearAttentionConfig.model_type
 
 
 def _replace_parts(report: Report, model: nn.Module, core: set[nn.Module]) -> None:
@@ -408,7 +415,7 @@ def _replace_part(report: Report, name: str, module: nn.Module) -> None:
     elif replacement is not None:
         if not replacement.is_recurrent:  # those have been looked at
             _replace(report, name, module, replacement, (_by_class,))
-    elif cls is nn.Linear:
+    elif type(module) is nn.Linear:
         if _is_on_cpu(module) and linear.IS_COMPILED and quantized.bits_of(module.weight) is None:
             _replace_product(report, name, module, "product of few rows")
     elif [*module._parameters] == ["weight"] and not cls.__module__.startswith("torch."):
