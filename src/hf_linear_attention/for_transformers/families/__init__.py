@@ -109,6 +109,13 @@ def made_class(upstream: type[nn.Module]) -> type[nn.Module]:
 
 
 def found_again(qualname: str) -> type[nn.Module]:
-    """By the one of `made_class`."""
-    module, _, name = qualname.replace("/", ".").partition(":")
+    """By the name that `made_class` gave it.
+
+    Raises:
+        ValueError: it gave no such name.
+        ImportError, AttributeError: there is no such class here.
+    """
+    module, colon, name = qualname.replace("/", ".").partition(":")
+    if not colon:
+        raise ValueError(f"{qualname} is of no class that was made")
     return made_class(operator.attrgetter(name)(importlib.import_module(module)))
