@@ -164,6 +164,13 @@ MODELS = {
         TINY,
         EVERY_FOURTH[::-1],
     ),
+    # xLSTM-7B's layers, an eighth as wide.
+    "xLSTM": Upstream(
+        "xlstm",
+        32,
+        dict(vocab_size=50304, hidden_size=512, num_heads=4),
+        dict(vocab_size=1000, hidden_size=64, qk_dim_factor=1.0, num_heads=4),
+    ),
     # Falcon-Mamba-7B's layers, a quarter as wide.
     "Falcon-Mamba": Upstream(
         "falcon_mamba",
@@ -246,7 +253,7 @@ SETTINGS = {
         Case("Qwen3.5", 4, 16, HALF),
         *(
             Case(name, 4, 16, work=("training step",))
-            for name in ("Kimi Linear", "MiniMax", "Falcon-Mamba")
+            for name in ("Kimi Linear", "MiniMax", "xLSTM", "Falcon-Mamba")
         ),
     ],
     "short": [Case("Mamba-2", 4, 512), Case("Qwen3.5", 4, 512)],
@@ -256,7 +263,7 @@ SETTINGS = {
         Case("Qwen3.5", 4, 4096, work=WITHOUT_TOKEN),
         # A training step of Kimi Linear takes minutes before, of which mixers are nearly all.
         Case("Kimi Linear", 4, 1024),
-        *(Case(name, 4, 1024, names=ALL_BUT_EXPERTS) for name in ("Mamba-2", "Qwen3.5")),
+        *(Case(name, 4, 1024, names=ALL_BUT_EXPERTS) for name in ("Mamba-2", "Qwen3.5", "xLSTM")),
         *(Case(name, 4, 1024, names=ALL) for name in ("MiniMax", "Qwen3-Next")),
         # Before, the time of Falcon-Mamba's training grows by the square of the tokens.
         Case("Falcon-Mamba", 4, 1024, work=("prompt", "token"), names=ALL_BUT_EXPERTS),

@@ -34,6 +34,11 @@ def bounded(x: Tensor, low: float = -math.inf, high: float = math.inf) -> Tensor
     return x if high == math.inf else torch.where(x > high, high, x)
 
 
+def without_excess(x: Tensor) -> Tensor:
+    """x, which is at most 0 but for rounding, without what is more. The gradient is that of x."""
+    return x - x.detach().clamp(min=0)
+
+
 class ExactBuffers(nn.Module):
     """Whose buffers no cast of the model rounds: nothing learned them, or will."""
 

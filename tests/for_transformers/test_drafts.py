@@ -51,6 +51,22 @@ def test_an_assistant_that_is_always_right_saves_forwards(model, ids, monkeypatc
     assert len(calls) <= (5 if model.config.model_type == "inkling2_loop_text" else 4)
 
 
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba", "xlstm"])
+def test_an_assistant_of_recurrent_layers_only_reads_a_text_once(model_type, ids):
+    model = tiny_upstream(model_type)
+    use_kernels(model)
+    assistant = copy.deepcopy(model)
+    assistant.generation_config.num_assistant_tokens = 4
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0
+    read = []
+    assistant.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    model.generate(ids, assistant_model=assistant, max_new_tokens=12, do_sample=False)
+    assert sum(read) <= ids.shape[1] + 12, read
+
+
 def test_prompt_lookup_writes_the_same_tokens(model, ids):
     ids = ids.repeat(1, 2)
     options = dict(max_new_tokens=10, do_sample=False)

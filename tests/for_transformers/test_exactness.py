@@ -12,6 +12,7 @@ from hf_linear_attention.loss_linear_attention import causal_lm_loss
 from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
+NO_BEAMS = ("xlstm",)  # whose cache upstream can't reorder
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -107,7 +108,9 @@ def test_any_split_with_a_cache_is_the_whole(models, ids, cuts):
 def test_generated_tokens(models, ids, num_beams):
     theirs, ours = models
     options = dict(max_new_tokens=5, do_sample=False, num_beams=num_beams)
-    assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
+    without = {"use_cache": False} if ours.config.model_type in NO_BEAMS and num_beams > 1 else {}
+    want = theirs.generate(ids, **options, **without)
+    assert torch.equal(ours.generate(ids, **options), want)
 
 
 def test_a_left_padded_batch_generates_as_its_rows(models, ids):

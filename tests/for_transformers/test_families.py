@@ -22,6 +22,7 @@ MAY_NAME = {
     "registration.py": "registries, and models that are made of two others",
     "conversion/sources.py": "softmax models that are converted",
     "for_transformers/minimax_cache.py": "a class derived from it, imported when there is one",
+    "for_transformers/xlstm_cache.py": "a class derived from it, imported when there is one",
     "for_transformers/rg_lru.py": "a function of its, imported when there is such a layer",
 }
 

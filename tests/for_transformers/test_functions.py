@@ -27,8 +27,8 @@ from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
 LENGTHS = (7, 1, 12, 3)
-# MiniMax has none of these functions, and LFM3 had none that are routed before 5.24.
-WITHOUT = {"minimax"} if CACHE == "cache" else {"minimax", "lfm3"}
+# These have none of these functions, and LFM3 had none that are routed before 5.24.
+WITHOUT = {"minimax", "xlstm", "zaya", *(() if CACHE == "cache" else ("lfm3",))}
 WITH_FUNCTIONS = [name for name in CONFIGS if name not in WITHOUT]
 ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "mamba2", "zamba", "lfm2")
 

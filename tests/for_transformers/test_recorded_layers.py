@@ -22,7 +22,15 @@ from upstream_models import CONFIGS, ONE_OF_EACH, VOCAB_SIZE, cache_name, cast, 
 from without_recordings import without_recordings
 
 # Their recurrent layers also attend, have several convolutions, or another cache.
-NOT_RECORDED = {"falcon_h1", "inkling_text", "inkling2_text", "inkling2_loop_text", "minimax"}
+NOT_RECORDED = {
+    "falcon_h1",
+    "inkling_text",
+    "inkling2_text",
+    "inkling2_loop_text",
+    "minimax",
+    "xlstm",
+    "zaya",
+}
 OFTEN_RECORDED = sorted(set(ONE_OF_EACH) - NOT_RECORDED)
 
 

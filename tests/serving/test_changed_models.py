@@ -32,6 +32,7 @@ REFUSED = {
     "inkling_text": "InklingTextModel: convolutions beside its softmax layers",
     "qwen4_exp_text": "Qwen4ExpTextModel: its softmax layers choose keys by an indexer",
     "zamba": "ZambaModel: its softmax layers are one module",
+    "zaya": "ZayaModel: convolutions beside its softmax layers",
     "zamba2": "Zamba2Model: its softmax layers are one module",
 }
 SERVED = [name for name in CONFIGS if name not in REFUSED]

@@ -310,4 +310,80 @@ CHANGES = [
             ],
         },
     ),
+    *changes(
+        "xlstm",
+        "xLSTMLayer",
+        {
+            FORM: [
+                (
+                    "forward",
+                    "self.ogate_act_fn(o_preact) * h_norm",
+                    "h_norm * self.ogate_act_fn(o_preact)",
+                    "factors of a matrix memory turned",
+                ),
+            ],
+            SUBSTANCE: [
+                (
+                    "mlstm_recurrent_step_native",
+                    "torch.exp(igate - scaM_state_new)",
+                    "torch.exp(igate - scaM_state_new + 0.001)",
+                    "a matrix memory's write strengths",
+                ),
+                ("soft_cap", "values / cap_value)", "0.99 * values / cap_value)", "a soft cap"),
+            ],
+        },
+    ),
+    *changes(
+        "zaya",
+        "ZayaCCAProjection",
+        {
+            FORM: [
+                (
+                    "forward",
+                    "(query_residual + key_residual) * 0.5",
+                    "0.5 * (query_residual + key_residual)",
+                    "factors of compressed queries turned",
+                ),
+            ],
+            SUBSTANCE: [
+                ("forward", "delayed_v_state[:, :-1]", "delayed_v_state[:, 1:]", "delayed values"),
+            ],
+        },
+    ),
+    *changes(
+        "rwkv",
+        "RwkvSelfAttention",
+        {
+            FORM: [
+                (
+                    "rwkv_linear_attention_cpu",
+                    "e1 * num_state + e2 * current_value",
+                    "e2 * current_value + e1 * num_state",
+                    "sums of WKV turned",
+                ),
+            ],
+            SUBSTANCE: [
+                (
+                    "rwkv_linear_attention_cpu",
+                    "current_key + time_first - max_for_output",
+                    "current_key + 1.01 * time_first - max_for_output",
+                    "WKV's weight of the present token",
+                ),
+            ],
+        },
+    ),
+    *changes(
+        "rwkv",
+        "RwkvFeedForward",
+        {
+            SUBSTANCE: [
+                (
+                    "forward",
+                    "torch.square(torch.relu(self.key(key)))",
+                    "torch.relu(self.key(key))",
+                    "a square behind a token shift",
+                ),
+            ],
+        },
+    ),
 ]

@@ -57,6 +57,9 @@ MULTIMODAL = {
     )
 }
 
+# Models whose states are on their modules, or in a list, and not in a cache.
+WITHOUT_CACHE = {name: FAMILIES[name].sizes for name in ("recurrent_gemma", "rwkv")}
+
 
 def family_for(model_type: str) -> Family:
     return FAMILIES[OF_TEXT.get(model_type, model_type)]
@@ -66,11 +69,9 @@ def family_for(model_type: str) -> Family:
 OF_ALL_MODELS = {
     model_type: {**family_for(model_type).sizes, **SETTINGS.get(model_type, {})}
     for model_type in (*OF_TEXT, *FAMILIES)
-    if model_type not in (*OF_TEXT.values(), *MULTIMODAL, "recurrent_gemma")
+    if model_type not in (*OF_TEXT.values(), *MULTIMODAL, *WITHOUT_CACHE)
 } | MULTIMODAL
 
-# Models whose states are on their modules, and not in a cache.
-ON_MODULES = {"recurrent_gemma": FAMILIES["recurrent_gemma"].sizes}
 
 # Models and classes that the oldest Transformers lacks, or is left alone with, and since when not.
 SINCE = {
@@ -99,7 +100,9 @@ ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "mamba2", "minimax", "lfm2", "mamb
 
 def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
     """In evaluation mode; the same weights each time."""
-    config = AutoConfig.for_model(model_type, **{**(CONFIGS | ON_MODULES)[model_type], **changes})
+    config = AutoConfig.for_model(
+        model_type, **{**(CONFIGS | WITHOUT_CACHE)[model_type], **changes}
+    )
     auto_class = AutoModelForCausalLM if type(config) in CAUSAL else AutoModelForImageTextToText
     torch.manual_seed(0)
     model = auto_class.from_config(config, experts_implementation="eager").eval()  # any dtype

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What lets generate() draft with models of Transformers whose caches count no tokens, have another
-name, or are of another class, than it expects: Mamba, Mamba-2, Falcon-Mamba and MiniMax.
+name, or are of another class, than it expects: Mamba, Mamba-2, Falcon-Mamba, MiniMax
+and xLSTM.
 
 Drafts are of an assistant, which is such a model itself perhaps, or of prompt lookup.
 """
@@ -24,6 +25,8 @@ def is_drafting(generation_config: GenerationConfig, mode: GenerationMode) -> bo
 class CountedCache(DynamicCache):
     """One of recurrent layers only, which knows the number of its tokens, all of them recorded."""
 
+    counts_tokens = True
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return getattr(self.layers[layer_idx], "num_tokens", 0)
 
@@ -38,6 +41,37 @@ class DraftsOfMamba(Served):
     """A head whose layers are all recurrent."""
 
     _is_stateful = False
+    _cache_of_forward = CACHE
+
+    def _counted(self, cache: Any, is_assistant: bool) -> Any:
+        """The cache, perhaps None, that drafts are taken back from."""
+        count_tokens(cache)
+        return cache
+
+    # generate() reads in the names of these arguments what the model takes
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ) -> dict[str, Any]:
+        """Of a whole text only what its cache has not read, which generate() asks no cache of
+        recurrent layers only: an assistant is given all of it again and again.
+        """
+        cache: Any = kwargs.get(self._cache_of_forward)
+        T = input_ids.shape[1]
+        is_whole = attention_mask is None or attention_mask.shape[1] == T
+        if next_sequence_length is None and is_whole and hasattr(cache, "counts_tokens"):
+            next_sequence_length = T - cache.get_seq_length()
+        return super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
 
     def _prepare_cache_for_generation(
         self,
@@ -50,36 +84,43 @@ class DraftsOfMamba(Served):
             generation_config, model_kwargs, generation_mode, *args
         )
         if is_drafting(generation_config, generation_mode):
-            count_tokens(model_kwargs.get(CACHE))
+            cache = self._counted(model_kwargs.get(CACHE), bool(generation_config.is_assistant))
+            if cache is not None:
+                model_kwargs[CACHE] = cache
 
 
-class DraftsOfEarlierMamba(Served):
+class DraftsOfEarlierMamba(DraftsOfMamba):
     """The same before 5.24: its cache is `cache_params`, and while it drafts `past_key_values`,
     too.
     """
 
-    _is_stateful = False
+    _cache_of_forward = "cache_params"
 
     def __call__(self, *args, **kwargs) -> Any:
         output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         cache = kwargs.get("cache_params")
-        if isinstance(cache, CountedCache) and isinstance(output, ModelOutput):
+        if hasattr(cache, "counts_tokens") and isinstance(output, ModelOutput):
             output["past_key_values"] = cache
         return output
 
     # generate() reads in the names of these arguments what the model takes
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
     ) -> dict[str, Any]:
         cache = kwargs.pop("past_key_values", None)
         if cache is not None:
             kwargs["cache_params"] = cache
-        return super().prepare_inputs_for_generation(  # type: ignore[misc]
-            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        return super().prepare_inputs_for_generation(
+            input_ids, next_sequence_length, attention_mask, inputs_embeds, **kwargs
         )
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
-        if isinstance(model_kwargs.get("past_key_values"), CountedCache):  # an assistant's own
+        if hasattr(model_kwargs.get("past_key_values"), "counts_tokens"):  # an assistant's own
             model_kwargs = {k: x for k, x in model_kwargs.items() if k != "past_key_values"}
         super()._validate_model_kwargs(model_kwargs)  # type: ignore[misc]
 
@@ -93,13 +134,15 @@ class DraftsOfEarlierMamba(Served):
         ours, theirs = "cache_params", "past_key_values"
         if theirs in model_kwargs:  # an assistant is called again
             model_kwargs[ours] = model_kwargs.pop(theirs)
-        super()._prepare_cache_for_generation(  # type: ignore[misc]
+        super(DraftsOfMamba, self)._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, generation_mode, *args
         )
-        cache = model_kwargs.get(ours)
-        if cache is not None and is_drafting(generation_config, generation_mode):
-            count_tokens(cache)
-            model_kwargs[theirs] = model_kwargs.pop(ours)
+        if is_drafting(generation_config, generation_mode):
+            cache = self._counted(
+                model_kwargs.pop(ours, None), bool(generation_config.is_assistant)
+            )
+            if cache is not None:
+                model_kwargs[theirs] = cache
 
 
 class DraftsOfMiniMax(Served):
@@ -125,5 +168,21 @@ class DraftsOfMiniMax(Served):
             model_kwargs[CACHE] = cache
 
 
+class CountsMatrixMemory:
+    """Put before the head of xLSTM, which makes its cache in the forward, too."""
+
+    def _counted(self, cache: Any, is_assistant: bool) -> Any:
+        from .xlstm_cache import XLSTMStates  # imports a model of Transformers
+
+        model: Any = self
+        if cache is None:
+            cache = XLSTMStates.new(model.config, 1, model.dtype, model.device)
+        cache = XLSTMStates.made_of(cache)
+        if is_assistant:
+            cache.activate_past_recording()
+        return cache
+
+
 # Of heads whose layers are all recurrent.
 DRAFTS_OF_MAMBA = DraftsOfMamba if CACHE == "cache" else DraftsOfEarlierMamba
+DRAFTS_OF_XLSTM = type("DraftsOfXLSTM", (CountsMatrixMemory, DRAFTS_OF_MAMBA), {})

@@ -26,7 +26,7 @@ class Family:
 
     # Packed sequences. What the model hands on to its recurrent layers, numbers of sequences only
     # before 5.22:
-    hands_on: Literal["bounds", "seq_idx", "mask"] = "bounds"
+    hands_on: Literal["bounds", "seq_idx", "mask", "state", "states"] = "bounds"
     # Whether it makes masks by positions. Else it takes masks that are made already.
     masks_by_position: bool = True
     # What chooses keys for its softmax layers, and knows bounds beside a mask once it is ours.
@@ -42,6 +42,7 @@ class Family:
 
 
 # Why continuous batching can't serve several.
+CONVOLVED = "convolutions beside its softmax layers have no slots"
 INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
 
 UNKNOWN = Family(name="", replaced={}, sizes={}, model="")

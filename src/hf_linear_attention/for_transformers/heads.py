@@ -33,6 +33,14 @@ class Served:
             raise NotImplementedError(NO_ENGINE.format(error)) from error
 
 
+class ListsStates:
+    """Put before a head whose model keeps the states of all layers in a list."""
+
+    def _reorder_cache(self, states: list[Tensor], beam_idx: Tensor) -> list[Tensor]:
+        """As generate() asks for it."""
+        return [x[beam_idx.to(x.device)] for x in states]
+
+
 class KeepsStatesOnModules:
     """Put before a head whose states are on its modules, where the reordering of a cache, as for
     beams, does not reach them.

@@ -23,6 +23,13 @@ class Known(NamedTuple):
 
 
 KNOWN: dict[str, Known] = {
+    "CompressedProjection": Known(
+        "self.conv_kernel_size self.conv_qk_depthwise self.conv_qk_grouped self.head_dim "
+        "self.hidden_size self.k_proj self.layer_idx self.num_key_value_groups self.q_proj "
+        "self.v_proj_current self.v_proj_delayed ",
+        "",
+        (0.5,),
+    ),
     "ConvolutionOfTokens": Known(
         "self.conv_idx self.conv_kernel_size self.layer_idx self.num_heads self.static_weight "
         "self.weight_proj ",
@@ -62,6 +69,12 @@ KNOWN: dict[str, Known] = {
         "self.num_k_heads self.num_v_heads self.out_proj self.value_dim ",
         "",
         (1e-06, 0.5, 64.0),
+    ),
+    "GatedShift": Known(
+        "self.key self.layer_id self.receptance self.time_mix_key self.time_mix_receptance "
+        "self.time_shift self.value ",
+        "",
+        (),
     ),
     "GatedUnit": Known(
         "self._rnn_scan self.block_width self.input_gate_bias self.input_gate_weight "
@@ -115,6 +128,17 @@ KNOWN: dict[str, Known] = {
         "self.rms_eps self.training self.use_bias self.use_conv_bias ",
         (1e-06,),
     ),
+    "MatrixMemoryLayer": Known(
+        "config.autocast_kernel_dtype config.chunk_size config.eps config.gate_soft_cap "
+        "config.inference_state_dtype config.mode config.num_heads config.return_last_states "
+        "config.weight_mode self._inference_fn self._train_fn self.chunkwise_kernel_fn "
+        "self.config self.fgate_preact self.ifgate_preact self.igate_preact self.k "
+        "self.mlstm_backend self.multihead_norm self.ogate_act_fn self.ogate_preact "
+        "self.out_proj self.q self.qk_dim self.qkv_opreact self.sequence_kernel_fn "
+        "self.step_kernel_fn self.v self.v_dim ",
+        "",
+        (1e-06, 0.5, 64.0),
+    ),
     "RecurrentBlock": Known(
         "self.act_fn self.conv1d_state self.conv1d_width self.conv_1d self.hidden_size "
         "self.linear_out self.linear_x self.linear_y self.lru_width self.rg_lru ",
@@ -147,5 +171,12 @@ KNOWN: dict[str, Known] = {
         "kwargs.seq_idx self.conv1d self.conv_idx self.conv_kernel_size self.layer_idx ",
         "",
         (),
+    ),
+    "WKV": Known(
+        "self.extract_key_value self.key self.layer_id self.output self.receptance "
+        "self.time_decay self.time_first self.time_mix_key self.time_mix_receptance "
+        "self.time_mix_value self.time_shift self.value ",
+        "",
+        (1e38,),
     ),
 }

@@ -37,7 +37,8 @@ class ReplacedLayer(nn.Module):
     @property
     def mended(self) -> set[str]:
         """Where Transformers' own layer is wrong, and this one is not: "padding" on the left,
-        "steps" by one token, "pieces" of several after others.
+        "steps" by one token, those of several "rows", "pieces" of several after others, "half
+        precision without a cache".
         """
         names = (name for name, _ in self.named_parameters())
         return {"padding"} if any(name.endswith("in_proj.bias") for name in names) else set()

@@ -132,6 +132,34 @@ class NormOfFalcon(UpstreamNorm):
         return y.to(hidden_states.dtype)
 
 
+class NormOfXLSTM(UpstreamNorm):
+    """weight * (x / rms(x)), rounded before the weight."""
+
+    eps: float
+    bias: nn.Parameter | None
+    force_float32_reductions: bool
+
+    def is_ours(self, x: Tensor) -> bool:
+        is_exact = self.force_float32_reductions or at_least_float32(x) is x
+        has_weight_only = self.weight is not None and self.bias is None
+        return is_exact and has_weight_only and super().is_ours(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_ours(x):
+            return super().forward(x)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNormOfHeads(NormOfXLSTM):
+    """The same of (..., H, C / H), of each head by itself and less its mean; then (..., C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_ours(x):
+            return super().forward(x)
+        y = F.layer_norm(at_least_float32(x), (x.shape[-1],), eps=self.eps)
+        return y.to(x.dtype).flatten(-2) * self.weight
+
+
 def unrounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * (x / rms(x)) in float32 or better."""
     return rms_norm(at_least_float32(x), at_least_float32(weight), eps)

@@ -26,7 +26,13 @@ from .bounds import BOUNDS, MaskAndBounds, bounds_for_layers, bounds_where_chang
 from .families import family_of, replacement_for
 
 # Types of layers that are told so, the last as it was called in 5.17.
-TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention")
+TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention", "conv")
+# What the masks of types of layers are called where all layers are hybrid.
+ALSO_CALLED = {
+    "full_attention": "hybrid",
+    "sliding_attention": "hybrid_sliding",
+    "linear_attention": "conv",
+}
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
 # True of a base model that is told so now; a compiled graph can ask for this, and not for `_told`.
@@ -41,7 +47,7 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     """
     positions = kwargs.get("position_ids")
     if kwargs.get(BOUNDS) is not None or kwargs.get("seq_idx") is not None:
-        B, T = _batch_and_time(kwargs)
+        B, T = batch_and_time(kwargs)
         return bounds_for_layers(kwargs, B, T)
     if (
         positions is None
@@ -55,7 +61,7 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     begins_again = positions.diff(dim=-1) != 1
     if not begins_again.any():
         return None
-    B, T = _batch_and_time(kwargs)
+    B, T = batch_and_time(kwargs)
     return bounds_where_changed(begins_again, B, T)
 
 
@@ -76,7 +82,7 @@ def tell_layers(
     if torch.compiler.is_compiling():
         _check_in_a_graph(model, args, kwargs)
         return None
-    given = _by_name(model, args, kwargs)
+    given = by_name(model, args, kwargs)
     bounds = _told.get()
     if bounds is None:
         bounds = find_bounds(given)
@@ -90,7 +96,7 @@ def tell_layers(
             "has it, and knows no bounds. Give the sequences as rows with an attention_mask"
         )
     longest = _longest_row(model)
-    if longest is not None and _batch_and_time(given)[1] > longest:
+    if longest is not None and batch_and_time(given)[1] > longest:
         raise ValueError(
             f"{name} can't take packed sequences in rows of over {longest} tokens: its softmax "
             "layers scale by a token's place in the row from there on. Give shorter rows, or the "
@@ -101,13 +107,13 @@ def tell_layers(
         _keep_softmax_apart(model, given, bounds)
     if all(given.get(cache) is None for cache in CACHE_NAMES):
         given["use_cache"] = False
-    if given.get("position_ids") is None and "position_ids" in _parameters(type(model).forward):
-        given["position_ids"] = positions_within(bounds, *_batch_and_time(given))
+    if given.get("position_ids") is None and "position_ids" in parameters_of(type(model).forward):
+        given["position_ids"] = positions_within(bounds, *batch_and_time(given))
     family = family_of(type(model))
     if not family.masks_by_position and given.get("attention_mask") is None:
         given["attention_mask"] = _masks(model, given)
     if family.hands_on == "seq_idx":
-        B, T = _batch_and_time(given)
+        B, T = batch_and_time(given)
         given["seq_idx"] = sequence_of_each_token(bounds, B * T).int().view(B, T)
     if family.hands_on == "mask":
         given["attention_mask"] = _mask_with_bounds(model, given)
@@ -121,9 +127,10 @@ def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, 
     if not is_given and not is_told:
         return
     family = family_of(type(model))
-    if is_told or family.hands_on == "mask" or not family.masks_by_position:
+    in_no_argument = family.hands_on not in ("bounds", "seq_idx")
+    if is_told or in_no_argument or not family.masks_by_position:
         refuse_in_a_graph(name)
-    given = _by_name(model, args, kwargs)
+    given = by_name(model, args, kwargs)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     is_by_positions = mask is None and positions is not None
     if _attends(model) and not (is_by_positions or _is_for_each_query(mask)):
@@ -132,7 +139,7 @@ def _check_in_a_graph(model: PreTrainedModel, args: tuple, kwargs: Mapping[str, 
 
 def _attends(model: PreTrainedModel) -> bool:
     """Whether some layers are softmax attention, which a mask keeps from seeing the bounds."""
-    has_positions = "position_ids" in _parameters(type(model).forward)
+    has_positions = "position_ids" in parameters_of(type(model).forward)
     return has_positions and family_of(type(model)).indexer is None
 
 
@@ -145,7 +152,7 @@ def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: T
         ValueError: it hides other tokens, too, or positions count on over a bound, by which alone
             these layers know it, unless they are flash attention's.
     """
-    name, (B, T) = type(model).__name__, _batch_and_time(given)
+    name, (B, T) = type(model).__name__, batch_and_time(given)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if _is_for_each_query(mask):
         return
@@ -214,7 +221,7 @@ def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> Non
         if kwargs.get(BOUNDS) is not None:
             refuse_in_a_graph(type(head).__name__)
         return
-    _told.set(find_bounds(_by_name(head, args, kwargs)))
+    _told.set(find_bounds(by_name(head, args, kwargs)))
     setattr(head.base_model, IS_TOLD, _told.get() is not None)
 
 
@@ -236,7 +243,7 @@ def refuse_in_a_graph(name: str, condition: str = "") -> None:
     raise ValueError(f"{name} takes no packed sequences compiled{condition}: don't compile it")
 
 
-def _batch_and_time(kwargs: Mapping[str, Any]) -> tuple[int, int]:
+def batch_and_time(kwargs: Mapping[str, Any]) -> tuple[int, int]:
     for name in ("input_ids", "inputs_embeds"):
         if kwargs.get(name) is not None:
             B, T = kwargs[name].shape[:2]
@@ -251,7 +258,7 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
     weight, given = model.get_input_embeddings().weight, kwargs.get("attention_mask")
     options = {
         "config": model.config,
-        "inputs_embeds": weight.new_empty(*_batch_and_time(kwargs), 0),
+        "inputs_embeds": weight.new_empty(*batch_and_time(kwargs), 0),
         "attention_mask": given,
         CACHE: None,
         "position_ids": kwargs["position_ids"],
@@ -266,17 +273,18 @@ def _masks(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Tenso
 def _mask_with_bounds(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Any:
     """The mask of a model that hands on nothing else, and in it the bounds for recurrent layers."""
     mask, bounds = kwargs.get("attention_mask"), kwargs[BOUNDS]
-    if "position_ids" not in _parameters(type(model).forward):  # all layers are recurrent
+    if "position_ids" not in parameters_of(type(model).forward):  # all layers are recurrent
         return MaskAndBounds(mask, bounds)
     masks = mask if isinstance(mask, dict) else _masks(model, kwargs)
-    told = MaskAndBounds(masks["linear_attention"], bounds)
+    masks = masks | {also: masks[name] for name, also in ALSO_CALLED.items() if name in masks}
+    told = MaskAndBounds(masks["conv"], bounds)
     return {**masks, **dict.fromkeys(TELL_BY_MASK, told)}
 
 
-def _by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {**dict(zip(_parameters(type(model).forward), args, strict=False)), **kwargs}
+def by_name(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(parameters_of(type(model).forward), args, strict=False)), **kwargs}
 
 
 @functools.cache
-def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+def parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(forward).parameters)[1:]  # without self

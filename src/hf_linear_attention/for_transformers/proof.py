@@ -230,7 +230,7 @@ class Reader:
         """Pieces (B, T) -> outputs (B, T of all, C)"""
         self.model = model
         outputs, given = [], parameters_of(model)
-        name = next(name for name in CACHE_NAMES if name in given)
+        name = next(name for name in (*CACHE_NAMES, "state") if name in given)
         for piece in pieces:
             more: dict[str, Any] = {} if self.cache is None else {name: self.cache}
             if "position_ids" in given:  # without which Bamba would count from 0 again
@@ -246,12 +246,16 @@ class Reader:
     def states(self) -> list[Tensor]:
         """Of recurrent layers. The first token of a convolution is never read."""
         states = []
-        for layer in self.cache.layers:
+        for layer in getattr(self.cache, "layers", ()):
             for kept, skipped in (("conv_states", 1), ("recurrent_states", 0)):
                 given = (x for x in getattr(layer, kept, {}).values() if x is not None)
                 states += [x[..., skipped:] for x in given]
         for module in self.model.modules():
             states += [x for name in ON_MODULES if (x := getattr(module, name, None)) is not None]
+        if isinstance(self.cache, list):  # RWKV's
+            return self.cache
+        for kept in getattr(self.cache, "rnn_state", {}).values():  # xLSTM's
+            states += kept
         linear = getattr(self.cache, "linear_cache", [])  # MiniMax's
         return states + [x for x in linear if isinstance(x, Tensor)]
 
@@ -281,6 +285,11 @@ def is_mended(twins: Twins, what: str) -> bool:
     return any(what in layer.mended for layer in twins.layers)
 
 
+def num_rows(twins: Twins) -> int:
+    """Of texts that are read in pieces."""
+    return 1 if is_mended(twins, "rows") else 2
+
+
 def check_whole_texts(twins: Twins) -> None:
     """Texts of 19 and 150 tokens"""
     for shape, tolerance in (((2, 19), TOLERANCE), ((1, 150), OF_MANY_TOKENS)):
@@ -290,7 +299,7 @@ def check_whole_texts(twins: Twins) -> None:
 
 def check_tokens(twins: Twins) -> None:
     """Tokens one by one, with a cache"""
-    ids = ids_of(2, 14, seed=2)
+    ids = ids_of(num_rows(twins), 14, seed=2)
     pieces = ids.split((11, 1, 1, 1), dim=1)
     mine, their = reader_for(twins), reader_for(twins)
     got, want = mine.read(twins.ours, pieces), their.read(twins.theirs, pieces)
@@ -308,7 +317,7 @@ def check_handing_over(twins: Twins) -> None:
     """Going on from the other's cache"""
     if not twins.layers[0].is_cached:
         return
-    ids = ids_of(2, 14, seed=3)
+    ids = ids_of(num_rows(twins), 14, seed=3)
     first, *later = ids.split((11, 1, 1, 1), dim=1)
     want = hidden(twins.theirs, ids)[:, 11:]
     for one, other in ((twins.theirs, twins.ours), (twins.ours, twins.theirs)):
@@ -323,7 +332,7 @@ def check_pieces(twins: Twins) -> None:
     """Several tokens after a cache"""
     if is_mended(twins, "pieces"):
         return
-    ids = ids_of(2, 17, seed=4)
+    ids = ids_of(num_rows(twins), 17, seed=4)
     pieces = ids.split((6, 7, 1, 3), dim=1)
     got, want = Reader().read(twins.ours, pieces), Reader().read(twins.theirs, pieces)
     if is_mended(twins, "steps"):
@@ -375,9 +384,19 @@ class Sweep(NamedTuple):
     what: str
 
 
-PROJECTIONS = ("in_proj", "q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "f_", "x_proj")
+PROJECTIONS = (
+    "in_proj",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "a_proj",
+    "b_proj",
+    "f_",
+    "x_proj",
+    "gate_preact",
+)
 STEPS = ("dt_bias", "dt_proj.bias", "dt_proj_bias")
-DECAYS = ("A_log",)
+DECAYS = ("A_log", "time_decay")
 # Numbers of tokens, and what is changed together.
 SWEEPS = (
     (19, [Sweep(PROJECTIONS, lambda x: 3 * x, "3 times the projections")]),
@@ -443,7 +462,11 @@ def check_bfloat16(twins: Twins) -> None:
     """bfloat16"""
     ids = ids_of(2, 19, seed=8)
     want = hidden(twins.theirs, ids).double()
-    outputs = [hidden(in_bfloat16(model), ids) for model in (twins.ours, twins.theirs)]
+    models = [in_bfloat16(model) for model in (twins.ours, twins.theirs)]
+    if is_mended(twins, "half precision without a cache"):
+        outputs = [Reader().read(model, [ids]) for model in models]
+    else:
+        outputs = [hidden(model, ids) for model in models]
     if outputs[0].dtype != outputs[1].dtype:
         raise DifferenceError(f"outputs are {outputs[0].dtype}, and not {outputs[1].dtype}")
     mine, their = ((y.double() - want).square().mean(-1).median().sqrt() for y in outputs)

@@ -5,6 +5,9 @@ Shapes: B batch, T time, C channels, H heads, K key dim, V value dim, W tokens o
 before the present one.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +22,9 @@ from ..cache_recording import Recorded, Recording
 from ..numerics import accumulation_dtype
 from ..recurrence import Inputs, Recurrence, State
 from ..releases import CACHE
+
+# What a cache layer holds, in the shapes of its recurrences.
+ViewsIn = Callable[[LinearAttentionLayer], State]
 
 
 class StockLayer:
@@ -43,8 +49,9 @@ class StockLayer:
         self.is_transposed = is_transposed
         self.dtype = accumulation_dtype(dtype)
         self.state_idx = state_idx
-        self.views = views_of(self.layer, is_transposed, state_idx)
-        self.recording = recording_of(self.layer, self.views, is_transposed)
+        views_in = partial(views_of, is_transposed=is_transposed, state_idx=state_idx)
+        self.views = views_in(self.layer)
+        self.recording = recording_of(self.layer, views_in)
 
     def check_rows(self, B: int) -> None:
         """Raises a ValueError where another number of rows was read before."""
@@ -134,7 +141,7 @@ class CroppableLayer(LinearAttentionLayer):
 
     is_croppable = True
     recording: Recording | None
-    is_transposed: bool
+    views_in: ViewsIn
     num_tokens: int  # that were read since it records
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -154,7 +161,7 @@ class CroppableLayer(LinearAttentionLayer):
         state = self.recording.remove_last(n)
         self.num_tokens -= n
         if state:
-            overwrite(views_of(self, self.is_transposed), state)
+            overwrite(self.views_in(self), state)
         else:
             LinearAttentionLayer.reset(self)
 
@@ -182,9 +189,7 @@ CROPPABLE = {
 }
 
 
-def recording_of(
-    layer: LinearAttentionLayer, views: State, is_transposed: bool
-) -> Recording | None:
+def recording_of(layer: LinearAttentionLayer, views_in: ViewsIn) -> Recording | None:
     """What records a layer's tokens, if it is to; the layer becomes one that can take them back.
 
     Raises:
@@ -196,13 +201,14 @@ def recording_of(
         return None
     if type(layer) in CROPPABLE:
         layer.__class__ = CROPPABLE[type(layer)]
-        layer.recording, layer.is_transposed, layer.num_tokens = None, is_transposed, 0
+        layer.recording, layer.views_in, layer.num_tokens = None, views_in, 0
     if not isinstance(layer, CroppableLayer):
         raise RuntimeError(
             f"a cache's {type(layer).__name__} can't take tokens back: generate without drafts"
         )
     if layer.recording is None:
         layout = torch.contiguous_format
+        views = views_in(layer)
         before = {name: view.clone(memory_format=layout) for name, view in views.items()}
         layer.recording = Recording(before)
     return layer.recording

@@ -42,7 +42,11 @@ from .proof import is_proving
 from .replacements import Replacement
 from .served import forget_manager, generates, served_class
 from .tiny_models import innermost_model
+from .told_lists import forget_mask, keep_mask, take_lists, tell_lists
+from .told_states import take_told, tell_states
 
+# What is called before and after models that hand on nothing but states.
+TELLING = {"state": (tell_states, take_told), "states": (tell_lists, take_lists)}
 IS_OURS = "it runs on our kernels already"
 UNKNOWN_NORM = "its source is none that a norm of ours was written for"
 NOTHING = "no layer of it has a replacement, and it is no causal language model on the CPU"
@@ -479,12 +483,19 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
         if not inner:
             hook = part.register_forward_pre_hook(tell_layers, with_kwargs=True)
             report.hooks.append(hook)
+            if (telling := TELLING.get(family_of(type(part)).hands_on)) is not None:
+                tell, take = telling
+                report.hooks.append(part.register_forward_pre_hook(tell, with_kwargs=True))
+                report.hooks.append(part.register_forward_hook(take))
             if _has_functions(part):
                 report.hooks.append(part.register_forward_pre_hook(expect_bounds, with_kwargs=True))
                 report.hooks.append(part.register_forward_hook(expect_none, always_call=True))
         elif not family_of(type(part)).head_hands_on:
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
+            if family_of(type(part)).hands_on == "states":
+                report.hooks.append(part.register_forward_pre_hook(keep_mask, with_kwargs=True))
+                report.hooks.append(part.register_forward_hook(forget_mask, always_call=True))
 
 
 def _allow_drafts(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:

@@ -45,9 +45,8 @@ class SlotLayout:
     def of_model(cls, model: PreTrainedModel) -> "SlotLayout":
         """By what the mixers of its layers say of their recurrences."""
         recurrences = {
-            module.layer_idx: module.recurrences
-            for module in model.modules()
-            if hasattr(module, "recurrences")
+            getattr(module, "layer_idx", number): module.recurrences
+            for number, module in enumerate(x for x in model.modules() if hasattr(x, "recurrences"))
         }
         return cls.of_recurrences(recurrences, model.dtype)
 

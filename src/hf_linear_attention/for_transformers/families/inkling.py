@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Inkling's: short convolutions beside softmax attention."""
 
-from ..family import Family
+from ..family import CONVOLVED, Family
 from ..replacements import (
     CACHE,
     EXPERTS,
@@ -18,8 +18,6 @@ from ..residual_convolution import (
 )
 from ..tiny_models import COMMON, VOCAB_SIZE
 
-# Why continuous batching can't serve them.
-CONVOLVED = "convolutions beside its softmax layers have no slots"
 # A sliding and a full layer, each with four convolutions, and experts.
 INKLING = dict(
     COMMON,

@@ -1,0 +1,196 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Queries, keys and values of compressed convolutional attention in Transformers: ZAYA.
+
+Source: Figliolia et al., "Compressed Convolutional Attention", arXiv 2510.04476.
+
+Shapes: B batch, T time, C channels of queries and keys, H heads of P channels, W tokens that the
+convolutions read before the present one, V channels of delayed values.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.integrations.accelerate import force_accelerate_hooks
+
+from ..cache_recording import Recorded
+from ..memory import LayerMemory
+from ..recurrence import Inputs, Recurrence, State
+from ..short_convolution import ConvolutionWindow
+from ..tokens import Tokens
+from .delay import Delay
+from .layer_parts import ReplacedLayer, take_cache, tokens_of
+from .stock_caches import StockLayer, overwrite, recording_of, stock_layer
+
+
+class CompressedProjection(ReplacedLayer):
+    """Queries and keys are mixed by two convolutions, channel by channel and head by head, beside
+    means of both; half of the values are those of the token before.
+    """
+
+    config: Any
+    layer_idx: int
+    head_dim: int
+    num_key_value_groups: int
+    num_key_value_heads: int
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj_current: nn.Module
+    v_proj_delayed: nn.Module
+    conv_qk_depthwise: nn.Conv1d
+    conv_qk_grouped: nn.Conv1d
+
+    @property
+    def mended(self) -> set[str]:
+        return {"padding"} if self.config.attention_bias else set()
+
+    @force_accelerate_hooks(["conv_qk_depthwise", "conv_qk_grouped"])  # read without calling them
+    def forward(
+        self,
+        hidden_states: Tensor,
+        cache: Cache | None = None,
+        conv_mask: Tensor | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden_states (B, T, hidden) -> queries, keys and values (B, T, H, P)"""
+        B, T, _ = hidden_states.shape
+        x, memory = self.begin(hidden_states, cache, conv_mask, kwargs)
+        q, k = self.q_proj(x), self.k_proj(x)
+        mixed = self.mixed(torch.cat([q, k], -1), memory)
+        of_heads = (-1, self.head_dim)
+        q, k = q.unflatten(-1, of_heads), k.unflatten(-1, of_heads)
+        q = (q + k.repeat_interleave(self.num_key_value_groups, dim=2)) * 0.5
+        k = q.unflatten(2, (-1, self.num_key_value_groups)).mean(3)
+        mixed_q, mixed_k = mixed.unflatten(-1, of_heads).split([q.shape[2], k.shape[2]], 2)
+
+        v, delayed = self.v_proj_current(x), self.v_proj_delayed(x)
+        if memory.is_empty:  # Transformers asks for as many zeros
+            first = self.v_proj_delayed(hidden_states.new_zeros(B, 1, x.shape[-1]))[0, 0]
+        else:
+            first = delayed.new_zeros(delayed.shape[-1])
+        v_before = memory.run(self.delay, {"x": delayed, "first": first})
+        memory.write(v.dtype)
+        v = torch.cat([v, v_before.to(v.dtype)], -1).unflatten(-1, of_heads)
+        return tuple(y.reshape(B, T, *y.shape[2:]) for y in (mixed_q + q, mixed_k + k, v))
+
+    def begin(
+        self,
+        hidden_states: Tensor,
+        cache: Cache | None,
+        mask: Any,
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Tensor, LayerMemory]:
+        """As layer_parts.begin."""
+        cache, kwargs = take_cache(cache, kwargs)
+        tokens = tokens_of(hidden_states, cache, mask, kwargs)
+        stored, (B, T, _) = None, hidden_states.shape
+        if cache is not None:
+            stored = StoredWindows(cache, self.layer_idx)
+            stored.check_rows(B)
+        hidden_states, _ = tokens.one_row(hidden_states)
+        return hidden_states, LayerMemory(stored, tokens, T)
+
+    def mixed(self, qk: Tensor, memory: LayerMemory) -> Tensor:
+        """Queries and keys (B, T, C) through both convolutions."""
+        one, other = self.conv_qk_depthwise, self.conv_qk_grouped
+        inputs = {
+            "x": qk.to(one.weight.dtype),
+            "weight": one.weight,
+            "bias": one.bias,
+            "head_weight": other.weight,
+            "head_bias": other.bias,
+        }
+        return memory.run(self.window, inputs).to(qk.dtype)
+
+    @property
+    def window(self) -> "TwoConvolutions":
+        one, other = self.conv_qk_depthwise.weight, self.conv_qk_grouped.weight
+        return TwoConvolutions("conv", one.shape[0], one.shape[2] + other.shape[2] - 1, None)
+
+    @property
+    def delay(self) -> Delay:
+        return Delay("delayed", self.v_channels, 2, None)
+
+    @property
+    def v_channels(self) -> int:
+        """Of delayed values: half of those of all heads."""
+        return self.num_key_value_heads * self.head_dim // 2
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers beside keys and values."""
+        return [self.window, self.delay]
+
+
+class StoredWindows(StockLayer):
+    """One layer of a stock cache, as LayerMemory reads and writes it: "conv" (B, W, C) are the last
+    queries and keys, and "delayed" (B, 1, V) the last delayed values.
+    """
+
+    may_change = False
+
+    def __init__(self, cache: Cache, layer_idx: int):
+        self.layer = stock_layer(cache, layer_idx)
+        self.views = windows_in(self.layer)
+        self.recording = recording_of(self.layer, windows_in)
+
+    def read(self) -> State:
+        is_safe = not torch.is_grad_enabled()
+        return {name: x if is_safe else x.clone() for name, x in self.views.items()}
+
+    def write(
+        self,
+        state: State,
+        inputs: list[tuple[Recurrence, Inputs]],
+        num_tokens: int,
+        key_mask: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        if self.recording is not None:
+            self.recording.append(Recorded(num_tokens, key_mask, inputs))
+            self.layer.num_tokens += num_tokens
+        if self.views:
+            overwrite(self.views, state)
+        else:
+            self.layer.update_conv_state(state["conv"].transpose(1, 2))
+            self.layer.update_recurrent_state(state["delayed"][:, 0])
+
+
+def windows_in(layer: LinearAttentionLayer) -> State:
+    """{} before the first token."""
+    if not layer.has_previous_state[0]:
+        return {}
+    conv, delayed = layer.conv_states[0], layer.recurrent_states[0]
+    return {"conv": conv.transpose(1, 2), "delayed": delayed[:, None]}
+
+
+@dataclass(frozen=True)
+class TwoConvolutions(ConvolutionWindow):
+    """With "weight" (C, 1, k) and "bias" (C,) of one convolution, channel by channel, and
+    "head_weight" (C, P, n) and "head_bias" (C,) of another one behind it, head by head; kernel_size
+    is k + n - 1. Before a sequence there are zeros, of which the former makes its bias.
+    """
+
+    only_read: ClassVar[tuple[str, ...]] = ("weight", "bias", "head_weight", "head_bias")
+    parameters: ClassVar[tuple[str, ...]] = only_read
+
+    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        x, weight, bias, mixing, y_bias = (inputs[name] for name in ("x", *self.only_read))
+        assert x is not None and weight is not None and mixing is not None and y_bias is not None
+        n, P = mixing.shape[2], mixing.shape[1]
+        y = torch.zeros_like(x)
+        after: State = {}
+        for lag in range(n):
+            earlier = {"x": x, "weight": F.pad(weight, (n - 1 - lag, lag)), "bias": bias}
+            of_channels, after = super().run(earlier, state, tokens)
+            of_head = mixing[:, :, n - 1 - lag].unflatten(0, (-1, P))  # (H, P, P)
+            by_head = of_channels.flatten(0, 1).unflatten(-1, (-1, P)).transpose(0, 1)
+            y = y + (by_head @ of_head.mT).transpose(0, 1).reshape(y.shape)
+        return y + y_bias, after
+
+    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+        return Recurrence.step_(self, inputs, state, tokens)

@@ -1,0 +1,93 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""xLSTM's cache, so that it tells layers what they are to know, takes tokens back, and follows
+beams. Importing this imports Transformers' xLSTM.
+
+Shapes: B batch, T time.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.models.xlstm.modeling_xlstm import xLSTMCache
+
+from ..cache_recording import Recording
+from ..numerics import accumulation_dtype
+from .xlstm import NAMES, LayerState
+
+
+class XLSTMStates(xLSTMCache):
+    """Records once it is told to."""
+
+    is_croppable = True
+    is_compileable = False
+    is_linear = (True,)  # all layers
+    counts_tokens = True
+    is_recording: bool
+    recordings: dict[int, Recording]  # by layer
+
+    @classmethod
+    def new(
+        cls, config: PreTrainedConfig, B: int, dtype: torch.dtype, device: torch.device
+    ) -> "XLSTMStates":
+        """Of a model that computes in `dtype`; sums are kept in float32 or better."""
+        return cls.made_of(cls(config, B, dtype=accumulation_dtype(dtype), device=device))
+
+    @classmethod
+    def made_of(cls, cache: xLSTMCache) -> "XLSTMStates":
+        """This one, which becomes one."""
+        if not hasattr(cache, "recordings"):
+            cache.__class__ = cls
+            cache.is_recording, cache.recordings = False, {}
+        return cache
+
+    def tell(self, mask: Tensor | None, is_new: bool) -> None:
+        """What the layers are to know in the next forward: of what padding is (B, T), and whether
+        it is the first.
+        """
+        for number, state in self.rnn_state.items():
+            if self.is_recording and number not in self.recordings:
+                before = dict(zip(NAMES, map(Tensor.clone, state), strict=True))
+                self.recordings[number] = Recording(before)
+            self.rnn_state[number] = LayerState.told(
+                state,
+                mask=mask,
+                is_new=is_new,
+                may_change=True,
+                recording=self.recordings.get(number),
+            )
+
+    def activate_past_recording(self) -> None:
+        self.is_recording = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens."""
+        n = abs(tokens_to_remove)
+        recorded = min((one.num_tokens for one in self.recordings.values()), default=0)
+        if n > recorded:
+            raise RuntimeError(
+                f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
+                "activate_past_recording() before reading those that may have to go"
+            )
+        for number, recording in self.recordings.items():
+            if n == 0:
+                recording.confirm()
+                continue
+            state = recording.remove_last(n)
+            for x, name in zip(self.rnn_state[number], NAMES, strict=True):
+                x.copy_(state[name])
+        self.seqlen_offset -= n
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self.seqlen_offset)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Each row goes on from another, as beams do."""
+        for number, state in self.rnn_state.items():
+            self.rnn_state[number] = LayerState(x[beam_idx.to(x.device)] for x in state)
+        for recording in self.recordings.values():
+            recording.map_rows(lambda x: x[beam_idx.to(x.device)])
+
+    def reset(self) -> None:
+        super().reset()
+        self.seqlen_offset.zero_()
+        self.recordings = {}
