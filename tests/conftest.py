@@ -62,6 +62,16 @@ def one_thread():
 
 
 @pytest.fixture
+def new_compiler():
+    """So that no frame that earlier tests compiled counts against the number of times that one may
+    be compiled again.
+    """
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def shapes_given_to(monkeypatch):
     """Called with the name of an op that a layer calls, returns the shapes of x that the op is
     given from then on. Tokens are not recorded meanwhile, for recordings call no function.

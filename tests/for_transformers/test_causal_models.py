@@ -132,6 +132,7 @@ def test_other_dtypes_round_as_transformers(dtype, ids):
         assert ours <= 1.5 * theirs + 1e-6 * want.norm()
 
 
+@pytest.mark.usefixtures("new_compiler")
 def test_a_step_compiles_whole_and_once(model, ids):
     with torch.no_grad():
         want = model(ids).logits
