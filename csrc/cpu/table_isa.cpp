@@ -25,6 +25,7 @@ const CpuKernels kernels = {
     {convolution_forward, convolution_backward, convolution_step},
     {selective_scan_forward, selective_scan_backward, selective_scan_step},
     {elementwise_scan_forward, elementwise_scan_backward, elementwise_scan_step},
+    {rg_lru_forward, rg_lru_backward},
     linear,
     many_rows_linear,
     quantized_linear,

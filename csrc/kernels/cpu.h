@@ -24,6 +24,7 @@ struct CpuKernels {
   ConvolutionOnCpu convolution;
   SelectiveScanOnCpu selective_scan;
   ElementwiseScanOnCpu elementwise_scan;
+  RgLruOnCpu rg_lru;
   LinearOnCpu linear;
   ManyRowsLinearOnCpu many_rows_linear;
   QuantizedLinearOnCpu quantized_linear;

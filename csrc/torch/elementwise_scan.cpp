@@ -11,21 +11,21 @@ namespace hfla {
 namespace {
 
 // Of (B, T, C) for 3 dims, or (B, C) for 2.
-ElementwiseScanSizes check_inputs(const Tensor& x, const Tensor& log_decay, const Tensor& key_mask,
-                                  int64_t dim) {
+ElementwiseScanSizes check_x(const Tensor& x, int64_t dim) {
   check(x.dim() == dim, "x must have shape ",
         dim == 3 ? "(batch, time, channels)" : "(batch, channels)", ", got ", shape_of(x));
   const int64_t B = x.size(0), C = x.size(dim - 1);
   check(C >= 1, "x must have a channel or more, got ", shape_of(x));
-  const DType dtype = dtype_of("x", x);
-  const Device device = x.device();
-  check_tensor("log_decay", log_decay, device, accumulation_dtype(dtype), shape_of(x));
-  if (key_mask) {
-    const Shape of_tokens = {x.sizes(), dim - 1};
-    check_tensor("key_mask", key_mask, device, aoti_torch_dtype_bool(), of_tokens);
-    check(key_mask.is_contiguous(), "key_mask must be contiguous");
-  }
-  return {B, C, dtype};
+  return {B, C, dtype_of("x", x)};
+}
+
+// A bool for each token of x.
+const bool* check_tokens(const char* name, const Tensor& tensor, const Tensor& x) {
+  if (!tensor) return nullptr;
+  const Shape of_tokens = {x.sizes(), x.dim() - 1};
+  check_tensor(name, tensor, x.device(), aoti_torch_dtype_bool(), of_tokens);
+  check(tensor.is_contiguous(), name, " must be contiguous");
+  return data_or_null<bool>(tensor);
 }
 
 // (B, T, C)
@@ -41,11 +41,10 @@ View token_of(const Tensor& tensor) {
   return {input_data(tensor), stride[0], 0, 0, stride[1]};
 }
 
-ElementwiseScanProblem make_problem(const Tensor& x, const Tensor& log_decay,
-                                    const Tensor& key_mask, const Tensor& cu_seqlens,
-                                    const Tensor& initial_state) {
-  ElementwiseScanProblem p{};
-  static_cast<ElementwiseScanSizes&>(p) = check_inputs(x, log_decay, key_mask, 3);
+ChannelSumsProblem make_problem(const Tensor& x, const Tensor& key_mask, const Tensor& cu_seqlens,
+                                const Tensor& initial_state) {
+  ChannelSumsProblem p{};
+  static_cast<ElementwiseScanSizes&>(p) = check_x(x, 3);
   p.T = x.size(1);
   const Device device = x.device();
   if (cu_seqlens) check_cu_seqlens(cu_seqlens, device, p.B, p.T);
@@ -54,11 +53,59 @@ ElementwiseScanProblem make_problem(const Tensor& x, const Tensor& log_decay,
     check_contiguous_tensor("initial_state", initial_state, device, accumulation_dtype(p.dtype),
                             {p.num_sequences, p.C});
   }
-  p.key_mask = data_or_null<bool>(key_mask);
+  p.key_mask = check_tokens("key_mask", key_mask, x);
   p.cu_seqlens = data_or_null<int32_t>(cu_seqlens);
-  p.x = rows_of(x), p.log_decay = rows_of(log_decay);
+  p.x = rows_of(x);
   p.initial_state = data_or_null(initial_state);
   return p;
+}
+
+ElementwiseScanProblem scan_problem(const Tensor& x, const Tensor& log_decay,
+                                    const Tensor& key_mask, const Tensor& cu_seqlens,
+                                    const Tensor& initial_state) {
+  const ChannelSumsProblem p = make_problem(x, key_mask, cu_seqlens, initial_state);
+  check_tensor("log_decay", log_decay, x.device(), accumulation_dtype(p.dtype), shape_of(x));
+  return {p, rows_of(log_decay)};
+}
+
+RgLruProblem rg_lru_problem(const Tensor& x, const Tensor& input_gate, const Tensor& recurrent_gate,
+                            const Tensor& rate, const Tensor& begins, const Tensor& initial_state) {
+  const ChannelSumsProblem p = make_problem(x, Tensor(), Tensor(), initial_state);
+  const Device device = x.device();
+  check(input_gate.dim() == 4 && input_gate.size(3) >= 1,
+        "input_gate must have shape (batch, time, heads, channels of a head), got ",
+        shape_of(input_gate));
+  const int64_t P = input_gate.size(3);
+  check(p.C % P == 0, "input_gate must have heads that divide x's ", p.C, " channels, got ", P);
+  check_tensor("input_gate", input_gate, device, x.dtype(), {p.B, p.T, p.C / P, P});
+  check_tensor("recurrent_gate", recurrent_gate, device, x.dtype(), shape_of(input_gate));
+  check_contiguous_tensor("rate", rate, device, accumulation_dtype(p.dtype), {p.C});
+  return {p,
+          P,
+          input(input_gate),
+          input(recurrent_gate),
+          data_or_null(rate),
+          check_tokens("begins", begins, x)};
+}
+
+// What a forward gives, and what of its gradients a backward is given.
+struct Results {
+  Tensor y, state;
+  explicit Results(const ChannelSumsProblem& p, const Tensor& x)
+      : y(Tensor::empty(x.dtype(), {p.B, p.T, p.C}, x.device())),
+        state(Tensor::empty(accumulation_dtype(p.dtype), {p.num_sequences, p.C}, x.device())) {}
+  ElementwiseScanResult data() { return {y.mutable_data(), state.mutable_data()}; }
+};
+
+ElementwiseScanUpstream check_upstream(const ChannelSumsProblem& p, const Tensor& x,
+                                       const Tensor& dy, const Tensor& dstate) {
+  const Device device = x.device();
+  if (dy) check_tensor("dy", dy, device, x.dtype(), {p.B, p.T, p.C});
+  if (dstate) {
+    check_contiguous_tensor("dstate", dstate, device, accumulation_dtype(p.dtype),
+                            {p.num_sequences, p.C});
+  }
+  return {rows_of(dy), data_or_null(dstate), nullptr};
 }
 
 void forward(StableIValue* stack) {
@@ -68,12 +115,10 @@ void forward(StableIValue* stack) {
   const Tensor key_mask = arguments.optional_tensor();
   const Tensor cu_seqlens = arguments.optional_tensor();
   const Tensor initial_state = arguments.optional_tensor();
-  const ElementwiseScanProblem p = make_problem(x, log_decay, key_mask, cu_seqlens, initial_state);
-  Tensor y = Tensor::empty(x.dtype(), {p.B, p.T, p.C}, x.device());
-  Tensor state = Tensor::empty(log_decay.dtype(), {p.num_sequences, p.C}, x.device());
-  const ElementwiseScanResult result{y.mutable_data(), state.mutable_data()};
-  check_status(cpu(p.dtype).elementwise_scan.forward(p, result, torch_threads()));
-  give_back(stack, y, state);
+  const ElementwiseScanProblem p = scan_problem(x, log_decay, key_mask, cu_seqlens, initial_state);
+  Results results(p, x);
+  check_status(cpu(p.dtype).elementwise_scan.forward(p, results.data(), torch_threads()));
+  give_back(stack, results.y, results.state);
 }
 
 void backward(StableIValue* stack) {
@@ -85,21 +130,66 @@ void backward(StableIValue* stack) {
   const Tensor key_mask = arguments.optional_tensor();
   const Tensor cu_seqlens = arguments.optional_tensor();
   const Tensor initial_state = arguments.optional_tensor();
-  const ElementwiseScanProblem p = make_problem(x, log_decay, key_mask, cu_seqlens, initial_state);
-
+  const ElementwiseScanProblem p = scan_problem(x, log_decay, key_mask, cu_seqlens, initial_state);
+  const ElementwiseScanUpstream upstream = check_upstream(p, x, dy, dstate);
   const int32_t sums = accumulation_dtype(p.dtype);
   const Device device = x.device();
-  if (dy) check_tensor("dy", dy, device, x.dtype(), {p.B, p.T, p.C});
-  if (dstate) check_contiguous_tensor("dstate", dstate, device, sums, {p.num_sequences, p.C});
   Tensor dx = Tensor::empty(x.dtype(), {p.B, p.T, p.C}, device);
   Tensor dlog_decay = Tensor::empty(sums, {p.B, p.T, p.C}, device);
   Tensor dinitial_state =
       initial_state ? Tensor::empty(sums, {p.num_sequences, p.C}, device) : none(sums, device);
   ElementwiseScanGradients gradients{dx.mutable_data(), dlog_decay.mutable_data(), nullptr};
   if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
-  check_status(cpu(p.dtype).elementwise_scan.backward(p, {rows_of(dy), data_or_null(dstate)},
-                                                      gradients, torch_threads()));
+  check_status(cpu(p.dtype).elementwise_scan.backward(p, upstream, gradients, torch_threads()));
   give_back(stack, dx, dlog_decay, dinitial_state);
+}
+
+void rg_lru_forward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  const Tensor input_gate = arguments.tensor();
+  const Tensor recurrent_gate = arguments.tensor();
+  const Tensor rate = arguments.tensor();
+  const Tensor begins = arguments.optional_tensor();
+  const Tensor initial_state = arguments.optional_tensor();
+  const RgLruProblem p =
+      rg_lru_problem(x, input_gate, recurrent_gate, rate, begins, initial_state);
+  Results results(p, x);
+  check_status(cpu(p.dtype).rg_lru.forward(p, results.data(), torch_threads()));
+  give_back(stack, results.y, results.state);
+}
+
+void rg_lru_backward(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor dy = arguments.optional_tensor();
+  const Tensor dstate = arguments.optional_tensor();
+  const Tensor y = arguments.tensor();
+  const Tensor x = arguments.tensor();
+  const Tensor input_gate = arguments.tensor();
+  const Tensor recurrent_gate = arguments.tensor();
+  const Tensor rate = arguments.tensor();
+  const Tensor begins = arguments.optional_tensor();
+  const Tensor initial_state = arguments.optional_tensor();
+  const RgLruProblem p =
+      rg_lru_problem(x, input_gate, recurrent_gate, rate, begins, initial_state);
+  ElementwiseScanUpstream upstream = check_upstream(p, x, dy, dstate);
+  const int32_t dtype = x.dtype(), sums = accumulation_dtype(p.dtype);
+  const Device device = x.device();
+  check_contiguous_tensor("y", y, device, dtype, {p.B, p.T, p.C});
+  if (dtype == sums) upstream.y = y.data();
+  const auto like_a_gate = [&] {
+    return Tensor::empty(dtype, {p.B, p.T, p.C / p.P, p.P}, device);
+  };
+  Tensor dx = Tensor::empty(dtype, {p.B, p.T, p.C}, device);
+  Tensor dinput_gate = like_a_gate(), drecurrent_gate = like_a_gate();
+  Tensor drate = Tensor::empty(sums, {p.num_sequences, p.C}, device);
+  Tensor dinitial_state =
+      initial_state ? Tensor::empty(sums, {p.num_sequences, p.C}, device) : none(sums, device);
+  RgLruGradients gradients{dx.mutable_data(), dinput_gate.mutable_data(),
+                           drecurrent_gate.mutable_data(), drate.mutable_data(), nullptr};
+  if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
+  check_status(cpu(p.dtype).rg_lru.backward(p, upstream, gradients, torch_threads()));
+  give_back(stack, dx, dinput_gate, drecurrent_gate, drate, dinitial_state);
 }
 
 void step(StableIValue* stack) {
@@ -110,14 +200,15 @@ void step(StableIValue* stack) {
   Tensor state = arguments.tensor();
   const Tensor state_indices = arguments.optional_tensor();
   ElementwiseScanStep p{};
-  static_cast<ElementwiseScanSizes&>(p) = check_inputs(x, log_decay, key_mask, 2);
+  static_cast<ElementwiseScanSizes&>(p) = check_x(x, 2);
+  check_tensor("log_decay", log_decay, x.device(), accumulation_dtype(p.dtype), shape_of(x));
   const int64_t slots = num_slots(state, state_indices, p.B);
   check_slots_of_any_strides("state", state, x.device(), log_decay.dtype(), {slots, p.C});
   p.slots = check_state_indices(state_indices, x.device(), p.B, slots);
   Tensor y = Tensor::empty(x.dtype(), {p.B, p.C}, x.device());
 
   p.x = token_of(x), p.log_decay = token_of(log_decay);
-  p.key_mask = data_or_null<bool>(key_mask);
+  p.key_mask = check_tokens("key_mask", key_mask, x);
   p.state = token_of(state);
   p.state.data = state.mutable_data();
   p.y = y.mutable_data();
@@ -126,7 +217,8 @@ void step(StableIValue* stack) {
 }
 
 constexpr char kForward[] = "elementwise_scan", kBackward[] = "elementwise_scan_backward",
-               kStep[] = "elementwise_scan_step_";
+               kStep[] = "elementwise_scan_step_", kRgLruForward[] = "rg_lru",
+               kRgLruBackward[] = "rg_lru_backward";
 
 constexpr Op kOps[] = {
     op<forward, kForward>(
@@ -141,6 +233,16 @@ constexpr Op kOps[] = {
     op<step, kStep>(
         "elementwise_scan_step_(Tensor x, Tensor log_decay, Tensor? key_mask, Tensor(a!) state, "
         "Tensor? state_indices=None) -> Tensor y",
+        false),
+    op<rg_lru_forward, kRgLruForward>(
+        "rg_lru(Tensor x, Tensor input_gate, Tensor recurrent_gate, Tensor rate, Tensor? begins, "
+        "Tensor? initial_state) -> (Tensor y, Tensor state)",
+        false),
+    op<rg_lru_backward, kRgLruBackward>(
+        "rg_lru_backward(Tensor? dy, Tensor? dstate, Tensor y, Tensor x, Tensor input_gate, "
+        "Tensor recurrent_gate, Tensor rate, Tensor? begins, Tensor? initial_state) "
+        "-> (Tensor dx, Tensor dinput_gate, Tensor drecurrent_gate, Tensor drate, "
+        "Tensor dinitial_state)",
         false),
 };
 

@@ -30,5 +30,13 @@ HFLA_INLINE V normal_exp(V x) {
   return (V)((Bits)p + ((Bits)rounded_n << C::kMantissaBits));
 }
 
+// Of x not below -kNormalExpRange; beyond that, in both directions, it is 0 or 1 to all digits but
+// those of numbers as 1e-37.
+template <class V>
+HFLA_INLINE V sigmoid(V x) {
+  using Acc = ElementOf<V>;
+  return Acc(1) / (Acc(1) + normal_exp(-at_most(kNormalExpRange<Acc>, x)));
+}
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA

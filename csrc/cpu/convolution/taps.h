@@ -78,14 +78,6 @@ void write_taps(void* data, DType dtype, int64_t count, const Acc* from, Channel
   });
 }
 
-// Of x not below -kNormalExpRange; beyond that, in both directions, it is 0 or 1 to all digits but
-// those of numbers as 1e-37.
-template <class V>
-HFLA_INLINE V sigmoid(V x) {
-  using Acc = ElementOf<V>;
-  return Acc(1) / (Acc(1) + normal_exp(-at_most(kNormalExpRange<Acc>, x)));
-}
-
 template <class V>
 HFLA_INLINE V activation(bool silu, V u) {
   if (!silu) return u;

@@ -1,14 +1,15 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// The gradients of the elementwise scan. With a_t = exp(log_decay_t) and G_t the gradient of h_t,
+// The gradients of the elementwise scan and of the RG-LRU. With a_t = exp(log_decay_t) and G_t the
+// gradient of h_t,
 //
 //     G_t = dy_t + a_{t+1} G_{t+1}    dx_t = G_t    dlog_decay_t = G_t a_t h_{t-1}
 //
-// which is a scan, too, from the last token to the first. y may be rounded, so sums are computed
-// once more: first from tile to tile of tokens, of which the first ones are kept, then within each
-// tile.
+// which is a scan, too, from the last token to the first. Within each tile of tokens sums, and what
+// goes into them, are computed once more; what they were before it is in y, or, as that may be
+// rounded, they are computed from tile to tile first.
 
-#include "cpu/elementwise_scan/blocks.h"
+#include "cpu/elementwise_scan/inputs.h"
 #include "cpu/elementwise_scan/kernels.h"
 #include "cpu/sequences/plan.h"
 
@@ -19,40 +20,48 @@ constexpr int64_t kTileTokens = 32;
 
 struct BackwardPlan {
   Blocks blocks;
-  int64_t workers, tiles;  // tiles: of the longest sequence
+  int64_t workers;
+  int64_t starts;  // that are kept: as many as tiles of the longest sequence, or none
 };
 
 // Rows of a block.
-template <class Scalar>
+template <class Scalar, class Inputs>
 struct BackwardScratch {
   using Acc = AccOf<Scalar>;
   int64_t stride;
-  Acc* starts;           // (tiles,): the sums before each tile
+  Acc* starts;           // the sums before each tile
   Acc *state, *dstate;   // h and G of the present token
+  Acc* sums;             // over tokens: those gradients that Inputs has of no token
   Acc *decay, *decayed;  // (kTileTokens,): a_t and a_t h_{t-1}
+  Acc* kept;             // (kTileTokens, Inputs::kKept)
 
   BackwardScratch(Carver& carver, const BackwardPlan& plan)
       : stride(plan.blocks.size),
-        starts(carver.take<Acc>(plan.tiles * stride)),
+        starts(carver.take<Acc>(plan.starts * stride)),
         state(carver.take<Acc>(stride)),
         dstate(carver.take<Acc>(stride)),
+        sums(carver.take<Acc>(Inputs::kSums * stride)),
         decay(carver.take<Acc>(kTileTokens * stride)),
-        decayed(carver.take<Acc>(kTileTokens * stride)) {}
+        decayed(carver.take<Acc>(kTileTokens * stride)),
+        kept(carver.take<Acc>(kTileTokens * Inputs::kKept * stride)) {}
 };
 
-template <class Scalar>
+template <class Scalar, class Inputs>
 class Backward {
   using Acc = AccOf<Scalar>;
-  using Scratch = BackwardScratch<Scalar>;
+  using Scratch = BackwardScratch<Scalar, Inputs>;
+  using Problem = typename Inputs::Problem;
+  using Gradients = typename Inputs::Gradients;
 
  public:
-  Backward(const ElementwiseScanProblem& p, const ElementwiseScanUpstream& upstream,
-           const ElementwiseScanGradients& gradients, const Threads& threads)
+  Backward(const Problem& p, const ElementwiseScanUpstream& upstream, const Gradients& gradients,
+           const Threads& threads)
       : p_(p),
         upstream_(upstream),
         gradients_(gradients),
-        plan_{Blocks(p.num_sequences, p.C, threads.count), threads_for(p.B * p.T * p.C, threads),
-              most_tiles(p, kTileTokens)},
+        plan_{Blocks(p.num_sequences, p.C, Inputs::head_size(p), threads.count),
+              threads_for(p.B * p.T * p.C * Inputs::kWork, threads),
+              upstream.y ? 0 : most_tiles(p, kTileTokens)},
         workers_(for_decays(threads, true), plan_) {}
 
   Status run() {
@@ -66,21 +75,19 @@ class Backward {
 
  private:
   void backward(Scratch& s, const Span& span, Channels channels) const {
-    stage_state(p_.initial_state, p_, span, channels, s.state);
     const int64_t tiles = span.tiles(kTileTokens);
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      __builtin_memcpy(s.starts + tile * s.stride, s.state, sizeof(Acc) * s.stride);
-      if (tile + 1 < tiles) advance(s, tile_of(span, tile), channels);
-    }
+    if (!upstream_.y) keep_starts(s, span, channels, tiles);
     stage_state(upstream_.dstate, p_, span, channels, s.dstate);
+    clear(s.sums, Inputs::kSums * s.stride);
     for (int64_t tile = tiles - 1; tile >= 0; --tile) {
-      __builtin_memcpy(s.state, s.starts + tile * s.stride, sizeof(Acc) * s.stride);
+      stage_start(s, span, channels, tile);
       advance(s, tile_of(span, tile), channels);
       go_back(s, tile_of(span, tile), channels);
     }
     if (gradients_.dinitial_state) {
       write_state(s.dstate, p_, span, channels, gradients_.dinitial_state);
     }
+    if constexpr (Inputs::kSums) write_state(s.sums, p_, span, channels, gradients_.drate);
   }
 
   static Span tile_of(const Span& span, int64_t tile) {
@@ -88,52 +95,88 @@ class Backward {
     return {span.sequence, span.batch, begin, min(span.end, begin + kTileTokens)};
   }
 
+  void keep_starts(Scratch& s, const Span& span, Channels channels, int64_t tiles) const {
+    stage_state(p_.initial_state, p_, span, channels, s.state);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      __builtin_memcpy(s.starts + tile * s.stride, s.state, sizeof(Acc) * s.stride);
+      if (tile + 1 < tiles) advance(s, tile_of(span, tile), channels);
+    }
+  }
+
+  // The sums before a tile.
+  void stage_start(Scratch& s, const Span& span, Channels channels, int64_t tile) const {
+    if (!upstream_.y) {
+      __builtin_memcpy(s.state, s.starts + tile * s.stride, sizeof(Acc) * s.stride);
+    } else if (tile == 0) {
+      stage_state(p_.initial_state, p_, span, channels, s.state);
+    } else {
+      const int64_t last = span.begin + tile * kTileTokens - 1;
+      const Acc* const y = static_cast<const Acc*>(upstream_.y) +
+                           (span.batch * p_.T + last) * p_.C + channels.begin;
+      clear(s.state, channels.padded<Acc>());
+      __builtin_memcpy(s.state, y, sizeof(Acc) * static_cast<size_t>(channels.count));
+    }
+  }
+
   // From the sums before a tile to those behind it.
   void advance(Scratch& s, const Span& tile, Channels channels) const {
     for (int64_t time = tile.begin; time < tile.end; ++time) {
       if (is_padding(p_, tile.batch, time)) continue;
-      const Scalar* const x = token_of<Scalar>(p_.x, tile.batch, time, channels);
-      const Acc* const log_decay = token_of<Acc>(p_.log_decay, tile.batch, time, channels);
+      const Inputs inputs(p_, tile.batch, time, channels);
+      if (inputs.begins()) clear(s.state, channels.padded<Acc>());
       const int64_t row = (time - tile.begin) * s.stride;
       for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-        const Vec<Acc> decay = decay_of(load_vector(log_decay, p_.log_decay.dim, c, count));
-        const Vec<Acc> decayed = decay * load(s.state + c);
-        store(s.decay + row + c, decay);
+        const auto input = inputs(c, count);
+        const Vec<Acc> decayed = input.decay * load(s.state + c);
+        store(s.decay + row + c, input.decay);
         store(s.decayed + row + c, decayed);
-        store(s.state + c, decayed + load_vector(x, p_.x.dim, c, count));
+        store(s.state + c, decayed + input.x);
+        HFLA_UNROLL
+        for (int k = 0; k < Inputs::kKept; ++k) {
+          store(s.kept + Inputs::kKept * row + k * s.stride + c, input.kept[k]);
+        }
       });
     }
   }
 
   void go_back(Scratch& s, const Span& tile, Channels channels) const {
     for (int64_t time = tile.end - 1; time >= tile.begin; --time) {
-      Scalar* const dx = token_of<Scalar>(gradients_.dx, p_, tile.batch, time, channels);
-      Acc* const dlog_decay = token_of<Acc>(gradients_.dlog_decay, p_, tile.batch, time, channels);
+      const typename Inputs::Writer writer(gradients_, p_, tile.batch, time, channels);
       if (is_padding(p_, tile.batch, time)) {
-        clear(dx, channels.count);
-        clear(dlog_decay, channels.count);
+        writer.clear_all();
         continue;
       }
+      const Inputs inputs(p_, tile.batch, time, channels);
       const View& dy = upstream_.dy;
       const Scalar* const of_token =
           dy.data ? token_of<Scalar>(dy, tile.batch, time, channels) : nullptr;
       const int64_t row = (time - tile.begin) * s.stride;
       for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-        Vec<Acc> G = load(s.dstate + c);
-        if (of_token) G += load_vector(of_token, dy.dim, c, count);
-        store_vector(dx, 1, c, count, G);
-        store_vector(dlog_decay, 1, c, count, G * load(s.decayed + row + c));
-        store(s.dstate + c, G * load(s.decay + row + c));
+        OfSum<Acc> h{load(s.dstate + c), load(s.decay + row + c), load(s.decayed + row + c)};
+        if (of_token) h.G += load_vector(of_token, dy.dim, c, count);
+        const Acc* const kept = s.kept + Inputs::kKept * row + c;
+        writer.write(inputs, c, count, h, kept, s.stride, s.sums);
+        store(s.dstate + c, h.G * h.decay);
       });
+      if (inputs.begins()) clear(s.dstate, channels.padded<Acc>());
     }
   }
 
-  const ElementwiseScanProblem& p_;
+  const Problem& p_;
   const ElementwiseScanUpstream& upstream_;
-  const ElementwiseScanGradients& gradients_;
+  const Gradients& gradients_;
   const BackwardPlan plan_;
   Workers<Scratch, BackwardPlan> workers_;
 };
+
+template <template <class> class Inputs, class Problem, class Gradients>
+Status backward(const Problem& problem, const ElementwiseScanUpstream& upstream,
+                const Gradients& gradients, const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    return Backward<Scalar, Inputs<Scalar>>(problem, upstream, gradients, threads).run();
+  });
+}
 
 }  // namespace
 
@@ -141,9 +184,12 @@ Status elementwise_scan_backward(const ElementwiseScanProblem& problem,
                                  const ElementwiseScanUpstream& upstream,
                                  const ElementwiseScanGradients& gradients,
                                  const Threads& threads) {
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    return Backward<decltype(scalar)>(problem, upstream, gradients, threads).run();
-  });
+  return backward<GivenInputs>(problem, upstream, gradients, threads);
+}
+
+Status rg_lru_backward(const RgLruProblem& problem, const ElementwiseScanUpstream& upstream,
+                       const RgLruGradients& gradients, const Threads& threads) {
+  return backward<RgLruInputs>(problem, upstream, gradients, threads);
 }
 
 }  // namespace hfla::HFLA_ISA

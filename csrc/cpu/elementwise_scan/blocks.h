@@ -16,17 +16,20 @@ namespace {
 constexpr int64_t kMinBlock = 64, kMaxBlock = 512;  // channels
 constexpr int64_t kTasksPerThread = 4;
 
+// None has channels of several heads of P.
 struct Blocks {
-  int64_t channels, size, count;
+  int64_t P, size, of_a_head, count;
 
   // Of so many rows' channels, for so many threads.
-  Blocks(int64_t rows, int64_t C, int64_t threads)
-      : channels(C),
+  Blocks(int64_t rows, int64_t C, int64_t P, int64_t threads)
+      : P(P),
         size(min(kMaxBlock, max(kMinBlock, round_up(rows * C / (kTasksPerThread * threads), 64)))),
-        count(ceil_div(C, size)) {}
+        of_a_head(ceil_div(P, size)),
+        count(C / P * of_a_head) {}
 
   Channels operator[](int64_t block) const {
-    return {block * size, min(size, channels - block * size)};
+    const int64_t in_head = block % of_a_head * size;
+    return {block / of_a_head * P + in_head, min(size, P - in_head)};
   }
 };
 
@@ -44,7 +47,7 @@ HFLA_INLINE const T* token_of(const View& view, int64_t batch, int64_t time, Cha
 
 // The same, to write, in a contiguous one.
 template <class T>
-HFLA_INLINE T* token_of(void* data, const ElementwiseScanProblem& p, int64_t batch, int64_t time,
+HFLA_INLINE T* token_of(void* data, const ChannelSumsProblem& p, int64_t batch, int64_t time,
                         Channels channels) {
   return static_cast<T*>(data) + (batch * p.T + time) * p.C + channels.begin;
 }
@@ -56,7 +59,7 @@ HFLA_INLINE void clear(T* to, int64_t count) {
 
 // A sequence's row of states (rows, C), to or from the block's sums; of no states, zeros.
 template <class Acc>
-void stage_state(const void* states, const ElementwiseScanProblem& p, const Span& span,
+void stage_state(const void* states, const ChannelSumsProblem& p, const Span& span,
                  Channels channels, Acc* to) {
   clear(to, channels.padded<Acc>());
   if (!states) return;
@@ -65,13 +68,13 @@ void stage_state(const void* states, const ElementwiseScanProblem& p, const Span
 }
 
 template <class Acc>
-void write_state(const Acc* from, const ElementwiseScanProblem& p, const Span& span,
+void write_state(const Acc* from, const ChannelSumsProblem& p, const Span& span,
                  Channels channels, void* states) {
   Acc* const to = static_cast<Acc*>(states) + span.sequence * p.C + channels.begin;
   __builtin_memcpy(to, from, sizeof(Acc) * static_cast<size_t>(channels.count));
 }
 
-HFLA_INLINE bool is_padding(const ElementwiseScanProblem& p, int64_t batch, int64_t time) {
+HFLA_INLINE bool is_padding(const ChannelSumsProblem& p, int64_t batch, int64_t time) {
   return p.key_mask && !p.key_mask[batch * p.T + time];
 }
 

@@ -1,8 +1,8 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// The elementwise scan over whole sequences.
+// The elementwise scan and the RG-LRU over whole sequences.
 
-#include "cpu/elementwise_scan/blocks.h"
+#include "cpu/elementwise_scan/inputs.h"
 #include "cpu/elementwise_scan/kernels.h"
 #include "cpu/sequences/plan.h"
 
@@ -22,17 +22,18 @@ struct ForwardScratch {
       : state(carver.take<AccOf<Scalar>>(plan.blocks.size)) {}
 };
 
-template <class Scalar>
+template <class Scalar, class Inputs>
 class Forward {
   using Acc = AccOf<Scalar>;
   using Scratch = ForwardScratch<Scalar>;
+  using Problem = typename Inputs::Problem;
 
  public:
-  Forward(const ElementwiseScanProblem& p, const ElementwiseScanResult& result,
-          const Threads& threads)
+  Forward(const Problem& p, const ElementwiseScanResult& result, const Threads& threads)
       : p_(p),
         result_(result),
-        plan_{Blocks(p.num_sequences, p.C, threads.count), threads_for(p.B * p.T * p.C, threads)},
+        plan_{Blocks(p.num_sequences, p.C, Inputs::head_size(p), threads.count),
+              threads_for(p.B * p.T * p.C * Inputs::kWork, threads)},
         workers_(for_decays(threads, true), plan_) {}
 
   Status run() {
@@ -53,40 +54,51 @@ class Forward {
       if (is_padding(p_, span.batch, time)) {
         clear(y, channels.count);
       } else {
-        advance(state, span.batch, time, channels, y, largest);
+        advance(state, Inputs(p_, span.batch, time, channels), channels, y, largest);
       }
     }
     if (sum<Acc>(largest) > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     write_state(state, p_, span, channels, result_.state);
   }
 
-  HFLA_INLINE void advance(Acc* state, int64_t batch, int64_t time, Channels channels, Scalar* y,
+  HFLA_INLINE void advance(Acc* state, const Inputs& inputs, Channels channels, Scalar* y,
                            Vec<Acc>& largest) const {
-    const Scalar* const x = token_of<Scalar>(p_.x, batch, time, channels);
-    const Acc* const log_decay = token_of<Acc>(p_.log_decay, batch, time, channels);
+    if (inputs.begins()) clear(state, channels.padded<Acc>());
     for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> g = load_vector(log_decay, p_.log_decay.dim, c, count);
-      const Vec<Acc> h = decay_of(g) * load(state + c) + load_vector(x, p_.x.dim, c, count);
-      largest = select(g > largest, g, largest);
+      const auto input = inputs(c, count);
+      const Vec<Acc> h = input.decay * load(state + c) + input.x;
+      largest = select(input.log_decay > largest, input.log_decay, largest);
       store(state + c, h);
       store_vector(y, 1, c, count, h);
     });
   }
 
-  const ElementwiseScanProblem& p_;
+  const Problem& p_;
   const ElementwiseScanResult& result_;
   const ForwardPlan plan_;
   Workers<Scratch, ForwardPlan> workers_;
   bool positive_log_decay_ = false;
 };
 
+template <template <class> class Inputs, class Problem>
+Status forward(const Problem& problem, const ElementwiseScanResult& result,
+               const Threads& threads) {
+  return with_dtype(problem.dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    return Forward<Scalar, Inputs<Scalar>>(problem, result, threads).run();
+  });
+}
+
 }  // namespace
 
 Status elementwise_scan_forward(const ElementwiseScanProblem& problem,
                                 const ElementwiseScanResult& result, const Threads& threads) {
-  return with_dtype(problem.dtype, [&](auto scalar) {
-    return Forward<decltype(scalar)>(problem, result, threads).run();
-  });
+  return forward<GivenInputs>(problem, result, threads);
+}
+
+Status rg_lru_forward(const RgLruProblem& problem, const ElementwiseScanResult& result,
+                      const Threads& threads) {
+  return forward<RgLruInputs>(problem, result, threads);
 }
 
 }  // namespace hfla::HFLA_ISA

@@ -12,6 +12,9 @@ Status elementwise_scan_forward(const ElementwiseScanProblem&, const Elementwise
                                 const Threads&);
 Status elementwise_scan_backward(const ElementwiseScanProblem&, const ElementwiseScanUpstream&,
                                  const ElementwiseScanGradients&, const Threads&);
+Status rg_lru_forward(const RgLruProblem&, const ElementwiseScanResult&, const Threads&);
+Status rg_lru_backward(const RgLruProblem&, const ElementwiseScanUpstream&, const RgLruGradients&,
+                       const Threads&);
 Status elementwise_scan_step(const ElementwiseScanStep&, const Threads&);
 
 }  // namespace hfla::HFLA_ISA

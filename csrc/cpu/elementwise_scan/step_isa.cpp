@@ -14,7 +14,7 @@ class Step {
 
  public:
   Step(const ElementwiseScanStep& p, const Threads& threads)
-      : p_(p), threads_(for_decays(threads, true)), blocks_(p.B, p.C, threads.count) {}
+      : p_(p), threads_(for_decays(threads, true)), blocks_(p.B, p.C, p.C, threads.count) {}
 
   Status run() const {
     if (has_positive_log_decay<Acc>(p_, threads_, 1, p_.C)) return Status::positive_log_decay;

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.integrations.accelerate import force_accelerate_hooks
 
+from ..backends import Missing, choose, native_op
 from ..checks import is_readable
 from ..numerics import accumulation_dtype, at_least_float32
 from ..op_convolution import short_convolution
@@ -54,18 +55,17 @@ class GatedUnit(OnModules):
 
     def forward(self, activations: Tensor, position_ids: Tensor) -> Tensor:
         """activations (B, T, C), positions (B or 1, T) -> (B, T, C)"""
-        begins = position_ids[..., None] == 0
-        log_decay, scale = self.decays(activations)
-        scale = torch.where(begins, 1, scale).to(activations.dtype)
-        input_gate = self.gate(activations, self.input_gate_weight, self.input_gate_bias)
+        x, sums = activations, accumulation_dtype(activations.dtype)
         before = self.recurrent_states
         if before is not None:
-            before = before.to(activations.device, accumulation_dtype(activations.dtype))
-        y, self.recurrent_states = elementwise_scan(
-            activations * input_gate.to(activations.dtype) * scale,
-            log_decay.masked_fill(begins, -torch.inf),
+            before = before.to(x.device, sums)
+        y, self.recurrent_states = choose(IMPLEMENTATIONS, None, x.device, x.dtype)(
+            x,
+            self.gate(x, self.input_gate_weight, self.input_gate_bias),
+            self.gate(x, self.recurrent_gate_weight, self.recurrent_gate_bias),
+            -8.0 * F.softplus(at_least_float32(self.recurrent_param)).to(sums),
+            begins=(position_ids == 0).expand(x.shape[:2]),
             initial_state=before,
-            return_state=True,
         )
         return y
 
@@ -74,20 +74,45 @@ class GatedUnit(OnModules):
         if self.recurrent_states is not None:
             self.recurrent_states = self.recurrent_states[rows.to(self.recurrent_states.device)]
 
-    def decays(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """log a and sqrt(1 - a^2), whose derivative is bounded, of x (B, T, C)."""
-        # There is a module of this class, so this is loaded.
-        from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
-
-        gate = self.gate(x, self.recurrent_gate_weight, self.recurrent_gate_bias)
-        log_decay = gate * (-8.0 * F.softplus(at_least_float32(self.recurrent_param)))
-        return log_decay, SqrtBoundDerivative.apply(-torch.expm1(2 * log_decay))
-
     def gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """The sigmoid of what each head's channels of x (B, T, C) are projected to."""
-        by_heads = x.unflatten(-1, (self.num_attention_heads, -1)).flatten(0, 1).transpose(0, 1)
-        projected = torch.baddbmm(bias[:, None], by_heads, weight)  # (H, B T, P)
-        return at_least_float32(projected.transpose(0, 1).reshape(x.shape)).sigmoid()
+        """What each head's channels of x (B, T, C) are projected to: (B, T, H, P), of x's dtype."""
+        by_heads = x.unflatten(-1, (self.num_attention_heads, -1))
+        projected = torch.baddbmm(bias[:, None], by_heads.flatten(0, 1).transpose(0, 1), weight)
+        return projected.transpose(0, 1).view(by_heads.shape).to(x.dtype)  # from (H, B T, P)
+
+
+def rg_lru_by_scan(
+    x: Tensor,
+    input_gate: Tensor,
+    recurrent_gate: Tensor,
+    rate: Tensor,
+    *,
+    begins: Tensor,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `native.rg_lru.forward`, in PyTorch around the elementwise scan. Differentiable any number
+    of times.
+    """
+    # There is a module of the class of this, so this is loaded.
+    from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
+
+    i, r = (gate.flatten(2).to(rate.dtype).sigmoid() for gate in (input_gate, recurrent_gate))
+    log_decay, begins = r * rate, begins[..., None]
+    root = SqrtBoundDerivative.apply(-torch.expm1(2 * log_decay))
+    return elementwise_scan(
+        x * i.to(x.dtype) * torch.where(begins, 1, root).to(x.dtype),
+        log_decay.masked_fill(begins, -torch.inf),
+        initial_state=initial_state,
+        return_state=True,
+    )
+
+
+IMPLEMENTATIONS = {
+    "cuda": Missing("the RG-LRU has no CUDA kernels"),
+    "cpu": native_op("rg_lru", version=1),
+    "chunked": rg_lru_by_scan,
+    "reference": rg_lru_by_scan,
+}
 
 
 class RecurrentBlock(OnModules):

@@ -13,6 +13,7 @@ from . import (
     linear_attention,
     quantized_linear,
     recordings,
+    rg_lru,
     rms_norm,
     selective_scan,
     sinusoids,
@@ -39,6 +40,7 @@ OPS = {
     ("selective_scan_step_", 2): selective_scan.step_,  # with state_indices
     ("elementwise_scan", 1): elementwise_scan.forward,
     ("elementwise_scan_step_", 1): elementwise_scan.step_,
+    ("rg_lru", 1): rg_lru.forward,
     ("linear", 1): linear.linear,
     ("many_rows_linear", 1): linear.many_rows_linear,
     ("many_rows_linear_in", 1): linear.many_rows_linear_in,
