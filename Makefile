@@ -112,6 +112,7 @@ bench: $(VENV)/installed
 	$(IN_VENV) python benchmarks/bench_decode.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_training.py $(BENCH_FLAGS)
 	$(IN_VENV) python benchmarks/bench_upstream.py $(BENCH_FLAGS)
+	$(IN_VENV) python benchmarks/bench_rg_lru.py $(BENCH_FLAGS)
 
 compare: $(VENV)/installed
 	$(IN_VENV) python benchmarks/compare_wheels.py $(OLD) $(NEW) $(COMPARE_FLAGS)

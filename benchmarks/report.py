@@ -37,6 +37,7 @@ TITLES = {
     "decode": "Generation",
     "training": "Training step",
     "upstream": "Transformers' own models",
+    "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
 }
 CONVERSION = "conversion"  # whose page is another
@@ -52,6 +53,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "prompt, float32",
     ),
     "training": ("training step",),
+    "rg_lru": ("RG-LRU", "block"),
     "serving": ("HTTP", "one process", "long prompt"),
 }
 CHOICES = {  # the systems in the README's table, and what for

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import bench_decode  # noqa: E402
 import bench_ops  # noqa: E402
 import bench_products  # noqa: E402
+import bench_rg_lru  # noqa: E402
 import bench_serving  # noqa: E402
 import bench_training  # noqa: E402
 import bench_upstream  # noqa: E402
@@ -153,6 +154,13 @@ def test_llama_cpp_is_measured_beside_weights_of_few_bits(monkeypatch):
 def test_a_training_step_is_measured(tmp_path, monkeypatch):
     document = run(bench_training, tmp_path, monkeypatch)
     assert contenders(document, "training step, 2 layers") == set(bench_training.PLAIN)
+
+
+def test_recurrent_gemma_s_layers_are_measured_beside_their_products(tmp_path, monkeypatch):
+    document = run(bench_rg_lru, tmp_path, monkeypatch)
+    for part in bench_rg_lru.PARTS:
+        assert contenders(document, part) == set(bench_rg_lru.NAMES)
+    assert len(document["notes"]) == len(bench_rg_lru.PARTS) * len(bench_rg_lru.WORK)
 
 
 def test_transformers_models_are_measured_before_and_after(tmp_path, monkeypatch):

@@ -28,6 +28,8 @@ NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "elementwise_scan",
     "elementwise_scan_backward",
     "elementwise_scan_step_",
+    "rg_lru",
+    "rg_lru_backward",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",

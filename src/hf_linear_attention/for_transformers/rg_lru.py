@@ -164,16 +164,17 @@ class RecurrentBlock(OnModules):
             before = x.new_zeros(B, W, C)
         else:
             before = torch.where(positions[:, :1] == 0, 0, self.conv1d_state.mT.to(x))
-        together = torch.cat([before, x], 1)
         if is_readable(position_ids) and (position_ids[:, 1:] != 0).all():
             y, _ = short_convolution(
                 *(x, weight, bias), activation=None, initial_state=before, return_state=True
             )
         else:
+            together = torch.cat([before, x], 1)
             y = torch.zeros_like(x) if bias is None else bias
             for lag in range(W + 1):
                 earlier = together[:, W - lag : W - lag + T] * weight[:, W - lag]
                 y = y + torch.where(positions >= lag, earlier, 0)
         lags = torch.arange(W, 0, -1, device=x.device)[:, None] - 1  # from the last token
-        state = torch.where(positions[:, -1:] >= lags, together[:, T:], 0)
+        last = torch.cat([before[:, T:], x[:, max(T - W, 0) :]], 1)
+        state = torch.where(positions[:, -1:] >= lags, last, 0)
         return y.to(x.dtype), state.mT

@@ -54,9 +54,7 @@ def _fake_forward(x, input_gate, recurrent_gate, rate, begins, initial_state):
 
 
 @torch.library.register_fake("hf_linear_attention::rg_lru_backward", lib=_registrations)
-def _fake_backward(
-    dy, dstate, y, x, input_gate, recurrent_gate, rate, begins, initial_state
-):
+def _fake_backward(dy, dstate, y, x, input_gate, recurrent_gate, rate, begins, initial_state):
     of_inputs = (z.new_empty(z.shape) for z in (x, input_gate, recurrent_gate))
     of_states = rate.new_empty(x.shape[0], x.shape[2])
     dinitial_state = rate.new_empty(0) if initial_state is None else torch.empty_like(of_states)
