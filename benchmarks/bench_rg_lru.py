@@ -96,7 +96,7 @@ def products_of(part: str, block: nn.Module) -> Run:
     def run(x: Tensor) -> Tensor:
         by_heads = x.unflatten(-1, gates[0][1].shape).flatten(0, 1).transpose(0, 1)
         products = [torch.baddbmm(bias[:, None], by_heads, weight) for weight, bias in gates]
-        return sum((y.sum() for y in (*products, *(linear(x) for linear in linears))))
+        return sum(y.sum() for y in (*products, *(linear(x) for linear in linears)))
 
     return run
 

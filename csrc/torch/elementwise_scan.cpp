@@ -152,8 +152,7 @@ void rg_lru_forward(StableIValue* stack) {
   const Tensor rate = arguments.tensor();
   const Tensor begins = arguments.optional_tensor();
   const Tensor initial_state = arguments.optional_tensor();
-  const RgLruProblem p =
-      rg_lru_problem(x, input_gate, recurrent_gate, rate, begins, initial_state);
+  const RgLruProblem p = rg_lru_problem(x, input_gate, recurrent_gate, rate, begins, initial_state);
   Results results(p, x);
   check_status(cpu(p.dtype).rg_lru.forward(p, results.data(), torch_threads()));
   give_back(stack, results.y, results.state);
@@ -170,16 +169,13 @@ void rg_lru_backward(StableIValue* stack) {
   const Tensor rate = arguments.tensor();
   const Tensor begins = arguments.optional_tensor();
   const Tensor initial_state = arguments.optional_tensor();
-  const RgLruProblem p =
-      rg_lru_problem(x, input_gate, recurrent_gate, rate, begins, initial_state);
+  const RgLruProblem p = rg_lru_problem(x, input_gate, recurrent_gate, rate, begins, initial_state);
   ElementwiseScanUpstream upstream = check_upstream(p, x, dy, dstate);
   const int32_t dtype = x.dtype(), sums = accumulation_dtype(p.dtype);
   const Device device = x.device();
   check_contiguous_tensor("y", y, device, dtype, {p.B, p.T, p.C});
   if (dtype == sums) upstream.y = y.data();
-  const auto like_a_gate = [&] {
-    return Tensor::empty(dtype, {p.B, p.T, p.C / p.P, p.P}, device);
-  };
+  const auto like_a_gate = [&] { return Tensor::empty(dtype, {p.B, p.T, p.C / p.P, p.P}, device); };
   Tensor dx = Tensor::empty(dtype, {p.B, p.T, p.C}, device);
   Tensor dinput_gate = like_a_gate(), drecurrent_gate = like_a_gate();
   Tensor drate = Tensor::empty(sums, {p.num_sequences, p.C}, device);

@@ -111,8 +111,8 @@ class Backward {
       stage_state(p_.initial_state, p_, span, channels, s.state);
     } else {
       const int64_t last = span.begin + tile * kTileTokens - 1;
-      const Acc* const y = static_cast<const Acc*>(upstream_.y) +
-                           (span.batch * p_.T + last) * p_.C + channels.begin;
+      const Acc* const y =
+          static_cast<const Acc*>(upstream_.y) + (span.batch * p_.T + last) * p_.C + channels.begin;
       clear(s.state, channels.padded<Acc>());
       __builtin_memcpy(s.state, y, sizeof(Acc) * static_cast<size_t>(channels.count));
     }

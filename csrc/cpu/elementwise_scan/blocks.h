@@ -68,8 +68,8 @@ void stage_state(const void* states, const ChannelSumsProblem& p, const Span& sp
 }
 
 template <class Acc>
-void write_state(const Acc* from, const ChannelSumsProblem& p, const Span& span,
-                 Channels channels, void* states) {
+void write_state(const Acc* from, const ChannelSumsProblem& p, const Span& span, Channels channels,
+                 void* states) {
   Acc* const to = static_cast<Acc*>(states) + span.sequence * p.C + channels.begin;
   __builtin_memcpy(to, from, sizeof(Acc) * static_cast<size_t>(channels.count));
 }

@@ -12,6 +12,8 @@ Source: De et al., "Griffin", arXiv 2402.19427, section 2.4.
 Shapes: B batch, T time, C channels, H heads of P channels, W tokens that the convolution keeps.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -99,15 +101,16 @@ def rg_lru_by_scan(
     i, r = (gate.flatten(2).to(rate.dtype).sigmoid() for gate in (input_gate, recurrent_gate))
     log_decay, begins = r * rate, begins[..., None]
     root = SqrtBoundDerivative.apply(-torch.expm1(2 * log_decay))
-    return elementwise_scan(
+    y, state = elementwise_scan(
         x * i.to(x.dtype) * torch.where(begins, 1, root).to(x.dtype),
         log_decay.masked_fill(begins, -torch.inf),
         initial_state=initial_state,
         return_state=True,
     )
+    return y, state
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]] | Missing] = {
     "cuda": Missing("the RG-LRU has no CUDA kernels"),
     "cpu": native_op("rg_lru", version=1),
     "chunked": rg_lru_by_scan,
