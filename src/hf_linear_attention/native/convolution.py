@@ -7,6 +7,7 @@ Shapes: B batch, T time, C channels, S tokens of a state, N packed sequences.
 import torch
 from torch import Tensor
 
+from .gradients import register_gradient
 from .library import contiguous, ops
 
 _forward = ops.short_convolution.default
@@ -117,37 +118,15 @@ def _fake_step_(x, weight, bias, key_mask, state, silu, state_indices=None):
 def _keep_for_backward(ctx, inputs, output):
     *tensors, ctx.silu = inputs
     ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dy, dstate):
-    if dy is None and dstate is None:
-        return (None,) * len(ctx.needs_input_grad)
     dx, dweight, dbias, dinitial_state = _backward(
         dy, contiguous(dstate), *ctx.saved_tensors, ctx.silu
     )
-    gradients = (dx, dweight, dbias, None, None, dinitial_state, None)
-    return tuple(
-        gradient if needed else None
-        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+    return dx, dweight, dbias, None, None, dinitial_state
 
 
-def _refuse_second_derivative(ctx, *gradients):
-    raise RuntimeError(
-        "the compiled short convolution can be differentiated once only; "
-        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
-    )
-
-
-torch.library.register_autograd(
-    "hf_linear_attention::short_convolution",
-    _differentiate,
-    setup_context=_keep_for_backward,
-    lib=_registrations,
-)
-torch.library.register_autograd(
-    "hf_linear_attention::short_convolution_backward",
-    _refuse_second_derivative,
-    lib=_registrations,
+register_gradient(
+    _registrations, "short_convolution", "short convolution", _keep_for_backward, _differentiate
 )

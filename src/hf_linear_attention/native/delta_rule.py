@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checks import needs_grad
 from ..numerics import accumulation_dtype
+from .gradients import register_gradient
 from .library import contiguous, ops
 
 _forward = ops.delta_rule.default
@@ -223,36 +224,11 @@ def _keep_for_backward(ctx, inputs, output):
     ctx.options = scale, normalize_qk, delta
     ctx.save_for_backward(*tensors, errors, state)
     ctx.mark_non_differentiable(errors)
-    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dy, derrors, dstate):
-    if dy is None and dstate is None:
-        return (None,) * len(ctx.needs_input_grad)
-    dq, dk, dv, dbeta, dlog_decay, dinitial_state = _backward(
-        dy, contiguous(dstate), *ctx.saved_tensors, *ctx.options
-    )
-    no_options = (None,) * 4
-    gradients = (dq, dk, dv, dbeta, dlog_decay, None, None, dinitial_state, *no_options)
-    return tuple(
-        gradient if needed else None
-        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+    *of_tokens, dinitial_state = _backward(dy, contiguous(dstate), *ctx.saved_tensors, *ctx.options)
+    return *of_tokens, None, None, dinitial_state
 
 
-def _refuse_second_derivative(ctx, *gradients):
-    raise RuntimeError(
-        "the compiled delta rule can be differentiated once only; "
-        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
-    )
-
-
-torch.library.register_autograd(
-    "hf_linear_attention::delta_rule",
-    _differentiate,
-    setup_context=_keep_for_backward,
-    lib=_registrations,
-)
-torch.library.register_autograd(
-    "hf_linear_attention::delta_rule_backward", _refuse_second_derivative, lib=_registrations
-)
+register_gradient(_registrations, "delta_rule", "delta rule", _keep_for_backward, _differentiate)

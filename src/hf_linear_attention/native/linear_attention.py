@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import accumulation_dtype
+from .gradients import register_gradient
 from .library import contiguous, feature_maps, ops
 
 FEATURE_MAPS = feature_maps()  # the ops take the position in it; everybody else names them
@@ -241,36 +242,15 @@ def _keep_for_backward(ctx, inputs, output):
     ctx.options = feature_map, normalize, eps, is_causal
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(den, piece_states, *(() if normalize else (z,)))
-    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dy, dden, dkv, dz, dpiece_states):
-    if dy is None and dkv is None and dz is None:
-        return (None,) * len(ctx.needs_input_grad)
-    dq, dk, dv, dlog_decay, dinitial_kv, dinitial_z = _backward(
+    *of_tokens, dinitial_kv, dinitial_z = _backward(
         dy, contiguous(dkv), contiguous(dz), *ctx.saved_tensors, *ctx.options
     )
-    no_options = (None,) * len(ctx.options)
-    gradients = (dq, dk, dv, dlog_decay, None, None, dinitial_kv, dinitial_z, *no_options)
-    return tuple(
-        gradient if needed else None
-        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+    return *of_tokens, None, None, dinitial_kv, dinitial_z
 
 
-def _refuse_second_derivative(ctx, *gradients):
-    raise RuntimeError(
-        "the compiled linear attention can be differentiated once only; "
-        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
-    )
-
-
-torch.library.register_autograd(
-    "hf_linear_attention::linear_attention",
-    _differentiate,
-    setup_context=_keep_for_backward,
-    lib=_registrations,
-)
-torch.library.register_autograd(
-    "hf_linear_attention::linear_attention_backward", _refuse_second_derivative, lib=_registrations
+register_gradient(
+    _registrations, "linear_attention", "linear attention", _keep_for_backward, _differentiate
 )

@@ -7,6 +7,7 @@ Shapes: B batch, T time, C channels in H heads of P.
 import torch
 from torch import Tensor
 
+from .gradients import register_gradient
 from .library import contiguous, ops
 
 _forward = ops.rg_lru.default
@@ -66,35 +67,18 @@ def _fake_backward(dy, dstate, y, x, input_gate, recurrent_gate, rate, begins, i
 
 def _keep_for_backward(ctx, inputs, output):
     ctx.save_for_backward(output[0], *inputs)
-    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dy, dstate):
-    if dy is None and dstate is None:
-        return (None,) * len(ctx.needs_input_grad)
     *of_tokens, drate, dinitial_state = _backward(dy, contiguous(dstate), *ctx.saved_tensors)
-    gradients = (*of_tokens, drate.sum(0), None, dinitial_state)
-    return tuple(
-        gradient if needed else None
-        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+    return *of_tokens, drate.sum(0), None, dinitial_state
 
 
-def _refuse_second_derivative(ctx, *gradients):
-    raise RuntimeError(
-        "the compiled RG-LRU can be differentiated once only; "
-        "for second derivatives set HF_LINEAR_ATTENTION_BACKEND=chunked"
-    )
-
-
-torch.library.register_autograd(
-    "hf_linear_attention::rg_lru",
+register_gradient(
+    _registrations,
+    "rg_lru",
+    "RG-LRU",
+    _keep_for_backward,
     _differentiate,
-    setup_context=_keep_for_backward,
-    lib=_registrations,
-)
-torch.library.register_autograd(
-    "hf_linear_attention::rg_lru_backward",
-    _refuse_second_derivative,
-    lib=_registrations,
+    "set HF_LINEAR_ATTENTION_BACKEND=chunked",
 )

@@ -7,6 +7,7 @@ Shapes: batch, T time, channels, N sums of a state, rows of states.
 import torch
 from torch import Tensor
 
+from .gradients import register_gradient
 from .library import contiguous, ops
 
 _forward = ops.selective_scan.default
@@ -124,35 +125,13 @@ def _fake_step_(x, dt, A, B, C, D, key_mask, state, state_indices=None):
 
 def _keep_for_backward(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
-    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dy, dstate):
-    if dy is None and dstate is None:
-        return (None,) * len(ctx.needs_input_grad)
     *of_inputs, dinitial_state = _backward(dy, contiguous(dstate), *ctx.saved_tensors)
-    gradients = (*of_inputs, None, None, dinitial_state)
-    return tuple(
-        gradient if needed else None
-        for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+    return *of_inputs, None, None, dinitial_state
 
 
-def _refuse_second_derivative(ctx, *gradients):
-    raise RuntimeError(
-        "the compiled selective scan can be differentiated once only; "
-        'for second derivatives pass backend="chunked", or set HF_LINEAR_ATTENTION_BACKEND=chunked'
-    )
-
-
-torch.library.register_autograd(
-    "hf_linear_attention::selective_scan",
-    _differentiate,
-    setup_context=_keep_for_backward,
-    lib=_registrations,
-)
-torch.library.register_autograd(
-    "hf_linear_attention::selective_scan_backward",
-    _refuse_second_derivative,
-    lib=_registrations,
+register_gradient(
+    _registrations, "selective_scan", "selective scan", _keep_for_backward, _differentiate
 )
