@@ -105,6 +105,27 @@ def test_masked_nan_reaches_nothing():
         assert x.isfinite().all() and x[~inputs["key_mask"]].eq(0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_long_keys_that_are_normed_have_finite_gradients(dtype):
+    """They meet gradients as large, of a state that is."""
+    inputs = make_inputs(RuleCase(**TINY, T=5, K=20, V=18, decay=None), dtype, SEED)
+    scales = {"q": 1e17, "k": 1e17, "v": 1e6}
+    inputs |= {name: inputs[name] * scale for name, scale in scales.items()}
+    found = []
+    for given, backend in (
+        (to_float64(inputs), "reference"),
+        (on_device(inputs, DEVICE), DEVICE),
+    ):
+        leaves = [given[name].requires_grad_() for name in scales]
+        y = delta_rule(**given, backend=backend)
+        dy = torch.full_like(y, 1e17)
+        found.append([x.double().cpu() for x in torch.autograd.grad(y, leaves, dy)])
+    for exact, actual in zip(*found, strict=True):
+        assert exact.isfinite().all()
+        tolerance = RELATIVE_ERROR[dtype] * exact.abs().max()
+        torch.testing.assert_close(actual, exact, rtol=0, atol=tolerance.item())
+
+
 # ---- the step ----
 
 

@@ -94,7 +94,7 @@ DELTA_RULE = ROOT / "tests" / "native" / "delta_on_gpu.py"
 @pytest.mark.parametrize(
     "chosen, variables",
     [
-        ("small_cases or masked_nan or (steps and not 128)", {}),
+        ("small_cases or masked_nan or long_keys or (steps and not 128)", {}),
         # blocks of many columns, and threads in two other orders
         (
             "small_cases and bfloat16 and middle",

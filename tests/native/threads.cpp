@@ -335,10 +335,36 @@ bool elementwise_scan(const CpuKernels& cpu, const Threads& threads, const Case&
   p.x = rows(-1, 1), p.log_decay = rows(-2, 0);
   p.initial_state = a.random(state, -1, 1);
   const ElementwiseScanResult result{a.empty(numbers), a.empty(state)};
-  const ElementwiseScanUpstream upstream{rows(-1, 1), a.random(state, -1, 1)};
+  const ElementwiseScanUpstream upstream{rows(-1, 1), a.random(state, -1, 1), nullptr};
   const ElementwiseScanGradients gradients{a.empty(numbers), a.empty(numbers), a.empty(state)};
   return succeeded(cpu.elementwise_scan.forward(p, result, threads)) &&
          succeeded(cpu.elementwise_scan.backward(p, upstream, gradients, threads));
+}
+
+// Heads of which a block has a part.
+bool rg_lru(const CpuKernels& cpu, const Threads& threads, const Case& c, Arrays& a) {
+  const Sequences whole = sequences(c.sizes, {});
+  RgLruProblem p{};
+  static_cast<ElementwiseScanSizes&>(p) = elementwise_scan_sizes(c.sizes);
+  p.T = c.sizes.T, p.num_sequences = whole.num_sequences, p.P = 20 * c.sizes.V;
+  const int64_t numbers = p.B * p.T * p.C, state = p.num_sequences * p.C;
+  const auto rows = [&](float low, float high) {
+    return View{a.random(numbers, low, high), p.T * p.C, p.C, p.P, 1};
+  };
+  p.x = rows(-1, 1), p.input_gate = rows(-2, 2), p.recurrent_gate = rows(-2, 2);
+  p.rate = a.random(p.C, -2, 0), p.initial_state = a.random(state, -1, 1);
+  float* const y = a.empty(numbers);
+  ElementwiseScanUpstream upstream{rows(-1, 1), a.random(state, -1, 1), y};
+  const RgLruGradients gradients{a.empty(numbers), a.empty(numbers), a.empty(numbers),
+                                 a.empty(state), a.empty(state)};
+  if (!succeeded(cpu.rg_lru.forward(p, {y, a.empty(state)}, threads)) ||
+      !succeeded(cpu.rg_lru.backward(p, upstream, gradients, threads))) {
+    return false;
+  }
+  upstream.y = nullptr;  // so that sums are computed again
+  const RgLruGradients again{a.empty(numbers), a.empty(numbers), a.empty(numbers), a.empty(state),
+                             a.empty(state)};
+  return succeeded(cpu.rg_lru.backward(p, upstream, again, threads));
 }
 
 bool elementwise_scan_step(const CpuKernels& cpu, const Threads& threads, const Case& c,
@@ -459,6 +485,7 @@ const std::pair<const char*, Call> kCalls[] = {
     {"selective_scan_step", selective_scan_step},
     {"elementwise_scan", elementwise_scan},
     {"elementwise_scan_step", elementwise_scan_step},
+    {"rg_lru", rg_lru},
     {"linear", linear},
     {"many_rows_linear", many_rows_linear},
     {"expert_linear", expert_linear},

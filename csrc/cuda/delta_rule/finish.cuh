@@ -63,19 +63,26 @@ class Finish {
     }
     float squares = 0, dot = 0;
     UNROLL
+    for (int i = 0; i < kChannels; ++i) squares += of_x[i] * of_x[i];
+    const float r =
+        p_.normalize ? fast_reciprocal_root(sum_of_lanes(squares) + float(kNormEps)) : 1;
+    // Normed first: a long x would meet a gradient as large.
+    UNROLL
     for (int i = 0; i < kChannels; ++i) {
-      squares += of_x[i] * of_x[i], dot += of_x[i] * of_dx[i];
+      of_x[i] *= r;
+      dot += of_x[i] * of_dx[i];
     }
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-      squares += shuffle_xor(squares, lanes);
-      dot += shuffle_xor(dot, lanes);
-    }
-    const float r = p_.normalize ? fast_reciprocal_root(squares + float(kNormEps)) : 1;
+    dot = sum_of_lanes(dot);
     Scalar* const dx = row<Scalar>(p_.dx, t);
     for_each_channel([&](int i, int c) {
-      const float through_norm = p_.normalize ? r * r * dot * of_x[i] : 0;
+      const float through_norm = p_.normalize ? dot * of_x[i] : 0;
       dx[c * p_.dx.dim] = from_float<Scalar>(p_.scale * r * (of_dx[i] - through_norm));
     });
+  }
+
+  static DEV float sum_of_lanes(float x) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += shuffle_xor(x, lanes);
+    return x;
   }
 
   // Those of the lane.
