@@ -23,6 +23,15 @@ def needs_grad(*tensors: Tensor | None) -> bool:
     return False
 
 
+def refuse_lost_gradient(function: str, *tensors: Tensor | None) -> None:
+    """Asked by the step in place of a function, which has no gradient."""
+    if torch.is_grad_enabled() and needs_grad(*tensors):
+        raise RuntimeError(
+            f"{function}_step_ updates its state in place and has no gradient: "
+            f"call it under torch.no_grad(), or use {function}"
+        )
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Whether looking at values costs no synchronisation, and breaks no graph and no transform."""
     return (
@@ -63,6 +72,19 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
         raise ValueError(f"v must have a multiple of k's {Hk} heads, got {Hv}")
     if Hq % Hv != 0 and Hv % Hq != 0:
         raise ValueError(f"q must have a multiple of v's {Hv} heads or divide them, got {Hq}")
+
+
+def check_channels(x: Tensor, layout: tuple[str, ...]) -> None:
+    """An x of these dimensions, the last of which is of channels."""
+    if x.dim() != len(layout):
+        names = f"({', '.join(layout)})"
+        raise ValueError(
+            f"x must have the {len(layout)} dimensions {names}, got shape {tuple(x.shape)}"
+        )
+    if x.shape[-1] < 1:
+        raise ValueError(f"x must have at least one channel, got shape {tuple(x.shape)}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"x must be float32, bfloat16, float16 or float64, got {x.dtype}")
 
 
 def check_per_token(

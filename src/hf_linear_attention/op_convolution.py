@@ -10,10 +10,11 @@ from torch import Tensor
 from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from .checks import (
     DTYPES,
+    check_channels,
     check_cu_seqlens,
     check_key_mask,
     is_readable,
-    needs_grad,
+    refuse_lost_gradient,
 )
 from .chunked_convolution import chunked_short_convolution, chunked_short_convolution_step_
 from .state_indices import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
@@ -117,11 +118,7 @@ def short_convolution_step_(
         ValueError, RuntimeError: as `short_convolution`; RuntimeError also where a gradient would
             be needed.
     """
-    if torch.is_grad_enabled() and needs_grad(x, weight, bias, state):
-        raise RuntimeError(
-            "short_convolution_step_ updates its state in place and has no gradient: "
-            "call it under torch.no_grad(), or use short_convolution"
-        )
+    refuse_lost_gradient("short_convolution", x, weight, bias, state)
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
     if chosen.step_checks:
         return chosen.step_(x, weight, bias, activation, key_mask, state, state_indices)
@@ -137,12 +134,8 @@ def check_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, dims: int
 ) -> bool:
     """Whether the activation is SiLU; x is (B, T, C) for 3 dims, (B, C) for 2."""
-    layout = "(B, T, C)" if dims == 3 else "(B, C)"
-    if x.dim() != dims:
-        raise ValueError(f"x must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}")
+    check_channels(x, ("B", "T", "C") if dims == 3 else ("B", "C"))
     C = x.shape[-1]
-    if C < 1:
-        raise ValueError(f"x must have at least one channel, got shape {tuple(x.shape)}")
     if weight.dim() != 2 or weight.shape[0] != C or weight.shape[1] < 1:
         raise ValueError(
             f"weight must have shape ({C}, kernel size), the size 1 or more, "

@@ -28,7 +28,7 @@ from .checks import (
     check_qkv,
     check_state,
     is_readable,
-    needs_grad,
+    refuse_lost_gradient,
     to_dtype,
 )
 from .chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
@@ -162,11 +162,7 @@ def delta_rule_step_(
         ValueError, RuntimeError: as `delta_rule`; RuntimeError also where a gradient would be
             needed.
     """
-    if torch.is_grad_enabled() and needs_grad(q, k, v, beta, log_decay, state):
-        raise RuntimeError(
-            "delta_rule_step_ updates its state in place and has no gradient: "
-            "call it under torch.no_grad(), or use delta_rule"
-        )
+    refuse_lost_gradient("delta_rule", q, k, v, beta, log_decay, state)
     chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return step_rule_(

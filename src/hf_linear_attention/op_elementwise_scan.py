@@ -9,18 +9,18 @@ from torch import Tensor
 
 from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from .checks import (
-    DTYPES,
+    check_channels,
     check_cu_seqlens,
     check_key_mask,
     check_not_positive,
     check_per_token,
     check_state,
     is_readable,
-    needs_grad,
+    refuse_lost_gradient,
     to_dtype,
 )
 from .chunked_elementwise_scan import chunked_elementwise_scan, chunked_elementwise_scan_step_
-from .state_indices import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
+from .state_indices import check_rows_of_channels, step_on_slots_
 
 
 def elementwise_scan(
@@ -105,11 +105,7 @@ def elementwise_scan_step_(
         ValueError, RuntimeError: as `elementwise_scan`; RuntimeError also where a gradient would be
             needed.
     """
-    if torch.is_grad_enabled() and needs_grad(x, log_decay, state):
-        raise RuntimeError(
-            "elementwise_scan_step_ updates its state in place and has no gradient: "
-            "call it under torch.no_grad(), or use elementwise_scan"
-        )
+    refuse_lost_gradient("elementwise_scan", x, log_decay, state)
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
     if not chosen.step_checks:
         log_decay, key_mask = _check_step(x, log_decay, key_mask, state, state_indices)
@@ -120,13 +116,7 @@ def _check_tensors(
     x: Tensor, log_decay: Tensor, key_mask: Tensor | None, dims: int
 ) -> tuple[Tensor, Tensor | None]:
     """log_decay in the dtype of sums, key_mask as bool; x is (B, T, C) for 3 dims, (B, C) for 2."""
-    layout = "(B, T, C)" if dims == 3 else "(B, C)"
-    if x.dim() != dims:
-        raise ValueError(f"x must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}")
-    if x.shape[-1] < 1:
-        raise ValueError(f"x must have at least one channel, got shape {tuple(x.shape)}")
-    if x.dtype not in DTYPES:
-        raise ValueError(f"x must be float32, bfloat16, float16 or float64, got {x.dtype}")
+    check_channels(x, ("B", "T", "C") if dims == 3 else ("B", "C"))
     key_mask = check_key_mask(key_mask, x, "x", features=1)
     checked = check_per_token("log_decay", log_decay, x, tuple(x.shape), of="x")
     check_not_positive("log_decay", log_decay, key_mask)
@@ -143,11 +133,7 @@ def _check_step(
     """All about one token's arguments: log_decay in the dtype of sums, key_mask as bool and without
     the rows that have no slot.
     """
-    rows = x.shape[0] if x.dim() == 2 else 0  # else nothing is checked before that
-    slots = num_slots(state, state_indices, rows)
-    if state_indices is not None and x.dim() == 2:
-        check_state_indices(state_indices, rows, slots, x, of="x")
-        key_mask = rows_with_a_slot(state_indices, check_key_mask(key_mask, x, "x", features=1))
+    slots, key_mask = check_rows_of_channels(x, key_mask, state, state_indices)
     checked = _check_tensors(x, log_decay, key_mask, 2)
     check_state("state", state, x, (slots, x.shape[1]), of="x")
     return checked

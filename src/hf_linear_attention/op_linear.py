@@ -20,7 +20,7 @@ from .checks import (
     check_per_token,
     check_qkv,
     is_readable,
-    needs_grad,
+    refuse_lost_gradient,
 )
 from .chunked_linear import chunked_linear_attention
 from .feature_maps import POINTWISE
@@ -238,11 +238,7 @@ def linear_attention_step_(
         ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be
             needed.
     """
-    if torch.is_grad_enabled() and needs_grad(q, k, v, log_decay, write_strength, *state):
-        raise RuntimeError(
-            "linear_attention_step_ updates its state in place and has no gradient: "
-            "call it under torch.no_grad(), or use linear_attention"
-        )
+    refuse_lost_gradient("linear_attention", q, k, v, log_decay, write_strength, *state)
     step_ = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).step_
     if not _is_plain(q, k, v, log_decay, write_strength):
         step_ = partial(_step_general_, backend, write_strength)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import is_readable
+from .checks import check_key_mask, is_readable
 from .tokens import behind
 
 
@@ -60,6 +60,20 @@ def check_state_indices(
                 raise ValueError(f"state_indices must differ from each other, got {index} twice")
             if index >= 0:
                 seen.add(index)
+
+
+def check_rows_of_channels(
+    x: Tensor, key_mask: Tensor | None, state: Tensor, state_indices: Tensor | None
+) -> tuple[int, Tensor | None]:
+    """Of a step for x (B, channels): how many states there must be, and key_mask as bool, without
+    the rows that have no slot.
+    """
+    rows = x.shape[0] if x.dim() == 2 else 0  # else nothing is checked before that
+    slots = num_slots(state, state_indices, rows)
+    if state_indices is None or x.dim() != 2:
+        return slots, key_mask
+    check_state_indices(state_indices, rows, slots, x, of="x")
+    return slots, rows_with_a_slot(state_indices, check_key_mask(key_mask, x, "x", features=1))
 
 
 def rows_with_a_slot(state_indices: Tensor, key_mask: Tensor | None) -> Tensor:

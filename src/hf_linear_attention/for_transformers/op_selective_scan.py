@@ -12,21 +12,16 @@ from torch import Tensor
 
 from ..backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
 from ..checks import (
-    DTYPES,
+    check_channels,
     check_cu_seqlens,
     check_key_mask,
     check_per_token,
     check_state,
     is_readable,
-    needs_grad,
+    refuse_lost_gradient,
     to_dtype,
 )
-from ..state_indices import (
-    check_state_indices,
-    num_slots,
-    rows_with_a_slot,
-    step_on_slots_,
-)
+from ..state_indices import check_rows_of_channels, step_on_slots_
 from ..tokens import behind
 from .chunked_selective_scan import chunked_selective_scan, chunked_selective_scan_step_
 
@@ -133,11 +128,7 @@ def selective_scan_step_(
         ValueError, RuntimeError: as `selective_scan`; RuntimeError also where a gradient would be
             needed.
     """
-    if torch.is_grad_enabled() and needs_grad(x, dt, A, B, C, D, state):
-        raise RuntimeError(
-            "selective_scan_step_ updates its state in place and has no gradient: "
-            "call it under torch.no_grad(), or use selective_scan"
-        )
+    refuse_lost_gradient("selective_scan", x, dt, A, B, C, D, state)
     chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
     if not chosen.step_checks:
         dt, A, D, key_mask = _check_step(x, dt, A, B, C, D, key_mask, state, state_indices)
@@ -157,14 +148,8 @@ def _check_tensors(
     """dt, A and D in the dtype of sums, key_mask as bool; x is (batch, T, channels) for 3 dims,
     (batch, channels) for 2.
     """
-    layout = "(batch, T, channels)" if dims == 3 else "(batch, channels)"
-    if x.dim() != dims:
-        raise ValueError(f"x must have the {dims} dimensions {layout}, got shape {tuple(x.shape)}")
+    check_channels(x, ("batch", "T", "channels") if dims == 3 else ("batch", "channels"))
     channels = x.shape[-1]
-    if channels < 1:
-        raise ValueError(f"x must have at least one channel, got shape {tuple(x.shape)}")
-    if x.dtype not in DTYPES:
-        raise ValueError(f"x must be float32, bfloat16, float16 or float64, got {x.dtype}")
     if A.dim() != 2 or A.shape[0] != channels or A.shape[1] < 1:
         raise ValueError(f"A must have shape ({channels}, N), N of 1 or more, got {tuple(A.shape)}")
     expected = (*x.shape[:-1], A.shape[1])
@@ -206,11 +191,7 @@ def _check_step(
     """All about one token's arguments: dt, A and D in the dtype of sums, key_mask as bool and
     without the rows that have no slot.
     """
-    rows = x.shape[0] if x.dim() == 2 else 0  # else nothing is checked before that
-    slots = num_slots(state, state_indices, rows)
-    if state_indices is not None and x.dim() == 2:
-        check_state_indices(state_indices, rows, slots, x, of="x")
-        key_mask = rows_with_a_slot(state_indices, check_key_mask(key_mask, x, "x", features=1))
+    slots, key_mask = check_rows_of_channels(x, key_mask, state, state_indices)
     checked = _check_tensors(x, dt, A, B, C, D, key_mask, 2)
     check_state("state", state, x, (slots, *A.shape), of="x")
     return checked
