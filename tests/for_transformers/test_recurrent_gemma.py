@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf_linear_attention import use_kernels
+from hf_linear_attention.for_transformers import rg_lru
 from upstream_models import VOCAB_SIZE, tiny_upstream
 
 T = 19
@@ -176,6 +177,22 @@ def test_what_begins_at_position_0_knows_nothing_of_what_is_before(models, lengt
         together = torch.cat([x[:, T - lengths[-1] :], more], 1)
         want = run(theirs, together, torch.arange(together.shape[1])[None])[:, -3:]
     close(found, want)
+
+
+def test_positions_that_cannot_be_read_give_the_same_convolution(models, monkeypatch):
+    """As those on a device, which nobody waits for."""
+    block = block_of(models[1])
+    x, before = torch.randn(2, T, 40), torch.randn(2, 40, 3)
+    packed = torch.cat([torch.arange(3, 8), torch.arange(2), torch.arange(12)])
+    for positions in (torch.stack([packed, torch.arange(T)]), packed[None], torch.arange(T)[None]):
+        found = []
+        for readable in (True, False):
+            monkeypatch.setattr(rg_lru, "is_readable", lambda _, readable=readable: readable)
+            block.conv1d_state, leaf = before, x.clone().requires_grad_()
+            y, state = block.convolved(leaf, positions)
+            found.append((y, state, *torch.autograd.grad(y.square().sum(), leaf)))
+        for of_read, of_unread in zip(*found, strict=True):
+            torch.testing.assert_close(of_read, of_unread)
 
 
 def test_sequences_packed_in_a_row_are_kept_apart(models, ids):

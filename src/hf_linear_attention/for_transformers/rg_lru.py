@@ -167,10 +167,9 @@ class RecurrentBlock(OnModules):
             before = x.new_zeros(B, W, C)
         else:
             before = torch.where(positions[:, :1] == 0, 0, self.conv1d_state.mT.to(x))
-        if is_readable(position_ids) and (position_ids[:, 1:] != 0).all():
-            y, _ = short_convolution(
-                *(x, weight, bias), activation=None, initial_state=before, return_state=True
-            )
+        if is_readable(position_ids):
+            begins = position_ids.expand(B, T) == 0
+            y = by_sequences(x, weight, bias, begins, before)
         else:
             together = torch.cat([before, x], 1)
             y = torch.zeros_like(x) if bias is None else bias
@@ -181,3 +180,27 @@ class RecurrentBlock(OnModules):
         last = torch.cat([before[:, T:], x[:, max(T - W, 0) :]], 1)
         state = torch.where(positions[:, -1:] >= lags, last, 0)
         return y.to(x.dtype), state.mT
+
+
+def by_sequences(
+    x: Tensor, weight: Tensor, bias: Tensor | None, begins: Tensor, before: Tensor
+) -> Tensor:
+    """The short convolution of x (B, T, C), whose rows go on from `before` (B, W, C), and have
+    sequences that begin where `begins` (B, T), which is readable, says.
+    """
+    (B, T, C), bounds = x.shape, None
+    if begins[:, 1:].any():  # all in one row
+        starts = begins.index_fill(1, begins.new_zeros(1, dtype=torch.long), True)
+        starts = starts.flatten().nonzero()[:, 0]
+        bounds = torch.cat([starts, starts.new_tensor([B * T])])
+        first = (starts % T == 0).nonzero()[:, 0]  # of its row of x
+        nothing = x.new_zeros(len(starts), *before.shape[1:])
+        x, before = x.reshape(1, B * T, C), nothing.index_copy(0, first, before)
+    y, _ = short_convolution(
+        *(x, weight, bias),
+        activation=None,
+        cu_seqlens=bounds,
+        initial_state=before,
+        return_state=True,
+    )
+    return y.reshape(B, T, C)
