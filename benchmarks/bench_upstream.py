@@ -178,6 +178,21 @@ MODELS = {
         dict(vocab_size=65024, hidden_size=1024, state_size=16, conv_kernel=4, expand=2),
         dict(vocab_size=1000 * 16, hidden_size=32, state_size=4),
     ),
+    # RecurrentGemma-2B's layers, two fifths as wide: two recurrent ones, and one of softmax.
+    "RecurrentGemma": Upstream(
+        "recurrent_gemma",
+        26,
+        dict(
+            vocab_size=256000,
+            hidden_size=1024,
+            lru_width=1024,
+            intermediate_size=3072,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+        ),
+        dict(vocab_size=26000, hidden_size=32, lru_width=32, intermediate_size=64)
+        | dict(num_attention_heads=2),
+    ),
 }
 
 
@@ -255,6 +270,7 @@ SETTINGS = {
             Case(name, 4, 16, work=("training step",))
             for name in ("Kimi Linear", "MiniMax", "xLSTM", "Falcon-Mamba")
         ),
+        Case("RecurrentGemma", 3, 16, work=("prompt",)),
     ],
     "short": [Case("Mamba-2", 4, 512), Case("Qwen3.5", 4, 512)],
     "full": [
@@ -268,7 +284,12 @@ SETTINGS = {
         # Before, the time of Falcon-Mamba's training grows by the square of the tokens.
         Case("Falcon-Mamba", 4, 1024, work=("prompt", "token"), names=ALL_BUT_EXPERTS),
         Case("Falcon-Mamba", 4, 256, work=("training step",)),
-        *(Case(name, 4, 1024, HALF) for name in MODELS if name != "Falcon-Mamba"),
+        Case("RecurrentGemma", 3, 1024, names=ALL_BUT_EXPERTS),
+        *(
+            Case(name, 4, 1024, HALF)
+            for name in MODELS
+            if name not in ("Falcon-Mamba", "RecurrentGemma")
+        ),
         Case("Falcon-Mamba", 4, 1024, HALF, work=("prompt", "token")),
         Case("Falcon-Mamba", 4, 256, HALF, work=("training step",)),
     ],

@@ -45,6 +45,17 @@ def test_the_command_prints_what_changes_the_times_and_whether_answers_do(
     assert "torch.float32, threads: 1" in out
 
 
+def test_a_model_that_returns_no_cache_is_given_one():
+    """RecurrentGemma, whose states are on its modules."""
+    model = tiny_upstream("recurrent_gemma")
+    ids = torch.randint(2, 9, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+    torch.testing.assert_close(speedup.answers(model, ids), whole, rtol=0, atol=1e-4)
+    again = speedup.next_token(model, ids)()
+    assert again.logits.shape[1] == 1 and again.logits.isfinite().all()
+
+
 @pytest.mark.parametrize("is_trainable", [True, False])
 def test_bfloat16_is_trained_where_that_takes_no_hours(is_trainable, folder, monkeypatch, capsys):
     monkeypatch.setattr(speedup, "is_trainable", lambda dtype: is_trainable)

@@ -22,7 +22,6 @@ import transformers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    DynamicCache,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,8 +29,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from ..modeling_linear_attention import LinearAttentionPreTrainedModel
-from ..releases import CACHE_NAMES
-from .speedup import DTYPES, TOLERANCE, say
+from .speedup import DTYPES, TOLERANCE, cache_argument, cache_in, cache_to_begin_with, say
 from .use_kernels import is_own, use_kernels
 
 # Of a prompt: beyond a chunk of 64 tokens, in which kernels read.
@@ -268,33 +266,6 @@ def _pieces_and_whole(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int
             options = {argument: cache}
         logits.append(output.logits)
     return difference(torch.cat(logits, dim=1), model(input_ids=ids, use_cache=False).logits)
-
-
-def cache_to_begin_with(model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
-    """None, but for a model that returns none, as those whose states are on their modules: it is
-    given the one that goes on, as generate() does.
-    """
-    if cache_in(model(input_ids=ids[:, :2], use_cache=True)) is not None:
-        return {}
-    return {cache_argument(model): DynamicCache(config=model.config.get_text_config())}
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """The name of the argument that takes a cache.
-
-    Raises:
-        ValueError: there is none.
-    """
-    parameters = inspect.signature(model.forward).parameters
-    argument = next((name for name in CACHE_NAMES if name in parameters), None)
-    if argument is None:
-        raise ValueError(f"{type(model).__name__} takes no cache by any of the names {CACHE_NAMES}")
-    return argument
-
-
-def cache_in(output: Any) -> Any:
-    """The cache that a forward returned; None where it returned none."""
-    return next((output[name] for name in CACHE_NAMES if output.get(name) is not None), None)
 
 
 class Generated(NamedTuple):

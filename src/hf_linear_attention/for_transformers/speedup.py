@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from ..releases import CACHE_NAMES
 from .use_kernels import use_kernels
@@ -59,7 +59,7 @@ def read_prompt(model: PreTrainedModel, ids: Tensor) -> Run:
 def next_token(model: PreTrainedModel, ids: Tensor) -> Run:
     """Reads the last token again and again, after ids (1, T)."""
     options = _only_last(model)
-    cache = _cache_of(model, _read(model, ids, options))
+    _, cache = _read_into_cache(model, ids, options)
     return partial(_read, model, ids[:, -1:], options | cache)
 
 
@@ -91,8 +91,8 @@ WORK: dict[str, Callable[[PreTrainedModel, Tensor], Run]] = {
 
 def answers(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Logits (1, T, V) of ids (1, T), the last of them read by itself, after the others."""
-    prompt = _read(model, ids[:, :-1], {})
-    last = _read(model, ids[:, -1:], _cache_of(model, prompt))
+    prompt, cache = _read_into_cache(model, ids[:, :-1], {})
+    last = _read(model, ids[:, -1:], cache)
     return torch.cat([prompt.logits, last.logits], dim=1)
 
 
@@ -107,10 +107,42 @@ def _only_last(model: PreTrainedModel) -> dict[str, Any]:
     return {name: 1} if name in inspect.signature(model.forward).parameters else {}
 
 
-def _cache_of(model: PreTrainedModel, output: Any) -> dict[str, Any]:
-    """The cache that a forward returned, by the name of the argument which takes it."""
-    (name,) = [name for name in CACHE_NAMES if name in inspect.signature(model.forward).parameters]
-    return {name: output[name]}
+def _read_into_cache(
+    model: PreTrainedModel, ids: Tensor, options: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """What ids give, and the argument by which the next ones go on."""
+    cache = cache_to_begin_with(model, ids)
+    output = _read(model, ids, {**options, **cache})
+    if (returned := cache_in(output)) is not None:
+        cache = {cache_argument(model): returned}
+    return output, cache
+
+
+def cache_to_begin_with(model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
+    """None, but for a model that returns none, as those whose states are on their modules: it is
+    given the one that goes on, as generate() does.
+    """
+    if cache_in(_read(model, ids[:, :2], {})) is not None:
+        return {}
+    return {cache_argument(model): DynamicCache(config=model.config.get_text_config())}
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name of the argument that takes a cache.
+
+    Raises:
+        ValueError: there is none.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    argument = next((name for name in CACHE_NAMES if name in parameters), None)
+    if argument is None:
+        raise ValueError(f"{type(model).__name__} takes no cache by any of the names {CACHE_NAMES}")
+    return argument
+
+
+def cache_in(output: Any) -> Any:
+    """The cache that a forward returned; None where it returned none."""
+    return next((output[name] for name in CACHE_NAMES if output.get(name) is not None), None)
 
 
 # ---- how long, how much, how exact ----
