@@ -45,7 +45,7 @@ from hf_linear_attention.conversion.attention_transfer import (
     new_parameters,
 )
 from hf_linear_attention.conversion.command import DTYPES, read_fields, read_layers
-from hf_linear_attention.conversion.convert import KEPT, MIXERS, config_for
+from hf_linear_attention.conversion.convert import KEPT, config_for, forms
 from hf_linear_attention.conversion.distillation import DistillationTrainer, lora_config
 from hf_linear_attention.conversion.ranking import choose_layers, rank_layers
 from hf_linear_attention.conversion.softmax_form import restore_softmax
@@ -77,7 +77,7 @@ class ConversionArguments:
 
     model: str = field(metadata={"help": "The softmax model: a folder, or a name on the Hub."})
     mixer: str = field(
-        default="window", metadata={"help": "What layers become.", "choices": list(MIXERS)}
+        default="window", metadata={"help": "What layers become.", "choices": list(forms())}
     )
     softmax_layers: str = field(
         default="none",

@@ -14,6 +14,8 @@ from .for_transformers.op_selective_scan import selective_scan, selective_scan_s
 from .for_transformers.saved_code import replace_outdated
 from .for_transformers.self_check import check_model
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
+from .mixer_facts import MixerFacts
+from .mixers import register_mixer
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
@@ -54,6 +56,7 @@ __all__ = [
     "LinearAttentionModel",
     "LinearAttentionPreTrainedModel",
     "LinearAttentionState",
+    "MixerFacts",
     "SinkCache",
     "StaticLinearAttentionCache",
     "TOVACache",
@@ -70,6 +73,7 @@ __all__ = [
     "pack_int4_weights",
     "register_decay",
     "register_feature_map",
+    "register_mixer",
     "selective_scan",
     "selective_scan_step_",
     "short_convolution",

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from .cache_rows import dtype_name, fill, named_tensors
 from .checks import DTYPES
+from .mixer_facts import facts_of
 from .releases import CACHE
 
 # The second is that of joined caches, which the first version of the package could not read.
@@ -33,9 +34,10 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
     *("time_step_min", "time_step_max", "time_step_floor"),  # of first weights
     "use_cache",
 }
-OF_THE_STATE = (  # and some that decide on what a layer remembers, and on how it reads that
+# And some that, with a mixer's own, decide on what a layer remembers, and on how it reads that.
+OF_THE_STATE = (
     *("mixer", "decay", "feature_map", "feature_map_kwargs", "conv_kernel_size"),
-    *("sliding_window", "window_size", "window_sinks"),
+    "sliding_window",
     *("num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads"),
     *("head_dim", "linear_key_head_dim", "linear_value_head_dim"),
 )
@@ -115,7 +117,7 @@ def _not_ours(path: str | os.PathLike, why: object) -> ValueError:
 
 def fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
     """What decides whether a model can use a cache, as it comes back from JSON."""
-    fields = [name for name in type(config).__annotations__ if name not in NOT_IN_THE_STATE]
+    fields = {*type(config).__annotations__, *facts_of(config.mixer).fields} - NOT_IN_THE_STATE
     return json.loads(json.dumps({name: getattr(config, name) for name in fields}))
 
 
@@ -124,7 +126,8 @@ def check_same_state(made_for: PreTrainedConfig, config: PreTrainedConfig) -> No
     one with `config`. Whether its layers are those is seen by themselves.
     """
     theirs, ours = fingerprint(made_for), fingerprint(config)
-    other = [name for name in OF_THE_STATE if theirs.get(name) != ours.get(name)]
+    fields = (*OF_THE_STATE, *facts_of(config.mixer).fields)
+    other = [name for name in fields if theirs.get(name) != ours.get(name)]
     if other:
         raise ValueError(
             f"{CACHE} must be made for this model, with "

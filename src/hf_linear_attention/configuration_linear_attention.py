@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from .decays import check_decay, decay_class
 from .feature_maps import POINTWISE, check_feature_map
+from .mixer_facts import SOFTMAX_MIXERS, MixerFacts, all_facts, facts_of
 from .normalizers import NORMALIZERS
 from .presets import preset_fields
 from .registration import register_adapters, register_config
@@ -25,7 +26,6 @@ LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
 GATE_ACTIVATIONS = ("sigmoid", "silu")
 VALUE_ACTIVATIONS = (None, "silu")
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "none", "learned", "rotary")
-SOFTMAX_MIXERS = ("softmax", "mla")
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -50,53 +50,6 @@ SIZES = (
 )
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
 NOT_NEGATIVE = ("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps")
-# Feature maps under which weights are never negative, and as large as they are.
-WEIGHTS = (
-    *("elu+1", "relu", "relu2", "exp", "softmax"),
-    *("polynomial2", "taylor", "dpfp", "t2r", "hedgehog"),
-)
-# The values of other fields that each mixer of a "linear_attention" layer can have, by its
-# definition; mixers.py has their modules.
-MIXER_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "linear": {},
-    "aaren": {
-        "feature_map": ("exp",),
-        "normalizer": ("z",),
-        "value_act": (None,),
-        "decay": ("none",),
-    },
-    "delta_rule": {
-        "feature_map": ("identity",),
-        "normalizer": ("rms_norm", "gated_rms_norm"),
-        "value_act": (None,),
-    },
-    "mamba2": {
-        "feature_map": ("identity",),
-        "normalizer": ("rms_norm_of_gated",),
-        "gate_act": ("silu",),
-        "low_rank_gate": (False,),
-        "value_act": (None,),
-        "decay": ("none",),
-    },
-    "hgrn": {
-        "feature_map": ("identity",),
-        "normalizer": tuple(name for name in NORMALIZERS if name != "z"),
-        "decay": ("hgrn2",),
-    },
-    "window": {
-        "feature_map": WEIGHTS,
-        "normalizer": ("z",),
-        "value_act": (None,),
-    },
-}
-# Mixers that have no form without an order of tokens.
-READ_THE_PAST = ("aaren", "delta_rule", "mamba2", "hgrn", "window")
-# Mixers that take the keys that a decay gives.
-TAKE_KEYS = ("linear", "hgrn")
-# Mixers in which heads have nothing but a value each, of their own.
-ALONE = {"aaren": "whose heads have one query each", "hgrn": "whose heads are shares of channels"}
-# Mixers with softmax's heads, of which queries share keys and values; in others values share keys.
-HEADS_OF_SOFTMAX = ("linear", "aaren", "hgrn", "window")
 
 
 def of_latent(config: "LinearAttentionConfig", size: int) -> int | None:
@@ -134,36 +87,30 @@ DERIVED_FROM = (
 )
 
 
-def has_softmax(config: "LinearAttentionConfig") -> bool:
-    return config.mixer == "window" or set(config.active_layer_types) != {"linear_attention"}
-
-
 def has_rotary(config: "LinearAttentionConfig") -> bool:
     return config.position_embedding_type == "rotary"
 
 
-def has_mamba2(config: "LinearAttentionConfig") -> bool:
-    return config.mixer == "mamba2"
-
-
 def turns_linear(config: "LinearAttentionConfig") -> bool:
-    return has_rotary(config) and config.mixer in ("linear", "window")
+    return has_rotary(config) and facts_of(config.mixer).has_positions
 
 
 PLAIN = ("expand_k", "expand_v", "softmax_mixer", "decay", "is_causal")
-# Which models use a field that not all do. Others do not save it.
+# Which models use a field that not all do, beside mixers' own. Others do not save it.
 USED_BY: dict[str, Callable[["LinearAttentionConfig"], bool]] = {
-    "window_size": lambda config: config.mixer == "window",
-    "window_sinks": lambda config: config.mixer == "window",
-    "time_step_min": has_mamba2,
-    "time_step_max": has_mamba2,
-    "time_step_floor": has_mamba2,
-    "attention_dropout": has_softmax,
+    "attention_dropout": lambda config: set(config.active_layer_types) != {"linear_attention"},
     "rope_parameters": has_rotary,
     "linear_rotary": turns_linear,
     "gate_act": lambda config: config.is_gated,
     "attention_eps": lambda config: config.normalizer == "z",
 }
+
+
+def unused_fields(config: "LinearAttentionConfig") -> set[str]:
+    """Those that only other models use."""
+    of_mixers = {name for facts in all_facts().values() for name in facts.fields}
+    unused = {name for name, is_used in USED_BY.items() if not is_used(config)}
+    return unused | (of_mixers - {*facts_of(config.mixer).fields})
 
 
 @strict
@@ -354,9 +301,8 @@ class LinearAttentionConfig(PreTrainedConfig):
     @property
     def num_state_heads(self) -> int:
         """Heads of a "linear_attention" layer's states, each of which forgets by itself."""
-        heads = self.linear_num_value_heads
-        if self.mixer in HEADS_OF_SOFTMAX:
-            heads = self.num_key_value_heads
+        shares_keys = facts_of(self.mixer).queries_share_keys
+        heads = self.num_key_value_heads if shares_keys else self.linear_num_value_heads
         assert heads is not None  # derived
         return heads
 
@@ -386,7 +332,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         derived = [name for name in DERIVED if getattr(self, name) is None]
         self._derive(derived)
         super().__post_init__(**kwargs)
-        warn_of_misspelt(kwargs.keys() & vars(self).keys())
+        own = facts_of(self.mixer).fields
+        warn_of_misspelt((kwargs.keys() & vars(self).keys()).difference(own))
         self.validate_architecture()
 
     def __setattr__(self, name: str, value: Any):
@@ -412,9 +359,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         register_adapters(self.model_type)
         output = super().to_dict()
         derived = output.pop("_derived")
-        unused = [name for name, is_used in USED_BY.items() if not is_used(self)]
         unsaid = [name for name, value in UNSAID.items() if output.get(name) == value]
-        for name in (*derived, *unused, *unsaid):
+        for name in (*derived, *unused_fields(self), *unsaid):
             output.pop(name, None)
         return output
 
@@ -428,8 +374,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         self._check_sizes()
         check_feature_map(self.feature_map, self.feature_map_kwargs)
         check_decay(self.decay)
+        facts_of(self.mixer)
         choices = {
-            "mixer": MIXER_NEEDS,
             "softmax_mixer": SOFTMAX_MIXERS,
             "normalizer": NORMALIZERS,
             "gate_act": GATE_ACTIVATIONS,
@@ -443,7 +389,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be one of {names}, got {getattr(self, name)!r}")
         self._check_layers()
         self._check_heads()
-        self._check_mixer()
+        self._check_mixers()
         self._check_decay()
         self._check_time_steps()
         if not self.is_causal and self.decay != "none":
@@ -503,71 +449,37 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"hidden_size={self.hidden_size} must be even for sinusoidal positions"
             )
 
-    def _check_mixer(self):
-        """Raises a ValueError where a value is another than the mixer's definition has."""
-        for name, choices in MIXER_NEEDS[self.mixer].items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be {' or '.join(map(repr, choices))} with mixer={self.mixer!r}, "
-                    f"got {getattr(self, name)!r}"
-                )
-        if self.mixer in READ_THE_PAST and not self.is_causal:
+    def _check_mixers(self):
+        """Raises a ValueError where a value is another than a mixer's definition has."""
+        facts, layer_types = facts_of(self.mixer), set(self.layer_types or [])
+        self._check_needs("mixer", facts)
+        if layer_types != {"linear_attention"}:
+            self._check_needs("softmax_mixer", SOFTMAX_MIXERS[self.softmax_mixer])
+        if facts.reads_the_past and not self.is_causal:
             raise ValueError(
                 f'mixer must not be "{self.mixer}" with is_causal=False: it reads what came before'
             )
-        for name, other in (
-            ("linear_num_key_heads", "num_key_value_heads"),
-            ("linear_num_value_heads", "num_attention_heads"),
-        ):
-            number, expected = getattr(self, name), getattr(self, other)
-            if self.mixer in HEADS_OF_SOFTMAX and number != expected:
+        for name, other in facts.equal_fields.items():
+            value, expected = getattr(self, name), getattr(self, other)
+            if value != expected:
                 raise ValueError(
-                    f"{name} must be {other}={expected} with mixer={self.mixer!r}, got {number}"
+                    f"{name} must be {other}={expected} with mixer={self.mixer!r}, got {value}"
                 )
-        if self.mixer in ALONE and self.num_key_value_heads != self.num_attention_heads:
-            raise ValueError(
-                f"num_key_value_heads must be num_attention_heads={self.num_attention_heads} with "
-                f'mixer="{self.mixer}", {ALONE[self.mixer]}, got {self.num_key_value_heads}'
-            )
-        if self.mixer == "hgrn" and self.linear_key_head_dim != self.linear_value_head_dim:
-            raise ValueError(
-                f"linear_key_head_dim must be linear_value_head_dim={self.linear_value_head_dim} "
-                f'with mixer="hgrn", whose gates have a value each, got {self.linear_key_head_dim}'
-            )
-        self._check_rotary()
-        self._check_latent()
-
-    def _check_rotary(self):
-        """Raises a ValueError where a mixer has no use for rotary positions."""
-        if self.position_embedding_type != "rotary":
-            return
-        if self.mixer == "aaren":
-            raise ValueError(
-                'position_embedding_type must not be "rotary" with mixer="aaren", whose queries '
-                "have no position"
-            )
-        turns = turns_linear(self) and self.linear_rotary
-        has_linear = "linear_attention" in (self.layer_types or [])
-        if has_linear and turns and self.linear_key_head_dim != self.head_dim:
+        turns = turns_linear(self) and self.linear_rotary and "linear_attention" in layer_types
+        if turns and self.linear_key_head_dim != self.head_dim:
             raise ValueError(
                 f"linear_key_head_dim must be head_dim={self.head_dim} with rotary positions, got "
                 f"{self.linear_key_head_dim}; linear_rotary=False keeps them to softmax layers"
             )
 
-    def _check_latent(self):
-        """Raises a ValueError where latent attention has no use for a field."""
-        if self.softmax_mixer != "mla" or set(self.layer_types or []) == {"linear_attention"}:
-            return
-        if self.position_embedding_type == "rotary":
-            raise ValueError(
-                'position_embedding_type must not be "rotary" with softmax_mixer="mla", which is '
-                "the one without positions"
-            )
-        if self.use_qk_norm:
-            raise ValueError(
-                'use_qk_norm must be False with softmax_mixer="mla", whose one norm is that of the '
-                "latent vector, got True"
-            )
+    def _check_needs(self, field: str, facts: MixerFacts):
+        """Raises a ValueError where the mixer that `field` names can't have a value of another."""
+        for name, choices in facts.needs.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be {' or '.join(map(repr, choices))} with "
+                    f"{field}={getattr(self, field)!r}, got {getattr(self, name)!r}"
+                )
 
     def _check_decay(self):
         """Raises a ValueError where a decay has no use for the features or keys that it gets."""
@@ -577,9 +489,10 @@ class LinearAttentionConfig(PreTrainedConfig):
                 f"feature_map must be one of {', '.join(map(repr, POINTWISE))} with "
                 f"decay={self.decay!r}, which is one for every channel, got {self.feature_map!r}"
             )
-        if decay.gives_keys and self.mixer not in TAKE_KEYS:
+        if decay.gives_keys and not facts_of(self.mixer).takes_keys:
+            taking = [repr(name) for name, facts in all_facts().items() if facts.takes_keys]
             raise ValueError(
-                f"mixer must be {' or '.join(map(repr, TAKE_KEYS))} with decay={self.decay!r}, "
+                f"mixer must be {' or '.join(taking)} with decay={self.decay!r}, "
                 f"which gives the keys, got {self.mixer!r}"
             )
 

@@ -46,6 +46,7 @@ class SoftmaxAttention(nn.Module):
         self.num_key_value_heads = config.num_key_value_heads
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = D**-0.5
+        self.num_cached = 2 * self.num_key_value_heads * D  # numbers of each token
         self.q_proj = nn.Linear(C, config.num_attention_heads * D, bias=bias)
         self.k_proj = nn.Linear(C, config.num_key_value_heads * D, bias=bias)
         self.v_proj = nn.Linear(C, config.num_key_value_heads * D, bias=bias)
@@ -126,6 +127,7 @@ class LatentAttention(SoftmaxAttention):
         self.own_size, self.value_size = config.qk_nope_head_dim, config.v_head_dim
         self.key_size = self.own_size + self.shared_size
         self.scaling = self.key_size**-0.5
+        self.num_cached = self.latent_size + self.shared_size
         self.q_proj = nn.Linear(C, H * self.key_size, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(C, self.latent_size + self.shared_size, bias=bias)
         self.kv_a_layernorm = RMSNorm(self.latent_size, eps=1e-6)  # as there, always

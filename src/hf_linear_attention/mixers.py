@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The table of mixers: what a decoder layer mixes its tokens by.
+"""The tables of mixers: what a decoder layer mixes its tokens by.
 
 A mixer is a module made of (config, layer_idx). Its forward takes hidden states (B, T, C), the
 `Tokens` and the cache, and returns hidden states (B, T, C) and attention weights or None. One with
@@ -11,14 +11,14 @@ from transformers import PreTrainedConfig
 
 from .mixer_aaren import Aaren
 from .mixer_delta import DeltaRule
+from .mixer_facts import MIXERS, REGISTERED, MixerFacts
 from .mixer_hgrn import HGRN
 from .mixer_linear import LinearAttention
 from .mixer_mamba2 import Mamba2
 from .mixer_softmax import LatentAttention, SoftmaxAttention
 from .mixer_window import WindowedAttention
 
-# By the config's `mixer`, in layers of the type "linear_attention"; what each needs of the other
-# fields is in configuration_linear_attention.py.
+# By the config's `mixer`, in layers of the type "linear_attention"; mixer_facts.py has their facts.
 RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,
@@ -36,5 +36,25 @@ SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in lay
 def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
     """The mixer of one layer."""
     if config.layer_types[layer_idx] == "linear_attention":
-        return RECURRENT_MIXERS[config.mixer](config, layer_idx)
+        return {**REGISTERED, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
     return SOFTMAX_MIXERS[config.softmax_mixer](config, layer_idx)
+
+
+def register_mixer(name: str, mixer: type[nn.Module]) -> None:
+    """Makes a module a choice for a config's `mixer`, by that name. Its attribute `facts` says what
+    the package is to know of it, its presets and what conversion may make of it among that.
+
+    Saved models hold the name, not the class: whoever loads one registers it before.
+
+    Raises:
+        ValueError: the name belongs to the package, or mixer is no module with `facts`.
+    """
+    if name in MIXERS:
+        raise ValueError(f"name must not be one of the package's own mixers, got {name!r}")
+    is_mixer = isinstance(mixer, type) and issubclass(mixer, nn.Module)
+    if not (is_mixer and isinstance(getattr(mixer, "facts", None), MixerFacts)):
+        raise ValueError(
+            "mixer must be a subclass of torch.nn.Module with facts, which are a MixerFacts, got "
+            f"{mixer!r}"
+        )
+    REGISTERED[name] = mixer

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .numerics import accumulation_dtype
-from .presets import LINEAR, PRESETS
+from .presets import LINEAR, PRESETS, all_presets
 
 TAGS = ["linear-attention", "custom_code"]
 # Of what a preset's layers of linear attention are told from those of others.
@@ -140,7 +140,7 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
 
 def source_of(config: PreTrainedConfig) -> str:
     """Of the first preset whose linear attention a config has; else of linear attention as such."""
-    for preset in PRESETS.values():
+    for preset in all_presets().values():
         if LINEAR in preset.layer_pattern and all(
             getattr(config, name) == preset.fields.get(name, getattr(type(config), name))
             for name in TOLD_BY
@@ -206,15 +206,13 @@ def describe(model: PreTrainedModel) -> dict[str, str]:
         }
     if config.is_causal:
         rows["memory of linear attention"] = f"{state_nbytes(model):,} bytes for each row"
-        softmax = [kind for kind in config.layer_types if kind != "linear_attention"]
-        if softmax:
-            features = 2 * config.num_key_value_heads * config.head_dim
-            if config.softmax_mixer == "mla":
-                features = config.kv_lora_rank + config.qk_rope_head_dim
-            per_token = features * dtype.itemsize
-            growth = {kind: f"{n * per_token:,}" for kind, n in Counter(softmax).items()}
+        growth: Counter[str] = Counter()
+        for kind, layer in zip(config.layer_types, model.base_model.layers, strict=True):
+            growth[kind] += getattr(layer.self_attn, "num_cached", 0) * dtype.itemsize
+        del growth[LINEAR]
+        if growth:
             rows["memory of softmax attention"] = ", ".join(
-                f"{nbytes} bytes for each token"
+                f"{nbytes:,} bytes for each token"
                 + (f" of the last {config.sliding_window}" if kind == "sliding_attention" else "")
                 for kind, nbytes in growth.items()
             )

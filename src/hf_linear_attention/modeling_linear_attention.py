@@ -44,8 +44,8 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache import LinearAttentionCache, cache_for_model
 from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import Decay, LowerBounds, decay_class
-from .feature_maps import FavorPlus, FeatureMap
+from .decays import LowerBounds, decay_class
+from .feature_maps import FavorPlus
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
@@ -61,11 +61,8 @@ from .inputs import (
 )
 from .linear import is_bare, project
 from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
-from .mixer_aaren import LearnedQuery
 from .mixer_cross import CrossAttention
-from .mixer_mamba2 import Mamba2
 from .mixer_softmax import SoftmaxAttention
-from .mixer_window import Mixing
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
 from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
@@ -73,7 +70,6 @@ from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
-from .short_convolution import ShortConvolution
 from .sinusoids import add_sinusoids
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
@@ -97,10 +93,6 @@ class LinearAttentionMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.act_fn(project(self.gate_proj, x))
         return project(self.down_proj, gate * project(self.up_proj, x))
-
-
-# Modules whose `reset_parameters` says how their parameters start.
-OF_OUR_OWN = (FeatureMap, Decay, LowerBounds, LearnedQuery, Mamba2, Mixing, ShortConvolution)
 
 
 class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
@@ -215,8 +207,9 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
-        if isinstance(module, OF_OUR_OWN):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None and not reset.__module__.startswith("torch."):
+            reset()
 
     def redraw_features(self):
         """Draws the random features of feature_map="favor+" anew, in training and on request.

@@ -10,6 +10,8 @@ where attention itself is not as in the source.
 import copy
 from typing import Any, NamedTuple
 
+from .mixer_facts import REGISTERED
+
 # The delta rule's layers: keys and values after convolutions, and no position.
 DELTA_RULE = {
     "mixer": "delta_rule",
@@ -250,6 +252,12 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def all_presets() -> dict[str, Preset]:
+    """Those here, and those of users' mixers."""
+    of_users = (mixer.facts.presets for mixer in REGISTERED.values())
+    return dict(item for presets in (PRESETS, *of_users) for item in presets.items())
+
+
 def preset_fields(name: str, num_hidden_layers: int) -> dict[str, Any]:
     """The fields of a preset for a model of so many layers.
 
@@ -257,11 +265,12 @@ def preset_fields(name: str, num_hidden_layers: int) -> dict[str, Any]:
         ValueError: there is no such preset, or that is no number of layers, or too few for its
             pattern.
     """
-    if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))}, got {name!r}")
+    presets = all_presets()
+    if name not in presets:
+        raise ValueError(f"preset must be one of {', '.join(map(repr, presets))}, got {name!r}")
     if not isinstance(num_hidden_layers, int):
         raise ValueError(f"num_hidden_layers must be an integer, got {num_hidden_layers!r}")
-    preset = PRESETS[name]
+    preset = presets[name]
     period = len(preset.layer_pattern)
     if num_hidden_layers < period:
         raise ValueError(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedConfig
 
+from .mixer_facts import QKV, SOFTMAX_MIXERS, facts_of
+
 TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may shard
     "self_attn.q_proj": "colwise",
     "self_attn.k_proj": "colwise",
@@ -30,30 +32,30 @@ TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may sh
     "mlp.down_proj": "rowwise",
 }
 
-# Projections to heads that a mixer of "linear_attention" layers does without.
-WITHOUT = {"aaren": {"q_proj"}, "mamba2": {"q_proj", "k_proj"}, "hgrn": {"q_proj"}}
+
+def style_of(name: str) -> str:
+    """Of a module that `modules_of_layers` names: a user's mixer may have other projections."""
+    return TENSOR_PARALLEL_STYLES.get(name, "colwise")
 
 
 def modules_of_layers(config: PreTrainedConfig) -> set[str]:
-    """Those of TENSOR_PARALLEL_STYLES that layers of the model have."""
+    """Those of a layer that Transformers may shard, in layers of the model."""
     layer_types = set(config.active_layer_types)
     gate = set()  # of linear attention
     if config.is_gated:
         gate = {"g_b_proj" if config.low_rank_gate else "g_proj"}
-    qkv = {"q_proj", "k_proj", "v_proj"}
-    without = WITHOUT.get(config.mixer, set())
     self_attn = {"o_proj"}
     if "linear_attention" in layer_types:
-        self_attn |= gate | (qkv - without)
+        self_attn |= {*gate, *facts_of(config.mixer).projections}
     if layer_types - {"linear_attention"}:
         self_attn |= {"g_proj"} if config.attn_output_gate else set()
-        self_attn |= qkv if config.softmax_mixer == "softmax" else {"q_proj", "kv_b_proj"}
+        self_attn |= {*SOFTMAX_MIXERS[config.softmax_mixer].projections}
     names = set()
     if config.intermediate_size > 0:
         names |= {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
     names |= {f"self_attn.{name}" for name in self_attn}
     if config.add_cross_attention:
-        names |= {f"cross_attn.{name}" for name in {*qkv, *gate, "o_proj"}}
+        names |= {f"cross_attn.{name}" for name in {*QKV, *gate, "o_proj"}}
     return names
 
 
@@ -63,12 +65,8 @@ class TensorParallelPlan:
     """
 
     def __get__(self, config: PreTrainedConfig | None, owner: type) -> dict[str, str]:
-        present = set(TENSOR_PARALLEL_STYLES) if config is None else modules_of_layers(config)
-        layers = {
-            f"layers.*.{name}": style
-            for name, style in TENSOR_PARALLEL_STYLES.items()
-            if name in present
-        }
+        present = TENSOR_PARALLEL_STYLES if config is None else sorted(modules_of_layers(config))
+        layers = {f"layers.*.{name}": style_of(name) for name in present}
         return {"embed_tokens": "embedding_rowwise", **layers}
 
 

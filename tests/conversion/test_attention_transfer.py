@@ -19,7 +19,7 @@ from hf_linear_attention.conversion.attention_transfer import (
     new_parameters,
     relative_error,
 )
-from hf_linear_attention.conversion.convert import MIXERS
+from hf_linear_attention.conversion.convert import forms
 from hf_linear_attention.conversion.softmax_form import restore_softmax
 from softmax_models import softmax_model, some_ids
 from trainer_runs import arguments
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXACT = {"rtol": 1e-4, "atol": 3e-5}
 WINDOW = {"window_size": 3, "window_sinks": 1}  # of texts so short
-TRAINED = [name for name in MIXERS if name != "elu+1"]
+TRAINED = [name for name in forms() if name != "elu+1"]
 
 
 def converted(name="llama", mixer="window", **options):

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
 from hf_linear_attention import LinearAttentionForCausalLM, convert
-from hf_linear_attention.conversion.convert import MIXERS
+from hf_linear_attention.conversion.convert import forms
 from softmax_models import COMMON, SOFTMAX_MODELS, softmax_model, some_ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,7 +92,7 @@ def test_the_layers_that_are_named_stay(softmax_layers, kept):
     assert again.layer_types == config.layer_types
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", forms())
 @pytest.mark.parametrize("name", ["llama_with_biases", "qwen3", "qwen2", "smollm3", "gemma"])
 def test_linear_layers_start_from_the_projections_and_what_is_new_is_listed(mixer, name):
     model = softmax_model(name)
@@ -119,7 +119,7 @@ def test_linear_layers_start_from_the_projections_and_what_is_new_is_listed(mixe
     assert str(report).count("\n") < 40
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", forms())
 def test_the_converted_model_trains_and_generates(mixer):
     model, report = convert(softmax_model("llama"), mixer, softmax_layers=3)
     ids = some_ids(2, 10)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""A recurrence that is added by its own file and two lines does all that the package's own do."""
+"""A recurrence that is added by its own file and a line does all that the package's own do."""
 
 import copy
 from pathlib import Path
@@ -10,20 +10,18 @@ from transformers import AutoModelForCausalLM
 
 import moving_average
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from hf_linear_attention.configuration_linear_attention import MIXER_NEEDS
-from hf_linear_attention.mixers import RECURRENT_MIXERS
+from hf_linear_attention.mixer_facts import REGISTERED
 from hf_linear_attention.model_card import state_nbytes
 from hf_linear_attention.tokens import Tokens
 from moving_average import MovingSum, MovingSumMixer
 from tiny import HYBRID, assert_near, random_ids, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "two_lines")
+pytestmark = pytest.mark.usefixtures("one_thread", "registered")
 
 
 @pytest.fixture
-def two_lines(monkeypatch):
-    monkeypatch.setitem(RECURRENT_MIXERS, "moving_sum", MovingSumMixer)
-    monkeypatch.setitem(MIXER_NEEDS, "moving_sum", {})
+def registered(monkeypatch):
+    monkeypatch.setitem(REGISTERED, "moving_sum", MovingSumMixer)
 
 
 @pytest.fixture(params=["pure", "hybrid"])

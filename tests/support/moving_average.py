@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hf_linear_attention.memory import LayerMemory
+from hf_linear_attention.mixer_facts import MixerFacts
 from hf_linear_attention.numerics import at_least_float32
 from hf_linear_attention.recurrence import Recurrence, StateSize, sum_of_later
 
@@ -57,6 +58,8 @@ def first_tokens(T, cu_seqlens, device):
 
 class MovingSumMixer(nn.Module):
     """In, summed, and out."""
+
+    facts = MixerFacts(reads_the_past=False)
 
     def __init__(self, config, layer_idx):
         super().__init__()

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from .convert import KEPT, MIXERS, config_for, convert
+from .convert import KEPT, config_for, convert, forms
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -52,7 +52,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help="a folder, or a name on the Hub")
     parser.add_argument("out", help="a folder that is not there yet")
     parser.add_argument(
-        "--mixer", choices=MIXERS, default="window", help="of linear layers; default: window"
+        "--mixer", choices=forms(), default="window", help="of linear layers; default: window"
     )
     parser.add_argument(
         "--softmax-layers",

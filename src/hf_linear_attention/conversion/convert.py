@@ -14,27 +14,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..configuration_linear_attention import LinearAttentionConfig
+from ..mixer_facts import all_facts, facts_of
 from ..modeling_linear_attention import LinearAttentionForCausalLM
 from .report import ConversionReport
 from .sources import check_model, fields_of, layer_types_of
 
 CONFIG = LinearAttentionConfig
 LINEAR, SLIDING = "linear_attention", "sliding_attention"
-GATED = {"normalizer": "gated_rms_norm", "gate_act": "silu"}
-DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
-# What linear layers may become, by name: fields of the config. As softmax layers have none, there
-# are no convolutions on q, k and v; conv_kernel_size=4 adds them.
-MIXERS: dict[str, dict[str, Any]] = {
-    "window": {"mixer": "window", "feature_map": "hedgehog"},
-    "hedgehog": {"feature_map": "hedgehog"},
-    "t2r": {"feature_map": "t2r"},
-    "elu+1": {"feature_map": "elu+1"},
-    "gated_linear": {"feature_map": "identity", "decay": "per_token", **GATED},
-    "deltanet": DELTA,
-    "gated_deltanet": {**DELTA, "decay": "per_token", **GATED},
-    "kda": {**DELTA, "decay": "kda", "normalizer": "gated_rms_norm", "low_rank_gate": True},
-}
 KEPT = "none, all, a number n for every n-th layer, or a list of layers that stay softmax"
+
+
+def forms() -> dict[str, dict[str, Any]]:
+    """What linear layers may become, by name: fields of the config."""
+    return {
+        name: {"mixer": mixer, **fields}
+        for mixer, facts in all_facts().items()
+        for name, fields in facts.conversions.items()
+    }
 
 
 class Conversion(NamedTuple):
@@ -63,7 +59,7 @@ def convert(
         model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3 or Gemma with a language
             head, or a model of this package whose layers are all softmax attention; neither
             quantised nor sharded.
-        mixer: what linear layers are, by name: `MIXERS`.
+        mixer: what linear layers are, by name: those that `forms` has.
         softmax_layers: which layers stay what they are: "none", "all", every n-th (n: layers
             n - 1, 2 n - 1, ...), or a list of their numbers, from 0.
         layer_types: the same layer by layer: "linear_attention", or the type that a layer has.
@@ -105,13 +101,15 @@ def config_for(
     Raises:
         ValueError: as `convert`.
     """
-    if not isinstance(mixer, str) or mixer not in MIXERS:
-        raise ValueError(f"mixer must be one of {', '.join(map(repr, MIXERS))}, got {mixer!r}")
-    unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(CONFIG)})
+    if not isinstance(mixer, str) or mixer not in forms():
+        raise ValueError(f"mixer must be one of {', '.join(map(repr, forms()))}, got {mixer!r}")
+    fields = {**fields_of(original), **forms()[mixer]}
+    facts = facts_of(fields["mixer"])
+    known = {*(field.name for field in dataclasses.fields(CONFIG)), *facts.fields}
+    unknown = sorted(set(overrides) - known)
     if unknown:
         raise ValueError(f"overrides must be fields of {CONFIG.__name__}, got {unknown}")
-    fields = {**fields_of(original), **MIXERS[mixer]}
-    if fields.get("mixer") == "delta_rule":  # whose queries can't share keys
+    if not facts.queries_share_keys:
         fields["linear_num_key_heads"] = original.num_attention_heads
     types = layer_types_of(original)
     if layer_types is None:
@@ -127,7 +125,8 @@ def config_for(
     slid = any(
         old == SLIDING and new == LINEAR for old, new in zip(types, layer_types, strict=True)
     )
-    if slid and config.mixer == "window":  # short texts shall get the original's logits
+    has_window = "window_size" in facts_of(config.mixer).fields
+    if slid and has_window:  # short texts shall get the original's logits
         limit = original.sliding_window
         if "window_size" not in overrides:
             config.window_size = min(config.window_size, limit)
@@ -234,8 +233,8 @@ def _change(name: str, config: LinearAttentionConfig, norms_add_1: bool) -> Chan
     if norms_add_1 and parts[-2].endswith("norm"):
         return "1 + weight, as norms multiply by it", lambda x: (1 + x.float()).to(x.dtype)
     G = config.num_attention_heads // (config.num_key_value_heads or 1)
-    shares_queries = config.mixer != "delta_rule"
-    if not _is_of_linear_layer(name, config) or shares_queries or G == 1:
+    share_keys = facts_of(config.mixer).queries_share_keys
+    if not _is_of_linear_layer(name, config) or share_keys or G == 1:
         return None
     if parts[-2] not in ("k_proj", "v_proj"):
         return None

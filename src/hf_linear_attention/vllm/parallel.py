@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from ..tensor_parallel import TENSOR_PARALLEL_STYLES, modules_of_layers
+from ..tensor_parallel import modules_of_layers, style_of
 
 LINEARS = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}
 
@@ -66,7 +66,7 @@ def parallelize(model: PreTrainedModel) -> LogitsProcessor | None:
 
 def parallel_linear(linear: nn.Linear, name: str, shard: HeadsOfRank) -> nn.Module:
     """vLLM's, of the style that the plan has for this name."""
-    made = LINEARS[TENSOR_PARALLEL_STYLES[name]](
+    made = LINEARS[style_of(name)](
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,

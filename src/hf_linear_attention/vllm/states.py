@@ -20,12 +20,12 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
+from ..mixer_facts import facts_of
 from ..mixers import build_mixer
 from ..recurrence import Recurrence, State
 from ..serving.slot_layout import SlotLayout
 from ..short_convolution import ConvolutionWindow
 from ..slots import SlotBatch, SlotCache, SlotLayer, is_step
-from ..tensor_parallel import TENSOR_PARALLEL_STYLES
 
 
 def layout_of_layer(config: PreTrainedConfig, dtype: torch.dtype, ranks: int) -> SlotLayout:
@@ -36,16 +36,17 @@ def layout_of_layer(config: PreTrainedConfig, dtype: torch.dtype, ranks: int) ->
         return SlotLayout({0: {}}, 0)
     with torch.device("meta"):
         mixer: Any = build_mixer(config, config.layer_types.index("linear_attention"))
-    recurrences = [of_one_rank(recurrence, ranks) for recurrence in mixer.recurrences]
+    shared = facts_of(config.mixer).projections
+    recurrences = [of_one_rank(recurrence, ranks, shared) for recurrence in mixer.recurrences]
     return SlotLayout.of_recurrences({0: recurrences}, dtype)
 
 
-def of_one_rank(recurrence: Recurrence, ranks: int) -> Recurrence:
-    """The recurrence with its share of the heads, or of their channels where those are shared."""
+def of_one_rank(recurrence: Recurrence, ranks: int, shared: tuple[str, ...]) -> Recurrence:
+    """The recurrence with its share of the heads, or of the channels of `shared` projections."""
     sizes: dict[str, int] = {}
     if not isinstance(recurrence, ConvolutionWindow):
         sizes["num_heads"] = recurrence.num_heads // ranks  # type: ignore[attr-defined]
-    elif f"self_attn.{recurrence.name.removesuffix('_conv')}_proj" in TENSOR_PARALLEL_STYLES:
+    elif f"{recurrence.name.removesuffix('_conv')}_proj" in shared:
         sizes["channels"] = recurrence.channels // ranks
     return dataclasses.replace(recurrence, **sizes)  # type: ignore[type-var]
 
