@@ -16,14 +16,15 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from .numerics import accumulation_dtype, at_least_float32, bounded
+from .tensor_parallel import HeadShard
 
 
 class Decay(nn.Module):
     """Hidden states (B, T, hidden) -> log decay (B, T, H), or None where nothing is forgotten;
     `per_channel` ones (B, T, H, K).
 
-    Where it `gives_keys`: projected keys (B, T, H, K) and the layer's lower bound (H, K) of what is
-    remembered -> keys as the recurrence takes them, and log decay (B, T, H, K).
+    Where it `gives_keys`: projected keys (B, T, H, K) of this rank's heads, and which heads these
+    are, None for all -> keys as the recurrence takes them, and log decay (B, T, H, K).
     """
 
     per_channel: ClassVar[bool] = False
@@ -212,14 +213,23 @@ class HGRN2(Decay):
     per_channel = True
     gives_keys = True
 
-    def forward(self, k: Tensor, lower_bound: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Projected keys (B, T, H, K), bounds (H, K) -> keys and log decays (B, T, H, K)."""
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.layer_idx = layer_idx
+        # Of the model, and no part of the layer, as it would be outside of a tuple.
+        self.lower_bounds: tuple[LowerBounds, ...] = ()
+
+    def forward(self, k: Tensor, shard: HeadShard | None = None) -> tuple[Tensor, Tensor]:
+        """Projected keys (B, T, H, K) -> keys and log decays (B, T, H, K)."""
         x = at_least_float32(k)
         log_decay = nn.functional.logsigmoid(x)
-        if lower_bound is not None:
+        for of_layers in self.lower_bounds:
+            bound = of_layers(self.layer_idx).to(x.device, x.dtype)
+            if shard is not None:
+                bound = shard.take(bound, 0)
             # in logs, so that a small f is exact; 0 and 1 have none that could be computed with
             limits = torch.finfo(torch.float32)
-            bound = bounded(lower_bound.to(x.dtype), limits.tiny, 1 - limits.eps)
+            bound = bounded(bound, limits.tiny, 1 - limits.eps)
             log_decay = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_decay)
         return -torch.expm1(log_decay), log_decay
 
@@ -239,11 +249,21 @@ class LowerBounds(nn.Module):
         """Writes Gamma; the model's `_init_weights` calls it."""
         init.zeros_(self.weight)
 
-    def forward(self) -> list[Tensor | None]:
-        """For each layer (H, K), or None."""
+    def forward(self, layer_idx: int) -> Tensor:
+        """b of a layer, (H, K)."""
         shares = at_least_float32(self.weight).softmax(0)
-        bounds = shares[1:].cumsum(0).unflatten(1, self.shape)
-        return [None, *bounds.unbind()]
+        return shares[1 : layer_idx + 1].cumsum(0)[-1].view(self.shape)
+
+
+def share_lower_bounds(layers: nn.Module, config: PreTrainedConfig) -> LowerBounds | None:
+    """What HGRN2's layers have in common, which they get; None without such behind the first."""
+    decays = [x for x in layers.modules() if isinstance(x, HGRN2) and x.layer_idx > 0]
+    if not decays:
+        return None
+    lower_bounds = LowerBounds(config)
+    for decay in decays:
+        decay.lower_bounds = (lower_bounds,)
+    return lower_bounds
 
 
 DECAYS: dict[str, type[Decay]] = {

@@ -16,7 +16,7 @@ from .decays import build_decay
 from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .recurrence_elementwise import ElementwiseRecurrence
-from .tensor_parallel import call, find_head_shard
+from .tensor_parallel import find_head_shard
 from .tokens import Tokens
 
 
@@ -38,13 +38,9 @@ class HGRN(LinearAttentionBase):
         hidden_states: Tensor,
         tokens: Tokens,
         past_key_values: Cache | None = None,
-        lower_bound: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
-        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none.
-
-        lower_bound: (H, D), b.
-        """
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
         B, T, C = hidden_states.shape
         hidden_states, _, memory = self.begin(hidden_states, tokens, past_key_values)
         k, v = project(self.k_proj, hidden_states), project(self.v_proj, hidden_states)
@@ -53,9 +49,7 @@ class HGRN(LinearAttentionBase):
         if self.value_act is not None:
             v = self.value_act(v)
         k, v = self.split(k, v)
-        if shard is not None and lower_bound is not None:
-            lower_bound = shard.take(lower_bound, 0)
-        room, log_decay = call(self.decay, shard, k, lower_bound)
+        room, log_decay = self.decay(k, shard)
         x = (room * v).to(v.dtype)
         y = memory.run(self.recurrence, {"x": x.flatten(2), "log_decay": log_decay.flatten(2)})
         memory.write(v.dtype)

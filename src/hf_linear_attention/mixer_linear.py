@@ -184,13 +184,9 @@ class LinearAttention(MappedAttention):
         hidden_states: Tensor,
         tokens: Tokens,
         past_key_values: Cache | None = None,
-        lower_bound: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
-        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none.
-
-        lower_bound: (Hkv, K), of what a decay that gives the keys remembers.
-        """
+        """hidden_states (B, T, C) -> (B, T, C), and no attention weights, for there are none."""
         B, T, C = hidden_states.shape
         hidden_states, positions, memory = self.begin(hidden_states, tokens, past_key_values)
 
@@ -202,7 +198,7 @@ class LinearAttention(MappedAttention):
             v = self.value_act(v)
         q = self.convolve("q", project(self.q_proj, hidden_states), shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
-        k, log_decay = self._forgetting(hidden_states, k, lower_bound, shard)
+        k, log_decay = self._forgetting(hidden_states, k, shard)
         if positions is not None and self.has_positions:
             q, k = rotate(q, k, positions, heads_at=2)
         if self.feature_map is not None:
@@ -219,17 +215,11 @@ class LinearAttention(MappedAttention):
         return self.project_out(hidden_states, y.to(dtype), shard).view(B, T, C), None
 
     def _forgetting(
-        self,
-        hidden_states: Tensor,
-        k: Tensor,
-        lower_bound: Tensor | None,
-        shard: HeadShard | None,
+        self, hidden_states: Tensor, k: Tensor, shard: HeadShard | None
     ) -> tuple[Tensor, Tensor | None]:
         """Keys and log decays of this rank's heads, from projected keys k (B, T, Hkv, K)."""
         if self.decay.gives_keys:
-            if shard is not None and lower_bound is not None:
-                lower_bound = shard.take(lower_bound, 0)
-            return call(self.decay, shard, k, lower_bound)
+            return self.decay(k, shard)
         log_decay = self.decay(hidden_states)
         if shard is not None and log_decay is not None:
             log_decay = shard.take(log_decay, 2)

@@ -44,7 +44,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache import LinearAttentionCache, cache_for_model
 from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import LowerBounds, decay_class
+from .decays import share_lower_bounds
 from .feature_maps import FavorPlus
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
@@ -121,18 +121,14 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,  # by position, for gradient checkpointing
         encoder_attention_mask: Tensor | None = None,
-        lower_bound: Tensor | None = None,
         *,
         tokens: Tokens,
         **kwargs,
     ) -> Tensor:
-        """hidden_states (B, T, C) -> (B, T, C); kwargs go to softmax attention, lower_bound to a
-        linear one whose decay has it. The cache is among them by Transformers' name for it, by
-        which gradient checkpointing leaves it out.
+        """hidden_states (B, T, C) -> (B, T, C); kwargs go to softmax attention. The cache is among
+        them by Transformers' name for it, by which gradient checkpointing leaves it out.
         """
         past_key_values = kwargs.pop(CACHE, None)
-        if lower_bound is not None:
-            kwargs["lower_bound"] = lower_bound
         mixed, _ = self.self_attn(
             self.input_layernorm(hidden_states),
             tokens=tokens,
@@ -259,11 +255,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         # Of layers that follow each other, by the number of the first.
         self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        gives_keys = decay_class(config.decay).gives_keys
-        # The first layer has none.
-        self.has_lower_bounds = gives_keys and "linear_attention" in config.active_layer_types[1:]
-        if self.has_lower_bounds:
-            self.lower_bounds = LowerBounds(config)
+        self.lower_bounds = share_lower_bounds(self.layers, config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -339,43 +331,42 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         )
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)
-        lower_bounds = self._lower_bounds()  # of fewer layers than there are, for drafts
         run: Callable[..., Tensor] = functools.partial(
             self._run_layers,
-            lower_bounds=lower_bounds,
             memory=(encoder_hidden_states, encoder_attention_mask),
             tokens=tokens,
             **{**kwargs, CACHE: past_key_values},
         )
         if tokens.may_be_recorded and not self.config.add_cross_attention:
             hidden_states = self._run_recorded(
-                run, hidden_states, lower_bounds, position_embeddings or (), past_key_values
+                run, hidden_states, position_embeddings or (), past_key_values
             )
         else:
-            hidden_states = run(hidden_states, range(len(lower_bounds)))
+            hidden_states = run(hidden_states, range(self.config.num_hidden_layers))
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, **{CACHE: past_key_values})
 
     def _run_recorded(
         self,
         run: Callable[..., Tensor],
         hidden_states: Tensor,
-        lower_bounds: list[Tensor | None],
         position_embeddings: tuple[Tensor, ...],
         past_key_values: Cache | SlotCache | None,
     ) -> Tensor:
         """All layers and the last norm: those whose operations may be recorded by recordings of
         them, others by run(hidden_states, their numbers).
         """
-        for first, caches in stretches(recordable_caches(past_key_values, len(lower_bounds))):
+        num_layers = self.config.num_hidden_layers  # fewer than there are, for drafts
+        for first, caches in stretches(recordable_caches(past_key_values, num_layers)):
             numbers = range(first, first + len(caches))
             by_modules = functools.partial(run, hidden_states, numbers)
             if caches[0] is None:
                 hidden_states = by_modules()
                 continue
-            bounds = [x for x in lower_bounds[first : numbers.stop] if x is not None]
-            inputs = [hidden_states, *position_embeddings, *bounds]
-            is_last = numbers.stop == len(lower_bounds)
-            modules = list(self.layers)[first : numbers.stop]
+            inputs = [hidden_states, *position_embeddings]
+            is_last = numbers.stop == num_layers
+            modules: list[nn.Module] = list(self.layers)[first : numbers.stop]
+            if self.lower_bounds is not None:
+                modules.append(self.lower_bounds)
             if is_last:
                 modules.append(self.norm)
             hidden_states = self.recorded_tokens[first].run(
@@ -387,24 +378,15 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         self,
         hidden_states: Tensor,
         numbers: range,
-        lower_bounds: list[Tensor | None],
         memory: tuple[Tensor | None, Tensor | None],
         **kwargs,
     ) -> Tensor:
         """Those layers, and the norm after the last."""
         layers = list(self.layers)
         for i in numbers:
-            hidden_states = layers[i](hidden_states, *memory, lower_bounds[i], **kwargs)
-        return self.norm(hidden_states) if numbers.stop == len(lower_bounds) else hidden_states
-
-    def _lower_bounds(self) -> list[Tensor | None]:
-        """What each layer that runs is given of `LowerBounds`."""
-        types = self.config.active_layer_types
-        if not self.has_lower_bounds:
-            return [None] * len(types)
-        bounds = self.lower_bounds()[: len(types)]
-        is_linear = [layer_type == "linear_attention" for layer_type in types]
-        return [bound if of else None for bound, of in zip(bounds, is_linear, strict=True)]
+            hidden_states = layers[i](hidden_states, *memory, **kwargs)
+        is_last = numbers.stop == self.config.num_hidden_layers
+        return self.norm(hidden_states) if is_last else hidden_states
 
     def _cache(
         self,

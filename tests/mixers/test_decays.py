@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Log decays: their formulas, their domain, and that no cast or load changes what is fixed."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -209,6 +210,24 @@ def test_only_new_names_and_decays_are_registered():
 def test_an_unknown_decay_lists_the_choices():
     with pytest.raises(ValueError, match="'none', 'retnet', 'lightning', .*, got 'mamba'"):
         check_decay("mamba")
+
+
+def test_a_copy_of_an_hgrn2_model_reads_its_own_lower_bounds(tmp_path):
+    model, ids = tiny_model(**VARIANTS["preset_hgrn2"]), random_ids(1, 5)
+    names = [name for name in model.state_dict() if "bounds" in name]
+    assert names == ["model.lower_bounds.weight"]
+    model.save_pretrained(tmp_path)
+    torch.save(model, tmp_path / "pickle")
+    before = model(ids).logits
+    for other in (
+        copy.deepcopy(model),
+        torch.load(tmp_path / "pickle", weights_only=False),
+        LinearAttentionForCausalLM.from_pretrained(tmp_path, dtype=model.dtype),
+    ):
+        assert torch.equal(other(ids).logits, before)
+        other.model.lower_bounds.weight.data.normal_()
+        assert not torch.equal(other(ids).logits, before)
+        assert torch.equal(model(ids).logits, before)
 
 
 def test_hgrn2_in_the_first_layer_alone_has_no_lower_bounds():

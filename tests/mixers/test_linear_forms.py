@@ -448,8 +448,8 @@ def test_hgrn2_s_bounds_rise_from_layer_to_layer_and_stay_below_1():
     model = paper_s_model("hgrn2").float()
     for scale in (1.0, 100.0):  # at which softmax is 0 and 1
         model.model.lower_bounds.weight.data.normal_(std=scale)
-        first, *others = model.model.lower_bounds()
-        assert first is None
+        others = [model.model.lower_bounds(layer) for layer in range(1, LAYERS)]
+        assert model.model.layers[0].self_attn.decay.lower_bounds == ()
         for lower, upper in zip(others[:-1], others[1:], strict=True):
             assert (lower <= upper).all() and (upper <= 1 + 1e-6).all()
         loss = model(random_ids(B, T), labels=random_ids(B, T)).loss
@@ -462,7 +462,8 @@ def test_hgrn2_s_bounds_rise_from_layer_to_layer_and_stay_below_1():
 def test_hgrn2_forgets_no_less_than_all_and_no_more_than_its_bound(value, dtype):
     layer = preset("hgrn2", dtype=torch.float32).model.layers[1].self_attn
     bound = torch.full((H, C // H), 0.25)
-    k, log_decay = layer.decay(torch.full((1, 1, H, C // H), value, dtype=dtype), bound)
+    layer.decay.lower_bounds = (lambda layer_idx: bound,)
+    k, log_decay = layer.decay(torch.full((1, 1, H, C // H), value, dtype=dtype))
     assert log_decay.dtype == torch.float32 and k.dtype == torch.float32
     assert (math.log(0.25) - 1e-6 <= log_decay).all() and (log_decay <= 0).all()
     near(k + log_decay.exp(), torch.ones_like(k), 1e-6)

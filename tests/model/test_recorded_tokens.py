@@ -215,6 +215,30 @@ def test_other_data_of_the_same_weight_count_at_once(change, by_modules):
     assert torch.equal(answers(model, ids[:, 6:], cache), expected)
 
 
+def replace_lower_bounds(model):
+    bounds = model.model.lower_bounds
+    bounds.weight = nn.Parameter(torch.randn_like(bounds.weight))
+
+
+def change_lower_bounds_in_place(model):
+    model.model.lower_bounds.weight.data.normal_()
+
+
+@pytest.mark.parametrize("change", [replace_lower_bounds, change_lower_bounds_in_place])
+@pytest.mark.parametrize("second", ["linear_attention", "full_attention"])
+def test_bounds_that_layers_share_count_at_once(change, second, by_modules):
+    """They are no part of the layers that are recorded."""
+    types = ["linear_attention", second, "linear_attention"]
+    model, ids = tiny_model(**VARIANTS["preset_hgrn"], layer_types=types), random_ids(2, 8)
+    cache = LinearAttentionCache(model.config)
+    before = answers(model, ids[:, :6], cache)
+    assert any(map(any, uses(model).values()))
+    change(model)
+    expected = by_modules(model, ids[:, 6:], copy.deepcopy(cache), prompt=1)
+    assert torch.equal(answers(model, ids[:, 6:], cache, prompt=1), expected)
+    assert not torch.equal(answers(model, ids[:, :6]), before)
+
+
 def test_a_hook_of_all_modules_counts_at_once(by_modules):
     model, ids = tiny_model(), random_ids(2, 9)
     cache = LinearAttentionCache(model.config)

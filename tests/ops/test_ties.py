@@ -97,7 +97,9 @@ def test_a_step_of_mamba2_that_starts_at_its_limit_is_learned():
 def test_a_lower_bound_of_hgrn2_that_is_all_but_1_has_a_gradient():
     k = torch.zeros(1, 1, 2, 3)
     bound = torch.full((2, 3), 1 - torch.finfo(torch.float32).eps, requires_grad=True)
-    _, log_decay = HGRN2(tiny_config(decay="hgrn2"), 1)(k, bound)
+    decay = HGRN2(tiny_config(decay="hgrn2"), 1)
+    decay.lower_bounds = (lambda layer_idx: bound,)
+    _, log_decay = decay(k)
     (gradient,) = torch.autograd.grad(log_decay.sum(), bound)
     torch.testing.assert_close(gradient, torch.full((2, 3), 0.5))  # (1 - sigmoid(0)) / f, f = 1
 
