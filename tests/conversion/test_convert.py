@@ -279,7 +279,7 @@ def test_shapes_and_names_that_do_not_fit_the_config_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixer": "hyena"}, "mixer must be one of 'window', .* got 'hyena'"),
+        ({"mixer": "hyena"}, "mixer must be one of 'hedgehog', .*'window', got 'hyena'"),
         ({"softmax_layers": "some"}, "softmax_layers must be none, all, .* got 'some'"),
         ({"softmax_layers": 0}, "softmax_layers=0 must be at least 1"),
         ({"softmax_layers": True}, "softmax_layers must be none, all, .* got True"),
