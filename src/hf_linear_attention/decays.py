@@ -6,9 +6,10 @@ Shapes: B batch, T time, H heads of states (`config.num_state_heads`), K key dim
 counts heads, l layers (L of them).
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -216,8 +217,8 @@ class HGRN2(Decay):
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.layer_idx = layer_idx
-        # Of the model, and no part of the layer, as it would be outside of a tuple.
-        self.lower_bounds: tuple[LowerBounds, ...] = ()
+        # Of the model, which is no part of the layer, as it would be outside of a tuple.
+        self.lower_bounds: tuple[Callable[[int], Tensor], ...] = ()
 
     def forward(self, k: Tensor, shard: HeadShard | None = None) -> tuple[Tensor, Tensor]:
         """Projected keys (B, T, H, K) -> keys and log decays (B, T, H, K)."""
@@ -255,15 +256,18 @@ class LowerBounds(nn.Module):
         return shares[1 : layer_idx + 1].cumsum(0)[-1].view(self.shape)
 
 
-def share_lower_bounds(layers: nn.Module, config: PreTrainedConfig) -> LowerBounds | None:
-    """What HGRN2's layers have in common, which they get; None without such behind the first."""
-    decays = [x for x in layers.modules() if isinstance(x, HGRN2) and x.layer_idx > 0]
-    if not decays:
-        return None
-    lower_bounds = LowerBounds(config)
+def share_lower_bounds(model: nn.Module, config: PreTrainedConfig) -> LowerBounds | None:
+    """What HGRN2's layers have in common, for `model.lower_bounds`, where they look for it: PEFT
+    may put something else there. None without such layers behind the first.
+    """
+    decays = [x for x in model.modules() if isinstance(x, HGRN2) and x.layer_idx > 0]
     for decay in decays:
-        decay.lower_bounds = (lower_bounds,)
-    return lower_bounds
+        decay.lower_bounds = (functools.partial(lower_bound_of, model),)
+    return LowerBounds(config) if decays else None
+
+
+def lower_bound_of(model: Any, layer_idx: int) -> Tensor:
+    return model.lower_bounds(layer_idx)
 
 
 DECAYS: dict[str, type[Decay]] = {

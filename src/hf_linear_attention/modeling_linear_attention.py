@@ -255,7 +255,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         # Of layers that follow each other, by the number of the first.
         self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.lower_bounds = share_lower_bounds(self.layers, config)
+        self.lower_bounds = share_lower_bounds(self, config)
         self.gradient_checkpointing = False
         self.post_init()
 

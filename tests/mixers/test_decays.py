@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
@@ -228,6 +229,21 @@ def test_a_copy_of_an_hgrn2_model_reads_its_own_lower_bounds(tmp_path):
         other.model.lower_bounds.weight.data.normal_()
         assert not torch.equal(other(ids).logits, before)
         assert torch.equal(model(ids).logits, before)
+
+
+def test_lower_bounds_that_peft_trains_are_those_that_layers_read():
+    model = tiny_model(**VARIANTS["preset_hgrn2"])
+    model.model.lower_bounds.weight.data.normal_()
+    tuning = LoraConfig(target_modules=["v_proj"], modules_to_save=["lower_bounds"])
+    model = get_peft_model(model, tuning)
+    ids = random_ids(2, 5)
+    model(ids, labels=ids).loss.backward()
+    bounds = [x for name, x in model.named_parameters() if "lower_bounds" in name]
+    trained = [x for x in bounds if x.requires_grad]
+    assert len(trained) == 1 and trained[0].grad.any()
+    before = model(ids).logits
+    trained[0].data.normal_(std=5)
+    assert not torch.allclose(model(ids).logits, before)
 
 
 def test_hgrn2_in_the_first_layer_alone_has_no_lower_bounds():
