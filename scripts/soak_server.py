@@ -133,12 +133,22 @@ def free_port() -> int:
 
 
 class Server:
-    """One at a time, always at the same port."""
+    """One at a time, always at the same port.
 
-    def __init__(self, folder: Path, arguments: list[str], variables: dict[str, str]):
+    loads: whether it begins with the model, and not when the first request names it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        variables: dict[str, str],
+        program: str = SERVE,
+        loads: bool = True,
+    ):
         self.folder, self.log, self.port = folder, folder / "log", free_port()
         options = ["--trust-remote-code", "--device", "cpu", "--port", str(self.port)]
-        self.command = [sys.executable, "-c", SERVE, "serve", str(folder)]
+        self.command = [sys.executable, "-c", program, "serve", *[str(folder)] * loads]
         self.command += ["--continuous-batching", "--host", "127.0.0.1", *options, *arguments]
         self.variables = {
             "OMP_NUM_THREADS": "1",

@@ -72,8 +72,7 @@ class LinearAttentionGenerationMixin(GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
         """As in Transformers, whose server is prepared for requests if it loads the model."""
-        if "transformers.cli.serve" in sys.modules:
-            prepare_server()
+        prepare_server()
         return super().from_pretrained(*args, **kwargs)
 
     @functools.wraps(GenerationMixin.generate)
@@ -300,6 +299,8 @@ class LinearAttentionGenerationMixin(GenerationMixin):
 
 def prepare_server() -> None:
     """What the installed package does in `transformers serve` before there are requests."""
+    if "transformers.cli.serve" not in sys.modules:
+        return
     try:
         from hf_linear_attention.serving.over_http import prepare_server as prepare
     except ImportError:  # `init_continuous_batching` tells users of it

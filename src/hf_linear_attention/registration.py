@@ -202,15 +202,22 @@ def allocators_of_paged_cache(allocators: dict[str, type]) -> Iterator[None]:
             ATTN_TYPE_TO_ALLOCATOR.update(before)
 
 
-def check_requests(checked: Callable[[dict[str, Any], Callable[[], Any]], Any]) -> None:
-    """Lets `checked` see the body of each request to a `transformers serve` for continuous batching
-    before a GenerationConfig is made of it, and that one, which it is to return: numbers that are
-    none raise an error there that is answered with 500, as if the server were broken. Only the
-    package does this, in a process that is such a server.
-    """
-    from transformers.cli.serving.utils import BaseHandler
+def observe_server(
+    checked: Callable[[dict[str, Any], Callable[[], Any]], Any], middleware: Any
+) -> None:
+    """Of a `transformers serve --continuous-batching`: lets `checked` see the body of each request
+    before a GenerationConfig is made of it, and that one, which it is to return; and makes the app
+    with a middleware. Only the package does this, in a process that has Transformers' server.
 
-    build = BaseHandler._build_generation_config
+    Numbers that are none raise an error there that is answered with 500, as if the server were
+    broken. The app is made behind the first model, and the function that makes it, which then is a
+    local name already, gives no way to add to it; but it finds the app's class in its module.
+    """
+    from starlette.middleware import Middleware
+    from transformers.cli.serving import server
+    from transformers.cli.serving.utils import BaseHandler, GenerationState
+
+    build, begin = BaseHandler._build_generation_config, GenerationState.__init__
     if hasattr(build, "is_checked"):
         return
 
@@ -219,5 +226,14 @@ def check_requests(checked: Callable[[dict[str, Any], Callable[[], Any]], Any]) 
         make = functools.partial(build, self, body, model_generation_config, use_cb=use_cb)
         return checked(body, make) if use_cb else make()
 
+    app_class = server.FastAPI
+    app_with_middleware = functools.partial(app_class, middleware=[Middleware(middleware)])
+
+    @functools.wraps(begin)
+    def begin_observed(self, continuous_batching=False, *others, **options):
+        begin(self, continuous_batching, *others, **options)
+        server.FastAPI = app_with_middleware if continuous_batching else app_class
+
     build_checked.is_checked = True  # type: ignore[attr-defined]
     BaseHandler._build_generation_config = build_checked
+    GenerationState.__init__ = begin_observed

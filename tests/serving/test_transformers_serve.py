@@ -24,13 +24,15 @@ from engines import PROMPTS, engine, results, tokens_of, wait_until
 from hf_linear_attention import LinearAttentionForCausalLM
 from hf_linear_attention.serving import over_http
 from new_python import run_python
+from saved_models import word_tokenizer
 from tiny import VARIANTS, tiny_model
+from upstream_models import tiny_upstream
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import soak  # noqa: E402
 import soak_server  # noqa: E402
-from soak_server import ENDLESS, Client, Question, RefusedError, Server  # noqa: E402
+from soak_server import ENDLESS, SERVE, Client, Question, RefusedError, Server  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -221,6 +223,54 @@ def test_sigterm_before_the_first_request_ends_the_process_as_behind_it(flags, s
     assert ended.returncode == status, ended.stderr
 
 
+EVERYWHERE = """
+from hf_linear_attention import use_kernels_everywhere
+use_kernels_everywhere()
+"""
+
+
+def behaves(server: Server) -> None:
+    """Its first request is a bad one, and the next are sampled as they say; who hangs up has no
+    slot any more, for which the server would wait when it is to end.
+    """
+    server.wait()
+    client, question = Client(server, random.Random(0)), Question("w1", [])
+    draws = json.dumps({"do_sample": True, "max_new_tokens": 20})
+    hot = {**client._body(question, 20), "generation_config": draws, "temperature": 1e6}
+    with closing(client._send({**hot, "max_tokens": "many"})) as connection:
+        with pytest.raises(RefusedError, match="max_tokens must be a whole number"):
+            client._response(connection)
+    answer = client.ask(question, 20)
+    with closing(client._send(hot)) as connection:
+        assert json.loads(client._response(connection).read())["choices"][0]["text"] != answer
+    assert client.ask(question, 20) == answer
+    client.leave(question, ENDLESS, 1)
+    seconds, status = server.end("SIGTERM")
+    assert status == 0, server.log_end()
+    assert seconds < over_http.STOP_SECONDS
+
+
+def test_a_server_that_begins_without_a_model(tmp_path):
+    soak_server.save_model(tmp_path)
+    server = Server(tmp_path, [], {}, loads=False)
+    try:
+        behaves(server)
+    finally:
+        server.end("SIGKILL")
+
+
+def test_a_server_of_a_model_of_transformers(tmp_path):
+    tiny_upstream("mamba2", eos_token_id=None).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    server = Server(
+        tmp_path, [], {}, program=EVERYWHERE.join(["import transformers.cli.serve\n", SERVE])
+    )
+    try:
+        behaves(server)
+    finally:
+        server.end("SIGKILL")
+
+
 def test_what_can_not_be_is_named(running, saved):
     count, heat, share = "a whole number from 1 on", "a number from 0 on", r"a number in \(0, 1\]"
     unheeded = "or left out with continuous batching"
@@ -293,11 +343,11 @@ def test_each_request_is_sampled_as_it_says(running, saved):
 
 
 def test_other_servers_are_left_alone():
-    """Nothing is prepared where no `transformers serve` loads a model."""
+    """Signals stay where no `transformers serve` runs in this thread."""
     before = signal.getsignal(signal.SIGTERM)
     over_http.prepare_server()
+    assert over_http.hear_signals() is None
     assert signal.getsignal(signal.SIGTERM) is before
-    assert over_http.flags_of_server() == {}
 
 
 def test_a_server_of_one_s_own_has_the_engine_as_from_python():

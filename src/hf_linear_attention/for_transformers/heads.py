@@ -24,7 +24,7 @@ class Served:
             ValueError: the settings can't be, for states.
         """
         try:
-            from ..serving.changed_models import manager_of_changed_model
+            from .changed_models import manager_of_changed_model
 
             return manager_of_changed_model(
                 self, generation_config, continuous_batching_config, workload_hints

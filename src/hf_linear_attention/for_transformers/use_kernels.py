@@ -24,6 +24,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .. import linear, quantized
 from ..configuration_linear_attention import LinearAttentionConfig
+from ..generation import prepare_server
 from ..registration import before_forwards
 from ..releases import CACHE
 from .families import HEADS, LAYERS, family_of, made_class, norm_for, replacement_for, sizes_for
@@ -263,6 +264,7 @@ class Everywhere(Undoable):
     def __init__(self) -> None:
         self.reports: WeakKeyDictionary[nn.Module, Report] = WeakKeyDictionary()
         self._stop = before_forwards(self._prepare)
+        prepare_server()
 
     def undo(self) -> None:
         """Makes all models what they were, and leaves later ones alone."""

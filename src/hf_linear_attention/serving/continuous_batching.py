@@ -15,7 +15,6 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,9 +112,7 @@ class SlotManager(GuardedManager, SharingManager):
         if LINEAR in allocators:
             count_no_keys(processor.inputs_and_outputs, is_pure=len(allocators) == 1)
         if set(allocators) == {LINEAR}:
-            inputs = StateInputs.in_place_of(processor.inputs_and_outputs)
-            put_in_place_of(processor.inputs_and_outputs, inputs, processor)
-        processor._handle_request_error = fails_all_sequences(processor)
+            processor.inputs_and_outputs.__class__ = StateInputs
         self.paged_model = PagedModel(self.model, processor)
         self.prompts.attach(processor)
         self.sampler = RowSampler(processor.model_runner, self.sampling)
@@ -167,7 +164,9 @@ class SlotManager(GuardedManager, SharingManager):
 
 
 class OrderedRouter(OutputRouter):
-    """An OutputRouter none of whose outputs can pass by a handler that is being registered."""
+    """An OutputRouter none of whose outputs can pass by a handler that is being registered; and
+    with a request, the sequences of its prompt that were to be made of it fail, too.
+    """
 
     def __init__(self):
         super().__init__()
@@ -175,6 +174,14 @@ class OrderedRouter(OutputRouter):
 
     def deliver(self, output: GenerationOutput) -> None:
         self.deliver_batch([output])  # which looks for a handler and acts under one lock
+
+    def fail_and_deliver(self, state: RequestState, error: Exception) -> None:
+        """As in Transformers, which calls it for whatever fails, also at the door."""
+        unborn, state.num_children = state.num_children, 0
+        super().fail_and_deliver(state, error)
+        for number in range(unborn):
+            child = state.fork(child_id(state.request_id, number))
+            super().fail_and_deliver(child, error)
 
 
 class TopKOfVocabulary(ContinuousBatchingTopKLogitsWarper):
@@ -408,24 +415,6 @@ def put_in_place_of(old: Any, new: Any, processor: ContinuousBatchProcessor) -> 
         for name, value in list(getattr(part, "__dict__", {}).items()):
             if value is old:
                 setattr(part, name, new)
-
-
-def fails_all_sequences(
-    processor: ContinuousBatchProcessor,
-) -> Callable[[Exception, RequestState], None]:
-    """A processor's `_handle_request_error`, which is called for whatever fails, also at the door;
-    and the same for the sequences of a prompt that were to be made of the request.
-    """
-    fail = processor._handle_request_error
-
-    def fail_all(error: Exception, state: RequestState) -> None:
-        unborn, state.num_children = state.num_children, 0
-        fail(error, state)
-        for number in range(unborn):
-            child = state.fork(child_id(state.request_id, number))
-            processor.output_router.fail_and_deliver(child, error)
-
-    return fail_all
 
 
 def requests_affected(scheduler: Any) -> list[RequestState]:

@@ -6,6 +6,7 @@ door, and forgets those whose clients have hung up.
 import asyncio
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -13,11 +14,11 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
 from .over_http import (
+    RECEIVE,
     REQUESTED,
     finish_on_signals,
     has_left,
     http_error,
-    http_request,
     whole_number,
 )
 from .sampling import KEY, Sampling
@@ -84,7 +85,7 @@ class GuardedManager(ContinuousBatchingManager):
         if hasattr(input_ids, "tolist"):  # of numpy or torch, whose numbers are no ints
             input_ids = input_ids.tolist()
         added = super().add_request(input_ids, request_id, *others, **options)
-        if added is None and request_id is not None and http_request() is not None:
+        if added is None and request_id is not None and REQUESTED.get() is not None:
             self._forget(request_id)
             raise http_error(queue.Full("the server is stopping"))
         return added
@@ -101,22 +102,22 @@ class GuardedManager(ContinuousBatchingManager):
 
     def register_result_handler(self, request_id: str, callback: Any) -> None:
         """As in Transformers, where two clients that use one id get each other's answers."""
-        if request_id in self.output_router.result_handlers and http_request() is not None:
+        if request_id in self.output_router.result_handlers and REQUESTED.get() is not None:
             raise http_error(already_there(request_id))
         super().register_result_handler(request_id, callback)
 
-    def end_with_client(self, request: Any, request_id: str) -> None:
+    def end_with_client(self, request_id: str) -> None:
         """Has a request that is not streamed cancelled when its client hangs up."""
-        listener = self.output_router.result_handlers.get(request_id)
-        if listener is not None:
+        listener, receive = self.output_router.result_handlers.get(request_id), RECEIVE.get()
+        if listener is not None and receive is not None:
             watcher = asyncio.get_running_loop().create_task(
-                self._wait_for_end(request, request_id, listener)
+                self._wait_for_end(receive, request_id, listener)
             )
             self._watchers.add(watcher)
             watcher.add_done_callback(self._watchers.discard)
 
-    async def _wait_for_end(self, request: Any, request_id: str, listener: tuple) -> None:
-        await has_left(request)
+    async def _wait_for_end(self, receive: Callable, request_id: str, listener: tuple) -> None:
+        await has_left(receive)
         if self.output_router.result_handlers.get(request_id) is listener:  # not answered yet
             self.cancel_request(request_id)
             # The server's function waits for an answer, even if only to end; and the listener stays
@@ -151,11 +152,11 @@ class Door(queue.Queue):
         return item
 
     def put(self, item: RequestState, block: bool = True, timeout: float | None = None) -> None:
-        manager, http = self.manager, http_request()
+        manager, is_http = self.manager, REQUESTED.get() is not None
         if self._has(item.request_id):  # whose memory and answers both would share
             error = already_there(item.request_id)
-            raise error if http is None else http_error(error)
-        if http is None:
+            raise http_error(error) if is_http else error
+        if not is_http:
             self._check_room(manager.max_waiting)
             super().put(item, block, timeout)
             return
@@ -169,7 +170,7 @@ class Door(queue.Queue):
             raise http_error(error) from None
         super().put(item, block, timeout)
         if not item.streaming:  # the server itself listens to clients of streams
-            manager.end_with_client(http, item.request_id)
+            manager.end_with_client(item.request_id)
 
     def _limit_over_http(self) -> int:
         for limit in (self.manager.max_waiting, self.manager.max_waiting_over_http):

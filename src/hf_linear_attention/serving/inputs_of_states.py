@@ -9,6 +9,8 @@ Shapes: T tokens of all sequences in a batch, N sequences.
 """
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,17 +19,9 @@ from transformers.generation.continuous_batching.requests import TMP_TOKEN_ID, F
 
 
 class StateInputs(ContinuousBatchingIOs):
-    """ContinuousBatchingIOs whose inputs are made anew for each batch."""
+    """What ContinuousBatchingIOs become whose inputs are to be made anew for each batch."""
 
-    batch: dict[str, Any]
-
-    @classmethod
-    def in_place_of(cls, io: ContinuousBatchingIOs) -> "StateInputs":
-        """One that has what another has, results among it."""
-        made = cls.__new__(cls)
-        made.__dict__ = io.__dict__
-        made.batch = {}
-        return made
+    batch: Mapping[str, Any] = MappingProxyType({})  # none yet
 
     def prepare_batch_tensors(
         self,

@@ -3,11 +3,10 @@
 
 Transformers' server gives a manager tokens and takes tokens from it: it says nothing of the request
 over HTTP, of a client that hangs up, or of the end of the server.
-The request is found where the server's own function has it, in the call that adds tokens to the
-manager; an error raised there is answered with its status; and the signals that end the server are
-heard before uvicorn, which is told of them. Two things can't wait for a request, and are prepared
-when the server loads a model: numbers that can't be, with how a request's tokens are to be chosen;
-and SIGTERM before the first request.
+So its handlers let `checked` see each request's body, and its app has a middleware, Connection.
+Both leave what they know in context variables, which the manager reads in the call that adds tokens
+to it; an error raised there is answered with its status. The signals that end the server are heard
+before uvicorn, which is told of them.
 """
 
 import asyncio
@@ -26,11 +25,11 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus
+from transformers.utils.import_utils import is_serve_available
 
-from ..registration import check_requests
+from ..registration import observe_server
 from .sampling import WARPERS
 
-SERVER = "transformers.cli.serving.server"  # Transformers' module that answers requests
 STATUS = {ValueError: 400, queue.Full: 503}  # of errors
 RETRY_SECONDS = 1
 STOP_VARIABLE, STOP_SECONDS = "HF_LINEAR_ATTENTION_STOP_SECONDS", 30
@@ -69,36 +68,32 @@ HEEDED_SETTINGS = {
     *("do_sample", "max_new_tokens", "eos_token_id"),
     *("bos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"),
 }
-# The GenerationConfig of the request that is answered.
+# Of the request that is answered, its GenerationConfig, and where its client is heard.
 REQUESTED: ContextVar[GenerationConfig | None] = ContextVar("REQUESTED", default=None)
+RECEIVE: ContextVar[Callable | None] = ContextVar("RECEIVE", default=None)
 
 
 def prepare_server() -> None:
-    """Of a `transformers serve --continuous-batching` that is loading a model in this call: it will
-    answer 400 to numbers that can't be, and end with 0 on a SIGTERM that comes before any request.
-    In any other process this does nothing.
+    """Prepares this process's `transformers serve --continuous-batching` for requests. One that has
+    begun is known by its first request (`finish_on_signals`).
     """
-    flags = flags_of_server()
-    if not flags.get("continuous_batching"):
-        return
-    check_requests(checked)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and not flags.get("non_blocking"):  # else the process is somebody else's
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            # uvicorn puts this back when it ends, and sends the signal again.
-            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    if is_serve_available():
+        observe_server(checked, Connection)
 
 
-def flags_of_server() -> dict[str, Any]:
-    """The command line's, of a `transformers serve` from which this is called; {} without one."""
-    module = sys.modules.get("transformers.cli.serve")
-    frame = None if module is None else sys._getframe(1)
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), module.Serve):  # type: ignore[union-attr]
-            if frame.f_code.co_name == "__init__":
-                return dict(frame.f_locals)
-        frame = frame.f_back
-    return {}
+class Connection:
+    """ASGI middleware: lets managers know when a request's client hangs up, and hears the signals
+    that end the server from its start.
+    """
+
+    def __init__(self, app: Callable):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
+        if scope["type"] == "lifespan":
+            hear_signals()
+        RECEIVE.set(receive)
+        await self.app(scope, receive, send)
 
 
 def checked(body: dict[str, Any], make: Callable[[], GenerationConfig]) -> GenerationConfig:
@@ -163,22 +158,6 @@ def whole_number(variable: str) -> int | None:
     return int(text)
 
 
-def http_request() -> Any | None:
-    """The HTTP request, Starlette's, that this call is to answer in Transformers' server; or None.
-
-    That is a variable of the server's function that the call comes from, and nowhere else.
-    """
-    requests = sys.modules.get("starlette.requests")
-    frame = None if requests is None else sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == SERVER:
-            for value in frame.f_locals.values():
-                if isinstance(value, requests.Request):  # type: ignore[union-attr]
-                    return value
-        frame = frame.f_back
-    return None
-
-
 def http_error(error: Exception) -> Exception:
     """The same, for Starlette to answer: {"detail": its text}, with the status that fits."""
     from starlette.exceptions import HTTPException
@@ -188,9 +167,9 @@ def http_error(error: Exception) -> Exception:
     return HTTPException(status, str(error), headers)
 
 
-async def has_left(request: Any) -> None:
+async def has_left(receive: Callable) -> None:
     """Waits until the client has hung up, or has its answer, which to Starlette is the same."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
@@ -198,22 +177,36 @@ def finish_on_signals(manager: ContinuousBatchingManager) -> None:
     """Where Transformers' server starts a manager for a request, SIGTERM lets the manager end what
     it has begun, for STOP_SECONDS at most, and then the process, with 0. Elsewhere this does
     nothing.
+    """
+    handler = None if REQUESTED.get() is None else hear_signals()
+    if handler is None:
+        return
+    handler.managers.add(manager)
+    if RECEIVE.get() is None:  # the app was made before it could be given the middleware
+        app = handler.server.config.app
+        app.middleware_stack = Connection(app.middleware_stack)
+
+
+def hear_signals() -> "StopSignals | None":
+    """What hears the signals of the uvicorn server that runs in this thread, from now on at least;
+    None where uvicorn hears none.
 
     uvicorn waits for its clients without limit, and ends by the signal itself. Transformers leaves
     the manager's thread running, for which the process waits for ever after SIGINT.
     """
-    if threading.current_thread() is not threading.main_thread() or http_request() is None:
-        return
+    if threading.current_thread() is not threading.main_thread():
+        return None
     handler = signal.getsignal(signal.SIGTERM)
-    if not isinstance(handler, StopSignals):
-        uvicorn = sys.modules.get("uvicorn.server")
-        server = getattr(handler, "__self__", None)  # of the method that hears the signal
-        if uvicorn is None or not isinstance(server, uvicorn.Server):
-            return
-        handler = StopSignals(server, asyncio.get_running_loop())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, handler)
-    handler.managers.add(manager)
+    if isinstance(handler, StopSignals):
+        return handler
+    uvicorn = sys.modules.get("uvicorn.server")
+    server = getattr(handler, "__self__", None)  # of the method that hears the signal
+    if uvicorn is None or not isinstance(server, uvicorn.Server):
+        return None
+    handler = StopSignals(server, asyncio.get_running_loop())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+    return handler
 
 
 class StopSignals:

@@ -20,16 +20,15 @@ from transformers import (
 )
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from ..for_transformers.families import family_of, replacement_for
-from ..for_transformers.family import UNKNOWN, Family
-from ..for_transformers.functions import ByFunctions
-from ..for_transformers.heads import Served
-from ..for_transformers.module_classes import is_one_of
 from ..recurrence import State
 from ..releases import CACHE, CACHE_NAMES
+from ..serving.allocators import LINEAR
+from ..serving.continuous_batching import continuous_batching_manager
 from ..slots import KeepKeys, SlotBatch, SlotCache
-from .allocators import LINEAR
-from .continuous_batching import continuous_batching_manager
+from .families import family_of, replacement_for
+from .family import UNKNOWN, Family
+from .functions import ByFunctions
+from .module_classes import is_one_of
 
 # By all types of layers for which these models make masks that they are not given.
 NO_MASKS = dict.fromkeys(("full_attention", "sliding_attention", LINEAR, "conv"))
@@ -64,6 +63,7 @@ class ServedModel:
         base = base_of(model)
         family = served_family(base)
         self._model: Any = model
+        self._changed_class = type(model)
         self._takes_masks = family.attention is not None
         self.config = ServedConfig(base, family)
         taken = inspect.signature(type(model).forward).parameters
@@ -102,8 +102,7 @@ class ServedModel:
 
     def __call__(self, **batch: Any) -> Any:
         """The model's output for tokens (1, T)."""
-        is_changed = isinstance(self._model, Served)
-        if not is_changed:
+        if type(self._model) is not self._changed_class:
             raise RuntimeError("what use_kernels did to the model was undone while it is served")
         if self._takes_masks:
             batch["attention_mask"] = {**NO_MASKS, **batch.get("attention_mask", {})}
