@@ -2,7 +2,26 @@
 """Everything that this package changes in Transformers, each change with its reason.
 
 No other file changes it. A checkpoint's copy of this code makes the same changes for its own
-classes, but for the last one, which is the installed package's alone.
+classes, but for those that only the installed package makes. These are the names:
+
+- `AttentionInterface._global_mapping[hf_linear_attention_in_vllm]`
+- `AttentionInterface.get_interface`
+- `ATTN_TYPE_TO_ALLOCATOR[linear_attention]`
+- `BaseHandler._build_generation_config`
+- `EncoderDecoderModel._prepare_cache_for_generation`
+- `GenerationMixin.init_continuous_batching`
+- `GenerationState.__init__`
+- `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[linear_attention]`
+- `PreTrainedModel.__call__`
+- `PreTrainedModel.__init_subclass__`
+- `SpeechEncoderDecoderModel._prepare_cache_for_generation`
+- `VisionEncoderDecoderModel._prepare_cache_for_generation`
+- `_LazyAutoMapping._extra_content[LinearAttentionConfig]`
+- `_LazyConfigMapping._extra_content[linear_attention]`
+- `transformers.LinearAttentionForCausalLM`
+- `transformers.cli.serving.server.FastAPI`
+
+And in PEFT the tables of modules that it adapts.
 """
 
 import functools

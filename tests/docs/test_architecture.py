@@ -55,17 +55,6 @@ def test_files_import_from_rows_below_only():
                 assert ONLY_IMPORTER.get(imported) == name, f"{name} imports {imported}"
 
 
-def test_only_registration_changes_transformers():
-    """It is changed by its registries, or by setting an attribute of one of its names."""
-    for path in PACKAGE.rglob("*.py"):
-        source = path.read_text("utf-8")
-        if path.stem == "registration":
-            continue
-        assert not re.search(r"\.register\(|\.register_for_auto_class\(|_MAPPING", source), path
-        names = set(re.findall(r"^    (\w+),?$|^from transformers\S* import (\w+)", source, re.M))
-        assert not names & {("AttentionInterface", ""), ("", "AttentionInterface")}, path
-
-
 def test_the_files_that_the_pages_name_exist():
     for page in ("architecture.md", "adding_a_recurrence.md"):
         text = (ROOT / "docs" / page).read_text("utf-8")
