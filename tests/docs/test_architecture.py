@@ -3,6 +3,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,19 @@ def test_files_import_from_rows_below_only():
                 assert place[imported] > index, f"{name} imports {imported}"
             else:
                 assert ONLY_IMPORTER.get(imported) == name, f"{name} imports {imported}"
+
+
+def test_folders_import_each_other_in_no_circle():
+    """At any place of a file, a function's body among them."""
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    imports: dict[str, set[str]] = {folder: set() for folder in folders}
+    for path in PACKAGE.glob("*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 2:
+                names = [node.module] if node.module else [x.name for x in node.names]
+                imports[path.parent.name] |= {name.split(".")[0] for name in names} & folders
+    assert imports["vllm"] and imports["for_transformers"]
+    assert list(TopologicalSorter(imports).static_order())  # or else it raises a CycleError
 
 
 def test_the_files_that_the_pages_name_exist():

@@ -47,7 +47,7 @@ from .inputs_of_states import StateInputs
 from .over_http import REQUESTED
 from .requirements import check_release
 from .sampling import KEY, Sampling, without_sampling
-from .scheduling import child_id, with_slots
+from .scheduling import child_id, give_slots
 from .shared_prompts import SharingManager
 from .slot_layout import SlotLayout, round_up
 
@@ -102,8 +102,7 @@ class SlotManager(GuardedManager, SharingManager):
         with allocators_of_paged_cache(self.allocators):
             processor = super()._create_batch_processor()
         admit = admission_to(self.model, processor.cache)
-        scheduler = with_slots(processor.scheduler, admit, self._forget)
-        put_in_place_of(processor.scheduler, scheduler, processor)
+        give_slots(processor.scheduler, admit, self._forget)
         allocators = processor.cache.cache_allocators
         if "full_attention" not in allocators:
             # what is read does not grow with the text
@@ -407,14 +406,6 @@ def count_no_keys(io: ContinuousBatchingIOs, is_pure: bool) -> None:
         io.attention_mask = None
     elif io.attention_mask is not None:
         io.attention_mask[LINEAR] = torch.empty(1, 1, 0, 0, dtype=io.model_dtype, device=io.device)
-
-
-def put_in_place_of(old: Any, new: Any, processor: ContinuousBatchProcessor) -> None:
-    """In a processor, and wherever else it or one of its parts has the old one."""
-    for part in (processor, *vars(processor).values()):
-        for name, value in list(getattr(part, "__dict__", {}).items()):
-            if value is old:
-                setattr(part, name, new)
 
 
 def requests_affected(scheduler: Any) -> list[RequestState]:

@@ -33,7 +33,6 @@ from transformers.generation.continuous_batching.input_outputs import (
     PagedAttentionArgs,
 )
 from transformers.generation.continuous_batching.model_runner import ModelRunner
-from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 from transformers.generation.continuous_batching.requests import (
     FutureRequestState,
     GenerationOutput,
@@ -97,7 +96,6 @@ METHODS: dict[type, dict[str, str]] = {
     ModelRunner: {"_sample": "scores output_ids"},
     RequestState: {"fork": "new_request_id"},
     Scheduler: {
-        "__init__": "cache safety_margin max_requests_per_batch",
         "_infer_request_tokens": "state request_ids_to_remove_from_waiting",
         "_schedule_request": "state request_tokens token_budget request_ids_to_remove_from_waiting",
         "add_waiting_request": "state",
@@ -112,8 +110,7 @@ ATTRIBUTES: dict[type, str] = {
     "continuous_batching_config distributed_helper input_queue logit_processor model output_router "
     "warmed_up",
     ContinuousBatchingLogitsProcessorList: "logits_processor supported_keys",
-    ContinuousBatchProcessor: "cache inputs_and_outputs model_runner offloading_manager "
-    "output_router scheduler",
+    ContinuousBatchProcessor: "cache inputs_and_outputs model_runner output_router scheduler",
     OutputRouter: "_lock output_queue result_handlers",
     PagedAttentionCache: "cache_allocators read_cache_limit use_prefix_sharing",
     CacheAllocator: "block_table bytes_per_block index layer_indices num_blocks pool "
@@ -124,9 +121,8 @@ ATTRIBUTES: dict[type, str] = {
     "cumulative_seqlens_q device max_length_k max_requests_per_batch model_dtype "
     "num_request_in_batch output_ids requests_in_batch static_inputs total_seqlen_k",
     ModelRunner: "cb_config do_sample inputs_and_outputs pad_inputs return_logprobs",
-    OffloadingManager: "scheduler",
-    Scheduler: "_requests_to_fork active_requests block_new_requests cache max_requests_per_batch "
-    "safety_margin starved_requests waiting_requests",
+    Scheduler: "_requests_to_fork active_requests block_new_requests max_requests_per_batch "
+    "starved_requests waiting_requests",
     RequestState: "_eos_token_ids _true_initial_tokens initial_tokens is_cpu_offloaded "
     "logit_processor_kwargs max_new_tokens num_children position_offset remaining_prefill_tokens "
     "request_id status streaming tokens_to_process",

@@ -12,7 +12,7 @@ from .shared_prompts import PromptScheduling
 
 
 class SlotScheduling(PromptScheduling):
-    """Mixed into the scheduler that a config names."""
+    """Put before the scheduler that a config names."""
 
     admit: Callable[[Any], None]  # raises an error for a request that can't be
     forget: Callable[[str], None]  # called with the id of a request that was cancelled
@@ -27,22 +27,22 @@ class SlotScheduling(PromptScheduling):
             children, state.num_children = state.num_children, 0
             for number in range(children):
                 child = state.fork(child_id(state.request_id, number))
-                super().add_waiting_request(child)  # type: ignore[misc]
-        super().add_waiting_request(state)  # type: ignore[misc]
+                super().add_waiting_request(child)
+        super().add_waiting_request(state)
 
     def schedule_batch(self, *budgets: int) -> tuple[list[Any] | None, bool, int, int]:
         """As in Transformers; sequences that go on by one token come first."""
-        if not self.active_requests:  # type: ignore[attr-defined]
+        if not self.active_requests:
             self.block_new_requests = False  # until one of those ends, and there is none
         self.batch = []
-        requests, *others = super().schedule_batch(*budgets)  # type: ignore[misc]
+        requests, *others = super().schedule_batch(*budgets)
         if requests:
             requests.sort(key=lambda r: not is_step(r.query_length, r.state.position_offset == 0))
             self.batch = requests
         return requests, *others
 
     def clear_cancelled_requests(self) -> list[RequestState]:
-        cancelled = super().clear_cancelled_requests()  # type: ignore[misc]
+        cancelled = super().clear_cancelled_requests()
         for state in cancelled:
             self.forget(state.request_id)
         return cancelled
@@ -53,13 +53,10 @@ def child_id(request_id: str, number: int) -> str:
     return f"{request_id}__child#{number}"
 
 
-def with_slots(
+def give_slots(
     scheduler: Scheduler, admit: Callable[[Any], None], forget: Callable[[str], None]
-) -> Scheduler:
-    """A scheduler like this one, which has scheduled nothing yet."""
+) -> None:
+    """Makes a scheduler, which has scheduled nothing yet, one with SlotScheduling."""
     kind = type(scheduler)
-    made = type(f"Slot{kind.__name__}", (SlotScheduling, kind), {})(
-        scheduler.cache, scheduler.safety_margin, scheduler.max_requests_per_batch
-    )
-    made.admit, made.forget, made.batch = admit, forget, []
-    return made
+    scheduler.__class__ = type(f"Slot{kind.__name__}", (SlotScheduling, kind), {})
+    scheduler.admit, scheduler.forget, scheduler.batch = admit, forget, []

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
+from transformers.generation.continuous_batching.scheduler import Scheduler
 
 from .admission import is_integer
 from .allocators import LINEAR
@@ -190,8 +191,8 @@ def prompt_of(state: RequestState) -> Prompt:
     return state.prompt
 
 
-class PromptScheduling:
-    """Mixed into a scheduler: requests begin at snapshots, and pieces end where one is due."""
+class PromptScheduling(Scheduler):
+    """Put before a scheduler: requests begin at snapshots, and pieces end where one is due."""
 
     prompts: SharedPrompts
 
@@ -200,20 +201,20 @@ class PromptScheduling:
         if state.status == RequestStatus.PENDING and not state.is_cpu_offloaded:
             position = self.prompts.begin(state)
             if position > 0:
-                self.waiting_requests.pop(state.request_id, None)  # type: ignore[attr-defined]
-                self.active_requests[state.request_id] = state  # type: ignore[attr-defined]
+                self.waiting_requests.pop(state.request_id, None)
+                self.active_requests[state.request_id] = state
                 taken.add(state.request_id)
                 state.status = RequestStatus.PREFILLING
                 state.remaining_prefill_tokens = state.initial_tokens[position:]
                 state.position_offset = position
-        return super()._infer_request_tokens(state, taken)  # type: ignore[misc]
+        return super()._infer_request_tokens(state, taken)
 
     def _schedule_request(
         self, state: RequestState, tokens: list[int], budget: int, taken: set[str]
     ) -> None:
         if state.status <= RequestStatus.PREFILLING:
             budget = self.prompts.end_of_piece(state, budget)
-        super()._schedule_request(state, tokens, budget, taken)  # type: ignore[misc]
+        super()._schedule_request(state, tokens, budget, taken)
 
 
 class SharingManager(ContinuousBatchingManager):
