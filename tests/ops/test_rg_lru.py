@@ -204,6 +204,25 @@ def test_the_derivative_of_the_root_is_bounded(form):
     assert actual["d rate"].abs().max() > 10
 
 
+@pytest.mark.kernel_numbers
+@every_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_no_infinity_meets_a_zero_where_rates_are_out_of_range(form, dtype):
+    """An infinite one forgets all, also where float32 has rounded its gate to 0."""
+    gates = torch.tensor([-700.0, -104, -90, -86, 0, 200, torch.inf], dtype=dtype)
+    for rate in (-torch.inf, -3.4e38, -1e30):
+        inputs = make_inputs(Case(T=3, H=1, P=len(gates), begins=False), dtype)
+        inputs["recurrent_gate"] = gates.expand(2, 3, 1, -1).contiguous()
+        inputs["rate"].fill_(rate)
+        exact = run_with_gradients(loop, in_float64(inputs))
+        actual = run_with_gradients(IMPLEMENTATIONS[form], inputs)
+        assert all(x.isfinite().all() for x in actual.values())
+        if rate == -torch.inf:  # in float64, too, 0 meets it in the gate's gradient
+            assert exact.pop("d recurrent_gate").isnan().all()
+            assert not actual.pop("d recurrent_gate").any()
+            assert_all_close(actual, exact, dtype)
+
+
 def after_a_beginning(begin=17):
     """Arguments of a call where sequences begin there, and what is theirs alone."""
     inputs = make_inputs(Case(T=40, begins=False), torch.float32)

@@ -77,6 +77,8 @@ class GivenInputs {
   const Acc* const log_decay_;
 };
 
+constexpr double kForgetsAll = -1e30;  // a log decay: finite, as it is multiplied with gradients
+
 // e^x and 1 - e^x, each to its last digits, for x not above 0.
 template <class V>
 struct Decay {
@@ -147,7 +149,7 @@ class RgLruInputs {
   HFLA_INLINE Input<Acc, kKept> operator()(int64_t c, int64_t count) const {
     const Vec<Acc> i = gate_of(load_vector(input_gate_, p_.input_gate.dim, c, count));
     const Vec<Acc> r = gate_of(load_vector(recurrent_gate_, p_.recurrent_gate.dim, c, count));
-    const Vec<Acc> log_decay = rate(c, count) * r;
+    const Vec<Acc> log_decay = this->log_decay(c, count, r);
     const Decay<Vec<Acc>> a(log_decay);
     const Vec<Acc> root = begins_ ? broadcast(Acc(1)) : roots(a.lost * (a.left + Acc(1)));
     return {log_decay, begins_ ? Vec<Acc>{} : a.left, x(c, count) * i * root, {i, r, root}};
@@ -179,7 +181,7 @@ class RgLruInputs {
       store_vector(dx_, 1, c, count, h.G * i * root);
       store_vector(dinput_gate_, 1, c, count, of_input * root * i * (Acc(1) - i));
       store_vector(drecurrent_gate_, 1, c, count,
-                   dlog_decay * of.rate(c, count) * r * (Acc(1) - r));
+                   dlog_decay * of.log_decay(c, count, r) * (Acc(1) - r));
       store(drate + c, load(drate + c) + dlog_decay * r);
     }
 
@@ -198,8 +200,10 @@ class RgLruInputs {
   HFLA_INLINE Vec<Acc> x(int64_t c, int64_t count) const {
     return load_vector(x_, p_.x.dim, c, count);
   }
-  HFLA_INLINE Vec<Acc> rate(int64_t c, int64_t count) const {
-    return load_vector(rate_, 1, c, count);
+  // An infinite rate forgets all, whatever the gate: it may have been rounded to 0.
+  HFLA_INLINE Vec<Acc> log_decay(int64_t c, int64_t count, Vec<Acc> r) const {
+    const Vec<Acc> rate = load_vector(rate_, 1, c, count);
+    return select(rate == Acc(-__builtin_inf()), broadcast(Acc(kForgetsAll)), rate * r);
   }
 
   const Problem& p_;

@@ -26,6 +26,8 @@ from ..op_convolution import short_convolution
 from ..op_elementwise_scan import elementwise_scan
 from .layer_parts import ReplacedLayer
 
+FORGETS_ALL = -1e30  # a log decay: finite, as it is multiplied with gradients
+
 
 class OnModules(ReplacedLayer):
     """What keeps its states itself, and takes back no tokens. Transformers' convolution begins
@@ -98,8 +100,13 @@ def rg_lru_by_scan(
     # There is a module of the class of this, so this is loaded.
     from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
-    i, r = (gate.flatten(2).to(rate.dtype).sigmoid() for gate in (input_gate, recurrent_gate))
-    log_decay, begins = r * rate, begins[..., None]
+    i_gate, r_gate = (gate.flatten(2).to(rate.dtype) for gate in (input_gate, recurrent_gate))
+    i, root_of_r = i_gate.sigmoid(), (F.logsigmoid(r_gate) / 2).exp()
+    # An infinite rate forgets all, whatever r was rounded to, and by the root of r no gradient is
+    # multiplied with a large rate alone.
+    forgets_all, begins = rate == -torch.inf, begins[..., None]
+    finite = rate.masked_fill(forgets_all, 0)
+    log_decay = torch.where(forgets_all, FORGETS_ALL, finite * root_of_r * root_of_r)
     root = SqrtBoundDerivative.apply(-torch.expm1(2 * log_decay))
     y, state = elementwise_scan(
         x * i.to(x.dtype) * torch.where(begins, 1, root).to(x.dtype),

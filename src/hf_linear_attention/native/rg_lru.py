@@ -31,7 +31,7 @@ def forward(
     Args:
         x: (B, T, C), with any strides.
         input_gate, recurrent_gate: (B, T, H, P) of x's dtype, with any strides.
-        rate: (C,) of the accumulation dtype, none above 0.
+        rate: (C,) of the accumulation dtype, none above 0; -inf forgets all, whatever the gate.
         begins: (B, T) bool.
         initial_state: (B, C) of the accumulation dtype.
 
