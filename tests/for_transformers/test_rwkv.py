@@ -72,6 +72,21 @@ def test_gradients_of_all_parameters(models, ids, dtype, relative):
         close(found[1][name], gradient, relative)
 
 
+@pytest.mark.parametrize("log_rate", [20.0, 90.0, 300.0])
+def test_decays_out_of_float32s_range_forget_all(models, ids, log_rate):
+    theirs, ours = map(copy.deepcopy, models)
+    for model in (theirs, ours):
+        for name, parameter in model.named_parameters():
+            if name.endswith("time_decay"):
+                parameter.data.fill_(log_rate)
+    with torch.no_grad():
+        want = theirs.double()(ids).logits.float()
+    output = ours(ids, labels=ids)
+    close(output.logits, want)
+    output.loss.backward()
+    assert all(x.grad.isfinite().all() for x in ours.parameters())
+
+
 def test_half_precision_is_as_exact_as_upstreams(models, ids):
     with torch.no_grad():
         want = models[0](ids).logits

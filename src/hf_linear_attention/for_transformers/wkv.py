@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numerics import at_least_float32, without_excess
+from ..numerics import at_least_float32, bounded, without_excess
 from ..op_elementwise_scan import elementwise_scan
 from ..tokens import Tokens, behind
 from .bounds import MaskAndBounds
@@ -22,6 +22,7 @@ from .delay import Delay
 from .layer_parts import ReplacedLayer, tokens_of
 
 LEAST = -1e38  # the largest exponent of no token
+LARGEST_DECAY = 20.0  # in logs: e^-(e^20) forgets all, and sums of e^20 are finite
 BLOCK = 64  # tokens that are computed with at once
 
 
@@ -112,7 +113,8 @@ class WKV(BesideTheTokenBefore):
         e^k after them, both divided by e^m, and m, the largest exponent.
         """
         mask, bounds = tokens.key_mask, tokens.cu_seqlens
-        decay = -at_least_float32(self.time_decay).exp().expand_as(k)
+        decay = bounded(at_least_float32(self.time_decay), high=LARGEST_DECAY)
+        decay = -decay.exp().expand_as(k)
         if mask is not None:
             is_padding = ~behind(mask, k)
             k, decay = k.masked_fill(is_padding, -torch.inf), decay.masked_fill(is_padding, 0)
