@@ -3,6 +3,7 @@
 padding, or in one piece.
 """
 
+import copy
 import inspect
 
 import pytest
@@ -46,6 +47,36 @@ class Layer:
     def forward(self, x, mask, cache, name=CACHE):
         y = self.layer(x, **{self.mask_name: mask, name: cache}, **self.more)
         return y[0] if isinstance(y, tuple) else y
+
+
+EXTREMES = {
+    "A_log": [-300, -104, 0, 60, 88, 89, 95, 300],
+    "dt_bias": [-1e4, -110, -104, -90, 0, 30, 1e4],
+    "dt_proj.bias": [-1e4, -110, -104, -90, 0, 30, 1e4],
+    "dt_proj_bias": [-1e4, -110, -104, -90, 0, 30, 1e4],
+}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "olmo_hybrid", "mamba2", "mamba", "zamba"])
+def test_no_infinity_meets_a_zero_in_decays_out_of_range(model_type):
+    """Numbers are finite where those of float64 are."""
+    generator = torch.Generator().manual_seed(0)
+    ours = tiny_upstream(model_type)
+    use_kernels(ours)
+    for name, parameter in ours.named_parameters():
+        for end, numbers in EXTREMES.items():
+            if name.endswith(end):
+                which = torch.randint(len(numbers), parameter.shape, generator=generator)
+                parameter.data.copy_(torch.tensor(numbers)[which])
+    ids = torch.randint(2, VOCAB_SIZE, (2, T), generator=generator)
+    found = []
+    for model in (ours, copy.deepcopy(ours).double()):
+        output = model(ids, labels=ids)
+        output.loss.backward()
+        found.append([output.logits, *(parameter.grad for parameter in model.parameters())])
+    assert found[1][0].isfinite().all()
+    for mine, exact in zip(*found, strict=True):
+        assert mine[exact.abs() < 1e30].isfinite().all()
 
 
 # Whose layers are given a cache and a mask; others have tests of their own.

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
+from ..decays import decay_of_steps
 from ..numerics import at_least_float32
 from ..recurrence_delta import DeltaRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
@@ -52,13 +53,12 @@ class GatedDelta(ConvolvedLayer):
         qkv, z, b, a = self.project(hidden_states)
         qkv = convolve(self.conv1d, qkv, memory)
         q, k, v = qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
-        decay = -at_least_float32(self.A_log).exp()
         inputs = {
             "q": q.unflatten(-1, (-1, self.head_k_dim)),
             "k": k.unflatten(-1, (-1, self.head_k_dim)),
             "v": v.unflatten(-1, (-1, self.head_v_dim)),
             "beta": self.beta(b),
-            "log_decay": decay * F.softplus(at_least_float32(a) + self.dt_bias),
+            "log_decay": decay_of_steps(self.A_log, F.softplus(at_least_float32(a) + self.dt_bias)),
         }
         y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..decays import rates_of
 from ..numerics import accumulation_dtype
 from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
 from ..tokens import Tokens, behind
@@ -102,7 +103,7 @@ class SelectiveScanRecurrence(Recurrence):
     def _weights(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """A and D, in the dtype of x's sums."""
         dtype = accumulation_dtype(x.dtype)
-        return -self.A_log.to(dtype).exp(), None if self.D is None else self.D.to(dtype)
+        return rates_of(self.A_log.to(dtype)), None if self.D is None else self.D.to(dtype)
 
 
 def _of_heads(A: Tensor, D: Tensor | None) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
+from ..decays import decay_of_steps
 from ..numerics import at_least_float32
 from ..recurrence_linear import LinearRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
@@ -68,7 +69,7 @@ class SSD(ConvolvedLayer):
             "q": q.unflatten(-1, (self.n_groups, -1)),
             "k": k.unflatten(-1, (self.n_groups, -1)),
             "v": x,
-            "log_decay": -at_least_float32(self.A_log).exp() * dt,
+            "log_decay": decay_of_steps(self.A_log, dt),
             "write_strength": dt,
         }
         y = memory.run(self.recurrence, inputs)
