@@ -66,6 +66,14 @@ def test_transformers_models_hold_on_our_kernels(model_type):
     assert failed(after) == set(), f"{model_type}\n{after}"
 
 
+def test_a_model_with_a_list_of_states_holds_on_our_kernels():
+    """RWKV, which has no cache; Transformers' own reads padding as text."""
+    model = tiny_upstream("rwkv")
+    assert failed(check_model(model)) == {PADDED}
+    with use_kernels(model):
+        assert failed(check_model(model)) == set()
+
+
 def test_a_model_that_keeps_its_states_holds_as_far_as_its_release_has_it_right():
     """It returns no cache, and takes one for its softmax layers."""
     model = tiny_upstream("recurrent_gemma")

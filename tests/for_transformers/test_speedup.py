@@ -59,6 +59,16 @@ def test_a_model_that_returns_no_cache_is_given_one():
     assert again.logits.shape[1] == 1 and again.logits.isfinite().all()
 
 
+def test_a_model_that_returns_a_list_of_states_goes_on_from_it():
+    model = tiny_upstream("rwkv")
+    ids = torch.randint(2, 9, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+    torch.testing.assert_close(speedup.answers(model, ids), whole, rtol=0, atol=1e-4)
+    again = speedup.next_token(model, ids)()
+    assert again.logits.shape[1] == 1 and again.logits.isfinite().all()
+
+
 @pytest.mark.parametrize("is_trainable", [True, False])
 def test_bfloat16_is_trained_where_that_takes_no_hours(is_trainable, folder, monkeypatch, capsys):
     monkeypatch.setattr(speedup, "is_trainable", lambda dtype: is_trainable)

@@ -39,6 +39,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 SECONDS = 10.0  # for the rounds of one kind of work
 MAX_ROUNDS = 100
 
+STATE_NAMES = (*CACHE_NAMES, "state")  # RWKV has a list of states in place of a cache
+
 Run = Callable[[], object]
 
 
@@ -134,15 +136,15 @@ def cache_argument(model: PreTrainedModel) -> str:
         ValueError: there is none.
     """
     parameters = inspect.signature(model.forward).parameters
-    argument = next((name for name in CACHE_NAMES if name in parameters), None)
+    argument = next((name for name in STATE_NAMES if name in parameters), None)
     if argument is None:
-        raise ValueError(f"{type(model).__name__} takes no cache by any of the names {CACHE_NAMES}")
+        raise ValueError(f"{type(model).__name__} takes no cache by any of the names {STATE_NAMES}")
     return argument
 
 
 def cache_in(output: Any) -> Any:
     """The cache that a forward returned; None where it returned none."""
-    return next((output[name] for name in CACHE_NAMES if output.get(name) is not None), None)
+    return next((output[name] for name in STATE_NAMES if output.get(name) is not None), None)
 
 
 # ---- how long, how much, how exact ----
