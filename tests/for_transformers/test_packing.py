@@ -64,6 +64,18 @@ def test_packed_is_separate(model, sequences, told):
         torch.testing.assert_close(mine, their, rtol=0, atol=1e-3 * their.abs().max().item())
 
 
+def test_bounds_that_are_none_are_named_in_the_words_of_the_call(model):
+    ids = torch.full((2, 6), 3)
+    for bounds, got in (
+        ([0, 6], r"must rise from 0 to B T = 12 without falling, got \[0, 6\]"),
+        ([0, 7, 5, 12], r"must rise from 0 .*, got \[0, 7, 5, 12\]"),
+        ([1, 12], "must rise from 0"),
+        ([0.0, 12.0], "must be int32 or int64, got torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=f"cu_seq_lens_q {got}"):
+            model(ids, cu_seq_lens_q=torch.tensor(bounds))
+
+
 def test_several_packed_rows(model, sequences):
     """Each row has bounds of its own; none reaches into the next row."""
     row = torch.cat(sequences)

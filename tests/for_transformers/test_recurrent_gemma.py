@@ -206,6 +206,11 @@ def test_sequences_packed_in_a_row_are_kept_apart(models, ids):
 # ---- around it ----
 
 
+def test_bounds_of_one_row_are_refused_for_several(models, ids):
+    with pytest.raises(ValueError, match=f"cu_seq_lens_q must rise from 0 to B T = {2 * T} "):
+        models[1](ids, cu_seq_lens_q=torch.tensor([0, T]), use_cache=False)
+
+
 def test_the_block_compiles_as_one_graph(models):
     theirs, ours = map(block_of, models)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")

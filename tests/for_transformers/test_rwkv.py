@@ -159,6 +159,13 @@ def test_sequences_packed_in_a_row_are_kept_apart(models, ids):
             ours(row, position_ids=positions, state=state)
 
 
+def test_an_empty_sequence_among_packed_ones_is_none(models, ids):
+    bounds = torch.tensor([0, 0, 5, 5, T], dtype=torch.int32)
+    with torch.no_grad():
+        y = models[1](ids[:1], cu_seq_lens_q=bounds, use_cache=False).logits
+        close(y, models[1](ids[:1], cu_seq_lens_q=bounds[1:].unique(), use_cache=False).logits)
+
+
 def test_sums_are_those_of_a_loop_in_float64_for_large_keys():
     """Whose exponentials no number holds."""
     layer = WKV()

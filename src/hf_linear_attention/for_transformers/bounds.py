@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..checks import is_readable
+
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 TOLD = (BOUNDS, "seq_idx")  # what layers read among their other arguments
 
@@ -31,6 +33,25 @@ def bounds_for_layers(kwargs: Mapping[str, Any], B: int, T: int) -> Tensor | Non
         return bounds.flatten().to(torch.int32)
     seq_idx = kwargs.get("seq_idx")
     return None if seq_idx is None else bounds_where_changed(seq_idx.diff(dim=-1) != 0, B, T)
+
+
+def check_bounds(kwargs: Mapping[str, Any], B: int, T: int) -> None:
+    """Of bounds that a model is given, in the words of that call.
+
+    Raises:
+        ValueError: they are no bounds of B T tokens.
+    """
+    bounds = kwargs.get(BOUNDS)
+    if bounds is None:
+        return
+    if bounds.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{BOUNDS} must be int32 or int64, got {bounds.dtype}")
+    if is_readable(bounds):
+        found = bounds.flatten().tolist()
+        if found[:1] != [0] or found[-1] != B * T or found != sorted(found):
+            raise ValueError(
+                f"{BOUNDS} must rise from 0 to B T = {B * T} without falling, got {found}"
+            )
 
 
 def bounds_where_changed(is_new: Tensor, B: int, T: int) -> Tensor:

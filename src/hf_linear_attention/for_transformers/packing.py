@@ -22,7 +22,13 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from ..releases import CACHE, CACHE_NAMES
 from ..slots import SlotCache
 from ..tokens import positions_within, sequence_of_each_token
-from .bounds import BOUNDS, MaskAndBounds, bounds_for_layers, bounds_where_changed
+from .bounds import (
+    BOUNDS,
+    MaskAndBounds,
+    bounds_for_layers,
+    bounds_where_changed,
+    check_bounds,
+)
 from .families import family_of, replacement_for
 
 # Types of layers that are told so, the last as it was called in 5.17.
@@ -48,6 +54,7 @@ def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
     positions = kwargs.get("position_ids")
     if kwargs.get(BOUNDS) is not None or kwargs.get("seq_idx") is not None:
         B, T = batch_and_time(kwargs)
+        check_bounds(kwargs, B, T)
         return bounds_for_layers(kwargs, B, T)
     if (
         positions is None

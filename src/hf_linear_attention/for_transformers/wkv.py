@@ -127,8 +127,8 @@ class WKV(BesideTheTokenBefore):
         lengths = [k.shape[1]] if bounds is None else bounds.diff().tolist()
         for sequence in zip(*(x.split(lengths, 1) for x in (k, v, decay)), strict=True):
             sums = first
-            for inputs in zip(*(x.split(BLOCK, 1) for x in sequence), strict=True):
-                k, v, decay = inputs
+            blocks = zip(*(x.split(BLOCK, 1) for x in sequence), strict=True)
+            for k, v, decay in blocks if sequence[0].shape[1] else ():
                 y, sums = self.mean_of_block(k, v, decay, sums)
                 outputs.append(y)
             afters.append(sums)
