@@ -82,10 +82,15 @@ def check_shapes(
         if not isinstance(shape, tuple) or len(shape) != 3 or shape[2] != C:
             raise ValueError(f"inputs_embeds must be a tensor (B, T, hidden_size={C}), got {shape}")
         B, T, _ = shape
-    if position_ids is not None and shape_of(position_ids) not in ((B, T), (1, T)):
+    if position_ids is not None:
+        check_rows("position_ids", position_ids, B, T)
+
+
+def check_rows(name: str, given: Tensor, B: int, T: int) -> None:
+    """Raises a ValueError where that is no tensor of a number for each token."""
+    if shape_of(given) not in ((B, T), (1, T)):
         raise ValueError(
-            f"position_ids must be a tensor (B or 1, T) with B = {B} and T = {T}, got "
-            f"{shape_of(position_ids)}"
+            f"{name} must be a tensor (B or 1, T) with B = {B} and T = {T}, got {shape_of(given)}"
         )
 
 
@@ -182,18 +187,16 @@ def find_packed_sequences(
     with positions that restart.
     """
     if cu_seq_lens_q is not None:
-        if cu_seq_lens_q.dim() != 1 or len(cu_seq_lens_q) == 0:
+        shape = shape_of(cu_seq_lens_q)
+        if not isinstance(shape, tuple) or len(shape) != 1 or shape[0] == 0:
             raise ValueError(
-                "cu_seq_lens_q must have shape (number of sequences + 1,), got "
-                f"{tuple(cu_seq_lens_q.shape)}"
+                f"cu_seq_lens_q must be a tensor (number of sequences + 1,), got {shape}"
             )
         if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
             raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
         return cu_seq_lens_q.to(torch.int32)
-    for name, given in (("seq_idx", seq_idx), ("position_ids", position_ids)):
-        if given is not None and given.dim() != 2:
-            raise ValueError(f"{name} must have shape (B, T), got {tuple(given.shape)}")
     if seq_idx is not None:
+        check_rows("seq_idx", seq_idx, B, T)
         is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
     elif position_ids is not None and attention_mask is None and T > 1:
         is_next = position_ids[:, 1:] == position_ids[:, :-1] + 1
@@ -328,10 +331,12 @@ def find_padding(
         attention_mask = attention_mask.get("linear_attention")
     if attention_mask is None:
         return None
+    if not isinstance(attention_mask, Tensor):
+        raise ValueError(f"attention_mask must be a tensor, got {shape_of(attention_mask)}")
     if attention_mask.dim() == 4:
         return find_padding_in_4d(attention_mask, B, T, is_causal)
     shape, past = tuple(attention_mask.shape), count_past(past_key_values)
-    longest = past + T if isinstance(past, int) else shape[1]
+    longest = past + T if isinstance(past, int) else shape[-1]
     if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= longest:
         raise ValueError(
             f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "

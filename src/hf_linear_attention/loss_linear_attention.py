@@ -259,6 +259,8 @@ def labels_of_tokens(
     if shift_labels is None:
         if labels is None:
             raise ValueError("give either labels or shift_labels, got neither")
+        if not isinstance(labels, Tensor):
+            raise ValueError(f"labels must be a tensor, got {type(labels).__name__}")
         if sequence_group is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         else:

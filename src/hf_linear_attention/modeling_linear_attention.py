@@ -95,7 +95,23 @@ class LinearAttentionMLP(nn.Module):
         return project(self.down_proj, gate * project(self.up_proj, x))
 
 
-class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
+class CheckpointsGradients:
+    """Gradient checkpointing where gradients are recorded, and nowhere else: in training mode, too,
+    generate() keeps its cache, as in Transformers since 5.24.
+    """
+
+    _is_switched_on = False
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        return self._is_switched_on and torch.is_grad_enabled()
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, is_switched_on: bool):
+        self._is_switched_on = is_switched_on
+
+
+class LinearAttentionDecoderLayer(CheckpointsGradients, GradientCheckpointingLayer):
     """x + mixer(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x)) unless
     the MLP has no features.
     """
@@ -233,7 +249,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
 
-class LinearAttentionModel(LinearAttentionPreTrainedModel):
+class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel):
     """Embeddings, positions, layers and a last norm: input_ids (B, T) -> last_hidden_state (B, T,
     C).
     """
@@ -256,7 +272,6 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lower_bounds = share_lower_bounds(self, config)
-        self.gradient_checkpointing = False
         self.post_init()
 
     @merge_with_config_defaults

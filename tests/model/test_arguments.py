@@ -7,6 +7,7 @@ import functools
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from peft import (
@@ -216,6 +217,18 @@ MALFORMED = {  # by what the error says
     "inputs_embeds must be a tensor .* got .2, 32.": dict(inputs_embeds=torch.ones(2, 32)),
     "inputs_embeds must be a tensor .* got .2, 5, 33.": dict(inputs_embeds=torch.ones(2, 5, 33)),
     "position_ids must be a tensor .* got .1, 2.": dict(position_ids=torch.ones(1, 2)),
+    "position_ids must be a tensor .* got list": dict(position_ids=[[0, 1, 2, 3, 4]]),
+    "seq_idx must be a tensor .* got .2, 3.": dict(seq_idx=torch.zeros(2, 3)),
+    "seq_idx must be a tensor .* got .3, 5.": dict(seq_idx=torch.zeros(3, 5)),
+    "seq_idx must be a tensor .* got list": dict(seq_idx=[[0, 0, 0, 1, 1]]),
+    "cu_seq_lens_q must be a tensor .* got .1, 3.": dict(cu_seq_lens_q=torch.tensor([[0, 5, 10]])),
+    "cu_seq_lens_q must be a tensor .* got list": dict(cu_seq_lens_q=[0, 5, 10]),
+    "attention_mask must be a tensor, got list": dict(attention_mask=[[1] * 5] * 2),
+    "attention_mask must have shape .* got .5,.": dict(attention_mask=torch.ones(5)),
+    "attention_mask must be a tensor, got ndarray": dict(attention_mask=np.ones((2, 5))),
+    "labels must be a tensor, got list": dict(labels=[[1] * 5] * 2),
+    "logits_to_keep must be .* got float": dict(logits_to_keep=1.5),
+    "logits_to_keep must be .* got NoneType": dict(logits_to_keep=None),
     "4 dimensions must be bool, .* got one of torch.int64": dict(attention_mask=MASK.long()),
     "4 dimensions must be bool, .* torch.float32 with 1": dict(attention_mask=MASK),
 }

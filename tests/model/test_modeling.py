@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The model and its heads: every way of giving it the same tokens gives the same numbers."""
 
+import functools
 import itertools
 
 import pytest
@@ -488,6 +489,21 @@ def test_checkpointing_changes_no_gradient(variant):
     torch.manual_seed(0)
     for name, gradient in gradients_of(model, model(ids, labels=ids).loss).items():
         assert_near(gradient, expected[name])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_checkpointing_leaves_the_cache_where_there_are_no_gradients(variant):
+    # Transformers until 5.23 took it from each layer, and every token was read as if the first.
+    model, ids = tiny_model(**VARIANTS[variant]), random_ids(2, 7)
+    generate = functools.partial(model.generate, ids, max_new_tokens=4, do_sample=False)
+    expected, of_all = generate(), logits_of(model, ids)
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert model.is_gradient_checkpointing
+    assert torch.equal(generate(), expected)
+    with torch.no_grad():
+        cache = getattr(model(ids[:, :4], use_cache=True), CACHE)
+        assert_near(model(ids[:, 4:], past_key_values=cache).logits, of_all[:, 4:])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
