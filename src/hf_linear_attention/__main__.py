@@ -18,12 +18,18 @@ from .backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_back
 from .linear import product_report, products_in_use
 from .quantized import quantized_report
 
+COMMANDS = "'check MODEL', 'speedup MODEL' and 'convert MODEL OUT'"
 ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
 
 
 def main() -> None:
     if len(sys.argv) == 1:
         print_report()
+    elif sys.argv[1] in ("-h", "--help"):
+        print(
+            "python -m hf_linear_attention prints what runs here; with a command more: the commands "
+            f"are {COMMANDS}, and each has a --help"
+        )
     elif sys.argv[1] == "check":
         from .for_transformers import self_check
 
@@ -37,10 +43,7 @@ def main() -> None:
 
         command.main(sys.argv[2:])
     else:
-        sys.exit(
-            "the commands are 'check MODEL', 'speedup MODEL' and 'convert MODEL OUT', got "
-            f"{' '.join(sys.argv[1:])!r}"
-        )
+        sys.exit(f"the commands are {COMMANDS}, got {' '.join(sys.argv[1:])!r}")
 
 
 def print_report() -> None:

@@ -84,12 +84,14 @@ def test_what_can_not_be_converted_ends_it_with_the_reason(folder, tmp_path, mon
     ):
         with pytest.raises(SystemExit, match=message):
             call(monkeypatch, "convert", *arguments)
-    for flag, value in (
-        ("--mixer", "hyena"),
-        ("--overrides", "[]"),
-        *(("--softmax-layers", layers) for layers in ("few", "", ",")),
+    layers, fields = "must be none, all, a number n", "must be a JSON object"
+    for flag, value, message in (
+        ("--mixer", "hyena", "invalid choice"),
+        *(("--overrides", text, fields) for text in ("[]", "{decay")),
+        *(("--softmax-layers", text, layers) for text in ("few", "", ",")),
     ):
         with pytest.raises(SystemExit):
             call(monkeypatch, "convert", folder, out, flag, value)
-        assert f"{flag}: invalid " in (error := capsys.readouterr().err) and repr(value) in error
+        error = capsys.readouterr().err
+        assert f"argument {flag}: {message}" in error and repr(value) in error
     assert not out.exists()

@@ -119,6 +119,11 @@ def test_another_command_is_named(monkeypatch):
         call(monkeypatch, "faster")
 
 
+def test_help_names_the_commands(monkeypatch, capsys):
+    call(monkeypatch, "--help")
+    assert "'check MODEL', 'speedup MODEL' and 'convert MODEL OUT'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("model_type", ["mamba2", "minimax"])
 def test_twins_share_weights_and_answer_alike(model_type):
     model = tiny_upstream(model_type)

@@ -278,6 +278,8 @@ def test_what_can_not_be_is_named(running, saved):
         ("max_tokens", "many", f"max_tokens must be {count}, got 'many'"),
         ("max_tokens", [1], rf"max_tokens must be {count}, got \[1\]"),
         ("max_tokens", math.inf, f"max_tokens must be {count}, got inf"),
+        ("max_tokens", 2.5, f"max_tokens must be {count}, got 2.5"),
+        ("max_tokens", True, f"max_tokens must be {count}, got True"),
         ("max_tokens", 0, f"max_tokens must be {count}, got 0"),
         ("seed", "x", "seed must be a whole number of 64 bits, got 'x'"),
         ("seed", 2**64, "seed must be a whole number of 64 bits, got 18446744073709551616"),
@@ -293,6 +295,7 @@ def test_what_can_not_be_is_named(running, saved):
         ("logit_bias", {"3": 1}, f"logit_bias must be {{}} {unheeded}, got {{'3': 1}}"),
         ("n", 2, f"n must be 1 {unheeded}, got 2"),
         ("best_of", 2, f"best_of must be 1 {unheeded}, got 2"),
+        ("echo", True, f"echo must be False {unheeded}, got True"),
         ("generation_config", "{", "generation_config must be JSON of settings, got '{'"),
         ("generation_config", "[1]", r"generation_config must be JSON of settings, got '\[1\]'"),
         ("generation_config", '{"num_beams": 2}', "must be without num_beams with .*, got 2"),
@@ -319,6 +322,19 @@ def test_what_can_not_be_is_named(running, saved):
             running.client._response(connection)
         assert refused.value.status == 400
         connection.close()
+
+
+def test_a_format_that_is_not_kept_is_refused(running):
+    body = {"messages": [{"role": "user", "content": "w1"}], "max_tokens": 1}
+    for kind, status in (("text", 200), ("json_object", 400)):
+        connection = http.client.HTTPConnection("127.0.0.1", running.client.server.port)
+        body["response_format"] = {"type": kind}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
+        with closing(connection):
+            response = connection.getresponse()
+            assert response.status == status
+            text = response.read().decode()
+    assert "response_format must be {'type': 'text'} or left out" in text
 
 
 def test_each_request_is_sampled_as_it_says(running, saved):

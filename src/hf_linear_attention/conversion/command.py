@@ -71,14 +71,21 @@ def read_layers(text: str) -> str | int | list[int]:
     """What `convert` takes for softmax_layers."""
     if text in ("none", "all"):
         return text
-    numbers = [int(part) for part in text.split(",") if part]
+    try:
+        numbers = [int(part) for part in text.split(",") if part]
+    except ValueError:
+        numbers = []
     if not numbers:
-        raise ValueError("no layers")
+        raise argparse.ArgumentTypeError(f"must be {KEPT}, got {text!r}")
     return numbers if "," in text else numbers[0]
 
 
 def read_fields(text: str) -> dict[str, Any]:
-    fields = json.loads(text)
+    """A JSON object."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
     if not isinstance(fields, dict):
-        raise ValueError("not a dict")
+        raise argparse.ArgumentTypeError(f"must be a JSON object of fields, got {text!r}")
     return fields

@@ -56,10 +56,12 @@ NUMBERS = {
 # What nothing in the engine heeds, with the values at which there is nothing to heed.
 UNHEEDED: dict[str, tuple] = {
     "best_of": (1,),
+    "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "n": (1,),
     "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
     "stop": ([], ""),
 }
 # What may be in a request's `generation_config`.
@@ -111,14 +113,17 @@ def checked(body: dict[str, Any], make: Callable[[], GenerationConfig]) -> Gener
 def check_numbers(body: dict[str, Any]) -> None:
     """Raises a ValueError for an argument that is no number, or out of its range."""
     for name, number in NUMBERS.items():
-        if body.get(name) is None:
+        value = body.get(name)
+        if value is None:
             continue
         try:
-            is_right = number.is_right(number.make(body[name]))
+            made = number.make(value)
+            is_cut = isinstance(value, bool) or (isinstance(value, float) and made != value)
+            is_right = number.is_right(made) and not is_cut
         except (TypeError, ValueError, OverflowError):
             is_right = False
         if not is_right:
-            raise ValueError(f"{name} must be {number.kind}, got {body[name]!r}")
+            raise ValueError(f"{name} must be {number.kind}, got {value!r}")
 
 
 def check_unheeded(body: dict[str, Any]) -> None:
