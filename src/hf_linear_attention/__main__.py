@@ -27,8 +27,8 @@ def main() -> None:
         print_report()
     elif sys.argv[1] in ("-h", "--help"):
         print(
-            "python -m hf_linear_attention prints what runs here; with a command more: the commands "
-            f"are {COMMANDS}, and each has a --help"
+            "python -m hf_linear_attention prints what runs here; "
+            f"the commands are {COMMANDS}, and each has a --help"
         )
     elif sys.argv[1] == "check":
         from .for_transformers import self_check
