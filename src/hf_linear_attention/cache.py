@@ -57,6 +57,8 @@ class RecurrentCache(Cache):
         """Begins as a `Cache` with the layers that `config` asks for. The constructors of
         Transformers' DynamicCache and StaticCache would look them up in tables of its own.
         """
+        if not hasattr(config, "active_layer_types"):
+            raise ValueError(f"config must be a LinearAttentionConfig, got {type(config).__name__}")
         self.config, self.left_padding = config, None
         classes = layer_classes(config, is_static=max_cache_len is not None)
         sizes = {"sliding_window": config.sliding_window, "max_cache_len": max_cache_len}
@@ -169,7 +171,7 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
     ):
-        if not isinstance(config, PreTrainedConfig):
+        if config is not None and not isinstance(config, PreTrainedConfig):
             self.config = None
             gathered = [layer_of_rows(rows) for rows in config]
             Cache.__init__(self, layers=[layer for layer, _ in gathered])
@@ -224,6 +226,9 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
         """
         if not caches:
             raise ValueError("caches must hold at least one cache, got none")
+        if not all(isinstance(cache, Cache) and hasattr(cache, "config") for cache in caches):
+            names = [type(cache).__name__ for cache in caches]
+            raise ValueError(f"each of caches must be a LinearAttentionCache, got {names}")
         if any(cache.config is None for cache in caches):
             raise ValueError(f"each of caches {NEEDS_CONFIG}")
         config = caches[0].config

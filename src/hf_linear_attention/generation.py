@@ -134,13 +134,6 @@ class LinearAttentionGenerationMixin(GenerationMixin):
                 token = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
                 named = dict.fromkeys(CACHE_OF_INPUTS, past_key_values)
                 return {"input_ids": token, **named, **kwargs}
-        if next_sequence_length is not None and next_sequence_length < 1:
-            given = input_ids if inputs_embeds is None else inputs_embeds
-            raise ValueError(
-                f"{CACHE} must have read less than all of the prompt, got a cache of "
-                f"{int(count_past(past_key_values))} tokens for a prompt of {given.shape[1]}; its "
-                "crop(-n) takes tokens back"
-            )
         past = int(count_past(past_key_values)) if next_sequence_length is None else 0
         if past > 0:
             T = input_ids.shape[1]
@@ -153,6 +146,13 @@ class LinearAttentionGenerationMixin(GenerationMixin):
                 is_whole = False
             if is_whole:
                 next_sequence_length = T - past
+        if next_sequence_length is not None and next_sequence_length < 1:
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            raise ValueError(
+                f"{CACHE} must have read less than all of the prompt, got a cache of "
+                f"{int(count_past(past_key_values))} tokens for a prompt of "
+                f"{given.shape[1]}, or a piece of one; its crop(-n) takes tokens back"
+            )
         inputs = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,

@@ -128,6 +128,8 @@ def check_linear_state(
     state: tuple[Tensor, Tensor | None], name: str, q: Tensor, v: Tensor, rows: int, normalize: bool
 ) -> None:
     """Both tensors of a state, called `name`, of so many rows or slots."""
+    if isinstance(state, Tensor) or len(state) != 2:
+        raise ValueError(f"{name} must be a state (kv, z), got {type(state).__name__}")
     kv, z = state
     if normalize and z is None:
         raise ValueError(f"{name}.z must be a tensor with normalize=True, got None")

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
@@ -305,6 +305,24 @@ def test_caches_that_have_read_nothing_are_not_gathered():
         LinearAttentionCache(iter(LinearAttentionCache(tiny_model().config)))
 
 
+@pytest.mark.parametrize("config", [None, LlamaConfig()])
+def test_a_cache_is_made_for_a_config_of_ours(config):
+    for make in (LinearAttentionCache, lambda x: StaticLinearAttentionCache(x, 5)):
+        with pytest.raises(ValueError, match="config must be a LinearAttentionConfig, got "):
+            make(config)
+
+
+def test_a_prompt_that_has_been_read_is_refused_in_pieces_too():
+    # Transformers before 5.22 reads it again, piece by piece, with prefill_chunk_size
+    model, ids = tiny_model(), random_ids(1, 2)
+    with torch.no_grad():
+        cache = getattr(model(random_ids(1, 5), use_cache=True), CACHE)
+    with pytest.raises(ValueError, match="must have read less .* 5 tokens for a prompt of 2, or a piece"):
+        model.prepare_inputs_for_generation(
+            ids, attention_mask=torch.ones_like(ids), **{CACHE: cache}
+        )
+
+
 @pytest.mark.parametrize("length", [0, -3, 2.5, None, True])
 def test_a_static_cache_of_no_length_is_refused(length):
     with pytest.raises(ValueError, match=f"max_cache_len must be an integer .* got {length}"):
@@ -312,6 +330,8 @@ def test_a_static_cache_of_no_length_is_refused(length):
 
 
 def test_what_is_no_cache_is_refused():
+    with pytest.raises(ValueError, match=r"caches must be .* got \['DynamicCache', 'int'\]"):
+        LinearAttentionCache.join([DynamicCache(), 3])
     with pytest.raises(ValueError, match=f"{CACHE} must be a Cache, got tuple"):
         tiny_model()(random_ids(1, 3), past_key_values=((1, 2),))
 

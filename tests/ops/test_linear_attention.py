@@ -903,6 +903,10 @@ def test_cu_seqlens_need_one_row_and_a_state_for_every_sequence(backend):
     cu_seqlens = torch.tensor([0, 2, 6])
     with pytest.raises(ValueError, match=r"initial_state.kv must have shape \(2, 2, 7, 5\), got"):
         linear_attention(**inputs, cu_seqlens=cu_seqlens, backend=backend)
+    state = inputs.pop("initial_state")
+    for wrong in (state.kv, state + state):
+        with pytest.raises(ValueError, match=r"initial_state must be a state \(kv, z\), got"):
+            linear_attention(**inputs, initial_state=wrong, backend=backend)
 
 
 WRONG_STEP = {
