@@ -317,7 +317,9 @@ def test_a_prompt_that_has_been_read_is_refused_in_pieces_too():
     model, ids = tiny_model(), random_ids(1, 2)
     with torch.no_grad():
         cache = getattr(model(random_ids(1, 5), use_cache=True), CACHE)
-    with pytest.raises(ValueError, match="must have read less .* 5 tokens for a prompt of 2, or a piece"):
+    with pytest.raises(
+        ValueError, match="must have read less .* 5 tokens for a prompt of 2, or a piece"
+    ):
         model.prepare_inputs_for_generation(
             ids, attention_mask=torch.ones_like(ids), **{CACHE: cache}
         )
