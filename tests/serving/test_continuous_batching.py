@@ -2,6 +2,7 @@
 """Transformers' continuous batching gives each request what `generate()` gives it alone."""
 
 import pytest
+from transformers import GenerationConfig
 
 from engines import PROMPTS, alone, engine, results, tokens_of
 from tiny import VARIANTS, random_ids, tiny_model
@@ -60,3 +61,10 @@ def test_a_long_prompt_is_read_in_pieces_beside_others(name, models):
             alone(model, prompt),
             *expected[:3],
         ]
+
+
+@pytest.mark.parametrize("left_out", [{"num_beams": 3}, {"stop_strings": ["a"]}, {"max_time": 1.0}])
+def test_settings_that_are_left_out_are_named(left_out):
+    (name,) = left_out
+    with pytest.warns(UserWarning, match=f"continuous batching leaves out {name}="):
+        tiny_model().init_continuous_batching(GenerationConfig(max_new_tokens=2, **left_out))

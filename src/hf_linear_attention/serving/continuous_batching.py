@@ -15,6 +15,7 @@ import logging
 import math
 import queue
 import threading
+import warnings
 from typing import Any
 
 import torch
@@ -274,6 +275,8 @@ class PagedModel:
         return keys, values
 
 
+# Settings that Transformers' engine leaves out in silence, with the values that change no answer.
+LEFT_OUT: dict[str, tuple] = {"num_beams": (None, 1), "stop_strings": (None,), "max_time": (None,)}
 FOR_ALL_LAYERS = ("input_ids", "position_ids", "cu_seq_lens_q", "use_cache", "logits_to_keep")
 
 
@@ -300,6 +303,9 @@ def continuous_batching_manager(
         generation_config = model.generation_config
     if generation_config.eos_token_id is None:
         generation_config.eos_token_id = -1  # as there: none
+    for name, neutral in LEFT_OUT.items():
+        if (value := getattr(generation_config, name, None)) not in neutral:
+            warnings.warn(f"continuous batching leaves out {name}={value!r}", stacklevel=3)
     if continuous_batching_config is None:
         continuous_batching_config = ContinuousBatchingConfig()
     return SlotManager(model, generation_config, continuous_batching_config, workload_hints)
