@@ -5,33 +5,24 @@ Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cach
 """
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache_layers import RecurrentLayer
-from .cache_rows import count_rows
-from .numerics import is_transformed
+from .cache_layers import count_rows
 from .releases import CACHE
 from .sequence_parallel import tokens_before
-from .slots import SlotCache, SlotLayer
 from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
 AttentionMask = Tensor | dict[str, Tensor | None] | None
-
-RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"
-ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, at import
 
 # What Transformers and its clients hand to any model, beside the arguments that it names.
 HANDED_TO_ALL = frozenset(
@@ -255,65 +246,9 @@ def read_tokens(
         attention_masks=softmax_masks(
             config, inputs_embeds, attention_mask, past_key_values, cu_seqlens
         ),
-        may_be_recorded=may_be_recorded(inputs_embeds, key_mask, config.is_causal, past_key_values),
         sequence_group=sequence_group,
     )
     return inputs_embeds, position_ids, tokens
-
-
-def may_be_recorded(
-    inputs: Tensor, key_mask: Tensor | None, is_causal: bool, past_key_values: Any
-) -> bool:
-    """Whether layers do the same with these inputs (B, T, ...) as with those of other tokens, as
-    far as can be told here: slots know whether each of their tokens is a step.
-    """
-    return (
-        ARE_TOKENS_RECORDED
-        and type(inputs) is Tensor
-        and (inputs.shape[1:2] == (1,) or isinstance(past_key_values, SlotCache))
-        and key_mask is None
-        and is_causal
-        and inputs.is_cpu
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not is_traced()
-        and not is_transformed()
-        and not _has_any_global_hook()
-        and _get_current_dispatch_mode() is None  # else somebody looks at operations
-    )
-
-
-def recordable_caches(
-    past_key_values: Cache | SlotCache | None, num_layers: int
-) -> list[RecurrentLayer | SlotLayer | None]:
-    """Of each layer, None where a token does more than to change a state in place."""
-    if past_key_values is None:
-        return [None] * num_layers
-    if isinstance(past_key_values, SlotCache):
-        caches = map(past_key_values.layers.get, range(num_layers))
-    else:
-        caches = past_key_values.layers[:num_layers]
-    return [
-        cache if isinstance(cache, (RecurrentLayer, SlotLayer)) and cache.may_be_recorded else None
-        for cache in caches
-    ]
-
-
-def caches_of_a_step(
-    config: PreTrainedConfig, input_ids: Tensor, past_key_values: Any
-) -> list[RecurrentLayer] | None:
-    """Of all layers, where all that a whole model of `config` does with one token in each row
-    (B, 1) is to give logits and to change states in place, as far as can be told here.
-    """
-    if not may_be_recorded(input_ids, None, True, past_key_values):
-        return None
-    layers = getattr(past_key_values, "layers", None)
-    if not layers or left_padding_of(past_key_values) is not None:
-        return None
-    if getattr(past_key_values, "config", config) is not config:
-        return None  # may be of another model: the model looks, and makes it its own
-    are_states = all(isinstance(x, RecurrentLayer) and x.may_be_recorded for x in layers)
-    return layers if are_states else None
 
 
 def find_padding(

@@ -49,14 +49,12 @@ from .feature_maps import FavorPlus
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
-    caches_of_a_step,
     check_arguments,
     check_memory,
     check_shapes,
     check_tokens,
     find_packed_sequences,
     read_tokens,
-    recordable_caches,
     without_those_of_loss,
 )
 from .linear import is_bare, project
@@ -65,6 +63,7 @@ from .mixer_cross import CrossAttention
 from .mixer_softmax import SoftmaxAttention
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
+from .recordable import caches_of_a_step, may_be_recorded, recordable_caches
 from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
@@ -337,7 +336,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             tokens=tokens,
             **{**kwargs, CACHE: past_key_values},
         )
-        if tokens.may_be_recorded and not self.config.add_cross_attention:
+        key_mask, is_causal = tokens.key_mask, self.config.is_causal
+        is_recordable = may_be_recorded(hidden_states, key_mask, is_causal, past_key_values)
+        if is_recordable and not self.config.add_cross_attention:
             hidden_states = self._run_recorded(
                 run, hidden_states, position_embeddings or (), past_key_values
             )
