@@ -27,7 +27,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "hgrn": HGRN,
     "window": WindowedAttention,
 }
-SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
+SOFTMAX_MODULES: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
     "softmax": SoftmaxAttention,
     "mla": LatentAttention,
 }
@@ -37,7 +37,7 @@ def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
     """The mixer of one layer."""
     if config.layer_types[layer_idx] == "linear_attention":
         return {**REGISTERED, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
-    return SOFTMAX_MIXERS[config.softmax_mixer](config, layer_idx)
+    return SOFTMAX_MODULES[config.softmax_mixer](config, layer_idx)
 
 
 def register_mixer(name: str, mixer: type[nn.Module]) -> None:

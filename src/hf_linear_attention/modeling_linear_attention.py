@@ -42,7 +42,6 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
-from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import share_lower_bounds
 from .feature_maps import FavorPlus
@@ -63,8 +62,7 @@ from .mixer_cross import CrossAttention
 from .mixer_softmax import SoftmaxAttention
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
-from .recordable import caches_of_a_step, may_be_recorded, recordable_caches
-from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
+from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .rms_norm import RMSNorm
@@ -76,6 +74,10 @@ from .tokens import Tokens
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay
+
+
+# Modules that give them.
+ATTENTION_MAPS: dict[str, type[nn.Module]] = {"attentions": SoftmaxAttention}
 
 
 class LinearAttentionMLP(nn.Module):
@@ -94,7 +96,7 @@ class LinearAttentionMLP(nn.Module):
         return project(self.down_proj, gate * project(self.up_proj, x))
 
 
-class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
+class LinearAttentionDecoderLayer(CountsCasts, GradientCheckpointingLayer):
     """x + mixer(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x)) unless
     the MLP has no features.
     """
@@ -102,7 +104,6 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
         self.layer_idx = layer_idx
-        self.times_applied = 0  # as by .to(): parameters stay, what they are made of does not
         self.self_attn = build_mixer(config, layer_idx)
         self.has_cross_attn = config.add_cross_attention
         if self.has_cross_attn:
@@ -148,10 +149,6 @@ class LinearAttentionDecoderLayer(GradientCheckpointingLayer):
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states
 
-    def _apply(self, *args, **kwargs) -> nn.Module:
-        self.times_applied += 1  # what was recorded of it holds no more
-        return super()._apply(*args, **kwargs)
-
 
 class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     """What all models here share: a config, weights' initial values, and `save_pretrained` with
@@ -171,7 +168,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": LinearAttentionDecoderLayer,
-        "attentions": SoftmaxAttention,
+        **ATTENTION_MAPS,
     }
 
     def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
@@ -232,7 +229,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
 
-class LinearAttentionModel(LinearAttentionPreTrainedModel):
+class LinearAttentionModel(RecordsLayers, LinearAttentionPreTrainedModel):
     """Embeddings, positions, layers and a last norm: input_ids (B, T) -> last_hidden_state (B, T,
     C).
     """
@@ -251,8 +248,6 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             LinearAttentionDecoderLayer(config, layer_idx)
             for layer_idx in range(config.num_hidden_layers)
         )
-        # Of layers that follow each other, by the number of the first.
-        self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lower_bounds = share_lower_bounds(self, config)
         self.gradient_checkpointing = False
@@ -336,44 +331,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             tokens=tokens,
             **{**kwargs, CACHE: past_key_values},
         )
-        key_mask, is_causal = tokens.key_mask, self.config.is_causal
-        is_recordable = may_be_recorded(hidden_states, key_mask, is_causal, past_key_values)
-        if is_recordable and not self.config.add_cross_attention:
+        if self.may_be_recorded(hidden_states, tokens, past_key_values):
             hidden_states = self._run_recorded(
                 run, hidden_states, position_embeddings or (), past_key_values
             )
         else:
             hidden_states = run(hidden_states, range(self.config.num_hidden_layers))
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, **{CACHE: past_key_values})
-
-    def _run_recorded(
-        self,
-        run: Callable[..., Tensor],
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, ...],
-        past_key_values: Cache | SlotCache | None,
-    ) -> Tensor:
-        """All layers and the last norm: those whose operations may be recorded by recordings of
-        them, others by run(hidden_states, their numbers).
-        """
-        num_layers = self.config.num_hidden_layers  # fewer than there are, for drafts
-        for first, caches in stretches(recordable_caches(past_key_values, num_layers)):
-            numbers = range(first, first + len(caches))
-            by_modules = functools.partial(run, hidden_states, numbers)
-            if caches[0] is None:
-                hidden_states = by_modules()
-                continue
-            inputs = [hidden_states, *position_embeddings]
-            is_last = numbers.stop == num_layers
-            modules: list[nn.Module] = list(self.layers)[first : numbers.stop]
-            if self.lower_bounds is not None:
-                modules.append(self.lower_bounds)
-            if is_last:
-                modules.append(self.norm)
-            hidden_states = self.recorded_tokens[first].run(
-                modules, caches, inputs, by_modules, constants=(is_last,)
-            )
-        return hidden_states
 
     def _run_layers(
         self,
@@ -391,11 +355,11 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
 
     def _cache(
         self,
-        past_key_values: Cache | SlotCache | None,
+        past_key_values: Any,
         use_cache: bool | None,
         cu_seqlens: Tensor | None,
         sequence_group: Any,
-    ) -> Cache | SlotCache | None:
+    ) -> Any:
         """The cache to read and write, with this model's layers; a new one where that is wanted."""
         without_cache = {  # what goes without one
             "sequence_group": sequence_group is not None,
@@ -428,13 +392,13 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         self, inputs_embeds: Tensor, position_ids: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The first layer's input, and (cos, sin) (B, T, R) for the layers to rotate q and k."""
-        kind = self.config.position_embedding_type
+        position_embedding_type = self.config.position_embedding_type
         scale = math.sqrt(inputs_embeds.shape[-1]) if self.config.scale_embeddings else None
-        if kind == "sinusoidal":
+        if position_embedding_type == "sinusoidal":
             return add_sinusoids(inputs_embeds, position_ids, scale), None
         if scale is not None:
             inputs_embeds = inputs_embeds * scale
-        if kind == "learned":
+        if position_embedding_type == "learned":
             limit = self.config.max_position_embeddings
             if not torch.compiler.is_compiling() and (position_ids >= limit).any():
                 raise ValueError(
@@ -442,12 +406,14 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                     f"positions, got {position_ids.max().item()}"
                 )
             return inputs_embeds + self.embed_positions(position_ids), None
-        if kind == "rotary":
+        if position_embedding_type == "rotary":
             return inputs_embeds, self.rotary_emb(inputs_embeds, position_ids)
         return inputs_embeds, None
 
 
-class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttentionPreTrainedModel):
+class LinearAttentionForCausalLM(
+    RecordsSteps, LinearAttentionGenerationMixin, LinearAttentionPreTrainedModel
+):
     """The language model: next-token logits, loss, and `generate()`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -500,20 +466,16 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         """
         past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         self._find_made_cache(past_key_values)
-        others = (
-            attention_mask,
-            inputs_embeds,
-            encoder_hidden_states,
-            encoder_attention_mask,
-            labels,
-        )
-        is_plain = not kwargs and all(x is None for x in others)
-        if is_plain and input_ids is not None and isinstance(logits_to_keep, int):
-            caches = caches_of_a_step(self.config, input_ids, past_key_values)
-            if caches is not None:
-                return self._step(
-                    input_ids, position_ids, past_key_values, caches, use_cache, logits_to_keep
-                )
+        if self.may_be_step(
+            input_ids,
+            logits_to_keep,
+            *(attention_mask, inputs_embeds, encoder_hidden_states, encoder_attention_mask, labels),
+            **kwargs,
+        ):
+            args = input_ids, position_ids, past_key_values, use_cache, logits_to_keep
+            outputs = self._step(*args)
+            if outputs is not None:
+                return outputs
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -525,48 +487,6 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             "use_cache": use_cache,
         }
         return self._by_modules(inputs, labels, logits_to_keep, **kwargs)
-
-    def _step(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
-        past_key_values: Any,
-        caches: list[RecurrentLayer],
-        use_cache: bool | None,
-        logits_to_keep: int,
-    ) -> CausalLMOutputWithCrossAttentions:
-        """What `forward` makes of one token in each row, by a recording where that can be."""
-        if position_ids is None:
-            past = past_key_values.get_seq_length()
-            position_ids = input_ids.new_full((1, 1), past, dtype=torch.long)
-        outputs: CausalLMOutputWithCrossAttentions | None = None
-
-        def by_modules() -> Tensor | None:
-            nonlocal outputs
-            inputs = {
-                "input_ids": input_ids,
-                "position_ids": position_ids,
-                "past_key_values": past_key_values,
-                "use_cache": use_cache,
-            }
-            outputs = self._by_modules(inputs, None, logits_to_keep)
-            has_more = outputs.hidden_states is not None or outputs.attentions is not None
-            return None if has_more else outputs.logits  # which alone are recorded
-
-        table = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
-        constants = (logits_to_keep, getattr(table, "dtype", None))  # which .to() changes in place
-        try:
-            logits = recorded_tokens_of(self).run(
-                [self], caches, [input_ids, position_ids], by_modules, constants
-            )
-        except RuntimeError:
-            check_tokens(input_ids, self.get_input_embeddings())
-            raise
-        if outputs is None:
-            # Without __init__, which looks at every field several times.
-            outputs = CausalLMOutputWithCrossAttentions.__new__(CausalLMOutputWithCrossAttentions)
-            outputs["logits"], outputs[CACHE] = logits, past_key_values
-        return outputs
 
     def _by_modules(
         self, inputs: dict[str, Any], labels: Tensor | None, logits_to_keep: int | Tensor, **kwargs
