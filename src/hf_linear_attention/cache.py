@@ -177,8 +177,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
             cache.config = config
         return cache
     # the installed package's class, which remote code does not know
-    new_softmax_layer = getattr(cache, "new_softmax_layer", None)
-    if new_softmax_layer is not None:
+    if (new_softmax_layer := getattr(cache, "new_softmax_layer", None)) is not None:
         if not any(_has_read(layer) for layer in cache.layers):
             cache.layers = [
                 layer_class() if issubclass(layer_class, RecurrentLayer) else new_softmax_layer()

@@ -19,7 +19,13 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from .cache_recording import TAKES_NOTHING_BACK, Rollback, WindowRollback
+from .cache_recording import (
+    TAKES_NOTHING_BACK,
+    Recorded,
+    Recording,
+    Rollback,
+    WindowRollback,
+)
 from .recurrence import Inputs, Recurrence, State
 
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
@@ -92,7 +98,8 @@ class RecurrentLayer(Rollback, LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.keep(state, dtype)
         self.num_tokens += num_tokens
         self.recurrences = tuple(recurrence for recurrence, _ in inputs)
-        self.record(num_tokens, key_mask, inputs)
+        if self.recording is not None:
+            self.recording.append(Recorded(num_tokens, key_mask, inputs))
 
     @property
     def may_be_recorded(self) -> bool:
@@ -128,7 +135,8 @@ class RecurrentLayer(Rollback, LinearAttentionCacheLayerMixin, CacheLayerMixin):
 
     def reset(self) -> None:
         self.num_tokens = 0
-        self.forget_recorded()
+        if self.recording is not None:
+            self.recording = Recording({})
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map_rows(lambda x: x[beam_idx.to(x.device)])
@@ -143,7 +151,8 @@ class RecurrentLayer(Rollback, LinearAttentionCacheLayerMixin, CacheLayerMixin):
         if self.has_state:  # to keep nothing would count as having read
             self._thaw()
             self.keep({name: function(tensor) for name, tensor in self.tensors.items()}, self.dtype)
-        self.map_recorded(function)
+        if self.recording is not None:
+            self.recording.map_rows(function)
 
     def offload(self) -> None:
         """Stays on its device: it never grows."""

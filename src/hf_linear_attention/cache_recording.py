@@ -165,22 +165,6 @@ class Rollback:
         before = self.recording.before
         return not any(tensor is before.get(name) for name, tensor in self.tensors.items())
 
-    def record(
-        self, num_tokens: int, key_mask: Tensor | None, inputs: list[tuple[Recurrence, Inputs]]
-    ) -> None:
-        """Takes note of a forward, if it records."""
-        if self.recording is not None:
-            self.recording.append(Recorded(num_tokens, key_mask, inputs))
-
-    def forget_recorded(self) -> None:
-        if self.recording is not None:
-            self.recording = Recording({})
-
-    def map_recorded(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Does to what was recorded what is done to the rows."""
-        if self.recording is not None:
-            self.recording.map_rows(function)
-
     @property
     def record_past(self) -> bool:
         """Whether the last tokens can be removed. generate() may set it to False when it ends."""

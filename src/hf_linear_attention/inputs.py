@@ -152,8 +152,7 @@ def left_padding_of(past_key_values: Cache | None) -> Tensor | None:
 def hide_left_padding(mask: Tensor, past_key_values: Cache | None, T: int) -> Tensor:
     """A mask (B, T ... past + T) without what the cache knows to be padding."""
     padding = left_padding_of(past_key_values)
-    if padding is None:
-        return mask
+    assert padding is not None
     first = count_past(past_key_values) + T - mask.shape[1]  # that the mask covers
     columns = torch.arange(mask.shape[1], device=mask.device) + first
     return mask * (columns >= padding.to(mask.device)[:, None])
@@ -214,7 +213,7 @@ def read_tokens(
     """
     B, T, _ = inputs_embeds.shape
     check_room(past_key_values, B, T)
-    padding = find_padding(attention_mask, B, T, past_key_values, config.is_causal)
+    padding = find_padding(attention_mask, B, T, past_key_values, config)
     key_mask = None
     if padding is not None:
         key_mask = padding[:, padding.shape[1] - T :].to(inputs_embeds.device) != 0
@@ -231,11 +230,10 @@ def read_tokens(
         position_ids = within_sequences
     if position_ids is None:
         before = count_past(past_key_values)
-        left_padding = left_padding_of(past_key_values)
         if sequence_group is not None:
             before = tokens_before(key_mask, inputs_embeds, sequence_group)
-        elif left_padding is not None:
-            before = before - left_padding.to(inputs_embeds.device)[:, None]
+        elif (padding_before := left_padding_of(past_key_values)) is not None:
+            before = before - padding_before.to(inputs_embeds.device)[:, None]
         position_ids = count_positions(padding, T, before, inputs_embeds.device)
     tokens = Tokens(
         is_causal=config.is_causal,
@@ -243,12 +241,16 @@ def read_tokens(
         cu_seqlens=cu_seqlens,
         # flash attention recognises sequences by their positions
         position_ids=position_ids if within_sequences is None else within_sequences,
-        attention_masks=softmax_masks(
-            config, inputs_embeds, attention_mask, past_key_values, cu_seqlens
-        ),
         sequence_group=sequence_group,
     )
+    if has_softmax_layers(config):
+        masks = softmax_masks(config, inputs_embeds, attention_mask, past_key_values, cu_seqlens)
+        tokens = tokens._replace(attention_masks=masks)
     return inputs_embeds, position_ids, tokens
+
+
+def has_softmax_layers(config: PreTrainedConfig) -> bool:
+    return set(config.active_layer_types) != {"linear_attention"}
 
 
 def find_padding(
@@ -256,15 +258,18 @@ def find_padding(
     B: int,
     T: int,
     past_key_values: Cache | None,
-    is_causal: bool,
+    config: PreTrainedConfig,
 ) -> Tensor | None:
     """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
     if isinstance(attention_mask, dict):  # one per layer type, as generate() may make them
+        missing = set(config.active_layer_types) - set(attention_mask)
+        if missing:
+            raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
         attention_mask = attention_mask.get("linear_attention")
     if attention_mask is None:
         return None
     if attention_mask.dim() == 4:
-        return find_padding_in_4d(attention_mask, B, T, is_causal)
+        return find_padding_in_4d(attention_mask, B, T, config.is_causal)
     shape, past = tuple(attention_mask.shape), count_past(past_key_values)
     longest = past + T if isinstance(past, int) else shape[1]
     if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= longest:
@@ -272,7 +277,9 @@ def find_padding(
             f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
             f"{past} tokens in the cache, or 4 dimensions, got {shape}"
         )
-    return hide_left_padding(attention_mask, past_key_values, T)
+    if left_padding_of(past_key_values) is not None:
+        return hide_left_padding(attention_mask, past_key_values, T)
+    return attention_mask
 
 
 def find_padding_in_4d(attention_mask: Tensor, B: int, T: int, is_causal: bool) -> Tensor:
@@ -336,14 +343,9 @@ def softmax_masks(
     cu_seqlens: Tensor | None,
 ) -> dict[str, Tensor | None]:
     """For each type of softmax layer the mask that its attention function takes."""
-    layer_types = set(config.active_layer_types) & set(SOFTMAX_MASKS)
+    layer_types = set(config.active_layer_types)
     if isinstance(attention_mask, dict):
-        missing = set(config.active_layer_types) - set(attention_mask)
-        if missing:
-            raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
         return attention_mask
-    if not layer_types:
-        return {}
     B, T, _ = inputs_embeds.shape
     attention_mask = mask_of_all_keys(attention_mask, B, T, past_key_values, inputs_embeds.device)
     only_within = None
@@ -386,7 +388,10 @@ def mask_of_all_keys(
     if attention_mask is None or attention_mask.dim() != 2 or not is_number:
         return attention_mask
     left_out = int(past) + T - attention_mask.shape[1]
-    return hide_left_padding(F.pad(attention_mask, (left_out, 0), value=1), past_key_values, T)
+    attention_mask = F.pad(attention_mask, (left_out, 0), value=1)
+    if left_padding_of(past_key_values) is not None:
+        return hide_left_padding(attention_mask, past_key_values, T)
+    return attention_mask
 
 
 def check_memory(
@@ -395,8 +400,6 @@ def check_memory(
     """Raises a ValueError where a memory for cross attention is none for B rows."""
     if memory is None:
         return
-    if not config.add_cross_attention:
-        raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
     size = config.cross_attention_hidden_size or config.hidden_size
     if memory.dim() != 3 or memory.shape[0] != B or memory.shape[2] != size:
         raise ValueError(

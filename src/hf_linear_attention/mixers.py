@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from .mixer_aaren import Aaren
 from .mixer_delta import DeltaRule
-from .mixer_facts import MIXERS, REGISTERED, MixerFacts
+from .mixer_facts import MIXERS, REGISTERED_MIXERS, MixerFacts
 from .mixer_hgrn import HGRN
 from .mixer_linear import LinearAttention
 from .mixer_mamba2 import Mamba2
@@ -36,7 +36,7 @@ SOFTMAX_MODULES: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in la
 def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
     """The mixer of one layer."""
     if config.layer_types[layer_idx] == "linear_attention":
-        return {**REGISTERED, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
+        return {**REGISTERED_MIXERS, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
     return SOFTMAX_MODULES[config.softmax_mixer](config, layer_idx)
 
 
@@ -57,4 +57,4 @@ def register_mixer(name: str, mixer: type[nn.Module]) -> None:
             "mixer must be a subclass of torch.nn.Module with facts, which are a MixerFacts, got "
             f"{mixer!r}"
         )
-    REGISTERED[name] = mixer
+    REGISTERED_MIXERS[name] = mixer

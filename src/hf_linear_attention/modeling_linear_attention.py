@@ -43,7 +43,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import share_lower_bounds
+from .decays import has_lower_bounds, share_lower_bounds
 from .feature_maps import FavorPlus
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
@@ -65,8 +65,10 @@ from .model_card import TAGS, ModelCardMixin
 from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
+from .remote.saving import SavedModel
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
+from .sequence_parallel import check_sequence_group
 from .sinusoids import add_sinusoids
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
@@ -150,10 +152,8 @@ class LinearAttentionDecoderLayer(CountsCasts, GradientCheckpointingLayer):
         return hidden_states
 
 
-class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
-    """What all models here share: a config, weights' initial values, and `save_pretrained` with
-    code and a model card. It is not made by itself.
-    """
+class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel):
+    """What all models here share: a config, and weights' initial values. It is not made by itself."""
 
     config: LinearAttentionConfig
     config_class = LinearAttentionConfig
@@ -218,16 +218,6 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
         for feature_map in maps:
             feature_map.redraw()
 
-    def save_pretrained(self, save_directory, is_main_process=True, *args, **kwargs):
-        """As in Transformers. The directory also holds this code, for every Auto class, and a model
-        card, README.md, unless there is one.
-        """
-        self.config.auto_map = {
-            auto_class.__name__: f"{model_class.__module__.split('.')[-1]}.{model_class.__name__}"
-            for auto_class, model_class in AUTO_CLASSES.items()
-        }
-        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-
 
 class LinearAttentionModel(RecordsLayers, LinearAttentionPreTrainedModel):
     """Embeddings, positions, layers and a last norm: input_ids (B, T) -> last_hidden_state (B, T,
@@ -249,7 +239,8 @@ class LinearAttentionModel(RecordsLayers, LinearAttentionPreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.lower_bounds = share_lower_bounds(self, config)
+        if has_lower_bounds(config):
+            self.lower_bounds = share_lower_bounds(self, config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -303,15 +294,17 @@ class LinearAttentionModel(RecordsLayers, LinearAttentionPreTrainedModel):
                 raise
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
-        check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
+        if self.config.add_cross_attention:
+            check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
+        elif encoder_hidden_states is not None:
+            raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
         cu_seqlens = None
         if not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
             bounds = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
             cu_seqlens = find_packed_sequences(B, T, attention_mask, position_ids, *bounds)
         if cu_seqlens is not None and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states must be None with packed sequences")
-        if sequence_group is not None:
-            self._check_sequence_parallel(cu_seqlens)
+        check_sequence_group(sequence_group, self.config, cu_seqlens)
         past_key_values = self._cache(past_key_values, use_cache, cu_seqlens, sequence_group)
 
         inputs_embeds, position_ids, tokens = read_tokens(
@@ -376,17 +369,6 @@ class LinearAttentionModel(RecordsLayers, LinearAttentionPreTrainedModel):
         if use_cache and not any(without_cache.values()):
             return LinearAttentionCache(self.config)
         return None
-
-    def _check_sequence_parallel(self, cu_seqlens: Tensor | None):
-        """Raises a ValueError where a sequence can't be shared by ranks."""
-        others = sorted(set(self.config.active_layer_types) - {"linear_attention"})
-        if others:
-            raise ValueError(
-                f"sequence_group must be None where layer_types has {others}: softmax attention "
-                "needs the keys of the whole sequence"
-            )
-        if cu_seqlens is not None:
-            raise ValueError("sequence_group must be None with packed sequences")
 
     def _embed_positions(
         self, inputs_embeds: Tensor, position_ids: Tensor
@@ -595,8 +577,8 @@ def of_whole_sequences(forward: Callable) -> Callable:
     """The forward of a head that can't do with a piece of its input."""
 
     @functools.wraps(forward)
-    def checked(self, *args, sequence_group: Any = None, **kwargs):
-        if sequence_group is not None:
+    def checked(self, *args, **kwargs):
+        if kwargs.pop("sequence_group", None) is not None:
             raise ValueError(f"sequence_group must be None for {type(self).__name__}")
         return forward(self, *args, **kwargs)
 

@@ -33,7 +33,6 @@ class RecordsLayers:
     config: Any
     layers: Any
     norm: Any
-    lower_bounds: Any
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)  # type: ignore[call-arg]
@@ -67,7 +66,7 @@ class RecordsLayers:
             inputs = [hidden_states, *position_embeddings]
             is_last = numbers.stop == num_layers
             modules: list[nn.Module] = list(self.layers)[first : numbers.stop]
-            if self.lower_bounds is not None:
+            if getattr(self, "lower_bounds", None) is not None:
                 modules.append(self.lower_bounds)
             if is_last:
                 modules.append(self.norm)

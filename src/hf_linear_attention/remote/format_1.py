@@ -1,0 +1,5 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What the code in folders of format 1 takes from the package in the place of its own."""
+
+from ..configuration_linear_attention import *
+from ..modeling_linear_attention import *
