@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from hf_linear_attention import inputs, linear, quantized, recorded_tokens, rms_norm
+from hf_linear_attention import linear, quantized, recordable, recorded_tokens, rms_norm
 from hf_linear_attention.for_transformers import experts
 
 # These start compilers, servers and training, or run others' tests again: begun last, one of them
@@ -76,7 +76,7 @@ def shapes_given_to(monkeypatch):
     """Called with the name of an op that a layer calls, returns the shapes of x that the op is
     given from then on. Tokens are not recorded meanwhile, for recordings call no function.
     """
-    monkeypatch.setattr(inputs, "ARE_TOKENS_RECORDED", False)
+    monkeypatch.setattr(recordable, "ARE_TOKENS_RECORDED", False)
     callers = {
         "few_rows_product": linear,
         "many_rows_product": linear,

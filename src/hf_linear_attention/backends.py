@@ -1,10 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Who computes an op: the compiled kernels on CUDA or the CPU, PyTorch in chunks, or a plain loop.
 
-Each op has a table from a backend's name to what that backend has for it. A copy of this file
-travels with every checkpoint. The kernels and the loops stay in the installed package, which may be
-older or newer than the copy, or missing: nobody else imports them, and they are asked for by name
-and version.
+Each op has a table from a backend's name to what that backend has for it. Code that was saved with
+checkpoints before holds a copy of this file, which may be older than the installed package: kernels
+and loops are asked for by name and version, and nobody else imports them.
 """
 
 import os

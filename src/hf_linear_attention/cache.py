@@ -1,11 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The caches of a linear-attention model: what it remembers, in a size that never changes."""
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import (
@@ -19,25 +17,13 @@ from transformers.cache_utils import (
     StaticCache,
 )
 
-from .cache_files import check_same_state, fingerprint, load_into, save_cache
-from .cache_layers import (
-    TAKES_NOTHING_BACK,
-    MemoryLayer,
-    RecurrentLayer,
-    SlidingWindowLayer,
-    StaticRecurrentLayer,
-    layer_classes,
-)
-from .cache_rows import join_layers, layer_of_rows, read_masks, rows_of
+from .cache_extras import ExportedCache, JoinedCache, SavedCache
+from .cache_files import check_same_state
+from .cache_layers import TAKES_NOTHING_BACK, RecurrentLayer, layer_classes
 from .releases import CACHE
 
-NEEDS_CONFIG = (
-    "must be one that its model has read with, which gives it the model's config, "
-    "got one that was gathered from rows and not used since"
-)
 
-
-class RecurrentCache(Cache):
+class RecurrentCache(SavedCache, Cache):
     """What the dynamic and the static cache of this package's models have in common: one layer per
     layer of the model, of fixed size where it has recurrences. With cross attention, then one per
     layer of the model again: the states of the memory.
@@ -74,24 +60,6 @@ class RecurrentCache(Cache):
             offload_only_non_sliding=offload_only_non_sliding,
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors in the cache."""
-        tensors: list[Tensor | None] = []
-        for layer in self.layers:
-            if isinstance(layer, RecurrentLayer):
-                tensors += layer.tensors.values()
-                tensors += [] if layer.recording is None else layer.recording.tensors()
-            else:
-                tensors += [layer.keys, layer.values]
-        return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """What each layer needs to go on, by name, for each row; a LinearAttentionCache is made of
-        it. Nothing before the first token.
-        """
-        return rows_of(self)
-
     def reset(self) -> None:
         """Forgets every token and keeps the memory of the states."""
         self.left_padding = None
@@ -101,15 +69,6 @@ class RecurrentCache(Cache):
                 layer.keys = layer.values = None
                 layer.is_initialized = False
             layer.reset()
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens. Recurrent and sliding-window layers can do
-        this for tokens read after `activate_past_recording()`.
-        """
-        for layer in self.layers:  # all layers or none
-            if isinstance(layer, (RecurrentLayer, SlidingWindowLayer)):
-                layer.check_crop(tokens_to_remove)
-        super().crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
@@ -137,21 +96,8 @@ class RecurrentCache(Cache):
         if self.left_padding is not None:
             self.left_padding = function(self.left_padding)
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the cache to a safetensors file, all of it or nothing.
 
-        What a recording cache could take back is not written. Of a static cache comes back one that
-        is not static.
-
-        Raises:
-            ValueError: it was gathered from rows, and no model has read with it since.
-        """
-        if self.config is None:
-            raise ValueError(f"a cache that is saved {NEEDS_CONFIG}")
-        save_cache(self, path)
-
-
-class LinearAttentionCache(RecurrentCache, DynamicCache):
+class LinearAttentionCache(JoinedCache, RecurrentCache, DynamicCache):
     """A cache of fixed-size states for linear attention, and of Transformers' own growing and
     sliding layers for softmax attention. Transformers and its clients branch on DynamicCache: on
     what grows and can be cropped.
@@ -171,86 +117,13 @@ class LinearAttentionCache(RecurrentCache, DynamicCache):
         offloading: bool = False,
         offload_only_non_sliding: bool = True,
     ):
-        if config is not None and not isinstance(config, PreTrainedConfig):
-            self.config = None
-            gathered = [layer_of_rows(rows) for rows in config]
-            Cache.__init__(self, layers=[layer for layer, _ in gathered])
-            self.left_padding = gathered[0][1]
-            return
-        self._make_layers(config, None, offloading, offload_only_non_sliding)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike,
-        config: PreTrainedConfig,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> "LinearAttentionCache":
-        """A cache that `save` wrote, to continue from where that one was.
-
-        Args:
-            config: of the model that will use it.
-            device: of that model.
-            dtype: of that model; by default config.dtype, which from_pretrained sets. None is not
-                checked.
-
-        Raises:
-            FileNotFoundError: there is no file.
-            ValueError: it is no such file, or damaged, or from a model with another config or
-                dtype. (Whether the weights are others can't be seen.)
-        """
-        cache = cls(config)
-        load_into(cache, path, device, config.dtype if dtype is None else dtype)
-        return cache
-
-    @classmethod
-    def join(
-        cls,
-        caches: Sequence[RecurrentCache],
-        attention_masks: Sequence[Tensor] | None = None,
-    ) -> "LinearAttentionCache":
-        """One cache with the rows of all, in order, for prompts of any lengths.
-
-        The cache counts the tokens of each row: what is read next needs no mask and no positions.
-        Its length is that of the longest row, as if the others had been padded on the left.
-
-        Args:
-            caches: of one model; each has read something.
-            attention_masks: for each cache the mask (rows, tokens read) that it was read with; by
-                default no token was padding.
-
-        Raises:
-            ValueError: they are of different models or dtypes, one is empty, a mask has another
-                shape, or padding behind a row has taken its place in a sliding window.
-        """
-        if not caches:
-            raise ValueError("caches must hold at least one cache, got none")
-        if not all(isinstance(cache, Cache) and hasattr(cache, "config") for cache in caches):
-            names = [type(cache).__name__ for cache in caches]
-            raise ValueError(f"each of caches must be a LinearAttentionCache, got {names}")
-        if any(cache.config is None for cache in caches):
-            raise ValueError(f"each of caches {NEEDS_CONFIG}")
-        config = caches[0].config
-        expected = fingerprint(config)
-        for cache in caches:
-            if fingerprint(cache.config) != expected:
-                raise ValueError("caches must be of one model, got some with different configs")
-            if int(cache.get_seq_length()) == 0:
-                raise ValueError("caches must have read at least one token each, got an empty one")
-        masks = read_masks(caches, attention_masks)
-        counts = torch.cat([mask.sum(1) for mask in masks])
-        longest = int(counts.max())
-        joined = cls(config)
-        if (counts != longest).any():
-            joined.left_padding = longest - counts
-        for index, layer in enumerate(joined.layers):
-            layers = [cache.layers[index] for cache in caches]
-            join_layers(layer, layers, masks, longest, config.sliding_window)
-        return joined
+        if config is None or isinstance(config, PreTrainedConfig):
+            self._make_layers(config, None, offloading, offload_only_non_sliding)
+        else:
+            self._gather(config)
 
 
-class StaticLinearAttentionCache(RecurrentCache, StaticCache):
+class StaticLinearAttentionCache(ExportedCache, RecurrentCache, StaticCache):
     """A cache that compiled models can use without compiling again: it counts its tokens in a
     tensor and keeps every address. Transformers and its clients branch on StaticCache: on lengths
     that don't change.
@@ -285,30 +158,6 @@ class StaticLinearAttentionCache(RecurrentCache, StaticCache):
         """
         raise RuntimeError(TAKES_NOTHING_BACK)
 
-    def static_tensors(self) -> dict[str, Tensor]:
-        """By name, all tensors that the cache changes, once it has read something: what a module
-        that is exported with the cache must have as buffers.
-
-        Raises:
-            RuntimeError: it has read nothing yet.
-        """
-        tensors: dict[str, Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            if isinstance(layer, MemoryLayer):  # there may be no memory
-                named = layer.tensors
-            elif not layer.is_initialized:
-                raise RuntimeError("static_tensors() needs a cache that has read a token")
-            elif isinstance(layer, StaticRecurrentLayer):
-                named = {**layer.tensors, "num_tokens": layer.num_tokens}
-            else:
-                named = {
-                    "keys": layer.keys,
-                    "values": layer.values,
-                    "num_tokens": layer.cumulative_length,
-                }
-            tensors |= {f"cache_{index}_{name}": x for name, x in named.items()}
-        return tensors
-
 
 def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
     """`cache`, with the layers that a model of `config` writes to.
@@ -330,8 +179,7 @@ def cache_for_model(cache: Cache, config: PreTrainedConfig) -> Cache:
             cache.config = config
         return cache
     # the installed package's class, which remote code does not know
-    new_softmax_layer = getattr(cache, "new_softmax_layer", None)
-    if new_softmax_layer is not None:
+    if (new_softmax_layer := getattr(cache, "new_softmax_layer", None)) is not None:
         if not any(_has_read(layer) for layer in cache.layers):
             cache.layers = [
                 layer_class() if issubclass(layer_class, RecurrentLayer) else new_softmax_layer()

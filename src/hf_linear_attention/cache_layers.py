@@ -20,35 +20,20 @@ from transformers.cache_utils import (
 )
 
 from .cache_recording import (
-    RECORDED_TOKENS,
-    RECORDED_TOKENS_AFTER_CROP,
+    TAKES_NOTHING_BACK,
     Recorded,
     Recording,
+    Rollback,
+    WindowRollback,
 )
 from .recurrence import Inputs, Recurrence, State
 
-TAKES_NOTHING_BACK = "a static cache takes no tokens back: use a LinearAttentionCache"
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
-
-
-def _check_crop(tokens_to_remove: int, num_tokens: int, removable: int) -> None:
-    """Raises an error where a layer can't remove so many of the num_tokens that it has read."""
-    if tokens_to_remove > 0:
-        raise ValueError(
-            "tokens_to_remove must be 0, or negative to remove so many tokens, got "
-            f"{tokens_to_remove}"
-        )
-    if -tokens_to_remove > removable and num_tokens > 0:
-        raise RuntimeError(
-            f"crop({tokens_to_remove}) can't be: of the {num_tokens} tokens read, {removable} can "
-            "be removed. Call activate_past_recording() before reading those that may have to go, "
-            f"the last {RECORDED_TOKENS} at most"
-        )
 
 
 # Transformers asks each base for something: CacheLayerMixin counts tokens, which generate() needs;
 # LinearAttentionCacheLayerMixin says that this layer is not one to offload or to make masks for.
-class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
+class RecurrentLayer(Rollback, LinearAttentionCacheLayerMixin, CacheLayerMixin):
     """What one layer with recurrences remembers: in `tensors`, those of their states, by name.
 
     A forward takes them by `read` and gives them back by `write`, once each. Only these change
@@ -57,7 +42,6 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
     """
 
     is_compileable = False  # generate() would compile every model on CUDA by itself
-    is_croppable = True
     supports_early_init = False
 
     def __init__(self, **kwargs):
@@ -66,7 +50,6 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
         self.recurrences: tuple[Recurrence, ...] = ()  # that wrote last
         self.num_tokens: Any = 0
         self.dtype: torch.dtype | None = None  # of the model
-        self.recording: Recording | None = None
 
     @property
     def is_initialized(self) -> bool:
@@ -96,14 +79,6 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
             is_frozen = tensor.is_inference() and not torch.is_inference_mode_enabled()
             if has_graph or is_frozen:
                 self.tensors[name] = tensor.clone()
-
-    @property
-    def may_change(self) -> bool:
-        """Whether the tensors may change in place, because crop() won't need them."""
-        if self.recording is None:
-            return True
-        before = self.recording.before
-        return not any(tensor is before.get(name) for name, tensor in self.tensors.items())
 
     def write(
         self,
@@ -178,37 +153,6 @@ class RecurrentLayer(LinearAttentionCacheLayerMixin, CacheLayerMixin):
             self.keep({name: function(tensor) for name, tensor in self.tensors.items()}, self.dtype)
         if self.recording is not None:
             self.recording.map_rows(function)
-
-    @property
-    def record_past(self) -> bool:
-        """Whether the last tokens can be removed. generate() may set it to False when it ends."""
-        return self.recording is not None
-
-    @record_past.setter
-    def record_past(self, value: bool) -> None:
-        if not value:
-            self.recording = None
-        elif self.recording is None:
-            self.recording = Recording(dict(self.tensors) if self.num_tokens > 0 else {})
-
-    def activate_past_recording(self) -> None:
-        self.record_past = True
-
-    def check_crop(self, tokens_to_remove: int) -> None:
-        """Raises an error if crop() would."""
-        recorded = 0 if self.recording is None else self.recording.num_tokens
-        _check_crop(tokens_to_remove, self.num_tokens, recorded)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens, read while recording."""
-        self.check_crop(tokens_to_remove)
-        if self.recording is None or self.num_tokens == 0:
-            return
-        if tokens_to_remove < 0:
-            self.tensors = self.recording.remove_last(-tokens_to_remove)
-            self.num_tokens += tokens_to_remove
-        else:
-            self.recording.confirm()
 
     def offload(self) -> None:
         """Stays on its device: it never grows."""
@@ -309,7 +253,7 @@ class StaticWindowLayer(StaticLayer):
     is_sliding = True
 
 
-class SlidingWindowLayer(DynamicSlidingWindowLayer):
+class SlidingWindowLayer(WindowRollback, DynamicSlidingWindowLayer):
     """Transformers' layer for sliding-window attention, which can be cropped as often as the others
     while it records.
     """
@@ -325,26 +269,6 @@ class SlidingWindowLayer(DynamicSlidingWindowLayer):
         # what the mask covers: transformers 5.17 returns all that was recorded
         visible = self.sliding_window - 1 + key_states.shape[-2]
         return keys[:, :, -visible:], values[:, :, -visible:]
-
-    def check_crop(self, tokens_to_remove: int) -> None:
-        """Raises an error if crop() would."""
-        num_tokens = self.get_seq_length()
-        removable = self.keys.shape[-2] if self.is_initialized else 0
-        if removable < num_tokens:  # the next token must see a whole window
-            removable -= self.sliding_window - 1
-        _check_crop(tokens_to_remove, num_tokens, removable)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens: as long as nothing has left the window any,
-        then those read while recording.
-        """
-        self.check_crop(tokens_to_remove)
-        if self.cumulative_length == 0:
-            return
-        stop = self.keys.shape[-2] + tokens_to_remove
-        start = max(stop - (self.sliding_window - 1) - RECORDED_TOKENS_AFTER_CROP, 0)
-        self.keys, self.values = self.keys[:, :, start:stop], self.values[:, :, start:stop]
-        self.cumulative_length += tokens_to_remove
 
 
 LAYER_CLASSES: dict[str, type[CacheLayerMixin]] = {
@@ -371,3 +295,13 @@ def layer_classes(config: PreTrainedConfig, is_static: bool = False) -> list[typ
 def memory_layer(cache: Cache, layer_idx: int) -> MemoryLayer:
     """The cache layer for the cross attention in a layer of the model."""
     return cache.layers[len(cache.layers) // 2 + layer_idx]
+
+
+def count_rows(cache: Cache) -> int | None:
+    """The rows of a cache for one of this package's models; None before the first token."""
+    if cache.get_seq_length() == 0:
+        return None
+    layer = cache.layers[0]
+    is_state = isinstance(layer, RecurrentLayer)
+    tensors = layer.tensors.values() if is_state else [getattr(layer, "keys", None)]
+    return next((x.shape[0] for x in tensors if x is not None), None)

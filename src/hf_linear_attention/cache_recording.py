@@ -5,7 +5,7 @@ Shapes: B batch, T time.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from .recurrence import Inputs, Recurrence, State
 # that an earlier crop() left: an assistant with another tokenizer comes back to a few of them.
 RECORDED_TOKENS = 1024
 RECORDED_TOKENS_AFTER_CROP = 16
+TAKES_NOTHING_BACK = "a static cache takes no tokens back: use a LinearAttentionCache"
 
 
 class Recorded(NamedTuple):
@@ -131,3 +132,97 @@ class Recording:
         if self.forwards:
             kept = join_in_time(self.forwards).cut(start, stop)
             self.forwards, self.num_tokens = [kept.map(Tensor.clone)], stop - start
+
+
+def check_crop_of(tokens_to_remove: int, num_tokens: int, removable: int) -> None:
+    """Raises an error where a layer can't remove so many of the num_tokens that it has read."""
+    if tokens_to_remove > 0:
+        raise ValueError(
+            "tokens_to_remove must be 0, or negative to remove so many tokens, got "
+            f"{tokens_to_remove}"
+        )
+    if -tokens_to_remove > removable and num_tokens > 0:
+        raise RuntimeError(
+            f"crop({tokens_to_remove}) can't be: of the {num_tokens} tokens read, {removable} can "
+            "be removed. Call activate_past_recording() before reading those that may have to go, "
+            f"the last {RECORDED_TOKENS} at most"
+        )
+
+
+class Rollback:
+    """Of a layer with recurrences: takes back the last tokens, those read while it records."""
+
+    is_croppable = True
+    recording: Recording | None = None
+    tensors: State
+    num_tokens: Any
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the tensors may change in place, because crop() won't need them."""
+        if self.recording is None:
+            return True
+        before = self.recording.before
+        return not any(tensor is before.get(name) for name, tensor in self.tensors.items())
+
+    @property
+    def record_past(self) -> bool:
+        """Whether the last tokens can be removed. generate() may set it to False when it ends."""
+        return self.recording is not None
+
+    @record_past.setter
+    def record_past(self, value: bool) -> None:
+        if not value:
+            self.recording = None
+        elif self.recording is None:
+            self.recording = Recording(dict(self.tensors) if self.num_tokens > 0 else {})
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raises an error if crop() would."""
+        recorded = 0 if self.recording is None else self.recording.num_tokens
+        check_crop_of(tokens_to_remove, self.num_tokens, recorded)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens, read while recording."""
+        self.check_crop(tokens_to_remove)
+        if self.recording is None or self.num_tokens == 0:
+            return
+        if tokens_to_remove < 0:
+            self.tensors = self.recording.remove_last(-tokens_to_remove)
+            self.num_tokens += tokens_to_remove
+        else:
+            self.recording.confirm()
+
+
+class WindowRollback:
+    """The same of a layer of sliding-window attention, as often as of the others."""
+
+    keys: Tensor
+    values: Tensor
+    cumulative_length: int
+    sliding_window: int
+    is_initialized: bool
+    get_seq_length: Callable[[], int]
+
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raises an error if crop() would."""
+        num_tokens = self.get_seq_length()
+        removable = self.keys.shape[-2] if self.is_initialized else 0
+        if removable < num_tokens:  # the next token must see a whole window
+            removable -= self.sliding_window - 1
+        check_crop_of(tokens_to_remove, num_tokens, removable)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens: as long as nothing has left the window any,
+        then those read while recording.
+        """
+        self.check_crop(tokens_to_remove)
+        if self.cumulative_length == 0:
+            return
+        stop = self.keys.shape[-2] + tokens_to_remove
+        start = max(stop - (self.sliding_window - 1) - RECORDED_TOKENS_AFTER_CROP, 0)
+        self.keys, self.values = self.keys[:, :, start:stop], self.values[:, :, start:stop]
+        self.cumulative_length += tokens_to_remove

@@ -58,16 +58,6 @@ def fill(
         layer.cumulative_length = num_tokens
 
 
-def count_rows(cache: Cache) -> int | None:
-    """The rows of a cache for one of this package's models; None before the first token."""
-    if cache.get_seq_length() == 0:
-        return None
-    layer = cache.layers[0]
-    is_state = isinstance(layer, RecurrentLayer)
-    tensors = layer.tensors.values() if is_state else [getattr(layer, "keys", None)]
-    return next((x.shape[0] for x in tensors if x is not None), None)
-
-
 # ---- rows of a cache, as tensors (B, ...) that torch.nn.DataParallel gathers ----
 
 

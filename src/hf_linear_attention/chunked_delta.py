@@ -11,7 +11,7 @@ dim, V value dim, N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
-from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
+from .chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from .numerics import (
     L2_NORM_EPS,
     accumulation_dtype,
@@ -20,8 +20,6 @@ from .numerics import (
     without_autocast,
 )
 from .tokens import behind
-
-CHUNK_SIZE = 64  # a power of two
 
 
 def chunked_delta_rule(
@@ -141,7 +139,7 @@ def _products(
     """
     if g is None:
         return rows @ keys.mT[..., None, :, :], None, None
-    if g.dim() == keys.dim():
+    if is_by_channel(g, keys):
         return _products_by_channel(rows, keys, g)
     sums = sums_between(g)
     from_start = g.cumsum(-1)
@@ -150,6 +148,10 @@ def _products(
         from_start[..., None],
         sums[..., -1, :, None],
     )
+
+
+def is_by_channel(g: Tensor, keys: Tensor) -> bool:
+    return g.dim() == keys.dim()
 
 
 def _products_by_channel(rows: Tensor, keys: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,11 +10,9 @@ N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
-from .chunks import LOWEST_LOG_DECAY, chunks_of, running, sums_between
+from .chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from .feature_maps import POINTWISE
 from .numerics import accumulation_dtype, bounded, without_autocast
-
-CHUNK_SIZE = 64
 
 
 def chunked_linear_attention(

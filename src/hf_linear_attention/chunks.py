@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+CHUNK_SIZE = 64  # a power of two
 LOWEST_LOG_DECAY = -1e30  # forgets everything, as -inf does, and can still be added up
 
 # (initial state (B, ...) or None, tensors (B, n, ...) or None of the chunks of a sequence) -> what

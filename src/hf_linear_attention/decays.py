@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
+from .linear import project
 from .numerics import accumulation_dtype, at_least_float32, bounded
 from .tensor_parallel import HeadShard
 
@@ -113,15 +114,6 @@ class PerHead(Decay):
         return log_decay.expand(*hidden_states.shape[:2], -1)
 
 
-def projected(linear: nn.Module, x: Tensor) -> Tensor:
-    """`linear.project`. It is imported when a model runs: configs, which ask for the names of
-    decays, load no kernels.
-    """
-    from .linear import project
-
-    return project(linear, x)
-
-
 class PerToken(Decay):
     """-exp(A_h) softplus(w_h.x_t + b_h), learned: each token says how much is forgotten.
 
@@ -141,7 +133,7 @@ class PerToken(Decay):
         _draw_steps(self.dt_bias, self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        x = at_least_float32(projected(self.dt_proj, hidden_states))
+        x = at_least_float32(project(self.dt_proj, hidden_states))
         return decay_of_steps(self.A_log, nn.functional.softplus(x + self.dt_bias))
 
 
@@ -174,7 +166,7 @@ class Kimi(Decay):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, H, K)"""
-        x = at_least_float32(projected(self.f_b_proj, projected(self.f_a_proj, hidden_states)))
+        x = at_least_float32(project(self.f_b_proj, project(self.f_a_proj, hidden_states)))
         steps = nn.functional.softplus(x + self.dt_bias).unflatten(-1, (self.A_log.numel(), -1))
         return decay_of_steps(self.A_log[:, None], steps)
 
@@ -200,7 +192,7 @@ class GatedPerChannel(Decay):
         """(B, T, hidden) -> (B, T, H, K)"""
         x = hidden_states
         for linear in self.gk_proj:
-            x = projected(linear, x)
+            x = project(linear, x)
         x = at_least_float32(x).unflatten(-1, (-1, self.key_dim))
         return nn.functional.logsigmoid(x) / self.TEMPERATURE
 
@@ -256,6 +248,11 @@ class LowerBounds(nn.Module):
         return shares[1 : layer_idx + 1].cumsum(0)[-1].view(self.shape)
 
 
+def has_lower_bounds(config: PreTrainedConfig) -> bool:
+    """Whether there are HGRN2's layers."""
+    return issubclass(decay_class(config.decay), HGRN2)
+
+
 def share_lower_bounds(model: nn.Module, config: PreTrainedConfig) -> LowerBounds | None:
     """What HGRN2's layers have in common, for `model.lower_bounds`, where they look for it: PEFT
     may put something else there. None without such layers behind the first.
@@ -282,7 +279,7 @@ DECAYS: dict[str, type[Decay]] = {
 }
 
 
-REGISTERED: dict[str, type[Decay]] = {}  # by users
+REGISTERED_DECAYS: dict[str, type[Decay]] = {}  # by users
 
 
 def register_decay(name: str, decay: type[Decay]) -> None:
@@ -297,13 +294,13 @@ def register_decay(name: str, decay: type[Decay]) -> None:
         raise ValueError(f"name must not be one of the package's own decays, got {name!r}")
     if not (isinstance(decay, type) and issubclass(decay, Decay)):
         raise ValueError(f"decay must be a subclass of Decay, got {decay!r}")
-    REGISTERED[name] = decay
+    REGISTERED_DECAYS[name] = decay
 
 
 def check_decay(name: str) -> None:
     """Raises a ValueError that lists the choices where a config's decay is wrong."""
-    if name not in (*DECAYS, *REGISTERED):
-        choices = ", ".join(map(repr, (*DECAYS, *REGISTERED)))
+    if name not in (*DECAYS, *REGISTERED_DECAYS):
+        choices = ", ".join(map(repr, (*DECAYS, *REGISTERED_DECAYS)))
         raise ValueError(
             f"decay must be one of {choices}, got {name!r} (if it is one of your own, call "
             f"hf_linear_attention.register_decay({name!r}, ...) first)"
@@ -316,9 +313,8 @@ def build_decay(config: PreTrainedConfig, layer_idx: int) -> Decay:
 
 
 def decay_class(name: str) -> type[Decay]:
-    """The class of a config's decay."""
-    check_decay(name)
-    return DECAYS[name] if name in DECAYS else REGISTERED[name]
+    """The class of a config's decay, whose name it has been checked for."""
+    return {**REGISTERED_DECAYS, **DECAYS}[name]
 
 
 def _draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:

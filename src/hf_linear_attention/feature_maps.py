@@ -84,7 +84,7 @@ class Softmax(FeatureMap):
         return x.softmax(-1)
 
 
-def _products(x: Tensor) -> Tensor:
+def _pairwise_products(x: Tensor) -> Tensor:
     """x_i x_j for i <= j, times sqrt(2) for i < j: (..., D) -> (..., D (D + 1) / 2)."""
     D = x.shape[-1]
     i, j = torch.triu_indices(D, D, device=x.device)
@@ -101,7 +101,7 @@ class Polynomial2(FeatureMap):
         super().__init__(num_heads, num_key_value_heads, head_dim, head_dim * (head_dim + 1) // 2)
 
     def phi(self, x: Tensor) -> Tensor:
-        return _products(x)
+        return _pairwise_products(x)
 
 
 class Taylor(FeatureMap):
@@ -117,7 +117,7 @@ class Taylor(FeatureMap):
 
     def phi(self, x: Tensor) -> Tensor:
         x = x * self.head_dim**-0.25
-        return torch.cat([torch.ones_like(x[..., :1]), x, _products(x) / math.sqrt(2)], -1)
+        return torch.cat([torch.ones_like(x[..., :1]), x, _pairwise_products(x) / math.sqrt(2)], -1)
 
 
 class FavorPlus(ExactBuffers, FeatureMap):
@@ -291,7 +291,7 @@ MODULES: dict[str, type[FeatureMap]] = {
 }
 
 
-REGISTERED: dict[str, type[FeatureMap]] = {}  # by users
+REGISTERED_FEATURE_MAPS: dict[str, type[FeatureMap]] = {}  # by users
 
 
 def register_feature_map(name: str, feature_map: type[FeatureMap]) -> None:
@@ -306,13 +306,13 @@ def register_feature_map(name: str, feature_map: type[FeatureMap]) -> None:
         raise ValueError(f"name must not be one of the package's own feature maps, got {name!r}")
     if not (isinstance(feature_map, type) and issubclass(feature_map, FeatureMap)):
         raise ValueError(f"feature_map must be a subclass of FeatureMap, got {feature_map!r}")
-    REGISTERED[name] = feature_map
+    REGISTERED_FEATURE_MAPS[name] = feature_map
 
 
 def check_feature_map(name: str, kwargs: Mapping[str, Any] | None = None) -> None:
     """Raises a ValueError that lists the choices where a config's values are wrong."""
-    if name not in (*POINTWISE, *MODULES, *REGISTERED):
-        choices = ", ".join(map(repr, (*POINTWISE, *MODULES, *REGISTERED)))
+    if name not in (*POINTWISE, *MODULES, *REGISTERED_FEATURE_MAPS):
+        choices = ", ".join(map(repr, (*POINTWISE, *MODULES, *REGISTERED_FEATURE_MAPS)))
         raise ValueError(
             f"feature_map must be one of {choices}, got {name!r} (if it is one of your own, call "
             f"hf_linear_attention.register_feature_map({name!r}, ...) first)"
@@ -346,4 +346,4 @@ def build_feature_map(config: PreTrainedConfig) -> FeatureMap | None:
 
 
 def _module_class(name: str) -> type[FeatureMap]:
-    return MODULES[name] if name in MODULES else REGISTERED[name]
+    return MODULES[name] if name in MODULES else REGISTERED_FEATURE_MAPS[name]

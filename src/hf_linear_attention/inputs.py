@@ -5,33 +5,24 @@ Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cach
 """
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache_layers import RecurrentLayer
-from .cache_rows import count_rows
-from .numerics import is_transformed
+from .cache_layers import count_rows
 from .releases import CACHE
 from .sequence_parallel import tokens_before
-from .slots import SlotCache, SlotLayer
 from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
 AttentionMask = Tensor | dict[str, Tensor | None] | None
-
-RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"
-ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, at import
 
 # What Transformers and its clients hand to any model, beside the arguments that it names.
 HANDED_TO_ALL = frozenset(
@@ -166,8 +157,7 @@ def left_padding_of(past_key_values: Cache | None) -> Tensor | None:
 def hide_left_padding(mask: Tensor, past_key_values: Cache | None, T: int) -> Tensor:
     """A mask (B, T ... past + T) without what the cache knows to be padding."""
     padding = left_padding_of(past_key_values)
-    if padding is None:
-        return mask
+    assert padding is not None
     first = count_past(past_key_values) + T - mask.shape[1]  # that the mask covers
     columns = torch.arange(mask.shape[1], device=mask.device) + first
     return mask * (columns >= padding.to(mask.device)[:, None])
@@ -226,7 +216,7 @@ def read_tokens(
     """
     B, T, _ = inputs_embeds.shape
     check_room(past_key_values, B, T)
-    padding = find_padding(attention_mask, B, T, past_key_values, config.is_causal)
+    padding = find_padding(attention_mask, B, T, past_key_values, config)
     key_mask = None
     if padding is not None:
         key_mask = padding[:, padding.shape[1] - T :].to(inputs_embeds.device) != 0
@@ -243,11 +233,10 @@ def read_tokens(
         position_ids = within_sequences
     if position_ids is None:
         before = count_past(past_key_values)
-        left_padding = left_padding_of(past_key_values)
         if sequence_group is not None:
             before = tokens_before(key_mask, inputs_embeds, sequence_group)
-        elif left_padding is not None:
-            before = before - left_padding.to(inputs_embeds.device)[:, None]
+        elif (padding_before := left_padding_of(past_key_values)) is not None:
+            before = before - padding_before.to(inputs_embeds.device)[:, None]
         position_ids = count_positions(padding, T, before, inputs_embeds.device)
     tokens = Tokens(
         is_causal=config.is_causal,
@@ -255,68 +244,16 @@ def read_tokens(
         cu_seqlens=cu_seqlens,
         # flash attention recognises sequences by their positions
         position_ids=position_ids if within_sequences is None else within_sequences,
-        attention_masks=softmax_masks(
-            config, inputs_embeds, attention_mask, past_key_values, cu_seqlens
-        ),
-        may_be_recorded=may_be_recorded(inputs_embeds, key_mask, config.is_causal, past_key_values),
         sequence_group=sequence_group,
     )
+    if has_softmax_layers(config):
+        masks = softmax_masks(config, inputs_embeds, attention_mask, past_key_values, cu_seqlens)
+        tokens = tokens._replace(attention_masks=masks)
     return inputs_embeds, position_ids, tokens
 
 
-def may_be_recorded(
-    inputs: Tensor, key_mask: Tensor | None, is_causal: bool, past_key_values: Any
-) -> bool:
-    """Whether layers do the same with these inputs (B, T, ...) as with those of other tokens, as
-    far as can be told here: slots know whether each of their tokens is a step.
-    """
-    return (
-        ARE_TOKENS_RECORDED
-        and type(inputs) is Tensor
-        and (inputs.shape[1:2] == (1,) or isinstance(past_key_values, SlotCache))
-        and key_mask is None
-        and is_causal
-        and inputs.is_cpu
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not is_traced()
-        and not is_transformed()
-        and not _has_any_global_hook()
-        and _get_current_dispatch_mode() is None  # else somebody looks at operations
-    )
-
-
-def recordable_caches(
-    past_key_values: Cache | SlotCache | None, num_layers: int
-) -> list[RecurrentLayer | SlotLayer | None]:
-    """Of each layer, None where a token does more than to change a state in place."""
-    if past_key_values is None:
-        return [None] * num_layers
-    if isinstance(past_key_values, SlotCache):
-        caches = map(past_key_values.layers.get, range(num_layers))
-    else:
-        caches = past_key_values.layers[:num_layers]
-    return [
-        cache if isinstance(cache, (RecurrentLayer, SlotLayer)) and cache.may_be_recorded else None
-        for cache in caches
-    ]
-
-
-def caches_of_a_step(
-    config: PreTrainedConfig, input_ids: Tensor, past_key_values: Any
-) -> list[RecurrentLayer] | None:
-    """Of all layers, where all that a whole model of `config` does with one token in each row
-    (B, 1) is to give logits and to change states in place, as far as can be told here.
-    """
-    if not may_be_recorded(input_ids, None, True, past_key_values):
-        return None
-    layers = getattr(past_key_values, "layers", None)
-    if not layers or left_padding_of(past_key_values) is not None:
-        return None
-    if getattr(past_key_values, "config", config) is not config:
-        return None  # may be of another model: the model looks, and makes it its own
-    are_states = all(isinstance(x, RecurrentLayer) and x.may_be_recorded for x in layers)
-    return layers if are_states else None
+def has_softmax_layers(config: PreTrainedConfig) -> bool:
+    return set(config.active_layer_types) != {"linear_attention"}
 
 
 def find_padding(
@@ -324,17 +261,20 @@ def find_padding(
     B: int,
     T: int,
     past_key_values: Cache | None,
-    is_causal: bool,
+    config: PreTrainedConfig,
 ) -> Tensor | None:
     """The mask of real tokens, (B, T ... past + T), for its last tokens; None where all are."""
     if isinstance(attention_mask, dict):  # one per layer type, as generate() may make them
+        missing = set(config.active_layer_types) - set(attention_mask)
+        if missing:
+            raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
         attention_mask = attention_mask.get("linear_attention")
     if attention_mask is None:
         return None
     if not isinstance(attention_mask, Tensor):
         raise ValueError(f"attention_mask must be a tensor, got {shape_of(attention_mask)}")
     if attention_mask.dim() == 4:
-        return find_padding_in_4d(attention_mask, B, T, is_causal)
+        return find_padding_in_4d(attention_mask, B, T, config.is_causal)
     shape, past = tuple(attention_mask.shape), count_past(past_key_values)
     longest = past + T if isinstance(past, int) else shape[-1]
     if len(shape) != 2 or shape[0] != B or not T <= shape[1] <= longest:
@@ -342,7 +282,9 @@ def find_padding(
             f"attention_mask must have shape (B, T) = {(B, T)}, or (B, past + T) with past = "
             f"{past} tokens in the cache, or 4 dimensions, got {shape}"
         )
-    return hide_left_padding(attention_mask, past_key_values, T)
+    if left_padding_of(past_key_values) is not None:
+        return hide_left_padding(attention_mask, past_key_values, T)
+    return attention_mask
 
 
 def find_padding_in_4d(attention_mask: Tensor, B: int, T: int, is_causal: bool) -> Tensor:
@@ -406,14 +348,9 @@ def softmax_masks(
     cu_seqlens: Tensor | None,
 ) -> dict[str, Tensor | None]:
     """For each type of softmax layer the mask that its attention function takes."""
-    layer_types = set(config.active_layer_types) & set(SOFTMAX_MASKS)
+    layer_types = set(config.active_layer_types)
     if isinstance(attention_mask, dict):
-        missing = set(config.active_layer_types) - set(attention_mask)
-        if missing:
-            raise ValueError(f"attention_mask must have every layer type, and has no {missing}")
         return attention_mask
-    if not layer_types:
-        return {}
     B, T, _ = inputs_embeds.shape
     attention_mask = mask_of_all_keys(attention_mask, B, T, past_key_values, inputs_embeds.device)
     only_within = None
@@ -456,7 +393,10 @@ def mask_of_all_keys(
     if attention_mask is None or attention_mask.dim() != 2 or not is_number:
         return attention_mask
     left_out = int(past) + T - attention_mask.shape[1]
-    return hide_left_padding(F.pad(attention_mask, (left_out, 0), value=1), past_key_values, T)
+    attention_mask = F.pad(attention_mask, (left_out, 0), value=1)
+    if left_padding_of(past_key_values) is not None:
+        return hide_left_padding(attention_mask, past_key_values, T)
+    return attention_mask
 
 
 def check_memory(
@@ -465,8 +405,6 @@ def check_memory(
     """Raises a ValueError where a memory for cross attention is none for B rows."""
     if memory is None:
         return
-    if not config.add_cross_attention:
-        raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
     size = config.cross_attention_hidden_size or config.hidden_size
     if memory.dim() != 3 or memory.shape[0] != B or memory.shape[2] != size:
         raise ValueError(

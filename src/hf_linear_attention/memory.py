@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What one layer remembers, during one forward: read once, written once."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -42,11 +42,13 @@ class LayerMemory:
         memory.write(dtype)
     """
 
-    def __init__(self, cache: LayerCache | SlotLayer | None, tokens: Tokens, num_tokens: int):
-        self.slots: SlotLayer | None = None
+    slots: Any = None
+
+    def __init__(self, cache: Any, tokens: Tokens, num_tokens: int):
+        """cache: a LayerCache, a SlotLayer or None."""
         if isinstance(cache, SlotLayer):  # which reads and writes by itself
             self.slots, cache = cache, None
-        self.cache = cache
+        self.cache: LayerCache | None = cache
         self.tokens = tokens
         self.num_tokens = num_tokens
         self.state: State = {} if cache is None else cache.read()

@@ -51,7 +51,7 @@ class AarenRecurrence(Recurrence):
         }
 
     def start(self, inputs: Inputs) -> State:
-        scores, v = _given(inputs)
+        scores, v = _scores_and_values(inputs)
         (B, _, H, D), dtype = v.shape, accumulation_dtype(v.dtype)
         return {
             "kv": v.new_zeros(B, H, 1, D, dtype=dtype),
@@ -60,7 +60,7 @@ class AarenRecurrence(Recurrence):
         }
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        scores, v = _given(inputs)
+        scores, v = _scores_and_values(inputs)
         phi_k, log_decay, running_max = below_maximum(
             scores, state.get("running_max"), tokens.key_mask, tokens.cu_seqlens
         )
@@ -101,7 +101,7 @@ class AarenRecurrence(Recurrence):
     def run_in_slots_(
         self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
     ) -> Tensor:
-        scores, v = _given(inputs)
+        scores, v = _scores_and_values(inputs)
         before = read_slots(states["running_max"], pieces.slots)
         before = before.masked_fill(pieces.is_new[:, None], -torch.inf)
         phi_k, log_decay, running_max = below_maximum(scores, before, None, pieces.cu_seqlens)
@@ -132,7 +132,7 @@ class AarenRecurrence(Recurrence):
         """y, with "kv" and "z" changed in place, and the running maximum (B, H), which was past_max
         (B, H) before.
         """
-        scores, v = _given(inputs)
+        scores, v = _scores_and_values(inputs)
         phi_k, log_decay, running_max = below_maximum(scores, past_max, tokens.key_mask)
         phi_k = phi_k.to(v.dtype)
         y = linear_attention_step_(
@@ -262,7 +262,7 @@ def _running_max_within(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(past >= 1, now.roll(1, 1), -torch.inf), now
 
 
-def _given(inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _scores_and_values(inputs: Inputs) -> tuple[Tensor, Tensor]:
     scores, v = inputs["scores"], inputs["v"]
     assert scores is not None and v is not None
     return scores, v

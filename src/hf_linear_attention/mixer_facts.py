@@ -143,12 +143,12 @@ SOFTMAX_MIXERS: dict[str, MixerFacts] = {  # by its `softmax_mixer`
         projections=("q_proj", "kv_b_proj"),
     ),
 }
-REGISTERED: dict[str, Any] = {}  # by users: classes of modules
+REGISTERED_MIXERS: dict[str, Any] = {}  # by users: classes of modules
 
 
 def all_facts() -> dict[str, MixerFacts]:
     """Of the package's mixers and of users', by name."""
-    return {**MIXERS, **{name: mixer.facts for name, mixer in REGISTERED.items()}}
+    return {**MIXERS, **{name: mixer.facts for name, mixer in REGISTERED_MIXERS.items()}}
 
 
 def facts_of(mixer: str) -> MixerFacts:
@@ -159,8 +159,8 @@ def facts_of(mixer: str) -> MixerFacts:
     """
     if mixer in MIXERS:
         return MIXERS[mixer]
-    if mixer in REGISTERED:
-        return REGISTERED[mixer].facts
+    if mixer in REGISTERED_MIXERS:
+        return REGISTERED_MIXERS[mixer].facts
     raise ValueError(
         f"mixer must be one of {', '.join(map(repr, all_facts()))}, got {mixer!r} (if it is one of "
         f"your own, call hf_linear_attention.register_mixer({mixer!r}, ...) first)"

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from .mixer_aaren import Aaren
 from .mixer_delta import DeltaRule
-from .mixer_facts import MIXERS, REGISTERED, MixerFacts
+from .mixer_facts import MIXERS, REGISTERED_MIXERS, MixerFacts
 from .mixer_hgrn import HGRN
 from .mixer_linear import LinearAttention
 from .mixer_mamba2 import Mamba2
@@ -27,7 +27,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "hgrn": HGRN,
     "window": WindowedAttention,
 }
-SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
+SOFTMAX_MODULES: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
     "softmax": SoftmaxAttention,
     "mla": LatentAttention,
 }
@@ -36,8 +36,8 @@ SOFTMAX_MIXERS: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in lay
 def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
     """The mixer of one layer."""
     if config.layer_types[layer_idx] == "linear_attention":
-        return {**REGISTERED, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
-    return SOFTMAX_MIXERS[config.softmax_mixer](config, layer_idx)
+        return {**REGISTERED_MIXERS, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
+    return SOFTMAX_MODULES[config.softmax_mixer](config, layer_idx)
 
 
 def register_mixer(name: str, mixer: type[nn.Module]) -> None:
@@ -57,4 +57,4 @@ def register_mixer(name: str, mixer: type[nn.Module]) -> None:
             "mixer must be a subclass of torch.nn.Module with facts, which are a MixerFacts, got "
             f"{mixer!r}"
         )
-    REGISTERED[name] = mixer
+    REGISTERED_MIXERS[name] = mixer

@@ -114,7 +114,7 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
     such as license, which win over ours.
     """
     metadata = checked_metadata(metadata)
-    config, auto_class = model.config, model._auto_class or "AutoModel"  # of classes of one's own
+    config, auto_class = model.config, auto_class_of(model)
     data = {
         "library_name": "transformers",
         "pipeline_tag": PIPELINE_TAGS.get(auto_class),
@@ -136,6 +136,12 @@ def make_model_card(model: PreTrainedModel, name: str, metadata: dict[str, Any])
         example=GENERATE if auto_class == "AutoModelForCausalLM" else "",
     )
     return ModelCard(f"---\n{ModelCardData(**data).to_yaml()}\n---\n{text}")
+
+
+def auto_class_of(model: PreTrainedModel) -> str:
+    """The name of the Auto class that loads a model, or a subclass of a user's."""
+    found = {own: auto.__name__ for auto, own in getattr(model, "auto_classes", {}).items()}
+    return next((found[x] for x in type(model).__mro__ if x in found), "AutoModel")
 
 
 def source_of(config: PreTrainedConfig) -> str:

@@ -42,21 +42,18 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cache import LinearAttentionCache, cache_for_model
-from .cache_layers import RecurrentLayer
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import share_lower_bounds
+from .decays import has_lower_bounds, share_lower_bounds
 from .feature_maps import FavorPlus
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
-    caches_of_a_step,
     check_arguments,
     check_memory,
     check_shapes,
     check_tokens,
     find_packed_sequences,
     read_tokens,
-    recordable_caches,
     without_those_of_loss,
 )
 from .linear import is_bare, project
@@ -65,11 +62,13 @@ from .mixer_cross import CrossAttention
 from .mixer_softmax import SoftmaxAttention
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
-from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
+from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
+from .remote.saving import SavedModel
 from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
+from .sequence_parallel import check_sequence_group
 from .sinusoids import add_sinusoids
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
@@ -77,6 +76,10 @@ from .tokens import Tokens
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay
+
+
+# Modules that give them.
+ATTENTION_MAPS: dict[str, type[nn.Module]] = {"attentions": SoftmaxAttention}
 
 
 class LinearAttentionMLP(nn.Module):
@@ -111,7 +114,7 @@ class CheckpointsGradients:
         self._is_switched_on = is_switched_on
 
 
-class LinearAttentionDecoderLayer(CheckpointsGradients, GradientCheckpointingLayer):
+class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointingLayer):
     """x + mixer(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x)) unless
     the MLP has no features.
     """
@@ -119,7 +122,6 @@ class LinearAttentionDecoderLayer(CheckpointsGradients, GradientCheckpointingLay
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
         self.layer_idx = layer_idx
-        self.times_applied = 0  # as by .to(): parameters stay, what they are made of does not
         self.self_attn = build_mixer(config, layer_idx)
         self.has_cross_attn = config.add_cross_attention
         if self.has_cross_attn:
@@ -165,15 +167,9 @@ class LinearAttentionDecoderLayer(CheckpointsGradients, GradientCheckpointingLay
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states
 
-    def _apply(self, *args, **kwargs) -> nn.Module:
-        self.times_applied += 1  # what was recorded of it holds no more
-        return super()._apply(*args, **kwargs)
 
-
-class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
-    """What all models here share: a config, weights' initial values, and `save_pretrained` with
-    code and a model card. It is not made by itself.
-    """
+class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel):
+    """What all models here share: a config, and weights' first values. It is not made by itself."""
 
     config: LinearAttentionConfig
     config_class = LinearAttentionConfig
@@ -188,7 +184,7 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": LinearAttentionDecoderLayer,
-        "attentions": SoftmaxAttention,
+        **ATTENTION_MAPS,
     }
 
     def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
@@ -238,18 +234,8 @@ class LinearAttentionPreTrainedModel(ModelCardMixin, PreTrainedModel):
         for feature_map in maps:
             feature_map.redraw()
 
-    def save_pretrained(self, save_directory, is_main_process=True, *args, **kwargs):
-        """As in Transformers. The directory also holds this code, for every Auto class, and a model
-        card, README.md, unless there is one.
-        """
-        self.config.auto_map = {
-            auto_class.__name__: f"{model_class.__module__.split('.')[-1]}.{model_class.__name__}"
-            for auto_class, model_class in AUTO_CLASSES.items()
-        }
-        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
-
-class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel):
+class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionPreTrainedModel):
     """Embeddings, positions, layers and a last norm: input_ids (B, T) -> last_hidden_state (B, T,
     C).
     """
@@ -268,10 +254,9 @@ class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel)
             LinearAttentionDecoderLayer(config, layer_idx)
             for layer_idx in range(config.num_hidden_layers)
         )
-        # Of layers that follow each other, by the number of the first.
-        self.recorded_tokens = [RecordedTokens() for _ in self.layers]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.lower_bounds = share_lower_bounds(self, config)
+        if has_lower_bounds(config):
+            self.lower_bounds = share_lower_bounds(self, config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -324,15 +309,17 @@ class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel)
                 raise
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
-        check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
+        if self.config.add_cross_attention:
+            check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
+        elif encoder_hidden_states is not None:
+            raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
         cu_seqlens = None
         if not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
             bounds = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
             cu_seqlens = find_packed_sequences(B, T, attention_mask, position_ids, *bounds)
         if cu_seqlens is not None and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states must be None with packed sequences")
-        if sequence_group is not None:
-            self._check_sequence_parallel(cu_seqlens)
+        check_sequence_group(sequence_group, self.config, cu_seqlens)
         past_key_values = self._cache(past_key_values, use_cache, cu_seqlens, sequence_group)
 
         inputs_embeds, position_ids, tokens = read_tokens(
@@ -352,42 +339,13 @@ class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel)
             tokens=tokens,
             **{**kwargs, CACHE: past_key_values},
         )
-        if tokens.may_be_recorded and not self.config.add_cross_attention:
+        if self.may_be_recorded(hidden_states, tokens, past_key_values):
             hidden_states = self._run_recorded(
                 run, hidden_states, position_embeddings or (), past_key_values
             )
         else:
             hidden_states = run(hidden_states, range(self.config.num_hidden_layers))
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, **{CACHE: past_key_values})
-
-    def _run_recorded(
-        self,
-        run: Callable[..., Tensor],
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, ...],
-        past_key_values: Cache | SlotCache | None,
-    ) -> Tensor:
-        """All layers and the last norm: those whose operations may be recorded by recordings of
-        them, others by run(hidden_states, their numbers).
-        """
-        num_layers = self.config.num_hidden_layers  # fewer than there are, for drafts
-        for first, caches in stretches(recordable_caches(past_key_values, num_layers)):
-            numbers = range(first, first + len(caches))
-            by_modules = functools.partial(run, hidden_states, numbers)
-            if caches[0] is None:
-                hidden_states = by_modules()
-                continue
-            inputs = [hidden_states, *position_embeddings]
-            is_last = numbers.stop == num_layers
-            modules: list[nn.Module] = list(self.layers)[first : numbers.stop]
-            if self.lower_bounds is not None:
-                modules.append(self.lower_bounds)
-            if is_last:
-                modules.append(self.norm)
-            hidden_states = self.recorded_tokens[first].run(
-                modules, caches, inputs, by_modules, constants=(is_last,)
-            )
-        return hidden_states
 
     def _run_layers(
         self,
@@ -405,11 +363,11 @@ class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel)
 
     def _cache(
         self,
-        past_key_values: Cache | SlotCache | None,
+        past_key_values: Any,
         use_cache: bool | None,
         cu_seqlens: Tensor | None,
         sequence_group: Any,
-    ) -> Cache | SlotCache | None:
+    ) -> Any:
         """The cache to read and write, with this model's layers; a new one where that is wanted."""
         without_cache = {  # what goes without one
             "sequence_group": sequence_group is not None,
@@ -427,28 +385,16 @@ class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel)
             return LinearAttentionCache(self.config)
         return None
 
-    def _check_sequence_parallel(self, cu_seqlens: Tensor | None):
-        """Raises a ValueError where a sequence can't be shared by ranks."""
-        others = sorted(set(self.config.active_layer_types) - {"linear_attention"})
-        if others:
-            raise ValueError(
-                f"sequence_group must be None where layer_types has {others}: softmax attention "
-                "needs the keys of the whole sequence"
-            )
-        if cu_seqlens is not None:
-            raise ValueError("sequence_group must be None with packed sequences")
-
     def _embed_positions(
         self, inputs_embeds: Tensor, position_ids: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The first layer's input, and (cos, sin) (B, T, R) for the layers to rotate q and k."""
-        kind = self.config.position_embedding_type
         scale = math.sqrt(inputs_embeds.shape[-1]) if self.config.scale_embeddings else None
-        if kind == "sinusoidal":
+        if self.config.position_embedding_type == "sinusoidal":
             return add_sinusoids(inputs_embeds, position_ids, scale), None
         if scale is not None:
             inputs_embeds = inputs_embeds * scale
-        if kind == "learned":
+        if self.config.position_embedding_type == "learned":
             limit = self.config.max_position_embeddings
             if not torch.compiler.is_compiling() and (position_ids >= limit).any():
                 raise ValueError(
@@ -456,12 +402,14 @@ class LinearAttentionModel(CheckpointsGradients, LinearAttentionPreTrainedModel)
                     f"positions, got {position_ids.max().item()}"
                 )
             return inputs_embeds + self.embed_positions(position_ids), None
-        if kind == "rotary":
+        if self.config.position_embedding_type == "rotary":
             return inputs_embeds, self.rotary_emb(inputs_embeds, position_ids)
         return inputs_embeds, None
 
 
-class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttentionPreTrainedModel):
+class LinearAttentionForCausalLM(
+    RecordsSteps, LinearAttentionGenerationMixin, LinearAttentionPreTrainedModel
+):
     """The language model: next-token logits, loss, and `generate()`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -514,20 +462,16 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
         """
         past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         self._find_made_cache(past_key_values)
-        others = (
-            attention_mask,
-            inputs_embeds,
-            encoder_hidden_states,
-            encoder_attention_mask,
-            labels,
-        )
-        is_plain = not kwargs and all(x is None for x in others)
-        if is_plain and input_ids is not None and isinstance(logits_to_keep, int):
-            caches = caches_of_a_step(self.config, input_ids, past_key_values)
-            if caches is not None:
-                return self._step(
-                    input_ids, position_ids, past_key_values, caches, use_cache, logits_to_keep
-                )
+        if self.may_be_step(
+            input_ids,
+            logits_to_keep,
+            *(attention_mask, inputs_embeds, encoder_hidden_states, encoder_attention_mask, labels),
+            **kwargs,
+        ):
+            args = input_ids, position_ids, past_key_values, use_cache, logits_to_keep
+            outputs = self._step(*args)
+            if outputs is not None:
+                return outputs
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -539,48 +483,6 @@ class LinearAttentionForCausalLM(LinearAttentionGenerationMixin, LinearAttention
             "use_cache": use_cache,
         }
         return self._by_modules(inputs, labels, logits_to_keep, **kwargs)
-
-    def _step(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
-        past_key_values: Any,
-        caches: list[RecurrentLayer],
-        use_cache: bool | None,
-        logits_to_keep: int,
-    ) -> CausalLMOutputWithCrossAttentions:
-        """What `forward` makes of one token in each row, by a recording where that can be."""
-        if position_ids is None:
-            past = past_key_values.get_seq_length()
-            position_ids = input_ids.new_full((1, 1), past, dtype=torch.long)
-        outputs: CausalLMOutputWithCrossAttentions | None = None
-
-        def by_modules() -> Tensor | None:
-            nonlocal outputs
-            inputs = {
-                "input_ids": input_ids,
-                "position_ids": position_ids,
-                "past_key_values": past_key_values,
-                "use_cache": use_cache,
-            }
-            outputs = self._by_modules(inputs, None, logits_to_keep)
-            has_more = outputs.hidden_states is not None or outputs.attentions is not None
-            return None if has_more else outputs.logits  # which alone are recorded
-
-        table = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
-        constants = (logits_to_keep, getattr(table, "dtype", None))  # which .to() changes in place
-        try:
-            logits = recorded_tokens_of(self).run(
-                [self], caches, [input_ids, position_ids], by_modules, constants
-            )
-        except RuntimeError:
-            check_tokens(input_ids, self.get_input_embeddings())
-            raise
-        if outputs is None:
-            # Without __init__, which looks at every field several times.
-            outputs = CausalLMOutputWithCrossAttentions.__new__(CausalLMOutputWithCrossAttentions)
-            outputs["logits"], outputs[CACHE] = logits, past_key_values
-        return outputs
 
     def _by_modules(
         self, inputs: dict[str, Any], labels: Tensor | None, logits_to_keep: int | Tensor, **kwargs
@@ -689,8 +591,8 @@ def of_whole_sequences(forward: Callable) -> Callable:
     """The forward of a head that can't do with a piece of its input."""
 
     @functools.wraps(forward)
-    def checked(self, *args, sequence_group: Any = None, **kwargs):
-        if sequence_group is not None:
+    def checked(self, *args, **kwargs):
+        if kwargs.pop("sequence_group", None) is not None:
             raise ValueError(f"sequence_group must be None for {type(self).__name__}")
         return forward(self, *args, **kwargs)
 

@@ -10,7 +10,7 @@ where attention itself is not as in the source.
 import copy
 from typing import Any, NamedTuple
 
-from .mixer_facts import REGISTERED
+from .mixer_facts import REGISTERED_MIXERS
 
 # The delta rule's layers: keys and values after convolutions, and no position.
 DELTA_RULE = {
@@ -254,7 +254,7 @@ PRESETS: dict[str, Preset] = {
 
 def all_presets() -> dict[str, Preset]:
     """Those here, and those of users' mixers."""
-    of_users = (mixer.facts.presets for mixer in REGISTERED.values())
+    of_users = (mixer.facts.presets for mixer in REGISTERED_MIXERS.values())
     return dict(item for presets in (PRESETS, *of_users) for item in presets.items())
 
 

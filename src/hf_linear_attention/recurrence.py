@@ -150,3 +150,10 @@ class Recurrence(ABC):
 def sum_of_later(x: Tensor) -> Tensor:
     """For each of x's rows the sum of those after it. No difference: they may be infinite."""
     return torch.cat([x[1:].flip(0).cumsum(0).flip(0), torch.zeros_like(x[:1])])
+
+
+def given(inputs: Inputs, name: str) -> Tensor:
+    """An input that is never left out."""
+    x = inputs[name]
+    assert x is not None
+    return x

@@ -31,12 +31,12 @@ class ElementwiseRecurrence(Recurrence):
         return {"h": StateSize((self.num_heads * self.head_dim,), is_sum=True)}
 
     def start(self, inputs: Inputs) -> State:
-        x, _ = _given(inputs)
+        x, _ = _writes_and_decays(inputs)
         return {"h": x.new_zeros(x.shape[0], x.shape[2], dtype=accumulation_dtype(x.dtype))}
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         y, h = elementwise_scan(
-            *_given(inputs),
+            *_writes_and_decays(inputs),
             key_mask=tokens.key_mask,
             cu_seqlens=tokens.cu_seqlens,
             initial_state=state.get("h"),
@@ -55,7 +55,7 @@ class ElementwiseRecurrence(Recurrence):
     def _step_(
         self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
     ) -> Tensor:
-        x, log_decay = _given(inputs)
+        x, log_decay = _writes_and_decays(inputs)
         key_mask = tokens.key_mask
         y = elementwise_scan_step_(
             x[:, 0],
@@ -68,7 +68,7 @@ class ElementwiseRecurrence(Recurrence):
 
     def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state, and "log_decay" (B, C), by which a piece decays the one before."""
-        _, log_decay = _given(inputs)
+        _, log_decay = _writes_and_decays(inputs)
         if tokens.key_mask is not None:
             log_decay = torch.where(behind(tokens.key_mask, log_decay), log_decay, 0)
         after = self.run(inputs, {}, tokens)[1]
@@ -78,7 +78,7 @@ class ElementwiseRecurrence(Recurrence):
         return {"h": (sum_of_later(pieces["log_decay"]).exp() * pieces["h"]).sum(0)}
 
 
-def _given(inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _writes_and_decays(inputs: Inputs) -> tuple[Tensor, Tensor]:
     x, log_decay = inputs["x"], inputs["log_decay"]
     assert x is not None and log_decay is not None
     return x, log_decay

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .numerics import accumulation_dtype, without_autocast
-from .recurrence import Inputs, Recurrence, State, StateSize
+from .recurrence import Inputs, Recurrence, State, StateSize, given
 from .tokens import Tokens, positions_within
 from .windowed_softmax import attention_to, join, window_attention
 
@@ -61,7 +61,7 @@ class WindowRecurrence(Recurrence):
         return {name: size for name, size in sizes.items() if 0 not in size.shape}
 
     def start(self, inputs: Inputs) -> State:
-        kvf = _given(inputs, "kvf")
+        kvf = given(inputs, "kvf")
         B, _, H, features = kvf.shape
         state = {
             "window": kvf.new_zeros(B, self.window, H, features),
@@ -72,7 +72,7 @@ class WindowRecurrence(Recurrence):
         return state
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        q, kvf = _given(inputs, "q"), _given(inputs, "kvf")
+        q, kvf = given(inputs, "q"), given(inputs, "kvf")
         T, K, kv = kvf.shape[1], self.key_dim, self.key_dim + self.value_dim
         order = None if tokens.key_mask is None else padding_first_order(tokens.key_mask)
         if order is not None:
@@ -105,9 +105,9 @@ class WindowRecurrence(Recurrence):
         return out, after
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        q, key_mask = _given(inputs, "q"), tokens.key_mask
+        q, key_mask = given(inputs, "q"), tokens.key_mask
         window, count = state["window"], state["window_count"]
-        kvf = _given(inputs, "kvf").to(window.dtype)
+        kvf = given(inputs, "kvf").to(window.dtype)
         W, N, kv = self.window, self.num_sinks, self.key_dim + self.value_dim
         has_left = count - W  # in front of the token, (B, 1)
         leaving = window[:, :1].clone()
@@ -156,7 +156,7 @@ class WindowRecurrence(Recurrence):
         )
 
     def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        return self._read(_given(inputs, "kvf"), state, key_mask)[1]
+        return self._read(given(inputs, "kvf"), state, key_mask)[1]
 
     def _read(self, kvf: Tensor, state: State, key_mask: Tensor | None) -> tuple[Tensor, State]:
         """The window and the tokens behind it (B, W + T, Hkv, K + V + F), padding moved to the
@@ -208,7 +208,7 @@ class WindowRecurrence(Recurrence):
 
     def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state; with every token of it 1 where it is real, else 0."""
-        kvf = _given(inputs, "kvf")
+        kvf = given(inputs, "kvf")
         after = self._read(kvf, {}, tokens.key_mask)[1]
         count = after["window_count"]
         n = torch.full_like(count, kvf.shape[1])
@@ -250,9 +250,3 @@ def _take(x: Tensor, order: Tensor) -> Tensor:
     """x (B, T, ...) at the tokens that `order` (B, n) names."""
     index = order.view(*order.shape, *[1] * (x.dim() - 2))
     return x.gather(1, index.expand(*order.shape, *x.shape[2:]))
-
-
-def _given(inputs: Inputs, name: str) -> Tensor:
-    x = inputs[name]
-    assert x is not None
-    return x

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Everything that this package changes in Transformers, each change with its reason.
 
-No other file changes it. A checkpoint's copy of this code makes the same changes for its own
-classes, but for those that only the installed package makes. These are the names:
+No other file changes it. The code in a model's folder makes those for its classes that it needs
+(remote/stand_ins/registration.py). These are the names:
 
 - `AttentionInterface._global_mapping[hf_linear_attention_in_vllm]`
 - `AttentionInterface.get_interface`
@@ -56,7 +56,6 @@ def register_config(config_class: type[PreTrainedConfig], causal_lm: str) -> Non
     one. Its `transformers` may not be ours: importing transformers.processing_utils makes a second
     module of that name.
     """
-    config_class.register_for_auto_class()  # save_pretrained saves its code
     serving = sys.modules.get("transformers.cli.serving.model_manager")
     for module in {transformers, getattr(serving, "transformers", transformers)}:
         setattr(module, causal_lm, AutoModelForCausalLM)
@@ -80,9 +79,8 @@ def register_models(
     they treat its own.
     """
     for auto_class, model_class in auto_classes.items():
-        # from_pretrained finds these classes, and save_pretrained saves their code
         auto_class.register(config_class, model_class, exist_ok=True)
-        model_class.register_for_auto_class(auto_class)
+        model_class.auto_classes = auto_classes
     # Trainer shifts the labels for label smoothing only where this table has the class's name
     model_type = config_class.model_type
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = auto_classes[AutoModelForCausalLM].__name__

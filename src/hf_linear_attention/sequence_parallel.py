@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from .recurrence import Inputs, Recurrence, State
 from .tokens import Tokens
@@ -111,3 +112,17 @@ def shift_labels_across(labels: Tensor, ignore_index: int, group: Any) -> Tensor
 def sum_over_ranks(x: Tensor, group: Any) -> Tensor:
     """The sum of all ranks' x."""
     return AllGather.apply(x, group).sum(0)
+
+
+def check_sequence_group(group: Any, config: PreTrainedConfig, cu_seqlens: Tensor | None) -> None:
+    """Raises a ValueError where the ranks of a group can't share sequences."""
+    if group is None:
+        return
+    others = sorted(set(config.active_layer_types) - {"linear_attention"})
+    if others:
+        raise ValueError(
+            f"sequence_group must be None where layer_types has {others}: softmax attention "
+            "needs the keys of the whole sequence"
+        )
+    if cu_seqlens is not None:
+        raise ValueError("sequence_group must be None with packed sequences")

@@ -16,7 +16,7 @@ from transformers import initialization as init
 from .memory import LayerMemory
 from .op_convolution import short_convolution, short_convolution_step_
 from .op_in_place import short_convolution_
-from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
+from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize, given
 from .tokens import Tokens
 
 
@@ -40,7 +40,7 @@ class ConvolutionWindow(Recurrence):
         return {self.name: StateSize((self.kernel_size - 1, self.channels), is_sum=False)}
 
     def start(self, inputs: Inputs) -> State:
-        x = _given(inputs, "x")
+        x = given(inputs, "x")
         return {self.name: x.new_zeros(x.shape[0], self.kernel_size - 1, x.shape[2])}
 
     def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
@@ -59,14 +59,14 @@ class ConvolutionWindow(Recurrence):
         return y, {self.name: window}
 
     def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        if state[self.name].dtype != _given(inputs, "x").dtype:  # as under autocast
+        if state[self.name].dtype != given(inputs, "x").dtype:  # as under autocast
             return super().step_(inputs, state, tokens)
         return self._step_(inputs, state, tokens, None)
 
     def step_in_slots_(
         self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
     ) -> Tensor:
-        if states[self.name].dtype != _given(inputs, "x").dtype:
+        if states[self.name].dtype != given(inputs, "x").dtype:
             return super().step_in_slots_(inputs, states, slots, tokens)
         return self._step_(inputs, states, tokens, slots)
 
@@ -104,14 +104,14 @@ class ConvolutionWindow(Recurrence):
         return y[:, None]
 
     def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        x = _given(inputs, "x")
+        x = given(inputs, "x")
         past = state[self.name] if self.name in state else self.start(inputs)[self.name]
         window = padding_first(torch.cat([past, x], dim=1), key_mask)[:, x.shape[1] :]
         return {self.name: window.clone(memory_format=torch.contiguous_format)}
 
     def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
         """The last W tokens (B, W, C + 1): 1 is behind real ones, 0 where there are fewer."""
-        x, W = _given(inputs, "x"), self.kernel_size - 1
+        x, W = given(inputs, "x"), self.kernel_size - 1
         is_real = torch.ones_like(x[..., :1])
         padded = F.pad(torch.cat([x, is_real], -1), (0, 0, W, 0))  # as if nothing came before
         return {self.name: padding_first(padded, tokens.key_mask)[:, x.shape[1] :]}
@@ -161,10 +161,4 @@ def padding_first(tokens: Tensor, key_mask: Tensor | None) -> Tensor:
 
 def _tensors_of(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     """x, the weight as the op takes it (C, kernel_size), and the bias."""
-    return _given(inputs, "x"), _given(inputs, "weight").squeeze(1), inputs.get("bias")
-
-
-def _given(inputs: Inputs, name: str) -> Tensor:
-    x = inputs[name]
-    assert x is not None
-    return x
+    return given(inputs, "x"), given(inputs, "weight").squeeze(1), inputs.get("bias")

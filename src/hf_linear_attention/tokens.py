@@ -22,9 +22,6 @@ class Tokens(NamedTuple):
     position_ids: Tensor | None = None  # (B or 1, T), for softmax layers: from 0 where packed
     position_embeddings: tuple[Tensor, Tensor] | None = None  # cos, sin (B, T, D): rotary ones
     attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
-    # One token in each row, or in slots, on the CPU, without anything that may be different with
-    # another.
-    may_be_recorded: bool = False
     sequence_group: Any = None  # torch.distributed's ProcessGroup of ranks with pieces in order
 
     def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:

@@ -109,7 +109,8 @@ def test_what_is_pushed_is_what_anybody_loads(preamble, pushed, tmp_path):
     assert loaded[0] == tokens
     assert loaded[1] == tokens
     torch.testing.assert_close(torch.tensor(loaded[2]), torch.tensor(scores))
-    assert loaded[3].startswith("transformers_modules.someone.model")
+    place = "transformers_modules.someone.model" if preamble else "hf_linear_attention."
+    assert loaded[3].startswith(place)
 
     original, copy = hub.repos["someone/model"], hub.repos["someone/copy"]
     code = {path: content for path, content in original.items() if path.endswith(".py")}

@@ -120,4 +120,4 @@ def test_a_path_may_have_spaces_and_any_letters_also_where_python_speaks_ascii(t
         text=True,
     )
     expected = model(torch.arange(5)[None]).logits.argmax(-1)
-    assert result.stdout == f"transformers_modules {expected.tolist()}\n", result.stderr
+    assert result.stdout == f"hf_linear_attention {expected.tolist()}\n", result.stderr

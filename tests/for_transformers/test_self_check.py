@@ -254,7 +254,7 @@ def test_a_folders_own_code_is_checked_where_it_is_trusted(tmp_path):
     flags = ("check", tmp_path / "model", "--trust-remote-code")
     result = run_python("-m", "hf_linear_attention", *flags)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "LinearAttentionForCausalLM of transformers_modules." in result.stdout
+    assert "LinearAttentionForCausalLM of hf_linear_attention." in result.stdout
     assert result.stdout.count("\n  ok") == len(self_check.CHECKS)
 
 

@@ -20,7 +20,7 @@ from hf_linear_attention import (
     register_mixer,
 )
 from hf_linear_attention.linear import project
-from hf_linear_attention.mixer_facts import QKV, REGISTERED
+from hf_linear_attention.mixer_facts import QKV, REGISTERED_MIXERS
 from hf_linear_attention.mixer_linear import Heads, LinearAttentionBase
 from hf_linear_attention.model_card import make_model_card
 from hf_linear_attention.presets import Preset
@@ -80,7 +80,7 @@ class Fading(LinearAttentionBase):
 def registered():
     register_mixer("fading", Fading)
     yield
-    del REGISTERED["fading"]
+    del REGISTERED_MIXERS["fading"]
 
 
 def fading_model(**fields):
@@ -192,7 +192,7 @@ def test_only_new_names_and_modules_with_facts_are_registered():
     for wrong in (3, nn.Linear, MixerFacts()):
         with pytest.raises(ValueError, match="must be a subclass of torch.nn.Module with facts"):
             register_mixer("mine", wrong)
-    assert REGISTERED == {"fading": Fading}
+    assert REGISTERED_MIXERS == {"fading": Fading}
 
 
 def test_a_name_that_nobody_registered_says_how():

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import moving_average
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from hf_linear_attention.mixer_facts import REGISTERED
+from hf_linear_attention.mixer_facts import REGISTERED_MIXERS
 from hf_linear_attention.model_card import state_nbytes
 from hf_linear_attention.tokens import Tokens
 from moving_average import MovingSum, MovingSumMixer
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "registered")
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(REGISTERED, "moving_sum", MovingSumMixer)
+    monkeypatch.setitem(REGISTERED_MIXERS, "moving_sum", MovingSumMixer)
 
 
 @pytest.fixture(params=["pure", "hybrid"])

@@ -192,7 +192,8 @@ def test_what_it_says_about_use_works(preamble, tmp_path):
     (snippet,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.M)
     end = "\nimport json\nprint(json.dumps(type(model).__module__))"
     module = run(preamble + snippet + end, modules=tmp_path)
-    assert module.startswith("transformers_modules")
+    place = "transformers_modules." if preamble else "hf_linear_attention."
+    assert module.startswith(place)
 
 
 class Repository:

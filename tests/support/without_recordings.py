@@ -3,7 +3,7 @@
 
 import pytest
 
-from hf_linear_attention import inputs
+from hf_linear_attention import recordable
 
 
 def without_recordings(compute):
@@ -11,7 +11,7 @@ def without_recordings(compute):
 
     def by_modules(*args, **kwargs):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(inputs, "ARE_TOKENS_RECORDED", False)
+            patch.setattr(recordable, "ARE_TOKENS_RECORDED", False)
             return compute(*args, **kwargs)
 
     return by_modules

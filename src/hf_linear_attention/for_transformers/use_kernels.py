@@ -24,9 +24,9 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .. import linear, quantized
 from ..configuration_linear_attention import LinearAttentionConfig
-from ..generation import prepare_server
 from ..registration import before_forwards
 from ..releases import CACHE
+from ..served_generation import prepare_server
 from .families import HEADS, LAYERS, family_of, made_class, norm_for, replacement_for, sizes_for
 from .functions import (
     ByFunctions,

@@ -1,0 +1,116 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What of the package travels in a model's folder, for a model of one config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..configuration_linear_attention import DERIVED
+from ..decays import DECAYS, decay_class, has_lower_bounds
+from ..feature_maps import MODULES, POINTWISE
+from ..inputs import has_softmax_layers
+from ..mixer_facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
+
+# Modules in whose place others travel, which need no compiled kernels.
+STAND_INS = {
+    name: f"remote.stand_ins.{name}"
+    for name in (
+        *(
+            "cache_extras",
+            "cache_files",
+            "cache_recording",
+            "config_checks",
+            "linear",
+            "loss_linear_attention",
+        ),
+        *("op_convolution", "op_delta", "op_elementwise_scan", "op_linear", "registration"),
+        *("rms_norm", "sequence_parallel", "served_generation", "sinusoids", "tensor_parallel"),
+    )
+}
+# Of what branches ask for: the answers without the package.
+WITHOUT_PACKAGE: dict[str, Any] = {
+    "SlotCache": False,
+    "SlotLayer": False,
+    "slots": None,
+    "may_be_recorded": False,
+    "may_be_step": False,
+    "_makes_no_logits": False,
+    "new_softmax_layer": None,
+    "recording": None,
+    "left_padding": None,
+    "left_padding_of": None,
+    "sequence_group": None,
+    "shard": None,
+    "state_indices": None,
+}
+# Of classes: methods that only the package calls, and bases that it alone has a use for.
+METHODS_LEFT_OUT = {
+    *("_prepare_position_ids_for_generation", "redraw_features"),
+    *("step_in_slots_", "run_in_slots_", "replay", "piece", "combine", "recorded", "tokens_of"),
+    *("may_be_recorded", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
+    *("from_preset", "save_pretrained", "_map_left_padding"),
+}
+BASES_LEFT_OUT = {"CountsCasts", "RecordsLayers", "RecordsSteps", "ModelCardMixin"}
+BASES_LEFT_OUT |= {"SavedConfig", "SavedModel"}
+
+
+def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
+    """Of what branches ask for, by the names that they have for it."""
+    return {
+        **WITHOUT_PACKAGE,
+        "add_cross_attention": config.add_cross_attention,
+        "has_cross_attn": config.add_cross_attention,
+        "position_embedding_type": config.position_embedding_type,
+        "has_softmax_layers": has_softmax_layers(config),
+        "has_lower_bounds": has_lower_bounds(config),
+        "is_by_channel": decay_class(config.decay).per_channel,
+    }
+
+
+def rows_for(config: PreTrainedConfig) -> dict[str, set[Any]]:
+    """Of tables: the keys that a model of the config may ask for."""
+    types = set(config.layer_types)
+    has_softmax, is_linear = types != {"linear_attention"}, "linear_attention" in types
+    return {
+        "MIXERS": {config.mixer},
+        "RECURRENT_MIXERS": {config.mixer} if is_linear else set(),
+        "SOFTMAX_MIXERS": {config.softmax_mixer},
+        "SOFTMAX_MODULES": {config.softmax_mixer} if has_softmax else set(),
+        "ATTENTION_MAPS": {"attentions"} if has_softmax else set(),
+        "SOFTMAX_MASKS": types,
+        "LAYER_CLASSES": types,
+        "STATIC_LAYER_CLASSES": types,
+        "DECAYS": {config.decay, "none"},
+        "MODULES": {config.feature_map},
+        "POINTWISE": {config.feature_map, "identity"},
+        "NORMALIZERS": {config.normalizer},
+        "DERIVED": DERIVED.keys() - unknown_fields(config),
+    }
+
+
+def known_values(config: PreTrainedConfig) -> dict[str, tuple[Any, ...]]:
+    """The values of fields that a folder's code knows; none that a user has registered."""
+    fields = ("softmax_mixer", "normalizer", "position_embedding_type", "add_cross_attention")
+    of_package: dict[str, Mapping[str, Any]] = {
+        "mixer": MIXERS,
+        "feature_map": {**POINTWISE, **MODULES},
+    }
+    return {
+        **{name: (getattr(config, name),) for name in fields},
+        **{name: one_of(getattr(config, name), table) for name, table in of_package.items()},
+        "decay": tuple(dict.fromkeys((*one_of(config.decay, DECAYS), "none"))),
+        "layer_types": tuple(sorted({*config.layer_types})),
+    }
+
+
+def one_of(value: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+    return (value,) if value in table else ()
+
+
+def unknown_fields(config: PreTrainedConfig) -> set[str]:
+    """Fields that no layer of the config's model has."""
+    facts = [facts_of(config.mixer), SOFTMAX_MIXERS[config.softmax_mixer]]
+    known = {name for x in facts for name in x.fields}
+    others = [*all_facts().values(), *SOFTMAX_MIXERS.values()]
+    return {name for x in others for name in x.fields} - known

@@ -1,0 +1,11 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""What a model can't generate without the package."""
+
+from typing import Any
+
+from .needs_package import needs_package
+
+
+class ServedMixin:
+    _assisted_decoding: Any = needs_package("speculative decoding")
+    init_continuous_batching: Any = needs_package("continuous batching")
