@@ -19,6 +19,7 @@ import copy
 import json
 import math
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ def parse_arguments(args: list[str]) -> Arguments:
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
         parsed[0].conversion()
-    except ValueError as error:  # from a dataclass that checks itself
+    except (ValueError, ArgumentTypeError) as error:  # from a dataclass that checks itself
         parser.error(str(error))
     if unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")

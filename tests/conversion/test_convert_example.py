@@ -199,10 +199,10 @@ def test_layers_are_ranked_by_blocks_from_all_over_the_text():
         ("--resume_from_checkpoint last", "the same command goes on where it was stopped"),
         ("--softmax_layers damage:x", "invalid literal"),
         ("--softmax_layers gain:x", "invalid literal"),
-        ("--softmax_layers few", "invalid literal"),
+        ("--softmax_layers few", "a list of layers that stay softmax, got 'few'"),
         ("--mixer hyena", "invalid choice: 'hyena'"),
         ("--muon true --lora 4", "--muon is for all weights, and --lora for adapters"),
-        ("--overrides []", "not a dict"),
+        ("--overrides []", "must be a JSON object of fields, got '[]'"),
     ],
 )
 def test_wrong_flags_are_named(flags, message, capsys):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, EncoderDecoderModel, LlamaConfig, LlamaForCausalLM
 
-from saved_models import WITHOUT_PACKAGE, run
 from tiny import VARIANTS, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,21 +147,3 @@ def test_a_forward_returns_maps_only_when_asked():
             assert outputs.cross_attentions == (() if cross else None)
             outputs = model(ids)
             assert outputs.attentions is None and outputs.cross_attentions is None
-
-
-REMOTE = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-outputs = model.generate(
-    torch.tensor([[3, 1, 4, 3, 1, 4]]), max_new_tokens=4, do_sample=False, output_attentions=True,
-    return_dict_in_generate=True, prompt_lookup_num_tokens=2,
-)
-print(json.dumps([len(step) for step in outputs.attentions]))
-"""
-
-
-def test_remote_code_drafts_without_maps(tmp_path):
-    tiny_model().save_pretrained(tmp_path / "saved")
-    assert run(WITHOUT_PACKAGE + REMOTE, tmp_path / "saved", modules=tmp_path) == [0] * 4

@@ -13,7 +13,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, linear_attention
 from hf_linear_attention.decays import (
-    REGISTERED,
+    REGISTERED_DECAYS,
     Decay,
     build_decay,
     check_decay,
@@ -195,7 +195,7 @@ def test_a_registered_decay_is_a_choice_like_any_other(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = LinearAttentionForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(tokens).logits, logits)
-    del REGISTERED["halving"]
+    del REGISTERED_DECAYS["halving"]
     with pytest.raises(ValueError, match=r"got 'halving' \(.*register_decay\('halving', "):
         LinearAttentionForCausalLM.from_pretrained(tmp_path)
 
@@ -205,7 +205,7 @@ def test_only_new_names_and_decays_are_registered():
         register_decay("retnet", Halving)
     with pytest.raises(ValueError, match="must be a subclass of Decay, got 3"):
         register_decay("mine", 3)
-    assert REGISTERED == {}
+    assert REGISTERED_DECAYS == {}
 
 
 def test_an_unknown_decay_lists_the_choices():

@@ -228,10 +228,11 @@ def kimi_config(config: LinearAttentionConfig) -> KimiLinearConfig:
         "linear_head_dim": config.linear_key_head_dim,
     }
     latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    latent = {name: getattr(config, name) for name in latent}  # None where no layer has it
     return KimiLinearConfig(
         **{name: x for name, x in SIZES.items() if name != "head_dim"},
         **heads,
-        **{name: getattr(config, name) for name in latent},
+        **{name: size for name, size in latent.items() if size is not None},
         num_key_value_heads=SIZES["num_attention_heads"],
         layer_types=LAYER_TYPES,
         mlp_layer_types=["dense"] * LAYERS,

@@ -11,7 +11,7 @@ from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalL
 from hf_linear_attention.feature_maps import (
     MODULES,
     POINTWISE,
-    REGISTERED,
+    REGISTERED_FEATURE_MAPS,
     FavorPlus,
     FeatureMap,
     build_feature_map,
@@ -363,7 +363,7 @@ class Scaled(FeatureMap):
 def registered():
     register_feature_map("scaled", Scaled)
     yield
-    del REGISTERED["scaled"]
+    del REGISTERED_FEATURE_MAPS["scaled"]
 
 
 def test_a_registered_map_is_a_choice_like_any_other(registered, tmp_path):
@@ -404,7 +404,7 @@ def test_only_new_names_and_feature_maps_are_registered():
         register_feature_map("relu", Scaled)
     with pytest.raises(ValueError, match="must be a subclass of FeatureMap, got .*relu"):
         register_feature_map("mine", torch.relu)
-    assert REGISTERED == {}
+    assert REGISTERED_FEATURE_MAPS == {}
 
 
 # ---- bad values ----

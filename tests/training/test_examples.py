@@ -160,8 +160,8 @@ def test_wrong_flags_are_named(args, message, capsys):
 )
 def test_a_preset_is_overridden_by_the_other_flags(args, expected):
     model_args, *_ = train_causal_lm.parse_arguments([*args, "--use_cpu"])
-    config = model_args.build_config().to_dict()
-    assert {name: config[name] for name in expected} == expected
+    config = model_args.build_config()
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 def train_on(text: str | bytes, tmp_path: Path, *args: str) -> None:

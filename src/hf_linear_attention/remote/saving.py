@@ -24,7 +24,8 @@ class RegisteredHere:
 
 
 def is_of_package(cls: type) -> bool:
-    return cls.__module__.split(".")[0] == __name__.split(".")[0]
+    """Whether a class is no user's: FSDP2 puts one of its own before that of a model."""
+    return cls.__module__.split(".")[0] in (__name__.split(".")[0], "torch")
 
 
 class SavedConfig(RegisteredHere):
