@@ -117,6 +117,10 @@ class ConfigChecks:
         if self.position_embedding_type == "rotary":
             super().validate_rope()  # type: ignore[misc]
 
+    def check_for_model(self):
+        """Raises a ValueError as below: a config may have been changed since it was made."""
+        self.validate_architecture()
+
     def validate_architecture(self):
         """Raises a ValueError where a value is none of its choices or values exclude each other."""
         self.check_sizes()

@@ -242,7 +242,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
 
     def __init__(self, config: LinearAttentionConfig):
         super().__init__(config)
-        config.validate_architecture()  # it may have been changed since it was made
+        config.check_for_model()
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
