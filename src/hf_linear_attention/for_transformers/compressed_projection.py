@@ -17,14 +17,13 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..cache_recording import Recorded
 from ..memory import LayerMemory
 from ..recurrence import Inputs, Recurrence, State
 from ..short_convolution import ConvolutionWindow
 from ..tokens import Tokens
 from .delay import Delay
 from .layer_parts import ReplacedLayer, take_cache, tokens_of
-from .stock_caches import StockLayer, overwrite, recording_of, stock_layer
+from .stock_caches import StockLayer, recording_of, stock_layer
 
 
 class CompressedProjection(ReplacedLayer):
@@ -142,22 +141,9 @@ class StoredWindows(StockLayer):
         is_safe = not torch.is_grad_enabled()
         return {name: x if is_safe else x.clone() for name, x in self.views.items()}
 
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
-        if self.recording is not None:
-            self.recording.append(Recorded(num_tokens, key_mask, inputs))
-            self.layer.num_tokens += num_tokens
-        if self.views:
-            overwrite(self.views, state)
-        else:
-            self.layer.update_conv_state(state["conv"].transpose(1, 2))
-            self.layer.update_recurrent_state(state["delayed"][:, 0])
+    def begin(self, state: State) -> None:
+        self.layer.update_conv_state(state["conv"].transpose(1, 2))
+        self.layer.update_recurrent_state(state["delayed"][:, 0])
 
 
 def windows_in(layer: LinearAttentionLayer) -> State:

@@ -91,11 +91,15 @@ class StockLayer:
         if self.views:
             overwrite(self.views, state)
         else:
-            conv = F.pad(state["conv"].transpose(1, 2), (1, 0))
-            self.layer.update_conv_state(conv, state_idx=self.state_idx)
-            if "kv" in state:
-                kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
-                self.layer.update_recurrent_state(kv)
+            self.begin(state)
+
+    def begin(self, state: State) -> None:
+        """Gives the cache's layer its first state."""
+        conv = F.pad(state["conv"].transpose(1, 2), (1, 0))
+        self.layer.update_conv_state(conv, state_idx=self.state_idx)
+        if "kv" in state:
+            kv = state["kv"].transpose(-1, -2) if self.is_transposed else state["kv"]
+            self.layer.update_recurrent_state(kv)
 
 
 def stock_layer(cache: Cache, layer_idx: int) -> LinearAttentionLayer:

@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -54,18 +53,6 @@ except ImportError:
 {effects}
 """
 
-_is_wanted: ContextVar[bool] = ContextVar("is_wanted", default=True)
-
-
-@contextmanager
-def code_is_wanted(is_wanted: bool) -> Iterator[None]:
-    """Configs that are saved meanwhile get their code, or don't."""
-    before = _is_wanted.set(is_wanted)
-    try:
-        yield
-    finally:
-        _is_wanted.reset(before)
-
 
 def write_code(folder: str | Path, config: PreTrainedConfig, *names: str) -> None:
     """Writes those of the two files into a folder, which may have to be made, for models of a
@@ -75,11 +62,7 @@ def write_code(folder: str | Path, config: PreTrainedConfig, *names: str) -> Non
         Path(folder).mkdir(parents=True, exist_ok=True)
         files = code_for(config)
         for name in names:
-            Path(folder, f"{name}.py").write_text(files[name])
-
-
-def is_code_wanted() -> bool:
-    return _is_wanted.get()
+            Path(folder, f"{name}.py").write_text(files[name], "utf-8")
 
 
 def code_for(config: PreTrainedConfig) -> dict[str, str]:

@@ -2,6 +2,7 @@
 """What of the package travels in a model's folder, for a model of one config."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -14,19 +15,8 @@ from ..mixer_facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
 
 # Modules in whose place others travel, which need no compiled kernels.
 STAND_INS = {
-    name: f"remote.stand_ins.{name}"
-    for name in (
-        *(
-            "cache_extras",
-            "cache_files",
-            "cache_recording",
-            "config_checks",
-            "linear",
-            "loss_linear_attention",
-        ),
-        *("op_convolution", "op_delta", "op_elementwise_scan", "op_linear", "registration"),
-        *("rms_norm", "sequence_parallel", "served_generation", "sinusoids", "tensor_parallel"),
-    )
+    path.stem: f"remote.stand_ins.{path.stem}"
+    for path in Path(__file__).with_name("stand_ins").glob("*.py")
 }
 # Of what branches ask for: the answers without the package.
 WITHOUT_PACKAGE: dict[str, Any] = {
@@ -51,8 +41,10 @@ METHODS_LEFT_OUT = {
     *("may_be_recorded", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
     *("from_preset", "save_pretrained", "_map_left_padding"),
 }
-BASES_LEFT_OUT = {"CountsCasts", "RecordsLayers", "RecordsSteps", "ModelCardMixin"}
-BASES_LEFT_OUT |= {"SavedConfig", "SavedModel"}
+BASES_LEFT_OUT = {
+    *("CountsCasts", "RecordsLayers", "RecordsSteps"),
+    *("ModelCardMixin", "SavedConfig", "SavedModel"),
+}
 
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 """From modules of the package to one file that does what they do: the definitions that are needed,
 in the order of their imports, as they were written.
 
-Parts that a file has no use for are left out by `constants`: names, of variables or attributes,
-whose truth is known. `if not config.add_cross_attention:` becomes its body where that is false. Of
-tables, which are dicts, `kept` has the keys that are needed.
+What a file has no use for is left out (`Omissions`). Branches go by the names in their conditions,
+of variables, attributes and functions, whose values are known: `if not config.add_cross_attention:`
+becomes its body where that is false.
 """
 
 import ast
+import itertools
 import re
 import symtable
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-
-LINE_LENGTH = 100
 
 
 class Definition(NamedTuple):
@@ -32,7 +31,7 @@ class Module:
 
     def __init__(self, name: str, path: Path):
         self.name = name
-        source = path.read_text()
+        source = path.read_text("utf-8")
         self.lines = source.splitlines()
         self.tree = ast.parse(source)
         self.imported: dict[str, str] = {}  # names, and the modules of the package that have them
@@ -91,20 +90,13 @@ class Module:
 
 
 def names_given(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module binds, in its blocks too."""
+    """The names that a statement of a module binds."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
             yield from (x.id for x in ast.walk(target) if isinstance(x, ast.Name))
-    elif isinstance(node, (ast.If, ast.Try)):
-        blocks = [*node.body, *node.orelse]
-        blocks += [x for handler in getattr(node, "handlers", []) for x in handler.body]
-        for inner in blocks:
-            yield from names_given(inner)
 
 
 def names_used(source: str) -> set[str]:
@@ -138,32 +130,30 @@ def annotations_of(node: ast.AST) -> Iterator[ast.expr]:
 def fold(source: str, constants: Mapping[str, Any]) -> str:
     """A statement without the branches that never run where `constants` are as they say."""
     while constants.keys() & {*re.findall(r"\w+", source)}:
-        last, found = len(source), list[tuple[int, int, str]]()
+        found: list[tuple[int, int, str]] = []
         for start, stop, text in sorted(edits(source, constants), key=lambda x: (x[0], -x[1])):
             if not found or start >= found[-1][1]:  # not within one that is applied anyhow
                 found.append((start, stop, text))
         if not found:
             break
         for start, stop, text in reversed(found):
-            assert stop <= last
-            source, last = source[:start] + text + source[stop:], start
+            source = source[:start] + text + source[stop:]
     return source
 
 
 def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
     """Places in a source and the texts that stand for them, the outermost first."""
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
     lines = source.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
 
     def place(line: Any, column: Any) -> int:  # columns are of bytes
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
+    def span(node: ast.expr) -> tuple[int, int]:
+        return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+
     def text(node: ast.expr) -> str:
-        return source[
-            place(node.lineno, node.col_offset) : place(node.end_lineno, node.end_col_offset)
-        ]
+        return source[slice(*span(node))]
 
     tree = ast.parse(source)
     alone = {
@@ -183,18 +173,14 @@ def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int,
         elif isinstance(node, ast.IfExp):
             truth = truth_of(node.test, constants)
             if truth is not None:
-                begin = place(node.lineno, node.col_offset)
-                end = place(node.end_lineno, node.end_col_offset)
-                yield begin, end, text(node.body if truth else node.orelse)
+                yield *span(node), text(node.body if truth else node.orelse)
         elif isinstance(node, ast.BoolOp):
             known = [truth_of(value, constants) for value in node.values]
             idle = isinstance(node.op, ast.And)
             rest = [x for x, truth in zip(node.values, known, strict=True) if truth is not idle]
             if rest and len(rest) < len(node.values) and truth_of(node, constants) is None:
-                begin = place(node.lineno, node.col_offset)
-                end = place(node.end_lineno, node.end_col_offset)
                 word = " and " if idle else " or "
-                yield begin, end, word.join(map(text, rest))
+                yield *span(node), word.join(map(text, rest))
 
 
 def _edit_of_if(
@@ -241,17 +227,13 @@ def truth_of(node: ast.expr, constants: Mapping[str, Any]) -> bool | None:
     if isinstance(node, ast.Call):
         is_class = name_of(node.func) == "isinstance"
         return constants.get(name_of(node.args[1] if is_class else node.func))
-    if isinstance(node, ast.Compare) and constants.get(name_of(node.left), ...) is None:
-        is_none = (
-            isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
-        )
-        if is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            return isinstance(node.ops[0], ast.Is)
-    if isinstance(node, ast.Compare) and isinstance(constants.get(name_of(node.left)), str):
-        other = node.comparators[0]
-        if isinstance(other, ast.Constant) and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
-            is_same = constants[name_of(node.left)] == other.value
-            return is_same if isinstance(node.ops[0], ast.Eq) else not is_same
+    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
+        value, other = constants.get(name_of(node.left), ...), node.comparators[0].value
+        operator = type(node.ops[0])
+        if value is None and other is None and operator in (ast.Is, ast.IsNot):
+            return operator is ast.Is
+        if isinstance(value, str) and operator in (ast.Eq, ast.NotEq):
+            return (value == other) is (operator is ast.Eq)
     answer = constants.get(name_of(node))
     return answer if isinstance(answer, bool) else None
 

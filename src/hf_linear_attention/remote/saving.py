@@ -1,11 +1,15 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """How configs and models of the package are saved: with the code that loads them elsewhere."""
 
+from contextvars import ContextVar
 from typing import Any
 
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 CONFIGURATION, MODELING = "configuration_linear_attention", "modeling_linear_attention"
+
+# Whether configs that are saved get their code.
+_is_code_wanted: ContextVar[bool] = ContextVar("is_code_wanted", default=True)
 
 
 class RegisteredHere:
@@ -35,9 +39,9 @@ class SavedConfig(RegisteredHere):
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As in Transformers; the directory also holds this class's code."""
-        from .code import is_code_wanted, write_code
+        from .code import write_code
 
-        if is_code_wanted():
+        if _is_code_wanted.get():
             if self._auto_class is None:
                 self.register_for_auto_class()  # for a user's class
             known = getattr(self, "auto_map", None) or {}
@@ -86,7 +90,7 @@ class SavedModel(RegisteredHere):
         """As in Transformers. The directory also holds the code that loads the model where the
         package is not installed, for every Auto class, unless code=False.
         """
-        from .code import code_is_wanted, write_code
+        from .code import write_code
 
         if code:
             self.config.auto_map = {
@@ -100,7 +104,10 @@ class SavedModel(RegisteredHere):
                 write_code(save_directory, self.config, MODELING)
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
-        with code_is_wanted(code):
+        before = _is_code_wanted.set(code)
+        try:
             super().save_pretrained(  # type: ignore[misc]
                 save_directory, is_main_process, *args, **kwargs
             )
+        finally:
+            _is_code_wanted.reset(before)
