@@ -14,9 +14,11 @@ from ..inputs import has_softmax_layers
 from ..mixer_facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
 
 # Modules in whose place others travel, which need no compiled kernels.
+_FOLDER = Path(__file__).with_name("stand_ins")
 STAND_INS = {
-    path.stem: f"remote.stand_ins.{path.stem}"
-    for path in Path(__file__).with_name("stand_ins").glob("*.py")
+    name: f"remote.stand_ins.{name}"
+    for path in _FOLDER.rglob("*.py")
+    for name in [".".join(path.relative_to(_FOLDER).with_suffix("").parts)]
 }
 # Of what branches ask for: the answers without the package.
 WITHOUT_PACKAGE: dict[str, Any] = {
