@@ -38,8 +38,8 @@ from harness import (
     sample_of,
 )
 from hf_linear_attention import linear_attention
-from hf_linear_attention.chunked_linear import chunked_linear_attention
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.chunked.linear_attention import chunked_linear_attention
+from hf_linear_attention.ops.loops import reference_linear_attention
 
 try:
     from fast_transformers.attention import CausalLinearAttention

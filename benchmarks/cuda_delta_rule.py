@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from cuda_linear import Errors, check, verify_all
 from cuda_shapes import Inputs, Shape, num_bytes
 from hf_linear_attention import delta_rule, delta_rule_step_
-from hf_linear_attention.reference.delta_rule import reference_delta_rule
+from hf_linear_attention.ops.loops.delta_rule import reference_delta_rule
 
 try:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule

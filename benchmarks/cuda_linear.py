@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cuda_shapes import Inputs, Shape, num_bytes
 from hf_linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.loops import reference_linear_attention
 
 try:
     from fla.ops.linear_attn import chunk_linear_attn, fused_recurrent_linear_attn

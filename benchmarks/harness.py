@@ -31,8 +31,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from hf_linear_attention.backends import backend_report
 from hf_linear_attention.for_transformers import speedup
+from hf_linear_attention.ops.backends import backend_report
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -269,7 +269,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _instruction_set() -> str:
-    from hf_linear_attention.native import library
+    from hf_linear_attention.ops.compiled import library
 
     return library.cpu_instruction_set()
 

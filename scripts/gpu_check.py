@@ -35,7 +35,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 # that is built only now.
 DESCRIBE = """
 import json, torch
-from hf_linear_attention.backends import backend_report
+from hf_linear_attention.ops.backends import backend_report
 found = {"torch": torch.__version__, "device": None, "why_not": backend_report()["cuda"]}
 if torch.cuda.is_available():
     p = torch.cuda.get_device_properties(0)

@@ -39,9 +39,9 @@ from hf_linear_attention import (  # noqa: E402
     selective_scan,
     short_convolution,
 )
-from hf_linear_attention.native.linear import linear, many_rows_linear  # noqa: E402
-from hf_linear_attention.native.quantized_linear import int4_linear, int8_linear  # noqa: E402
-from hf_linear_attention.native.rms_norm import rms_norm  # noqa: E402
+from hf_linear_attention.ops.compiled.linear import linear, many_rows_linear  # noqa: E402
+from hf_linear_attention.ops.compiled.quantized_linear import int4_linear, int8_linear  # noqa: E402
+from hf_linear_attention.ops.compiled.rms_norm import rms_norm  # noqa: E402
 from recorded_calls import Recorder  # noqa: E402
 
 MOST_MORE = 0.02

@@ -222,7 +222,7 @@ const CpuKernels* cpu_kernels(DType dtype, const char** why_not) {
 
 }  // namespace hfla
 
-// "amx, avx512_bf16, avx512_vnni, avx512, avx2, base": what was built, for native/library.py,
+// "amx, avx512_bf16, avx512_vnni, avx512, avx2, base": what was built, for ops/compiled/library.py,
 // through ctypes.
 HFLA_EXPORT const char* hfla_cpu_instruction_sets_built() {
   static const std::string names = hfla::built_names();

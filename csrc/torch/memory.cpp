@@ -173,7 +173,7 @@ AtenTensorHandle new_tensor_on_kept_memory(int64_t dim, const int64_t* sizes,
 
 }  // namespace hfla
 
-// ---- for native/library.py, through ctypes ----
+// ---- for ops/compiled/library.py, through ctypes ----
 
 namespace {
 

@@ -6,11 +6,9 @@ from .configuration_linear_attention import LinearAttentionConfig
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport
 from .decays import Decay, register_decay
-from .feature_maps import FeatureMap, register_feature_map
 from .for_transformers.bounded_caches import SinkCache, TOVACache
 from .for_transformers.int4_weights import pack_int4_weights
 from .for_transformers.large_pages import use_large_pages
-from .for_transformers.op_selective_scan import selective_scan, selective_scan_step_
 from .for_transformers.saved_code import replace_outdated
 from .for_transformers.self_check import check_model
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
@@ -25,11 +23,13 @@ from .modeling_linear_attention import (
     LinearAttentionModel,
     LinearAttentionPreTrainedModel,
 )
-from .op_convolution import short_convolution, short_convolution_step_
-from .op_delta import delta_rule, delta_rule_step_
-from .op_elementwise_scan import elementwise_scan, elementwise_scan_step_
-from .op_in_place import delta_rule_, linear_attention_, short_convolution_
-from .op_linear import LinearAttentionState, linear_attention, linear_attention_step_
+from .ops.convolution import short_convolution, short_convolution_step_
+from .ops.delta_rule import delta_rule, delta_rule_step_
+from .ops.elementwise_scan import elementwise_scan, elementwise_scan_step_
+from .ops.feature_maps import FeatureMap, register_feature_map
+from .ops.in_slots import delta_rule_, linear_attention_, short_convolution_
+from .ops.linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
+from .ops.selective_scan import selective_scan, selective_scan_step_
 from .registration import observe_model_classes, register_model_type
 from .releases import CACHE, warn_of_newer
 from .sequence_parallel import split_sequence

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers.utils import HF_MODULES_CACHE
 
-from .backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
 from .linear import product_report, products_in_use
+from .ops.backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
 from .quantized import quantized_report
 
 COMMANDS = "'check MODEL', 'speedup MODEL' and 'convert MODEL OUT'"
@@ -97,7 +97,7 @@ def native_library() -> dict[str, str]:
     """
     if WHY_NO_NATIVE is not None:
         return {"native library": f"none: {WHY_NO_NATIVE}"}
-    from .native import library
+    from .ops.compiled import library
 
     try:
         active = library.cpu_instruction_set()
@@ -116,7 +116,7 @@ def why_compiled_fails() -> str | None:
     """
     if WHY_NO_NATIVE is not None:
         return None
-    from .native import library
+    from .ops.compiled import library
 
     return library.why_no_op_runs()
 

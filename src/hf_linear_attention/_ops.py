@@ -8,8 +8,8 @@ version 1 of today's ops. It also imports `reference_linear_attention` from `ref
 
 from torch import Tensor
 
-from .native import OPS
-from .native.cuda import has_cuda, why_not_on_cuda
+from .ops.compiled import OPS
+from .ops.compiled.cuda import has_cuda, why_not_on_cuda
 
 INTERFACE_VERSION = 1
 FEATURE_MAPS = ("identity", "elu+1", "relu", "relu2", "silu", "exp")  # of 0.1.0, whatever comes

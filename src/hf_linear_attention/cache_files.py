@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .cache_rows import dtype_name, fill, named_tensors
-from .checks import DTYPES
 from .mixer_facts import facts_of
+from .ops.checks import DTYPES
 from .releases import CACHE
 
 # The second is that of joined caches, which the first version of the package could not read.

@@ -109,9 +109,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             which have a norm of the latent vector alone.
         attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
-            runs before them (`feature_maps.py`), or one registered by `register_feature_map`. With
-            a decay for every channel a pointwise one; with one that gives the keys, as "hgrn2", it
-            is of queries alone.
+            runs before them (`ops/feature_maps.py`), or one registered by
+            `register_feature_map`. With a decay for every channel a pointwise one; with one that
+            gives the keys, as "hgrn2", it is of queries alone.
         feature_map_kwargs: options of that module.
         value_act: activation of v, None or "silu".
         decay: how linear attention forgets, by name (`decays.py`), or one registered by

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from .linear import project
-from .numerics import accumulation_dtype, at_least_float32, bounded
+from .ops.numerics import accumulation_dtype, at_least_float32, bounded
 from .tensor_parallel import HeadShard
 
 

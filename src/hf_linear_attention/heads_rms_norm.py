@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from .normalizers import NORMALIZERS, Normalizer
-from .numerics import at_least_float32
+from .ops.numerics import at_least_float32
 from .rms_norm import RMSNorm
 from .tensor_parallel import HeadShard, call
 

@@ -17,9 +17,9 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils.generic import is_flash_attention_requested
 
 from .cache_layers import count_rows
+from .ops.tokens import Tokens, positions_within, sequence_of_each_token
 from .releases import CACHE
 from .sequence_parallel import tokens_before
-from .tokens import Tokens, positions_within, sequence_of_each_token
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
 AttentionMask = Tensor | dict[str, Tensor | None] | None

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from .backends import has_compiled, native_op
 from .linear import plain_product
-from .numerics import accumulation_dtype, is_transformed
+from .ops.backends import has_compiled, native_op
+from .ops.numerics import accumulation_dtype, is_transformed
 from .sequence_parallel import shift_labels_across, sum_over_ranks
 
 compiled_cross_entropy = native_op("cross_entropy", version=1)

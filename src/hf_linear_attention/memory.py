@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .ops.tokens import Tokens
 from .recurrence import Inputs, Recurrence, State
 from .sequence_parallel import state_before
 from .slots import SlotLayer
-from .tokens import Tokens
 
 
 class LayerCache(Protocol):

@@ -17,13 +17,13 @@ from transformers.cache_utils import Cache
 
 from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
-from .numerics import accumulation_dtype
-from .op_in_place import linear_attention_
-from .op_linear import linear_attention, linear_attention_step_
+from .ops.in_slots import linear_attention_
+from .ops.linear_attention import linear_attention, linear_attention_step_
+from .ops.numerics import accumulation_dtype
+from .ops.slots import read_slots, write_slots_
+from .ops.tokens import Tokens, positions_within, sequence_of_each_token
 from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
-from .state_indices import read_slots, write_slots_
 from .tensor_parallel import call, find_head_shard
-from .tokens import Tokens, positions_within, sequence_of_each_token
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from .cache_layers import memory_layer
 from .linear import project
 from .mixer_linear import MappedAttention
-from .numerics import accumulation_dtype
+from .ops.numerics import accumulation_dtype
 from .recurrence import State
 from .tensor_parallel import HeadShard, call, find_head_shard
 

@@ -16,10 +16,10 @@ from transformers.cache_utils import Cache
 from .decays import build_decay
 from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
-from .numerics import at_least_float32
+from .ops.numerics import at_least_float32
+from .ops.tokens import Tokens
 from .recurrence_delta import DeltaRecurrence
 from .tensor_parallel import find_head_shard
-from .tokens import Tokens
 
 
 class DeltaRule(LinearAttentionBase):

@@ -15,9 +15,9 @@ from transformers.cache_utils import Cache
 from .decays import build_decay
 from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
+from .ops.tokens import Tokens
 from .recurrence_elementwise import ElementwiseRecurrence
 from .tensor_parallel import find_head_shard
-from .tokens import Tokens
 
 
 class HGRN(LinearAttentionBase):

@@ -13,16 +13,16 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from .decays import build_decay, decay_class
-from .feature_maps import POINTWISE, build_feature_map
 from .heads_rms_norm import build_norm, normalize
 from .linear import project
 from .memory import LayerMemory
+from .ops.feature_maps import POINTWISE, build_feature_map
+from .ops.tokens import Tokens
 from .recurrence import Recurrence
 from .recurrence_linear import LinearRecurrence
 from .rotary import rotate
 from .short_convolution import ShortConvolution
 from .tensor_parallel import HeadShard, call, find_head_shard
-from .tokens import Tokens
 
 
 class Heads(NamedTuple):

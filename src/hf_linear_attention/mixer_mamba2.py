@@ -21,11 +21,11 @@ from transformers.cache_utils import Cache
 from .decays import decay_of_steps, inverse_softplus
 from .linear import project
 from .mixer_linear import Heads, LinearAttentionBase
-from .numerics import at_least_float32, bounded
+from .ops.numerics import at_least_float32, bounded
+from .ops.tokens import Tokens
 from .recurrence import Inputs
 from .recurrence_linear import LinearRecurrence
 from .tensor_parallel import HeadShard, find_head_shard
-from .tokens import Tokens
 
 
 class Mamba2(LinearAttentionBase):

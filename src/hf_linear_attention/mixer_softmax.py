@@ -15,10 +15,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from .linear import project
+from .ops.tokens import Tokens
 from .rms_norm import RMSNorm
 from .rotary import rotate
 from .tensor_parallel import HeadShard, call, find_head_shard
-from .tokens import Tokens
 
 
 class SoftmaxAttention(nn.Module):

@@ -18,18 +18,18 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from .decays import build_decay
-from .feature_maps import POINTWISE
 from .linear import project
 from .mixer_linear import MappedAttention
-from .numerics import at_least_float32
+from .ops.feature_maps import POINTWISE
+from .ops.numerics import at_least_float32
+from .ops.tokens import Tokens
+from .ops.windowed_softmax import join
 from .recurrence import Recurrence
 from .recurrence_linear import LinearRecurrence
 from .recurrence_window import WindowRecurrence
 from .rms_norm import RMSNorm
 from .rotary import rotate
 from .tensor_parallel import HeadShard, call, find_head_shard
-from .tokens import Tokens
-from .windowed_softmax import join
 
 # Older tokens weigh nothing below: 1 / den^2, which a gradient has as a factor, would be infinite
 # before it meets a weight that is as small. Learned features of keys and queries that differ come

@@ -44,7 +44,6 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache import LinearAttentionCache, cache_for_model
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import has_lower_bounds, share_lower_bounds
-from .feature_maps import FavorPlus
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
@@ -62,6 +61,8 @@ from .mixer_cross import CrossAttention
 from .mixer_softmax import SoftmaxAttention
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
+from .ops.feature_maps import FavorPlus
+from .ops.tokens import Tokens
 from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
@@ -72,7 +73,6 @@ from .sequence_parallel import check_sequence_group
 from .sinusoids import add_sinusoids
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
-from .tokens import Tokens
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay

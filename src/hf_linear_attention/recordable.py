@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from .cache_layers import RecurrentLayer
 from .inputs import is_traced, left_padding_of
-from .numerics import is_transformed
+from .ops.numerics import is_transformed
 from .slots import SlotCache, SlotLayer
 
 RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"

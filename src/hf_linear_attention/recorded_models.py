@@ -11,10 +11,10 @@ from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
 from .inputs import check_tokens
+from .ops.tokens import Tokens
 from .recordable import caches_of_a_step, may_be_recorded, recordable_caches
 from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
 from .releases import CACHE
-from .tokens import Tokens
 
 
 class CountsCasts:

@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 from transformers.utils import output_capturing
 
-from .backends import forced_backend
 from .linear import HOOKS, FastForward, products_in_use
+from .ops.backends import forced_backend
 from .recorder import Recorder
 
 # A recording takes as long as some ten tokens gain by it, so what comes that often is recorded.

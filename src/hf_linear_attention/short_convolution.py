@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .memory import LayerMemory
-from .op_convolution import short_convolution, short_convolution_step_
-from .op_in_place import short_convolution_
+from .ops.convolution import short_convolution, short_convolution_step_
+from .ops.in_slots import short_convolution_
+from .ops.tokens import Tokens
 from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize, given
-from .tokens import Tokens
 
 
 @dataclass(frozen=True)

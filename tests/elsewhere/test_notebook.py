@@ -56,7 +56,7 @@ print([line["loss"] for line in trainer.state.log_history if "loss" in line])
 RELOADED = """
 %load_ext autoreload
 %autoreload 2
-import hf_linear_attention.linear, hf_linear_attention.native.linear_attention as native
+import hf_linear_attention.linear, hf_linear_attention.ops.compiled.linear_attention as native
 for module in (hf_linear_attention.linear, native):
     with open(module.__file__, "a") as file:
         file.write("WAS_CHANGED = True")

@@ -17,11 +17,12 @@ from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from hf_linear_attention import op_delta, use_kernels
+from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers import proved_functions
 from hf_linear_attention.for_transformers.functions import ByFunctions, functions_class_for
 from hf_linear_attention.for_transformers.proved_functions import routed, stand_in
 from hf_linear_attention.for_transformers.replacements import Replacement
+from hf_linear_attention.ops import delta_rule as op_delta
 from hf_linear_attention.releases import CACHE
 from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
 

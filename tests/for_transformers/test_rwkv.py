@@ -11,7 +11,7 @@ import torch
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers.wkv import LEAST, WKV
-from hf_linear_attention.tokens import Tokens
+from hf_linear_attention.ops.tokens import Tokens
 from upstream_models import VOCAB_SIZE, cast, tiny_upstream
 
 T = 19

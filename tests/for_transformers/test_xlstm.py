@@ -15,7 +15,7 @@ from hf_linear_attention import use_kernels
 from hf_linear_attention.for_transformers.matrix_memory import MatrixMemory, gates_of
 from hf_linear_attention.for_transformers.told_states import ToldStates
 from hf_linear_attention.for_transformers.xlstm_cache import XLSTMStates
-from hf_linear_attention.tokens import Tokens
+from hf_linear_attention.ops.tokens import Tokens
 from upstream_models import VOCAB_SIZE, cache_name, tiny_upstream
 
 T = 19

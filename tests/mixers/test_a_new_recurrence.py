@@ -12,7 +12,7 @@ import moving_average
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.mixer_facts import REGISTERED_MIXERS
 from hf_linear_attention.model_card import state_nbytes
-from hf_linear_attention.tokens import Tokens
+from hf_linear_attention.ops.tokens import Tokens
 from moving_average import MovingSum, MovingSumMixer
 from tiny import HYBRID, assert_near, random_ids, tiny_model
 

@@ -24,8 +24,8 @@ from hf_linear_attention import (
     TOVACache,
 )
 from hf_linear_attention.cache_layers import MemoryLayer
-from hf_linear_attention.feature_maps import POINTWISE
 from hf_linear_attention.mixer_cross import CrossAttention
+from hf_linear_attention.ops.feature_maps import POINTWISE
 from tiny import NEWER, VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

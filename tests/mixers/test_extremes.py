@@ -8,7 +8,8 @@ import copy
 import pytest
 import torch
 
-from hf_linear_attention import backends, delta_rule
+from hf_linear_attention import delta_rule
+from hf_linear_attention.ops import backends
 from tiny import random_ids, shallow, tiny_model
 
 # What decays, write strengths and weights of parts are made of, by the end of the name.

@@ -22,7 +22,7 @@ from hf_linear_attention import (
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
 )
-from hf_linear_attention.tokens import Tokens
+from hf_linear_attention.ops.tokens import Tokens
 from tiny import VOCAB_SIZE, random_ids
 
 B, T, C, H, LAYERS = 2, 11, 32, 4, 3

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_linear_attention import windowed_softmax
 from hf_linear_attention.cache import LinearAttentionCache
 from hf_linear_attention.mixer_window import Mixing, WindowedAttention
+from hf_linear_attention.ops import windowed_softmax
+from hf_linear_attention.ops.tokens import Tokens
+from hf_linear_attention.ops.windowed_softmax import join, window_attention
 from hf_linear_attention.recurrence_window import WindowRecurrence
-from hf_linear_attention.tokens import Tokens
-from hf_linear_attention.windowed_softmax import join, window_attention
 from tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")

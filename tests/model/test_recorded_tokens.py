@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from hf_linear_attention import LinearAttentionCache, recorded_tokens
-from hf_linear_attention.feature_maps import FeatureMap
 from hf_linear_attention.mixer_linear import LinearAttention
+from hf_linear_attention.ops.feature_maps import FeatureMap
 from hf_linear_attention.recorded_tokens import recorded_tokens_of
 from hf_linear_attention.recorder import Recorder
 from hf_linear_attention.releases import CACHE

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_linear_attention import FeatureMap, LinearAttentionForMaskedLM, register_feature_map
-from hf_linear_attention.backends import choose_backend
-from hf_linear_attention.feature_maps import REGISTERED_FEATURE_MAPS
+from hf_linear_attention.ops.backends import choose_backend
+from hf_linear_attention.ops.feature_maps import REGISTERED_FEATURE_MAPS
 from saved_models import WITHOUT_PACKAGE, run, word_tokenizer
 from tiny import PRESET_VARIANTS, VARIANTS, tiny_model
 
@@ -26,7 +26,7 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
 ids = tokenizer(sys.argv[2], return_tensors="pt").input_ids
 tokens = model.generate(ids, max_new_tokens=int(sys.argv[3]), do_sample=False)[0].tolist()
-backends = sys.modules.get("hf_linear_attention.backends")
+backends = sys.modules.get("hf_linear_attention.ops.backends")
 backend = None if backends is None else backends.choose_backend(None, "cpu").name
 print(json.dumps([tokens, type(model).__module__, backend]))
 """

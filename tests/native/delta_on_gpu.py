@@ -14,7 +14,7 @@ from torch import Tensor
 from attention_cases import TOLERANCE
 from cuda_cases import DEVICE, DTYPES, RELATIVE_ERROR, SEED, needs_a_gpu
 from hf_linear_attention import delta_rule, delta_rule_, delta_rule_step_, linear_attention
-from hf_linear_attention.chunked_delta import chunked_delta_rule
+from hf_linear_attention.ops.chunked.delta_rule import chunked_delta_rule
 from rule_cases import CASES, RuleCase, make_inputs, on_device, run_with_gradients, to_float64
 
 

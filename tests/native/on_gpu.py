@@ -32,8 +32,8 @@ from hf_linear_attention import (
     linear_attention_,
     linear_attention_step_,
 )
-from hf_linear_attention.chunked_linear import chunked_linear_attention
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.chunked.linear_attention import chunked_linear_attention
+from hf_linear_attention.ops.loops import reference_linear_attention
 
 
 def attend(**inputs) -> tuple[Tensor, LinearAttentionState]:

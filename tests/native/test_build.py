@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_linear_attention.native.library import cpu_instruction_set
+from hf_linear_attention.ops.compiled.library import cpu_instruction_set
 from idle_compiler import idle_compiler
 from new_python import run_python
 
@@ -94,7 +94,7 @@ def pure_build(unpacked_sdist, tmp_path_factory):
 
 @needs_compiler
 def test_where_there_is_a_compiler_the_native_library_is_installed():
-    from hf_linear_attention.native.library import LIBRARY_PATH
+    from hf_linear_attention.ops.compiled.library import LIBRARY_PATH
 
     assert LIBRARY_PATH.exists()
 

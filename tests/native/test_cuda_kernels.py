@@ -40,9 +40,9 @@ from cuda_cases import (
     errors_where_much_cancels,
 )
 from emulated_kernels import CXX, WITH_WARNINGS, compiled_kernels
-from hf_linear_attention.feature_maps import POINTWISE
-from hf_linear_attention.op_linear import LinearAttentionState
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.feature_maps import POINTWISE
+from hf_linear_attention.ops.linear_attention import LinearAttentionState
+from hf_linear_attention.ops.loops import reference_linear_attention
 
 ROOT = Path(__file__).resolve().parents[2]
 if not shutil.which(CXX[0]):

@@ -66,7 +66,7 @@ def test_ops_are_as_users_and_torch_call_them_on_emulated_kernels(environment):
 # For each shape: whether the fifth result has the room that Python works out for a fake of it.
 ROOM = """
 import torch
-from hf_linear_attention.native import linear_attention as native
+from hf_linear_attention.ops.compiled import linear_attention as native
 options = 1, True, 1e-6, True  # elu+1, normalised, causal
 shapes = [(B, T, Hq, Hkv, 4, V, None) for B, T, Hq, Hkv, V in (
     (1, 511, 1, 1, 4), (1, 512, 1, 1, 4), (1, 1300, 2, 1, 4), (2, 600, 1, 1, 65),
@@ -140,7 +140,7 @@ def test_a_missing_wait_for_copies_is_found(environment, name):
 # Nobody checks cu_seqlens on CUDA: that this ends, without an error of the emulator, is the test.
 WRONG_BOUNDS = """
 import torch
-from hf_linear_attention.native.delta_rule import forward
+from hf_linear_attention.ops.compiled.delta_rule import forward
 options = dict(key_mask=None, initial_state=None, scale=1.0, normalize_qk=True, delta=True)
 q, k, v, g = (torch.rand(1, 40, 1, D, requires_grad=True) for D in (3, 3, 5, 3))
 for bounds in ([0, 200, 40], [-9, 20, 40], [35, 20, 9], [40, 40, 2**31 - 1]):
@@ -158,7 +158,7 @@ def test_wrong_cu_seqlens_stay_within_the_tensors(environment):
 
 NO_SEQUENCES = """
 import torch
-from hf_linear_attention.native import delta_rule, linear_attention
+from hf_linear_attention.ops.compiled import delta_rule, linear_attention
 q = k = v = torch.ones(1, 40, 1, 4)
 options = dict(cu_seqlens=torch.zeros(1, dtype=torch.int32), key_mask=None, initial_state=None)
 for call in (
@@ -216,7 +216,7 @@ def test_keys_that_are_too_large_for_the_delta_rule_s_kernels_are_refused(enviro
 # Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
 NOTHING_AND_FLOAT64 = """
 import torch
-from hf_linear_attention.native.linear_attention import forward
+from hf_linear_attention.ops.compiled.linear_attention import forward
 options = dict(feature_map="elu+1", key_mask=None, initial_state=None, normalize=True, eps=1e-6)
 for B, T, bounds in ((0, 3, None), (2, 0, None), (1, 0, [0])):
     q, k, v = (torch.ones(B, T, H, D, requires_grad=True) for H, D in ((4, 3), (2, 3), (2, 5)))
@@ -245,7 +245,7 @@ def test_nothing_to_do_is_done_and_float64_refused(environment):
 
 TRY_A_CALL = """
 import torch
-from hf_linear_attention.native.cuda import _why_a_call_fails
+from hf_linear_attention.ops.compiled.cuda import _why_a_call_fails
 print(_why_a_call_fails(torch.device("cpu")))
 """
 

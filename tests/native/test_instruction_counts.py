@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_linear_attention.native.library import LIBRARY_PATH, cpu_instruction_sets_built
+from hf_linear_attention.ops.compiled.library import LIBRARY_PATH, cpu_instruction_sets_built
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))

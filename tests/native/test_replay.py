@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_linear_attention.native.library import LIBRARY_PATH
+from hf_linear_attention.ops.compiled.library import LIBRARY_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))

@@ -13,7 +13,7 @@ from support.rule_cases import run_with_gradients, tensors_of, to_float64, with_
 from torch.nn import functional as F
 
 from hf_linear_attention import short_convolution, short_convolution_step_
-from hf_linear_attention.native import library
+from hf_linear_attention.ops.compiled import library
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 HALVES = (torch.bfloat16, torch.float16)

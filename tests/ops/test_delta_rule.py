@@ -27,7 +27,7 @@ from hf_linear_attention import (
     linear_attention_step_,
     op_delta,
 )
-from hf_linear_attention.backends import Missing
+from hf_linear_attention.ops.backends import Missing
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 both_ops = pytest.mark.parametrize("op", ["delta_rule", "linear_attention"])

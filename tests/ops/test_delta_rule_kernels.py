@@ -8,9 +8,9 @@ import torch
 
 from attention_cases import TOLERANCE
 from delta_rule_cases import Case, in_float64, make_inputs
-from hf_linear_attention.native import delta_rule
-from hf_linear_attention.numerics import accumulation_dtype
-from hf_linear_attention.reference.delta_rule import reference_delta_rule
+from hf_linear_attention.ops.compiled import delta_rule
+from hf_linear_attention.ops.loops.delta_rule import reference_delta_rule
+from hf_linear_attention.ops.numerics import accumulation_dtype
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, linear_attention
-from hf_linear_attention.feature_maps import (
+from hf_linear_attention.ops.feature_maps import (
     MODULES,
     POINTWISE,
     REGISTERED_FEATURE_MAPS,
@@ -335,7 +335,7 @@ def test_pointwise_maps_have_no_module():
 
 
 def test_the_kernels_know_the_pointwise_maps_by_their_order():
-    from hf_linear_attention.native.linear_attention import FEATURE_MAPS
+    from hf_linear_attention.ops.compiled.linear_attention import FEATURE_MAPS
 
     assert tuple(POINTWISE) == FEATURE_MAPS
 

@@ -16,7 +16,7 @@ from hf_linear_attention import (
     short_convolution,
 )
 from hf_linear_attention.linear import few_rows_product, many_rows_product
-from hf_linear_attention.native.library import ops
+from hf_linear_attention.ops.compiled.library import ops
 from hf_linear_attention.releases import CACHE
 from tiny import VARIANTS, random_ids, tiny_model
 
@@ -138,7 +138,7 @@ def test_models_are_counted_alike_by_compiled_ops_and_others(variant, monkeypatc
         few_rows = flops_of(model, ids, **memory)
     counted = flops_of(model, ids, **memory)  # with gradients, of which compiled ops know
     assert few_rows == counted
-    monkeypatch.setattr("hf_linear_attention.backends.FORCED_BACKEND", "chunked")
+    monkeypatch.setattr("hf_linear_attention.ops.backends.FORCED_BACKEND", "chunked")
     assert counted / 1.5 < flops_of(model, ids, **memory) < 1.5 * counted
 
 

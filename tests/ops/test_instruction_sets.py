@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from hf_linear_attention.native.library import cpu_instruction_set, cpu_instruction_sets_built
+from hf_linear_attention.ops.compiled.library import cpu_instruction_set, cpu_instruction_sets_built
 from new_python import run_python
 
 MARK = "kernel_numbers"
 FORCE = "HF_LINEAR_ATTENTION_CPU_ISA"
 ACTIVE = (
-    "from hf_linear_attention.native.library import cpu_instruction_set; "
+    "from hf_linear_attention.ops.compiled.library import cpu_instruction_set; "
     "print(cpu_instruction_set())"
 )
 CPUINFO = Path("/proc/cpuinfo")

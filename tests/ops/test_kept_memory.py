@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from hf_linear_attention.native import library, rms_norm
-from hf_linear_attention.native.linear_attention import forward as linear_attention
-from hf_linear_attention.native.linear_attention import step_
+from hf_linear_attention.ops.compiled import library, rms_norm
+from hf_linear_attention.ops.compiled.linear_attention import forward as linear_attention
+from hf_linear_attention.ops.compiled.linear_attention import step_
 from new_python import run_python
 
 MB = 1 << 20
@@ -136,7 +136,7 @@ def test_threads_never_share_memory():
 
 PROGRAM = """
 import os, torch
-from hf_linear_attention.native import library, rms_norm
+from hf_linear_attention.ops.compiled import library, rms_norm
 def results(count):
     return [rms_norm.rms_norm(torch.ones(4096, 64), torch.ones(64), 0.0) for _ in range(count)]
 """

@@ -18,12 +18,13 @@ from attention_cases import (
     require_grad,
     run_with_gradients,
 )
-from hf_linear_attention import backends, op_linear
-from hf_linear_attention.backends import backend_report, choose_backend
-from hf_linear_attention.chunked_linear import CHUNK_SIZE, chunked_linear_attention
-from hf_linear_attention.feature_maps import POINTWISE
-from hf_linear_attention.native import cuda
-from hf_linear_attention.op_linear import (
+from hf_linear_attention.ops import backends
+from hf_linear_attention.ops import linear_attention as op_linear
+from hf_linear_attention.ops.backends import backend_report, choose_backend
+from hf_linear_attention.ops.chunked.linear_attention import CHUNK_SIZE, chunked_linear_attention
+from hf_linear_attention.ops.compiled import cuda
+from hf_linear_attention.ops.feature_maps import POINTWISE
+from hf_linear_attention.ops.linear_attention import (
     LinearAttentionState,
     linear_attention,
     linear_attention_step_,
@@ -632,7 +633,7 @@ def test_a_package_without_the_library_warns_once_and_names_the_report(tmp_path)
 
 def test_the_environment_forces_a_backend():
     code = (
-        "from hf_linear_attention.backends import choose_backend\n"
+        "from hf_linear_attention.ops.backends import choose_backend\n"
         "print(choose_backend(None, 'cpu').name)"
     )
     result = run_python("-c", code, HF_LINEAR_ATTENTION_BACKEND="chunked")
@@ -732,8 +733,8 @@ def test_a_compiled_model_s_first_call_tries_the_kernels_too(refused, a_gpu, mon
 def test_on_a_machine_without_a_gpu_nothing_is_tried():
     program = (
         "import torch; from hf_linear_attention import linear_attention;"
-        "from hf_linear_attention.backends import backend_report;"
-        "from hf_linear_attention.native import cuda;"
+        "from hf_linear_attention.ops.backends import backend_report;"
+        "from hf_linear_attention.ops.compiled import cuda;"
         "torch.cuda.is_available = lambda: False; cuda._why_a_call_fails = None;"
         "x = torch.ones(1, 2, 1, 4); linear_attention(x, x, x); assert cuda._found == {};"
         "print(backend_report()['cuda'])"

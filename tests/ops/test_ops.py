@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from hf_linear_attention import linear_attention, native  # which fails where there is no library
-from hf_linear_attention.native.library import LIBRARY_PATH
-from hf_linear_attention.native.linear import linear
-from hf_linear_attention.native.linear_attention import FEATURE_MAPS, step_
-from hf_linear_attention.native.rms_norm import rms_norm
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.compiled.library import LIBRARY_PATH
+from hf_linear_attention.ops.compiled.linear import linear
+from hf_linear_attention.ops.compiled.linear_attention import FEATURE_MAPS, step_
+from hf_linear_attention.ops.compiled.rms_norm import rms_norm
+from hf_linear_attention.ops.loops import reference_linear_attention
 from new_python import run_python
 
 OP = torch.ops.hf_linear_attention
@@ -828,7 +828,7 @@ def test_a_second_copy_of_the_library_is_refused_with_the_reason(tmp_path):
     shutil.copy(LIBRARY_PATH, copy)
     program = (
         f"import torch; torch.ops.load_library({str(copy)!r});"
-        "from hf_linear_attention.backends import WHY_NO_NATIVE as reason;"
+        "from hf_linear_attention.ops.backends import WHY_NO_NATIVE as reason;"
         "print(reason)"
     )
     assert "torch refused the ops of" in run_python("-c", program).stdout

@@ -32,7 +32,7 @@ from hf_linear_attention import (
     short_convolution_,
     short_convolution_step_,
 )
-from hf_linear_attention.native.library import ops
+from hf_linear_attention.ops.compiled.library import ops
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 24, 33, 64)

@@ -10,8 +10,8 @@ import numpy
 import pytest
 import torch
 
-from hf_linear_attention.native.library import ops
-from hf_linear_attention.native.recordings import can_record, recording
+from hf_linear_attention.ops.compiled.library import ops
+from hf_linear_attention.ops.compiled.recordings import can_record, recording
 
 aten = torch.ops.aten
 UNARY = (aten.silu.default, aten.sigmoid.default, aten.exp.default, aten.neg.default)

@@ -12,7 +12,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 
 from attention_cases import assert_all_close
 from hf_linear_attention.for_transformers.rg_lru import IMPLEMENTATIONS
-from hf_linear_attention.native import library
+from hf_linear_attention.ops.compiled import library
 from rule_cases import strided
 
 FORMS = ["cpu", "chunked"]

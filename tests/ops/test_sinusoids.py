@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_linear_attention import sinusoids
-from hf_linear_attention.native.library import ops
+from hf_linear_attention.ops.compiled.library import ops
 from hf_linear_attention.sinusoids import add_sinusoids, frequencies, sinusoidal_positions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

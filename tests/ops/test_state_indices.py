@@ -28,8 +28,8 @@ from hf_linear_attention import (
     short_convolution_step_,
     step_linear,
 )
-from hf_linear_attention.backends import Missing
-from hf_linear_attention.native.library import ops
+from hf_linear_attention.ops.backends import Missing
+from hf_linear_attention.ops.compiled.library import ops
 
 BACKENDS = ["cpu", "chunked", "reference"]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)

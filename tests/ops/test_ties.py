@@ -10,10 +10,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from attention_cases import TOLERANCE
-from hf_linear_attention import backends, linear_attention
+from hf_linear_attention import linear_attention
 from hf_linear_attention.decays import HGRN2
-from hf_linear_attention.feature_maps import POINTWISE
-from hf_linear_attention.numerics import bounded
+from hf_linear_attention.ops import backends
+from hf_linear_attention.ops.feature_maps import POINTWISE
+from hf_linear_attention.ops.numerics import bounded
 from tiny import VARIANTS, random_ids, shallow, tiny_config, tiny_model
 
 BACKENDS = ["cpu", "chunked", "reference"]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_linear_attention.numerics import accumulation_dtype
-from hf_linear_attention.op_linear import LinearAttentionState
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.linear_attention import LinearAttentionState
+from hf_linear_attention.ops.loops import reference_linear_attention
+from hf_linear_attention.ops.numerics import accumulation_dtype
 
 # Against the reference in float64 on the same (rounded) inputs.
 TOLERANCE = {

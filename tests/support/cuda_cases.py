@@ -10,7 +10,7 @@ from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
-from hf_linear_attention.reference import reference_linear_attention
+from hf_linear_attention.ops.loops import reference_linear_attention
 
 # Of on_gpu.py and its like. On "cpu" they run with the CPU's kernels, or emulated ones.
 DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")

@@ -1,16 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Inputs for the tests of the delta rule's compiled ops, as native/delta_rule.py takes them."""
+"""Inputs for the tests of the delta rule's compiled ops: ops/compiled/delta_rule.py."""
 
 from dataclasses import dataclass
 
 import torch
 
-from hf_linear_attention.numerics import accumulation_dtype
+from hf_linear_attention.ops.numerics import accumulation_dtype
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. Dims as in native/delta_rule.py; lengths are of packed sequences."""
+    """One call. Dims as in ops/compiled/delta_rule.py; lengths are of packed sequences."""
 
     B: int = 2
     T: int = 37

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hf_linear_attention.backends import backend_report
+from hf_linear_attention.ops.backends import backend_report
 
 needs_kernels = pytest.mark.skipif(
     backend_report()["cpu"] is not None, reason="no compiled kernels here"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_linear_attention import LinearAttentionState, delta_rule, linear_attention
-from hf_linear_attention.numerics import accumulation_dtype
+from hf_linear_attention.ops.numerics import accumulation_dtype
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..mixer_softmax import SoftmaxAttention
 from ..mixer_window import WindowedAttention
 from ..modeling_linear_attention import LinearAttentionForCausalLM
-from ..numerics import at_least_float32, without_autocast
-from ..tokens import Tokens
+from ..ops.numerics import at_least_float32, without_autocast
+from ..ops.tokens import Tokens
 from .softmax_form import (
     NORMS,
     PROJECTIONS,

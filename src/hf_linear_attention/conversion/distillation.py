@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..loss_linear_attention import row_chunks
 from ..modeling_linear_attention import LinearAttentionForCausalLM
-from ..numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype
 from .attention_transfer import check_one_device, new_parameters, relative_error
 from .softmax_form import PROJECTIONS
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..checks import is_readable
+from ..ops.checks import is_readable
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 TOLD = (BOUNDS, "seq_idx")  # what layers read among their other arguments

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..ops.tokens import Tokens
 from ..recurrence import Inputs, Recurrence, State
 from ..short_convolution import ConvolutionWindow
-from ..tokens import Tokens
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.integrations import moe
 
-from ..backends import has_compiled, native_op
 from ..linear import MAX_ROWS, are_plain
+from ..ops.backends import has_compiled, native_op
 
 expert_product = native_op("expert_linear", version=1)
 IS_COMPILED = has_compiled(expert_product)

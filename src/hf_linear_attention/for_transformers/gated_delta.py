@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ..decays import decay_of_steps
-from ..numerics import at_least_float32
+from ..ops.numerics import at_least_float32
 from ..recurrence_delta import DeltaRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
 

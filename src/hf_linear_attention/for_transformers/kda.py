@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..numerics import at_least_float32
+from ..ops.numerics import at_least_float32
 from ..recurrence_delta import DeltaRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
 

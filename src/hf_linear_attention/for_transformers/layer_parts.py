@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ..memory import LayerMemory
+from ..ops.tokens import Tokens
 from ..recurrence import Recurrence
 from ..releases import CACHE, CACHE_NAMES, cache_among
 from ..short_convolution import ConvolutionWindow
 from ..slots import SlotCache
-from ..tokens import Tokens
 from .bounds import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
 

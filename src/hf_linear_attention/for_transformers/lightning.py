@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from ..cache_recording import Recorded
 from ..memory import LayerMemory
-from ..numerics import accumulation_dtype, at_least_float32
+from ..ops.numerics import accumulation_dtype, at_least_float32
 from ..recurrence import Inputs, Recurrence, State
 from ..recurrence_linear import LinearRecurrence
 from ..slots import SlotCache

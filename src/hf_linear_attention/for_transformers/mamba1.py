@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..numerics import at_least_float32
+from ..ops.numerics import at_least_float32
 from .layer_parts import ConvolvedLayer, begin, convolve
 from .recurrence_selective_scan import SelectiveScanRecurrence
 

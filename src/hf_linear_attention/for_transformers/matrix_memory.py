@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..numerics import accumulation_dtype, without_excess
-from ..op_linear import linear_attention, linear_attention_step_
+from ..ops.linear_attention import linear_attention, linear_attention_step_
+from ..ops.numerics import accumulation_dtype, without_excess
+from ..ops.tokens import Tokens, behind
 from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
-from ..tokens import Tokens, behind
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from ..numerics import at_least_float32
+from ..ops.numerics import at_least_float32
 from ..rms_norm import rms_norm, takes
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..numerics import without_autocast
+from ..ops.numerics import without_autocast
 from . import routed_functions as ours
 from .rebinding import Loaded, all_globals_of
 from .source_reads import reads_of_function

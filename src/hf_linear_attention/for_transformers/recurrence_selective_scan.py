@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..decays import rates_of
-from ..numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype
+from ..ops.selective_scan import selective_scan, selective_scan_step_
+from ..ops.tokens import Tokens, behind
 from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
-from ..tokens import Tokens, behind
-from .op_selective_scan import selective_scan, selective_scan_step_
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from ..checks import needs_grad
-from ..numerics import accumulation_dtype, at_least_float32
-from ..op_convolution import short_convolution, short_convolution_step_
-from ..op_delta import delta_rule
-from ..op_linear import linear_attention, linear_attention_step_
+from ..ops.checks import needs_grad
+from ..ops.convolution import short_convolution, short_convolution_step_
+from ..ops.delta_rule import delta_rule
+from ..ops.linear_attention import linear_attention, linear_attention_step_
+from ..ops.numerics import accumulation_dtype, at_least_float32
+from ..ops.selective_scan import selective_scan, selective_scan_step_
 from .bounds import BOUNDS, bounds_for_layers
-from .op_selective_scan import selective_scan, selective_scan_step_
 
 SILU = ("silu", "swish")
 # Bounds of the packed sequences that the layer at work was given. (Not all layers hand them on to

@@ -188,7 +188,7 @@ def give_memory_back() -> None:
     """To the system, what is not in use. Linux only."""
     gc.collect()
     with contextlib.suppress(ImportError):  # where the kernels were not built
-        from ..native import library
+        from ..ops.compiled import library
 
         library.free_kept_memory()
     ctypes.CDLL(None).malloc_trim(0)

@@ -19,7 +19,7 @@ from transformers.cache_utils import (
 )
 
 from ..cache_recording import Recorded, Recording
-from ..numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype
 from ..recurrence import Inputs, Recurrence, State
 from ..releases import CACHE
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numerics import at_least_float32, bounded, without_excess
-from ..op_elementwise_scan import elementwise_scan
-from ..tokens import Tokens, behind
+from ..ops.elementwise_scan import elementwise_scan
+from ..ops.numerics import at_least_float32, bounded, without_excess
+from ..ops.tokens import Tokens, behind
 from .bounds import MaskAndBounds
 from .delay import Delay
 from .layer_parts import ReplacedLayer, tokens_of

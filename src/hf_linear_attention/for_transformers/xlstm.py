@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ..cache_recording import Recorded, Recording
 from ..memory import LayerMemory
-from ..numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype
+from ..ops.tokens import Tokens
 from ..recurrence import Inputs, Recurrence, State
 from ..slots import SlotLayer
-from ..tokens import Tokens
 from .bounds import MaskAndBounds
 from .layer_parts import ReplacedLayer, tokens_of
 from .matrix_memory import MatrixMemory, gates_of

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
 from ..cache_recording import Recording
-from ..numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype
 from .xlstm import NAMES, LayerState
 
 

@@ -9,9 +9,9 @@ from transformers import PreTrainedConfig
 
 from ..configuration_linear_attention import DERIVED
 from ..decays import DECAYS, decay_class, has_lower_bounds
-from ..feature_maps import MODULES, POINTWISE
 from ..inputs import has_softmax_layers
 from ..mixer_facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
+from ..ops.feature_maps import MODULES, POINTWISE
 
 # Modules in whose place others travel, which need no compiled kernels.
 _FOLDER = Path(__file__).with_name("stand_ins")

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
-from ..checks import (
+from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
+from .checks import (
     check_channels,
     check_cu_seqlens,
     check_key_mask,
@@ -21,9 +21,9 @@ from ..checks import (
     refuse_lost_gradient,
     to_dtype,
 )
-from ..state_indices import check_rows_of_channels, step_on_slots_
-from ..tokens import behind
-from .chunked_selective_scan import chunked_selective_scan, chunked_selective_scan_step_
+from .chunked.selective_scan import chunked_selective_scan, chunked_selective_scan_step_
+from .slots import check_rows_of_channels, step_on_slots_
+from .tokens import behind
 
 
 def selective_scan(

@@ -3,8 +3,11 @@
 
 from torch import Tensor
 
-from ...chunked_elementwise_scan import chunked_elementwise_scan, chunked_elementwise_scan_step_
-from ...numerics import at_least_float32
+from ....ops.chunked.elementwise_scan import (
+    chunked_elementwise_scan,
+    chunked_elementwise_scan_step_,
+)
+from ....ops.numerics import at_least_float32
 
 
 def elementwise_scan(

@@ -15,9 +15,9 @@ from .checks import (
     check_state,
     to_dtype,
 )
-from .chunked_linear import chunked_step_
+from .chunked.linear_attention import chunked_step_
 from .feature_maps import POINTWISE
-from .state_indices import (
+from .slots import (
     check_slots,
     check_state_indices,
     num_slots,

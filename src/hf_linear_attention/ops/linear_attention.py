@@ -22,13 +22,11 @@ from .checks import (
     is_readable,
     refuse_lost_gradient,
 )
-from .chunked_linear import chunked_linear_attention
+from .chunked.linear_attention import chunked_linear_attention
+from .delta_rule import IMPLEMENTATIONS as RULES
+from .delta_rule import for_sequences_of, run_rule, run_rule_in_slots, runs_in_slots, step_rule_
 from .feature_maps import POINTWISE
-from .numerics import accumulation_dtype
-from .op_delta import IMPLEMENTATIONS as RULES
-from .op_delta import for_sequences_of, run_rule, run_rule_in_slots, runs_in_slots, step_rule_
-from .state_indices import InSlots
-from .step_linear import (
+from .linear_step import (
     check_linear_state,
     check_options,
     check_step,
@@ -37,6 +35,8 @@ from .step_linear import (
     step_compiled_,
     step_reference_,
 )
+from .numerics import accumulation_dtype
+from .slots import InSlots
 
 
 class LinearAttentionState(NamedTuple):

@@ -31,8 +31,8 @@ from .checks import (
     refuse_lost_gradient,
     to_dtype,
 )
-from .chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
-from .state_indices import (
+from .chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
+from .slots import (
     InSlots,
     check_slots,
     check_state_indices,

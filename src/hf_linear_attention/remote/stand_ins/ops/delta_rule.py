@@ -1,13 +1,13 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The delta rule as layers ask for it, by PyTorch alone.
 
-Shapes: as in chunked_delta.py.
+Shapes: as in ops/chunked/delta_rule.py.
 """
 
 from torch import Tensor
 
-from ...chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
-from ...numerics import at_least_float32
+from ....ops.chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
+from ....ops.numerics import at_least_float32
 
 
 def delta_rule(

@@ -10,9 +10,9 @@ N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
-from .chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
-from .feature_maps import POINTWISE
-from .numerics import accumulation_dtype, bounded, without_autocast
+from ..chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
+from ..feature_maps import POINTWISE
+from ..numerics import accumulation_dtype, bounded, without_autocast
 
 
 def chunked_linear_attention(

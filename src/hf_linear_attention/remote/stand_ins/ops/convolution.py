@@ -3,7 +3,7 @@
 
 from torch import Tensor
 
-from ...chunked_convolution import chunked_short_convolution, chunked_short_convolution_step_
+from ....ops.chunked.convolution import chunked_short_convolution, chunked_short_convolution_step_
 
 
 def short_convolution(

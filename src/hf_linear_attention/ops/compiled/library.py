@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-LIBRARY_PATH = Path(__file__).parents[1] / "_C.so"
+LIBRARY_PATH = Path(__file__).parents[2] / "_C.so"
 
 
 def load() -> ctypes.CDLL:

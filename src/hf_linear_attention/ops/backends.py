@@ -19,13 +19,13 @@ from .numerics import is_transformed
 
 WHY_NO_NATIVE: str | None = None
 try:
-    from hf_linear_attention import native
+    from . import compiled
 except ImportError as error:
     WHY_NO_NATIVE = str(error)
 
 WHY_NO_REFERENCE: str | None = None
 try:
-    from hf_linear_attention import reference
+    from . import loops
 except ImportError as error:
     WHY_NO_REFERENCE = str(error)
 
@@ -47,14 +47,14 @@ def native_op(name: str, version: int) -> Callable[..., Any]:
     """A function of the compiled library, or what stands for it as `Missing`."""
     if WHY_NO_NATIVE is not None:
         return Missing(WHY_NO_NATIVE)
-    return _op_of(native.OPS, "native", name, version)
+    return _op_of(compiled.OPS, "native", name, version)
 
 
 def reference_op(name: str, version: int) -> Callable[..., Any]:
     """A plain loop, or what stands for it as `Missing`."""
     if WHY_NO_REFERENCE is not None:
         return Missing(WHY_NO_REFERENCE)
-    return _op_of(reference.OPS, "reference", name, version)
+    return _op_of(loops.OPS, "reference", name, version)
 
 
 def _op_of(

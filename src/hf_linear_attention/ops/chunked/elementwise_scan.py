@@ -11,9 +11,9 @@ Shapes: B batch, T time, C channels, n chunks of L tokens, L a power of 2.
 import torch
 from torch import Tensor
 
-from .chunks import CHUNK_SIZE, chunks_of, running
-from .numerics import accumulation_dtype, without_autocast
-from .tokens import behind
+from ..chunks import CHUNK_SIZE, chunks_of, running
+from ..numerics import accumulation_dtype, without_autocast
+from ..tokens import behind
 
 
 def chunked_elementwise_scan(

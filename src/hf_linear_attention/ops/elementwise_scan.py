@@ -19,8 +19,8 @@ from .checks import (
     refuse_lost_gradient,
     to_dtype,
 )
-from .chunked_elementwise_scan import chunked_elementwise_scan, chunked_elementwise_scan_step_
-from .state_indices import check_rows_of_channels, step_on_slots_
+from .chunked.elementwise_scan import chunked_elementwise_scan, chunked_elementwise_scan_step_
+from .slots import check_rows_of_channels, step_on_slots_
 
 
 def elementwise_scan(

@@ -16,8 +16,8 @@ from .checks import (
     is_readable,
     refuse_lost_gradient,
 )
-from .chunked_convolution import chunked_short_convolution, chunked_short_convolution_step_
-from .state_indices import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
+from .chunked.convolution import chunked_short_convolution, chunked_short_convolution_step_
+from .slots import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
 
 IS_SILU = {"silu": True, None: False}  # by activation
 

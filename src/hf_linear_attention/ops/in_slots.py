@@ -30,16 +30,17 @@ from .checks import (
     is_readable,
     needs_grad,
 )
-from .op_convolution import check_convolution, check_convolution_state, short_convolution
-from .op_delta import IMPLEMENTATIONS as RULES
-from .op_delta import delta_rule, run_rule_in_slots, runs_in_slots
-from .op_linear import (
+from .convolution import check_convolution, check_convolution_state, short_convolution
+from .delta_rule import IMPLEMENTATIONS as RULES
+from .delta_rule import delta_rule, run_rule_in_slots, runs_in_slots
+from .linear_attention import (
     LinearAttentionState,
     linear_attention,
     linear_runs_in_slots,
     run_linear,
 )
-from .state_indices import (
+from .linear_step import check_linear_state
+from .slots import (
     InSlots,
     check_slots,
     check_state_indices,
@@ -48,7 +49,6 @@ from .state_indices import (
     read_slots,
     write_slots_,
 )
-from .step_linear import check_linear_state
 from .tokens import sequence_of_each_token
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .numerics import accumulation_dtype, without_autocast
-from .tokens import sequence_of_each_token
+from ..numerics import accumulation_dtype, without_autocast
+from ..tokens import sequence_of_each_token
 
 
 def chunked_short_convolution(

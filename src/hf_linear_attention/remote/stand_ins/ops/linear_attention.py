@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...chunked_delta import chunked_delta_rule, chunked_delta_rule_step_
-from ...chunked_linear import chunked_linear_attention, chunked_step_
-from ...feature_maps import POINTWISE
-from ...numerics import accumulation_dtype, at_least_float32
+from ....ops.chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
+from ....ops.chunked.linear_attention import chunked_linear_attention, chunked_step_
+from ....ops.feature_maps import POINTWISE
+from ....ops.numerics import accumulation_dtype, at_least_float32
 
 LinearState = tuple[Tensor, Tensor | None]  # kv (B, Hv, K, V) and z (B, Hv, K)
 

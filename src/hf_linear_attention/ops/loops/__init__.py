@@ -7,7 +7,7 @@ from typing import Any
 from .convolution import reference_short_convolution
 from .delta_rule import reference_delta_rule
 from .elementwise_scan import reference_elementwise_scan
-from .linear import reference_linear_attention
+from .linear_attention import reference_linear_attention
 from .selective_scan import reference_selective_scan
 
 # By name and version, as in `native`, whose loops these are.

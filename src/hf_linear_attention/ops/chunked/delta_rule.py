@@ -11,15 +11,15 @@ dim, V value dim, N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
-from .chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
-from .numerics import (
+from ..chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
+from ..numerics import (
     L2_NORM_EPS,
     accumulation_dtype,
     bounded,
     is_transformed,
     without_autocast,
 )
-from .tokens import behind
+from ..tokens import behind
 
 
 def chunked_delta_rule(
