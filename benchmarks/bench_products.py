@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from harness import Report, Work, check_close, keep_freed_memory, parser, sample_of, within
 from hf_linear_attention import use_large_pages
-from hf_linear_attention.linear import hasten
-from hf_linear_attention.quantized import dequantize_int4
+from hf_linear_attention.fast.linear import hasten
+from hf_linear_attention.fast.quantized import dequantize_int4
 from models import bytes_of, quantise, torch_products, torchao_products
 
 

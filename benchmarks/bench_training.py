@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from harness import Report, Work, check_close, parser, sample_of
-from hf_linear_attention import linear
+from hf_linear_attention.fast import linear
 from models import (
     SIZE,
     SMALLEST,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_linear_attention.sinusoids import sinusoidal_positions
+from hf_linear_attention.fast.sinusoids import sinusoidal_positions
 from tasks import UNASKED, Answered, Batch, ask_again
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_linear_attention.sinusoids import sinusoidal_positions
+from hf_linear_attention.fast.sinusoids import sinusoidal_positions
 
 VALUES = 256  # a number of an image is one of so many
 START = VALUES  # stands before the first number

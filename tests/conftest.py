@@ -6,7 +6,8 @@ import gc
 import pytest
 import torch
 
-from hf_linear_attention import linear, quantized, recordable, recorded_tokens, rms_norm
+from hf_linear_attention import recordable, recorded_tokens
+from hf_linear_attention.fast import linear, quantized, rms_norm
 from hf_linear_attention.for_transformers import experts
 
 # These start compilers, servers and training, or run others' tests again: begun last, one of them

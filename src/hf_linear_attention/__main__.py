@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from transformers.utils import HF_MODULES_CACHE
 
-from .linear import product_report, products_in_use
+from .fast.linear import product_report, products_in_use
+from .fast.quantized import quantized_report
 from .ops.backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
-from .quantized import quantized_report
 
 COMMANDS = "'check MODEL', 'speedup MODEL' and 'convert MODEL OUT'"
 ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .linear import project
+from .fast.linear import project
 from .ops.numerics import accumulation_dtype, at_least_float32, bounded
 from .tensor_parallel import HeadShard
 

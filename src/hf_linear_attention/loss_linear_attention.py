@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from .linear import plain_product
+from .fast.linear import plain_product
 from .ops.backends import has_compiled, native_op
 from .ops.numerics import accumulation_dtype, is_transformed
 from .sequence_parallel import shift_labels_across, sum_over_ranks

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .linear import project
+from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.in_slots import linear_attention_
 from .ops.linear_attention import linear_attention, linear_attention_step_

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .cache_layers import memory_layer
-from .linear import project
+from .fast.linear import project
 from .mixer_linear import MappedAttention
 from .ops.numerics import accumulation_dtype
 from .recurrence import State

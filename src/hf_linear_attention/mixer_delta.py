@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .decays import build_decay
-from .linear import project
+from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.numerics import at_least_float32
 from .ops.tokens import Tokens

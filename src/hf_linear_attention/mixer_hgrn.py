@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .decays import build_decay
-from .linear import project
+from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.tokens import Tokens
 from .recurrence_elementwise import ElementwiseRecurrence

@@ -19,7 +19,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from .decays import decay_of_steps, inverse_softplus
-from .linear import project
+from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.numerics import at_least_float32, bounded
 from .ops.tokens import Tokens

@@ -14,9 +14,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from .linear import project
+from .fast.linear import project
+from .fast.rms_norm import RMSNorm
 from .ops.tokens import Tokens
-from .rms_norm import RMSNorm
 from .rotary import rotate
 from .tensor_parallel import HeadShard, call, find_head_shard
 

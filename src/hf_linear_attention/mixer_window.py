@@ -18,7 +18,8 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from .decays import build_decay
-from .linear import project
+from .fast.linear import project
+from .fast.rms_norm import RMSNorm
 from .mixer_linear import MappedAttention
 from .ops.feature_maps import POINTWISE
 from .ops.numerics import at_least_float32
@@ -27,7 +28,6 @@ from .ops.windowed_softmax import join
 from .recurrence import Recurrence
 from .recurrence_linear import LinearRecurrence
 from .recurrence_window import WindowRecurrence
-from .rms_norm import RMSNorm
 from .rotary import rotate
 from .tensor_parallel import HeadShard, call, find_head_shard
 

@@ -44,6 +44,9 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache import LinearAttentionCache, cache_for_model
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import has_lower_bounds, share_lower_bounds
+from .fast.linear import is_bare, project
+from .fast.rms_norm import RMSNorm
+from .fast.sinusoids import add_sinusoids
 from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
 from .inputs import (
     AttentionMask,
@@ -55,7 +58,6 @@ from .inputs import (
     read_tokens,
     without_those_of_loss,
 )
-from .linear import is_bare, project
 from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
 from .mixer_cross import CrossAttention
 from .mixer_softmax import SoftmaxAttention
@@ -67,10 +69,8 @@ from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .remote.saving import SavedModel
-from .rms_norm import RMSNorm
 from .rotary import RotaryEmbedding
 from .sequence_parallel import check_sequence_group
-from .sinusoids import add_sinusoids
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
 

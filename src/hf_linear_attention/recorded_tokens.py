@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 from transformers.utils import output_capturing
 
-from .linear import HOOKS, FastForward, products_in_use
+from .fast.linear import HOOKS, FastForward, products_in_use
 from .ops.backends import forced_backend
 from .recorder import Recorder
 

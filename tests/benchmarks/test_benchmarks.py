@@ -23,8 +23,8 @@ import bench_upstream  # noqa: E402
 import harness  # noqa: E402
 import llama_cpp_models  # noqa: E402
 import report  # noqa: E402
+from hf_linear_attention.fast.linear import is_fast  # noqa: E402
 from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer  # noqa: E402
-from hf_linear_attention.linear import is_fast  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

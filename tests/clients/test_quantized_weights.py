@@ -22,7 +22,7 @@ from hf_linear_attention import (
     quantized,
     use_kernels,
 )
-from hf_linear_attention.quantized import FEW_ROWS
+from hf_linear_attention.fast.quantized import FEW_ROWS
 from tiny import random_ids, tiny_config
 
 SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=41)

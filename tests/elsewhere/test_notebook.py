@@ -56,8 +56,8 @@ print([line["loss"] for line in trainer.state.log_history if "loss" in line])
 RELOADED = """
 %load_ext autoreload
 %autoreload 2
-import hf_linear_attention.linear, hf_linear_attention.ops.compiled.linear_attention as native
-for module in (hf_linear_attention.linear, native):
+import hf_linear_attention.fast.linear, hf_linear_attention.ops.compiled.linear_attention as native
+for module in (hf_linear_attention.fast.linear, native):
     with open(module.__file__, "a") as file:
         file.write("WAS_CHANGED = True")
 """
@@ -65,7 +65,8 @@ for module in (hf_linear_attention.linear, native):
 COMPUTED = """
 q = torch.rand(1, 8, 2, 4, requires_grad=True)
 hf_linear_attention.linear_attention(q, q, q).sum().backward()
-print(hf_linear_attention.linear.WAS_CHANGED, native.WAS_CHANGED, q.grad.isfinite().all().item())
+fast = hf_linear_attention.fast.linear
+print(fast.WAS_CHANGED, native.WAS_CHANGED, q.grad.isfinite().all().item())
 """
 
 

@@ -12,9 +12,9 @@ from transformers import AutoConfig
 from transformers.integrations import moe
 
 from hf_linear_attention import use_kernels
+from hf_linear_attention.fast.linear import MAX_ROWS
 from hf_linear_attention.for_transformers.experts import Experts
 from hf_linear_attention.for_transformers.families import REPLACEMENTS, made_class
-from hf_linear_attention.linear import MAX_ROWS
 from tiny import OtherTensor
 from upstream_models import CONFIGS, is_here, tiny_upstream
 

@@ -17,7 +17,7 @@ FOLDER = Path(families.__file__).parent
 PACKAGE = FOLDER.parents[1]
 # Files that name a class of a model elsewhere, and why.
 MAY_NAME = {
-    "rms_norm.py": "Llama's norm is the base of the package's",
+    "fast/rms_norm.py": "Llama's norm is the base of the package's",
     "remote/stand_ins/rms_norm.py": "as it is of what travels",
     "rotary.py": "and so are its angles",
     "registration.py": "registries, and models that are made of two others",

@@ -19,7 +19,7 @@ from hf_linear_attention import (
     convert,
     register_mixer,
 )
-from hf_linear_attention.linear import project
+from hf_linear_attention.fast.linear import project
 from hf_linear_attention.mixer_facts import QKV, REGISTERED_MIXERS
 from hf_linear_attention.mixer_linear import Heads, LinearAttentionBase
 from hf_linear_attention.model_card import make_model_card

@@ -30,8 +30,8 @@ from hf_linear_attention import (
     LinearAttentionModel,
     backends,
 )
+from hf_linear_attention.fast.sinusoids import sinusoidal_positions
 from hf_linear_attention.releases import CACHE
-from hf_linear_attention.sinusoids import sinusoidal_positions
 from tiny import (
     HYBRID,
     NEWER,

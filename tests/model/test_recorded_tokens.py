@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from hf_linear_attention import LinearAttentionCache, recorded_tokens
+from hf_linear_attention.fast.rms_norm import RMSNorm
 from hf_linear_attention.mixer_linear import LinearAttention
 from hf_linear_attention.ops.feature_maps import FeatureMap
 from hf_linear_attention.recorded_tokens import recorded_tokens_of
 from hf_linear_attention.recorder import Recorder
 from hf_linear_attention.releases import CACHE
-from hf_linear_attention.rms_norm import RMSNorm
 from new_python import run_python
 from tiny import VARIANTS, random_ids, shallow, tiny_model
 from without_recordings import without_recordings

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hf_linear_attention.linear import MAX_ROWS
+from hf_linear_attention.fast.linear import MAX_ROWS
 from hf_linear_attention.ops.compiled.linear import expert_linear, linear
 
 OP = torch.ops.hf_linear_attention.expert_linear.default

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
-from hf_linear_attention import linear, quantized
 from hf_linear_attention.__main__ import print_report
-from hf_linear_attention.linear import MAX_ROWS, hasten, project, restore
+from hf_linear_attention.fast import linear, quantized
+from hf_linear_attention.fast.linear import MAX_ROWS, hasten, project, restore
 from hf_linear_attention.ops import backends
 from hf_linear_attention.ops.backends import Missing
 from hf_linear_attention.ops.compiled.linear import CODE_OF

@@ -20,9 +20,10 @@ from torchao.quantization import (
     quantize_,
 )
 
-from hf_linear_attention import pack_int4_weights, quantized
-from hf_linear_attention.linear import hasten
-from hf_linear_attention.quantized import FEW_ROWS, dequantize_int4
+from hf_linear_attention import pack_int4_weights
+from hf_linear_attention.fast import quantized
+from hf_linear_attention.fast.linear import hasten
+from hf_linear_attention.fast.quantized import FEW_ROWS, dequantize_int4
 from quantized_cases import (
     OP,
     OPS,

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Trainer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from hf_linear_attention.rms_norm import RMSNorm
+from hf_linear_attention.fast.rms_norm import RMSNorm
 from tiny import VARIANTS, OtherTensor, tiny_model
 
 OPS = {

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from hf_linear_attention import quantized
 from hf_linear_attention.__main__ import print_report
+from hf_linear_attention.fast import quantized
 from hf_linear_attention.ops import backends
 from new_python import run_python
 from quantized_cases import (

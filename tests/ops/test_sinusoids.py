@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from hf_linear_attention import sinusoids
+from hf_linear_attention.fast import sinusoids
+from hf_linear_attention.fast.sinusoids import add_sinusoids, frequencies, sinusoidal_positions
 from hf_linear_attention.ops.compiled.library import ops
-from hf_linear_attention.sinusoids import add_sinusoids, frequencies, sinusoidal_positions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES = [(1, 1, 768), (3, 1, 34), (3, 1, 2)]

@@ -15,8 +15,8 @@ from hf_linear_attention import (
     short_convolution,
     use_kernels,
 )
-from hf_linear_attention.linear import hasten
-from hf_linear_attention.rms_norm import RMSNorm
+from hf_linear_attention.fast.linear import hasten
+from hf_linear_attention.fast.rms_norm import RMSNorm
 from tiny import VARIANTS, random_ids, shallow, tiny_model
 from upstream_models import tiny_upstream
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.integrations import moe
 
-from ..linear import MAX_ROWS, are_plain
+from ..fast.linear import MAX_ROWS, are_plain
 from ..ops.backends import has_compiled, native_op
 
 expert_product = native_op("expert_linear", version=1)

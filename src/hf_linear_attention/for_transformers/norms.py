@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from ..fast.rms_norm import rms_norm, takes
 from ..ops.numerics import at_least_float32
-from ..rms_norm import rms_norm, takes
 
 
 class UpstreamNorm(nn.Module):

@@ -22,8 +22,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
-from .. import linear, quantized
 from ..configuration_linear_attention import LinearAttentionConfig
+from ..fast import linear, quantized
 from ..registration import before_forwards
 from ..releases import CACHE
 from ..served_generation import prepare_server

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from .ops.backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
-from .ops.numerics import is_transformed
+from ..ops.backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
+from ..ops.numerics import is_transformed
 from .quantized import are_products_compiled, dtype_name, quantized_product
 
 few_rows_product = native_op("linear", version=1)

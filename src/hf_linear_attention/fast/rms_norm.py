@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from ..ops.backends import has_compiled, native_op
 from .linear import are_plain
-from .ops.backends import has_compiled, native_op
 
 compiled_rms_norm = native_op("rms_norm", version=1)
 IS_COMPILED = has_compiled(compiled_rms_norm)

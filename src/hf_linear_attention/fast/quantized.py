@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .ops.backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
-from .ops.numerics import is_transformed
+from ..ops.backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
+from ..ops.numerics import is_transformed
 
 int8_product = native_op("int8_linear", version=2)
 int4_product = native_op("int4_linear", version=2)

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .ops.backends import has_compiled, native_op
-from .ops.numerics import is_transformed
+from ..ops.backends import has_compiled, native_op
+from ..ops.numerics import is_transformed
 
 compiled_add = native_op("add_sinusoids", version=1)
 IS_COMPILED = has_compiled(compiled_add)
