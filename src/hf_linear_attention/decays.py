@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from .fast.linear import project
-from .ops.numerics import accumulation_dtype, at_least_float32, bounded
+from .ops.numerics import accumulation_dtype, at_least_float32, bounded, rates_of
 from .tensor_parallel import HeadShard
 
 
@@ -327,14 +327,6 @@ def _draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:
 def decay_of_steps(A_log: Tensor, steps: Tensor) -> Tensor:
     """Log decays -exp(A_log) steps, for steps of at least 0 in float32 or better."""
     return rates_of(at_least_float32(A_log)) * steps
-
-
-def rates_of(A_log: Tensor) -> Tensor:
-    """-exp(A_log) in A_log's dtype. One of infinity times a step of 0 would be NaN, and so is the
-    gradient of one close to it.
-    """
-    most = 0.7 * math.log(torch.finfo(A_log.dtype).max)
-    return -bounded(A_log, high=most).exp()
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from ..convolution_window import ConvolutionWindow
 from ..memory import LayerMemory
 from ..ops.tokens import Tokens
 from ..recurrence import Recurrence
 from ..releases import CACHE, CACHE_NAMES, cache_among
-from ..short_convolution import ConvolutionWindow
 from ..slots import SlotCache
 from .bounds import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..decays import rates_of
-from ..ops.numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype, rates_of
 from ..ops.selective_scan import selective_scan, selective_scan_step_
 from ..ops.tokens import Tokens, behind
 from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later

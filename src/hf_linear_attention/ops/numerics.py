@@ -39,6 +39,14 @@ def without_excess(x: Tensor) -> Tensor:
     return x - x.detach().clamp(min=0)
 
 
+def rates_of(A_log: Tensor) -> Tensor:
+    """-exp(A_log) in A_log's dtype. One of infinity times a step of 0 would be NaN, and so is the
+    gradient of one close to it.
+    """
+    most = 0.7 * math.log(torch.finfo(A_log.dtype).max)
+    return -bounded(A_log, high=most).exp()
+
+
 class ExactBuffers(nn.Module):
     """Whose buffers no cast of the model rounds: nothing learned them, or will."""
 

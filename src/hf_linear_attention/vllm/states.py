@@ -20,11 +20,11 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
+from ..convolution_window import ConvolutionWindow
 from ..mixer_facts import facts_of
 from ..mixers import build_mixer
 from ..recurrence import Recurrence, State
 from ..serving.slot_layout import SlotLayout
-from ..short_convolution import ConvolutionWindow
 from ..slots import SlotBatch, SlotCache, SlotLayer, is_step
 
 

@@ -69,7 +69,7 @@ class LinearAttentionConfig(PreTrainedConfig):
             have no limit.
         attention_dropout: on the softmax layers' attention weights; linear attention has none.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
-            runs before them (`ops/feature_maps.py`), or one registered by `register_feature_map`.
+            runs before them (`feature_maps.py`), or one registered by `register_feature_map`.
         feature_map_kwargs: options of that module.
         value_act: activation of v, None or "silu".
         decay: how linear attention forgets, by name (`decays.py`), or one registered by

@@ -38,7 +38,7 @@ except ImportError as error:
 
 WHY_NO_REFERENCE: str | None = None
 try:
-    from hf_linear_attention.ops.loops import reference_linear_attention
+    from hf_linear_attention.reference import reference_linear_attention
 except ImportError as error:
     WHY_NO_REFERENCE = str(error)
 
