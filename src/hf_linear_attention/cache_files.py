@@ -18,7 +18,6 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from .cache_rows import dtype_name, fill, named_tensors
-from .mixer_facts import facts_of
 from .ops.checks import DTYPES
 from .releases import CACHE
 
@@ -117,7 +116,7 @@ def _not_ours(path: str | os.PathLike, why: object) -> ValueError:
 
 def fingerprint(config: PreTrainedConfig) -> dict[str, Any]:
     """What decides whether a model can use a cache, as it comes back from JSON."""
-    fields = {*type(config).__annotations__, *facts_of(config.mixer).fields} - NOT_IN_THE_STATE
+    fields = {*type(config).__annotations__, *config.mixer_fields} - NOT_IN_THE_STATE
     return json.loads(json.dumps({name: getattr(config, name) for name in fields}))
 
 
@@ -126,7 +125,7 @@ def check_same_state(made_for: PreTrainedConfig, config: PreTrainedConfig) -> No
     one with `config`. Whether its layers are those is seen by themselves.
     """
     theirs, ours = fingerprint(made_for), fingerprint(config)
-    fields = (*OF_THE_STATE, *facts_of(config.mixer).fields)
+    fields = (*OF_THE_STATE, *config.mixer_fields)
     other = [name for name in fields if theirs.get(name) != ours.get(name)]
     if other:
         raise ValueError(

@@ -305,3 +305,10 @@ def count_rows(cache: Cache) -> int | None:
     is_state = isinstance(layer, RecurrentLayer)
     tensors = layer.tensors.values() if is_state else [getattr(layer, "keys", None)]
     return next((x.shape[0] for x in tensors if x is not None), None)
+
+
+def left_padding_of(past_key_values: Cache | None) -> Tensor | None:
+    """How many of the cached tokens are padding, in front of each row (B,); None: not one is known
+    to be. Only caches that were joined know.
+    """
+    return getattr(past_key_values, "left_padding", None)

@@ -70,7 +70,7 @@ def unused_fields(config: Any) -> set[str]:
     """Those that only other models use."""
     of_mixers = {name for facts in all_facts().values() for name in facts.fields}
     unused = {name for name, is_used in USED_BY.items() if not is_used(config)}
-    return unused | (of_mixers - {*facts_of(config.mixer).fields})
+    return unused | (of_mixers - {*config.mixer_fields})
 
 
 @functools.cache
@@ -95,6 +95,11 @@ class ConfigChecks:
 
         def __getattr__(self, name: str) -> Any: ...
 
+    @property
+    def mixer_fields(self) -> tuple[str, ...]:
+        """Those that its mixer alone has a use for."""
+        return facts_of(self.mixer).fields
+
     def unsaid_fields(self) -> set[str]:
         """Those that are not saved: a model does not use them, or nothing is said by them."""
         config_class: Any = type(self)
@@ -103,7 +108,7 @@ class ConfigChecks:
 
     def warn_of_misspelt(self, names: Iterable[str]) -> None:
         """Warns of attributes that are no fields, but nearly. Others may be a user's own."""
-        for name in {*names}.difference(facts_of(self.mixer).fields):
+        for name in {*names}.difference(self.mixer_fields):
             near = difflib.get_close_matches(name, type(self).__annotations__, 2)
             if near and name != "auto_map" and not name.endswith("_token_id"):  # Transformers' own
                 warnings.warn(

@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMode
 
 from .cache import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
-from .cache_layers import count_rows
-from .inputs import count_past, hide_left_padding, left_padding_of
+from .cache_layers import count_rows, left_padding_of
+from .inputs import count_past, hide_left_padding
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .served_generation import ServedMixin
 

@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache_layers import count_rows
+from .cache_layers import count_rows, left_padding_of
+from .ops.checks import can_look_at, is_traced
 from .ops.tokens import Tokens, positions_within, sequence_of_each_token
 from .releases import CACHE
 from .sequence_parallel import tokens_before
@@ -85,18 +86,6 @@ def check_rows(name: str, given: Tensor, B: int, T: int) -> None:
         )
 
 
-def check_tokens(input_ids: Tensor, embeddings: Any) -> None:
-    """Raises an IndexError, as PyTorch does, where a token has no row in the table of embeddings.
-    To be asked only when that has failed: on a GPU it takes the time of all work before it.
-    """
-    rows = embeddings.weight.shape[0]
-    if input_ids.numel() > 0 and not 0 <= input_ids.min() <= input_ids.max() < rows:
-        raise IndexError(
-            f"input_ids must be from 0 to {rows - 1}, the rows of the table of embeddings, got "
-            f"{input_ids.min()} to {input_ids.max()}"
-        )
-
-
 def shape_of(given: Any) -> Any:
     """For an error: a tensor's shape, or the type of anything else."""
     return tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
@@ -106,16 +95,6 @@ def without_those_of_loss(arguments: Mapping[str, Any], loss: Callable) -> dict[
     """Arguments of a head without what only its loss takes: one of a user's own may name others."""
     named = inspect.signature(loss).parameters.keys() - HANDED_TO_ALL
     return {name: x for name, x in arguments.items() if name not in named}
-
-
-def can_look_at(tensor: Tensor, T: int) -> bool:
-    """Whether values may be read: not in a compiled graph, nor for one token where a GPU waits."""
-    return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
-
-
-def is_traced() -> bool:
-    """Whether a graph is being made, by the compiler or for export: no value can be read."""
-    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
 
 
 def count_past(past_key_values: Cache | None) -> int | Tensor:
@@ -145,13 +124,6 @@ def check_room(past_key_values: Any, B: int, T: int) -> None:
                     f"{CACHE} must be made for more tokens, by max_cache_len: it has read "
                     f"{int(past)}, is given {T} more, and has places for {layer.max_cache_len}"
                 )
-
-
-def left_padding_of(past_key_values: Cache | None) -> Tensor | None:
-    """How many of the cached tokens are padding, in front of each row (B,); None: not one is known
-    to be. Only caches that were joined know.
-    """
-    return getattr(past_key_values, "left_padding", None)
 
 
 def hide_left_padding(mask: Tensor, past_key_values: Cache | None, T: int) -> Tensor:

@@ -53,7 +53,6 @@ from .inputs import (
     check_arguments,
     check_memory,
     check_shapes,
-    check_tokens,
     find_packed_sequences,
     read_tokens,
     without_those_of_loss,
@@ -63,6 +62,7 @@ from .mixer_cross import CrossAttention
 from .mixer_softmax import SoftmaxAttention
 from .mixers import build_mixer
 from .model_card import TAGS, ModelCardMixin
+from .ops.checks import check_tokens
 from .ops.feature_maps import FavorPlus
 from .ops.tokens import Tokens
 from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .cache_layers import RecurrentLayer
-from .inputs import is_traced, left_padding_of
+from .cache_layers import RecurrentLayer, left_padding_of
+from .ops.checks import is_traced
 from .ops.numerics import is_transformed
 from .slots import SlotCache, SlotLayer
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
-from .inputs import check_tokens
+from .ops.checks import check_tokens
 from .ops.tokens import Tokens
 from .recordable import caches_of_a_step, may_be_recorded, recordable_caches
 from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches

@@ -5,6 +5,8 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim
 packed sequences.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -40,6 +42,28 @@ def is_readable(tensor: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not is_transformed()
     )
+
+
+def can_look_at(tensor: Tensor, T: int) -> bool:
+    """Whether values may be read: not in a compiled graph, nor for one token where a GPU waits."""
+    return not torch.compiler.is_compiling() and (T > 1 or tensor.device.type == "cpu")
+
+
+def is_traced() -> bool:
+    """Whether a graph is being made, by the compiler or for export: no value can be read."""
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+
+
+def check_tokens(input_ids: Tensor, embeddings: Any) -> None:
+    """Raises an IndexError, as PyTorch does, where a token has no row in the table of embeddings.
+    To be asked only when that has failed: on a GPU it takes the time of all work before it.
+    """
+    rows = embeddings.weight.shape[0]
+    if input_ids.numel() > 0 and not 0 <= input_ids.min() <= input_ids.max() < rows:
+        raise IndexError(
+            f"input_ids must be from 0 to {rows - 1}, the rows of the table of embeddings, got "
+            f"{input_ids.min()} to {input_ids.max()}"
+        )
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .checks import is_traced
 from .numerics import at_least_float32
 
 LEAST_BLOCK = 64  # tokens, where the window is smaller
@@ -42,7 +43,7 @@ def window_attention(
         grows as T W, not as T^2, and without gradients as T.
     """
     T = q.shape[1]
-    if _is_traced() or T <= PIECE:
+    if is_traced() or T <= PIECE:
         return _in_blocks(q, keys, values, num_before, window)
     parts = [
         _in_blocks(
@@ -58,17 +59,13 @@ def window_attention(
     return y, log_size
 
 
-def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
-
-
 def _in_blocks(
     q: Tensor, keys: Tensor, values: Tensor, num_before: Tensor, window: int
 ) -> tuple[Tensor, Tensor]:
     """`window_attention` of blocks of tokens, all at once."""
     (_, T, Hq, K), Hkv, W = q.shape, keys.shape[2], window
     S = max(W, LEAST_BLOCK)  # a block of queries sees W + S keys
-    if T == 1 or not _is_traced():  # a graph of several tokens is for other lengths, too
+    if T == 1 or not is_traced():  # a graph of several tokens is for other lengths, too
         S = min(S, max(T, 1))
     n = max(-(-T // S), 1)
     num_before = F.pad(num_before, (0, n * S - T)).unflatten(1, (n, S))
