@@ -30,9 +30,9 @@ from .ops.feature_maps import FeatureMap, register_feature_map
 from .ops.in_slots import delta_rule_, linear_attention_, short_convolution_
 from .ops.linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
 from .ops.selective_scan import selective_scan, selective_scan_step_
+from .recurrences.sequence_parallel import split_sequence
 from .registration import observe_model_classes, register_model_type
 from .releases import CACHE, warn_of_newer
-from .sequence_parallel import split_sequence
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal
 

@@ -26,7 +26,7 @@ from .cache_recording import (
     Rollback,
     WindowRollback,
 )
-from .recurrence import Inputs, Recurrence, State
+from .recurrences.interface import Inputs, Recurrence, State
 
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 

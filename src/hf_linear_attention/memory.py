@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .ops.tokens import Tokens
-from .recurrence import Inputs, Recurrence, State
-from .sequence_parallel import state_before
+from .recurrences.interface import Inputs, Recurrence, State
+from .recurrences.sequence_parallel import state_before
 from .slots import SlotLayer
 
 

@@ -22,7 +22,7 @@ from .ops.linear_attention import linear_attention, linear_attention_step_
 from .ops.numerics import accumulation_dtype
 from .ops.slots import read_slots, write_slots_
 from .ops.tokens import Tokens, positions_within, sequence_of_each_token
-from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
+from .recurrences.interface import Inputs, Recurrence, SlotPieces, State, StateSize
 from .tensor_parallel import call, find_head_shard
 
 

@@ -13,7 +13,7 @@ from .cache_layers import memory_layer
 from .fast.linear import project
 from .mixer_linear import MappedAttention
 from .ops.numerics import accumulation_dtype
-from .recurrence import State
+from .recurrences.interface import State
 from .tensor_parallel import HeadShard, call, find_head_shard
 
 

@@ -18,7 +18,7 @@ from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.numerics import at_least_float32
 from .ops.tokens import Tokens
-from .recurrence_delta import DeltaRecurrence
+from .recurrences.delta_rule import DeltaRecurrence
 from .tensor_parallel import find_head_shard
 
 

@@ -16,7 +16,7 @@ from .decays import build_decay
 from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.tokens import Tokens
-from .recurrence_elementwise import ElementwiseRecurrence
+from .recurrences.elementwise_scan import ElementwiseRecurrence
 from .tensor_parallel import find_head_shard
 
 

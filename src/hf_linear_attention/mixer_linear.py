@@ -18,8 +18,8 @@ from .heads_rms_norm import build_norm, normalize
 from .memory import LayerMemory
 from .ops.feature_maps import POINTWISE, build_feature_map
 from .ops.tokens import Tokens
-from .recurrence import Recurrence
-from .recurrence_linear import LinearRecurrence
+from .recurrences.interface import Recurrence
+from .recurrences.linear_attention import LinearRecurrence
 from .rotary import rotate
 from .short_convolution import ShortConvolution
 from .tensor_parallel import HeadShard, call, find_head_shard

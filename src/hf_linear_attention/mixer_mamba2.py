@@ -23,8 +23,8 @@ from .fast.linear import project
 from .mixer_linear import Heads, LinearAttentionBase
 from .ops.numerics import at_least_float32, bounded
 from .ops.tokens import Tokens
-from .recurrence import Inputs
-from .recurrence_linear import LinearRecurrence
+from .recurrences.interface import Inputs
+from .recurrences.linear_attention import LinearRecurrence
 from .tensor_parallel import HeadShard, find_head_shard
 
 

@@ -25,9 +25,9 @@ from .ops.feature_maps import POINTWISE
 from .ops.numerics import at_least_float32
 from .ops.tokens import Tokens
 from .ops.windowed_softmax import join
-from .recurrence import Recurrence
-from .recurrence_linear import LinearRecurrence
-from .recurrence_window import WindowRecurrence
+from .recurrences.interface import Recurrence
+from .recurrences.linear_attention import LinearRecurrence
+from .recurrences.window import WindowRecurrence
 from .rotary import rotate
 from .tensor_parallel import HeadShard, call, find_head_shard
 

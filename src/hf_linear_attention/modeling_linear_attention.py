@@ -66,11 +66,11 @@ from .ops.checks import check_tokens
 from .ops.feature_maps import FavorPlus
 from .ops.tokens import Tokens
 from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
+from .recurrences.sequence_parallel import check_sequence_group
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .remote.saving import SavedModel
 from .rotary import RotaryEmbedding
-from .sequence_parallel import check_sequence_group
 from .slots import SlotCache
 from .tensor_parallel import keep_meshes
 

@@ -8,7 +8,7 @@ import sys
 from transformers import GenerationMixin, PreTrainedConfig
 from transformers.utils.generic import is_flash_attention_requested
 
-from .recurrence import State
+from .recurrences.interface import State
 from .slots import KeepKeys, SlotBatch, SlotCache
 
 NO_ENGINE = (

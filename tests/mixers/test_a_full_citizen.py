@@ -24,7 +24,7 @@ from hf_linear_attention.mixer_facts import QKV, REGISTERED_MIXERS
 from hf_linear_attention.mixer_linear import Heads, LinearAttentionBase
 from hf_linear_attention.model_card import make_model_card
 from hf_linear_attention.presets import Preset
-from hf_linear_attention.recurrence_linear import LinearRecurrence
+from hf_linear_attention.recurrences.linear_attention import LinearRecurrence
 from hf_linear_attention.vllm.refusals import check_model, check_ranks
 from tiny import assert_near, random_ids, tiny_model
 

@@ -26,7 +26,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from hf_linear_attention.mixer_delta import DeltaRule
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrence_delta import DeltaRecurrence
+from hf_linear_attention.recurrences.delta_rule import DeltaRecurrence
 from tiny import VOCAB_SIZE, assert_near, random_ids
 
 B, T, C, LAYERS = 2, 70, 32, 4  # more tokens than a chunk of either has

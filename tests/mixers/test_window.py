@@ -14,7 +14,7 @@ from hf_linear_attention.mixer_window import Mixing, WindowedAttention
 from hf_linear_attention.ops import windowed_softmax
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.ops.windowed_softmax import join, window_attention
-from hf_linear_attention.recurrence_window import WindowRecurrence
+from hf_linear_attention.recurrences.window import WindowRecurrence
 from tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")

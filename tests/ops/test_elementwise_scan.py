@@ -20,7 +20,7 @@ from support.rule_cases import (
 from hf_linear_attention import elementwise_scan, elementwise_scan_step_
 from hf_linear_attention.ops.compiled import library
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrence_elementwise import ElementwiseRecurrence
+from hf_linear_attention.recurrences.elementwise_scan import ElementwiseRecurrence
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 PER_TOKEN = ("x", "log_decay")

@@ -20,9 +20,9 @@ from support.rule_cases import (
 )
 
 from hf_linear_attention import selective_scan, selective_scan_step_
-from hf_linear_attention.for_transformers.recurrence_selective_scan import SelectiveScanRecurrence
 from hf_linear_attention.ops.compiled import library
 from hf_linear_attention.ops.tokens import Tokens
+from hf_linear_attention.recurrences.selective_scan import SelectiveScanRecurrence
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 PER_TOKEN = ("x", "dt", "B", "C")

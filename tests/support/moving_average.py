@@ -14,7 +14,7 @@ from torch import nn
 from hf_linear_attention.memory import LayerMemory
 from hf_linear_attention.mixer_facts import MixerFacts
 from hf_linear_attention.ops.numerics import at_least_float32
-from hf_linear_attention.recurrence import Recurrence, StateSize, sum_of_later
+from hf_linear_attention.recurrences.interface import Recurrence, StateSize, sum_of_later
 
 
 @dataclass(frozen=True)

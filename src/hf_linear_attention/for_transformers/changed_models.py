@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from ..recurrence import State
+from ..recurrences.interface import State
 from ..releases import CACHE, CACHE_NAMES
 from ..serving.allocators import LINEAR
 from ..serving.continuous_batching import continuous_batching_manager

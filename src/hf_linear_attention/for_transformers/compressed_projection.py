@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..convolution_window import ConvolutionWindow
 from ..memory import LayerMemory
 from ..ops.tokens import Tokens
-from ..recurrence import Inputs, Recurrence, State
-from .delay import Delay
+from ..recurrences.convolution import ConvolutionWindow
+from ..recurrences.delay import Delay
+from ..recurrences.interface import Inputs, Recurrence, State
 from .layer_parts import ReplacedLayer, take_cache, tokens_of
 from .stock_caches import StockLayer, recording_of, stock_layer
 

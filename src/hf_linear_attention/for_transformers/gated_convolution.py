@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..recurrence import Recurrence
+from ..recurrences.interface import Recurrence
 from .layer_parts import ReplacedLayer, begin, convolve, window_of
 
 

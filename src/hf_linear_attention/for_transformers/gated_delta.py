@@ -15,7 +15,7 @@ from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ..decays import decay_of_steps
 from ..ops.numerics import at_least_float32
-from ..recurrence_delta import DeltaRecurrence
+from ..recurrences.delta_rule import DeltaRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
 
 

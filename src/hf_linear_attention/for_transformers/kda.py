@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ..ops.numerics import at_least_float32
-from ..recurrence_delta import DeltaRecurrence
+from ..recurrences.delta_rule import DeltaRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
 
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..convolution_window import ConvolutionWindow
 from ..memory import LayerMemory
 from ..ops.tokens import Tokens
-from ..recurrence import Recurrence
+from ..recurrences.convolution import ConvolutionWindow
+from ..recurrences.interface import Recurrence
 from ..releases import CACHE, CACHE_NAMES, cache_among
 from ..slots import SlotCache
 from .bounds import MaskAndBounds, bounds_for_layers

@@ -14,8 +14,8 @@ from transformers.cache_utils import Cache
 from ..cache_recording import Recorded
 from ..memory import LayerMemory
 from ..ops.numerics import accumulation_dtype, at_least_float32
-from ..recurrence import Inputs, Recurrence, State
-from ..recurrence_linear import LinearRecurrence
+from ..recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.linear_attention import LinearRecurrence
 from ..slots import SlotCache
 from .layer_parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
 

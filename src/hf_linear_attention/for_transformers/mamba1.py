@@ -12,8 +12,8 @@ from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ..ops.numerics import at_least_float32
+from ..recurrences.selective_scan import SelectiveScanRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
-from .recurrence_selective_scan import SelectiveScanRecurrence
 
 
 class Mamba1(ConvolvedLayer):

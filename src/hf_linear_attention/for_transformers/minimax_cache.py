@@ -4,7 +4,7 @@
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from ..cache_recording import Recording
-from ..recurrence import State
+from ..recurrences.interface import State
 
 
 class CroppableMiniMaxCache(MiniMaxCache):

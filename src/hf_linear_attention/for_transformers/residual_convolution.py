@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..convolution_window import ConvolutionWindow
 from ..memory import LayerMemory
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
-from ..recurrence import Inputs, Recurrence, State
+from ..recurrences.convolution import ConvolutionWindow
+from ..recurrences.interface import Inputs, Recurrence, State
 from .layer_parts import ReplacedLayer, begin, convolve, take_cache
 from .stock_caches import stock_layer
 

@@ -18,7 +18,7 @@ from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ..decays import decay_of_steps
 from ..ops.numerics import at_least_float32
-from ..recurrence_linear import LinearRecurrence
+from ..recurrences.linear_attention import LinearRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve
 
 

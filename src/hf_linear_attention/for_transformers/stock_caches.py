@@ -20,7 +20,7 @@ from transformers.cache_utils import (
 
 from ..cache_recording import Recorded, Recording
 from ..ops.numerics import accumulation_dtype
-from ..recurrence import Inputs, Recurrence, State
+from ..recurrences.interface import Inputs, Recurrence, State
 from ..releases import CACHE
 
 # What a cache layer holds, in the shapes of its recurrences.

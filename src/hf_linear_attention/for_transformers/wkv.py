@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..ops.elementwise_scan import elementwise_scan
 from ..ops.numerics import at_least_float32, bounded, without_excess
 from ..ops.tokens import Tokens, behind
+from ..recurrences.delay import Delay
 from .bounds import MaskAndBounds
-from .delay import Delay
 from .layer_parts import ReplacedLayer, tokens_of
 
 LEAST = -1e38  # the largest exponent of no token

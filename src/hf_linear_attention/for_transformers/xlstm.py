@@ -17,11 +17,11 @@ from ..cache_recording import Recorded, Recording
 from ..memory import LayerMemory
 from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens
-from ..recurrence import Inputs, Recurrence, State
+from ..recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.matrix_memory import MatrixMemory, gates_of
 from ..slots import SlotLayer
 from .bounds import MaskAndBounds
 from .layer_parts import ReplacedLayer, tokens_of
-from .matrix_memory import MatrixMemory, gates_of
 
 NAMES = ("kv", "z", "m")  # of what is in a state
 

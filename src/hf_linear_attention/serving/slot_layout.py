@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..recurrence import Recurrence
+from ..recurrences.interface import Recurrence
 
 ALIGNMENT = 64  # bytes: a cache line
 

@@ -20,10 +20,10 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
-from ..convolution_window import ConvolutionWindow
 from ..mixer_facts import facts_of
 from ..mixers import build_mixer
-from ..recurrence import Recurrence, State
+from ..recurrences.convolution import ConvolutionWindow
+from ..recurrences.interface import Recurrence, State
 from ..serving.slot_layout import SlotLayout
 from ..slots import SlotBatch, SlotCache, SlotLayer, is_step
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .ops.numerics import accumulation_dtype, without_autocast
-from .ops.tokens import Tokens, positions_within
-from .ops.windowed_softmax import attention_to, join, window_attention
-from .recurrence import Inputs, Recurrence, State, StateSize, given
+from ..ops.numerics import accumulation_dtype, without_autocast
+from ..ops.tokens import Tokens, positions_within
+from ..ops.windowed_softmax import attention_to, join, window_attention
+from .interface import Inputs, Recurrence, State, StateSize, given
 
 
 class WindowOutput(NamedTuple):

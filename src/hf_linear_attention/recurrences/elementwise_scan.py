@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .ops.elementwise_scan import elementwise_scan, elementwise_scan_step_
-from .ops.numerics import accumulation_dtype
-from .ops.tokens import Tokens, behind
-from .recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
+from ..ops.elementwise_scan import elementwise_scan, elementwise_scan_step_
+from ..ops.numerics import accumulation_dtype
+from ..ops.tokens import Tokens, behind
+from .interface import Inputs, Recurrence, State, StateSize, sum_of_later
 
 
 @dataclass(frozen=True)

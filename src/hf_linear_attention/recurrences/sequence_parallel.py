@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from .ops.tokens import Tokens
-from .recurrence import Inputs, Recurrence, State
+from ..ops.tokens import Tokens
+from .interface import Inputs, Recurrence, State
 
 
 def split_sequence(inputs: Mapping[str, Any], group: Any = None) -> dict[str, Any]:

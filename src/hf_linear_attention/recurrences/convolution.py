@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .ops.convolution import short_convolution, short_convolution_step_
-from .ops.in_slots import short_convolution_
-from .ops.tokens import Tokens
-from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize, given
+from ..ops.convolution import short_convolution, short_convolution_step_
+from ..ops.in_slots import short_convolution_
+from ..ops.tokens import Tokens
+from .interface import Inputs, Recurrence, SlotPieces, State, StateSize, given
 
 
 @dataclass(frozen=True)

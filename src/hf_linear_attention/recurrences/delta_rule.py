@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .ops.delta_rule import delta_rule, delta_rule_step_
-from .ops.in_slots import delta_rule_
-from .ops.numerics import accumulation_dtype
-from .ops.tokens import Tokens
-from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize
+from ..ops.delta_rule import delta_rule, delta_rule_step_
+from ..ops.in_slots import delta_rule_
+from ..ops.numerics import accumulation_dtype
+from ..ops.tokens import Tokens
+from .interface import Inputs, Recurrence, SlotPieces, State, StateSize
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..ops.numerics import accumulation_dtype, rates_of
 from ..ops.selective_scan import selective_scan, selective_scan_step_
 from ..ops.tokens import Tokens, behind
-from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
+from .interface import Inputs, Recurrence, State, StateSize, sum_of_later
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..convolution_window import ConvolutionWindow
 from ..ops.tokens import Tokens
-from ..recurrence import Inputs, Recurrence, State
+from .convolution import ConvolutionWindow
+from .interface import Inputs, Recurrence, State
 
 
 @dataclass(frozen=True)

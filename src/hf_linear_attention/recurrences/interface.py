@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .ops.tokens import Tokens
+from ..ops.tokens import Tokens
 
 # A state: its tensors (B, ...) by name, no two recurrences of a layer using the same; before the
 # first token none of them is there. The dict may hold those of the layer's other recurrences, too.

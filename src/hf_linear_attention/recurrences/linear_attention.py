@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .ops.feature_maps import POINTWISE
-from .ops.in_slots import linear_attention_
-from .ops.linear_attention import linear_attention, linear_attention_step_
-from .ops.numerics import accumulation_dtype, without_autocast
-from .ops.tokens import Tokens, behind
-from .recurrence import Inputs, Recurrence, SlotPieces, State, StateSize, sum_of_later
+from ..ops.feature_maps import POINTWISE
+from ..ops.in_slots import linear_attention_
+from ..ops.linear_attention import linear_attention, linear_attention_step_
+from ..ops.numerics import accumulation_dtype, without_autocast
+from ..ops.tokens import Tokens, behind
+from .interface import Inputs, Recurrence, SlotPieces, State, StateSize, sum_of_later
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..ops.linear_attention import linear_attention, linear_attention_step_
 from ..ops.numerics import accumulation_dtype, without_excess
 from ..ops.tokens import Tokens, behind
-from ..recurrence import Inputs, Recurrence, State, StateSize, sum_of_later
+from .interface import Inputs, Recurrence, State, StateSize, sum_of_later
 
 
 @dataclass(frozen=True)
