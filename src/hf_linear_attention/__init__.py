@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Linear attention for Transformers. Importing this makes the Auto classes know the models."""
 
-from .cache import LinearAttentionCache, StaticLinearAttentionCache
+from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport

@@ -12,8 +12,8 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMode
 
-from .cache import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
-from .cache_layers import count_rows, left_padding_of
+from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
+from .cache.layers import count_rows, left_padding_of
 from .inputs import count_past, hide_left_padding
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .served_generation import ServedMixin

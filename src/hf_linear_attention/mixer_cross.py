@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .cache_layers import memory_layer
+from .cache.layers import memory_layer
 from .fast.linear import project
 from .mixer_linear import MappedAttention
 from .ops.numerics import accumulation_dtype

@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
+from .cache.layer_state import LayerMemory
 from .decays import build_decay, decay_class
 from .fast.linear import project
 from .heads_rms_norm import build_norm, normalize
-from .memory import LayerMemory
 from .ops.feature_maps import POINTWISE, build_feature_map
 from .ops.tokens import Tokens
 from .recurrences.interface import Recurrence

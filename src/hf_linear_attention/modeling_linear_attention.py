@@ -41,7 +41,8 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .cache import LinearAttentionCache, cache_for_model
+from .cache.caches import LinearAttentionCache, cache_for_model
+from .cache.slots import SlotCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .decays import has_lower_bounds, share_lower_bounds
 from .fast.linear import is_bare, project
@@ -71,7 +72,6 @@ from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .remote.saving import SavedModel
 from .rotary import RotaryEmbedding
-from .slots import SlotCache
 from .tensor_parallel import keep_meshes
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.

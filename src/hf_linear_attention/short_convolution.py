@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .memory import LayerMemory
+from .cache.layer_state import LayerMemory
 from .recurrences.convolution import ConvolutionWindow
 
 

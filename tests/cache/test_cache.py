@@ -9,7 +9,7 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
-from hf_linear_attention.cache_layers import SlidingWindowLayer
+from hf_linear_attention.cache.layers import SlidingWindowLayer
 from hf_linear_attention.releases import CACHE
 from tiny import (
     HYBRID,

@@ -15,8 +15,8 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
     StaticLinearAttentionCache,
 )
-from hf_linear_attention.cache_files import FILE_FORMATS, read_file, write_file
-from hf_linear_attention.cache_layers import RecurrentLayer
+from hf_linear_attention.cache.files import FILE_FORMATS, read_file, write_file
+from hf_linear_attention.cache.layers import RecurrentLayer
 from new_python import run_python
 from tiny import (
     NEWER,

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import DynamicCache, set_seed
 
-from hf_linear_attention import LinearAttentionCache, cache_recording
-from hf_linear_attention.cache_layers import RecurrentLayer
+from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache import rollback as cache_recording
+from hf_linear_attention.cache.layers import RecurrentLayer
 from tiny import (
     NEWER,
     VARIANTS,

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin, set_seed
 
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache_layers import RecurrentLayer
+from hf_linear_attention.cache.layers import RecurrentLayer
 from hf_linear_attention.releases import CACHE
 from tiny import NEWER, VARIANTS, over_variants, random_ids, tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_linear_attention.cache import LinearAttentionCache
+from hf_linear_attention.cache.caches import LinearAttentionCache
 from hf_linear_attention.mixer_window import Mixing, WindowedAttention
 from hf_linear_attention.ops import windowed_softmax
 from hf_linear_attention.ops.tokens import Tokens

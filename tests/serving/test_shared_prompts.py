@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
 from engines import alone, engine, results, tokens_of, wait_until
-from hf_linear_attention.cache_files import read_file, write_file
+from hf_linear_attention.cache.files import read_file, write_file
 from hf_linear_attention.serving.broken_rows import NO_TOKEN
 from hf_linear_attention.serving.shared_prompts import BYTES_VARIABLE, FOLDER_VARIABLE
 from hf_linear_attention.serving.slot_layout import SlotLayout

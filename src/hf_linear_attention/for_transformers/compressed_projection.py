@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..memory import LayerMemory
+from ..cache.layer_state import LayerMemory
 from ..ops.tokens import Tokens
 from ..recurrences.convolution import ConvolutionWindow
 from ..recurrences.delay import Delay

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..memory import LayerMemory
+from ..cache.layer_state import LayerMemory
+from ..cache.slots import SlotCache
 from ..ops.tokens import Tokens
 from ..recurrences.convolution import ConvolutionWindow
 from ..recurrences.interface import Recurrence
 from ..releases import CACHE, CACHE_NAMES, cache_among
-from ..slots import SlotCache
 from .bounds import MaskAndBounds, bounds_for_layers
 from .stock_caches import StockLayer
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..cache_recording import Recorded
-from ..memory import LayerMemory
+from ..cache.layer_state import LayerMemory
+from ..cache.rollback import Recorded
+from ..cache.slots import SlotCache
 from ..ops.numerics import accumulation_dtype, at_least_float32
 from ..recurrences.interface import Inputs, Recurrence, State
 from ..recurrences.linear_attention import LinearRecurrence
-from ..slots import SlotCache
 from .layer_parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
 
 

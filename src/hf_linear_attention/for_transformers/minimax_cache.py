@@ -3,7 +3,7 @@
 
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
-from ..cache_recording import Recording
+from ..cache.rollback import Recording
 from ..recurrences.interface import State
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from ..cache.slots import SlotCache
 from ..ops.tokens import positions_within, sequence_of_each_token
 from ..releases import CACHE, CACHE_NAMES
-from ..slots import SlotCache
 from .bounds import (
     BOUNDS,
     MaskAndBounds,

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
+from ..cache.slots import SlotCache, SlotLayer
 from ..recordable import may_be_recorded
 from ..recorded_tokens import RecordedTokens
-from ..slots import SlotCache, SlotLayer
 from .layer_parts import CACHES
 
 

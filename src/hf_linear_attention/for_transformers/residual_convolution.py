@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..memory import LayerMemory
+from ..cache.layer_state import LayerMemory
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
 from ..recurrences.convolution import ConvolutionWindow

@@ -18,7 +18,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from ..cache_recording import Recorded, Recording
+from ..cache.rollback import Recorded, Recording
 from ..ops.numerics import accumulation_dtype
 from ..recurrences.interface import Inputs, Recurrence, State
 from ..releases import CACHE

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..cache.slots import SlotCache
 from ..releases import CACHE_NAMES, cache_among
-from ..slots import SlotCache
 from .bounds import BOUNDS
 from .layer_parts import PACKED_AND_CACHED
 from .packing import batch_and_time, by_name, parameters_of

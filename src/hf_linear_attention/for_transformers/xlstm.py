@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cache_recording import Recorded, Recording
-from ..memory import LayerMemory
+from ..cache.layer_state import LayerMemory
+from ..cache.rollback import Recorded, Recording
+from ..cache.slots import SlotLayer
 from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Inputs, Recurrence, State
 from ..recurrences.matrix_memory import MatrixMemory, gates_of
-from ..slots import SlotLayer
 from .bounds import MaskAndBounds
 from .layer_parts import ReplacedLayer, tokens_of
 

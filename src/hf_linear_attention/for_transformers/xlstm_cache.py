@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
-from ..cache_recording import Recording
+from ..cache.rollback import Recording
 from ..ops.numerics import accumulation_dtype
 from .xlstm import NAMES, LayerState
 

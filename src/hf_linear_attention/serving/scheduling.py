@@ -7,7 +7,7 @@ from typing import Any
 from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.continuous_batching.scheduler import Scheduler
 
-from ..slots import is_step
+from ..cache.slots import is_step
 from .shared_prompts import PromptScheduling
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..cache_files import NOT_IN_THE_STATE, UNFINISHED, read_file, write_file
+from ..cache.files import NOT_IN_THE_STATE, UNFINISHED, read_file, write_file
 from .request_memory import RequestMemory
 from .slot_layout import SlotLayout
 from .snapshots import Snapshot

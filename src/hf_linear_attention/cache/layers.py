@@ -19,14 +19,14 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from .cache_recording import (
+from ..recurrences.interface import Inputs, Recurrence, State
+from .rollback import (
     TAKES_NOTHING_BACK,
     Recorded,
     Recording,
     Rollback,
     WindowRollback,
 )
-from .recurrences.interface import Inputs, Recurrence, State
 
 IS_NOT_STOCK = "the cache of a linear-attention layer is written by the layer itself (`write`)"
 

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .ops.tokens import Tokens
-from .recurrences.interface import Inputs, Recurrence, State
-from .recurrences.sequence_parallel import state_before
+from ..ops.tokens import Tokens
+from ..recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.sequence_parallel import state_before
 from .slots import SlotLayer
 
 

@@ -3,7 +3,7 @@
 
 from transformers import PreTrainedConfig
 
-from ...releases import CACHE
+from ....releases import CACHE
 
 OF_THE_STATE = (
     *("mixer", "decay", "feature_map", "conv_kernel_size", "num_key_value_heads", "head_dim"),

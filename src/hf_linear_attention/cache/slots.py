@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .ops.tokens import Tokens
-from .recurrences.interface import Inputs, Recurrence, SlotPieces, State
+from ..ops.tokens import Tokens
+from ..recurrences.interface import Inputs, Recurrence, SlotPieces, State
 
 # What a layer of softmax attention keeps of new tokens, for all that it then attends to:
 # (keys, values, layer_idx, arguments of its attention function) -> (keys, values)

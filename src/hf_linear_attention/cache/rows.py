@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from .cache_layers import MemoryLayer, RecurrentLayer, SlidingWindowLayer
+from .layers import MemoryLayer, RecurrentLayer, SlidingWindowLayer
 
 # What gathered rows become: the place in this list goes with them.
 KINDS: tuple[type[CacheLayerMixin], ...] = (

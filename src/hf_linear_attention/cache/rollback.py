@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.interface import Inputs, Recurrence, State
 
 # How many of the last tokens crop() can remove while a cache records. Drafts are shorter than the
 # first number; with it a long prompt is not kept whole. The second, smaller one holds for tokens

@@ -17,10 +17,10 @@ from transformers.cache_utils import (
     StaticCache,
 )
 
-from .cache_extras import ExportedCache, JoinedCache, SavedCache
-from .cache_files import check_same_state
-from .cache_layers import TAKES_NOTHING_BACK, RecurrentLayer, layer_classes
-from .releases import CACHE
+from ..releases import CACHE
+from .extras import ExportedCache, JoinedCache, SavedCache
+from .files import check_same_state
+from .layers import TAKES_NOTHING_BACK, RecurrentLayer, layer_classes
 
 
 class RecurrentCache(SavedCache, Cache):

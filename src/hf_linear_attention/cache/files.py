@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .cache_rows import dtype_name, fill, named_tensors
-from .ops.checks import DTYPES
-from .releases import CACHE
+from ..ops.checks import DTYPES
+from ..releases import CACHE
+from .rows import dtype_name, fill, named_tensors
 
 # The second is that of joined caches, which the first version of the package could not read.
 FILE_FORMATS = ("hf-linear-attention cache 1", "hf-linear-attention cache 2")

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .cache_files import fingerprint, load_into, save_cache
-from .cache_layers import MemoryLayer, RecurrentLayer, SlidingWindowLayer, StaticRecurrentLayer
-from .cache_rows import join_layers, layer_of_rows, read_masks, rows_of
+from .files import fingerprint, load_into, save_cache
+from .layers import MemoryLayer, RecurrentLayer, SlidingWindowLayer, StaticRecurrentLayer
+from .rows import join_layers, layer_of_rows, read_masks, rows_of
 
 NEEDS_CONFIG = (
     "must be one that its model has read with, which gives it the model's config, "

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from .needs_package import needs_package
+from ..needs_package import needs_package
 
 TAKES_NOTHING_BACK = "a static cache takes no tokens back"
 
