@@ -5,15 +5,15 @@ from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache
 from .configuration_linear_attention import LinearAttentionConfig
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport
-from .decays import Decay, register_decay
 from .for_transformers.bounded_caches import SinkCache, TOVACache
 from .for_transformers.int4_weights import pack_int4_weights
 from .for_transformers.large_pages import use_large_pages
 from .for_transformers.saved_code import replace_outdated
 from .for_transformers.self_check import check_model
 from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
-from .mixer_facts import MixerFacts
-from .mixers import register_mixer
+from .mixers.facts import MixerFacts
+from .mixers.parts.decays import Decay, register_decay
+from .mixers.tables import register_mixer
 from .modeling_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,

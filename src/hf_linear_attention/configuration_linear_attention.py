@@ -8,12 +8,12 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from .config_checks import ConfigChecks
-from .mixer_facts import facts_of
-from .normalizers import NORMALIZERS
+from .mixers.facts import facts_of
+from .mixers.parts.normalizers import NORMALIZERS
+from .mixers.parts.tensor_parallel import TensorParallelPlan
 from .presets import preset_fields
 from .registration import register_adapters, register_config
 from .remote.saving import SavedConfig
-from .tensor_parallel import TensorParallelPlan
 
 
 def of_latent(config: "LinearAttentionConfig", size: int) -> int | None:
@@ -93,7 +93,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
             channels, whose other fields `presets.py` has, too; or "window", softmax attention over
             a window of the last tokens and linear attention over all older ones, under one
-            denominator, for layers that were softmax attention (`mixer_window.py`). It takes
+            denominator, for layers that were softmax attention (`mixers/window.py`). It takes
             normalizer="z", adds no attention_eps, and a feature_map whose weights are not negative.
         window_size, window_sinks: tokens of that window, the current one included, and how many of
             the first tokens softmax attention goes on seeing.
@@ -114,7 +114,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             gives the keys, as "hgrn2", it is of queries alone.
         feature_map_kwargs: options of that module.
         value_act: activation of v, None or "silu".
-        decay: how linear attention forgets, by name (`decays.py`), or one registered by
+        decay: how linear attention forgets, by name (`mixers/parts/decays.py`), or one registered by
             `register_decay`.
         normalizer: "z" divides by phi(q) z + attention_eps; "rms_norm" instead brings every head's
             output to unit mean square; "gated_rms_norm" then multiplies it by a gate. So do, for

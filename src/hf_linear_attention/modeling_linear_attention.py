@@ -44,7 +44,6 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache.caches import LinearAttentionCache, cache_for_model
 from .cache.slots import SlotCache
 from .configuration_linear_attention import LinearAttentionConfig
-from .decays import has_lower_bounds, share_lower_bounds
 from .fast.linear import is_bare, project
 from .fast.rms_norm import RMSNorm
 from .fast.sinusoids import add_sinusoids
@@ -59,9 +58,12 @@ from .inputs import (
     without_those_of_loss,
 )
 from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
-from .mixer_cross import CrossAttention
-from .mixer_softmax import SoftmaxAttention
-from .mixers import build_mixer
+from .mixers.cross import CrossAttention
+from .mixers.parts.decays import has_lower_bounds, share_lower_bounds
+from .mixers.parts.rotary import RotaryEmbedding
+from .mixers.parts.tensor_parallel import keep_meshes
+from .mixers.softmax import SoftmaxAttention
+from .mixers.tables import build_mixer
 from .model_card import TAGS, ModelCardMixin
 from .ops.checks import check_tokens
 from .ops.feature_maps import FavorPlus
@@ -71,8 +73,6 @@ from .recurrences.sequence_parallel import check_sequence_group
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among
 from .remote.saving import SavedModel
-from .rotary import RotaryEmbedding
-from .tensor_parallel import keep_meshes
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay
@@ -209,7 +209,7 @@ class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        """Transformers looks for its interface in this file only; mixer_softmax.py uses it."""
+        """Transformers looks for its interface in this file only; mixers/softmax.py uses it."""
         return True
 
     @torch.no_grad()

@@ -20,8 +20,8 @@ from hf_linear_attention import (
     register_mixer,
 )
 from hf_linear_attention.fast.linear import project
-from hf_linear_attention.mixer_facts import QKV, REGISTERED_MIXERS
-from hf_linear_attention.mixer_linear import Heads, LinearAttentionBase
+from hf_linear_attention.mixers.facts import QKV, REGISTERED_MIXERS
+from hf_linear_attention.mixers.linear_attention import Heads, LinearAttentionBase
 from hf_linear_attention.model_card import make_model_card
 from hf_linear_attention.presets import Preset
 from hf_linear_attention.recurrences.linear_attention import LinearRecurrence

@@ -9,7 +9,7 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
     StaticLinearAttentionCache,
 )
-from hf_linear_attention.mixer_aaren import AarenRecurrence, LearnedQuery, below_maximum
+from hf_linear_attention.mixers.aaren import AarenRecurrence, LearnedQuery, below_maximum
 from hf_linear_attention.ops.tokens import Tokens
 
 B, T, H, D = 2, 5, 4, 4

@@ -24,7 +24,7 @@ from hf_linear_attention import (
     TOVACache,
 )
 from hf_linear_attention.cache.layers import MemoryLayer
-from hf_linear_attention.mixer_cross import CrossAttention
+from hf_linear_attention.mixers.cross import CrossAttention
 from hf_linear_attention.ops.feature_maps import POINTWISE
 from tiny import NEWER, VARIANTS, VOCAB_SIZE, assert_near, random_ids, tiny_config, tiny_model
 

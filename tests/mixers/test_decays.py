@@ -12,7 +12,7 @@ from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, linear_attention
-from hf_linear_attention.decays import (
+from hf_linear_attention.mixers.parts.decays import (
     REGISTERED_DECAYS,
     Decay,
     build_decay,

@@ -24,7 +24,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from hf_linear_attention.mixer_delta import DeltaRule
+from hf_linear_attention.mixers.delta_rule import DeltaRule
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.recurrences.delta_rule import DeltaRecurrence
 from tiny import VOCAB_SIZE, assert_near, random_ids

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_linear_attention.cache.caches import LinearAttentionCache
-from hf_linear_attention.mixer_window import Mixing, WindowedAttention
+from hf_linear_attention.mixers.window import Mixing, WindowedAttention
 from hf_linear_attention.ops import windowed_softmax
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.ops.windowed_softmax import join, window_attention

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
 from hf_linear_attention import LinearAttentionForCausalLM
-from hf_linear_attention.rotary import RotaryEmbedding
+from hf_linear_attention.mixers.parts.rotary import RotaryEmbedding
 from tiny import VARIANTS, random_ids, shallow, tiny_config, tiny_model
 
 

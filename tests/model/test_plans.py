@@ -17,7 +17,7 @@ from hf_linear_attention import (
     LinearAttentionForTokenClassification,
     LinearAttentionModel,
 )
-from hf_linear_attention.tensor_parallel import TENSOR_PARALLEL_STYLES
+from hf_linear_attention.mixers.parts.tensor_parallel import TENSOR_PARALLEL_STYLES
 from tiny import HYBRID, NEWER, VARIANTS, tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from hf_linear_attention import LinearAttentionCache, recorded_tokens
 from hf_linear_attention.fast.rms_norm import RMSNorm
-from hf_linear_attention.mixer_linear import LinearAttention
+from hf_linear_attention.mixers.linear_attention import LinearAttention
 from hf_linear_attention.ops.feature_maps import FeatureMap
 from hf_linear_attention.recorded_tokens import recorded_tokens_of
 from hf_linear_attention.recorder import Recorder

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from attention_cases import TOLERANCE
 from hf_linear_attention import linear_attention
-from hf_linear_attention.decays import HGRN2
+from hf_linear_attention.mixers.parts.decays import HGRN2
 from hf_linear_attention.ops import backends
 from hf_linear_attention.ops.feature_maps import POINTWISE
 from hf_linear_attention.ops.numerics import bounded

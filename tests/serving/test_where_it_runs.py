@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
 from hf_linear_attention import LinearAttentionForCausalLM
-from hf_linear_attention.mixer_facts import REGISTERED_MIXERS
+from hf_linear_attention.mixers.facts import REGISTERED_MIXERS
 from hf_linear_attention.serving import requirements
 from moving_average import MovingSumMixer
 from saved_models import WITHOUT_PACKAGE, run, word_tokenizer

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_linear_attention.cache.layer_state import LayerMemory
-from hf_linear_attention.mixer_facts import MixerFacts
+from hf_linear_attention.mixers.facts import MixerFacts
 from hf_linear_attention.ops.numerics import at_least_float32
 from hf_linear_attention.recurrences.interface import Recurrence, StateSize, sum_of_later
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..mixer_softmax import SoftmaxAttention
-from ..mixer_window import WindowedAttention
+from ..mixers.softmax import SoftmaxAttention
+from ..mixers.window import WindowedAttention
 from ..modeling_linear_attention import LinearAttentionForCausalLM
 from ..ops.numerics import at_least_float32, without_autocast
 from ..ops.tokens import Tokens

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..configuration_linear_attention import LinearAttentionConfig
-from ..mixer_softmax import SoftmaxAttention
+from ..mixers.softmax import SoftmaxAttention
 from ..modeling_linear_attention import LinearAttentionForCausalLM
 from .sources import layer_types_of
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..decays import decay_of_steps
+from ..mixers.parts.decays import decay_of_steps
 from ..ops.numerics import at_least_float32
 from ..recurrences.delta_rule import DeltaRecurrence
 from .layer_parts import ConvolvedLayer, begin, convolve

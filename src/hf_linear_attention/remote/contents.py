@@ -8,9 +8,9 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..configuration_linear_attention import DERIVED
-from ..decays import DECAYS, decay_class, has_lower_bounds
 from ..inputs import has_softmax_layers
-from ..mixer_facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
+from ..mixers.facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
+from ..mixers.parts.decays import DECAYS, decay_class, has_lower_bounds
 from ..ops.feature_maps import MODULES, POINTWISE
 
 # Modules in whose place others travel, which need no compiled kernels.

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
-from ..mixer_softmax import LatentAttention, SoftmaxAttention
+from ..mixers.softmax import LatentAttention, SoftmaxAttention
 from ..registration import add_attention
 
 PAGED = "hf_linear_attention_in_vllm"  # as Transformers' interface has `paged_attention`

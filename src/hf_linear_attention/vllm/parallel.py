@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from ..tensor_parallel import modules_of_layers, style_of
+from ..mixers.parts.tensor_parallel import modules_of_layers, style_of
 
 LINEARS = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}
 

@@ -9,7 +9,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from ..mixer_facts import SOFTMAX_MIXERS
+from ..mixers.facts import SOFTMAX_MIXERS
 from . import KNOWN, is_known
 from .attention import key_size, padded_head_size
 from .refusals import LINEAR, check_model, check_ranks, check_settings, own_config

@@ -21,8 +21,8 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
 from ..cache.slots import SlotBatch, SlotCache, SlotLayer, is_step
-from ..mixer_facts import facts_of
-from ..mixers import build_mixer
+from ..mixers.facts import facts_of
+from ..mixers.tables import build_mixer
 from ..recurrences.convolution import ConvolutionWindow
 from ..recurrences.interface import Recurrence, State
 from ..serving.slot_layout import SlotLayout

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .decays import build_decay
-from .fast.linear import project
-from .mixer_linear import Heads, LinearAttentionBase
-from .ops.numerics import at_least_float32
-from .ops.tokens import Tokens
-from .recurrences.delta_rule import DeltaRecurrence
-from .tensor_parallel import find_head_shard
+from ..fast.linear import project
+from ..ops.numerics import at_least_float32
+from ..ops.tokens import Tokens
+from ..recurrences.delta_rule import DeltaRecurrence
+from .linear_attention import Heads, LinearAttentionBase
+from .parts.decays import build_decay
+from .parts.tensor_parallel import find_head_shard
 
 
 class DeltaRule(LinearAttentionBase):

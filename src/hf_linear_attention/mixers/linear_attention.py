@@ -12,17 +12,17 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
-from .cache.layer_state import LayerMemory
-from .decays import build_decay, decay_class
-from .fast.linear import project
-from .heads_rms_norm import build_norm, normalize
-from .ops.feature_maps import POINTWISE, build_feature_map
-from .ops.tokens import Tokens
-from .recurrences.interface import Recurrence
-from .recurrences.linear_attention import LinearRecurrence
-from .rotary import rotate
-from .short_convolution import ShortConvolution
-from .tensor_parallel import HeadShard, call, find_head_shard
+from ..cache.layer_state import LayerMemory
+from ..fast.linear import project
+from ..ops.feature_maps import POINTWISE, build_feature_map
+from ..ops.tokens import Tokens
+from ..recurrences.interface import Recurrence
+from ..recurrences.linear_attention import LinearRecurrence
+from .parts.decays import build_decay, decay_class
+from .parts.output_norm import build_norm, normalize
+from .parts.rotary import rotate
+from .parts.short_convolution import ShortConvolution
+from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
 
 class Heads(NamedTuple):

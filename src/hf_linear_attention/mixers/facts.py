@@ -6,7 +6,7 @@ of its class; those of the package's are apart from their modules, for a config 
 
 from typing import Any, NamedTuple
 
-from .normalizers import NORMALIZERS
+from .parts.normalizers import NORMALIZERS
 
 QKV = ("q_proj", "k_proj", "v_proj")
 # Feature maps under which weights are never negative, and as large as they are.
@@ -62,7 +62,7 @@ class MixerFacts(NamedTuple):
 
 
 ONE_QUERY_PER_KEY = {"num_key_value_heads": "num_attention_heads"}
-MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; mixers.py has the modules
+MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; mixers/tables.py has the modules
     "linear": MixerFacts(
         reads_the_past=False,
         takes_keys=True,

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from .fast.rms_norm import RMSNorm
+from ...fast.rms_norm import RMSNorm
+from ...ops.numerics import at_least_float32
 from .normalizers import NORMALIZERS, Normalizer
-from .ops.numerics import at_least_float32
 from .tensor_parallel import HeadShard, call
 
 

@@ -17,19 +17,19 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .decays import build_decay
-from .fast.linear import project
-from .fast.rms_norm import RMSNorm
-from .mixer_linear import MappedAttention
-from .ops.feature_maps import POINTWISE
-from .ops.numerics import at_least_float32
-from .ops.tokens import Tokens
-from .ops.windowed_softmax import join
-from .recurrences.interface import Recurrence
-from .recurrences.linear_attention import LinearRecurrence
-from .recurrences.window import WindowRecurrence
-from .rotary import rotate
-from .tensor_parallel import HeadShard, call, find_head_shard
+from ..fast.linear import project
+from ..fast.rms_norm import RMSNorm
+from ..ops.feature_maps import POINTWISE
+from ..ops.numerics import at_least_float32
+from ..ops.tokens import Tokens
+from ..ops.windowed_softmax import join
+from ..recurrences.interface import Recurrence
+from ..recurrences.linear_attention import LinearRecurrence
+from ..recurrences.window import WindowRecurrence
+from .linear_attention import MappedAttention
+from .parts.decays import build_decay
+from .parts.rotary import rotate
+from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
 # Older tokens weigh nothing below: 1 / den^2, which a gradient has as a factor, would be infinite
 # before it meets a weight that is as small. Learned features of keys and queries that differ come

@@ -14,11 +14,11 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from .fast.linear import project
-from .fast.rms_norm import RMSNorm
-from .ops.tokens import Tokens
-from .rotary import rotate
-from .tensor_parallel import HeadShard, call, find_head_shard
+from ..fast.linear import project
+from ..fast.rms_norm import RMSNorm
+from ..ops.tokens import Tokens
+from .parts.rotary import rotate
+from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
 
 class SoftmaxAttention(nn.Module):

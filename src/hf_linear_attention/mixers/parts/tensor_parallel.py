@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedConfig
 
-from .mixer_facts import QKV, SOFTMAX_MIXERS, facts_of
+from ..facts import QKV, SOFTMAX_MIXERS, facts_of
 
 TENSOR_PARALLEL_STYLES = {  # of the modules of a layer that Transformers may shard
     "self_attn.q_proj": "colwise",

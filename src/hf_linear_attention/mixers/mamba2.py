@@ -18,14 +18,14 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .decays import decay_of_steps, inverse_softplus
-from .fast.linear import project
-from .mixer_linear import Heads, LinearAttentionBase
-from .ops.numerics import at_least_float32, bounded
-from .ops.tokens import Tokens
-from .recurrences.interface import Inputs
-from .recurrences.linear_attention import LinearRecurrence
-from .tensor_parallel import HeadShard, find_head_shard
+from ..fast.linear import project
+from ..ops.numerics import at_least_float32, bounded
+from ..ops.tokens import Tokens
+from ..recurrences.interface import Inputs
+from ..recurrences.linear_attention import LinearRecurrence
+from .linear_attention import Heads, LinearAttentionBase
+from .parts.decays import decay_of_steps, inverse_softplus
+from .parts.tensor_parallel import HeadShard, find_head_shard
 
 
 class Mamba2(LinearAttentionBase):

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .cache.layers import memory_layer
-from .fast.linear import project
-from .mixer_linear import MappedAttention
-from .ops.numerics import accumulation_dtype
-from .recurrences.interface import State
-from .tensor_parallel import HeadShard, call, find_head_shard
+from ..cache.layers import memory_layer
+from ..fast.linear import project
+from ..ops.numerics import accumulation_dtype
+from ..recurrences.interface import State
+from .linear_attention import MappedAttention
+from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
 
 class CrossAttention(MappedAttention):

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from .ops.numerics import ExactBuffers
+from ...ops.numerics import ExactBuffers
 
 
 class RotaryEmbedding(ExactBuffers, LlamaRotaryEmbedding):

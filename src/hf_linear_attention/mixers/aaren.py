@@ -15,15 +15,15 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .fast.linear import project
-from .mixer_linear import Heads, LinearAttentionBase
-from .ops.in_slots import linear_attention_
-from .ops.linear_attention import linear_attention, linear_attention_step_
-from .ops.numerics import accumulation_dtype
-from .ops.slots import read_slots, write_slots_
-from .ops.tokens import Tokens, positions_within, sequence_of_each_token
-from .recurrences.interface import Inputs, Recurrence, SlotPieces, State, StateSize
-from .tensor_parallel import call, find_head_shard
+from ..fast.linear import project
+from ..ops.in_slots import linear_attention_
+from ..ops.linear_attention import linear_attention, linear_attention_step_
+from ..ops.numerics import accumulation_dtype
+from ..ops.slots import read_slots, write_slots_
+from ..ops.tokens import Tokens, positions_within, sequence_of_each_token
+from ..recurrences.interface import Inputs, Recurrence, SlotPieces, State, StateSize
+from .linear_attention import Heads, LinearAttentionBase
+from .parts.tensor_parallel import call, find_head_shard
 
 
 @dataclass(frozen=True)

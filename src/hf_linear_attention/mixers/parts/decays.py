@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .fast.linear import project
-from .ops.numerics import accumulation_dtype, at_least_float32, bounded, rates_of
+from ...fast.linear import project
+from ...ops.numerics import accumulation_dtype, at_least_float32, bounded, rates_of
 from .tensor_parallel import HeadShard
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .decays import build_decay
-from .fast.linear import project
-from .mixer_linear import Heads, LinearAttentionBase
-from .ops.tokens import Tokens
-from .recurrences.elementwise_scan import ElementwiseRecurrence
-from .tensor_parallel import find_head_shard
+from ..fast.linear import project
+from ..ops.tokens import Tokens
+from ..recurrences.elementwise_scan import ElementwiseRecurrence
+from .linear_attention import Heads, LinearAttentionBase
+from .parts.decays import build_decay
+from .parts.tensor_parallel import find_head_shard
 
 
 class HGRN(LinearAttentionBase):

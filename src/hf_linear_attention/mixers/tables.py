@@ -9,16 +9,16 @@ a cache of fixed size lists its `recurrences`.
 from torch import nn
 from transformers import PreTrainedConfig
 
-from .mixer_aaren import Aaren
-from .mixer_delta import DeltaRule
-from .mixer_facts import MIXERS, REGISTERED_MIXERS, MixerFacts
-from .mixer_hgrn import HGRN
-from .mixer_linear import LinearAttention
-from .mixer_mamba2 import Mamba2
-from .mixer_softmax import LatentAttention, SoftmaxAttention
-from .mixer_window import WindowedAttention
+from .aaren import Aaren
+from .delta_rule import DeltaRule
+from .facts import MIXERS, REGISTERED_MIXERS, MixerFacts
+from .hgrn import HGRN
+from .linear_attention import LinearAttention
+from .mamba2 import Mamba2
+from .softmax import LatentAttention, SoftmaxAttention
+from .window import WindowedAttention
 
-# By the config's `mixer`, in layers of the type "linear_attention"; mixer_facts.py has their facts.
+# By the config's `mixer`, in layers of the type "linear_attention"; mixers/facts.py has their facts.
 RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,

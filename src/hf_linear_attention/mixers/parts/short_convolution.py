@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .cache.layer_state import LayerMemory
-from .recurrences.convolution import ConvolutionWindow
+from ...cache.layer_state import LayerMemory
+from ...recurrences.convolution import ConvolutionWindow
 
 
 class ShortConvolution(nn.Module):
