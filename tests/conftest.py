@@ -6,7 +6,8 @@ import gc
 import pytest
 import torch
 
-from hf_linear_attention import recordable, recorded_tokens
+from hf_linear_attention.decode import conditions as recordable
+from hf_linear_attention.decode import layers as recorded_tokens
 from hf_linear_attention.fast import linear, quantized, rms_norm
 from hf_linear_attention.for_transformers import experts
 

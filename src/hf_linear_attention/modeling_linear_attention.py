@@ -44,6 +44,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache.caches import LinearAttentionCache, cache_for_model
 from .cache.slots import SlotCache
 from .configuration_linear_attention import LinearAttentionConfig
+from .decode.models import CountsCasts, RecordsLayers, RecordsSteps
 from .fast.linear import is_bare, project
 from .fast.rms_norm import RMSNorm
 from .fast.sinusoids import add_sinusoids
@@ -68,7 +69,6 @@ from .model_card import TAGS, ModelCardMixin
 from .ops.checks import check_tokens
 from .ops.feature_maps import FavorPlus
 from .ops.tokens import Tokens
-from .recorded_models import CountsCasts, RecordsLayers, RecordsSteps
 from .recurrences.sequence_parallel import check_sequence_group
 from .registration import register_base_model, register_models
 from .releases import CACHE, CACHE_NAMES, cache_among

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_linear_attention import recordable, use_kernels
+from hf_linear_attention import use_kernels
+from hf_linear_attention.decode import conditions as recordable
 from hf_linear_attention.for_transformers.experts import Experts
 from hf_linear_attention.for_transformers.recorded_layers import (
     RecordedLayer,

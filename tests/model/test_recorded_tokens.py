@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from hf_linear_attention import LinearAttentionCache, recorded_tokens
+from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.decode import layers as recorded_tokens
+from hf_linear_attention.decode.layers import recorded_tokens_of
+from hf_linear_attention.decode.trace import Recorder
 from hf_linear_attention.fast.rms_norm import RMSNorm
 from hf_linear_attention.mixers.linear_attention import LinearAttention
 from hf_linear_attention.ops.feature_maps import FeatureMap
-from hf_linear_attention.recorded_tokens import recorded_tokens_of
-from hf_linear_attention.recorder import Recorder
 from hf_linear_attention.releases import CACHE
 from new_python import run_python
 from tiny import VARIANTS, random_ids, shallow, tiny_model

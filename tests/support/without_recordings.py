@@ -3,7 +3,7 @@
 
 import pytest
 
-from hf_linear_attention import recordable
+from hf_linear_attention.decode import conditions as recordable
 
 
 def without_recordings(compute):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from ..cache.slots import SlotCache, SlotLayer
-from ..recordable import may_be_recorded
-from ..recorded_tokens import RecordedTokens
+from ..decode.conditions import may_be_recorded
+from ..decode.layers import RecordedTokens
 from .layer_parts import CACHES
 
 

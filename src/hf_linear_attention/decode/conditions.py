@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .cache.layers import RecurrentLayer, left_padding_of
-from .cache.slots import SlotCache, SlotLayer
-from .ops.checks import is_traced
-from .ops.numerics import is_transformed
+from ..cache.layers import RecurrentLayer, left_padding_of
+from ..cache.slots import SlotCache, SlotLayer
+from ..ops.checks import is_traced
+from ..ops.numerics import is_transformed
 
 RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"
 ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, at import

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .ops.backends import has_compiled, native_op
+from ..ops.backends import has_compiled, native_op
 
 can_record = native_op("can_record", version=1)
 native_recording = native_op("recording", version=1)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
-from .ops.checks import check_tokens
-from .ops.tokens import Tokens
-from .recordable import caches_of_a_step, may_be_recorded, recordable_caches
-from .recorded_tokens import RecordedTokens, recorded_tokens_of, stretches
-from .releases import CACHE
+from ..ops.checks import check_tokens
+from ..ops.tokens import Tokens
+from ..releases import CACHE
+from .conditions import caches_of_a_step, may_be_recorded, recordable_caches
+from .layers import RecordedTokens, recorded_tokens_of, stretches
 
 
 class CountsCasts:

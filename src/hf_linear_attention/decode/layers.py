@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 from transformers.utils import output_capturing
 
-from .fast.linear import HOOKS, FastForward, products_in_use
-from .ops.backends import forced_backend
-from .recorder import Recorder
+from ..fast.linear import HOOKS, FastForward, products_in_use
+from ..ops.backends import forced_backend
+from .trace import Recorder
 
 # A recording takes as long as some ten tokens gain by it, so what comes that often is recorded.
 TOKENS_BEFORE = 8
