@@ -114,8 +114,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             gives the keys, as "hgrn2", it is of queries alone.
         feature_map_kwargs: options of that module.
         value_act: activation of v, None or "silu".
-        decay: how linear attention forgets, by name (`mixers/parts/decays.py`), or one registered by
-            `register_decay`.
+        decay: how linear attention forgets, by name (`mixers/parts/decays.py`), or one
+            registered by `register_decay`.
         normalizer: "z" divides by phi(q) z + attention_eps; "rms_norm" instead brings every head's
             output to unit mean square; "gated_rms_norm" then multiplies it by a gate. So do, for
             all heads at once, "rms_norm_of_all_heads" and "gated_rms_norm_of_all_heads";

@@ -18,7 +18,7 @@ from .mamba2 import Mamba2
 from .softmax import LatentAttention, SoftmaxAttention
 from .window import WindowedAttention
 
-# By the config's `mixer`, in layers of the type "linear_attention"; mixers/facts.py has their facts.
+# By the config's `mixer`, in layers of the type "linear_attention"; facts.py has their facts.
 RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,

@@ -33,6 +33,8 @@ from .saving import CONFIGURATION, MODELING
 # Of what these files ask the package for: the name of the module that has it. One that no longer
 # reads models of an older format has no module of that name.
 FORMAT = "format_1"
+# The modules that they are made of, with all that those need of others.
+MADE_OF = {CONFIGURATION: "configuration_linear_attention", MODELING: "modeling_linear_attention"}
 HEADER = '''\
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """{doc}
@@ -93,9 +95,9 @@ def _code_for(
     )
     with without_garbage_collection():
         configuration = Bundle(sources(), omissions)
-        configuration.add_module(CONFIGURATION)
+        configuration.add_module(MADE_OF[CONFIGURATION])
         modeling = Bundle(sources(), omissions, without=configuration.definitions)
-        modeling.add_module(MODELING)
+        modeling.add_module(MADE_OF[MODELING])
         bundles = {CONFIGURATION: configuration, MODELING: modeling}
         return {name: text_of(name, bundle) for name, bundle in bundles.items()}
 
@@ -123,7 +125,7 @@ def text_of(name: str, bundle: Bundle) -> str:
     """A file's whole text."""
     from .. import __version__
 
-    exported = sorted(import_module(f"..{name}", __package__).__all__)
+    exported = sorted(import_module(f"..{MADE_OF[name]}", __package__).__all__)
     parts = [HEADER.format(doc=DOCS[name], version=__version__)]
     parts.append("\n" + "\n".join(import_lines(bundle)) + "\n")
     before = ""
