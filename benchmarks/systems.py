@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.model.presets import PRESETS
 from tasks import Copy, Recall, Source, Task, Text, Tracking
 
 BASELINE = "katharopoulos"  # whose number of weights all have

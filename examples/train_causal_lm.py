@@ -45,7 +45,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from hf_linear_attention import LinearAttentionConfig
-from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.model.presets import PRESETS
 from muon import MuonWithAdamW
 from recall_texts import mix_recall_blocks, with_recall_texts
 from text_blocks import (

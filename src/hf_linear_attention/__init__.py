@@ -2,7 +2,6 @@
 """Linear attention for Transformers. Importing this makes the Auto classes know the models."""
 
 from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache
-from .configuration_linear_attention import LinearAttentionConfig
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport
 from .for_transformers.bounded_caches import SinkCache, TOVACache
@@ -14,7 +13,9 @@ from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .mixers.facts import MixerFacts
 from .mixers.parts.decays import Decay, register_decay
 from .mixers.tables import register_mixer
-from .modeling_linear_attention import (
+from .model.auto import observe_model_classes, register_model_type
+from .model.configuration import LinearAttentionConfig
+from .model.modeling import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
     LinearAttentionForQuestionAnswering,
@@ -31,7 +32,6 @@ from .ops.in_slots import delta_rule_, linear_attention_, short_convolution_
 from .ops.linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
 from .ops.selective_scan import selective_scan, selective_scan_step_
 from .recurrences.sequence_parallel import split_sequence
-from .registration import observe_model_classes, register_model_type
 from .releases import CACHE, warn_of_newer
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal

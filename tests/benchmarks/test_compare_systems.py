@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hf_linear_attention import LinearAttentionForCausalLM
-from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.model.presets import PRESETS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import DataCollatorWithFlattening, Trainer
 from trl import SFTConfig, SFTTrainer
 
-from hf_linear_attention import LinearAttentionForCausalLM, convert, loss_linear_attention
+from hf_linear_attention import LinearAttentionForCausalLM, convert
 from hf_linear_attention.conversion.attention_transfer import new_parameters
 from hf_linear_attention.conversion.distillation import (
     Distillation,
@@ -17,6 +17,7 @@ from hf_linear_attention.conversion.distillation import (
     DistillationTrainer,
     lora_config,
 )
+from hf_linear_attention.model import loss as loss_linear_attention
 from saved_models import word_tokenizer
 from softmax_models import softmax_model, some_ids
 from trainer_runs import arguments

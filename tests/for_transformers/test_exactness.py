@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.loss_linear_attention import causal_lm_loss
+from hf_linear_attention.model.loss import causal_lm_loss
 from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's

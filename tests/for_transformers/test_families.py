@@ -20,7 +20,7 @@ MAY_NAME = {
     "fast/rms_norm.py": "Llama's norm is the base of the package's",
     "remote/stand_ins/rms_norm.py": "as it is of what travels",
     "mixers/parts/rotary.py": "and so are its angles",
-    "registration.py": "registries, and models that are made of two others",
+    "model/auto.py": "registries, and models that are made of two others",
     "conversion/sources.py": "softmax models that are converted",
     "for_transformers/minimax_cache.py": "a class derived from it, imported when there is one",
     "for_transformers/xlstm_cache.py": "a class derived from it, imported when there is one",

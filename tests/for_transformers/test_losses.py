@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.loss import loss_utils
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
-from hf_linear_attention.loss_linear_attention import causal_lm_loss
+from hf_linear_attention.model.loss import causal_lm_loss
 from upstream_models import VOCAB_SIZE, tiny_upstream
 
 

@@ -23,7 +23,7 @@ from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.for_transformers.families import FAMILIES, replacement_for
 from hf_linear_attention.for_transformers.fingerprints import source_of
 from hf_linear_attention.for_transformers.use_kernels import Report, _warned_of
-from hf_linear_attention.loss_linear_attention import causal_lm_loss
+from hf_linear_attention.model.loss import causal_lm_loss
 from upstream_models import (
     SINCE,
     VOCAB_SIZE,

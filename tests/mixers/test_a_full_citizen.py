@@ -22,8 +22,8 @@ from hf_linear_attention import (
 from hf_linear_attention.fast.linear import project
 from hf_linear_attention.mixers.facts import QKV, REGISTERED_MIXERS
 from hf_linear_attention.mixers.linear_attention import Heads, LinearAttentionBase
-from hf_linear_attention.model_card import make_model_card
-from hf_linear_attention.presets import Preset
+from hf_linear_attention.model.model_card import make_model_card
+from hf_linear_attention.model.presets import Preset
 from hf_linear_attention.recurrences.linear_attention import LinearRecurrence
 from hf_linear_attention.vllm.refusals import check_model, check_ranks
 from tiny import assert_near, random_ids, tiny_model

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import moving_average
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.mixers.facts import REGISTERED_MIXERS
-from hf_linear_attention.model_card import state_nbytes
+from hf_linear_attention.model.model_card import state_nbytes
 from hf_linear_attention.ops.tokens import Tokens
 from moving_average import MovingSum, MovingSumMixer
 from tiny import HYBRID, assert_near, random_ids, tiny_model

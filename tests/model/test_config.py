@@ -9,9 +9,9 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from hf_linear_attention.config_checks import unused_fields
-from hf_linear_attention.configuration_linear_attention import DERIVED
-from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.model.config_checks import unused_fields
+from hf_linear_attention.model.configuration import DERIVED
+from hf_linear_attention.model.presets import PRESETS
 from tiny import VARIANTS, tiny_config
 
 AAREN = {"mixer": "aaren", "feature_map": "exp"}

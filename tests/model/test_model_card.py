@@ -14,9 +14,9 @@ from test_remote_code import WITHOUT_PACKAGE, run, word_tokenizer
 from transformers import Trainer, TrainingArguments
 
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.model_card import PLACEHOLDER, linked, state_nbytes
-from hf_linear_attention.modeling_linear_attention import AUTO_CLASSES
-from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.model.model_card import PLACEHOLDER, linked, state_nbytes
+from hf_linear_attention.model.modeling import AUTO_CLASSES
+from hf_linear_attention.model.presets import PRESETS
 from tiny import VARIANTS, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -95,7 +95,7 @@ def test_with_the_package_they_run_on_its_kernels(tmp_path):
     for module, ops, report in answers(tmp_path):
         assert_compiled(ops)
         if IS_OUTDATED:
-            assert module == "hf_linear_attention.modeling_linear_attention"
+            assert module == "hf_linear_attention.model.modeling"
             continue
         assert module.startswith("transformers_modules")
         assert list(report) == ["cuda", "cpu", "chunked", "reference"]
@@ -114,7 +114,7 @@ def test_their_own_code_runs_without_the_package(tmp_path):
 def test_the_package_s_own_classes_load_them(tmp_path):
     found = answers(tmp_path, "import hf_linear_attention\n", how="installed")
     for module, ops, _ in found:
-        assert module == "hf_linear_attention.modeling_linear_attention"
+        assert module == "hf_linear_attention.model.modeling"
         assert_compiled(ops)
 
 

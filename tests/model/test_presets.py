@@ -16,9 +16,9 @@ from hf_linear_attention import (
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
 )
-from hf_linear_attention.configuration_linear_attention import DERIVED
+from hf_linear_attention.model.configuration import DERIVED
+from hf_linear_attention.model.presets import PRESETS
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.presets import PRESETS
 from tiny import VOCAB_SIZE, random_ids, tiny_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "presets.md"

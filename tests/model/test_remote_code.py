@@ -123,8 +123,8 @@ def saved(tmp_path_factory):
 def test_the_directory_holds_all_its_code(saved):
     folder, _ = saved
     assert {path.name for path in folder.glob("*.py")} == {
-        "configuration_linear_attention.py",
-        "modeling_linear_attention.py",
+        "model/configuration.py",
+        "model/modeling.py",
     }
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
     modeling = "modeling_linear_attention.LinearAttention"
@@ -255,7 +255,7 @@ def test_with_the_package_both_ways_of_loading_give_one_class(saved, tmp_path):
 local = hf_linear_attention.LinearAttentionForCausalLM.from_pretrained(sys.argv[1])
 assert type(local) is type(model) and type(local.config) is type(model.config)
 from importlib import import_module, reload
-reload(import_module("hf_linear_attention.modeling_linear_attention"))
+reload(import_module("hf_linear_attention.model.modeling"))
 reload(hf_linear_attention)
 print(""",
     )

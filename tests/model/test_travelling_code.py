@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hf_linear_attention import LinearAttentionConfig
-from hf_linear_attention.presets import PRESETS
+from hf_linear_attention.model.presets import PRESETS
+from hf_linear_attention.model.saving import CONFIGURATION, MODELING
 from hf_linear_attention.remote import generator
 from hf_linear_attention.remote.code import code_for
-from hf_linear_attention.remote.saving import CONFIGURATION, MODELING
 from saved_models import WITHOUT_PACKAGE, run
 from tiny import VARIANTS, tiny_model
 

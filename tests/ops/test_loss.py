@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_full_backward_hook
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from hf_linear_attention import loss_linear_attention
-from hf_linear_attention.loss_linear_attention import (
+from hf_linear_attention.model import loss as loss_linear_attention
+from hf_linear_attention.model.loss import (
     CrossEntropy,
     LinearCrossEntropy,
     causal_lm_loss,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import changed_transformers
 import hf_linear_attention
-from hf_linear_attention import registration
+from hf_linear_attention.model import auto as registration
 from hf_linear_attention.releases import CACHE
 from new_python import run_python
 

@@ -141,7 +141,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "scripts"))
     start = holders()
     use()
-    from hf_linear_attention import registration, use_kernels_everywhere
+    from hf_linear_attention import use_kernels_everywhere
+    from hf_linear_attention.model import auto as registration
 
     registration.add_attention("hf_linear_attention_in_vllm", use)  # as its plugin does
     table = {"linear_attention": object}  # as the engine does, while it makes a cache

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from hf_linear_attention.presets import PRESETS, preset_fields
+from hf_linear_attention.model.presets import PRESETS, preset_fields
 
 VOCAB_SIZE = 41
 HYBRID = ["linear_attention", "full_attention", "sliding_attention"]

@@ -30,7 +30,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..mixers.softmax import SoftmaxAttention
 from ..mixers.window import WindowedAttention
-from ..modeling_linear_attention import LinearAttentionForCausalLM
+from ..model.modeling import LinearAttentionForCausalLM
 from ..ops.numerics import at_least_float32, without_autocast
 from ..ops.tokens import Tokens
 from .softmax_form import (

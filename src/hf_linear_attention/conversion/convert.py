@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..mixers.facts import all_facts, facts_of
-from ..modeling_linear_attention import LinearAttentionForCausalLM
+from ..model.configuration import LinearAttentionConfig
+from ..model.modeling import LinearAttentionForCausalLM
 from .report import ConversionReport
 from .sources import check_model, fields_of, layer_types_of
 

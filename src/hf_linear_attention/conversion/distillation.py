@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, Trainer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..loss_linear_attention import row_chunks
-from ..modeling_linear_attention import LinearAttentionForCausalLM
+from ..model.loss import row_chunks
+from ..model.modeling import LinearAttentionForCausalLM
 from ..ops.numerics import accumulation_dtype
 from .attention_transfer import check_one_device, new_parameters, relative_error
 from .softmax_form import PROJECTIONS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..modeling_linear_attention import LinearAttentionForCausalLM
+from ..model.modeling import LinearAttentionForCausalLM
 from .softmax_form import LINEAR, attention_replaced, softmax_forms, types_before
 
 

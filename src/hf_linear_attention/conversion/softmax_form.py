@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..mixers.softmax import SoftmaxAttention
-from ..modeling_linear_attention import LinearAttentionForCausalLM
+from ..model.configuration import LinearAttentionConfig
+from ..model.modeling import LinearAttentionForCausalLM
 from .sources import layer_types_of
 
 LINEAR = "linear_attention"

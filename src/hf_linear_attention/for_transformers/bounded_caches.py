@@ -23,7 +23,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from ..registration import observe_attention
+from ..model.auto import observe_attention
 
 HIDDEN = -1  # instead of the position of a key that no later query may see
 IMPLEMENTATIONS = ("eager", "sdpa")

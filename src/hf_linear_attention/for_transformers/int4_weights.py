@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TorchAoConfig
 
-from ..configuration_linear_attention import LinearAttentionConfig
+from ..model.configuration import LinearAttentionConfig
 
 # Where classes are from whose projections are ours to call; the second of a checkpoint's own code.
 OF_OURS = ("hf_linear_attention.", "transformers_modules.", "torch.nn.")

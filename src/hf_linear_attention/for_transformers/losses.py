@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.loss import loss_utils
 
-from ..loss_linear_attention import causal_lm_loss
+from ..model.loss import causal_lm_loss
 from .fingerprints import fingerprint_of
 
 # Fingerprints of the functions that ours stands in for, and the versions that have them.

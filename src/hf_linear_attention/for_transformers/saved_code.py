@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..configuration_linear_attention import LinearAttentionConfig
-from ..modeling_linear_attention import AUTO_CLASSES
+from ..model.configuration import LinearAttentionConfig
+from ..model.modeling import AUTO_CLASSES
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from ..modeling_linear_attention import LinearAttentionPreTrainedModel
+from ..model.modeling import LinearAttentionPreTrainedModel
 from .speedup import DTYPES, TOLERANCE, cache_argument, cache_in, cache_to_begin_with, say
 from .use_kernels import is_own, use_kernels
 

@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..fast import linear, quantized
-from ..registration import before_forwards
+from ..model.auto import before_forwards
+from ..model.configuration import LinearAttentionConfig
+from ..model.served import prepare_server
 from ..releases import CACHE
-from ..served_generation import prepare_server
 from .families import HEADS, LAYERS, family_of, made_class, norm_for, replacement_for, sizes_for
 from .functions import (
     ByFunctions,

@@ -34,7 +34,7 @@ class MixerFacts(NamedTuple):
     has_positions: whether "rotary" positions turn its queries and keys.
     conversions: what softmax layers may become by it, by name: fields of the config, without
         convolutions, which softmax layers have not; conv_kernel_size=4 adds them.
-    presets: of a user's mixer, as `presets.py` has those of the package's.
+    presets: of a user's mixer, as `model/presets.py` has those of the package's.
     """
 
     needs: dict[str, tuple[Any, ...]] = {}

@@ -18,6 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..model.saving import CONFIGURATION, MODELING
 from .contents import (
     BASES_LEFT_OUT,
     METHODS_LEFT_OUT,
@@ -28,13 +29,12 @@ from .contents import (
     unknown_fields,
 )
 from .generator import Bundle, Definition, Omissions, Sources
-from .saving import CONFIGURATION, MODELING
 
 # Of what these files ask the package for: the name of the module that has it. One that no longer
 # reads models of an older format has no module of that name.
 FORMAT = "format_1"
 # The modules that they are made of, with all that those need of others.
-MADE_OF = {CONFIGURATION: "configuration_linear_attention", MODELING: "modeling_linear_attention"}
+MADE_OF = {CONFIGURATION: "model.configuration", MODELING: "model.modeling"}
 HEADER = '''\
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """{doc}

@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..configuration_linear_attention import DERIVED
-from ..inputs import has_softmax_layers
 from ..mixers.facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
 from ..mixers.parts.decays import DECAYS, decay_class, has_lower_bounds
+from ..model.arguments import has_softmax_layers
+from ..model.configuration import DERIVED
 from ..ops.feature_maps import MODULES, POINTWISE
 
 # Modules in whose place others travel, which need no compiled kernels.

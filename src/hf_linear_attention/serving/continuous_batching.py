@@ -38,7 +38,7 @@ from transformers.generation.continuous_batching.model_runner import (
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
-from ..registration import allocators_of_paged_cache
+from ..model.auto import allocators_of_paged_cache
 from ..releases import CACHE
 from .admission import Admission
 from .allocators import LINEAR, SECTOR_ALIGNMENT, LatentAllocator, allocators_of

@@ -27,7 +27,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus
 from transformers.utils.import_utils import is_serve_available
 
-from ..registration import observe_server
+from ..model.auto import observe_server
 from .sampling import WARPERS
 
 STATUS = {ValueError: 400, queue.Full: 503}  # of errors

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
 from ..mixers.softmax import LatentAttention, SoftmaxAttention
-from ..registration import add_attention
+from ..model.auto import add_attention
 
 PAGED = "hf_linear_attention_in_vllm"  # as Transformers' interface has `paged_attention`
 

@@ -24,7 +24,7 @@ from vllm.model_executor.models.interfaces import (
 from vllm.model_executor.models.transformers.utils import init_on_device_without_buffers
 
 from ..fast.linear import project
-from ..modeling_linear_attention import RENAMED, LinearAttentionForCausalLM
+from ..model.modeling import RENAMED, LinearAttentionForCausalLM
 from ..serving.slot_layout import SlotLayout
 from .attention import PAGED, make_attentions, no_masks
 from .parallel import parallelize

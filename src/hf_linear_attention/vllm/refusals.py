@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..configuration_linear_attention import LinearAttentionConfig
 from ..mixers.facts import SOFTMAX_MIXERS, facts_of
+from ..model.configuration import LinearAttentionConfig
 
 LINEAR = "linear_attention"
 # Positions whose frequencies depend on the longest sequence of a batch: with them a request's

@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .ops.numerics import accumulation_dtype
+from ..ops.numerics import accumulation_dtype
 from .presets import LINEAR, PRESETS, all_presets
 
 TAGS = ["linear-attention", "custom_code"]

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from .fast.linear import plain_product
-from .ops.backends import has_compiled, native_op
-from .ops.numerics import accumulation_dtype, is_transformed
-from .recurrences.sequence_parallel import shift_labels_across, sum_over_ranks
+from ..fast.linear import plain_product
+from ..ops.backends import has_compiled, native_op
+from ..ops.numerics import accumulation_dtype, is_transformed
+from ..recurrences.sequence_parallel import shift_labels_across, sum_over_ranks
 
 compiled_cross_entropy = native_op("cross_entropy", version=1)
 compiled_backward = native_op("cross_entropy_backward", version=1)

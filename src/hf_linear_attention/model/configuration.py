@@ -7,13 +7,13 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
+from ..mixers.facts import facts_of
+from ..mixers.parts.normalizers import NORMALIZERS
+from ..mixers.parts.tensor_parallel import TensorParallelPlan
+from .auto import register_adapters, register_config
 from .config_checks import ConfigChecks
-from .mixers.facts import facts_of
-from .mixers.parts.normalizers import NORMALIZERS
-from .mixers.parts.tensor_parallel import TensorParallelPlan
 from .presets import preset_fields
-from .registration import register_adapters, register_config
-from .remote.saving import SavedConfig
+from .saving import SavedConfig
 
 
 def of_latent(config: "LinearAttentionConfig", size: int) -> int | None:
@@ -89,9 +89,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             normalizer="z" and as many key-value heads as heads; or "delta_rule", for keys and
             queries of norm 1, which takes feature_map="identity", a norm for normalizer, and gives
             its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
-            space, whose other fields `presets.py` has: linear_num_key_heads are its groups,
+            space, whose other fields `model/presets.py` has: linear_num_key_heads are its groups,
             linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
-            channels, whose other fields `presets.py` has, too; or "window", softmax attention over
+            channels, whose other fields `model/presets.py` has, too; or "window", softmax attention over
             a window of the last tokens and linear attention over all older ones, under one
             denominator, for layers that were softmax attention (`mixers/window.py`). It takes
             normalizer="z", adds no attention_eps, and a feature_map whose weights are not negative.
@@ -252,7 +252,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, preset: str, **overrides) -> "LinearAttentionConfig":
-        """The config of one of the field's systems, by its name in `presets.py`.
+        """The config of one of the field's systems, by its name in `model/presets.py`.
 
         Args:
             overrides: fields, which win over the preset's: sizes above all.

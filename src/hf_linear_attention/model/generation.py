@@ -12,11 +12,11 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMode
 
-from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
-from .cache.layers import count_rows, left_padding_of
-from .inputs import count_past, hide_left_padding
-from .releases import CACHE, CACHE_NAMES, cache_among
-from .served_generation import ServedMixin
+from ..cache.caches import LinearAttentionCache, StaticLinearAttentionCache, cache_for_model
+from ..cache.layers import count_rows, left_padding_of
+from ..releases import CACHE, CACHE_NAMES, cache_among
+from .arguments import count_past, hide_left_padding
+from .served import ServedMixin
 
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded", "static", "offloaded_static")
 # the ways of generate() that never take a token back, nor move a row

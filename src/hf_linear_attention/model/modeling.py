@@ -41,15 +41,24 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .cache.caches import LinearAttentionCache, cache_for_model
-from .cache.slots import SlotCache
-from .configuration_linear_attention import LinearAttentionConfig
-from .decode.models import CountsCasts, RecordsLayers, RecordsSteps
-from .fast.linear import is_bare, project
-from .fast.rms_norm import RMSNorm
-from .fast.sinusoids import add_sinusoids
-from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
-from .inputs import (
+from ..cache.caches import LinearAttentionCache, cache_for_model
+from ..cache.slots import SlotCache
+from ..decode.models import CountsCasts, RecordsLayers, RecordsSteps
+from ..fast.linear import is_bare, project
+from ..fast.rms_norm import RMSNorm
+from ..fast.sinusoids import add_sinusoids
+from ..mixers.cross import CrossAttention
+from ..mixers.parts.decays import has_lower_bounds, share_lower_bounds
+from ..mixers.parts.rotary import RotaryEmbedding
+from ..mixers.parts.tensor_parallel import keep_meshes
+from ..mixers.softmax import SoftmaxAttention
+from ..mixers.tables import build_mixer
+from ..ops.checks import check_tokens
+from ..ops.feature_maps import FavorPlus
+from ..ops.tokens import Tokens
+from ..recurrences.sequence_parallel import check_sequence_group
+from ..releases import CACHE, CACHE_NAMES, cache_among
+from .arguments import (
     AttentionMask,
     check_arguments,
     check_memory,
@@ -58,21 +67,12 @@ from .inputs import (
     read_tokens,
     without_those_of_loss,
 )
-from .loss_linear_attention import causal_lm_loss, linear_causal_lm_loss
-from .mixers.cross import CrossAttention
-from .mixers.parts.decays import has_lower_bounds, share_lower_bounds
-from .mixers.parts.rotary import RotaryEmbedding
-from .mixers.parts.tensor_parallel import keep_meshes
-from .mixers.softmax import SoftmaxAttention
-from .mixers.tables import build_mixer
+from .auto import register_base_model, register_models
+from .configuration import LinearAttentionConfig
+from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
+from .loss import causal_lm_loss, linear_causal_lm_loss
 from .model_card import TAGS, ModelCardMixin
-from .ops.checks import check_tokens
-from .ops.feature_maps import FavorPlus
-from .ops.tokens import Tokens
-from .recurrences.sequence_parallel import check_sequence_group
-from .registration import register_base_model, register_models
-from .releases import CACHE, CACHE_NAMES, cache_among
-from .remote.saving import SavedModel
+from .saving import SavedModel
 
 # Parameters whose names have changed since a version: a pattern of the old name, and the new one.
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.activations import ACT2FN
 
-from .mixers.facts import SOFTMAX_MIXERS, MixerFacts, all_facts, facts_of
-from .mixers.parts.decays import check_decay, decay_class
-from .mixers.parts.normalizers import NORMALIZERS
-from .mixers.parts.rope import check_rope
-from .ops.feature_maps import POINTWISE, check_feature_map
+from ..mixers.facts import SOFTMAX_MIXERS, MixerFacts, all_facts, facts_of
+from ..mixers.parts.decays import check_decay, decay_class
+from ..mixers.parts.normalizers import NORMALIZERS
+from ..mixers.parts.rope import check_rope
+from ..ops.feature_maps import POINTWISE, check_feature_map
 
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
 GATE_ACTIVATIONS = ("sigmoid", "silu")

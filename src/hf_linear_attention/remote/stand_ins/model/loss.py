@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from ...ops.numerics import accumulation_dtype, is_transformed
+from ....ops.numerics import accumulation_dtype, is_transformed
 
 # Elements of the logits at a time: few enough for a CPU's cache, elsewhere enough to be busy.
 CHUNK_ELEMENTS = {"cpu": 2**19}

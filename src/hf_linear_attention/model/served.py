@@ -8,8 +8,8 @@ import sys
 from transformers import GenerationMixin, PreTrainedConfig
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache.slots import KeepKeys, SlotBatch, SlotCache
-from .recurrences.interface import State
+from ..cache.slots import KeepKeys, SlotBatch, SlotCache
+from ..recurrences.interface import State
 
 NO_ENGINE = (
     "continuous batching (generate_batch, init_continuous_batching) needs the package "

@@ -39,7 +39,7 @@ class SavedConfig(RegisteredHere):
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As in Transformers; the directory also holds this class's code."""
-        from .code import write_code
+        from ..remote.code import write_code
 
         if _is_code_wanted.get():
             if self._auto_class is None:
@@ -90,7 +90,7 @@ class SavedModel(RegisteredHere):
         """As in Transformers. The directory also holds the code that loads the model where the
         package is not installed, for every Auto class, unless code=False.
         """
-        from .code import write_code
+        from ..remote.code import write_code
 
         if code:
             self.config.auto_map = {

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from .needs_package import needs_package
+from ..needs_package import needs_package
 
 
 class ServedMixin:

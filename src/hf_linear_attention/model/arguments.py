@@ -16,11 +16,11 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cache.layers import count_rows, left_padding_of
-from .ops.checks import can_look_at, is_traced
-from .ops.tokens import Tokens, positions_within, sequence_of_each_token
-from .recurrences.sequence_parallel import tokens_before
-from .releases import CACHE
+from ..cache.layers import count_rows, left_padding_of
+from ..ops.checks import can_look_at, is_traced
+from ..ops.tokens import Tokens, positions_within, sequence_of_each_token
+from ..recurrences.sequence_parallel import tokens_before
+from ..releases import CACHE
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
 AttentionMask = Tensor | dict[str, Tensor | None] | None

@@ -10,7 +10,7 @@ where attention itself is not as in the source.
 import copy
 from typing import Any, NamedTuple
 
-from .mixers.facts import REGISTERED_MIXERS
+from ..mixers.facts import REGISTERED_MIXERS
 
 # The delta rule's layers: keys and values after convolutions, and no position.
 DELTA_RULE = {
