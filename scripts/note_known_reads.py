@@ -1,14 +1,15 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Adds what the installed Transformers' recurrent layers read, where their fingerprints are known,
-to for_transformers/known_reads.py. Run it once for each release whose fingerprints were added.
+to upstream/proof/known_reads.py. Run it once for each release whose fingerprints were added.
 """
 
 import importlib
 from pathlib import Path
 
-from hf_linear_attention.for_transformers import known_reads
-from hf_linear_attention.for_transformers.families import REPLACEMENTS, replacement_for
-from hf_linear_attention.for_transformers.source_reads import merged, reads_of
+from hf_linear_attention.upstream.families import REPLACEMENTS, replacement_for
+
+from hf_linear_attention.upstream import known_reads
+from hf_linear_attention.upstream.proof.source_reads import merged, reads_of
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 from hf_linear_attention.decode import conditions as recordable
 from hf_linear_attention.decode import layers as recorded_tokens
 from hf_linear_attention.fast import linear, quantized, rms_norm
-from hf_linear_attention.for_transformers import experts
+from hf_linear_attention.upstream import experts
 
 # These start compilers, servers and training, or run others' tests again: begun last, one of them
 # would keep one process busy while the others have nothing to do.

@@ -9,7 +9,6 @@ from .for_transformers.int4_weights import pack_int4_weights
 from .for_transformers.large_pages import use_large_pages
 from .for_transformers.saved_code import replace_outdated
 from .for_transformers.self_check import check_model
-from .for_transformers.use_kernels import use_kernels, use_kernels_everywhere
 from .mixers.facts import MixerFacts
 from .mixers.parts.decays import Decay, register_decay
 from .mixers.tables import register_mixer
@@ -33,6 +32,7 @@ from .ops.linear_attention import LinearAttentionState, linear_attention, linear
 from .ops.selective_scan import selective_scan, selective_scan_step_
 from .recurrences.sequence_parallel import split_sequence
 from .releases import CACHE, warn_of_newer
+from .upstream.use_kernels import use_kernels, use_kernels_everywhere
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal
 

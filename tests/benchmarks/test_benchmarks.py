@@ -24,7 +24,7 @@ import harness  # noqa: E402
 import llama_cpp_models  # noqa: E402
 import report  # noqa: E402
 from hf_linear_attention.fast.linear import is_fast  # noqa: E402
-from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer  # noqa: E402
+from hf_linear_attention.upstream.recorded_layers import RecordedLayer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,10 +22,10 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
-from hf_linear_attention.for_transformers.norms import PlainNorm
-from hf_linear_attention.for_transformers.tiny_models import COMMON, VOCAB_SIZE, fill_weights
 from hf_linear_attention.model.loss import causal_lm_loss
 from hf_linear_attention.releases import CACHE
+from hf_linear_attention.upstream.norms import PlainNorm
+from hf_linear_attention.upstream.tiny_models import COMMON, VOCAB_SIZE, fill_weights
 from tiny import tiny_model
 
 NOTHING = (

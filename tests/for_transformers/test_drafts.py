@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.for_transformers.minimax_cache import CroppableMiniMaxCache
 from hf_linear_attention.releases import CACHE, CACHE_NAMES
+from hf_linear_attention.upstream.minimax_cache import CroppableMiniMaxCache
 from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, tiny_upstream
 
 

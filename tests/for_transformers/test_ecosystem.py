@@ -18,7 +18,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import TorchAOBaseTensor
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.for_transformers import replacements
+from hf_linear_attention.upstream import replacements
 from sft import PACKED, sft_trainer
 from upstream_models import ONE_OF_EACH, VOCAB_SIZE, tiny_upstream
 

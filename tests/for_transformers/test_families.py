@@ -10,8 +10,8 @@ from unittest import mock
 
 import transformers
 
-from hf_linear_attention.for_transformers import families
-from hf_linear_attention.for_transformers.family import UNKNOWN
+from hf_linear_attention.upstream import families
+from hf_linear_attention.upstream.family import UNKNOWN
 
 FOLDER = Path(families.__file__).parent
 PACKAGE = FOLDER.parents[1]
@@ -22,9 +22,9 @@ MAY_NAME = {
     "mixers/parts/rotary.py": "and so are its angles",
     "model/auto.py": "registries, and models that are made of two others",
     "conversion/sources.py": "softmax models that are converted",
-    "for_transformers/minimax_cache.py": "a class derived from it, imported when there is one",
-    "for_transformers/xlstm_cache.py": "a class derived from it, imported when there is one",
-    "for_transformers/rg_lru.py": "a function of its, imported when there is such a layer",
+    "upstream/minimax_cache.py": "a class derived from it, imported when there is one",
+    "upstream/xlstm_cache.py": "a class derived from it, imported when there is one",
+    "upstream/layers/rg_lru.py": "a function of its, imported when there is such a layer",
 }
 
 

@@ -18,12 +18,12 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.for_transformers import proved_functions
-from hf_linear_attention.for_transformers.functions import ByFunctions, functions_class_for
-from hf_linear_attention.for_transformers.proved_functions import routed, stand_in
-from hf_linear_attention.for_transformers.replacements import Replacement
 from hf_linear_attention.ops import delta_rule as op_delta
 from hf_linear_attention.releases import CACHE
+from hf_linear_attention.upstream import proved_functions
+from hf_linear_attention.upstream.functions import ByFunctions, functions_class_for
+from hf_linear_attention.upstream.proof.proved_functions import routed, stand_in
+from hf_linear_attention.upstream.replacements import Replacement
 from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
@@ -522,10 +522,8 @@ def test_other_packages_functions_run_where_they_are_there_but_on_the_cpu(of_nex
         assert theirs.call_count == 2
     report.undo()
     with (
-        mock.patch("hf_linear_attention.for_transformers.functions.ON_CPU", ()),
-        mock.patch(
-            "hf_linear_attention.for_transformers.functions.device_type_of", lambda module: "cuda"
-        ),
+        mock.patch("hf_linear_attention.upstream.functions.ON_CPU", ()),
+        mock.patch("hf_linear_attention.upstream.functions.device_type_of", lambda module: "cuda"),
     ):
         report, layer, _ = changed(of_next_year.Base())
     assert not report.changed

@@ -23,9 +23,9 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
-from hf_linear_attention.for_transformers import proof, verdicts
-from hf_linear_attention.for_transformers.tiny_models import tiny_config
 from hf_linear_attention.releases import CACHE
+from hf_linear_attention.upstream import proof, verdicts
+from hf_linear_attention.upstream.tiny_models import tiny_config
 from source_changes import CHANGES, Change
 from upstream_models import CONFIGS, WITHOUT_CACHE, family_for, is_here, tiny_upstream
 
@@ -47,7 +47,7 @@ def model():
 
 def unknown():
     """As if no source were known."""
-    table = "hf_linear_attention.for_transformers.replacements.fingerprint"
+    table = "hf_linear_attention.upstream.replacements.fingerprint"
     return mock.patch(table, lambda *args: "of no source")
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.decode import conditions as recordable
-from hf_linear_attention.for_transformers.experts import Experts
-from hf_linear_attention.for_transformers.recorded_layers import (
+from hf_linear_attention.upstream.experts import Experts
+from hf_linear_attention.upstream.recorded_layers import (
     RecordedLayer,
     _recordings,
     given_beside,

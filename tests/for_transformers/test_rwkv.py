@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.for_transformers.wkv import LEAST, WKV
 from hf_linear_attention.ops.tokens import Tokens
+from hf_linear_attention.upstream.layers.wkv import LEAST, WKV
 from upstream_models import VOCAB_SIZE, cast, tiny_upstream
 
 T = 19

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from transformers.models.xlstm.modeling_xlstm import xLSTMPreTrainedModel
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.for_transformers.told_states import ToldStates
-from hf_linear_attention.for_transformers.xlstm_cache import XLSTMStates
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.recurrences.matrix_memory import MatrixMemory, gates_of
+from hf_linear_attention.upstream.told_states import ToldStates
+from hf_linear_attention.upstream.xlstm_cache import XLSTMStates
 from upstream_models import VOCAB_SIZE, cache_name, tiny_upstream
 
 T = 19

@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from attention_cases import assert_all_close
-from hf_linear_attention.for_transformers.rg_lru import IMPLEMENTATIONS
 from hf_linear_attention.ops.compiled import library
+from hf_linear_attention.upstream.layers.rg_lru import IMPLEMENTATIONS
 from rule_cases import strided
 
 FORMS = ["cpu", "chunked"]

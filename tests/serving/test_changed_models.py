@@ -18,8 +18,8 @@ from transformers import (
 from engines import alone, engine, results, tokens_of, wait_until
 from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.cache.slots import SlotBatch, SlotCache
-from hf_linear_attention.for_transformers.layer_parts import take_cache
-from hf_linear_attention.for_transformers.recorded_layers import RecordedLayer, _recordings
+from hf_linear_attention.upstream.layers.parts import take_cache
+from hf_linear_attention.upstream.recorded_layers import RecordedLayer, _recordings
 from upstream_models import CONFIGS, VOCAB_SIZE, is_here, tiny_upstream
 from wrapper_models import GENERATING, tiny_wrapper
 

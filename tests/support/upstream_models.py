@@ -7,6 +7,7 @@ import inspect
 
 import torch
 import transformers
+from hf_linear_attention.upstream.families import FAMILIES
 from packaging.version import Version
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL,
@@ -17,11 +18,10 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
-from hf_linear_attention.for_transformers import tiny_models
-from hf_linear_attention.for_transformers.families import FAMILIES
-from hf_linear_attention.for_transformers.family import Family
-from hf_linear_attention.for_transformers.tiny_models import fill_weights
 from hf_linear_attention.releases import CACHE_NAMES
+from hf_linear_attention.upstream import tiny_models
+from hf_linear_attention.upstream.family import Family
+from hf_linear_attention.upstream.tiny_models import fill_weights
 
 VOCAB_SIZE = tiny_models.VOCAB_SIZE
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from hf_linear_attention.upstream.families import FAMILIES
 from packaging.version import Version
 from torch import Tensor
 
-from hf_linear_attention.for_transformers.families import FAMILIES
-from hf_linear_attention.for_transformers.tiny_models import VOCAB_SIZE, fill_weights
+from hf_linear_attention.upstream.tiny_models import VOCAB_SIZE, fill_weights
 
 # Tokens in whose places images and sounds come, beside them, and beside nothing here.
 IMAGE, SOUND, MARK, OTHER = range(VOCAB_SIZE - 1, VOCAB_SIZE - 5, -1)

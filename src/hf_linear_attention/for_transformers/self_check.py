@@ -29,8 +29,8 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from ..model.modeling import LinearAttentionPreTrainedModel
+from ..upstream.use_kernels import is_own, use_kernels
 from .speedup import DTYPES, TOLERANCE, cache_argument, cache_in, cache_to_begin_with, say
-from .use_kernels import is_own, use_kernels
 
 # Of a prompt: beyond a chunk of 64 tokens, in which kernels read.
 TOKENS = 72

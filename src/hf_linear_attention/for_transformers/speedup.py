@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from ..releases import CACHE_NAMES
-from .use_kernels import use_kernels
+from ..upstream.use_kernels import use_kernels
 
 DTYPES: dict[str, torch.dtype | str] = {
     "auto": "auto",

@@ -23,11 +23,19 @@ from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..fast import linear, quantized
+from ..for_transformers.families import (
+    HEADS,
+    LAYERS,
+    family_of,
+    made_class,
+    norm_for,
+    replacement_for,
+    sizes_for,
+)
 from ..model.auto import before_forwards
 from ..model.configuration import LinearAttentionConfig
 from ..model.served import prepare_server
 from ..releases import CACHE
-from .families import HEADS, LAYERS, family_of, made_class, norm_for, replacement_for, sizes_for
 from .functions import (
     ByFunctions,
     expect_bounds,
@@ -39,7 +47,7 @@ from .losses import ChangedLoss, change_loss, has_loss, why_not
 from .module_classes import change_class, device_type_of, why_it_stays
 from .norms import UpstreamNorm
 from .packing import forget, tell_base, tell_layers
-from .proof import is_proving
+from .proof.proof import is_proving
 from .replacements import Replacement
 from .served import forget_manager, generates, served_class
 from .tiny_models import innermost_model

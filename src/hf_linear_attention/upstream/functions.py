@@ -4,7 +4,7 @@ what they call, the functions that Transformers routes to fla, causal-conv1d and
 
 Of such a layer nothing has to be known: neither the names of its arguments, nor what it does beside
 these functions. A module becomes one of a subclass, whose methods have the code of Transformers'
-and other globals (see rebinding.py).
+and other globals (see upstream/rebinding.py).
 """
 
 import sys
@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .bounds import BOUNDS, MaskAndBounds, bounds_for_layers
-from .layer_parts import PACKED_AND_CACHED
+from .layers.parts import PACKED_AND_CACHED
 from .module_classes import answers_of, device_type_of
 from .packing import refuse_in_a_graph
-from .proved_functions import CONVOLUTION, ON_CPU, Ours, ours_for, routed, stand_in
+from .proof.proved_functions import CONVOLUTION, ON_CPU, Ours, ours_for, routed, stand_in
 from .rebinding import Loaded, Rebinding, all_globals_of, globals_of, values_of, why_not_copied
 from .routed_functions import bounds_of_layer
 
@@ -145,7 +145,7 @@ def expect_none(model: PreTrainedModel, args: tuple, output: Any) -> None:
 
 
 def _bounds_among(args: tuple, kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The bounds of packed sequences that a layer is given in any of the ways of packing.py."""
+    """The bounds of packed sequences that a layer is given in any of the ways of upstream/packing.py."""
     for x in (*args, *kwargs.values()):
         if isinstance(x, MaskAndBounds):
             return x.bounds

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..cache.layer_state import LayerMemory
-from ..ops.tokens import Tokens
-from ..recurrences.convolution import ConvolutionWindow
-from ..recurrences.delay import Delay
-from ..recurrences.interface import Inputs, Recurrence, State
-from .layer_parts import ReplacedLayer, take_cache, tokens_of
-from .stock_caches import StockLayer, recording_of, stock_layer
+from ...cache.layer_state import LayerMemory
+from ...ops.tokens import Tokens
+from ...recurrences.convolution import ConvolutionWindow
+from ...recurrences.delay import Delay
+from ...recurrences.interface import Inputs, Recurrence, State
+from ..stock_caches import StockLayer, recording_of, stock_layer
+from .parts import ReplacedLayer, take_cache, tokens_of
 
 
 class CompressedProjection(ReplacedLayer):

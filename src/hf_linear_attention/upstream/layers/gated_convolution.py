@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..recurrences.interface import Recurrence
-from .layer_parts import ReplacedLayer, begin, convolve, window_of
+from ...recurrences.interface import Recurrence
+from .parts import ReplacedLayer, begin, convolve, window_of
 
 
 class GatedConvolution(ReplacedLayer):

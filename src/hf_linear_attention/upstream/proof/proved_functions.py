@@ -3,7 +3,7 @@
 the same signature that answers the same on the cases below, and whose source has nothing that
 these might not show.
 
-Shapes: as in routed_functions.py.
+Shapes: as in upstream/routed_functions.py.
 """
 
 import dis
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..ops.numerics import without_autocast
-from . import routed_functions as ours
-from .rebinding import Loaded, all_globals_of
+from ...ops.numerics import without_autocast
+from .. import routed_functions as ours
+from ..rebinding import Loaded, all_globals_of
 from .source_reads import reads_of_function
 
 ROUTES = "transformers.integrations.hub_kernels"  # where the functions are made that route

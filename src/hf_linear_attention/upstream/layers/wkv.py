@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.elementwise_scan import elementwise_scan
-from ..ops.numerics import at_least_float32, bounded, without_excess
-from ..ops.tokens import Tokens, behind
-from ..recurrences.delay import Delay
-from .bounds import MaskAndBounds
-from .layer_parts import ReplacedLayer, tokens_of
+from ...ops.elementwise_scan import elementwise_scan
+from ...ops.numerics import at_least_float32, bounded, without_excess
+from ...ops.tokens import Tokens, behind
+from ...recurrences.delay import Delay
+from ..bounds import MaskAndBounds
+from .parts import ReplacedLayer, tokens_of
 
 LEAST = -1e38  # the largest exponent of no token
 LARGEST_DECAY = 20.0  # in logs: e^-(e^20) forgets all, and sums of e^20 are finite

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from ..cache.slots import SlotCache
 from ..releases import CACHE_NAMES, cache_among
 from .bounds import BOUNDS
-from .layer_parts import PACKED_AND_CACHED
+from .layers.parts import PACKED_AND_CACHED
+from .layers.xlstm import LayerState
 from .packing import batch_and_time, by_name, parameters_of
-from .xlstm import LayerState
 
 PACKED_IN_PIECES = (
     "{name} can't take packed sequences in rows of over {longest} tokens, which it reads in pieces "

@@ -12,7 +12,7 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
 from ..cache.rollback import Recording
 from ..ops.numerics import accumulation_dtype
-from .xlstm import NAMES, LayerState
+from .layers.xlstm import NAMES, LayerState
 
 
 class XLSTMStates(xLSTMCache):

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from ..cache.slots import SlotCache, SlotLayer
 from ..decode.conditions import may_be_recorded
 from ..decode.layers import RecordedTokens
-from .layer_parts import CACHES
+from .layers.parts import CACHES
 
 
 class RecordedLayer(nn.Module):

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..ops.backends import Missing, choose, native_op
-from ..ops.checks import is_readable
-from ..ops.convolution import short_convolution
-from ..ops.elementwise_scan import elementwise_scan
-from ..ops.numerics import accumulation_dtype, at_least_float32
-from .layer_parts import ReplacedLayer
+from ...ops.backends import Missing, choose, native_op
+from ...ops.checks import is_readable
+from ...ops.convolution import short_convolution
+from ...ops.elementwise_scan import elementwise_scan
+from ...ops.numerics import accumulation_dtype, at_least_float32
+from .parts import ReplacedLayer
 
 FORGETS_ALL = -1e30  # a log decay: finite, as it is multiplied with gradients
 

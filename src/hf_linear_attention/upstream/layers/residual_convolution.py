@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..cache.layer_state import LayerMemory
-from ..ops.numerics import at_least_float32
-from ..ops.tokens import Tokens
-from ..recurrences.convolution import ConvolutionWindow
-from ..recurrences.interface import Inputs, Recurrence, State
-from .layer_parts import ReplacedLayer, begin, convolve, take_cache
-from .stock_caches import stock_layer
+from ...cache.layer_state import LayerMemory
+from ...ops.numerics import at_least_float32
+from ...ops.tokens import Tokens
+from ...recurrences.convolution import ConvolutionWindow
+from ...recurrences.interface import Inputs, Recurrence, State
+from ..stock_caches import stock_layer
+from .parts import ReplacedLayer, begin, convolve, take_cache
 
 
 class ConvolvedBeside(ReplacedLayer):

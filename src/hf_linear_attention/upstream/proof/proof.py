@@ -23,12 +23,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 import hf_linear_attention
 
-from ..releases import CACHE_NAMES
-from .bounds import TOLD
+from ...releases import CACHE_NAMES
+from ..bounds import TOLD
+from ..module_classes import change_class
+from ..tiny_models import VOCAB_SIZE, fill_weights, settings_of, tiny_config
 from .fingerprints import fingerprint, fingerprint_of
-from .module_classes import change_class
 from .source_reads import why_unknown
-from .tiny_models import VOCAB_SIZE, fill_weights, settings_of, tiny_config
 from .verdicts import keep, key_of, recall
 
 # Set to "0", unknown sources are not tried, and their classes stay as they are.

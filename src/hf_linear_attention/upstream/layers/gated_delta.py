@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..mixers.parts.decays import decay_of_steps
-from ..ops.numerics import at_least_float32
-from ..recurrences.delta_rule import DeltaRecurrence
-from .layer_parts import ConvolvedLayer, begin, convolve
+from ...mixers.parts.decays import decay_of_steps
+from ...ops.numerics import at_least_float32
+from ...recurrences.delta_rule import DeltaRecurrence
+from .parts import ConvolvedLayer, begin, convolve
 
 
 class GatedDelta(ConvolvedLayer):

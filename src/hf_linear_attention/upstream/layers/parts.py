@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..cache.layer_state import LayerMemory
-from ..cache.slots import SlotCache
-from ..ops.tokens import Tokens
-from ..recurrences.convolution import ConvolutionWindow
-from ..recurrences.interface import Recurrence
-from ..releases import CACHE, CACHE_NAMES, cache_among
-from .bounds import MaskAndBounds, bounds_for_layers
-from .stock_caches import StockLayer
+from ...cache.layer_state import LayerMemory
+from ...cache.slots import SlotCache
+from ...ops.tokens import Tokens
+from ...recurrences.convolution import ConvolutionWindow
+from ...recurrences.interface import Recurrence
+from ...releases import CACHE, CACHE_NAMES, cache_among
+from ..bounds import MaskAndBounds, bounds_for_layers
+from ..stock_caches import StockLayer
 
 CACHES = (Cache, SlotCache)
 PACKED_AND_CACHED = (
@@ -31,7 +31,7 @@ class ReplacedLayer(nn.Module):
 
     takes_tokens_back = True
     is_cached = True  # what it remembers; else it is on modules
-    # What limits nothing in most models, and values at which it does (for trials, see proof.py).
+    # What limits nothing in most models, and values at which it does (for trials, see upstream/proof/proof.py).
     limits: ClassVar[Mapping[str, Any]] = {}
 
     @property

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..mixers.parts.decays import decay_of_steps
-from ..ops.numerics import at_least_float32
-from ..recurrences.linear_attention import LinearRecurrence
-from .layer_parts import ConvolvedLayer, begin, convolve
+from ...mixers.parts.decays import decay_of_steps
+from ...ops.numerics import at_least_float32
+from ...recurrences.linear_attention import LinearRecurrence
+from .parts import ConvolvedLayer, begin, convolve
 
 
 class SSD(ConvolvedLayer):

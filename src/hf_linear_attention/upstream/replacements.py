@@ -3,7 +3,7 @@
 
 A replacement does the work of functions of Transformers as they were then, which a fingerprint of
 their source tells. Where they read otherwise, in another version or patched by somebody, it has to
-be proved that they compute the same (proof.py); else a module stays as it is, and the report says
+be proved that they compute the same (upstream/proof/proof.py); else a module stays as it is, and the report says
 so. Here are those that several families share; families/ has the others.
 """
 
@@ -16,11 +16,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .experts import Experts
-from .fingerprints import fingerprint
-from .gated_convolution import GatedConvolution
-from .gated_delta import GatedDelta
-from .kda import KDA
-from .mamba1 import Mamba1, Mamba1WithNorms
+from .layers.gated_convolution import GatedConvolution
+from .layers.gated_delta import GatedDelta
+from .layers.kda import KDA
+from .layers.mamba1 import Mamba1, Mamba1WithNorms
+from .layers.ssd import SSD
 from .module_classes import device_type_of, why_it_stays
 from .norms import (
     GateThenNorm,
@@ -30,8 +30,8 @@ from .norms import (
     OneMoreNorm,
     PlainNorm,
 )
-from .proof import why_not_proved
-from .ssd import SSD
+from .proof.fingerprints import fingerprint
+from .proof.proof import why_not_proved
 
 CACHE = ("transformers.cache_utils.LinearAttentionLayer",)
 CONVOLUTION = ("apply_mask_to_padding_states", "causal_conv1d_fn", "causal_conv1d_update", *CACHE)

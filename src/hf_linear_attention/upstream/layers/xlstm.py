@@ -2,7 +2,7 @@
 """xLSTM's mLSTM layers in Transformers.
 
 Their model hands nothing on to them but a state, so what else they are to know comes with it (see
-told_states.py).
+upstream/told_states.py).
 
 Shapes: B batch, T time, C hidden size, H heads, K key dim, V value dim, N packed sequences.
 """
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cache.layer_state import LayerMemory
-from ..cache.rollback import Recorded, Recording
-from ..cache.slots import SlotLayer
-from ..ops.numerics import accumulation_dtype
-from ..ops.tokens import Tokens
-from ..recurrences.interface import Inputs, Recurrence, State
-from ..recurrences.matrix_memory import MatrixMemory, gates_of
-from .bounds import MaskAndBounds
-from .layer_parts import ReplacedLayer, tokens_of
+from ...cache.layer_state import LayerMemory
+from ...cache.rollback import Recorded, Recording
+from ...cache.slots import SlotLayer
+from ...ops.numerics import accumulation_dtype
+from ...ops.tokens import Tokens
+from ...recurrences.interface import Inputs, Recurrence, State
+from ...recurrences.matrix_memory import MatrixMemory, gates_of
+from ..bounds import MaskAndBounds
+from .parts import ReplacedLayer, tokens_of
 
 NAMES = ("kv", "z", "m")  # of what is in a state
 

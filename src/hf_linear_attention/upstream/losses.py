@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.loss import loss_utils
 
 from ..model.loss import causal_lm_loss
-from .fingerprints import fingerprint_of
+from .proof.fingerprints import fingerprint_of
 
 # Fingerprints of the functions that ours stands in for, and the versions that have them.
 SOURCES = {"9d4c35b46799": "5.17 to 5.24"}

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..ops.numerics import at_least_float32
-from ..recurrences.delta_rule import DeltaRecurrence
-from .layer_parts import ConvolvedLayer, begin, convolve
+from ...ops.numerics import at_least_float32
+from ...recurrences.delta_rule import DeltaRecurrence
+from .parts import ConvolvedLayer, begin, convolve
 
 
 class KDA(ConvolvedLayer):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..cache.layer_state import LayerMemory
-from ..cache.rollback import Recorded
-from ..cache.slots import SlotCache
-from ..ops.numerics import accumulation_dtype, at_least_float32
-from ..recurrences.interface import Inputs, Recurrence, State
-from ..recurrences.linear_attention import LinearRecurrence
-from .layer_parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
+from ...cache.layer_state import LayerMemory
+from ...cache.rollback import Recorded
+from ...cache.slots import SlotCache
+from ...ops.numerics import accumulation_dtype, at_least_float32
+from ...recurrences.interface import Inputs, Recurrence, State
+from ...recurrences.linear_attention import LinearRecurrence
+from .parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
 
 
 class MiniMaxLayer:

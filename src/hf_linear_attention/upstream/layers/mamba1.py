@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ..ops.numerics import at_least_float32
-from ..recurrences.selective_scan import SelectiveScanRecurrence
-from .layer_parts import ConvolvedLayer, begin, convolve
+from ...ops.numerics import at_least_float32
+from ...recurrences.selective_scan import SelectiveScanRecurrence
+from .parts import ConvolvedLayer, begin, convolve
 
 
 class Mamba1(ConvolvedLayer):

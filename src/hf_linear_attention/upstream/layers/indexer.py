@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ..releases import cache_among
-from .bounds import MaskAndBounds
+from ...releases import cache_among
+from ..bounds import MaskAndBounds
 
 
 class PackedIndexer(nn.Module):

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .bounds import BOUNDS, MaskAndBounds
-from .layer_parts import PACKED_AND_CACHED
+from .layers.parts import PACKED_AND_CACHED
+from .layers.wkv import ListedStates
 from .packing import batch_and_time, by_name
 from .told_states import mask_of_last
-from .wkv import ListedStates
 
 # Of heads: masks for the base model below.
 _mask: ContextVar[Tensor | None] = ContextVar("mask of padding", default=None)
