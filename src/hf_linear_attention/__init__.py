@@ -4,11 +4,11 @@
 from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport
-from .for_transformers.bounded_caches import SinkCache, TOVACache
-from .for_transformers.int4_weights import pack_int4_weights
-from .for_transformers.large_pages import use_large_pages
+from .extras.bounded_caches import SinkCache, TOVACache
+from .extras.int4_weights import pack_int4_weights
+from .extras.large_pages import use_large_pages
+from .extras.self_check import check_model
 from .for_transformers.saved_code import replace_outdated
-from .for_transformers.self_check import check_model
 from .mixers.facts import MixerFacts
 from .mixers.parts.decays import Decay, register_decay
 from .mixers.tables import register_mixer
