@@ -8,7 +8,6 @@ from .extras.bounded_caches import SinkCache, TOVACache
 from .extras.int4_weights import pack_int4_weights
 from .extras.large_pages import use_large_pages
 from .extras.self_check import check_model
-from .for_transformers.saved_code import replace_outdated
 from .mixers.facts import MixerFacts
 from .mixers.parts.decays import Decay, register_decay
 from .mixers.tables import register_mixer
@@ -32,6 +31,7 @@ from .ops.linear_attention import LinearAttentionState, linear_attention, linear
 from .ops.selective_scan import selective_scan, selective_scan_step_
 from .recurrences.sequence_parallel import split_sequence
 from .releases import CACHE, warn_of_newer
+from .remote.saved_code import replace_outdated
 from .upstream.use_kernels import use_kernels, use_kernels_everywhere
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal

@@ -121,7 +121,7 @@ def register_model_type(config_class: type[PreTrainedConfig]) -> None:
 
 def observe_model_classes(observe: Callable[[type[PreTrainedModel]], None]) -> None:
     """Lets `observe` see each class of models that is defined from now on. Only the package does
-    this, where code that it saved before would be wrong (for_transformers/saved_code.py).
+    this, where code that it saved before would be wrong (remote/saved_code.py).
     """
     inherit = PreTrainedModel.__init_subclass__.__func__
 
