@@ -91,8 +91,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
             space, whose other fields `model/presets.py` has: linear_num_key_heads are its groups,
             linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
-            channels, whose other fields `model/presets.py` has, too; or "window", softmax attention over
-            a window of the last tokens and linear attention over all older ones, under one
+            channels, whose other fields `model/presets.py` has, too; or "window", softmax attention
+            over a window of the last tokens and linear attention over all older ones, under one
             denominator, for layers that were softmax attention (`mixers/window.py`). It takes
             normalizer="z", adds no attention_eps, and a feature_map whose weights are not negative.
         window_size, window_sinks: tokens of that window, the current one included, and how many of

@@ -21,11 +21,11 @@ from transformers import (
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from ..cache.slots import KeepKeys, SlotBatch, SlotCache
-from ..for_transformers.families import family_of, replacement_for
 from ..recurrences.interface import State
 from ..releases import CACHE, CACHE_NAMES
 from ..serving.allocators import LINEAR
 from ..serving.continuous_batching import continuous_batching_manager
+from .families import family_of, replacement_for
 from .family import UNKNOWN, Family
 from .functions import ByFunctions
 from .module_classes import is_one_of

@@ -145,7 +145,7 @@ def expect_none(model: PreTrainedModel, args: tuple, output: Any) -> None:
 
 
 def _bounds_among(args: tuple, kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The bounds of packed sequences that a layer is given in any of the ways of upstream/packing.py."""
+    """The bounds of packed sequences that a layer is given in any of the ways of packing.py."""
     for x in (*args, *kwargs.values()):
         if isinstance(x, MaskAndBounds):
             return x.bounds

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..cache.slots import SlotCache
-from ..for_transformers.families import family_of, replacement_for
 from ..ops.tokens import positions_within, sequence_of_each_token
 from ..releases import CACHE, CACHE_NAMES
 from .bounds import (
@@ -30,6 +29,7 @@ from .bounds import (
     bounds_where_changed,
     check_bounds,
 )
+from .families import family_of, replacement_for
 
 # Types of layers that are told so, the last as it was called in 5.17.
 TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention", "conv")

@@ -5,7 +5,7 @@ replaces: made when they are asked for, so that no model of Transformers is impo
 
 from torch import nn
 
-from ..for_transformers.families import found_again
+from .families import found_again
 
 
 def __getattr__(name: str) -> type[nn.Module]:

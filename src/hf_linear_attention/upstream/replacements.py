@@ -3,8 +3,8 @@
 
 A replacement does the work of functions of Transformers as they were then, which a fingerprint of
 their source tells. Where they read otherwise, in another version or patched by somebody, it has to
-be proved that they compute the same (upstream/proof/proof.py); else a module stays as it is, and the report says
-so. Here are those that several families share; families/ has the others.
+be proved that they compute the same (proof/proof.py); else a module stays as it is, and the report
+says so. Here are those that several families share; families/ has the others.
 """
 
 import importlib.util

@@ -10,7 +10,7 @@ import functools
 import transformers
 from transformers import PreTrainedModel
 
-from ..for_transformers.families import family_of
+from .families import family_of
 from .heads import Served
 from .module_classes import answers_of
 

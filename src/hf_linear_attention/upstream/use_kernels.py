@@ -23,7 +23,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..fast import linear, quantized
-from ..for_transformers.families import (
+from ..model.auto import before_forwards
+from ..model.configuration import LinearAttentionConfig
+from ..model.served import prepare_server
+from ..releases import CACHE
+from .families import (
     HEADS,
     LAYERS,
     family_of,
@@ -32,10 +36,6 @@ from ..for_transformers.families import (
     replacement_for,
     sizes_for,
 )
-from ..model.auto import before_forwards
-from ..model.configuration import LinearAttentionConfig
-from ..model.served import prepare_server
-from ..releases import CACHE
 from .functions import (
     ByFunctions,
     expect_bounds,

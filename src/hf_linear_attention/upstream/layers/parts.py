@@ -31,7 +31,7 @@ class ReplacedLayer(nn.Module):
 
     takes_tokens_back = True
     is_cached = True  # what it remembers; else it is on modules
-    # What limits nothing in most models, and values at which it does (for trials, see upstream/proof/proof.py).
+    # What limits nothing in most models, and values at which it does (for trials, see proof.py).
     limits: ClassVar[Mapping[str, Any]] = {}
 
     @property

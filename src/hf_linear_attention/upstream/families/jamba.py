@@ -1,9 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Jamba: Mamba's state space."""
 
-from ...upstream.family import Family
-from ...upstream.replacements import EXPERTS, MAMBA1_WITH_NORMS, PLAIN_NORM
-from ...upstream.tiny_models import COMMON
+from ..family import Family
+from ..replacements import EXPERTS, MAMBA1_WITH_NORMS, PLAIN_NORM
+from ..tiny_models import COMMON
 
 FAMILIES = [
     Family(

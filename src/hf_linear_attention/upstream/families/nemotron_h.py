@@ -1,9 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Nemotron-H: Mamba-2's state space."""
 
-from ...upstream.family import Family
-from ...upstream.replacements import EXPERTS, GATE_THEN_NORM, LATE_ROUNDED_NORM, SSD_LAYER
-from ...upstream.tiny_models import COMMON
+from ..family import Family
+from ..replacements import EXPERTS, GATE_THEN_NORM, LATE_ROUNDED_NORM, SSD_LAYER
+from ..tiny_models import COMMON
 
 NORM_OF_NEMOTRON = LATE_ROUNDED_NORM._replace(
     sources={**LATE_ROUNDED_NORM.sources, "78ed4555aca3": "5.17"}  # which was a plain one

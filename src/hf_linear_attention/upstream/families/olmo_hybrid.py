@@ -1,10 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """OLMo Hybrid: the gated delta rule."""
 
-from ...upstream.family import Family
-from ...upstream.layers.gated_delta import GatedDeltaOfOlmo
-from ...upstream.replacements import GATED_DELTA, LATE_ROUNDED_NORM, NORM_THEN_GATE
-from ...upstream.tiny_models import DELTA, HYBRID
+from ..family import Family
+from ..layers.gated_delta import GatedDeltaOfOlmo
+from ..replacements import GATED_DELTA, LATE_ROUNDED_NORM, NORM_THEN_GATE
+from ..tiny_models import DELTA, HYBRID
 
 GATED_DELTA_OF_OLMO = GATED_DELTA._replace(
     ours=GatedDeltaOfOlmo,

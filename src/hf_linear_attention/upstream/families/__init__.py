@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from ...upstream.family import UNKNOWN, Family
-from ...upstream.module_classes import answers_of
-from ...upstream.proof.fingerprints import fingerprint
-from ...upstream.proof.proof import why_other_arguments
-from ...upstream.recorded_layers import RecordedLayer
-from ...upstream.replacements import NORMS, Replacement
+from ..family import UNKNOWN, Family
+from ..module_classes import answers_of
+from ..proof.fingerprints import fingerprint
+from ..proof.proof import why_other_arguments
+from ..recorded_layers import RecordedLayer
+from ..replacements import NORMS, Replacement
 
 # By the names of their folders in Transformers.
 FAMILIES: dict[str, Family] = {

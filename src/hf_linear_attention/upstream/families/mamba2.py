@@ -1,10 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Mamba-2."""
 
-from ...upstream.drafts import DRAFTS_OF_MAMBA
-from ...upstream.family import Family
-from ...upstream.replacements import GATE_THEN_NORM, PLAIN_NORM, SSD_LAYER
-from ...upstream.tiny_models import COMMON
+from ..drafts import DRAFTS_OF_MAMBA
+from ..family import Family
+from ..replacements import GATE_THEN_NORM, PLAIN_NORM, SSD_LAYER
+from ..tiny_models import COMMON
 
 FAMILIES = [
     Family(

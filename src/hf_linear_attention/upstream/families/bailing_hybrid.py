@@ -1,10 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Bailing's hybrid: Kimi delta attention."""
 
-from ...upstream.family import Family
-from ...upstream.layers.kda import KDAOfBailing
-from ...upstream.replacements import EXPERTS, KDA_LAYER, LATE_ROUNDED_NORM_THEN_GATE, PLAIN_NORM
-from ...upstream.tiny_models import HYBRID, LATENT
+from ..family import Family
+from ..layers.kda import KDAOfBailing
+from ..replacements import EXPERTS, KDA_LAYER, LATE_ROUNDED_NORM_THEN_GATE, PLAIN_NORM
+from ..tiny_models import HYBRID, LATENT
 
 KDA_OF_BAILING = KDA_LAYER._replace(
     ours=KDAOfBailing,

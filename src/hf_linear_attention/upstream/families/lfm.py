@@ -1,9 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """LFM2 and LFM3: short convolutions."""
 
-from ...upstream.family import Family
-from ...upstream.replacements import EXPERTS, GATED_CONVOLUTION, PLAIN_NORM
-from ...upstream.tiny_models import COMMON, FULL
+from ..family import Family
+from ..replacements import EXPERTS, GATED_CONVOLUTION, PLAIN_NORM
+from ..tiny_models import COMMON, FULL
 
 CONVOLVED = dict(layer_types=["conv", FULL], conv_L_cache=4)
 

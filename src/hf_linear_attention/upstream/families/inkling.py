@@ -1,14 +1,14 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Inkling's: short convolutions beside softmax attention."""
 
-from ...upstream.family import CONVOLVED, Family
-from ...upstream.layers.residual_convolution import (
+from ..family import CONVOLVED, Family
+from ..layers.residual_convolution import (
     ConvolutionOfTokens,
     EarlierScaledConvolution,
     ResidualConvolution,
     ScaledConvolution,
 )
-from ...upstream.replacements import (
+from ..replacements import (
     CACHE,
     EXPERTS,
     GATED_CONVOLUTION,
@@ -16,7 +16,7 @@ from ...upstream.replacements import (
     PLAIN_NORM,
     Replacement,
 )
-from ...upstream.tiny_models import COMMON, VOCAB_SIZE
+from ..tiny_models import COMMON, VOCAB_SIZE
 
 # A sliding and a full layer, each with four convolutions, and experts.
 INKLING = dict(

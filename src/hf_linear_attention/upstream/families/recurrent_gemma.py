@@ -1,11 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """RecurrentGemma: the RG-LRU."""
 
-from ...upstream.family import Family
-from ...upstream.heads import KeepsStatesOnModules
-from ...upstream.layers.rg_lru import GatedUnit, RecurrentBlock
-from ...upstream.replacements import ONE_MORE_NORM, Replacement
-from ...upstream.tiny_models import COMMON
+from ..family import Family
+from ..heads import KeepsStatesOnModules
+from ..layers.rg_lru import GatedUnit, RecurrentBlock
+from ..replacements import ONE_MORE_NORM, Replacement
+from ..tiny_models import COMMON
 
 RG_LRU = Replacement(GatedUnit, "RG-LRU", {"71f2fa348778": "5.17 to 5.24"})
 BLOCK_OF_RG_LRU = Replacement(RecurrentBlock, "short convolution", {"293cf2e4cdc4": "5.17 to 5.24"})

@@ -1,11 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Qwen's: three kinds with the gated delta rule, and Qwen4's."""
 
-from ...upstream.family import INDEXED, Family
-from ...upstream.layers.gated_delta import GatedDeltaOfQwen3Next
-from ...upstream.norms import OneMoreNormOfGroups
-from ...upstream.replacements import EXPERTS, GATED_DELTA, NORM_THEN_GATE, ONE_MORE_NORM, PLAIN_NORM
-from ...upstream.tiny_models import DELTA, HYBRID, MOE
+from ..family import INDEXED, Family
+from ..layers.gated_delta import GatedDeltaOfQwen3Next
+from ..norms import OneMoreNormOfGroups
+from ..replacements import EXPERTS, GATED_DELTA, NORM_THEN_GATE, ONE_MORE_NORM, PLAIN_NORM
+from ..tiny_models import DELTA, HYBRID, MOE
 
 GATED_DELTA_OF_QWEN3_NEXT = GATED_DELTA._replace(
     ours=GatedDeltaOfQwen3Next,

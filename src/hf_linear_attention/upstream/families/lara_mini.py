@@ -1,14 +1,14 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """LaraMini: the gated delta rule."""
 
-from ...upstream.family import Family
-from ...upstream.replacements import (
+from ..family import Family
+from ..replacements import (
     EXPERTS,
     GATED_DELTA,
     LATE_ROUNDED_NORM,
     LATE_ROUNDED_NORM_THEN_GATE,
 )
-from ...upstream.tiny_models import DELTA, HYBRID, MOE
+from ..tiny_models import DELTA, HYBRID, MOE
 
 FAMILIES = [
     Family(

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Kimi Linear: Kimi delta attention."""
 
-from ...upstream.family import Family
-from ...upstream.replacements import EXPERTS, KDA_LAYER, LATE_ROUNDED_NORM_THEN_GATE, PLAIN_NORM
-from ...upstream.tiny_models import HYBRID, LATENT
+from ..family import Family
+from ..replacements import EXPERTS, KDA_LAYER, LATE_ROUNDED_NORM_THEN_GATE, PLAIN_NORM
+from ..tiny_models import HYBRID, LATENT
 
 FAMILIES = [
     Family(

@@ -1,11 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """MiniMax: lightning attention."""
 
-from ...upstream.drafts import DraftsOfMiniMax
-from ...upstream.family import Family
-from ...upstream.layers.lightning import Lightning
-from ...upstream.replacements import EXPERTS, PLAIN_NORM, Replacement
-from ...upstream.tiny_models import COMMON, FULL, LINEAR
+from ..drafts import DraftsOfMiniMax
+from ..family import Family
+from ..layers.lightning import Lightning
+from ..replacements import EXPERTS, PLAIN_NORM, Replacement
+from ..tiny_models import COMMON, FULL, LINEAR
 
 LIGHTNING = Replacement(
     Lightning,

@@ -1,11 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """RWKV-4."""
 
-from ...upstream.family import Family
-from ...upstream.heads import ListsStates
-from ...upstream.layers.wkv import WKV, GatedShift
-from ...upstream.replacements import Replacement
-from ...upstream.tiny_models import COMMON
+from ..family import Family
+from ..heads import ListsStates
+from ..layers.wkv import WKV, GatedShift
+from ..replacements import Replacement
+from ..tiny_models import COMMON
 
 MEANS = Replacement(
     WKV,

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Zamba, with Mamba's state space, and Zamba2, with Mamba-2's."""
 
-from ...upstream.family import Family
-from ...upstream.layers.mamba1 import Mamba1OfZamba
-from ...upstream.replacements import GATE_THEN_NORM, MAMBA1_LAYER, PLAIN_NORM, SSD_LAYER
-from ...upstream.tiny_models import COMMON
+from ..family import Family
+from ..layers.mamba1 import Mamba1OfZamba
+from ..replacements import GATE_THEN_NORM, MAMBA1_LAYER, PLAIN_NORM, SSD_LAYER
+from ..tiny_models import COMMON
 
 # Why continuous batching can't serve them.
 SHARED = "its softmax layers are one module, and pages are found by a module's number"

@@ -1,11 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Falcon-H1: Mamba-2's state space beside softmax attention."""
 
-from ...upstream.family import Family
-from ...upstream.layers.ssd import SSDOfFalcon
-from ...upstream.norms import NormOfFalcon
-from ...upstream.replacements import NORM_THEN_GATE, PLAIN_NORM, SSD_LAYER
-from ...upstream.tiny_models import COMMON, STATE_SPACE
+from ..family import Family
+from ..layers.ssd import SSDOfFalcon
+from ..norms import NormOfFalcon
+from ..replacements import NORM_THEN_GATE, PLAIN_NORM, SSD_LAYER
+from ..tiny_models import COMMON, STATE_SPACE
 
 SSD_OF_FALCON = SSD_LAYER._replace(
     ours=SSDOfFalcon,

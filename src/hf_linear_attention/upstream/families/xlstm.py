@@ -1,12 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """xLSTM: the matrix memory (mLSTM)."""
 
-from ...upstream.drafts import DRAFTS_OF_XLSTM
-from ...upstream.family import Family
-from ...upstream.layers.xlstm import MatrixMemoryLayer
-from ...upstream.norms import LayerNormOfHeads, NormOfXLSTM
-from ...upstream.replacements import PLAIN_NORM, Replacement
-from ...upstream.tiny_models import COMMON
+from ..drafts import DRAFTS_OF_XLSTM
+from ..family import Family
+from ..layers.xlstm import MatrixMemoryLayer
+from ..norms import LayerNormOfHeads, NormOfXLSTM
+from ..replacements import PLAIN_NORM, Replacement
+from ..tiny_models import COMMON
 
 MATRIX_MEMORY = Replacement(
     MatrixMemoryLayer,

@@ -1,16 +1,16 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """GLM-5 Next: Kimi delta attention, and softmax layers whose keys an indexer chooses."""
 
-from ...upstream.family import INDEXED, Family
-from ...upstream.layers.indexer import PackedIndexer
-from ...upstream.replacements import (
+from ..family import INDEXED, Family
+from ..layers.indexer import PackedIndexer
+from ..replacements import (
     EXPERTS,
     KDA_LAYER,
     LATE_ROUNDED_NORM_THEN_GATE,
     PLAIN_NORM,
     Replacement,
 )
-from ...upstream.tiny_models import HYBRID, LATENT
+from ..tiny_models import HYBRID, LATENT
 
 PACKED_INDEXER = Replacement(
     PackedIndexer,

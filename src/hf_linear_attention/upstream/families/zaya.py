@@ -1,10 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """ZAYA: convolutions of queries and keys, and delayed values, before softmax attention."""
 
-from ...upstream.family import CONVOLVED, Family
-from ...upstream.layers.compressed_projection import CompressedProjection
-from ...upstream.replacements import CACHE, PLAIN_NORM, Replacement
-from ...upstream.tiny_models import COMMON
+from ..family import CONVOLVED, Family
+from ..layers.compressed_projection import CompressedProjection
+from ..replacements import CACHE, PLAIN_NORM, Replacement
+from ..tiny_models import COMMON
 
 COMPRESSED_PROJECTION = Replacement(
     CompressedProjection,

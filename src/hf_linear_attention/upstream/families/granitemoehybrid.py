@@ -1,9 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Granite 4: Mamba-2's state space."""
 
-from ...upstream.family import Family
-from ...upstream.replacements import EXPERTS, GATE_THEN_NORM, PLAIN_NORM, SSD_LAYER
-from ...upstream.tiny_models import COMMON, STATE_SPACE
+from ..family import Family
+from ..replacements import EXPERTS, GATE_THEN_NORM, PLAIN_NORM, SSD_LAYER
+from ..tiny_models import COMMON, STATE_SPACE
 
 FAMILIES = [
     Family(
