@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hf_linear_attention.upstream.families import replacement_for
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harness import Report, Work, check_close, parser, plotter, sample_of
 from hf_linear_attention import use_kernels
-from hf_linear_attention.upstream import speedup
+from hf_linear_attention.extras import speedup
 from hf_linear_attention.upstream.experts import Experts
+from hf_linear_attention.upstream.families import replacement_for
 from hf_linear_attention.upstream.use_kernels import Report as Changes
 from models import NO_SPECIAL_TOKENS, weight_bytes
 

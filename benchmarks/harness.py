@@ -31,8 +31,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from hf_linear_attention.extras import speedup
 from hf_linear_attention.ops.backends import backend_report
-from hf_linear_attention.upstream import speedup
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

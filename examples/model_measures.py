@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hf_linear_attention.upstream.bounded_caches import BoundedCache
+from hf_linear_attention.extras.bounded_caches import BoundedCache
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel

@@ -7,8 +7,7 @@ import importlib
 from pathlib import Path
 
 from hf_linear_attention.upstream.families import REPLACEMENTS, replacement_for
-
-from hf_linear_attention.upstream import known_reads
+from hf_linear_attention.upstream.proof import known_reads
 from hf_linear_attention.upstream.proof.source_reads import merged, reads_of
 
 

@@ -30,15 +30,14 @@ from .ops.in_slots import delta_rule_, linear_attention_, short_convolution_
 from .ops.linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
 from .ops.selective_scan import selective_scan, selective_scan_step_
 from .recurrences.sequence_parallel import split_sequence
-from .releases import CACHE, warn_of_newer
+from .releases import warn_of_newer
 from .remote.saved_code import replace_outdated
 from .upstream.use_kernels import use_kernels, use_kernels_everywhere
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal
 
 register_model_type(LinearAttentionConfig)
-if CACHE == "cache":  # which code that was saved before does not know
-    observe_model_classes(replace_outdated)
+observe_model_classes(replace_outdated)
 warn_of_newer()
 
 __all__ = [

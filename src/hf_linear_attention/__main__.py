@@ -31,11 +31,11 @@ def main() -> None:
             f"the commands are {COMMANDS}, and each has a --help"
         )
     elif sys.argv[1] == "check":
-        from .upstream import self_check
+        from .extras import self_check
 
         self_check.main(sys.argv[2:])
     elif sys.argv[1] == "speedup":
-        from .upstream import speedup
+        from .extras import speedup
 
         speedup.main(sys.argv[2:])
     elif sys.argv[1] == "convert":

@@ -13,7 +13,7 @@ from hf_linear_attention import (
     use_kernels,
     use_large_pages,
 )
-from hf_linear_attention.upstream import large_pages
+from hf_linear_attention.extras import large_pages
 from tiny import random_ids, tiny_config
 
 SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=41)

@@ -1,69 +1,91 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""docs/architecture.md says which file may import which; the files keep to it."""
+"""docs/architecture.md says which room may import which; the files keep to it."""
 
 import ast
 import re
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "hf_linear_attention"
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-# Its front door, its command, and what it offers to 0.1's checkpoints.
-STAYS = {"__init__", "__main__", "_ops"}
-# Which files alone may import a folder.
-IMPORTERS = {
-    "native": {"backends"},
-    "reference": {"backends"},
-    "remote": {"configuration_linear_attention", "modeling_linear_attention"},
+MODULES = {
+    path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): path
+    for path in PACKAGE.rglob("*.py")
 }
+# Who alone may import what is below these, beside themselves.
+IMPORTERS = {
+    "ops.compiled": {"ops.backends", "__main__", "extras.speedup"},
+    "remote": {"__init__", "model.saving"},
+}
+UPWARD = {("model.saving", "remote.code")}
 
 
 def rows() -> list[list[str]]:
-    table = re.search(r"\| row \| files \|\n.*\n((?:\|.*\n)+)", PAGE)
+    """The rooms of each row, the uppermost first."""
+    table = re.search(r"\| rooms \| hold \|\n.*\n((?:\|.*\n)+)", PAGE)
     assert table is not None
-    return [re.findall(r"`(\w+)`", line.split("|")[2]) for line in table[1].splitlines()]
+    return [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table[1].splitlines()]
 
 
-def imports_of(path: Path) -> set[str]:
-    """Modules of the package, folders by their name."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            found.add(node.module.split(".")[0])
-        elif isinstance(node, ast.ImportFrom) and node.module == "hf_linear_attention":
-            found |= {alias.name for alias in node.names}
-    return found
+def imports_of(name: str) -> Iterator[str]:
+    """Modules of the package that one imports, in functions too."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text("utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+            continue
+        base = ".".join([*name.split(".")[: -node.level], *(node.module or "").split(".")])
+        base = base.strip(".")
+        for alias in node.names:
+            of = f"{base}.{alias.name}".strip(".")
+            yield next(x for x in (of, base, f"{base}.__init__".strip(".")) if x in MODULES)
 
 
-def test_the_table_lists_every_file_outside_of_folders():
-    files = {path.stem for path in PACKAGE.glob("*.py")} - STAYS
-    listed = [name for row in rows() for name in row]
-    assert sorted(listed) == sorted(files)
+def room_of(module: str) -> str:
+    return module.split(".")[0] if "." in module else ""
 
 
-def test_files_import_from_rows_below_only():
-    place = {name: index for index, row in enumerate(rows()) for name in row}
-    for name, index in place.items():
-        for imported in imports_of(PACKAGE / f"{name}.py"):
-            if imported in place:
-                assert place[imported] > index, f"{name} imports {imported}"
-            else:
-                assert name in IMPORTERS.get(imported, ()), f"{name} imports {imported}"
+def test_the_table_lists_every_room():
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert sorted(name for row in rows() for name in row) == sorted(rooms)
+    assert {name for name in MODULES if not room_of(name)} == {"__init__", "__main__", "releases"}
 
 
-def test_folders_import_each_other_in_no_circle():
-    """At any place of a file, a function's body among them."""
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    imports: dict[str, set[str]] = {folder: set() for folder in folders}
-    for path in PACKAGE.rglob("*/*.py"):
-        folder, *inner = path.relative_to(PACKAGE).parts
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 1 + len(inner):
-                names = [node.module] if node.module else [x.name for x in node.names]
-                imports[folder] |= {name.split(".")[0] for name in names} & folders
-    assert imports["vllm"] and imports["for_transformers"]
+def test_rooms_import_from_rows_below_only():
+    place = {room: index for index, row in enumerate(rows()) for room in row}
+    arrows = {(room_of(name), room_of(x)) for name in MODULES for x in imports_of(name)}
+    assert ("model", "mixers") in arrows and ("vllm", "model") in arrows
+    for name in MODULES:
+        for imported in imports_of(name):
+            ours, theirs = room_of(name), room_of(imported)
+            if ours and ours != theirs and imported not in ("releases", "__init__"):
+                is_down = place[theirs] > place[ours]
+                assert is_down or (name, imported) in UPWARD, f"{name} imports {imported}"
+
+
+def test_of_the_package_itself_a_module_asks_for_the_version_alone():
+    for name, path in MODULES.items():
+        if name not in ("__main__", "__init__"):
+            for line in re.findall(r"^ *from \.+ import (.*)$", path.read_text("utf-8"), re.M):
+                if "__init__" in imports_of(name):
+                    assert line == "__version__", f"{name} imports {line} from the package"
+
+
+def test_modules_of_a_room_import_each_other_in_no_circle():
+    imports: dict[str, set[str]] = {}
+    for name in MODULES:
+        if not name.endswith("__init__"):
+            others = {x for x in imports_of(name) if not x.endswith("__init__")}
+            imports[name] = {x for x in others if (name, x) not in UPWARD}
     assert list(TopologicalSorter(imports).static_order())  # or else it raises a CycleError
+
+
+def test_some_rooms_have_few_visitors():
+    for room, visitors in IMPORTERS.items():
+        for name in MODULES:
+            if not name.startswith(room + "."):
+                asked = [x for x in imports_of(name) if x.startswith(room + ".")]
+                assert not asked or name in visitors, f"{name} imports {asked}"
 
 
 def test_the_files_that_the_pages_name_exist():
@@ -72,6 +94,6 @@ def test_the_files_that_the_pages_name_exist():
         for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
             if "NAME" not in name:
                 assert (PACKAGE / name).exists() or (ROOT / name).exists(), f"{page}: {name}"
-        for folder in re.findall(r"`((?:csrc|tests|native|reference)[\w/]*)/?`", text):
+        for folder in re.findall(r"`((?:csrc|tests|ops|mixers|upstream)[\w/]*)/?`", text):
             if "NAME" not in folder:
                 assert (ROOT / folder).exists() or (PACKAGE / folder).exists(), f"{page}: {folder}"

@@ -20,8 +20,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from hf_linear_attention import use_kernels
 from hf_linear_attention.ops import delta_rule as op_delta
 from hf_linear_attention.releases import CACHE
-from hf_linear_attention.upstream import proved_functions
 from hf_linear_attention.upstream.functions import ByFunctions, functions_class_for
+from hf_linear_attention.upstream.proof import proved_functions
 from hf_linear_attention.upstream.proof.proved_functions import routed, stand_in
 from hf_linear_attention.upstream.replacements import Replacement
 from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream

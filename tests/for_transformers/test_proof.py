@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.releases import CACHE
-from hf_linear_attention.upstream import proof, verdicts
+from hf_linear_attention.upstream.proof import proof, verdicts
 from hf_linear_attention.upstream.tiny_models import tiny_config
 from source_changes import CHANGES, Change
 from upstream_models import CONFIGS, WITHOUT_CACHE, family_for, is_here, tiny_upstream

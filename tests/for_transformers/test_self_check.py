@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_linear_attention import LinearAttentionModel, check_model, use_kernels
 from hf_linear_attention import __main__ as command
+from hf_linear_attention.extras import self_check
 from hf_linear_attention.releases import CACHE, CACHE_NAMES
-from hf_linear_attention.upstream import self_check
 from new_python import run_python
 from tiny import VARIANTS, tiny_model
 from upstream_models import ONE_OF_EACH, tiny_upstream

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_linear_attention import __main__ as command
-from hf_linear_attention.upstream import speedup
+from hf_linear_attention.extras import speedup
 from tiny import tiny_model
 from upstream_models import tiny_upstream
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Checkpoints outlive versions: those of 0.1.0 load, run on today's kernels, and answer as then.
 
-On a Transformers that their code does not know the cache of, the package's classes load them in
-place of that code. Without the package generate() is right with use_cache=False only.
+The package's classes load them in place of their code. Without the package that runs; where
+Transformers' caches have another name than it knows, generate() is right with use_cache=False only.
 """
 
 import json
@@ -86,21 +86,13 @@ def answers(tmp_path: Path, preamble: str = "", how: str = "remote", *others, **
 
 def assert_compiled(ops: list[str]) -> None:
     """A prompt, single tokens, products and norms all ran on compiled kernels."""
-    attention = set(ops) & {"forward", "step_", "linear_attention", "linear_attention_step_"}
-    assert len(attention) == 2 and any(name.endswith("step_") for name in attention)
-    assert {"linear", "rms_norm"} <= set(ops)
+    assert {"linear_attention", "linear_attention_step_", "linear", "rms_norm"} <= {*ops}
 
 
 def test_with_the_package_they_run_on_its_kernels(tmp_path):
-    for module, ops, report in answers(tmp_path):
+    for module, ops, _ in answers(tmp_path):
         assert_compiled(ops)
-        if IS_OUTDATED:
-            assert module == "hf_linear_attention.model.modeling"
-            continue
-        assert module.startswith("transformers_modules")
-        assert list(report) == ["cuda", "cpu", "chunked", "reference"]
-        assert [report[name] for name in ("cpu", "chunked", "reference")] == [None] * 3
-        assert report["cuda"] is not None or torch.cuda.is_available()
+        assert module == "hf_linear_attention.model.modeling"
 
 
 def test_their_own_code_runs_without_the_package(tmp_path):

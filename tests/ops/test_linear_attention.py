@@ -2,7 +2,6 @@
 """linear_attention and linear_attention_step_: every backend against the float64 reference."""
 
 import functools
-import importlib
 import shutil
 from pathlib import Path
 
@@ -528,32 +527,6 @@ def test_the_compiled_kernel_is_chosen_on_a_cpu():
     assert choose_backend(None, "meta").name == "chunked"
     assert list(backend_report()) == ["cuda", "cpu", "chunked", "reference"]
     assert backend_report()["cpu"] is None
-
-
-def test_code_that_needs_a_newer_op_runs_chunked_and_says_why(tmp_path, monkeypatch):
-    """Code of a checkpoint may be newer than the installed package."""
-    folder = tmp_path / "saved_with_a_checkpoint"
-    folder.mkdir()
-    ours = ("op_linear", "op_delta", "backends", "checks", "feature_maps", "numerics")
-    ours += ("step_linear", "state_indices")
-    for name in (*ours, "tokens", "chunks", "chunked_linear", "chunked_delta"):
-        code = (Path(op_linear.__file__).parent / f"{name}.py").read_text()
-        op = 'native_op("linear_attention", version={})'
-        (folder / f"{name}.py").write_text(code.replace(op.format(1), op.format(2)))
-    monkeypatch.syspath_prepend(tmp_path)
-    saved = importlib.import_module("saved_with_a_checkpoint.op_linear")
-    report = importlib.import_module("saved_with_a_checkpoint.backends").backend_report()
-    reason = report.pop("native linear_attention, version 2")
-    assert "does not have version 2 of linear_attention, which this code needs (there: 1)" in reason
-    assert report == backend_report()  # other ops do run
-    inputs = make_inputs(Case(T=3))
-    expected = linear_attention(**inputs, backend="chunked")
-    assert torch.equal(saved.linear_attention(**inputs), expected)
-    with pytest.raises(RuntimeError, match="'cpu' can't run: .* does not have version 2"):
-        saved.linear_attention(**inputs, backend="cpu")
-    token, state = one_token()
-    with pytest.raises(RuntimeError, match="'cpu' can't run: .* does not have version 2"):
-        saved.linear_attention_step_(**token, state=state, backend="cpu")
 
 
 @pytest.mark.parametrize("backend", [None, *BACKENDS, "reference"])

@@ -19,16 +19,13 @@ from hf_linear_attention import (
     linear_attention,
     linear_attention_,
     linear_attention_step_,
-    op_convolution,
     op_delta,
     op_in_place,
     op_linear,
     short_convolution,
     short_convolution_,
     short_convolution_step_,
-    step_linear,
 )
-from hf_linear_attention.ops.backends import Missing
 from hf_linear_attention.ops.compiled.library import ops
 
 BACKENDS = ["cpu", "chunked", "reference"]
@@ -299,18 +296,6 @@ def test_the_compiled_steps_themselves_refuse_slots_that_overlap(case, shift):
     arguments[place] = state.as_strided(state.shape, (shift, *state.stride()[1:]))
     with pytest.raises(RuntimeError, match="the slots of .* must not overlap"):
         OPS[case][0](*arguments)
-
-
-@pytest.mark.parametrize("case", ["linear", "linear, general", "delta", "convolution"])
-def test_with_an_older_package_only_steps_by_slot_are_missing(case, monkeypatch):
-    """Code of a checkpoint may be newer than the installed package."""
-    reason = "the installed hf-linear-attention does not have version 2"
-    for module in (step_linear, op_delta, op_convolution):
-        monkeypatch.setattr(module, "_native_step_on_slots_", Missing(reason))
-    token, states = make_token(case, 3, torch.float32), make_states(case, 3, torch.float32)
-    take_step(case, token, states, backend="cpu")
-    with pytest.raises(RuntimeError, match=reason):
-        take_step(case, token, states, state_indices=int32([0, 1, 2]), backend="cpu")
 
 
 def overlapping(x: Tensor) -> Tensor:

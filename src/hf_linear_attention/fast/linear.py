@@ -21,11 +21,11 @@ from ..ops.backends import FORCED_BACKEND, Missing, has_compiled, instruction_se
 from ..ops.numerics import is_transformed
 from .quantized import are_products_compiled, dtype_name, quantized_product
 
-few_rows_product = native_op("linear", version=1)
-many_rows_product = native_op("many_rows_linear", version=1)
-many_rows_product_in = native_op("many_rows_linear_in", version=1)  # a dtype that it rounds to
-IS_COMPILED = has_compiled(few_rows_product, many_rows_product)
-IS_ROUNDING_COMPILED = has_compiled(many_rows_product_in)
+few_rows_product = native_op("linear")
+many_rows_product = native_op("many_rows_linear")
+many_rows_product_in = native_op("many_rows_linear_in")  # a dtype that it rounds to
+IS_COMPILED = has_compiled()
+IS_ROUNDING_COMPILED = has_compiled()
 
 
 def processor() -> tuple[str, frozenset[str]]:
@@ -49,7 +49,7 @@ def multiplications_that_are_many() -> dict[torch.dtype, int]:
     """
     text, flags = processor()
     many = {}
-    if "avx2" in flags and has_compiled(many_rows_product):
+    if "avx2" in flags and has_compiled():
         if "avx512f" in flags and "AuthenticAMD" in text and torch.backends.mkl.is_available():
             many[torch.float32] = 2**24
         has_fast_bfloat16 = "AuthenticAMD" in text and "avx512_bf16" in flags

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from ..ops.backends import FORCED_BACKEND, Missing, has_compiled, instruction_set, native_op
 from ..ops.numerics import is_transformed
 
-int8_product = native_op("int8_linear", version=2)
-int4_product = native_op("int4_linear", version=2)
-IS_COMPILED = has_compiled(int8_product, int4_product)
+int8_product = native_op("int8_linear")
+int4_product = native_op("int4_linear")
+IS_COMPILED = has_compiled()
 
 FEW_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..ops.backends import has_compiled, native_op
 from ..ops.numerics import is_transformed
 
-compiled_add = native_op("add_sinusoids", version=1)
-IS_COMPILED = has_compiled(compiled_add)
+compiled_add = native_op("add_sinusoids")
+IS_COMPILED = has_compiled()
 
 
 def frequencies(dim: int, device: torch.device) -> Tensor:

@@ -21,9 +21,9 @@ from ..ops.backends import has_compiled, native_op
 from ..ops.numerics import accumulation_dtype, is_transformed
 from ..recurrences.sequence_parallel import shift_labels_across, sum_over_ranks
 
-compiled_cross_entropy = native_op("cross_entropy", version=1)
-compiled_backward = native_op("cross_entropy_backward", version=1)
-IS_COMPILED = has_compiled(compiled_cross_entropy, compiled_backward)
+compiled_cross_entropy = native_op("cross_entropy")
+compiled_backward = native_op("cross_entropy_backward")
+IS_COMPILED = has_compiled()
 
 # Elements of the logits to work on at a time: few enough for a CPU's cache, and on other devices
 # enough to keep them busy.

@@ -1,9 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Who computes an op: the compiled kernels on CUDA or the CPU, PyTorch in chunks, or a plain loop.
 
-Each op has a table from a backend's name to what that backend has for it. Code that was saved with
-checkpoints before holds a copy of this file, which may be older than the installed package: kernels
-and loops are asked for by name and version, and nobody else imports them.
+Each op has a table from a backend's name to what that backend has for it.
 """
 
 import os
@@ -23,19 +21,12 @@ try:
 except ImportError as error:
     WHY_NO_NATIVE = str(error)
 
-WHY_NO_REFERENCE: str | None = None
-try:
-    from . import loops
-except ImportError as error:
-    WHY_NO_REFERENCE = str(error)
-
 FORCED_BACKEND = os.environ.get("HF_LINEAR_ATTENTION_BACKEND") or None  # read once, at import
-WHY_NO_OP: dict[str, str] = {}  # of ops that the installed package lacks, as a report shows them
 
 
 @dataclass(frozen=True)
 class Missing:
-    """In the place of what the installed package does not have; calling it raises RuntimeError."""
+    """In the place of what is not here; calling it raises a RuntimeError."""
 
     reason: str
 
@@ -43,35 +34,12 @@ class Missing:
         raise RuntimeError(self.reason)
 
 
-def native_op(name: str, version: int) -> Callable[..., Any]:
+def native_op(name: str) -> Callable[..., Any]:
     """A function of the compiled library, or what stands for it as `Missing`."""
-    if WHY_NO_NATIVE is not None:
-        return Missing(WHY_NO_NATIVE)
-    return _op_of(compiled.OPS, "native", name, version)
+    return compiled.OPS[name] if WHY_NO_NATIVE is None else Missing(WHY_NO_NATIVE)
 
 
-def reference_op(name: str, version: int) -> Callable[..., Any]:
-    """A plain loop, or what stands for it as `Missing`."""
-    if WHY_NO_REFERENCE is not None:
-        return Missing(WHY_NO_REFERENCE)
-    return _op_of(loops.OPS, "reference", name, version)
-
-
-def _op_of(
-    ops: Mapping[tuple[str, int], Callable[..., Any]], room: str, name: str, version: int
-) -> Callable[..., Any]:
-    if (name, version) in ops:
-        return ops[name, version]
-    versions = ", ".join(str(there) for other, there in ops if other == name) or "none"
-    reason = (
-        f"the installed hf-linear-attention does not have version {version} of {name}, which this "
-        f"code needs (there: {versions}); a newer one does"
-    )
-    WHY_NO_OP[f"{room} {name}, version {version}"] = reason
-    return Missing(reason)
-
-
-cpu_instruction_set = native_op("cpu_instruction_set", version=1)
+cpu_instruction_set = native_op("cpu_instruction_set")
 
 
 def instruction_set() -> str:
@@ -85,22 +53,14 @@ def instruction_set() -> str:
 T = TypeVar("T")
 
 
-def unless_missing(implementation: T, *needed: Callable[..., Any]) -> T | Missing:
-    """For an op's table: an implementation, or what is missing of all that it needs."""
-    for function in needed:
-        if isinstance(function, Missing):
-            return function
-    return implementation
+def if_compiled(implementation: T) -> T | Missing:
+    """For an op's table: an implementation by compiled functions, or why there are none."""
+    return implementation if WHY_NO_NATIVE is None else Missing(WHY_NO_NATIVE)
 
 
-def if_there(function: T | Missing) -> T | None:
-    """For an option of an implementation."""
-    return None if isinstance(function, Missing) else function
-
-
-def has_compiled(*functions: Callable[..., Any]) -> bool:
+def has_compiled() -> bool:
     """Whether compiled functions of the CPU are there, and wanted, for what PyTorch does too."""
-    return FORCED_BACKEND in (None, "cpu") and not any(isinstance(f, Missing) for f in functions)
+    return FORCED_BACKEND in (None, "cpu") and WHY_NO_NATIVE is None
 
 
 class Implementation(NamedTuple):
@@ -146,7 +106,7 @@ class Backend(NamedTuple):
         return None if self.why_not_on is None else self.why_not_on(device.index)
 
 
-_why_not_on_cuda = native_op("why_not_on_cuda", version=1)
+_why_not_on_cuda = native_op("why_not_on_cuda")
 BACKENDS = (  # in order of preference
     Backend(
         "cuda",
@@ -157,7 +117,7 @@ BACKENDS = (  # in order of preference
     ),
     Backend("cpu", device_types=("cpu",), why_missing=WHY_NO_NATIVE),
     Backend("chunked"),
-    Backend("reference", why_missing=WHY_NO_REFERENCE),
+    Backend("reference"),
 )
 
 
@@ -237,10 +197,8 @@ def choose_backend(
 
 
 def backend_report() -> dict[str, str | None]:
-    """Every backend in order of preference, with the reason why it can't run here, or None; and
-    every op that the installed package lacks, with the reason.
-    """
+    """Every backend in order of preference, with the reason why it can't run here, or None."""
     report = {backend.name: backend.why_missing for backend in BACKENDS}
     if report["cuda"] is None:
         report["cuda"] = _why_not_on_cuda(None)
-    return {**report, **WHY_NO_OP}
+    return report

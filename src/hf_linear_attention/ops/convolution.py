@@ -7,7 +7,7 @@ Shapes: B batch, T time, C channels, S tokens that a state holds, N packed seque
 import torch
 from torch import Tensor
 
-from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
+from .backends import Implementation, Missing, choose, if_compiled, native_op
 from .checks import (
     DTYPES,
     check_channels,
@@ -17,6 +17,7 @@ from .checks import (
     refuse_lost_gradient,
 )
 from .chunked.convolution import chunked_short_convolution, chunked_short_convolution_step_
+from .loops.convolution import reference_short_convolution
 from .slots import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
 
 IS_SILU = {"silu": True, None: False}  # by activation
@@ -193,10 +194,8 @@ def _check_step(
     return rows_with_a_slot(state_indices, key_mask)
 
 
-_native = native_op("short_convolution", version=1)
-_native_step_ = native_op("short_convolution_step_", version=1)
-_native_step_on_slots_ = native_op("short_convolution_step_", version=2)
-_reference = reference_op("short_convolution", version=1)
+_native = native_op("short_convolution")
+_native_step_ = native_op("short_convolution_step_")
 
 
 def _step_compiled_(
@@ -213,9 +212,7 @@ def _step_compiled_(
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, x, "x", features=1)
         token = x, weight, bias, key_mask, state, IS_SILU[activation]
-        if state_indices is None:
-            return _native_step_(*token)
-        return _native_step_on_slots_(*token, state_indices)
+        return _native_step_(*token, state_indices)
     except (RuntimeError, KeyError):
         _check_step(x, weight, bias, activation, key_mask, state, state_indices)
         raise
@@ -241,7 +238,7 @@ def _step_reference_(
     key_mask: Tensor | None,
     state: Tensor,
 ) -> Tensor:
-    y, after = _reference(
+    y, after = reference_short_convolution(
         x[:, None],
         weight,
         bias,
@@ -255,11 +252,9 @@ def _step_reference_(
 
 IMPLEMENTATIONS = {
     "cuda": Missing("the short convolution has no CUDA kernels"),
-    "cpu": unless_missing(
-        Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
-    ),
+    "cpu": if_compiled(Implementation(_native, _step_compiled_, step_checks=True)),
     "chunked": Implementation(chunked_short_convolution, _step_chunked_),
-    "reference": unless_missing(
-        Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
+    "reference": Implementation(
+        reference_short_convolution, _step_reference_, reads_cu_seqlens=True
     ),
 }

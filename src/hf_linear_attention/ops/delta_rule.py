@@ -15,10 +15,8 @@ from .backends import (
     Implementation,
     Missing,
     choose,
-    if_there,
+    if_compiled,
     native_op,
-    reference_op,
-    unless_missing,
 )
 from .checks import (
     check_cu_seqlens,
@@ -32,6 +30,7 @@ from .checks import (
     to_dtype,
 )
 from .chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
+from .loops.delta_rule import reference_delta_rule
 from .slots import (
     InSlots,
     check_slots,
@@ -299,12 +298,9 @@ def _check_step(
     return beta, check_log_decay(log_decay, q, v, key_mask), key_mask
 
 
-_native = native_op("delta_rule", version=1)
-_native_on_cuda = native_op("delta_rule", version=2)
-_native_step_ = native_op("delta_rule_step_", version=1)
-_native_step_on_slots_ = native_op("delta_rule_step_", version=2)
-_native_in_slots_ = native_op("delta_rule_", version=1)
-_reference = reference_op("delta_rule", version=1)
+_native = native_op("delta_rule")
+_native_step_ = native_op("delta_rule_step_")
+_native_in_slots_ = native_op("delta_rule_")
 
 
 def _step_compiled_(
@@ -329,9 +325,7 @@ def _step_compiled_(
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)
         token = q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta
-        if state_indices is None:
-            return _native_step_(*token)
-        return _native_step_on_slots_(*token, state_indices)
+        return _native_step_(*token, state_indices)
     except RuntimeError:
         _check_step(q, k, v, beta, log_decay, key_mask, state, state_indices)
         raise
@@ -352,7 +346,7 @@ def _step_reference_(
     beta, log_decay, key_mask = (
         None if x is None else x[:, None] for x in (beta, log_decay, key_mask)
     )
-    y, after = _reference(
+    y, after = reference_delta_rule(
         q[:, None],
         k[:, None],
         v[:, None],
@@ -370,14 +364,10 @@ def _step_reference_(
 
 _compiled = Implementation(_native, _step_compiled_, step_checks=True)
 IMPLEMENTATIONS = {
-    "cuda": unless_missing(_compiled, _native, _native_step_, _native_on_cuda),
-    "cpu": unless_missing(
-        _compiled._replace(run_in_slots=if_there(_native_in_slots_)), _native, _native_step_
-    ),
+    "cuda": if_compiled(_compiled),
+    "cpu": if_compiled(_compiled._replace(run_in_slots=_native_in_slots_)),
     "chunked": Implementation(chunked_delta_rule, chunked_delta_rule_step_, reads_cu_seqlens=True),
-    "reference": unless_missing(
-        Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
-    ),
+    "reference": Implementation(reference_delta_rule, _step_reference_, reads_cu_seqlens=True),
 }
 
 # A block of the CUDA kernels has all rows of a state in shared memory: so many everywhere.

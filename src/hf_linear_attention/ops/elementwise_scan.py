@@ -7,7 +7,7 @@ Shapes: B batch, T time, C channels, N packed sequences.
 import torch
 from torch import Tensor
 
-from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
+from .backends import Implementation, Missing, choose, if_compiled, native_op
 from .checks import (
     check_channels,
     check_cu_seqlens,
@@ -20,6 +20,7 @@ from .checks import (
     to_dtype,
 )
 from .chunked.elementwise_scan import chunked_elementwise_scan, chunked_elementwise_scan_step_
+from .loops.elementwise_scan import reference_elementwise_scan
 from .slots import check_rows_of_channels, step_on_slots_
 
 
@@ -139,9 +140,8 @@ def _check_step(
     return checked
 
 
-_native = native_op("elementwise_scan", version=1)
-_native_step_ = native_op("elementwise_scan_step_", version=1)
-_reference = reference_op("elementwise_scan", version=1)
+_native = native_op("elementwise_scan")
+_native_step_ = native_op("elementwise_scan_step_")
 
 
 def _step_compiled_(
@@ -182,7 +182,7 @@ def _step_reference_(
     state_indices: Tensor | None,
 ) -> Tensor:
     def step_(rows: Tensor) -> Tensor:
-        y, after = _reference(
+        y, after = reference_elementwise_scan(
             x[:, None],
             log_decay[:, None],
             key_mask=None if key_mask is None else key_mask[:, None],
@@ -196,11 +196,9 @@ def _step_reference_(
 
 IMPLEMENTATIONS = {
     "cuda": Missing("the elementwise scan has no CUDA kernels"),
-    "cpu": unless_missing(
-        Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
-    ),
+    "cpu": if_compiled(Implementation(_native, _step_compiled_, step_checks=True)),
     "chunked": Implementation(chunked_elementwise_scan, _step_chunked_),
-    "reference": unless_missing(
-        Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
+    "reference": Implementation(
+        reference_elementwise_scan, _step_reference_, reads_cu_seqlens=True
     ),
 }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .backends import choose, if_there, native_op, reference_op, unless_missing
+from .backends import choose, if_compiled, native_op
 from .checks import (
     check_cu_seqlens,
     check_key_mask,
@@ -30,11 +30,11 @@ from .linear_step import (
     check_linear_state,
     check_options,
     check_step,
-    native_step_,
     step_chunked_,
     step_compiled_,
     step_reference_,
 )
+from .loops.linear_attention import reference_linear_attention
 from .numerics import accumulation_dtype
 from .slots import InSlots
 
@@ -247,9 +247,8 @@ def linear_attention_step_(
 
 # The delta rule's kernels, without the rule.
 JUST_A_SUM: dict[str, Any] = {"scale": 1.0, "normalize_qk": False, "delta": False}
-_native = native_op("linear_attention", version=1)
-_native_in_slots_ = native_op("linear_attention_", version=1)
-_reference = reference_op("linear_attention", version=1)
+_native = native_op("linear_attention")
+_native_in_slots_ = native_op("linear_attention_")
 
 
 def _is_plain(
@@ -431,11 +430,10 @@ class Implementation(NamedTuple):
     run_in_slots: Callable[..., Tensor] | None = None  # as in backends.Implementation
 
 
-_compiled = unless_missing(Implementation(_native, step_compiled_), _native, native_step_)
-_on_cpu = Implementation(_native, step_compiled_, run_in_slots=if_there(_native_in_slots_))
+_compiled = Implementation(_native, step_compiled_)
 IMPLEMENTATIONS = {
-    "cuda": _compiled,
-    "cpu": unless_missing(_on_cpu, _native, native_step_),
+    "cuda": if_compiled(_compiled),
+    "cpu": if_compiled(_compiled._replace(run_in_slots=_native_in_slots_)),
     "chunked": Implementation(chunked_linear_attention, step_chunked_, True),
-    "reference": unless_missing(Implementation(_reference, step_reference_, True), _reference),
+    "reference": Implementation(reference_linear_attention, step_reference_, True),
 }

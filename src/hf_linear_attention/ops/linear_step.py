@@ -7,7 +7,7 @@ Shapes: B batch, Hq query heads, Hkv key and value heads, K key dim, V value dim
 import torch
 from torch import Tensor
 
-from .backends import native_op, reference_op
+from .backends import native_op
 from .checks import (
     check_key_mask,
     check_log_decay,
@@ -17,6 +17,7 @@ from .checks import (
 )
 from .chunked.linear_attention import chunked_step_
 from .feature_maps import POINTWISE
+from .loops.linear_attention import reference_linear_attention
 from .slots import (
     check_slots,
     check_state_indices,
@@ -25,9 +26,7 @@ from .slots import (
     step_on_slots_,
 )
 
-native_step_ = native_op("linear_attention_step_", version=1)
-_native_step_on_slots_ = native_op("linear_attention_step_", version=2)
-_reference = reference_op("linear_attention", version=1)
+native_step_ = native_op("linear_attention_step_")
 
 
 def step_compiled_(
@@ -54,9 +53,7 @@ def step_compiled_(
         if key_mask is not None and key_mask.dtype is not torch.bool:
             key_mask = check_key_mask(key_mask, q)
         token = q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps
-        if state_indices is None:
-            return native_step_(*token)
-        return _native_step_on_slots_(*token, state_indices)
+        return native_step_(*token, state_indices)
     except (RuntimeError, KeyError):
         check_step(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask, state_indices)
         raise
@@ -105,7 +102,7 @@ def step_reference_(
     )
 
     def step_(kv: Tensor, z: Tensor | None) -> Tensor:
-        y, (kv_after, z_after) = _reference(
+        y, states = reference_linear_attention(
             q[:, None],
             k[:, None],
             v[:, None],
@@ -116,9 +113,9 @@ def step_reference_(
             normalize=normalize,
             eps=eps,
         )
-        kv.copy_(kv_after)
-        if z is not None:
-            z.copy_(z_after)
+        for state, after in zip((kv, z), states, strict=True):
+            if state is not None and after is not None:
+                state.copy_(after)
         return y[:, 0]
 
     return step_on_slots_(step_, tuple(state), state_indices)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .backends import Implementation, Missing, choose, native_op, reference_op, unless_missing
+from .backends import Implementation, Missing, choose, if_compiled, native_op
 from .checks import (
     check_channels,
     check_cu_seqlens,
@@ -22,6 +22,7 @@ from .checks import (
     to_dtype,
 )
 from .chunked.selective_scan import chunked_selective_scan, chunked_selective_scan_step_
+from .loops.selective_scan import reference_selective_scan
 from .slots import check_rows_of_channels, step_on_slots_
 from .tokens import behind
 
@@ -197,10 +198,8 @@ def _check_step(
     return checked
 
 
-_native = native_op("selective_scan", version=1)
-_native_step_ = native_op("selective_scan_step_", version=1)
-_native_step_on_slots_ = native_op("selective_scan_step_", version=2)
-_reference = reference_op("selective_scan", version=1)
+_native = native_op("selective_scan")
+_native_step_ = native_op("selective_scan_step_")
 
 
 def _step_compiled_(
@@ -222,9 +221,7 @@ def _step_compiled_(
         dt_, A_ = to_dtype(dt, dtype), to_dtype(A, dtype)
         D_ = None if D is None else to_dtype(D, dtype)
         token = x, dt_, A_, B, C, D_, key_mask, state
-        if state_indices is None:
-            return _native_step_(*token)
-        return _native_step_on_slots_(*token, state_indices)
+        return _native_step_(*token, state_indices)
     except RuntimeError:
         _check_step(x, dt, A, B, C, D, key_mask, state, state_indices)
         raise
@@ -257,7 +254,7 @@ def _step_reference_(
     state_indices: Tensor | None,
 ) -> Tensor:
     def step_(rows: Tensor) -> Tensor:
-        y, after = _reference(
+        y, after = reference_selective_scan(
             *(x[:, None], dt[:, None], A, B[:, None], C[:, None], D),
             key_mask=None if key_mask is None else key_mask[:, None],
             initial_state=rows,
@@ -270,11 +267,7 @@ def _step_reference_(
 
 IMPLEMENTATIONS = {
     "cuda": Missing("the selective scan has no CUDA kernels"),
-    "cpu": unless_missing(
-        Implementation(_native, _step_compiled_, step_checks=True), _native, _native_step_
-    ),
+    "cpu": if_compiled(Implementation(_native, _step_compiled_, step_checks=True)),
     "chunked": Implementation(chunked_selective_scan, _step_chunked_),
-    "reference": unless_missing(
-        Implementation(_reference, _step_reference_, reads_cu_seqlens=True), _reference
-    ),
+    "reference": Implementation(reference_selective_scan, _step_reference_, reads_cu_seqlens=True),
 }

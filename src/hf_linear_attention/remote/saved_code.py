@@ -1,9 +1,10 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Folders that earlier versions saved, on a Transformers that their code does not know.
+"""Folders that earlier versions saved, with copies of the package's own files of then.
 
-Their code takes a cache as `past_key_values` only. Transformers 5.24 hands it over as `cache`, they
-ignore that, and generate() goes on from the last token alone. The package can't change the files,
-but they import it for its kernels, and then its own classes load the folder in their place.
+They ask the package for kernels by names that it has no more, and take a cache by a name that newer
+releases of Transformers do not give it: generate() would go on from the last token alone. Their
+files can't be changed, but they import the package, and then its classes load the folder in their
+place.
 """
 
 import logging
@@ -23,7 +24,7 @@ WAYS_TO_LOAD = ("from_pretrained", "_from_config")
 
 def replace_outdated(cls: type[PreTrainedModel]) -> None:
     """Lets a class that a folder's own code defines load models of the package's class, if that
-    code is from before releases.py.
+    code is a copy of files of then.
     """
     is_saved = cls.__module__.startswith("transformers_modules.")
     if not is_saved or cls.__name__ not in OURS or hasattr(sys.modules[cls.__module__], "CACHE"):
@@ -36,9 +37,8 @@ def replace_outdated(cls: type[PreTrainedModel]) -> None:
 def _of_package(load: Any) -> Any:
     def load_by_package(cls, *args, **kwargs):
         logger.warning(
-            "The code in this model's folder was written for Transformers before 5.24, where its "
-            "generate() would be wrong now. The classes of the installed hf-linear-attention load "
-            "it instead. model.save_pretrained(folder) renews the code."
+            "The code in this model's folder is of an earlier hf-linear-attention: the classes of "
+            "the installed one load it instead. model.save_pretrained(folder) renews the code."
         )
         named = {name: _config_of_package(x) for name, x in kwargs.items()}
         return load(*map(_config_of_package, args), **named)

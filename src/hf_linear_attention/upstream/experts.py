@@ -18,8 +18,8 @@ from transformers.integrations import moe
 from ..fast.linear import MAX_ROWS, are_plain
 from ..ops.backends import has_compiled, native_op
 
-expert_product = native_op("expert_linear", version=1)
-IS_COMPILED = has_compiled(expert_product)
+expert_product = native_op("expert_linear")
+IS_COMPILED = has_compiled()
 
 
 # Transformers' own ways to multiply, whose answers ours are. "eager" is that of its classes.

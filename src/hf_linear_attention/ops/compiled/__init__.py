@@ -19,45 +19,34 @@ from . import (
     sinusoids,
 )
 
-# What code that travels with checkpoints may call, by name and version. Such code outlives
-# versions of this package: an entry stays, and keeps its arguments, their meaning and its results;
-# what would change them gets a new version beside it.
 OPS = {
-    ("linear_attention", 1): linear_attention.forward,
-    ("linear_attention_step_", 1): linear_attention.step_,
-    ("linear_attention_step_", 2): linear_attention.step_,  # with state_indices
-    ("linear_attention_", 1): linear_attention.forward_in_slots_,
-    ("delta_rule", 1): delta_rule.forward,
-    ("delta_rule", 2): delta_rule.forward,  # on CUDA, too, as all of its steps
-    ("delta_rule_step_", 1): delta_rule.step_,
-    ("delta_rule_step_", 2): delta_rule.step_,  # with state_indices
-    ("delta_rule_", 1): delta_rule.forward_in_slots_,
-    ("short_convolution", 1): convolution.forward,
-    ("short_convolution_step_", 1): convolution.step_,
-    ("short_convolution_step_", 2): convolution.step_,  # with state_indices
-    ("selective_scan", 1): selective_scan.forward,
-    ("selective_scan_step_", 1): selective_scan.step_,
-    ("selective_scan_step_", 2): selective_scan.step_,  # with state_indices
-    ("elementwise_scan", 1): elementwise_scan.forward,
-    ("elementwise_scan_step_", 1): elementwise_scan.step_,
-    ("rg_lru", 1): rg_lru.forward,
-    ("linear", 1): linear.linear,
-    ("many_rows_linear", 1): linear.many_rows_linear,
-    ("many_rows_linear_in", 1): linear.many_rows_linear_in,
-    ("expert_linear", 1): linear.expert_linear,
-    ("onednn_linear", 1): linear.many_rows_linear,  # oneDNN's in older code, for float32
-    ("int8_linear", 1): quantized_linear.int8_linear,
-    ("int4_linear", 1): quantized_linear.int4_linear,
-    ("int8_linear", 2): quantized_linear.int8_linear,  # with rounds_x
-    ("int4_linear", 2): quantized_linear.int4_linear,
-    ("rms_norm", 1): rms_norm.rms_norm,
-    ("cross_entropy", 1): cross_entropy.cross_entropy,
-    ("cross_entropy_backward", 1): cross_entropy.cross_entropy_backward,
-    ("add_sinusoids", 1): sinusoids.add_sinusoids,
-    ("can_record", 1): recordings.can_record,
-    ("recording", 1): recordings.recording,
-    ("why_not_on_cuda", 1): cuda.why_not_on_cuda,
-    ("cpu_instruction_set", 1): library.cpu_instruction_set,
+    "linear_attention": linear_attention.forward,
+    "linear_attention_step_": linear_attention.step_,
+    "linear_attention_": linear_attention.forward_in_slots_,
+    "delta_rule": delta_rule.forward,
+    "delta_rule_step_": delta_rule.step_,
+    "delta_rule_": delta_rule.forward_in_slots_,
+    "short_convolution": convolution.forward,
+    "short_convolution_step_": convolution.step_,
+    "selective_scan": selective_scan.forward,
+    "selective_scan_step_": selective_scan.step_,
+    "elementwise_scan": elementwise_scan.forward,
+    "elementwise_scan_step_": elementwise_scan.step_,
+    "rg_lru": rg_lru.forward,
+    "linear": linear.linear,
+    "many_rows_linear": linear.many_rows_linear,
+    "many_rows_linear_in": linear.many_rows_linear_in,
+    "expert_linear": linear.expert_linear,
+    "int8_linear": quantized_linear.int8_linear,
+    "int4_linear": quantized_linear.int4_linear,
+    "rms_norm": rms_norm.rms_norm,
+    "cross_entropy": cross_entropy.cross_entropy,
+    "cross_entropy_backward": cross_entropy.cross_entropy_backward,
+    "add_sinusoids": sinusoids.add_sinusoids,
+    "can_record": recordings.can_record,
+    "recording": recordings.recording,
+    "why_not_on_cuda": cuda.why_not_on_cuda,
+    "cpu_instruction_set": library.cpu_instruction_set,
 }
 
 flops.register_formulas()

@@ -119,7 +119,7 @@ def rg_lru_by_scan(
 
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]] | Missing] = {
     "cuda": Missing("the RG-LRU has no CUDA kernels"),
-    "cpu": native_op("rg_lru", version=1),
+    "cpu": native_op("rg_lru"),
     "chunked": rg_lru_by_scan,
     "reference": rg_lru_by_scan,
 }
