@@ -20,13 +20,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_linear_attention import (
-    LinearAttentionConfig,
-    backends,
-    linear,
-    pack_int4_weights,
-    quantized,
-)
+from hf_linear_attention import LinearAttentionConfig, pack_int4_weights
+from hf_linear_attention.fast import linear, quantized
+from hf_linear_attention.ops import backends
 
 logging.set_verbosity_error()  # that Mamba2 lacks its CUDA kernels is no news on a CPU
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hf_linear_attention.extras.bounded_caches import BoundedCache
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache, LinearAttentionConfig
+from hf_linear_attention.extras.bounded_caches import BoundedCache
 from recall_texts import Questions
 
 TOKENS_AT_ONCE, ROWS_OF_STEPS = 4096, 128

@@ -19,9 +19,9 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionForSequenceClassification,
     pack_int4_weights,
-    quantized,
     use_kernels,
 )
+from hf_linear_attention.fast import quantized
 from hf_linear_attention.fast.quantized import FEW_ROWS
 from tiny import random_ids, tiny_config
 

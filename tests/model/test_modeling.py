@@ -28,9 +28,9 @@ from hf_linear_attention import (
     LinearAttentionForSequenceClassification,
     LinearAttentionForTokenClassification,
     LinearAttentionModel,
-    backends,
 )
 from hf_linear_attention.fast.sinusoids import sinusoidal_positions
+from hf_linear_attention.ops import backends
 from hf_linear_attention.releases import CACHE
 from tiny import (
     HYBRID,

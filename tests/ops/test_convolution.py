@@ -12,8 +12,7 @@ from support.attention_cases import assert_all_close
 from support.rule_cases import run_with_gradients, tensors_of, to_float64, with_tensors
 from torch.nn import functional as F
 
-from hf_linear_attention import short_convolution_step_
-from hf_linear_attention.mixers.parts import short_convolution
+from hf_linear_attention import short_convolution, short_convolution_step_
 from hf_linear_attention.ops.compiled import library
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])

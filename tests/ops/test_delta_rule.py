@@ -25,8 +25,8 @@ from hf_linear_attention import (
     delta_rule_step_,
     linear_attention,
     linear_attention_step_,
-    op_delta,
 )
+from hf_linear_attention.ops import delta_rule as op_delta
 from hf_linear_attention.ops.backends import Missing
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])

@@ -111,7 +111,7 @@ def test_an_instruction_set_runs_where_the_cpu_has_it_and_nowhere_else(name):
 DOUBLES = """
 import torch
 from hf_linear_attention import delta_rule, elementwise_scan, selective_scan
-from hf_linear_attention.mixers.parts import short_convolution
+from hf_linear_attention import short_convolution
 
 x = torch.randn(2, 37, 3, 9, dtype=torch.float64, requires_grad=True)
 channels = x.flatten(2)

@@ -10,7 +10,8 @@ import shutil
 import pytest
 import torch
 
-from hf_linear_attention import linear_attention, native  # which fails where there is no library
+from hf_linear_attention import linear_attention
+from hf_linear_attention.ops import compiled as native
 from hf_linear_attention.ops.compiled.library import LIBRARY_PATH
 from hf_linear_attention.ops.compiled.linear import linear
 from hf_linear_attention.ops.compiled.linear_attention import FEATURE_MAPS, step_

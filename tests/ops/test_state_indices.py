@@ -19,13 +19,13 @@ from hf_linear_attention import (
     linear_attention,
     linear_attention_,
     linear_attention_step_,
-    op_delta,
-    op_in_place,
-    op_linear,
     short_convolution,
     short_convolution_,
     short_convolution_step_,
 )
+from hf_linear_attention.ops import delta_rule as op_delta
+from hf_linear_attention.ops import in_slots as op_in_place
+from hf_linear_attention.ops import linear_attention as op_linear
 from hf_linear_attention.ops.compiled.library import ops
 
 BACKENDS = ["cpu", "chunked", "reference"]
