@@ -44,7 +44,7 @@ def test_the_folder_has_the_model_its_code_tokenizer_template_and_generation_con
     logits = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
     model = AutoModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(model(ids).logits, logits, rtol=1e-4, atol=1e-5)
-    assert (out / "model/modeling.py").exists()
+    assert (out / "modeling_linear_attention.py").exists()
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
     assert GenerationConfig.from_pretrained(out).repetition_penalty == 1.25
     assert f"base_model: {folder}" in (out / "README.md").read_text("utf-8")

@@ -123,8 +123,8 @@ def saved(tmp_path_factory):
 def test_the_directory_holds_all_its_code(saved):
     folder, _ = saved
     assert {path.name for path in folder.glob("*.py")} == {
-        "model/configuration.py",
-        "model/modeling.py",
+        "configuration_linear_attention.py",
+        "modeling_linear_attention.py",
     }
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
     modeling = "modeling_linear_attention.LinearAttention"
@@ -132,7 +132,6 @@ def test_the_directory_holds_all_its_code(saved):
         "AutoConfig": "configuration_linear_attention.LinearAttentionConfig",
         "AutoModel": modeling + "Model",
         "AutoModelForCausalLM": modeling + "ForCausalLM",
-        "AutoModelForMaskedLM": modeling + "ForMaskedLM",
         "AutoModelForSequenceClassification": modeling + "ForSequenceClassification",
         "AutoModelForTokenClassification": modeling + "ForTokenClassification",
         "AutoModelForQuestionAnswering": modeling + "ForQuestionAnswering",

@@ -90,12 +90,14 @@ class SavedModel(RegisteredHere):
         """As in Transformers. The directory also holds the code that loads the model where the
         package is not installed, for every Auto class, unless code=False.
         """
-        from ..remote.code import write_code
+        from ..remote.code import definitions_left_out, write_code
 
         if code:
+            left_out = definitions_left_out(self.config)
             self.config.auto_map = {
                 auto_class.__name__: f"{MODELING}.{model_class.__name__}"
                 for auto_class, model_class in self.auto_classes.items()
+                if model_class.__name__ not in left_out
             }
             if self._auto_class is None:
                 found = [auto for auto, own in self.auto_classes.items() if isinstance(self, own)]

@@ -21,9 +21,11 @@ from transformers import PreTrainedConfig
 from ..model.saving import CONFIGURATION, MODELING
 from .contents import (
     BASES_LEFT_OUT,
+    FACTS_LEFT_OUT,
     METHODS_LEFT_OUT,
     STAND_INS,
     answers_for,
+    definitions_left_out,
     known_values,
     rows_for,
     unknown_fields,
@@ -73,7 +75,8 @@ def code_for(config: PreTrainedConfig) -> dict[str, str]:
     return _code_for(
         frozenset(answers_for(config).items()),
         frozenset(rows.items()),
-        frozenset(unknown_fields(config)),
+        frozenset(unknown_fields(config) | FACTS_LEFT_OUT),
+        frozenset(definitions_left_out(config)),
         tuple(known_values(config).items()),
     )
 
@@ -83,6 +86,7 @@ def _code_for(
     answers: frozenset[tuple[str, Any]],
     rows: frozenset[tuple[str, frozenset[Any]]],
     fields: frozenset[str],
+    definitions: frozenset[str],
     known: tuple[tuple[str, tuple[Any, ...]], ...],
 ) -> dict[str, str]:
     omissions = Omissions(
@@ -91,6 +95,7 @@ def _code_for(
         methods=METHODS_LEFT_OUT,
         bases=BASES_LEFT_OUT,
         fields=fields,
+        definitions=definitions,
         values={"KNOWN": dict(known)},
     )
     with without_garbage_collection():
@@ -125,7 +130,8 @@ def text_of(name: str, bundle: Bundle) -> str:
     """A file's whole text."""
     from .. import __version__
 
-    exported = sorted(import_module(f"..{MADE_OF[name]}", __package__).__all__)
+    exported = {*import_module(f"..{MADE_OF[name]}", __package__).__all__}
+    exported -= bundle.omissions.definitions
     parts = [HEADER.format(doc=DOCS[name], version=__version__)]
     parts.append("\n" + "\n".join(import_lines(bundle)) + "\n")
     before = ""
@@ -135,9 +141,9 @@ def text_of(name: str, bundle: Bundle) -> str:
             before = definition.module
         parts.append(spacing(definition, parts[-1]) + definition.source + "\n")
     effects = "\n".join("    " + line for x in bundle.effects for line in x.source.splitlines())
-    names = ", ".join(exported)
+    names = ", ".join(sorted(exported))
     if len(names) > 50:
-        names = "(\n" + "".join(f"        {name},\n" for name in exported) + "    )"
+        names = "(\n" + "".join(f"        {name},\n" for name in sorted(exported)) + "    )"
     parts.append("\n" + FOOTER.format(format=FORMAT, names=names, effects=effects or "    pass"))
     return "".join(parts).rstrip() + "\n"
 

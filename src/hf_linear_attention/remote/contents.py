@@ -11,6 +11,7 @@ from ..mixers.facts import MIXERS, SOFTMAX_MIXERS, all_facts, facts_of
 from ..mixers.parts.decays import DECAYS, decay_class, has_lower_bounds
 from ..model.arguments import has_softmax_layers
 from ..model.configuration import DERIVED
+from ..model.modeling import AUTO_CLASSES
 from ..ops.feature_maps import MODULES, POINTWISE
 
 # Modules in whose place others travel, which need no compiled kernels.
@@ -41,12 +42,20 @@ METHODS_LEFT_OUT = {
     *("_prepare_position_ids_for_generation", "redraw_features"),
     *("step_in_slots_", "run_in_slots_", "replay", "piece", "combine", "recorded", "tokens_of"),
     *("may_be_recorded", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
-    *("from_preset", "save_pretrained", "_map_left_padding"),
+    *("from_preset", "from_pretrained", "save_pretrained", "_map_left_padding"),
 }
 BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),
     *("ModelCardMixin", "SavedConfig", "SavedModel"),
 }
+
+# Facts of mixers that only the package asks for.
+FACTS_LEFT_OUT = {"needs", "conversions", "presets", "projections"}
+
+
+def definitions_left_out(config: PreTrainedConfig) -> set[str]:
+    """Of the two modules: what no model of the config has a use for."""
+    return {"RENAMED"} | ({"LinearAttentionForMaskedLM"} if config.is_causal else set())
 
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
@@ -65,8 +74,10 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
 def rows_for(config: PreTrainedConfig) -> dict[str, set[Any]]:
     """Of tables: the keys that a model of the config may ask for."""
     types = set(config.layer_types)
+    without_masked_lm = {"AutoModelForMaskedLM"} if config.is_causal else set()
     has_softmax, is_linear = types != {"linear_attention"}, "linear_attention" in types
     return {
+        "AUTO_CLASSES": {auto.__name__ for auto in AUTO_CLASSES} - without_masked_lm,
         "MIXERS": {config.mixer},
         "RECURRENT_MIXERS": {config.mixer} if is_linear else set(),
         "SOFTMAX_MIXERS": {config.softmax_mixer},

@@ -263,7 +263,8 @@ def leave_out(
         is_method = isinstance(node, ast.FunctionDef) and node.name in methods
         is_field = isinstance(node, ast.AnnAssign) and name_of(node.target) in fields
         if is_method or is_field:
-            dropped |= {*range(last_line + 1, (node.end_lineno or 0) + 1)}
+            first = last_line + 1 if is_method else node.lineno
+            dropped |= {*range(first, (node.end_lineno or 0) + 1)}
         last_line = node.end_lineno or 0
     dropped |= {*lines_about(lines, fields)}
     kept_bases = [base for base in statement.bases if name_of(base) not in bases]
@@ -280,13 +281,13 @@ def leave_out(
 
 
 def lines_about(lines: list[str], fields: Collection[str]) -> Iterator[int]:
-    """Of a docstring with "Args:": the numbers of lines that describe these fields alone."""
-    of_these = False
+    """Of a docstring: the numbers of lines that describe these fields alone."""
+    of_these, indent = False, 0
     for number, line in enumerate(lines, 1):
-        entry = re.match(r" {8}(\w+(?:, \w+)*):", line)
-        if entry is not None:
-            of_these = {*entry[1].split(", ")} <= {*fields}
-        elif not line.startswith(" " * 12):
+        entry = re.match(r" {4,8}(\w+(?:, \w+)*):", line)
+        if entry is not None and not (of_these and entry.start(1) > indent):
+            of_these, indent = {*entry[1].split(", ")} <= {*fields}, entry.start(1)
+        elif not line.startswith(" " * (indent + 4)):
             of_these = False
         if of_these:
             yield number
@@ -301,7 +302,11 @@ def keep_rows(source: str, keys: Collection[Any]) -> str:
         rows = [(x, x) for x in table.elts]
     else:
         raise ValueError(f"a table must be a dict or a tuple as it stands, got {source[:60]!r}")
-    kept = [(k, v) for k, v in rows if not isinstance(k, ast.Constant) or k.value in keys]
+    kept = [
+        (k, v)
+        for k, v in rows
+        if k is None or (k.value if isinstance(k, ast.Constant) else name_of(k)) in keys
+    ]
     lines, first, last = source.splitlines(), table.lineno, table.end_lineno or 0
     brackets = "{}" if isinstance(table, ast.Dict) else "()"
     before = "\n".join([*lines[: first - 1], lines[first - 1][: table.col_offset]])
@@ -320,6 +325,17 @@ def keep_rows(source: str, keys: Collection[Any]) -> str:
         if row not in kept:
             dropped |= {*range(last_line + 1, end + 1)}
         last_line = end
+    return "\n".join(line for n, line in enumerate(lines, 1) if n not in dropped)
+
+
+def leave_out_arguments(source: str, names: Collection[str]) -> str:
+    """A statement whose calls are given nothing under these names."""
+    lines = source.splitlines()
+    dropped: set[int] = set()
+    for call in ast.walk(ast.parse(source)):
+        for argument in getattr(call, "keywords", []):
+            if argument.arg in names:
+                dropped |= {*range(argument.lineno, argument.end_lineno + 1)}
     return "\n".join(line for n, line in enumerate(lines, 1) if n not in dropped)
 
 
@@ -350,8 +366,9 @@ class Omissions(NamedTuple):
     rows: Mapping[str, Collection[Any]]  # of tables: the keys that stay
     methods: Collection[str]
     bases: Collection[str]
-    fields: Collection[str]  # of the config, and their description
+    fields: Collection[str]  # of the config and of tables, and their description
     values: Mapping[str, Any]  # of variables
+    definitions: frozenset[str] = frozenset()  # of whole modules, by name
 
     def of(self, definition: Definition) -> str:
         """The source of a definition without that."""
@@ -360,6 +377,7 @@ class Omissions(NamedTuple):
         for name in definition.names:
             if name in self.rows:
                 source = keep_rows(source, self.rows[name])
+                source = leave_out_arguments(source, self.fields)
             if name in self.values:
                 items = "".join(f"    {k!r}: {v!r},\n" for k, v in self.values[name].items())
                 source = source.replace("{}", "{\n" + items.replace("'", '"') + "}")
@@ -383,7 +401,8 @@ class Bundle:
         """All of a module, its effects too, and of others what it needs."""
         module = self.sources.module(name)
         for definition in module.definitions:
-            self._add(module, definition)
+            if not self.omissions.definitions & {*definition.names}:
+                self._add(module, definition)
         for effect in module.effects:
             self._add_used(module, effect.source)
             self.effects.append(effect)
