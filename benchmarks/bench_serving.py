@@ -281,7 +281,8 @@ def long_prompt_model(size: Size, num_softmax: int) -> PreTrainedModel:
     """Its last layers have full attention."""
     torch.manual_seed(0)
     linear = ["linear_attention"] * (size.layers - num_softmax)
-    config = LinearAttentionConfig(
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos",
         vocab_size=size.vocab_size,
         hidden_size=size.hidden_size,
         intermediate_size=size.intermediate_size,

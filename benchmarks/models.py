@@ -56,7 +56,7 @@ def make_config(name: str, size: Size = SIZE) -> PreTrainedConfig:
         **NO_SPECIAL_TOKENS,
     }
     if name == "ours":
-        return LinearAttentionConfig(**llama_like)
+        return LinearAttentionConfig.from_preset("katharopoulos", **llama_like)
     if name == "Llama":
         return LlamaConfig(max_position_embeddings=LONGEST, **llama_like)
     if name == "GPT-2":

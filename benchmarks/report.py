@@ -57,11 +57,11 @@ PANELS = {  # how those begin that the page shows; the files have all
     "serving": ("HTTP", "one process", "long prompt"),
 }
 CHOICES = {  # the systems in the README's table, and what for
-    "gated_deltanet": "**Start here.** The best on text, at constant memory",
+    "gated_deltanet": "**Start here**, the config's default. The best on text, at constant memory",
     "kda": "The surest recall at constant memory, a little behind on text",
     "qwen3_next": "Recall within the trained length; its memory grows, a quarter of softmax's",
     "gla": "Faster training, without recall",
-    "katharopoulos": "The paper's exact form, the simplest and fastest; the config's default",
+    "katharopoulos": "The paper's exact form, the simplest and fastest",
     "softmax": "For comparison: softmax attention, as in Llama",
 }
 

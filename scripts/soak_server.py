@@ -67,7 +67,8 @@ def save_model(folder: Path, is_hybrid: bool = False) -> PreTrainedModel:
     """
     torch.manual_seed(0)
     second = "full_attention" if is_hybrid else "linear_attention"
-    config = LinearAttentionConfig(
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos",
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,

@@ -128,7 +128,8 @@ def test_a_module_built_on_meta_is_whole_after_reset_parameters(name):
 
 @pytest.mark.parametrize("name", [*FIXED, *LEARNED])
 def test_saving_and_loading_a_model_keeps_the_decay(name, tmp_path):
-    config = LinearAttentionConfig(
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos",
         vocab_size=11,
         hidden_size=HIDDEN,
         intermediate_size=16,
@@ -180,7 +181,8 @@ class Halving(Decay):
 
 def test_a_registered_decay_is_a_choice_like_any_other(tmp_path):
     register_decay("halving", Halving)
-    config = LinearAttentionConfig(
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos",
         vocab_size=11,
         hidden_size=HIDDEN,
         num_hidden_layers=2,

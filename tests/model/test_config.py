@@ -22,8 +22,10 @@ WINDOW = {"mixer": "window"}
 MLA = {"softmax_mixer": "mla", "layer_types": ["full_attention"] * 3}
 
 
-def test_the_default_is_the_paper():
-    config = LinearAttentionConfig()
+def test_the_paper_s_form_is_the_one_of_its_preset_and_of_folders_that_say_nothing():
+    config = LinearAttentionConfig.from_preset("katharopoulos")
+    assert LinearAttentionConfig.from_dict({}).to_dict() == config.to_dict()
+    assert config.mixer == "linear"
     assert config.feature_map == "elu+1"
     assert config.decay == "none"
     assert config.normalizer == "z"
@@ -233,7 +235,7 @@ def test_none_leaves_a_field_to_the_others_also_later(field, tmp_path):
     for _ in range(2):  # derived until now, then given
         setattr(config, field, None)
         assert getattr(config, field) == derived
-        assert field not in config.to_dict()
+        assert config.to_dict().get(field) is None
         setattr(config, field, derived)
         assert config.to_dict()[field] == derived
     setattr(config, field, None)

@@ -21,7 +21,8 @@ from hf_linear_attention.model.presets import PRESETS
 from hf_linear_attention.ops.tokens import Tokens
 from tiny import VOCAB_SIZE, random_ids, tiny_config
 
-PAGE = Path(__file__).parents[2] / "docs" / "presets.md"
+ROOT = Path(__file__).parents[2]
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "presets.md"
 B, T, C, H, LAYERS = 2, 9, 32, 4, 4
 D = C // H
 SIZES = {
@@ -71,9 +72,21 @@ def test_the_table_in_the_docs_is_this_one():
     assert "\n".join(rows) in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_first_preset_is_the_default():
-    config = LinearAttentionConfig.from_preset("katharopoulos")
+def test_the_preset_to_start_with_is_the_default():
+    config = LinearAttentionConfig.from_preset("gated_deltanet")
     assert config.to_dict() == LinearAttentionConfig().to_dict()
+    assert "| `gated_deltanet` | **Start here**" in README.read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_config_is_made_again_of_what_is_saved(name):
+    """By the constructor, whose defaults are one preset's, and by from_dict, which knows what
+    folders of version 0.1 do not say.
+    """
+    config = LinearAttentionConfig.from_preset(name)
+    saved = config.to_dict()
+    assert LinearAttentionConfig.from_dict(saved).to_dict() == saved
+    assert LinearAttentionConfig(**saved).to_dict() == saved
 
 
 def test_overrides_win():

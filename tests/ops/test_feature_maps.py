@@ -235,8 +235,8 @@ def test_favor_neither_overflows_nor_vanishes_in_float16():
 
 def test_a_model_in_float16_attends_to_favor_features_in_float32():
     sizes = {"vocab_size": 11, "hidden_size": 16, "num_attention_heads": 2}
-    config = LinearAttentionConfig(
-        feature_map="favor+", initializer_range=0.5, num_hidden_layers=2, **sizes
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos", feature_map="favor+", initializer_range=0.5, num_hidden_layers=2, **sizes
     )
     model = LinearAttentionForCausalLM(config).eval()
     tokens = torch.arange(11)[None]
@@ -253,7 +253,9 @@ def test_a_model_in_float16_attends_to_favor_features_in_float32():
 
 def test_redrawing_a_model_redraws_every_layer_loaded_or_not(tmp_path):
     sizes = {"vocab_size": 11, "hidden_size": 16, "num_attention_heads": 2}
-    config = LinearAttentionConfig(feature_map="favor+", num_hidden_layers=2, **sizes)
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos", feature_map="favor+", num_hidden_layers=2, **sizes
+    )
     LinearAttentionForCausalLM(config).save_pretrained(tmp_path)
     model = LinearAttentionForCausalLM.from_pretrained(tmp_path).train()
     before = [layer.self_attn.feature_map.projection.clone() for layer in model.model.layers]
@@ -261,7 +263,9 @@ def test_redrawing_a_model_redraws_every_layer_loaded_or_not(tmp_path):
     for layer, old in zip(model.model.layers, before, strict=True):
         assert not torch.equal(layer.self_attn.feature_map.projection, old)
     with pytest.raises(RuntimeError, match="needs a model with .*'elu\\+1'"):
-        LinearAttentionForCausalLM(LinearAttentionConfig(**sizes)).redraw_features()
+        LinearAttentionForCausalLM(
+            LinearAttentionConfig.from_preset("katharopoulos", **sizes)
+        ).redraw_features()
 
 
 def test_favor_keeps_the_digits_of_its_exponents_under_autocast():
@@ -306,7 +310,8 @@ def test_a_module_built_on_meta_is_whole_after_reset_parameters(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_model_s_initialisation_and_loading_keep_the_modules_values(name, tmp_path):
-    config = LinearAttentionConfig(
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos",
         vocab_size=11,
         hidden_size=16,
         intermediate_size=16,
@@ -367,7 +372,8 @@ def registered():
 
 
 def test_a_registered_map_is_a_choice_like_any_other(registered, tmp_path):
-    config = LinearAttentionConfig(
+    config = LinearAttentionConfig.from_preset(
+        "katharopoulos",
         vocab_size=11,
         hidden_size=16,
         num_hidden_layers=2,

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from hf_linear_attention.model.presets import PRESETS, preset_fields
+from hf_linear_attention.model.presets import PAPER, PRESETS, preset_fields
 
 VOCAB_SIZE = 41
 HYBRID = ["linear_attention", "full_attention", "sliding_attention"]
@@ -134,7 +134,7 @@ def tiny_config(**kwargs) -> LinearAttentionConfig:
         "max_position_embeddings": 64,
         "initializer_range": 0.4,
     }
-    return LinearAttentionConfig(**{**sizes, **kwargs})
+    return LinearAttentionConfig(**{**PAPER, **sizes, **kwargs})
 
 
 def tiny_model(

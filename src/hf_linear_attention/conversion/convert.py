@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..mixers.facts import all_facts, facts_of
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
+from ..model.presets import PAPER
 from .report import ConversionReport
 from .sources import check_model, fields_of, layer_types_of
 
@@ -121,7 +122,7 @@ def config_for(
             f"{list(layer_types)}"
         )
     _check_layer_types(layer_types, types)
-    config = CONFIG(**{**fields, **overrides}, layer_types=list(layer_types))
+    config = CONFIG(**{**PAPER, **fields, **overrides}, layer_types=list(layer_types))
     slid = any(
         old == SLIDING and new == LINEAR for old, new in zip(types, layer_types, strict=True)
     )

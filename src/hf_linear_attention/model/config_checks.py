@@ -55,7 +55,7 @@ def turns_linear(config: Any) -> bool:
     return has_rotary(config) and facts_of(config.mixer).has_positions
 
 
-PLAIN = ("expand_k", "expand_v", "softmax_mixer", "decay", "is_causal")
+PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache")
 # Which models use a field that not all do, beside mixers' own. Others do not save it.
 USED_BY: dict[str, Callable[[Any], bool]] = {
     "attention_dropout": lambda config: set(config.active_layer_types) != {"linear_attention"},

@@ -12,7 +12,7 @@ from ..mixers.parts.normalizers import NORMALIZERS
 from ..mixers.parts.tensor_parallel import TensorParallelPlan
 from .auto import register_adapters, register_config
 from .config_checks import ConfigChecks
-from .presets import preset_fields
+from .presets import PAPER, preset_fields
 from .saving import SavedConfig
 
 
@@ -55,9 +55,9 @@ DERIVED_FROM = (
 class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     """Everything that decides what a linear-attention model computes.
 
-    The default is the attention of *Transformers are RNNs* (arXiv 2006.16236) in a pre-norm
-    decoder: feature map elu(x) + 1, division by z, eps 1e-6, sinusoidal positions. `from_preset`
-    gives other systems by name.
+    The default is Gated DeltaNet (arXiv 2412.06464) in a pre-norm decoder, the preset
+    "gated_deltanet". `from_preset` gives other systems by name: "katharopoulos" is the attention of
+    *Transformers are RNNs* (arXiv 2006.16236).
 
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads, hidden_act, rms_norm_eps,
@@ -170,7 +170,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     linear_key_head_dim: int | None = None
     linear_value_head_dim: int | None = None
     expand_k: int | float = 1
-    expand_v: int | float = 1
+    expand_v: int | float = 2
     hidden_act: str = "silu"
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
@@ -187,7 +187,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     attention_dropout: int | float = 0.0
     rope_parameters: RopeParameters | dict | None = None
 
-    mixer: str = "linear"
+    mixer: str = "delta_rule"
     window_size: int = 64
     window_sinks: int = 4
     linear_allow_neg_eigval: bool = False
@@ -198,24 +198,24 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     v_head_dim: int | None = None
     use_qk_norm: bool = False
     attn_output_gate: bool = False
-    feature_map: str = "elu+1"
+    feature_map: str = "identity"
     feature_map_kwargs: dict[str, Any] | None = None
     value_act: str | None = None
-    decay: str = "none"
-    normalizer: str = "z"
-    gate_act: str = "sigmoid"
+    decay: str = "per_token"
+    normalizer: str = "gated_rms_norm"
+    gate_act: str = "silu"
     low_rank_gate: bool = False
     attention_eps: int | float = 1e-6
-    conv_kernel_size: int = 0
+    conv_kernel_size: int = 4
     conv_bias: bool = False
     time_step_min: int | float = 0.001
     time_step_max: int | float = 0.1
     time_step_floor: int | float = 1e-4
     time_step_limit: list[int | float] | tuple[int | float, ...] | None = None
-    position_embedding_type: str = "sinusoidal"
+    position_embedding_type: str = "none"
     linear_rotary: bool = True
     rotary_layers: list[bool] | None = None
-    scale_embeddings: bool | None = None
+    scale_embeddings: bool | None = True
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     is_causal: bool = True
@@ -263,6 +263,11 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         num_hidden_layers = overrides.get("num_hidden_layers", cls.num_hidden_layers)
         return cls(**{**preset_fields(preset, num_hidden_layers), **overrides})
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> Any:
+        """As in Transformers. Folders of version 0.1 do not say where they are as the paper."""
+        return super().from_dict({**PAPER, **config_dict}, **kwargs)
+
     def __post_init__(self, **kwargs):
         if self.decay == "aaren":  # as version 0.1 said it
             self.mixer, self.decay = "aaren", "none"
@@ -292,11 +297,14 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         self.__dict__["_derived"] = names
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: the fields that the model uses, but for those derived."""
+        """What is saved: the fields that the model uses, but for those derived, or as None where
+        that is not their default.
+        """
         register_adapters(self.model_type)
         output = super().to_dict()
         derived = output.pop("_derived")
-        for name in (*derived, *self.unsaid_fields()):
+        output.update((name, None) for name in derived)
+        for name in {*derived, *self.unsaid_fields()} - PAPER.keys():
             output.pop(name, None)
         return output
 

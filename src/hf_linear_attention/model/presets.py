@@ -12,6 +12,19 @@ from typing import Any, NamedTuple
 
 from ..mixers.facts import REGISTERED_MIXERS
 
+# Where neither a preset nor a saved config says otherwise: the attention of Transformers are RNNs,
+# which was the config's default in version 0.1.
+PAPER = {
+    "mixer": "linear",
+    "feature_map": "elu+1",
+    "decay": "none",
+    "normalizer": "z",
+    "gate_act": "sigmoid",
+    "expand_v": 1,
+    "conv_kernel_size": 0,
+    "position_embedding_type": "sinusoidal",
+    "scale_embeddings": None,
+}
 # The delta rule's layers: keys and values after convolutions, and no position.
 DELTA_RULE = {
     "mixer": "delta_rule",
@@ -38,7 +51,7 @@ LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention
 class Preset(NamedTuple):
     """One system.
 
-    fields: of the config, where they are not its defaults.
+    fields: of the config, where they are not the paper's.
     layer_pattern: types of layers, repeated over the model's.
     """
 
@@ -278,6 +291,6 @@ def preset_fields(name: str, num_hidden_layers: int) -> dict[str, Any]:
             f"repeat {', '.join(preset.layer_pattern)}, got {num_hidden_layers}"
         )
     if set(preset.layer_pattern) == {LINEAR}:  # the default, which follows num_hidden_layers
-        return copy.deepcopy(preset.fields)
+        return {**PAPER, **copy.deepcopy(preset.fields)}
     layer_types = [preset.layer_pattern[layer % period] for layer in range(num_hidden_layers)]
-    return {**copy.deepcopy(preset.fields), "layer_types": layer_types}
+    return {**PAPER, **copy.deepcopy(preset.fields), "layer_types": layer_types}
