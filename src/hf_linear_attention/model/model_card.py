@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..ops.numerics import accumulation_dtype
-from .presets import LINEAR, PRESETS, all_presets
+from .presets import LINEAR, PAPER, PRESETS, all_presets
 
 TAGS = ["linear-attention", "custom_code"]
 # Of what a preset's layers of linear attention are told from those of others.
@@ -147,9 +147,9 @@ def auto_class_of(model: PreTrainedModel) -> str:
 def source_of(config: PreTrainedConfig) -> str:
     """Of the first preset whose linear attention a config has; else of linear attention as such."""
     for preset in all_presets().values():
+        fields = {**PAPER, **preset.fields}
         if LINEAR in preset.layer_pattern and all(
-            getattr(config, name) == preset.fields.get(name, getattr(type(config), name))
-            for name in TOLD_BY
+            getattr(config, name) == fields[name] for name in TOLD_BY
         ):
             return preset.source
     return RECURRENT_FORM
