@@ -583,7 +583,7 @@ def test_a_cache_of_another_model_is_refused_after_a_recording():
 
 def test_the_environment_turns_them_off():
     code = (
-        "from hf_linear_attention import recordable; print(recordable.ARE_TOKENS_RECORDED)",
+        "from hf_linear_attention.decode import conditions; print(conditions.ARE_TOKENS_RECORDED)",
         "HF_LINEAR_ATTENTION_RECORD_TOKENS",
     )
     for value, expected in (("0", "False"), ("1", "True"), ("", "True")):

@@ -282,8 +282,8 @@ def can_be_recorded(layers: Sequence[nn.Module], are_called: bool) -> bool:
     """Whether all modules are such as compute the same things every time, and nobody listens; the
     layers' own hooks are no matter where they are called.
     """
-    own_package = f"{__name__.rpartition('.')[0]}."
-    known = (own_package, *KNOWN_PACKAGES)
+    own_package, *_ = __name__.partition(".")
+    known = (f"{own_package}.", *KNOWN_PACKAGES)
     return not _has_any_global_hook() and all(
         type(module).__module__.startswith(known)
         and not module.training
