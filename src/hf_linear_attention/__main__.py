@@ -1,8 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""`python -m hf_linear_attention`: what would run here, and why not what would not. With `check
-MODEL`: whether a model answers the same with a cache and without, and with padding. With `speedup
-MODEL`: what `use_kernels` gains with a model of Transformers. With `convert MODEL OUT`: a softmax
-model of Transformers as a linear-attention one.
+"""The command `python -m hf_linear_attention`. Alone it prints which backends run here, and why
+others do not. `check MODEL` tests whether a model answers the same with a cache and without, and
+with padding; `speedup MODEL` measures the gain of `use_kernels`; `convert MODEL OUT` makes a
+linear-attention model of a softmax model of Transformers.
 """
 
 import os

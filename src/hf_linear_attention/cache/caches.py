@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The caches of a linear-attention model: what it remembers, in a size that never changes."""
+"""The caches of a linear-attention model, whose size does not depend on the number of tokens."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What else a cache can do: be saved, joined with others, gathered, cropped, exported."""
+"""Further methods of caches: saving, joining, gathering rows, cropping, exporting."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Caches in safetensors files: what is written, and what is checked when it is read again."""
+"""Caches in safetensors files: the format, and the checks when a file is read."""
 
 import json
 import operator

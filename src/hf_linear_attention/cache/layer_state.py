@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What one layer remembers, during one forward: read once, written once."""
+"""The state of one layer during one forward: read once, written once."""
 
 from typing import Any, Protocol
 

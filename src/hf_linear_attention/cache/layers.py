@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What one layer of a model remembers, as layers of Transformers' caches.
+"""The layers of caches, as subclasses of Transformers' cache layers.
 
 Shapes: B batch, T time.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""How a cache of fixed size takes tokens back: the state before the last few, and their inputs.
+"""Rollback in a cache of fixed size: the state before the last few tokens, and their inputs.
 
 Shapes: B batch, T time.
 """

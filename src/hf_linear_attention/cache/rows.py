@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The rows of caches: taken apart, gathered again, and those of several joined into one batch.
+"""The rows of caches: cut apart, gathered, and joined from several caches into one batch.
 
 Shapes: B batch, Hkv key-value heads, T tokens, D head dim.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Continuous batching: sequences come and go, and each has a slot, one row of larger tensors, for
-what the layers remember of it.
+"""Continuous batching: sequences come and go, and each has a slot, one row of larger tensors that
+hold the states of all.
 
 A batch is packed into one row: first sequences that go on by one token, which take a step in place,
 then pieces of any lengths, which begin or go on.

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The first stage after a conversion: every linear layer learns to give what softmax attention gave
-in its place.
+"""The first stage after a conversion: each linear layer learns to reproduce the softmax attention
+that it replaced.
 
 Zhang et al., "The Hedgehog & the Porcupine", arXiv 2402.04347, and "LoLCATs", arXiv 2410.10254.
 Each layer computes both attentions of the same queries, keys and values, and passes on that of

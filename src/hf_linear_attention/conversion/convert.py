@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""A softmax model of Transformers as a model of this package, with the weights that it has.
+"""Conversion of a softmax model of Transformers into a model of this package that keeps its
+weights.
 
 Shapes: C hidden size, D head dim, G query heads that share a key-value head.
 """

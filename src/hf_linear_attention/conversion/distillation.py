@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The second stage after a conversion: the whole model learns to predict what the original does.
+"""The second stage after a conversion: the whole model learns to predict as the original does.
 
 Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531.
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Which layers should stay softmax attention: those that cost most where they alone are linear, or
-those that help most where all others are.
+"""The ranking of layers by their need for softmax attention: by the cost where one layer alone is
+linear, or by the gain where all others are.
 
 The two differ where layers can do each other's work: each of them alone costs nothing then, and
 what both did is missed once both are linear.

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What became of each parameter of a converted model."""
+"""The report of a conversion: each parameter, and where it came from."""
 
 import re
 from collections import Counter, defaultdict

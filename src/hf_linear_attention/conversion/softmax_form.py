@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What a converted layer was before: softmax attention, by the projections that it still has.
+"""The softmax attention that a converted layer had, computed by the projections that it still has.
 
 As long as these have not been trained, it computes what the original's layer does.
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The models of Transformers that can be converted: what of their configs ours says, and why others
-can't be.
+"""The models of Transformers that can be converted: how their configs map to ours, and the reasons
+why others can't be.
 """
 
 import copy

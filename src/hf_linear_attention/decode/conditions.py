@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Which forwards may be recorded, as far as can be told before they run."""
+"""The conditions under which a forward may be traced, as far as they are known before it runs."""
 
 import os
 from typing import Any

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What layers do with one generated token: its operations, recorded once, and then run without the
-modules around them, whose Python takes longer than small operations do. All layers that follow each
-other are one recording, and the norm behind the last.
+"""Traces of layers. The operations of one generated token are traced once, and then run without the
+modules around them, whose Python takes longer than small operations do. Consecutive layers share
+one trace, with the norm behind the last.
 
 Shapes: B batch, C hidden size.
 """

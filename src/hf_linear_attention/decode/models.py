@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""How models record what they do with a token, and run that in the place of their modules."""
+"""Traces of whole models: how a model records one token, and replays it in place of its modules."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Operations on tensors, noted while they are made, and made into a function that repeats them.
+"""A trace: operations on tensors, recorded while they run, and turned into a function that repeats
+them.
 
 Every operation is the one that was called, with the same arguments but for the tensors that are
 others the next time: answers are the same to the last bit. Only where a view is made of a view, the

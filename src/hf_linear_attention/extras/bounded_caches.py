@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Softmax attention with bounded memory: caches that keep some of the keys, of any model.
+"""Bounded caches for softmax attention of any model: they keep some of the keys.
 
 Shapes: B batch, T new tokens, n kept keys, Hq query heads, Hkv key-value heads, D head dim.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Weights of 4 bits that take 4 bits: torchao's IntxWeightOnlyConfig, which quantises anywhere,
-keeps each of them in a byte; its Int4WeightOnlyConfig keeps two, and quantises on GPUs only.
+"""Weights of 4 bits in half a byte each. torchao's IntxWeightOnlyConfig, which quantises anywhere,
+keeps each in a whole byte; its Int4WeightOnlyConfig packs two, and quantises on GPUs only.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""`python -m hf_linear_attention check MODEL`: whether a model, with its own weights and on the
-releases that are installed here, answers the same however it is asked.
+"""The command `python -m hf_linear_attention check MODEL`: whether a model, with its own weights
+and the installed releases, answers the same in every way of asking.
 
 A cache that a release hands on under another name, or padding that leaks into a state, raises
 nothing: the answers are wrong. So each way that has to change nothing is run beside the plain one.

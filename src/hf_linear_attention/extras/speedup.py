@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""`python -m hf_linear_attention speedup MODEL`: what `use_kernels` gains with a model here.
+"""The command `python -m hf_linear_attention speedup MODEL`: the gain of `use_kernels` with a model
+on this machine.
 
 It runs the same work before and after, in turns, and compares the answers.
 

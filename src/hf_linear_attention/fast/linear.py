@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""nn.Linear's product, faster on the CPU: for few rows, as in generation, and in some dtypes for
-many. The modules are torch's own: quantisers and counters look for them by that very class.
+"""The product of nn.Linear, faster on the CPU: for few rows, as in generation, and in some dtypes
+for many. Modules keep torch's class, by which quantisers and counters find them.
 """
 
 import functools

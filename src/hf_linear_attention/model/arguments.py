@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""From the arguments of a model's forward to `Tokens`: padding, packing, positions, masks.
+"""The arguments of a model's forward, turned into `Tokens`: padding, packing, positions, masks.
 
 Shapes: B batch, T time, N sequences packed into a batch; `past` tokens are cached.
 """

@@ -2,7 +2,7 @@
 """Everything that this package changes in Transformers, each change with its reason.
 
 No other file changes it. The code in a model's folder makes those for its classes that it needs
-(remote/stand_ins/registration.py). These are the names:
+(remote/stand_ins/model/auto.py). These are the names:
 
 - `AttentionInterface._global_mapping[hf_linear_attention_in_vllm]`
 - `AttentionInterface.get_interface`

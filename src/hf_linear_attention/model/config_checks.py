@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What a config is checked for, and which of its fields are worth saving."""
+"""The checks of a config, and the choice of the fields that are saved."""
 
 import dataclasses
 import difflib

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What `generate()` asks of a model: its cache, and what the next forward is to read."""
+"""The methods that `generate()` calls: they make the cache, and the inputs of the next forward."""
 
 import functools
 from contextvars import ContextVar

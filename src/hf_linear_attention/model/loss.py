@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The loss of a language model, without the tables of a whole vocabulary that are not needed.
+"""The loss of a language model, without needless tables of a whole vocabulary.
 
 For T tokens and V words, `torch.nn.functional.cross_entropy` makes the log-probabilities, their
 gradient and that of the logits, (T, V) each: on long sequences these, not the model, are what fills

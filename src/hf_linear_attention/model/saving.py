@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""How configs and models of the package are saved: with the code that loads them elsewhere."""
+"""Saving of configs and models, together with the code that loads them without the package."""
 
 from contextvars import ContextVar
 from typing import Any

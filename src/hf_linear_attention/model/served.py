@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What else is asked of a model that generates: to draft tokens, to serve continuous batches."""
+"""Further methods of models that generate: speculative decoding, continuous batching."""
 
 import copy
 import functools

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Who computes an op: the compiled kernels on CUDA or the CPU, PyTorch in chunks, or a plain loop.
+"""Backends: the compiled kernels on CUDA or the CPU, PyTorch in chunks, or a plain loop.
 
 Each op has a table from a backend's name to what that backend has for it.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The inputs of a batch for models that keep states only.
+"""The inputs of a batch for models that have states and no keys.
 
 Transformers prepares a batch in tensors with room for the largest one, which it resets and copies
 to: indices of keys and values, bounds by type of layer, masks. For a model without keys that takes

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What of HTTP a manager of continuous batching can know, and say, in `transformers serve`.
+"""The HTTP side of `transformers serve`, as far as a manager of continuous batching needs it.
 
 Transformers' server gives a manager tokens and takes tokens from it: it says nothing of the request
 over HTTP, of a client that hangs up, or of the end of the server.

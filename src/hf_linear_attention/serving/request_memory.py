@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What a request's slot and pages hold of its tokens, as tensors by name, and back.
+"""The contents of a request's slot and pages, as tensors by name.
 
 Shapes: T tokens, N tensors of rows that a type of layer has (keys and values of each layer).
 """

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What the engine needs of Transformers' continuous batching, and whether the installed release has
-it. That engine is another with every release: so methods that are replaced here, and attributes
-that are set, may be there no more, and nobody would call or read them.
+"""The parts of Transformers' continuous batching that the engine needs, and whether the installed
+release has them. That engine changes with every release: methods that are replaced here, and
+attributes that are set, may be gone, and then nobody would call or read them.
 """
 
 import dis

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""How the tokens of a request are chosen where each request says so itself: over HTTP, by what
-Transformers' server makes of its numbers. The server gives an engine the first request's for all.
+"""Sampling of each request by its own settings. Over HTTP, Transformers' server would give the
+engine the first request's for all.
 
 Shapes: N rows of logits, V size of the vocabulary.
 """

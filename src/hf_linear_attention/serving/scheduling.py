@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Transformers' schedulers, with what states in slots and unattended servers need beside."""
+"""Transformers' schedulers, extended for states in slots and for unattended servers."""
 
 from collections.abc import Callable
 from typing import Any

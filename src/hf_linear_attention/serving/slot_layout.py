@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""How a slot, all that a model remembers of one sequence, lies in memory.
+"""The layout of a slot in memory: all states of one sequence.
 
 A slot is so many bytes in a row: for each layer with recurrences, in order, the tensors of their
 states. Engines give memory as a tensor of bytes (S, bytes of a slot or more), of any stride between

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Bounds of sequences packed in a row, as layers are told of them.
+"""Bounds of sequences packed in a row, as layers receive them.
 
 Shapes: B batch, T time, N sequences.
 """

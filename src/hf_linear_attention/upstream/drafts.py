@@ -1,7 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What lets generate() draft with models of Transformers whose caches count no tokens, have another
-name, or are of another class, than it expects: Mamba, Mamba-2, Falcon-Mamba, MiniMax
-and xLSTM.
+"""Speculative decoding with models of Transformers whose caches count no tokens, have another name,
+or are of another class than generate() expects: Mamba, Mamba-2, Falcon-Mamba, MiniMax and xLSTM.
 
 Drafts are of an assistant, which is such a model itself perhaps, or of prompt lookup.
 """

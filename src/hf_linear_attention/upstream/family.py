@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What the files of families/ say."""
+"""The record of one family of models, which the files of families/ fill in."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

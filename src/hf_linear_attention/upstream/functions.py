@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Layers of Transformers that none of our classes stands in for, by their own code over our ops: of
-what they call, the functions that Transformers routes to fla, causal-conv1d and mamba_ssm are ours.
+"""Layers of Transformers that none of our classes replaces: their own code runs, and the functions
+that Transformers routes to fla, causal-conv1d and mamba_ssm are ours.
 
 Of such a layer nothing has to be known: neither the names of its arguments, nor what it does beside
 these functions. A module becomes one of a subclass, whose methods have the code of Transformers'

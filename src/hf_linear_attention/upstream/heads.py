@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What is put before heads of Transformers' models."""
+"""Small changes in front of the heads of Transformers' models."""
 
 from torch import Tensor
 from transformers.cache_utils import Cache

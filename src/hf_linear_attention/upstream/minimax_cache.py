@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""MiniMax's cache, so that it takes tokens back. Importing this imports Transformers' MiniMax."""
+"""MiniMax's cache with rollback. Importing this imports Transformers' MiniMax."""
 
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Another class for a module that is there already, also where accelerate put a hook around its
-forward, as it does to place the parts of a model on devices, in memory and on disks.
+"""A change of a module's class, also where accelerate put a hook around its forward, as it does to
+place the parts of a model on devices, in memory and on disks.
 
 Such a hook replaces `forward` on the module itself, and keeps the class's as `_old_forward`, bound
 to the module, which is `forward` again when the hook is removed.

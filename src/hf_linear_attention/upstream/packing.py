@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Sequences packed in a row, for models of Transformers whose recurrent layers ask for other
-packages then, or are not told.
+"""Packed sequences for models of Transformers whose recurrent layers ask for other packages then,
+or receive no bounds.
 
 Callers say it by `cu_seq_lens_q`, by `seq_idx`, or by `position_ids` that begin again, as
 DataCollatorWithFlattening and TRL do.

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Copies of functions that find other functions under some of their global names: the same code,
-and nobody else sees a difference.
+"""Copies of functions that find other functions under some of their global names. The code is the
+same, and the original stays as it is.
 
 What a copy reads of its module besides is what stood there when the copy was made.
 """

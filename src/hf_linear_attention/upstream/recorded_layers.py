@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Layers of Transformers around a recurrent one of ours: what they do with a generated token is
-recorded once, and run again without their Python (see ../recorded_tokens.py).
+"""Traces of Transformers' layers around a recurrent one of ours: a generated token's operations are
+traced once, and replayed without their Python (see decode/layers.py).
 
 Shapes: B batch, T time, C hidden size.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Where pickle finds the classes of replaced modules, each under the path of the class that it
-replaces: made when they are asked for, so that no model of Transformers is imported before.
+"""The classes of replaced modules, for pickle: each under the path of the class that it replaces,
+made on demand, so that no model of Transformers is imported before.
 """
 
 from torch import nn

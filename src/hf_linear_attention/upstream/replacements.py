@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What stands in for classes of Transformers, and for which source of theirs it was written.
+"""The classes that replace those of Transformers, and the sources of Transformers that they were
+written for.
 
 A replacement does the work of functions of Transformers as they were then, which a fingerprint of
 their source tells. Where they read otherwise, in another version or patched by somebody, it has to

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The functions that Transformers routes to fla, causal-conv1d and mamba_ssm where these are there,
-by ops of ours: what each of these does in its form of PyTorch, under the same signature.
+"""The functions that Transformers routes to fla, causal-conv1d and mamba_ssm where these are
+installed, by our ops, under the same signatures and with the answers of Transformers' PyTorch
+forms.
 
 What one of ours has no op for (a gradient through a token that changes a state in place, a state
 in half precision, ...) it hands to Transformers' form of PyTorch, its first argument.

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Heads of models that use_kernels has changed, whose continuous batching has places for states.
+"""Heads of models that use_kernels has changed, with continuous batching for states.
 
 Each is of a class of the name of Transformers' own, made when it is asked for, which pickle finds
 here.

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Layers of Transformers' own caches, as our recurrences read and write them, and take tokens back.
+"""Layers of Transformers' own caches that our recurrences read and write, with rollback.
 
 Shapes: B batch, T time, C channels, H heads, K key dim, V value dim, W tokens of a convolution
 before the present one.

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Tiny models of Transformers' recurrent families, with the settings of a real one: on these it is
-tried whether a replacement answers as a source that nobody has read yet.
+"""Tiny models of Transformers' recurrent families with the settings of a real one, on which a
+replacement for a new source is proved.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What tells layers of padding and of packed sequences where a model hands nothing on to them but a
-list of all layers' states, as RWKV's does, whose head hands on even less.
+"""Padding and packed sequences for layers whose model passes them nothing but a list of all layers'
+states: RWKV's.
 
 Shapes: B batch, T time.
 """

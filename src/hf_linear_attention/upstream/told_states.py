@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What tells layers of padding, of packed sequences and of slots where a model hands nothing on to
-them but a state, as xLSTM's does.
+"""Padding, packed sequences and slots for layers whose model passes them nothing but a state:
+xLSTM's.
 
 Shapes: B batch, T time.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Transformers' own models, recurrent ones above all, on our kernels, by one call.
+"""`use_kernels`: Transformers' own models, recurrent ones above all, on our kernels, by one call.
 
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3.5-0.8B")
 print(use_kernels(model))

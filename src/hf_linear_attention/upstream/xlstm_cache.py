@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""xLSTM's cache, so that it tells layers what they are to know, takes tokens back, and follows
-beams. Importing this imports Transformers' xLSTM.
+"""xLSTM's cache, which carries padding and bounds to the layers, has rollback, and follows beams.
+Importing this imports Transformers' xLSTM.
 
 Shapes: B batch, T time.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What releases of vLLM import, when the model is asked for, that lack what the plugin uses."""
+"""The stub that a release of vLLM imports when it lacks something that the plugin uses."""
 
 import vllm
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What of vLLM the plugin uses, and whether the installed release has it.
+"""The names of vLLM that the plugin uses, and whether the installed release has them.
 
 Looking at names, arguments and fields tells a release apart that has moved or renamed something, of
 any number. What a release computes otherwise behind the same names it can't tell.

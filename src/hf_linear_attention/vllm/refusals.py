@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What these models refuse in vLLM. Nothing here asks vLLM anything."""
+"""The settings that these models refuse in vLLM, found without asking vLLM."""
 
 import math
 from typing import Any

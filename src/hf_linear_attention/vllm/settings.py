@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What of vLLM's settings these models allow, decided before a process with a model is started."""
+"""The settings of vLLM that these models allow, decided before any process has a model."""
 
 import os
 from typing import Any

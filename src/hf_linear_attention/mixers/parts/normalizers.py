@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What is done to the outputs of a layer's heads before they are projected, by name: a norm, and a
-gate or none. The config reads this table; mixers/parts/output_norm.py has the modules.
+"""Normalizers by name: the norm, and the gate if there is one, between a layer's heads and its last
+projection. The config reads this table; output_norm.py has the modules.
 """
 
 from typing import NamedTuple

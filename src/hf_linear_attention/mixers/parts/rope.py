@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What `rope_parameters` may say: the kinds of rotary positions that Transformers' Llama has.
+"""The values of `rope_parameters`: the kinds of rotary positions that Transformers' Llama has.
 
 Transformers computes them; of many a wrong value it only warns, or it fails in the first forward.
 """

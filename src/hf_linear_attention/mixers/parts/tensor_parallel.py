@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Tensor parallelism: what belongs to heads, where each rank has some of them.
+"""Tensor parallelism: the parameters that belong to heads, where each rank has some of the heads.
 
 Transformers shards the projections, by the config's `base_model_tp_plan`, which is made here. What
 else a head has is small; every rank keeps it whole, and uses what belongs to its own heads.

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What our forwards of Transformers' recurrent layers share: tokens, memory and convolutions.
+"""Parts that our forwards of Transformers' recurrent layers share: tokens, states and convolutions.
 
 Shapes: B batch, T time, C channels.
 """

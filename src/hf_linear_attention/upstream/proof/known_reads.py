@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What the known sources of Transformers' recurrent layers read, by the class of ours that stands
-in for them. Made by scripts/note_known_reads.py, for one release of Transformers after the other.
+"""The values that known sources of Transformers' recurrent layers read, by our class that replaces
+them. Made by scripts/note_known_reads.py, for one release of Transformers after the other.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Whether a replacement answers as a class of Transformers whose source nobody has read yet: tried
-on a tiny model with the settings of the real one, in which that class alone is replaced.
+"""The proof of a replacement whose source in Transformers is new: it must answer the same on a tiny
+model with the settings of the real one, in which that class alone is replaced.
 
 Shapes: B batch, T time, C hidden size.
 """

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Which functions Transformers routes to other packages, and which of ours does the same: one of
-the same signature that answers the same on the cases below, and whose source has nothing that
-these might not show.
+"""The functions that Transformers routes to other packages, and those of ours that replace them: of
+the same signature, with the same answers on the cases below, and with a source that has nothing
+which these cases might not show.
 
 Shapes: as in upstream/routed_functions.py.
 """

@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What the source of one of Transformers' layers reads, and whether all of it is known.
+"""The values that the source of one of Transformers' layers reads, and whether all of them are
+known.
 
 A short run on a tiny model can't see a limit that is at its default, a factor that is 1 so far, a
 clamp that its numbers do not reach, or what begins at 4,096 tokens. All of these have to be read:

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Whether replacements were proved equal, kept in a file, so that each is tried once.
+"""The verdicts of proofs, kept in a file, so that each replacement is tried once.
 
 `HF_LINEAR_ATTENTION_CACHE_DIR` names the folder, and keeps nothing where it is empty.
 """
