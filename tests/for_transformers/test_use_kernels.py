@@ -13,7 +13,6 @@ from unittest import mock
 
 import pytest
 import torch
-from hf_linear_attention.upstream.families import FAMILIES, replacement_for
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, StaticCache
@@ -22,6 +21,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.model.loss import causal_lm_loss
+from hf_linear_attention.upstream.families import FAMILIES, replacement_for
 from hf_linear_attention.upstream.proof.fingerprints import source_of
 from hf_linear_attention.upstream.use_kernels import Report, _warned_of
 from upstream_models import (
