@@ -13,7 +13,7 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMPreTrainedModel
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrences.matrix_memory import MatrixMemory, gates_of
+from hf_linear_attention.recurrences.matrix_memory import MatrixInputs, MatrixMemory, gates_of
 from hf_linear_attention.upstream.told_states import ToldStates
 from hf_linear_attention.upstream.xlstm_cache import XLSTMStates
 from upstream_models import VOCAB_SIZE, cache_name, tiny_upstream
@@ -61,7 +61,7 @@ def in_pieces(model, ids, cuts, cache=None, mask=None):
 
 def loop(inputs, eps):
     """In float64, token by token, as the formula reads."""
-    q, k, v, write, decay = (x.double() for x in inputs.values())
+    q, k, v, write, decay = (x.double() for x in inputs)
     B, length, H, K = k.shape
     kv, z, m = q.new_zeros(B, H, K, v.shape[-1]), q.new_zeros(B, H, K), q.new_zeros(B, H)
     outputs = []
@@ -81,7 +81,7 @@ def random_inputs(length, gates, seed):
     torch.manual_seed(seed)
     q, k, v = torch.randn(3, 2, length, 3, 8)
     write, forget = gates * torch.randn(2, 2, length, 3).clamp(-1, 1)
-    return {"q": q, "k": k, "v": v, **gates_of(write, forget)}
+    return MatrixInputs(q, k, v, *gates_of(write, forget))
 
 
 @pytest.mark.parametrize("gates", [1, 30])
@@ -120,14 +120,14 @@ def test_pieces_combine_to_the_whole():
 
 def test_gradients_are_those_of_the_loop():
     recurrence = MatrixMemory(3, 8, 8)
-    inputs = {name: x.double() for name, x in random_inputs(40, 5, 0).items()}
+    inputs = MatrixInputs(*(x.double() for x in random_inputs(40, 5, 0)))
     found = []
     for run in (
         lambda x: recurrence.run(x, {}, Tokens(is_causal=True))[0],
         lambda x: loop(x, 1e-6)[0],
     ):
-        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
-        weights = torch.linspace(-1, 1, inputs["v"].numel(), dtype=torch.float64)
+        leaves = MatrixInputs(*(x.clone().requires_grad_() for x in inputs))
+        weights = torch.linspace(-1, 1, inputs.v.numel(), dtype=torch.float64)
         loss = (run(leaves).flatten() * weights).sum()
         found.append(torch.autograd.grad(loss, list(leaves.values())))
     for mine, want in zip(*found, strict=True):

@@ -24,7 +24,7 @@ from hf_linear_attention.mixers.facts import QKV, REGISTERED_MIXERS
 from hf_linear_attention.mixers.linear_attention import Heads, LinearAttentionBase
 from hf_linear_attention.model.model_card import make_model_card
 from hf_linear_attention.model.presets import Preset
-from hf_linear_attention.recurrences.linear_attention import LinearRecurrence
+from hf_linear_attention.recurrences.linear_attention import LinearInputs, LinearRecurrence
 from hf_linear_attention.vllm.refusals import check_model, check_ranks
 from tiny import assert_near, random_ids, tiny_model
 
@@ -70,7 +70,7 @@ class Fading(LinearAttentionBase):
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         strength = project(self.w_proj, hidden_states).sigmoid() * self.boost
         log_decay = torch.full_like(strength, self.log_decay)
-        inputs = {"q": q, "k": k * strength[..., None], "v": v, "log_decay": log_decay}
+        inputs = LinearInputs(q, k * strength[..., None], v, log_decay)
         y = memory.run(self.recurrence, inputs)
         memory.write(v.dtype)
         return self.project_out(hidden_states, y, None).view(B, T, C), None

@@ -13,7 +13,7 @@ from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
 from hf_linear_attention.mixers.facts import REGISTERED_MIXERS
 from hf_linear_attention.model.model_card import state_nbytes
 from hf_linear_attention.ops.tokens import Tokens
-from moving_average import MovingSum, MovingSumMixer
+from moving_average import MovingInputs, MovingSum, MovingSumMixer
 from tiny import HYBRID, assert_near, random_ids, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
@@ -103,9 +103,9 @@ def test_the_card_knows_its_size_and_the_model_is_saved(model, tmp_path):
 def test_pieces_combine_to_the_whole(cuts):
     recurrence, tokens = MovingSum(4), Tokens(is_causal=True)
     x = torch.randn(2, 5, 4, dtype=torch.float64)
-    pieces = [recurrence.piece({"x": part}, tokens) for part in x.split(cuts, 1)]
+    pieces = [recurrence.piece(MovingInputs(part), tokens) for part in x.split(cuts, 1)]
     stacked = {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
-    _, whole = recurrence.run({"x": x}, {}, tokens)
+    _, whole = recurrence.run(MovingInputs(x), {}, tokens)
     torch.testing.assert_close(recurrence.combine(stacked)["m"], whole["m"])
 
 

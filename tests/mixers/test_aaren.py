@@ -9,7 +9,12 @@ from hf_linear_attention import (
     LinearAttentionForCausalLM,
     StaticLinearAttentionCache,
 )
-from hf_linear_attention.mixers.aaren import AarenRecurrence, LearnedQuery, below_maximum
+from hf_linear_attention.mixers.aaren import (
+    AarenInputs,
+    AarenRecurrence,
+    LearnedQuery,
+    below_maximum,
+)
 from hf_linear_attention.ops.tokens import Tokens
 
 B, T, H, D = 2, 5, 4, 4
@@ -24,7 +29,7 @@ def aaren_attention(query, k, v, pieces=None, key_mask=None, cu_seqlens=None):
     recurrence, state, outputs = AarenRecurrence(H, D, eps=0.0), {}, []
     tokens = Tokens(is_causal=True, key_mask=key_mask, cu_seqlens=cu_seqlens)
     for k_piece, v_piece in zip(*(x.split(pieces or T, 1) for x in (k, v)), strict=True):
-        y, state = recurrence.run({"scores": query(k_piece), "v": v_piece}, state, tokens)
+        y, state = recurrence.run(AarenInputs(query(k_piece), v_piece), state, tokens)
         outputs.append(y)
     return torch.cat(outputs, 1)
 

@@ -26,7 +26,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from hf_linear_attention.mixers.delta_rule import DeltaRule
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrences.delta_rule import DeltaRecurrence
+from hf_linear_attention.recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from tiny import VOCAB_SIZE, assert_near, random_ids
 
 B, T, C, LAYERS = 2, 70, 32, 4  # more tokens than a chunk of either has
@@ -410,33 +410,30 @@ def test_generated_tokens_are_those_of_transformers(case):
 # The recurrence
 
 
-def inputs(T: int, decay: str, dtype=torch.float64) -> Weights:
+def inputs(T: int, decay: str, dtype=torch.float64) -> DeltaInputs:
     Hk, Hv, K, V = 2, 4, 5, 3
     log_decay = {"none": None, "per_head": torch.rand(B, T, Hv), "kda": torch.rand(B, T, Hv, K)}
     g = log_decay[decay]
-    return {
-        "q": torch.randn(B, T, Hk, K, dtype=dtype),
-        "k": torch.randn(B, T, Hk, K, dtype=dtype),
-        "v": torch.randn(B, T, Hv, V, dtype=dtype),
-        "beta": 2 * torch.rand(B, T, Hv, dtype=dtype),
-        "log_decay": None if g is None else -g.to(dtype),
-    }
-
-
-def cut(x: Weights, start: int, stop: int) -> Weights:
-    return {name: None if part is None else part[:, start:stop] for name, part in x.items()}
+    return DeltaInputs(
+        torch.randn(B, T, Hk, K, dtype=dtype),
+        torch.randn(B, T, Hk, K, dtype=dtype),
+        torch.randn(B, T, Hv, V, dtype=dtype),
+        2 * torch.rand(B, T, Hv, dtype=dtype),
+        None if g is None else -g.to(dtype),
+    )
 
 
 @pytest.mark.parametrize("decay", ["none", "per_head", "kda"])
 def test_pieces_combine_to_the_state_of_the_whole_with_its_gradients(decay):
     recurrence, whole = DeltaRecurrence(4, 5, 3), inputs(12, decay)
     key_mask = torch.rand(B, 12) > 0.3
-    leaves = [x.requires_grad_() for x in whole.values() if x is not None]
+    leaves = [x.requires_grad_() for x in whole if x is not None]
     _, state = recurrence.run(whole, {}, Tokens(is_causal=True, key_mask=key_mask))
-    pieces = [
-        recurrence.piece(cut(whole, a, b), Tokens(is_causal=True, key_mask=key_mask[:, a:b]))
-        for a, b in ((0, 5), (5, 6), (6, 12))
-    ]
+    pieces = []
+    for cut in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        piece = recurrence.tokens_of(whole, lambda x, cut=cut: x[:, cut])
+        of_piece = Tokens(is_causal=True, key_mask=key_mask[:, cut])
+        pieces.append(recurrence.piece(piece, of_piece))
     stacked = {name: torch.stack([x[name] for x in pieces]) for name in pieces[0]}
     combined = recurrence.combine(stacked)
     assert combined.keys() == state.keys() == recurrence.state_sizes().keys()

@@ -14,7 +14,7 @@ from hf_linear_attention.mixers.window import Mixing, WindowedAttention
 from hf_linear_attention.ops import windowed_softmax
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.ops.windowed_softmax import join, window_attention
-from hf_linear_attention.recurrences.window import WindowRecurrence
+from hf_linear_attention.recurrences.window import WindowInputs, WindowRecurrence
 from tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,7 +152,7 @@ def test_the_window_and_its_sinks_can_be_differentiated_twice():
     kvf = hidden(1, 4, seed=2)[..., :6].unflatten(-1, (1, 6)).clone().requires_grad_()
 
     def run(q, kvf):
-        return recurrence.run({"q": q, "kvf": kvf}, {}, CAUSAL)[0]
+        return recurrence.run(WindowInputs(q, kvf), {}, CAUSAL)[0]
 
     assert torch.autograd.gradgradcheck(run, (q, kvf))
 
@@ -246,13 +246,15 @@ def test_pieces_combine_to_the_state_of_the_whole(lengths, window):
     recurrence = WindowRecurrence(2, 3, 2, 4, window, num_sinks=3)
     kvf = torch.randn(2, 15, 2, 9, dtype=torch.float64)
     mask = torch.rand(2, 15) > 0.3
-    whole = recurrence.replay({"kvf": kvf}, {}, mask)
+    whole = recurrence.replay(WindowInputs(None, kvf), {}, mask)
     parts = zip(kvf.split(lengths, 1), mask.split(lengths, 1), strict=True)
-    pieces = [recurrence.piece({"kvf": x}, CAUSAL._replace(key_mask=m)) for x, m in parts]
+    pieces = [
+        recurrence.piece(WindowInputs(None, x), CAUSAL._replace(key_mask=m)) for x, m in parts
+    ]
     combined = recurrence.combine({k: torch.stack([p[k] for p in pieces]) for k in pieces[0]})
     assert combined.keys() == whole.keys() == recurrence.state_sizes().keys()
     for name, x in whole.items():
         torch.testing.assert_close(combined[name], x)
     none = recurrence.combine({name: x[None][:0] for name, x in pieces[0].items()})
-    for name, x in recurrence.start({"kvf": kvf}).items():
+    for name, x in recurrence.start(WindowInputs(None, kvf)).items():
         torch.testing.assert_close(none[name], x)

@@ -20,7 +20,10 @@ from support.rule_cases import (
 from hf_linear_attention import elementwise_scan, elementwise_scan_step_
 from hf_linear_attention.ops.compiled import library
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrences.elementwise_scan import ElementwiseRecurrence
+from hf_linear_attention.recurrences.elementwise_scan import (
+    ElementwiseInputs,
+    ElementwiseRecurrence,
+)
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 PER_TOKEN = ("x", "log_decay")
@@ -291,13 +294,13 @@ def test_results_are_the_same_to_the_bit_with_any_number_of_threads():
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_pieces_of_a_sequence_combine_to_its_state(is_masked):
     """As the recurrence says it."""
-    inputs = make_inputs(Case(T=12, C=5))
+    inputs = ElementwiseInputs(**make_inputs(Case(T=12, C=5)))
     recurrence = ElementwiseRecurrence(1, 5)
     key_mask = torch.rand(2, 12) < 0.6 if is_masked else None
     y, whole = recurrence.run(inputs, {}, Tokens(is_causal=True, key_mask=key_mask))
     pieces, state, outputs = [], recurrence.start(inputs), []
     for tokens in (slice(0, 5), slice(5, 5), slice(5, 11), slice(11, 12)):
-        piece = {name: x[:, tokens] for name, x in inputs.items()}
+        piece = ElementwiseInputs(*(x[:, tokens] for x in inputs))
         mask = None if key_mask is None else key_mask[:, tokens]
         of_piece = Tokens(is_causal=True, key_mask=mask)
         pieces.append(recurrence.piece(piece, of_piece))

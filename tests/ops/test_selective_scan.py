@@ -22,7 +22,7 @@ from support.rule_cases import (
 from hf_linear_attention import selective_scan, selective_scan_step_
 from hf_linear_attention.ops.compiled import library
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrences.selective_scan import SelectiveScanRecurrence
+from hf_linear_attention.recurrences.selective_scan import SelectiveInputs, SelectiveScanRecurrence
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 PER_TOKEN = ("x", "dt", "B", "C")
@@ -306,18 +306,18 @@ def test_pieces_of_a_sequence_combine_to_its_state(heads, is_masked):
     """As the recurrence says it, with heads of channels and without."""
     T, P, N = 12, 3, 4
     of = () if heads is None else (heads,)
-    inputs = {
-        "x": torch.randn(2, T, *of, P),
-        "dt": torch.rand(2, T, *of, P),
-        "B": torch.randn(2, T, *of, N),
-        "C": torch.randn(2, T, *of, N),
-    }
+    inputs = SelectiveInputs(
+        torch.randn(2, T, *of, P),
+        torch.rand(2, T, *of, P),
+        torch.randn(2, T, *of, N),
+        torch.randn(2, T, *of, N),
+    )
     recurrence = SelectiveScanRecurrence(torch.randn(*of, P, N), torch.randn(*of, P))
     key_mask = torch.rand(2, T) < 0.6 if is_masked else None
     y, whole = recurrence.run(inputs, {}, Tokens(is_causal=True, key_mask=key_mask))
     pieces, state, outputs = [], recurrence.start(inputs), []
     for tokens in (slice(0, 5), slice(5, 5), slice(5, 11), slice(11, 12)):
-        piece = {name: x[:, tokens] for name, x in inputs.items()}
+        piece = SelectiveInputs(*(x[:, tokens] for x in inputs))
         mask = None if key_mask is None else key_mask[:, tokens]
         of_piece = Tokens(is_causal=True, key_mask=mask)
         pieces.append(recurrence.piece(piece, of_piece))

@@ -6,6 +6,7 @@ m_t = 0.9 m_(t-1) + x_t, channel by channel; padding neither adds nor fades.
 Shapes: B batch, T time, C channels.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,12 @@ from hf_linear_attention.mixers.facts import MixerFacts
 from hf_linear_attention.ops.numerics import at_least_float32
 from hf_linear_attention.recurrences.interface import Recurrence, StateSize, sum_of_later
 
+MovingInputs = namedtuple("MovingInputs", "x")  # (B, T, C)
+
 
 @dataclass(frozen=True)
 class MovingSum(Recurrence):
-    """Inputs "x" (B, T, C); the state is "m" (B, C)."""
+    """The state is "m" (B, C)."""
 
     channels: int
 
@@ -27,14 +30,13 @@ class MovingSum(Recurrence):
         return {"m": StateSize((self.channels,), is_sum=True)}
 
     def start(self, inputs):
-        return {"m": at_least_float32(torch.zeros_like(inputs["x"][:, 0]))}
+        return {"m": at_least_float32(torch.zeros_like(inputs.x[:, 0]))}
 
     def run(self, inputs, state, tokens):
-        x = at_least_float32(inputs["x"])
+        x = at_least_float32(inputs.x)
         m = state["m"] if "m" in state else torch.zeros_like(x[:, :1].sum(1))
         real = x.new_ones(x.shape[:2]) if tokens.key_mask is None else tokens.key_mask.to(x.dtype)
-        first = first_tokens(x.shape[1], tokens.cu_seqlens, x.device)
-        outputs = []
+        first, outputs = first_tokens(x.shape[1], tokens.cu_seqlens, x.device), []
         for t in range(x.shape[1]):
             now = real[:, t, None]
             m = torch.where(now != 0, (0.0 if first[t] else 0.9) * m + x[:, t], m)
@@ -42,7 +44,7 @@ class MovingSum(Recurrence):
         return torch.stack(outputs, 1) if outputs else x, {"m": m.clone()}
 
     def piece(self, inputs, tokens):
-        real = torch.ones_like(inputs["x"][..., 0]) if tokens.key_mask is None else tokens.key_mask
+        real = torch.ones_like(inputs.x[..., 0]) if tokens.key_mask is None else tokens.key_mask
         state = super().piece(inputs, tokens)
         return {**state, "tokens": real.sum(1).to(state["m"].dtype)}
 
@@ -69,10 +71,9 @@ class MovingSumMixer(nn.Module):
         self.recurrences = [MovingSum(config.hidden_size)]
 
     def forward(self, hidden_states, tokens, past_key_values=None, **kwargs):
-        B, T, C = hidden_states.shape
-        x, _ = tokens.one_row(hidden_states)
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        memory = LayerMemory(cache, tokens, T)
-        y = memory.run(self.recurrences[0], {"x": self.v_proj(x)})
+        memory = LayerMemory(cache, tokens, hidden_states.shape[1])
+        x = self.v_proj(tokens.one_row(hidden_states)[0])
+        y = memory.run(self.recurrences[0], MovingInputs(x)).to(x.dtype)
         memory.write(x.dtype)
-        return self.o_proj(y.to(x.dtype)).view(B, T, C), None
+        return self.o_proj(y).view(hidden_states.shape), None

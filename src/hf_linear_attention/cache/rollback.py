@@ -4,7 +4,7 @@
 Shapes: B batch, T time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +32,7 @@ class Recorded(NamedTuple):
         return self.map(lambda x: x[:, start:stop])._replace(num_tokens=stop - start)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Recorded":
-        parts = [
-            (recurrence, {name: None if x is None else function(x) for name, x in inputs.items()})
-            for recurrence, inputs in self.parts
-        ]
+        parts = [(one, one.tokens_of(inputs, function)) for one, inputs in self.parts]
         key_mask = None if self.key_mask is None else function(self.key_mask)
         return Recorded(self.num_tokens, key_mask, parts)
 
@@ -43,16 +40,16 @@ class Recorded(NamedTuple):
         if self.key_mask is not None:
             yield self.key_mask
         for _, inputs in self.parts:
-            yield from (x for x in inputs.values() if x is not None)
+            yield from (x for x in inputs if x is not None)
 
 
 def join_in_time(forwards: list[Recorded]) -> Recorded:
     """Several forwards as one."""
     parts = []
     for same_part in zip(*(forward.parts for forward in forwards), strict=True):
-        recurrence, _ = same_part[0]
-        pieces = [inputs for _, inputs in same_part]
-        parts.append((recurrence, {name: _cat([x[name] for x in pieces]) for name in pieces[0]}))
+        recurrence, first = same_part[0]
+        pieces = zip(*(inputs for _, inputs in same_part), strict=True)
+        parts.append((recurrence, type(first)(*map(_cat, pieces))))
     masks = [forward.key_mask for forward in forwards]
     if any(mask is not None for mask in masks):  # where there is none, all tokens are real
         masks = [
@@ -62,7 +59,7 @@ def join_in_time(forwards: list[Recorded]) -> Recorded:
     return Recorded(sum(forward.num_tokens for forward in forwards), _cat(masks), parts)
 
 
-def _cat(pieces: list[Tensor | None]) -> Tensor | None:
+def _cat(pieces: Sequence[Tensor | None]) -> Tensor | None:
     given = [x for x in pieces if x is not None]
     return torch.cat(given, dim=1) if given else None
 

@@ -7,7 +7,7 @@ Shapes: B batch, T time, C hidden size, H heads, D head dim, N packed sequences.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +21,23 @@ from ..ops.linear_attention import linear_attention, linear_attention_step_
 from ..ops.numerics import accumulation_dtype
 from ..ops.slots import read_slots, write_slots_
 from ..ops.tokens import Tokens, positions_within, sequence_of_each_token
-from ..recurrences.interface import Inputs, Recurrence, SlotPieces, State, StateSize
+from ..recurrences.interface import Recurrence, SlotPieces, State, StateSize
 from .linear_attention import Heads, LinearAttentionBase
 from .parts.tensor_parallel import call, find_head_shard
+
+
+class AarenInputs(NamedTuple):
+    scores: Tensor  # (B, T, H)
+    v: Tensor  # (B, T, H, D)
 
 
 @dataclass(frozen=True)
 class AarenRecurrence(Recurrence):
     """y_t = sum of exp(s_j - m_t) v_j over sum of exp(s_j - m_t) + eps, for j <= t.
 
-    Inputs are the scores s, "scores" (B, T, H), and "v" (B, T, H, D); m_t is the largest score
-    until t. With exp(s_t - m_t) for phi(k_t), 1 for phi(q_t) and the log decay m_(t-1) - m_t this
-    is linear attention, in which no exponent is positive. The state: its "kv" (B, H, 1, D) and "z"
-    (B, H, 1), and m, "running_max" (B, H).
+    m_t is the largest score s_j until t. With exp(s_t - m_t) for phi(k_t), 1 for phi(q_t) and the
+    log decay m_(t-1) - m_t this is linear attention, in which no exponent is positive. The state:
+    its "kv" (B, H, 1, D) and "z" (B, H, 1), and m, "running_max" (B, H).
     """
 
     num_heads: int
@@ -50,8 +54,8 @@ class AarenRecurrence(Recurrence):
             "running_max": StateSize((H,), is_sum=True),
         }
 
-    def start(self, inputs: Inputs) -> State:
-        scores, v = _scores_and_values(inputs)
+    def start(self, inputs: AarenInputs) -> State:
+        scores, v = inputs
         (B, _, H, D), dtype = v.shape, accumulation_dtype(v.dtype)
         return {
             "kv": v.new_zeros(B, H, 1, D, dtype=dtype),
@@ -59,8 +63,8 @@ class AarenRecurrence(Recurrence):
             "running_max": scores.new_full((B, H), -torch.inf),
         }
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        scores, v = _scores_and_values(inputs)
+    def run(self, inputs: AarenInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        scores, v = inputs
         phi_k, log_decay, running_max = below_maximum(
             scores, state.get("running_max"), tokens.key_mask, tokens.cu_seqlens
         )
@@ -85,13 +89,13 @@ class AarenRecurrence(Recurrence):
             last = running_max[0, tokens.cu_seqlens[1:].long() - 1]
         return y, {"kv": kv, "z": z, "running_max": last.contiguous()}
 
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
+    def step_(self, inputs: AarenInputs, state: State, tokens: Tokens) -> Tensor:
         y, running_max = self._step_(inputs, state, state["running_max"], tokens, None)
         state["running_max"].copy_(running_max)
         return y
 
     def step_in_slots_(
-        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+        self, inputs: AarenInputs, states: State, slots: Tensor, tokens: Tokens
     ) -> Tensor:
         before = read_slots(states["running_max"], slots)
         y, running_max = self._step_(inputs, states, before, tokens, slots)
@@ -99,9 +103,9 @@ class AarenRecurrence(Recurrence):
         return y
 
     def run_in_slots_(
-        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+        self, inputs: AarenInputs, states: State, pieces: SlotPieces, tokens: Tokens
     ) -> Tensor:
-        scores, v = _scores_and_values(inputs)
+        scores, v = inputs
         before = read_slots(states["running_max"], pieces.slots)
         before = before.masked_fill(pieces.is_new[:, None], -torch.inf)
         phi_k, log_decay, running_max = below_maximum(scores, before, None, pieces.cu_seqlens)
@@ -123,7 +127,7 @@ class AarenRecurrence(Recurrence):
 
     def _step_(
         self,
-        inputs: Inputs,
+        inputs: AarenInputs,
         state: State,
         past_max: Tensor,
         tokens: Tokens,
@@ -132,7 +136,7 @@ class AarenRecurrence(Recurrence):
         """y, with "kv" and "z" changed in place, and the running maximum (B, H), which was past_max
         (B, H) before.
         """
-        scores, v = _scores_and_values(inputs)
+        scores, v = inputs
         phi_k, log_decay, running_max = below_maximum(scores, past_max, tokens.key_mask)
         phi_k = phi_k.to(v.dtype)
         y = linear_attention_step_(
@@ -209,7 +213,7 @@ class Aaren(LinearAttentionBase):
         shard = find_head_shard(k, self.k_proj, self.heads.keys)
         k, v = self.convolve("k", k, shard, memory), self.convolve("v", v, shard, memory)
         k, v = self.split(k, v)
-        y = memory.run(self.recurrence, {"scores": call(self.query, shard, k), "v": v})
+        y = memory.run(self.recurrence, AarenInputs(call(self.query, shard, k), v))
         memory.write(v.dtype)
         return self.project_out(hidden_states, y.to(v.dtype), shard).view(B, T, C), None
 
@@ -260,9 +264,3 @@ def _running_max_within(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         now = torch.where(past >= reach, torch.maximum(now, now.roll(reach, 1)), now)
         reach *= 2
     return torch.where(past >= 1, now.roll(1, 1), -torch.inf), now
-
-
-def _scores_and_values(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    scores, v = inputs["scores"], inputs["v"]
-    assert scores is not None and v is not None
-    return scores, v

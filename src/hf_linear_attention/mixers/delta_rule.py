@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
-from ..recurrences.delta_rule import DeltaRecurrence
+from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from .linear_attention import Heads, LinearAttentionBase
 from .parts.decays import build_decay
 from .parts.tensor_parallel import find_head_shard
@@ -62,7 +62,6 @@ class DeltaRule(LinearAttentionBase):
             log_decay = None if log_decay is None else shard.take(log_decay, 2)
 
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in another
-        inputs = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay}
-        y = memory.run(self.recurrence, inputs)
+        y = memory.run(self.recurrence, DeltaInputs(q, k, v, beta, log_decay))
         memory.write(v.dtype)
         return self.project_out(hidden_states, y, shard).view(B, T, C), None

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..fast.linear import project
 from ..ops.tokens import Tokens
-from ..recurrences.elementwise_scan import ElementwiseRecurrence
+from ..recurrences.elementwise_scan import ElementwiseInputs, ElementwiseRecurrence
 from .linear_attention import Heads, LinearAttentionBase
 from .parts.decays import build_decay
 from .parts.tensor_parallel import find_head_shard
@@ -51,6 +51,6 @@ class HGRN(LinearAttentionBase):
         k, v = self.split(k, v)
         room, log_decay = self.decay(k, shard)
         x = (room * v).to(v.dtype)
-        y = memory.run(self.recurrence, {"x": x.flatten(2), "log_decay": log_decay.flatten(2)})
+        y = memory.run(self.recurrence, ElementwiseInputs(x.flatten(2), log_decay.flatten(2)))
         memory.write(v.dtype)
         return self.project_out(hidden_states, y.view(v.shape), shard).view(B, T, C), None

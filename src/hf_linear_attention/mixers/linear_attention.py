@@ -17,7 +17,7 @@ from ..fast.linear import project
 from ..ops.feature_maps import POINTWISE, build_feature_map
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Recurrence
-from ..recurrences.linear_attention import LinearRecurrence
+from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .parts.decays import build_decay, decay_class
 from .parts.output_norm import build_norm, normalize
 from .parts.rotary import rotate
@@ -210,7 +210,7 @@ class LinearAttention(MappedAttention):
         if dtype == torch.float16 and not self.float16_is_enough:  # for the features
             v = v.float()
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in float32
-        y = memory.run(self.recurrence, {"q": q, "k": k, "v": v, "log_decay": log_decay})
+        y = memory.run(self.recurrence, LinearInputs(q, k, v, log_decay))
         memory.write(dtype)
         return self.project_out(hidden_states, y.to(dtype), shard).view(B, T, C), None
 

@@ -21,8 +21,7 @@ from transformers.cache_utils import Cache
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32, bounded
 from ..ops.tokens import Tokens
-from ..recurrences.interface import Inputs
-from ..recurrences.linear_attention import LinearRecurrence
+from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .linear_attention import Heads, LinearAttentionBase
 from .parts.decays import decay_of_steps, inverse_softplus
 from .parts.tensor_parallel import HeadShard, find_head_shard
@@ -94,14 +93,8 @@ class Mamba2(LinearAttentionBase):
         k, q = self._of_own_heads(k, shard), self._of_own_heads(q, shard)
         log_decay, write_strength, skip = self._steps(hidden_states, shard)
 
-        inputs: Inputs = {
-            "q": q.to(v.dtype),
-            "k": k.to(v.dtype),
-            "v": v,
-            "log_decay": log_decay,
-            "write_strength": write_strength,
-        }
-        y = memory.run(self.recurrence, inputs)
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        y = memory.run(self.recurrence, LinearInputs(q, k, v, log_decay, write_strength))
         memory.write(v.dtype)
         y = y + v * skip.to(v.dtype)
         return self.project_out(hidden_states, y, shard).view(B, T, C), None

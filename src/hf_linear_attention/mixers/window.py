@@ -24,8 +24,8 @@ from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
 from ..ops.windowed_softmax import join
 from ..recurrences.interface import Recurrence
-from ..recurrences.linear_attention import LinearRecurrence
-from ..recurrences.window import WindowRecurrence
+from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
+from ..recurrences.window import WindowInputs, WindowRecurrence
 from .linear_attention import MappedAttention
 from .parts.decays import build_decay
 from .parts.rotary import rotate
@@ -127,17 +127,13 @@ class WindowedAttention(MappedAttention):
 
         dtype, Hkv = v.dtype, v.shape[2]
         kvf = torch.cat([x.to(dtype) for x in (k, v, phi_k)], dim=-1)
-        out = memory.run(self.window, {"q": q.to(dtype), "kvf": kvf})
+        out = memory.run(self.window, WindowInputs(q.to(dtype), kvf))
         recent = self.window.outputs(out, Hkv)
         # sums are not divided before they are joined, and outgrow float16
         sums_dtype = torch.float32 if dtype == torch.float16 else dtype
-        old = {
-            "q": phi_q.to(sums_dtype),
-            "k": recent.features.to(sums_dtype),
-            "v": F.pad(recent.v.to(sums_dtype), (0, 1), value=1.0),
-            "log_decay": log_decay,
-        }
-        sums = memory.run(self.recurrence, old)
+        phi_q, phi_k = phi_q.to(sums_dtype), recent.features.to(sums_dtype)
+        v = F.pad(recent.v.to(sums_dtype), (0, 1), value=1.0)
+        sums = memory.run(self.recurrence, LinearInputs(phi_q, phi_k, v, log_decay))
         memory.write(dtype)
         y = call(self.mixing, shard, recent.y, recent.log_size, sums).to(dtype)
         return self.project_out(hidden_states, y, shard).view(B, T, C), None

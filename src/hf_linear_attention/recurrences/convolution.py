@@ -5,7 +5,7 @@ Shapes: B batch, T time, C channels, W = kernel_size - 1 tokens before the prese
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,101 +14,37 @@ from torch.nn import functional as F
 from ..ops.convolution import short_convolution, short_convolution_step_
 from ..ops.in_slots import short_convolution_
 from ..ops.tokens import Tokens
-from .interface import Inputs, Recurrence, SlotPieces, State, StateSize, given
+from .interface import Recurrence, SlotPieces, State, StateSize
 
 
 @dataclass(frozen=True)
-class ConvolutionWindow(Recurrence):
-    """Inputs "x" (B, T, C), "weight" (C, 1, kernel_size) and "bias" (C,) or None; the state, under
-    the name that it is made with, is the last W real tokens (B, W, C), zeros where there were
-    fewer.
+class TokenWindow(Recurrence):
+    """The last W real tokens of the input x (B, T, C), whatever is made of them: the state, under
+    the name that it is made with, (B, W, C), zeros where there were fewer.
     """
 
     name: str
     channels: int
     kernel_size: int
-    activation: str | None = "silu"
 
-    only_read: ClassVar[tuple[str, ...]] = ("weight", "bias")
-    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
     packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {self.name: StateSize((self.kernel_size - 1, self.channels), is_sum=False)}
 
-    def start(self, inputs: Inputs) -> State:
-        x = given(inputs, "x")
+    def start(self, inputs: Any) -> State:
+        x = inputs.x
         return {self.name: x.new_zeros(x.shape[0], self.kernel_size - 1, x.shape[2])}
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        x, weight, bias = _tensors_of(inputs)
-        past = state.get(self.name)
-        y, window = short_convolution(
-            x,
-            weight,
-            bias,
-            activation=self.activation,
-            key_mask=tokens.key_mask,
-            cu_seqlens=tokens.cu_seqlens,
-            initial_state=None if past is None else past.to(x.dtype),
-            return_state=True,
-        )
-        return y, {self.name: window}
-
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        if state[self.name].dtype != given(inputs, "x").dtype:  # as under autocast
-            return super().step_(inputs, state, tokens)
-        return self._step_(inputs, state, tokens, None)
-
-    def step_in_slots_(
-        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
-    ) -> Tensor:
-        if states[self.name].dtype != given(inputs, "x").dtype:
-            return super().step_in_slots_(inputs, states, slots, tokens)
-        return self._step_(inputs, states, tokens, slots)
-
-    def run_in_slots_(
-        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
-    ) -> Tensor:
-        x, weight, bias = _tensors_of(inputs)
-        if states[self.name].dtype != x.dtype:
-            return super().run_in_slots_(inputs, states, pieces, tokens)
-        return short_convolution_(
-            x,
-            weight,
-            bias,
-            states[self.name],
-            activation=self.activation,
-            cu_seqlens=pieces.cu_seqlens,
-            state_indices=pieces.slots,
-            is_new=pieces.is_new,
-        )
-
-    def _step_(
-        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
-    ) -> Tensor:
-        x, weight, bias = _tensors_of(inputs)
-        key_mask = tokens.key_mask
-        y = short_convolution_step_(
-            x[:, 0],
-            weight,
-            bias,
-            state[self.name],
-            activation=self.activation,
-            key_mask=None if key_mask is None else key_mask[:, 0],
-            state_indices=state_indices,
-        )
-        return y[:, None]
-
-    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        x = given(inputs, "x")
+    def replay(self, inputs: Any, state: State, key_mask: Tensor | None) -> State:
+        x = inputs.x
         past = state[self.name] if self.name in state else self.start(inputs)[self.name]
         window = padding_first(torch.cat([past, x], dim=1), key_mask)[:, x.shape[1] :]
         return {self.name: window.clone(memory_format=torch.contiguous_format)}
 
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+    def piece(self, inputs: Any, tokens: Tokens) -> dict[str, Tensor]:
         """The last W tokens (B, W, C + 1): 1 is behind real ones, 0 where there are fewer."""
-        x, W = given(inputs, "x"), self.kernel_size - 1
+        x, W = inputs.x, self.kernel_size - 1
         is_real = torch.ones_like(x[..., :1])
         padded = F.pad(torch.cat([x, is_real], -1), (0, 0, W, 0))  # as if nothing came before
         return {self.name: padding_first(padded, tokens.key_mask)[:, x.shape[1] :]}
@@ -121,6 +57,78 @@ class ConvolutionWindow(Recurrence):
         return {self.name: in_order[:, in_order.shape[1] - W :, :-1]}
 
 
+class ConvolutionInputs(NamedTuple):
+    x: Tensor  # (B, T, C)
+    weight: Tensor  # (C, 1, kernel_size)
+    bias: Tensor | None = None  # (C,)
+
+
+@dataclass(frozen=True)
+class ConvolutionWindow(TokenWindow):
+    """The recurrence of `short_convolution`."""
+
+    activation: str | None = "silu"
+
+    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+    def run(self, inputs: ConvolutionInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        x, weight, bias = inputs
+        past = state.get(self.name)
+        y, window = short_convolution(
+            x,
+            weight.squeeze(1),
+            bias,
+            activation=self.activation,
+            key_mask=tokens.key_mask,
+            cu_seqlens=tokens.cu_seqlens,
+            initial_state=None if past is None else past.to(x.dtype),
+            return_state=True,
+        )
+        return y, {self.name: window}
+
+    def step_in_slots_(
+        self, inputs: ConvolutionInputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        if states[self.name].dtype != inputs.x.dtype:
+            return super().step_in_slots_(inputs, states, slots, tokens)
+        return self.step_(inputs, states, tokens, slots)
+
+    def run_in_slots_(
+        self, inputs: ConvolutionInputs, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        x, weight, bias = inputs
+        if states[self.name].dtype != x.dtype:
+            return super().run_in_slots_(inputs, states, pieces, tokens)
+        return short_convolution_(
+            x,
+            weight.squeeze(1),
+            bias,
+            states[self.name],
+            activation=self.activation,
+            cu_seqlens=pieces.cu_seqlens,
+            state_indices=pieces.slots,
+            is_new=pieces.is_new,
+        )
+
+    def step_(
+        self, inputs: ConvolutionInputs, state: State, tokens: Tokens, slots: Tensor | None = None
+    ) -> Tensor:
+        x, weight, bias = inputs
+        if state[self.name].dtype != x.dtype:  # as under autocast
+            return super().step_(inputs, state, tokens)
+        key_mask = tokens.key_mask
+        y = short_convolution_step_(
+            x[:, 0],
+            weight.squeeze(1),
+            bias,
+            state[self.name],
+            activation=self.activation,
+            key_mask=None if key_mask is None else key_mask[:, 0],
+            state_indices=slots,
+        )
+        return y[:, None]
+
+
 def padding_first(tokens: Tensor, key_mask: Tensor | None) -> Tensor:
     """`tokens` (B, past + T, C) with those that key_mask (B, T) hides moved to the front, so that
     the last ones are real as long as there are any.
@@ -130,8 +138,3 @@ def padding_first(tokens: Tensor, key_mask: Tensor | None) -> Tensor:
     past = tokens.shape[1] - key_mask.shape[1]
     order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
     return tokens.gather(1, order[..., None].expand(tokens.shape))
-
-
-def _tensors_of(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x, the weight as the op takes it (C, kernel_size), and the bias."""
-    return given(inputs, "x"), given(inputs, "weight").squeeze(1), inputs.get("bias")

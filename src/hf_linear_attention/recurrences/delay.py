@@ -5,38 +5,39 @@ Shapes: B batch, T time, C channels.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops.tokens import Tokens
-from .convolution import ConvolutionWindow
-from .interface import Inputs, Recurrence, State
+from .convolution import ConvolutionInputs, ConvolutionWindow, TokenWindow
+from .interface import State
+
+
+class DelayInputs(NamedTuple):
+    x: Tensor  # (B, T, C)
+    first: Tensor | None = None  # (C,)
 
 
 @dataclass(frozen=True)
-class Delay(ConvolutionWindow):
-    """Input "x" (B, T, C): that of the token before; where there is none, "first" (C,), or
-    zeros.
-    """
+class Delay(TokenWindow):
+    """x of the token before; where there is none, `first`, or zeros."""
 
-    only_read: ClassVar[tuple[str, ...]] = ("first",)
+    kernel_size: int = 2
+
     parameters: ClassVar[tuple[str, ...]] = ("first",)
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        x, first = inputs["x"], inputs.get("first")
-        assert x is not None
+    def run(self, inputs: DelayInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        x, first = inputs
         if x.shape[1] == 1 and self.name in state and tokens.key_mask is tokens.cu_seqlens is None:
             return state[self.name].to(x.dtype, copy=True), {self.name: x}
         only = F.one_hot(torch.tensor(0), 2).to(x).expand(x.shape[-1], 1, 2)
+        one = ConvolutionWindow(self.name, self.channels, 2, activation=None)
         if first is None:
-            return super().run({"x": x, "weight": only, "bias": None}, state, tokens)
+            return one.run(ConvolutionInputs(x, only), state, tokens)
         first = first.to(x.dtype)
         less = {name: kept.to(x.dtype) - first for name, kept in state.items() if name == self.name}
-        y, after = super().run({"x": x - first, "weight": only, "bias": None}, less, tokens)
+        y, after = one.run(ConvolutionInputs(x - first, only), less, tokens)
         return y + first, {name: kept + first for name, kept in after.items()}
-
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        return Recurrence.step_(self, inputs, state, tokens)

@@ -6,7 +6,7 @@ value dim, n pieces of a sequence.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +16,23 @@ from ..ops.delta_rule import delta_rule, delta_rule_step_
 from ..ops.in_slots import delta_rule_
 from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens
-from .interface import Inputs, Recurrence, SlotPieces, State, StateSize
+from .interface import Recurrence, SlotPieces, State, StateSize
+
+
+class DeltaInputs(NamedTuple):
+    """As of `delta_rule`."""
+
+    q: Tensor  # (B, T, Hk, K)
+    k: Tensor
+    v: Tensor  # (B, T, Hv, V)
+    beta: Tensor  # (B, T, Hv)
+    log_decay: Tensor | None = None  # (B, T, Hv) or with K
 
 
 @dataclass(frozen=True)
 class DeltaRecurrence(Recurrence):
-    """The recurrence of `delta_rule`, whose arguments q, k, v, beta and log_decay are its inputs;
-    it divides q and k by their norms. Its state is "kv" (B, Hv, K, V).
+    """The recurrence of `delta_rule`, of q and k divided by their norms. Its state is "kv" (B, Hv,
+    K, V).
     """
 
     num_heads: int  # of values and states
@@ -34,26 +44,26 @@ class DeltaRecurrence(Recurrence):
     def state_sizes(self) -> dict[str, StateSize]:
         return {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}
 
-    def start(self, inputs: Inputs) -> State:
-        _, k, v, _, _ = _all_of(inputs)
+    def start(self, inputs: DeltaInputs) -> State:
+        k, v = inputs.k, inputs.v
         B, _, Hv, V = v.shape
         return {"kv": v.new_zeros(B, Hv, k.shape[-1], V, dtype=accumulation_dtype(v.dtype))}
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        return _run(inputs, state.get("kv"), key_mask=tokens.key_mask, cu_seqlens=tokens.cu_seqlens)
-
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        return self._step_(inputs, state, tokens, None)
-
-    def step_in_slots_(
-        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
-    ) -> Tensor:
-        return self._step_(inputs, states, tokens, slots)
+    def run(self, inputs: DeltaInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        y, kv = delta_rule(
+            *inputs,
+            normalize_qk=True,
+            key_mask=tokens.key_mask,
+            cu_seqlens=tokens.cu_seqlens,
+            initial_state=state.get("kv"),
+            return_state=True,
+        )
+        return y, {"kv": kv}
 
     def run_in_slots_(
-        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+        self, inputs: DeltaInputs, states: State, pieces: SlotPieces, tokens: Tokens
     ) -> Tensor:
-        q, k, v, beta, log_decay = _all_of(inputs)
+        q, k, v, beta, log_decay = inputs
         return delta_rule_(
             q,
             k,
@@ -67,10 +77,15 @@ class DeltaRecurrence(Recurrence):
             is_new=pieces.is_new,
         )
 
-    def _step_(
-        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    def step_in_slots_(
+        self, inputs: DeltaInputs, states: State, slots: Tensor, tokens: Tokens
     ) -> Tensor:
-        q, k, v, beta, log_decay = _all_of(inputs)
+        return self.step_(inputs, states, tokens, slots)
+
+    def step_(
+        self, inputs: DeltaInputs, state: State, tokens: Tokens, slots: Tensor | None = None
+    ) -> Tensor:
+        q, k, v, beta, log_decay = inputs
         key_mask = tokens.key_mask
         y = delta_rule_step_(
             q[:, 0],
@@ -81,27 +96,26 @@ class DeltaRecurrence(Recurrence):
             None if log_decay is None else log_decay[:, 0],
             normalize_qk=True,
             key_mask=None if key_mask is None else key_mask[:, 0],
-            state_indices=state_indices,
+            state_indices=slots,
         )
         return y[:, None]
 
-    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        # nobody reads
-        return _run({**inputs, "q": inputs["k"]}, state.get("kv"), key_mask=key_mask)[1]
+    def replay(self, inputs: DeltaInputs, state: State, key_mask: Tensor | None) -> State:
+        return super().replay(inputs._replace(q=inputs.k), state, key_mask)  # nobody reads
 
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+    def piece(self, inputs: DeltaInputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state, and "transition" (B, Hv, K, K), by which a piece multiplies the state that it
         begins with.
 
         Columns of a state know nothing of each other, so one run makes both: to the columns of the
         values, from nothing, come K that write nothing, from the unit matrix.
         """
-        _, k, v, _, _ = _all_of(inputs)
+        k, v = inputs.k, inputs.v
         (B, _, Hv, V), K = v.shape, k.shape[-1]
         one = torch.eye(K, dtype=accumulation_dtype(v.dtype), device=v.device)
         start = F.pad(one, (V, 0)).expand(B, Hv, K, V + K)
-        wider = {**inputs, "q": k.detach(), "v": F.pad(v, (0, K))}
-        _, after = _run(wider, start.contiguous(), key_mask=tokens.key_mask)
+        wider = inputs._replace(q=k.detach(), v=F.pad(v, (0, K)))
+        _, after = self.run(wider, {"kv": start.contiguous()}, tokens)
         state, transition = after["kv"].split([V, K], dim=-1)
         return {"kv": state, "transition": transition}
 
@@ -111,17 +125,3 @@ class DeltaRecurrence(Recurrence):
         for i in range(len(kv)):
             state = transition[i] @ state + kv[i]
         return {"kv": state}
-
-
-def _run(inputs: Inputs, state: Tensor | None, **where: Any) -> tuple[Tensor, State]:
-    """The op from a state, `where` being what it is told of the tokens."""
-    y, kv = delta_rule(
-        *_all_of(inputs), normalize_qk=True, initial_state=state, return_state=True, **where
-    )
-    return y, {"kv": kv}
-
-
-def _all_of(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    q, k, v, beta = inputs["q"], inputs["k"], inputs["v"], inputs["beta"]
-    assert q is not None and k is not None and v is not None and beta is not None
-    return q, k, v, beta, inputs["log_decay"]

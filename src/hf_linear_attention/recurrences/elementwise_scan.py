@@ -5,7 +5,7 @@ Shapes: B batch, T time, C channels, n pieces of a sequence.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,13 +13,20 @@ from torch import Tensor
 from ..ops.elementwise_scan import elementwise_scan, elementwise_scan_step_
 from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens, behind
-from .interface import Inputs, Recurrence, State, StateSize, sum_of_later
+from .interface import Recurrence, State, StateSize, sum_of_later
+
+
+class ElementwiseInputs(NamedTuple):
+    """As of `elementwise_scan`."""
+
+    x: Tensor  # (B, T, C)
+    log_decay: Tensor
 
 
 @dataclass(frozen=True)
 class ElementwiseRecurrence(Recurrence):
-    """The recurrence of `elementwise_scan`, whose arguments x and log_decay (B, T, C) are its
-    inputs. Its state is "h" (B, C). Heads are shares of the channels, C = num_heads head_dim.
+    """The recurrence of `elementwise_scan`. Its state is "h" (B, C). Heads are shares of the
+    channels, C = num_heads head_dim.
     """
 
     num_heads: int
@@ -30,13 +37,13 @@ class ElementwiseRecurrence(Recurrence):
     def state_sizes(self) -> dict[str, StateSize]:
         return {"h": StateSize((self.num_heads * self.head_dim,), is_sum=True)}
 
-    def start(self, inputs: Inputs) -> State:
-        x, _ = _writes_and_decays(inputs)
+    def start(self, inputs: ElementwiseInputs) -> State:
+        x = inputs.x
         return {"h": x.new_zeros(x.shape[0], x.shape[2], dtype=accumulation_dtype(x.dtype))}
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+    def run(self, inputs: ElementwiseInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         y, h = elementwise_scan(
-            *_writes_and_decays(inputs),
+            *inputs,
             key_mask=tokens.key_mask,
             cu_seqlens=tokens.cu_seqlens,
             initial_state=state.get("h"),
@@ -44,31 +51,27 @@ class ElementwiseRecurrence(Recurrence):
         )
         return y, {"h": h}
 
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        return self._step_(inputs, state, tokens, None)
-
     def step_in_slots_(
-        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
+        self, inputs: ElementwiseInputs, states: State, slots: Tensor, tokens: Tokens
     ) -> Tensor:
-        return self._step_(inputs, states, tokens, slots)
+        return self.step_(inputs, states, tokens, slots)
 
-    def _step_(
-        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    def step_(
+        self, inputs: ElementwiseInputs, state: State, tokens: Tokens, slots: Tensor | None = None
     ) -> Tensor:
-        x, log_decay = _writes_and_decays(inputs)
         key_mask = tokens.key_mask
         y = elementwise_scan_step_(
-            x[:, 0],
-            log_decay[:, 0],
+            inputs.x[:, 0],
+            inputs.log_decay[:, 0],
             state["h"],
             key_mask=None if key_mask is None else key_mask[:, 0],
-            state_indices=state_indices,
+            state_indices=slots,
         )
         return y[:, None]
 
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+    def piece(self, inputs: ElementwiseInputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state, and "log_decay" (B, C), by which a piece decays the one before."""
-        _, log_decay = _writes_and_decays(inputs)
+        log_decay = inputs.log_decay
         if tokens.key_mask is not None:
             log_decay = torch.where(behind(tokens.key_mask, log_decay), log_decay, 0)
         after = self.run(inputs, {}, tokens)[1]
@@ -76,9 +79,3 @@ class ElementwiseRecurrence(Recurrence):
 
     def combine(self, pieces: dict[str, Tensor]) -> State:
         return {"h": (sum_of_later(pieces["log_decay"]).exp() * pieces["h"]).sum(0)}
-
-
-def _writes_and_decays(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    x, log_decay = inputs["x"], inputs["log_decay"]
-    assert x is not None and log_decay is not None
-    return x, log_decay

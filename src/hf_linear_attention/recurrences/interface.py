@@ -11,7 +11,7 @@ Shapes: B batch, T time.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import itemgetter
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from ..ops.tokens import Tokens
 # A state: its tensors (B, ...) by name, no two recurrences of a layer using the same; before the
 # first token none of them is there. The dict may hold those of the layer's other recurrences, too.
 State = dict[str, Tensor]
-# What a recurrence reads of T tokens: (B, T, ...) each, by name; None where it is left out.
-Inputs = dict[str, Tensor | None]
+# What a recurrence reads of T tokens: a NamedTuple of its own, as LinearInputs, of tensors
+# (B, T, ...) and parameters; None where one is left out.
+Inputs = Any
 
 
 class StateSize(NamedTuple):
@@ -46,9 +47,9 @@ class SlotPieces(NamedTuple):
 class Recurrence(ABC):
     """A value without weights, so that a cache may keep it, copy it, and outlive the model."""
 
-    # Inputs that leave no trace in the state, as queries, and so are not recorded.
+    # Inputs that leave no trace in the state, and so are not recorded: some of (B, T, ...), as
+    # queries, and all that are the same for all tokens, as weights.
     only_read: ClassVar[tuple[str, ...]] = ()
-    # Inputs that are not (B, T, ...), but parameters, the same for all tokens.
     parameters: ClassVar[tuple[str, ...]] = ()
     # Whether `run` takes and gives a state for each of several packed sequences.
     packs_states: ClassVar[bool] = False
@@ -128,13 +129,17 @@ class Recurrence(ABC):
 
     def tokens_of(self, inputs: Inputs, take: Callable[[Tensor], Tensor]) -> Inputs:
         """The inputs with `take` of all that is (B, T, ...)."""
-        return {
-            name: x if x is None or name in self.parameters else take(x)
-            for name, x in inputs.items()
-        }
+        return type(inputs)(
+            *(
+                x if x is None or name in self.parameters else take(x)
+                for name, x in zip(inputs._fields, inputs, strict=True)
+            )
+        )
 
     def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        """The state that `run` gave, from what was recorded: inputs without those `only_read`."""
+        """The state that `run` gave, from what was recorded: inputs whose `only_read` and
+        `parameters` are None.
+        """
         return self.run(inputs, state, Tokens(is_causal=True, key_mask=key_mask))[1]
 
     def reset_(self, state: State) -> None:
@@ -144,16 +149,9 @@ class Recurrence(ABC):
 
     def recorded(self, inputs: Inputs) -> Inputs:
         """What `replay` needs of the inputs of a forward."""
-        return {name: x for name, x in inputs.items() if name not in self.only_read}
+        return inputs._replace(**dict.fromkeys((*self.only_read, *self.parameters)))
 
 
 def sum_of_later(x: Tensor) -> Tensor:
     """For each of x's rows the sum of those after it. No difference: they may be infinite."""
     return torch.cat([x[1:].flip(0).cumsum(0).flip(0), torch.zeros_like(x[:1])])
-
-
-def given(inputs: Inputs, name: str) -> Tensor:
-    """An input that is never left out."""
-    x = inputs[name]
-    assert x is not None
-    return x

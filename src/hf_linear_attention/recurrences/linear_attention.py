@@ -6,7 +6,7 @@ G = Hq / Hkv, K key dim, V value dim.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -15,13 +15,22 @@ from ..ops.in_slots import linear_attention_
 from ..ops.linear_attention import linear_attention, linear_attention_step_
 from ..ops.numerics import accumulation_dtype, without_autocast
 from ..ops.tokens import Tokens, behind
-from .interface import Inputs, Recurrence, SlotPieces, State, StateSize, sum_of_later
+from .interface import Recurrence, SlotPieces, State, StateSize, sum_of_later
+
+
+class LinearInputs(NamedTuple):
+    """As of `linear_attention`."""
+
+    q: Tensor  # (B, T, Hq, K)
+    k: Tensor  # (B, T, Hk, K)
+    v: Tensor  # (B, T, Hkv, V)
+    log_decay: Tensor | None = None  # (B, T, Hkv) or with K
+    write_strength: Tensor | None = None  # (B, T, Hkv)
 
 
 @dataclass(frozen=True)
 class LinearRecurrence(Recurrence):
-    """The recurrence of `linear_attention`, whose arguments q, k, v, log_decay and write_strength
-    are its inputs, the last two where given.
+    """The recurrence of `linear_attention`.
 
     Its state is "kv" (B, Hkv, K, V), and "z" (B, Hkv, K) where outputs are normalised by it.
     """
@@ -42,37 +51,42 @@ class LinearRecurrence(Recurrence):
             sizes["z"] = StateSize((self.num_heads, self.key_dim), is_sum=True)
         return sizes
 
-    def start(self, inputs: Inputs) -> State:
-        _, k, v = _tensors(inputs)
+    def start(self, inputs: LinearInputs) -> State:
+        k, v = inputs.k, inputs.v
         (B, _, Hkv, V), K, dtype = v.shape, k.shape[-1], accumulation_dtype(v.dtype)
         kv = k.new_zeros(B, Hkv, K, V, dtype=dtype)
         return self._named(kv, k.new_zeros(B, Hkv, K, dtype=dtype) if self.normalize else None)
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        return self._run(
-            inputs,
-            state,
+    def run(self, inputs: LinearInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        q, k, v, log_decay, write_strength = inputs
+        y, (kv, z) = linear_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            write_strength=write_strength,
             key_mask=tokens.key_mask,
             cu_seqlens=tokens.cu_seqlens,
             is_causal=tokens.is_causal,
+            initial_state=(state["kv"], state.get("z")) if "kv" in state else None,
+            return_state=True,
+            feature_map=self.feature_map,
+            normalize=self.normalize,
+            eps=self.eps,
         )
-
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        return self._step_(inputs, state, tokens, None)
-
-    def step_in_slots_(
-        self, inputs: Inputs, states: State, slots: Tensor, tokens: Tokens
-    ) -> Tensor:
-        return self._step_(inputs, states, tokens, slots)
+        return y, self._named(kv, z)
 
     def run_in_slots_(
-        self, inputs: Inputs, states: State, pieces: SlotPieces, tokens: Tokens
+        self, inputs: LinearInputs, states: State, pieces: SlotPieces, tokens: Tokens
     ) -> Tensor:
+        q, k, v, log_decay, write_strength = inputs
         return linear_attention_(
-            *_tensors(inputs),
+            q,
+            k,
+            v,
             (states["kv"], states.get("z")),
-            inputs.get("log_decay"),
-            write_strength=inputs.get("write_strength"),
+            log_decay,
+            write_strength=write_strength,
             feature_map=self.feature_map,
             normalize=self.normalize,
             eps=self.eps,
@@ -81,11 +95,15 @@ class LinearRecurrence(Recurrence):
             is_new=pieces.is_new,
         )
 
-    def _step_(
-        self, inputs: Inputs, state: State, tokens: Tokens, state_indices: Tensor | None
+    def step_in_slots_(
+        self, inputs: LinearInputs, states: State, slots: Tensor, tokens: Tokens
     ) -> Tensor:
-        q, k, v = _tensors(inputs)
-        log_decay, write_strength = inputs.get("log_decay"), inputs.get("write_strength")
+        return self.step_(inputs, states, tokens, slots)
+
+    def step_(
+        self, inputs: LinearInputs, state: State, tokens: Tokens, slots: Tensor | None = None
+    ) -> Tensor:
+        q, k, v, log_decay, write_strength = inputs
         key_mask = tokens.key_mask
         y = linear_attention_step_(
             q.select(1, 0),  # which takes less time than indexing
@@ -98,20 +116,19 @@ class LinearRecurrence(Recurrence):
             normalize=self.normalize,
             eps=self.eps,
             key_mask=None if key_mask is None else key_mask[:, 0],
-            state_indices=state_indices,
+            state_indices=slots,
         )
         return y.unsqueeze(1)
 
-    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        return self._run({**inputs, "q": inputs["k"]}, state, key_mask=key_mask)[1]  # nobody reads
+    def replay(self, inputs: LinearInputs, state: State, key_mask: Tensor | None) -> State:
+        return super().replay(inputs._replace(q=inputs.k), state, key_mask)  # nobody reads
 
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+    def piece(self, inputs: LinearInputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state, and with a decay "log_decay" (B, Hkv) or (B, Hkv, K), the sum over the
         piece.
         """
-        _, k, _ = _tensors(inputs)
-        _, piece = self._run({**inputs, "q": k.detach()}, {}, key_mask=tokens.key_mask)
-        log_decay = inputs.get("log_decay")
+        unread, log_decay = inputs._replace(q=inputs.k.detach()), inputs.log_decay
+        _, piece = self.run(unread, {}, tokens._replace(is_causal=True))
         if log_decay is not None:
             if tokens.key_mask is not None:
                 log_decay = log_decay.masked_fill(~behind(tokens.key_mask, log_decay), 0)
@@ -153,26 +170,5 @@ class LinearRecurrence(Recurrence):
         """phi(x) in the dtype of sums, of the pointwise phi."""
         return POINTWISE[self.feature_map or "identity"](x.to(accumulation_dtype(x.dtype)))
 
-    def _run(self, inputs: Inputs, state: State, **where: Any) -> tuple[Tensor, State]:
-        """The op from a state, `where` being what it is told of the tokens."""
-        y, (kv, z) = linear_attention(
-            *_tensors(inputs),
-            inputs.get("log_decay"),
-            write_strength=inputs.get("write_strength"),
-            initial_state=(state["kv"], state.get("z")) if "kv" in state else None,
-            return_state=True,
-            feature_map=self.feature_map,
-            normalize=self.normalize,
-            eps=self.eps,
-            **where,
-        )
-        return y, self._named(kv, z)
-
     def _named(self, kv: Tensor, z: Tensor | None) -> State:
         return {"kv": kv} if z is None else {"kv": kv, "z": z}
-
-
-def _tensors(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    assert q is not None and k is not None and v is not None
-    return q, k, v

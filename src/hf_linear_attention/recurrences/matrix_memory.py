@@ -19,7 +19,15 @@ from torch.nn import functional as F
 from ..ops.linear_attention import linear_attention, linear_attention_step_
 from ..ops.numerics import accumulation_dtype, without_excess
 from ..ops.tokens import Tokens, behind
-from .interface import Inputs, Recurrence, State, StateSize, sum_of_later
+from .interface import Recurrence, State, StateSize, sum_of_later
+
+
+class MatrixInputs(NamedTuple):
+    q: Tensor  # (B, T, H, K)
+    k: Tensor
+    v: Tensor  # (B, T, H, V)
+    log_write: Tensor  # (B, T, H), i below
+    log_decay: Tensor  # log f <= 0
 
 
 @dataclass(frozen=True)
@@ -30,9 +38,8 @@ class MatrixMemory(Recurrence):
         z_t = exp(log f_t + m_(t-1) - m_t) z_(t-1) + exp(i_t - m_t) k_t
         y_t = S_t^T q_t / (max(|z_t^T q_t|, exp(-m_t)) + eps)
 
-    Inputs are q, k (B, T, H, K), v (B, T, H, V) and the gates "log_write", i, and "log_decay",
-    log f <= 0, (B, T, H) each; the state is "kv" (B, H, K, V), "z" (B, H, K) and "m" (B, H, 1), all
-    of them 0 before the first token.
+    The state is "kv" (B, H, K, V), "z" (B, H, K) and "m" (B, H, 1), all of them 0 before the first
+    token.
     """
 
     num_heads: int
@@ -48,9 +55,8 @@ class MatrixMemory(Recurrence):
         shapes = {"kv": (H, K, V), "z": (H, K), "m": (H, 1)}
         return {name: StateSize(shape, is_sum=True) for name, shape in shapes.items()}
 
-    def start(self, inputs: Inputs) -> State:
-        v = _given(inputs, "v")
-        return self._zeros(v, v.shape[0])
+    def start(self, inputs: MatrixInputs) -> State:
+        return self._zeros(inputs.v, inputs.v.shape[0])
 
     def _zeros(self, like: Tensor, rows: int) -> State:
         dtype = accumulation_dtype(like.dtype)
@@ -59,14 +65,14 @@ class MatrixMemory(Recurrence):
             for name, size in self.state_sizes().items()
         }
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        k, v = _given(inputs, "k"), _given(inputs, "v")
-        q, bounds = inputs.get("q"), tokens.cu_seqlens
+    def run(self, inputs: MatrixInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        q, k, v, _, _ = inputs
+        bounds = tokens.cu_seqlens
         rows = v.shape[0] if bounds is None else bounds.shape[0] - 1
         before = state or self._zeros(v, rows)
         gates = self._gates(inputs, before["m"], tokens)
         y, (kv, _) = linear_attention(
-            k if q is None else q,
+            q,
             k,
             torch.cat([v, torch.ones_like(v[..., :1])], -1),  # whose sum is z
             gates.log_decay,
@@ -83,8 +89,8 @@ class MatrixMemory(Recurrence):
         after = {"kv": kv, "z": z, "m": last[..., None].to(kv.dtype)}
         return self._normalized(y[..., :-1], y[..., -1:], m[..., None]), after
 
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        q, k, v = (_given(inputs, name)[:, 0] for name in ("q", "k", "v"))
+    def step_(self, inputs: MatrixInputs, state: State, tokens: Tokens) -> Tensor:
+        q, k, v = (x[:, 0] for x in (inputs.q, inputs.k, inputs.v))
         kv, z, m = (state[name] for name in self.state_sizes())
         gates = self._gates(inputs, m, tokens)
         mask = None if tokens.key_mask is None else tokens.key_mask[:, 0]
@@ -101,13 +107,16 @@ class MatrixMemory(Recurrence):
         m.copy_(largest)
         return self._normalized(num, den, largest)[:, None]
 
+    def replay(self, inputs: MatrixInputs, state: State, key_mask: Tensor | None) -> State:
+        return super().replay(inputs._replace(q=inputs.k), state, key_mask)  # nobody reads
+
     def _normalized(self, num: Tensor, den: Tensor, m: Tensor) -> Tensor:
         den, least = den.to(accumulation_dtype(den.dtype)), torch.exp(-m)
         return (num / (torch.maximum(den.abs(), least.to(den.dtype)) + self.eps)).to(num.dtype)
 
-    def _gates(self, inputs: Inputs, before: Tensor, tokens: Tokens) -> "Gates":
+    def _gates(self, inputs: MatrixInputs, before: Tensor, tokens: Tokens) -> "Gates":
         """From m (N, H, 1) before the first tokens."""
-        log_write, log_decay = _given(inputs, "log_write"), _given(inputs, "log_decay")
+        log_write, log_decay = inputs.log_write, inputs.log_decay
         if tokens.key_mask is not None:
             is_padding = ~behind(tokens.key_mask, log_decay)
             log_write = log_write.masked_fill(is_padding, -torch.inf)
@@ -119,9 +128,9 @@ class MatrixMemory(Recurrence):
         found = [Gates.of(write, decay, m[None, :, 0]) for write, decay, m in pieces]
         return Gates(*(torch.cat(x, 1) for x in zip(*found, strict=True)))
 
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+    def piece(self, inputs: MatrixInputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state, and "log_decay" (B, H, 1), the sum over the piece."""
-        log_decay, state = _given(inputs, "log_decay"), self.run(inputs, {}, tokens)[1]
+        log_decay, state = inputs.log_decay, self.run(inputs, {}, tokens)[1]
         if tokens.key_mask is not None:
             log_decay = log_decay.masked_fill(~behind(tokens.key_mask, log_decay), 0)
         return state | {"log_decay": log_decay.to(state["m"].dtype).sum(1)[..., None]}
@@ -157,13 +166,7 @@ class Gates(NamedTuple):
         return cls(largest, decay.to(dtype), (i - largest).to(dtype).exp())
 
 
-def gates_of(input_gate: Tensor, forget_gate: Tensor) -> dict[str, Tensor]:
-    """The gates of what is before their activations, in float32 or better."""
+def gates_of(input_gate: Tensor, forget_gate: Tensor) -> tuple[Tensor, Tensor]:
+    """`log_write` and `log_decay` of what is before the activations, in float32 or better."""
     dtype = accumulation_dtype(input_gate.dtype)
-    return {"log_write": input_gate.to(dtype), "log_decay": F.logsigmoid(forget_gate.to(dtype))}
-
-
-def _given(inputs: Inputs, name: str) -> Tensor:
-    x = inputs[name]
-    assert x is not None
-    return x
+    return input_gate.to(dtype), F.logsigmoid(forget_gate.to(dtype))

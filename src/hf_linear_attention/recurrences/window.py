@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ..ops.numerics import accumulation_dtype, without_autocast
 from ..ops.tokens import Tokens, positions_within
 from ..ops.windowed_softmax import attention_to, join, window_attention
-from .interface import Inputs, Recurrence, State, StateSize, given
+from .interface import Recurrence, State, StateSize
 
 
 class WindowOutput(NamedTuple):
@@ -28,11 +28,14 @@ class WindowOutput(NamedTuple):
     features: Tensor  # (B, T, Hkv, F) of it; 0 where none leaves, or a first one, which stays
 
 
+class WindowInputs(NamedTuple):
+    q: Tensor  # (B, T, Hq, K)
+    kvf: Tensor  # (B, T, Hkv, K + V + F): keys, values and features
+
+
 @dataclass(frozen=True)
 class WindowRecurrence(Recurrence):
-    """Inputs "q" (B, T, Hq, K) and "kvf" (B, T, Hkv, K + V + F), keys, values and features.
-
-    `run` gives all of `WindowOutput` in one tensor (B, T, features), which `outputs` takes apart.
+    """`run` gives all of `WindowOutput` in one tensor (B, T, features); `outputs` takes it apart.
     The state: the last W real tokens, "window" (B, W, Hkv, K + V + F), zeros where there were
     fewer; the first N, "sinks" (B, N, Hkv, K + V); and "window_count" (B, 1), how many tokens were
     read, W + N for more.
@@ -60,8 +63,10 @@ class WindowRecurrence(Recurrence):
         }
         return {name: size for name, size in sizes.items() if 0 not in size.shape}
 
-    def start(self, inputs: Inputs) -> State:
-        kvf = given(inputs, "kvf")
+    def start(self, inputs: WindowInputs) -> State:
+        return self._start(inputs.kvf)
+
+    def _start(self, kvf: Tensor) -> State:
         B, _, H, features = kvf.shape
         state = {
             "window": kvf.new_zeros(B, self.window, H, features),
@@ -71,8 +76,8 @@ class WindowRecurrence(Recurrence):
             state["sinks"] = kvf.new_zeros(B, self.num_sinks, H, features - self.feature_dim)
         return state
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        q, kvf = given(inputs, "q"), given(inputs, "kvf")
+    def run(self, inputs: WindowInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        q, kvf = inputs
         T, K, kv = kvf.shape[1], self.key_dim, self.key_dim + self.value_dim
         order = None if tokens.key_mask is None else padding_first_order(tokens.key_mask)
         if order is not None:
@@ -104,10 +109,10 @@ class WindowRecurrence(Recurrence):
             out = out.masked_fill(~tokens.key_mask[..., None], 0)
         return out, after
 
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        q, key_mask = given(inputs, "q"), tokens.key_mask
+    def step_(self, inputs: WindowInputs, state: State, tokens: Tokens) -> Tensor:
+        q, key_mask = inputs.q, tokens.key_mask
         window, count = state["window"], state["window_count"]
-        kvf = given(inputs, "kvf").to(window.dtype)
+        kvf = inputs.kvf.to(window.dtype)
         W, N, kv = self.window, self.num_sinks, self.key_dim + self.value_dim
         has_left = count - W  # in front of the token, (B, 1)
         leaving = window[:, :1].clone()
@@ -155,8 +160,8 @@ class WindowRecurrence(Recurrence):
             features.unflatten(-1, (num_heads, self.feature_dim)),
         )
 
-    def replay(self, inputs: Inputs, state: State, key_mask: Tensor | None) -> State:
-        return self._read(given(inputs, "kvf"), state, key_mask)[1]
+    def replay(self, inputs: WindowInputs, state: State, key_mask: Tensor | None) -> State:
+        return self._read(inputs.kvf, state, key_mask)[1]
 
     def _read(self, kvf: Tensor, state: State, key_mask: Tensor | None) -> tuple[Tensor, State]:
         """The window and the tokens behind it (B, W + T, Hkv, K + V + F), padding moved to the
@@ -164,7 +169,7 @@ class WindowRecurrence(Recurrence):
         """
         T, W, N = kvf.shape[1], self.window, self.num_sinks
         if "window" not in state:
-            state = self.start({"kvf": kvf})
+            state = self._start(kvf)
         extended = torch.cat([state["window"].to(kvf.dtype), kvf], dim=1)
         if key_mask is not None:
             is_real = F.pad(key_mask, (W, 0), value=True)
@@ -206,9 +211,9 @@ class WindowRecurrence(Recurrence):
         where = first[:, None] + torch.arange(self.num_sinks, device=kvf.device)
         return kvf[:, where.clamp(max=T - 1), :, : self.key_dim + self.value_dim]
 
-    def piece(self, inputs: Inputs, tokens: Tokens) -> dict[str, Tensor]:
+    def piece(self, inputs: WindowInputs, tokens: Tokens) -> dict[str, Tensor]:
         """The state; with every token of it 1 where it is real, else 0."""
-        kvf = given(inputs, "kvf")
+        kvf = inputs.kvf
         after = self._read(kvf, {}, tokens.key_mask)[1]
         count = after["window_count"]
         n = torch.full_like(count, kvf.shape[1])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from ...cache.layer_state import LayerMemory
-from ...recurrences.convolution import ConvolutionWindow
+from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 
 
 class ShortConvolution(nn.Module):
@@ -31,5 +31,4 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, memory: LayerMemory) -> Tensor:
         """x (B, T, C) -> y of that shape."""
-        inputs = {"x": x, "weight": self.weight, "bias": self.bias}
-        return memory.run(self.recurrence, inputs)
+        return memory.run(self.recurrence, ConvolutionInputs(x, self.weight, self.bias))

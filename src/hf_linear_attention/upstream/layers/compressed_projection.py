@@ -9,7 +9,7 @@ convolutions read before the present one, V channels of delayed values.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,9 @@ from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ...cache.layer_state import LayerMemory
 from ...ops.tokens import Tokens
-from ...recurrences.convolution import ConvolutionWindow
-from ...recurrences.delay import Delay
-from ...recurrences.interface import Inputs, Recurrence, State
+from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow, TokenWindow
+from ...recurrences.delay import Delay, DelayInputs
+from ...recurrences.interface import Recurrence, State
 from ..stock_caches import StockLayer, recording_of, stock_layer
 from .parts import ReplacedLayer, take_cache, tokens_of
 
@@ -71,7 +71,7 @@ class CompressedProjection(ReplacedLayer):
             first = self.v_proj_delayed(hidden_states.new_zeros(B, 1, x.shape[-1]))[0, 0]
         else:
             first = delayed.new_zeros(delayed.shape[-1])
-        v_before = memory.run(self.delay, {"x": delayed, "first": first})
+        v_before = memory.run(self.delay, DelayInputs(delayed, first))
         memory.write(v.dtype)
         v = torch.cat([v, v_before.to(v.dtype)], -1).unflatten(-1, of_heads)
         return tuple(y.reshape(B, T, *y.shape[2:]) for y in (mixed_q + q, mixed_k + k, v))
@@ -96,23 +96,18 @@ class CompressedProjection(ReplacedLayer):
     def mixed(self, qk: Tensor, memory: LayerMemory) -> Tensor:
         """Queries and keys (B, T, C) through both convolutions."""
         one, other = self.conv_qk_depthwise, self.conv_qk_grouped
-        inputs = {
-            "x": qk.to(one.weight.dtype),
-            "weight": one.weight,
-            "bias": one.bias,
-            "head_weight": other.weight,
-            "head_bias": other.bias,
-        }
+        x = qk.to(one.weight.dtype)
+        inputs = TwiceInputs(x, one.weight, one.bias, other.weight, other.bias)
         return memory.run(self.window, inputs).to(qk.dtype)
 
     @property
     def window(self) -> "TwoConvolutions":
         one, other = self.conv_qk_depthwise.weight, self.conv_qk_grouped.weight
-        return TwoConvolutions("conv", one.shape[0], one.shape[2] + other.shape[2] - 1, None)
+        return TwoConvolutions("conv", one.shape[0], one.shape[2] + other.shape[2] - 1)
 
     @property
     def delay(self) -> Delay:
-        return Delay("delayed", self.v_channels, 2, None)
+        return Delay("delayed", self.v_channels)
 
     @property
     def v_channels(self) -> int:
@@ -154,29 +149,37 @@ def windows_in(layer: LinearAttentionLayer) -> State:
     return {"conv": conv.transpose(1, 2), "delayed": delayed[:, None]}
 
 
-@dataclass(frozen=True)
-class TwoConvolutions(ConvolutionWindow):
-    """With "weight" (C, 1, k) and "bias" (C,) of one convolution, channel by channel, and
-    "head_weight" (C, P, n) and "head_bias" (C,) of another one behind it, head by head; kernel_size
-    is k + n - 1. Before a sequence there are zeros, of which the former makes its bias.
+class TwiceInputs(NamedTuple):
+    """With the parameters of a convolution, channel by channel, and of one of its outputs, head by
+    head.
     """
 
-    only_read: ClassVar[tuple[str, ...]] = ("weight", "bias", "head_weight", "head_bias")
-    parameters: ClassVar[tuple[str, ...]] = only_read
+    x: Tensor  # (B, T, C)
+    weight: Tensor  # (C, 1, k)
+    bias: Tensor | None  # (C,)
+    head_weight: Tensor  # (C, P, n)
+    head_bias: Tensor | None  # (C,)
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        x, weight, bias, mixing, y_bias = (inputs[name] for name in ("x", *self.only_read))
-        assert x is not None and weight is not None and mixing is not None and y_bias is not None
+
+@dataclass(frozen=True)
+class TwoConvolutions(TokenWindow):
+    """Both convolutions; kernel_size is k + n - 1. Before a sequence there are zeros, of which the
+    former makes its bias.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias", "head_weight", "head_bias")
+
+    def run(self, inputs: TwiceInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        x, weight, bias, mixing, y_bias = inputs
+        assert y_bias is not None
+        window = ConvolutionWindow(self.name, self.channels, self.kernel_size, activation=None)
         n, P = mixing.shape[2], mixing.shape[1]
         y = torch.zeros_like(x)
         after: State = {}
         for lag in range(n):
-            earlier = {"x": x, "weight": F.pad(weight, (n - 1 - lag, lag)), "bias": bias}
-            of_channels, after = super().run(earlier, state, tokens)
+            earlier = ConvolutionInputs(x, F.pad(weight, (n - 1 - lag, lag)), bias)
+            of_channels, after = window.run(earlier, state, tokens)
             of_head = mixing[:, :, n - 1 - lag].unflatten(0, (-1, P))  # (H, P, P)
             by_head = of_channels.flatten(0, 1).unflatten(-1, (-1, P)).transpose(0, 1)
             y = y + (by_head @ of_head.mT).transpose(0, 1).reshape(y.shape)
         return y + y_bias, after
-
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        return Recurrence.step_(self, inputs, state, tokens)

@@ -15,7 +15,7 @@ from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ...mixers.parts.decays import decay_of_steps
 from ...ops.numerics import at_least_float32
-from ...recurrences.delta_rule import DeltaRecurrence
+from ...recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from .parts import ConvolvedLayer, begin, convolve
 
 
@@ -53,13 +53,13 @@ class GatedDelta(ConvolvedLayer):
         qkv, z, b, a = self.project(hidden_states)
         qkv = convolve(self.conv1d, qkv, memory)
         q, k, v = qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
-        inputs = {
-            "q": q.unflatten(-1, (-1, self.head_k_dim)),
-            "k": k.unflatten(-1, (-1, self.head_k_dim)),
-            "v": v.unflatten(-1, (-1, self.head_v_dim)),
-            "beta": self.beta(b),
-            "log_decay": decay_of_steps(self.A_log, F.softplus(at_least_float32(a) + self.dt_bias)),
-        }
+        inputs = DeltaInputs(
+            q.unflatten(-1, (-1, self.head_k_dim)),
+            k.unflatten(-1, (-1, self.head_k_dim)),
+            v.unflatten(-1, (-1, self.head_v_dim)),
+            self.beta(b),
+            decay_of_steps(self.A_log, F.softplus(at_least_float32(a) + self.dt_bias)),
+        )
         y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)
 

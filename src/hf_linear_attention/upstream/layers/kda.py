@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ...ops.numerics import at_least_float32
-from ...recurrences.delta_rule import DeltaRecurrence
+from ...recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from .parts import ConvolvedLayer, begin, convolve
 
 
@@ -41,18 +41,13 @@ class KDA(ConvolvedLayer):
         B, T, _ = hidden_states.shape
         hidden_states, memory = begin(self, hidden_states, cache, attention_mask, kwargs)
 
-        qkv = [project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj)]
-        q, k, v = convolve(self.conv1d, torch.cat(qkv, dim=-1), memory).chunk(3, dim=-1)
+        of_each = [project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj)]
+        qkv = convolve(self.conv1d, torch.cat(of_each, dim=-1), memory)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in qkv.chunk(3, dim=-1))
         # In Transformers' order, so that an adapter's dropout draws the same numbers.
         log_decay = at_least_float32(self.forget_gate(hidden_states))
-        inputs = {
-            "q": q.unflatten(-1, (-1, self.head_dim)),
-            "k": k.unflatten(-1, (-1, self.head_dim)),
-            "v": v.unflatten(-1, (-1, self.head_dim)),
-            "beta": self.b_proj(hidden_states).sigmoid(),
-            "log_decay": log_decay,
-        }
-        y = memory.run(self.recurrence, inputs)
+        beta = self.b_proj(hidden_states).sigmoid()
+        y = memory.run(self.recurrence, DeltaInputs(q, k, v, beta, log_decay))
         memory.write(y.dtype)
 
         y = self.o_norm(y, self.gate(hidden_states).unflatten(-1, (-1, self.head_dim)))

@@ -16,7 +16,7 @@ from ...cache.rollback import Recorded
 from ...cache.slots import SlotCache
 from ...ops.numerics import accumulation_dtype, at_least_float32
 from ...recurrences.interface import Inputs, Recurrence, State
-from ...recurrences.linear_attention import LinearRecurrence
+from ...recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
 
 
@@ -87,7 +87,7 @@ class Lightning(ReplacedLayer):
         qkv = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (H, 3 * D))
         q, k, v = qkv.split(D, dim=-1)
         log_decay = -at_least_float32(self.slope_rate).view(1, 1, H).expand(qkv.shape[:3])
-        y = memory.run(self.recurrence, {"q": q, "k": k, "v": v, "log_decay": log_decay})
+        y = memory.run(self.recurrence, LinearInputs(q, k, v, log_decay))
         memory.write(y.dtype)
 
         y = self.norm(y.flatten(2))

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ...ops.numerics import at_least_float32
-from ...recurrences.selective_scan import SelectiveScanRecurrence
+from ...recurrences.selective_scan import SelectiveInputs, SelectiveScanRecurrence
 from .parts import ConvolvedLayer, begin, convolve
 
 
@@ -63,13 +63,13 @@ class Mamba1(ConvolvedLayer):
         x, gate = projected.chunk(2, dim=-1)
         return x, gate
 
-    def inputs_of_scan(self, x: Tensor) -> dict[str, Tensor | None]:
+    def inputs_of_scan(self, x: Tensor) -> SelectiveInputs:
         """What SelectiveScanRecurrence reads, made of x (B, T, I)."""
         N = self.ssm_state_size
         dt, write, read = self.x_proj(x).split([self.time_step_rank, N, N], dim=-1)
         dt, write, read = self.normed(dt, write, read)
         dt = F.softplus(at_least_float32(self.dt_proj(dt)))
-        return {"x": x, "dt": dt, "B": write.to(x.dtype), "C": read.to(x.dtype)}
+        return SelectiveInputs(x, dt, write.to(x.dtype), read.to(x.dtype))
 
     def normed(self, dt: Tensor, write: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return dt, write, read
@@ -98,11 +98,11 @@ class Mamba1OfZamba(Mamba1):
         x, gate = projected.unflatten(-1, (-1, 2)).unbind(-1)
         return x, gate
 
-    def inputs_of_scan(self, x: Tensor) -> dict[str, Tensor | None]:
+    def inputs_of_scan(self, x: Tensor) -> SelectiveInputs:
         N = self.ssm_state_size
         x = x.unflatten(-1, (self.n_mamba_heads, -1))
         of_heads = torch.einsum("bthp,hrp->bthr", x, self.x_proj_weight)
         dt, write, read = of_heads.split([self.time_step_rank, N, N], dim=-1)
         dt = torch.einsum("bthr,hpr->bthp", dt, self.dt_proj_weight)
         dt = F.softplus(at_least_float32(dt) + self.dt_proj_bias)
-        return {"x": x, "dt": dt, "B": write.to(x.dtype), "C": read.to(x.dtype)}
+        return SelectiveInputs(x, dt, write.to(x.dtype), read.to(x.dtype))

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from ...cache.layer_state import LayerMemory
 from ...cache.slots import SlotCache
 from ...ops.tokens import Tokens
-from ...recurrences.convolution import ConvolutionWindow
+from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ...recurrences.interface import Recurrence
 from ...releases import CACHE, CACHE_NAMES, cache_among
 from ..bounds import MaskAndBounds, bounds_for_layers
@@ -171,5 +171,5 @@ def convolve(
     """x (B, T, C) through a causal convolution, channel by channel, and SiLU or no activation."""
     recurrence = window_of(conv1d, activation)
     x_in = x.to(conv1d.weight.dtype)
-    y = memory.run(recurrence, {"x": x_in, "weight": conv1d.weight, "bias": conv1d.bias})
+    y = memory.run(recurrence, ConvolutionInputs(x_in, conv1d.weight, conv1d.bias))
     return y.to(x.dtype)

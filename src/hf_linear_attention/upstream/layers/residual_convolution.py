@@ -7,7 +7,7 @@ Shapes: B batch, T time, C channels, H heads, k tokens that a convolution reads.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from transformers.integrations.accelerate import force_accelerate_hooks
 from ...cache.layer_state import LayerMemory
 from ...ops.numerics import at_least_float32
 from ...ops.tokens import Tokens
-from ...recurrences.convolution import ConvolutionWindow
-from ...recurrences.interface import Inputs, Recurrence, State
+from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow, TokenWindow
+from ...recurrences.interface import State
 from ..stock_caches import stock_layer
 from .parts import ReplacedLayer, begin, convolve, take_cache
 
@@ -147,29 +147,31 @@ class ConvolutionOfTokens(ConvolvedBeside):
         of_tokens = self.weight_proj(dynamic_input).to(x.dtype).view(*x.shape[:2], -1, k)
         of_channels = self.static_weight.to(x.dtype).view(k, self.num_heads, -1)
         weights = of_tokens.transpose(2, 3)[..., None] + of_channels  # (B, T, k, H, C / H)
-        inputs = {"x": x, "weights": weights.flatten(3)}
-        y = x + memory.run(WindowOfWeightedTokens("conv", C, k, None), inputs)
+        inputs = WeightedInputs(x, weights.flatten(3))
+        y = x + memory.run(WindowOfWeightedTokens("conv", C, k), inputs)
         memory.write(y.dtype)
         return (y / math.sqrt(2 * k + 1)).to(hidden_states.dtype).view_as(hidden_states)
 
 
-class WindowOfWeightedTokens(ConvolutionWindow):
-    """With "weights" (B, T, k, C) of each token, that of the token itself first: the sum of what a
-    convolution by one lag after the other reads.
-    """
+class WeightedInputs(NamedTuple):
+    x: Tensor  # (B, T, C)
+    weights: Tensor  # (B, T, k, C) of each token, that of the token itself first
 
-    def run(self, inputs: Inputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        x, weights = inputs["x"], inputs["weights"]
-        assert x is not None and weights is not None
+
+class WindowOfWeightedTokens(TokenWindow):
+    """The sum of what a convolution by one lag after the other reads."""
+
+    only_read: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def run(self, inputs: WeightedInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        x, weights = inputs
         k, C = self.kernel_size, self.channels
+        window = ConvolutionWindow(self.name, C, k, activation=None)
         y = torch.zeros_like(x)
         after: State = {}
         for lag in range(k):
             only = F.one_hot(torch.tensor(k - 1 - lag), k).to(x)
-            one_lag = {"x": x, "weight": only.expand(C, 1, k), "bias": None}
-            earlier, after = super().run(one_lag, state, tokens)
+            one_lag = ConvolutionInputs(x, only.expand(C, 1, k))
+            earlier, after = window.run(one_lag, state, tokens)
             y = torch.addcmul(y, weights[:, :, lag], earlier)
         return y, after
-
-    def step_(self, inputs: Inputs, state: State, tokens: Tokens) -> Tensor:
-        return Recurrence.step_(self, inputs, state, tokens)

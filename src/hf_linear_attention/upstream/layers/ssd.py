@@ -18,7 +18,7 @@ from transformers.integrations.accelerate import force_accelerate_hooks
 
 from ...mixers.parts.decays import decay_of_steps
 from ...ops.numerics import at_least_float32
-from ...recurrences.linear_attention import LinearRecurrence
+from ...recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .parts import ConvolvedLayer, begin, convolve
 
 
@@ -65,14 +65,9 @@ class SSD(ConvolvedLayer):
         x, k, q = xkq.split([self.intermediate_size, group_dim, group_dim], dim=-1)
         x = x.unflatten(-1, (-1, self.head_dim))
         dt = self.step_sizes(dt)
-        inputs = {
-            "q": q.unflatten(-1, (self.n_groups, -1)),
-            "k": k.unflatten(-1, (self.n_groups, -1)),
-            "v": x,
-            "log_decay": decay_of_steps(self.A_log, dt),
-            "write_strength": dt,
-        }
-        y = memory.run(self.recurrence, inputs)
+        q, k = (y.unflatten(-1, (self.n_groups, -1)) for y in (q, k))
+        log_decay = decay_of_steps(self.A_log, dt)
+        y = memory.run(self.recurrence, LinearInputs(q, k, x, log_decay, write_strength=dt))
         memory.write(y.dtype)
 
         y = torch.addcmul(y, x, self.D[:, None].to(x.dtype)).flatten(2)

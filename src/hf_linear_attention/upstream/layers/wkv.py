@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...ops.elementwise_scan import elementwise_scan
 from ...ops.numerics import at_least_float32, bounded, without_excess
 from ...ops.tokens import Tokens, behind
-from ...recurrences.delay import Delay
+from ...recurrences.delay import Delay, DelayInputs
 from ..bounds import MaskAndBounds
 from .parts import ReplacedLayer, tokens_of
 
@@ -54,11 +54,11 @@ class BesideTheTokenBefore(ReplacedLayer):
         """
         tokens = tokens_of(x, None, getattr(states, "told", None), {})
         x, _ = tokens.one_row(x)
-        delay = Delay("before", x.shape[-1], 2, None)
+        delay = Delay("before", x.shape[-1])
         given = {}
         if states:
             given = {"before": self.read(states, self.place_before)[:, None].to(x.dtype)}
-        before, after = delay.run({"x": x}, given, tokens)
+        before, after = delay.run(DelayInputs(x), given, tokens)
         if states:
             self.write(states, self.place_before, after["before"][:, 0])
         return x, before, tokens

@@ -19,7 +19,7 @@ from ...cache.slots import SlotLayer
 from ...ops.numerics import accumulation_dtype
 from ...ops.tokens import Tokens
 from ...recurrences.interface import Inputs, Recurrence, State
-from ...recurrences.matrix_memory import MatrixMemory, gates_of
+from ...recurrences.matrix_memory import MatrixInputs, MatrixMemory, gates_of
 from ..bounds import MaskAndBounds
 from .parts import ReplacedLayer, tokens_of
 
@@ -118,7 +118,7 @@ class MatrixMemoryLayer(ReplacedLayer):
         x, memory = self.begin(x, state)
         q, k, v, gate, write, decay = self.project(x)
         q, k, v = (one.unflatten(-1, (self.config.num_heads, -1)) for one in (q, k, v))
-        inputs = {"q": q * q.shape[-1] ** -0.5, "k": k, "v": v, **gates_of(write, decay)}
+        inputs = MatrixInputs(q * q.shape[-1] ** -0.5, k, v, *gates_of(write, decay))
         y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)
         y = self.multihead_norm(y).view(*x.shape[:2], -1)
