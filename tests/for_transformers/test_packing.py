@@ -71,9 +71,12 @@ def test_bounds_that_are_none_are_named_in_the_words_of_the_call(model):
         ([0, 7, 5, 12], r"must rise from 0 .*, got \[0, 7, 5, 12\]"),
         ([1, 12], "must rise from 0"),
         ([0.0, 12.0], "must be int32 or int64, got torch.float32"),
+        ([[0, 12]], r"must be a tensor \(number of sequences \+ 1,\), got \(1, 2\)"),
     ):
         with pytest.raises(ValueError, match=f"cu_seq_lens_q {got}"):
             model(ids, cu_seq_lens_q=torch.tensor(bounds))
+    with pytest.raises(ValueError, match=r"seq_idx must be a tensor .*, got \(12,\)"):
+        model(ids, seq_idx=torch.zeros(12))
 
 
 def test_several_packed_rows(model, sequences):

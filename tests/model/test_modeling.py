@@ -362,9 +362,9 @@ def test_packing_of_another_shape_is_refused(name, given):
         tiny_model()(random_ids(1, 12), **{name: given})
 
 
-@pytest.mark.parametrize("bounds", [[0, 4, 11], [0, 4, 13]])
+@pytest.mark.parametrize("bounds", [[0, 4, 11], [0, 4, 13], [1, 12], [0, 7, 5, 12]])
 def test_bounds_must_cover_the_batch(bounds):
-    with pytest.raises(ValueError, match="cu_seq_lens_q must end with B T = 12"):
+    with pytest.raises(ValueError, match="cu_seq_lens_q must rise from 0 to B T = 12 "):
         logits_of(tiny_model(), random_ids(1, 12), cu_seq_lens_q=torch.tensor(bounds))
 
 

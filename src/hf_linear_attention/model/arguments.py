@@ -19,6 +19,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from ..cache.layers import count_rows, left_padding_of
 from ..ops.checks import can_look_at, is_traced
 from ..ops.tokens import Tokens, positions_within, sequence_of_each_token
+from ..recurrences.packing import check_rows, shape_of
 from ..recurrences.sequence_parallel import tokens_before
 from ..releases import CACHE
 
@@ -78,19 +79,6 @@ def check_shapes(
         check_rows("position_ids", position_ids, B, T)
 
 
-def check_rows(name: str, given: Tensor, B: int, T: int) -> None:
-    """Raises a ValueError where that is no tensor of a number for each token."""
-    if shape_of(given) not in ((B, T), (1, T)):
-        raise ValueError(
-            f"{name} must be a tensor (B or 1, T) with B = {B} and T = {T}, got {shape_of(given)}"
-        )
-
-
-def shape_of(given: Any) -> Any:
-    """For an error: a tensor's shape, or the type of anything else."""
-    return tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-
-
 def without_those_of_loss(arguments: Mapping[str, Any], loss: Callable) -> dict[str, Any]:
     """Arguments of a head without what only its loss takes: one of a user's own may name others."""
     named = inspect.signature(loss).parameters.keys() - HANDED_TO_ALL
@@ -135,41 +123,6 @@ def hide_left_padding(mask: Tensor, past_key_values: Cache | None, T: int) -> Te
     return mask * (columns >= padding.to(mask.device)[:, None])
 
 
-def find_packed_sequences(
-    B: int,
-    T: int,
-    attention_mask: AttentionMask,
-    position_ids: Tensor | None,
-    cu_seq_lens_q: Tensor | None,
-    seq_idx: Tensor | None,
-) -> Tensor | None:
-    """Bounds (N + 1,) int32 of the sequences packed into B T tokens; None where rows hold one each.
-
-    Transformers' collators say it in three ways: with the bounds, with each token's sequence, or
-    with positions that restart.
-    """
-    if cu_seq_lens_q is not None:
-        shape = shape_of(cu_seq_lens_q)
-        if not isinstance(shape, tuple) or len(shape) != 1 or shape[0] == 0:
-            raise ValueError(
-                f"cu_seq_lens_q must be a tensor (number of sequences + 1,), got {shape}"
-            )
-        if can_look_at(cu_seq_lens_q, 1) and cu_seq_lens_q[-1] != B * T:
-            raise ValueError(f"cu_seq_lens_q must end with B T = {B * T}, got {cu_seq_lens_q}")
-        return cu_seq_lens_q.to(torch.int32)
-    if seq_idx is not None:
-        check_rows("seq_idx", seq_idx, B, T)
-        is_next = seq_idx[:, 1:] == seq_idx[:, :-1]
-    elif position_ids is not None and attention_mask is None and T > 1:
-        is_next = position_ids[:, 1:] == position_ids[:, :-1] + 1
-    else:
-        return None
-    if is_next.all():
-        return None
-    starts = F.pad(~is_next, (1, 0), value=True).expand(B, T).flatten().nonzero().squeeze(1)
-    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
-
-
 def read_tokens(
     config: PreTrainedConfig,
     inputs_embeds: Tensor,
@@ -181,7 +134,7 @@ def read_tokens(
 ) -> tuple[Tensor, Tensor, Tokens]:
     """Embeddings (B, T, C) with 0 for padding, positions (B or 1, T), and what layers need.
 
-    Arguments as of the model's `forward`; cu_seqlens as `find_packed_sequences` gives it.
+    Arguments as of the model's `forward`; cu_seqlens as `find_bounds` gives it.
 
     Raises:
         ValueError: they contradict each other.

@@ -56,6 +56,7 @@ from ..mixers.tables import build_mixer
 from ..ops.checks import check_tokens
 from ..ops.feature_maps import FavorPlus
 from ..ops.tokens import Tokens
+from ..recurrences.packing import check_packing, find_bounds
 from ..recurrences.sequence_parallel import check_sequence_group
 from ..releases import CACHE, CACHE_NAMES, cache_among
 from .arguments import (
@@ -63,7 +64,6 @@ from .arguments import (
     check_arguments,
     check_memory,
     check_shapes,
-    find_packed_sequences,
     read_tokens,
     without_those_of_loss,
 )
@@ -315,8 +315,10 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
         cu_seqlens = None
         if not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
-            bounds = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
-            cu_seqlens = find_packed_sequences(B, T, attention_mask, position_ids, *bounds)
+            packing = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
+            check_packing(B, T, *packing)
+            counted = position_ids if attention_mask is None and T > 1 else None
+            cu_seqlens = find_bounds(B, T, *packing, counted)
         if cu_seqlens is not None and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states must be None with packed sequences")
         check_sequence_group(sequence_group, self.config, cu_seqlens)

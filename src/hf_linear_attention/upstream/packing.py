@@ -21,14 +21,9 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 from ..cache.slots import SlotCache
 from ..ops.tokens import positions_within, sequence_of_each_token
+from ..recurrences.packing import bounds_where, check_packing, find_bounds
 from ..releases import CACHE, CACHE_NAMES
-from .bounds import (
-    BOUNDS,
-    MaskAndBounds,
-    bounds_for_layers,
-    bounds_where_changed,
-    check_bounds,
-)
+from .bounds import BOUNDS, MaskAndBounds
 from .families import family_of, replacement_for
 
 # Types of layers that are told so, the last as it was called in 5.17.
@@ -45,31 +40,21 @@ _told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", defa
 IS_TOLD = "_is_told_of_packed_sequences"
 
 
-def find_bounds(kwargs: Mapping[str, Any]) -> Tensor | None:
-    """As `bounds_for_layers`, of a model's arguments, or as `position_ids` (B, T) say where they do
-    not count on by one.
-
-    Like Transformers' masks, it takes them for packed only without a mask and a cache.
+def bounds_of_call(kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Those that a model's arguments say. By positions sequences are packed only where there is no
+    mask and no cache, as for Transformers' masks.
     """
-    positions = kwargs.get("position_ids")
-    if kwargs.get(BOUNDS) is not None or kwargs.get("seq_idx") is not None:
-        B, T = batch_and_time(kwargs)
-        check_bounds(kwargs, B, T)
-        return bounds_for_layers(kwargs, B, T)
-    if (
-        positions is None
-        or kwargs.get("attention_mask") is not None
-        or any(kwargs.get(name) is not None for name in CACHE_NAMES)
-    ):
-        return None
-    positions = _of_text(positions)
-    if positions is None:
-        return None
-    begins_again = positions.diff(dim=-1) != 1
-    if not begins_again.any():
-        return None
+    packing, positions = (kwargs.get(BOUNDS), kwargs.get("seq_idx")), kwargs.get("position_ids")
+    if all(x is None for x in packing):
+        others = ("attention_mask", *CACHE_NAMES)
+        if positions is None or any(kwargs.get(name) is not None for name in others):
+            return None
+        positions = _of_text(positions)
+        if positions is None or (positions.diff(dim=-1) == 1).all():
+            return None
     B, T = batch_and_time(kwargs)
-    return bounds_where_changed(begins_again, B, T)
+    check_packing(B, T, *packing)
+    return find_bounds(B, T, *packing, positions)
 
 
 def tell_layers(
@@ -92,7 +77,7 @@ def tell_layers(
     given = by_name(model, args, kwargs)
     bounds = _told.get()
     if bounds is None:
-        bounds = find_bounds(given)
+        bounds = bounds_of_call(given)
     if bounds is None:
         return None
     indexer = family_of(type(model)).indexer
@@ -176,7 +161,7 @@ def _keep_softmax_apart(model: PreTrainedModel, given: dict[str, Any], bounds: T
     positions = _of_text(positions)
     if positions is None:  # softmax layers see none, and know of rows only
         positions = torch.arange(T)[None]
-    begins = bounds_where_changed(positions.diff(dim=-1) != 1, B, T)
+    begins = bounds_where(positions.diff(dim=-1) != 1, B, T)
     if not torch.isin(bounds, begins.to(bounds.device)).all():
         raise ValueError(
             "position_ids must begin again with each packed sequence, for the softmax layers of "
@@ -228,7 +213,7 @@ def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> Non
         if kwargs.get(BOUNDS) is not None:
             refuse_in_a_graph(type(head).__name__)
         return
-    _told.set(find_bounds(by_name(head, args, kwargs)))
+    _told.set(bounds_of_call(by_name(head, args, kwargs)))
     setattr(head.base_model, IS_TOLD, _told.get() is not None)
 
 
