@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The state of one layer during one forward: read once, written once."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,28 +9,9 @@ from torch import Tensor
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Inputs, Recurrence, State
 from ..recurrences.sequence_parallel import state_before
+from .protocol import CacheLayer
+from .rollback import Recorded
 from .slots import SlotLayer
-
-
-class LayerCache(Protocol):
-    """What a layer of a cache is to the layer of the model, as `cache_layers.RecurrentLayer` is."""
-
-    @property
-    def may_change(self) -> bool:
-        """Whether the state may change in place."""
-
-    def read(self) -> State:
-        """The state to continue from; {} before the first token."""
-
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
-        """Keeps the state after a forward, or takes note that it changed in place."""
 
 
 class LayerMemory:
@@ -44,16 +25,14 @@ class LayerMemory:
 
     slots: Any = None
 
-    def __init__(self, cache: Any, tokens: Tokens, num_tokens: int):
-        """cache: a LayerCache, a SlotLayer or None."""
+    def __init__(self, cache: CacheLayer, tokens: Tokens, num_tokens: int):
         if isinstance(cache, SlotLayer):  # which reads and writes by itself
             self.slots, cache = cache, None
-        self.cache: LayerCache | None = cache
+        self.cache = cache
         self.tokens = tokens
-        self.num_tokens = num_tokens
         self.state: State = {} if cache is None else cache.read()
         self.is_empty = not self.state
-        self.inputs: list[tuple[Recurrence, Inputs]] = []
+        self.read = Recorded(num_tokens, tokens.key_mask, [])
         # A token is generated: the state changes in place.
         self.is_step = (
             cache is not None
@@ -67,7 +46,7 @@ class LayerMemory:
         if self.slots is not None:
             return self.slots.run(recurrence, inputs, self.tokens)
         if self.cache is not None:
-            self.inputs.append((recurrence, inputs))
+            self.read.parts.append((recurrence, inputs))
         if self.is_step:
             if self.is_empty:
                 self.state |= recurrence.start(inputs)
@@ -82,4 +61,6 @@ class LayerMemory:
     def write(self, dtype: torch.dtype) -> None:
         """Keeps the states, in a model that computes in `dtype`."""
         if self.cache is not None:
-            self.cache.write(self.state, self.inputs, self.num_tokens, self.tokens.key_mask, dtype)
+            self.cache.write(self.state, self.read, dtype)
+            if self.cache.recording is not None:
+                self.cache.recording.append(self.read)

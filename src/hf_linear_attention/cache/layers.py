@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from ..recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.interface import Recurrence, State
 from .rollback import (
     TAKES_NOTHING_BACK,
     Recorded,
@@ -80,26 +80,11 @@ class RecurrentLayer(Rollback, LinearAttentionCacheLayerMixin, CacheLayerMixin):
             if has_graph or is_frozen:
                 self.tensors[name] = tensor.clone()
 
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
-        """Keeps the state after a forward: tensors that changed in place, or that nobody else has.
-
-        Args:
-            inputs: what each recurrence of the layer read.
-            num_tokens, key_mask: T of them, and which are real (B, T).
-            dtype: of the model.
-        """
+    def write(self, state: State, read: Recorded, dtype: torch.dtype) -> None:
+        """Keeps the state after a forward."""
         self.keep(state, dtype)
-        self.num_tokens += num_tokens
-        self.recurrences = tuple(recurrence for recurrence, _ in inputs)
-        if self.recording is not None:
-            self.recording.append(Recorded(num_tokens, key_mask, inputs))
+        self.num_tokens += read.num_tokens
+        self.recurrences = tuple(recurrence for recurrence, _ in read.parts)
 
     @property
     def may_be_recorded(self) -> bool:

@@ -4,8 +4,8 @@
 Shapes: B batch, T time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -129,6 +129,30 @@ class Recording:
         if self.forwards:
             kept = join_in_time(self.forwards).cut(start, stop)
             self.forwards, self.num_tokens = [kept.map(Tensor.clone)], stop - start
+
+
+K = TypeVar("K")
+
+
+def remove_last(recordings: Mapping[K, Recording], tokens_to_remove: int) -> dict[K, State]:
+    """Takes the last -tokens_to_remove tokens back, which all of these have read; the states before
+    them. Of 0 there are none, and no token but the last few will be taken back.
+
+    Raises:
+        RuntimeError: fewer were recorded.
+    """
+    n = abs(tokens_to_remove)
+    recorded = min((one.num_tokens for one in recordings.values()), default=0)
+    if n > recorded:
+        raise RuntimeError(
+            f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
+            "activate_past_recording() before reading those that may have to go"
+        )
+    if n > 0:
+        return {key: one.remove_last(n) for key, one in recordings.items()}
+    for one in recordings.values():
+        one.confirm()
+    return {}
 
 
 def check_crop_of(tokens_to_remove: int, num_tokens: int, removable: int) -> None:

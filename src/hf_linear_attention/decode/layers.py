@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 from transformers.utils import output_capturing
 
+from ..cache.protocol import StepCache
 from ..fast.linear import HOOKS, FastForward, products_in_use
 from ..ops.backends import forced_backend
 from .trace import Recorder
@@ -165,7 +166,7 @@ class RecordedTokens:
     def run(
         self,
         layers: Sequence[nn.Module],
-        caches: Sequence[Any],
+        caches: Sequence[StepCache],
         inputs: list[Tensor],
         by_modules: Callable[[], Any],
         constants: tuple = (),
@@ -224,7 +225,7 @@ class RecordedTokens:
         put(self.recordings, given, recording)
         return result
 
-    def _states_of(self, caches: Sequence[Any]) -> States:
+    def _states_of(self, caches: Sequence[StepCache]) -> States:
         """Of all caches. Where they are those of the last token, nothing else is asked of them."""
         tensors = [x for cache in caches for x in cache.tensors.values()]
         mode, last = torch.is_inference_mode_enabled(), self.last

@@ -373,7 +373,7 @@ class Omissions(NamedTuple):
     def of(self, definition: Definition) -> str:
         """The source of a definition without that."""
         source = leave_out(definition.source, self.methods, self.bases, self.fields)
-        source = fold(source, self.answers)
+        source = fold(source, self.answers).rstrip()  # where an `if` ended it
         for name in definition.names:
             if name in self.rows:
                 source = keep_rows(source, self.rows[name])

@@ -3,7 +3,7 @@
 
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
-from ..cache.rollback import Recording
+from ..cache.rollback import Recording, remove_last
 from ..recurrences.interface import State
 
 
@@ -40,22 +40,12 @@ class CroppableMiniMaxCache(MiniMaxCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens."""
-        n = abs(tokens_to_remove)
-        recorded = min((one.num_tokens for one in self.recordings.values()), default=0)
-        if n > recorded:
-            raise RuntimeError(
-                f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
-                "activate_past_recording() before reading those that may have to go"
-            )
+        states = remove_last(self.recordings, tokens_to_remove)
         for layer in self.layers:
             if layer.is_initialized:  # those of linear layers are not
-                layer.crop(-n)
-        for layer_idx, recording in self.recordings.items():
-            if n == 0:
-                recording.confirm()
-            else:
-                state = recording.remove_last(n)
-                self.linear_cache[layer_idx] = state["kv"].clone() if state else []
+                layer.crop(-abs(tokens_to_remove))
+        for layer_idx, state in states.items():
+            self.linear_cache[layer_idx] = state["kv"].clone() if state else []
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max((layer.get_seq_length() for layer in self.layers), default=0)

@@ -35,7 +35,7 @@ class RecordedLayer(nn.Module):
         by_modules = partial(super().forward, hidden_states, *args, **kwargs)
         states = None if own.layer_idx is None else states_in(cache, own.layer_idx)
         given = None if states is None else given_beside(cache, args, kwargs)
-        if given is None:
+        if states is None or given is None:
             return by_modules()
         inputs = [hidden_states, *given.tensors]
         return own.tokens.run([self], [states], inputs, by_modules, given.constants)

@@ -18,9 +18,9 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from ..cache.rollback import Recorded, Recording
+from ..cache.rollback import Recorded, Recording, remove_last
 from ..ops.numerics import accumulation_dtype
-from ..recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.interface import State
 from ..releases import CACHE
 
 # What a cache layer holds, in the shapes of its recurrences.
@@ -77,17 +77,9 @@ class StockLayer:
         # Beam search leaves another layout, and who cached it may have computed otherwise.
         return {**self.views, "kv": kv.to(self.dtype).contiguous()}
 
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
+    def write(self, state: State, read: Recorded, dtype: torch.dtype) -> None:
         if self.recording is not None:
-            self.recording.append(Recorded(num_tokens, key_mask, inputs))
-            self.layer.num_tokens += num_tokens
+            self.layer.num_tokens += read.num_tokens
         if self.views:
             overwrite(self.views, state)
         else:
@@ -150,24 +142,13 @@ class CroppableLayer(LinearAttentionLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens."""
-        n = abs(tokens_to_remove)
-        recorded = 0 if self.recording is None else self.recording.num_tokens
-        if n > recorded:
-            raise RuntimeError(
-                f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
-                "activate_past_recording() before reading those that may have to go"
-            )
-        if self.recording is None:
-            return
-        if n == 0:
-            self.recording.confirm()
-            return
-        state = self.recording.remove_last(n)
-        self.num_tokens -= n
-        if state:
-            overwrite(self.views_in(self), state)
-        else:
-            LinearAttentionLayer.reset(self)
+        recordings = {} if self.recording is None else {0: self.recording}
+        for state in remove_last(recordings, tokens_to_remove).values():
+            self.num_tokens -= abs(tokens_to_remove)
+            if state:
+                overwrite(self.views_in(self), state)
+            else:
+                LinearAttentionLayer.reset(self)
 
     def reset(self) -> None:
         super().reset()

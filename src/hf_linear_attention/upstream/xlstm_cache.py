@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
-from ..cache.rollback import Recording
+from ..cache.rollback import Recording, remove_last
 from ..ops.numerics import accumulation_dtype
 from .layers.xlstm import NAMES, LayerState
 
@@ -61,21 +61,10 @@ class XLSTMStates(xLSTMCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens."""
-        n = abs(tokens_to_remove)
-        recorded = min((one.num_tokens for one in self.recordings.values()), default=0)
-        if n > recorded:
-            raise RuntimeError(
-                f"crop({tokens_to_remove}) can't be: {recorded} tokens can be removed. Call "
-                "activate_past_recording() before reading those that may have to go"
-            )
-        for number, recording in self.recordings.items():
-            if n == 0:
-                recording.confirm()
-                continue
-            state = recording.remove_last(n)
+        for number, state in remove_last(self.recordings, tokens_to_remove).items():
             for x, name in zip(self.rnn_state[number], NAMES, strict=True):
                 x.copy_(state[name])
-        self.seqlen_offset -= n
+        self.seqlen_offset -= abs(tokens_to_remove)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.seqlen_offset)

@@ -15,7 +15,7 @@ from ...cache.layer_state import LayerMemory
 from ...cache.rollback import Recorded
 from ...cache.slots import SlotCache
 from ...ops.numerics import accumulation_dtype, at_least_float32
-from ...recurrences.interface import Inputs, Recurrence, State
+from ...recurrences.interface import Recurrence, State
 from ...recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .parts import ReplacedLayer, memory_in_slots, take_cache, tokens_of
 
@@ -41,16 +41,7 @@ class MiniMaxLayer:
             return {}
         return {"kv": kv.to(self.dtype, copy=torch.is_grad_enabled()).contiguous()}
 
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
-        if self.recording is not None:
-            self.recording.append(Recorded(num_tokens, key_mask, inputs))
+    def write(self, state: State, read: Recorded, dtype: torch.dtype) -> None:
         self.cache.set_linear_cache(self.layer_idx, state["kv"])
 
 

@@ -18,7 +18,7 @@ from ...cache.rollback import Recorded, Recording
 from ...cache.slots import SlotLayer
 from ...ops.numerics import accumulation_dtype
 from ...ops.tokens import Tokens
-from ...recurrences.interface import Inputs, Recurrence, State
+from ...recurrences.interface import Recurrence, State
 from ...recurrences.matrix_memory import MatrixInputs, MatrixMemory, gates_of
 from ..bounds import MaskAndBounds
 from .parts import ReplacedLayer, tokens_of
@@ -59,6 +59,7 @@ class StoredState:
 
     def __init__(self, state: LayerState, dtype: torch.dtype):
         self.state, self.dtype = state, accumulation_dtype(dtype)
+        self.recording = state.recording
 
     @property
     def may_change(self) -> bool:
@@ -73,16 +74,8 @@ class StoredState:
         read = (function(x.to(self.dtype)) for x in self.state)
         return dict(zip(NAMES, read, strict=True))
 
-    def write(
-        self,
-        state: State,
-        inputs: list[tuple[Recurrence, Inputs]],
-        num_tokens: int,
-        key_mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
-        if self.state.recording is not None:
-            self.state.recording.append(Recorded(num_tokens, key_mask, inputs))
+    def write(self, state: State, read: Recorded, dtype: torch.dtype) -> None:
+        """Nothing is left to do."""
 
 
 class MatrixMemoryLayer(ReplacedLayer):
