@@ -3,9 +3,15 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+import torch
+
+from tiny import VARIANTS, random_ids, tiny_model
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "hf_linear_attention"
@@ -86,6 +92,29 @@ def test_some_rooms_have_few_visitors():
             if not name.startswith(room + "."):
                 asked = [x for x in imports_of(name) if x.startswith(room + ".")]
                 assert not asked or name in visitors, f"{name} imports {asked}"
+
+
+@pytest.mark.parametrize("variant", ["paper", "preset_gated_deltanet"])
+def test_a_step_of_training_enters_as_few_files_as_the_page_says(variant):
+    numbers = re.search(r"enters (\d+) files .* linear attention and (\d+) with Gated Delta", PAGE)
+    assert numbers is not None
+    model = tiny_model(dtype=torch.float32, **VARIANTS[variant]).train()
+    ids, entered = random_ids(2, 16), set()
+
+    def step():
+        model(ids, labels=ids, use_cache=False).loss.backward()
+
+    def look(frame, event, _):
+        entered.add(Path(frame.f_code.co_filename))
+
+    step()
+    sys.setprofile(look)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    files = sorted(set(MODULES.values()) & entered)
+    assert files and len(files) <= int(numbers[1 if variant == "paper" else 2]), files
 
 
 def test_the_files_that_the_pages_name_exist():

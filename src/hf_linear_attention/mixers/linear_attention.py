@@ -144,7 +144,9 @@ class LinearAttentionBase(nn.Module):
             gate = project(self.g_proj, hidden_states)
         if gate is not None:
             gate = self.gate_act(gate).view(y.shape)
-        return project(self.o_proj, normalize(self.o_norm, y, gate, shard).flatten(2))
+        if self.o_norm is not None:
+            y = normalize(self.o_norm, y, gate, shard)
+        return project(self.o_proj, y.flatten(2))
 
 
 class MappedAttention(LinearAttentionBase):

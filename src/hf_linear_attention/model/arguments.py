@@ -160,7 +160,10 @@ def read_tokens(
         before = count_past(past_key_values)
         if sequence_group is not None:
             before = tokens_before(key_mask, inputs_embeds, sequence_group)
-        elif (padding_before := left_padding_of(past_key_values)) is not None:
+        elif (
+            past_key_values is not None
+            and (padding_before := left_padding_of(past_key_values)) is not None
+        ):
             before = before - padding_before.to(inputs_embeds.device)[:, None]
         position_ids = count_positions(padding, T, before, inputs_embeds.device)
     tokens = Tokens(

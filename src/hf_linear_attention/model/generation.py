@@ -254,19 +254,3 @@ def repeat_rows(cache: Cache, generation_config: GenerationConfig, batch_size: i
         if copies > 1:
             wanted += f", or {batch_size} if it is not static"
         raise ValueError(f"{CACHE} must have {wanted}, as the prompts' batch says, got {rows}")
-
-
-def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
-    if isinstance(logits_to_keep, int):
-        return hidden_states[:, -logits_to_keep:]
-    if not isinstance(logits_to_keep, Tensor):
-        raise ValueError(
-            "logits_to_keep must be a number of last tokens or a tensor of their places, got "
-            f"{type(logits_to_keep).__name__}"
-        )
-    if logits_to_keep.dim() == 1:
-        return hidden_states[:, logits_to_keep]
-    if logits_to_keep.dtype == torch.bool:
-        return hidden_states[logits_to_keep]
-    return hidden_states.take_along_dim(logits_to_keep[..., None], dim=1)

@@ -69,7 +69,7 @@ from .arguments import (
 )
 from .auto import register_base_model, register_models
 from .configuration import LinearAttentionConfig
-from .generation import LinearAttentionGenerationMixin, slice_logits_to_keep
+from .generation import LinearAttentionGenerationMixin
 from .loss import causal_lm_loss, linear_causal_lm_loss
 from .model_card import TAGS, ModelCardMixin
 from .saving import SavedModel
@@ -297,7 +297,8 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             TypeError: another argument, which Transformers does not hand to every model.
             ValueError: arguments that contradict each other.
         """
-        past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
+        if cache is not None:
+            past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
         if not isinstance(past_key_values, SlotCache):  # an engine says more of a batch
             check_arguments(kwargs)
         check_shapes(self.config, input_ids, inputs_embeds, position_ids)
@@ -341,7 +342,9 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             tokens=tokens,
             **{**kwargs, CACHE: past_key_values},
         )
-        if self.may_be_recorded(hidden_states, tokens, past_key_values):
+        if not torch.is_grad_enabled() and self.may_be_recorded(
+            hidden_states, tokens, past_key_values
+        ):
             hidden_states = self._run_recorded(
                 run, hidden_states, position_embeddings or (), past_key_values
             )
@@ -462,9 +465,11 @@ class LinearAttentionForCausalLM(
             logits_to_keep: compute logits only for so many last tokens (0: for all), or for the
                 positions in a tensor: (n,), (B, n), or bool (B, T).
         """
-        past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
-        self._find_made_cache(past_key_values)
-        if self.may_be_step(
+        if cache is not None:
+            past_key_values = cache_among(past_key_values=past_key_values, cache=cache)
+        if not torch.is_grad_enabled():  # as in generate()
+            self._find_made_cache(past_key_values)
+        if not torch.is_grad_enabled() and self.may_be_step(
             input_ids,
             logits_to_keep,
             *(attention_mask, inputs_embeds, encoder_hidden_states, encoder_attention_mask, labels),
@@ -528,6 +533,22 @@ class LinearAttentionForCausalLM(
             and head._parameters["bias"] is None
             and type(head.weight) is nn.Parameter
         )
+
+
+def slice_logits_to_keep(hidden_states: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The hidden states (B, T, C) whose logits are wanted, as in transformers' newest releases."""
+    if isinstance(logits_to_keep, int):
+        return hidden_states[:, -logits_to_keep:]
+    if not isinstance(logits_to_keep, Tensor):
+        raise ValueError(
+            "logits_to_keep must be a number of last tokens or a tensor of their places, got "
+            f"{type(logits_to_keep).__name__}"
+        )
+    if logits_to_keep.dim() == 1:
+        return hidden_states[:, logits_to_keep]
+    if logits_to_keep.dtype == torch.bool:
+        return hidden_states[logits_to_keep]
+    return hidden_states.take_along_dim(logits_to_keep[..., None], dim=1)
 
 
 class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):

@@ -19,9 +19,7 @@ from ..ops.tokens import Tokens
 from .interface import Recurrence, SlotPieces, State, StateSize
 
 
-class DeltaInputs(NamedTuple):
-    """As of `delta_rule`."""
-
+class DeltaInputs(NamedTuple):  # arguments of `delta_rule`
     q: Tensor  # (B, T, Hk, K)
     k: Tensor
     v: Tensor  # (B, T, Hv, V)

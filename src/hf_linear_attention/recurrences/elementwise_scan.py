@@ -16,9 +16,7 @@ from ..ops.tokens import Tokens, behind
 from .interface import Recurrence, State, StateSize, sum_of_later
 
 
-class ElementwiseInputs(NamedTuple):
-    """As of `elementwise_scan`."""
-
+class ElementwiseInputs(NamedTuple):  # arguments of `elementwise_scan`
     x: Tensor  # (B, T, C)
     log_decay: Tensor
 

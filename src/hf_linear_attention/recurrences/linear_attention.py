@@ -18,9 +18,7 @@ from ..ops.tokens import Tokens, behind
 from .interface import Recurrence, SlotPieces, State, StateSize, sum_of_later
 
 
-class LinearInputs(NamedTuple):
-    """As of `linear_attention`."""
-
+class LinearInputs(NamedTuple):  # arguments of `linear_attention`
     q: Tensor  # (B, T, Hq, K)
     k: Tensor  # (B, T, Hk, K)
     v: Tensor  # (B, T, Hkv, V)

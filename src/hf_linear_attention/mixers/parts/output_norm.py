@@ -54,13 +54,11 @@ def build_norm(
 
 
 def normalize(
-    norm: HeadsRMSNorm | None, y: Tensor, gate: Tensor | None, shard: HeadShard | None
+    norm: HeadsRMSNorm, y: Tensor, gate: Tensor | None, shard: HeadShard | None
 ) -> Tensor:
     """y (B, T, H, V) normalised by `build_norm`'s norm, and gated where there is a gate (B, T, H,
     V); with a shard, H are the heads of this rank.
     """
-    if norm is None:
-        return y
     dtype = y.dtype
     if gate is not None and norm.normalizer.gate_is_first:
         y = at_least_float32(y) * gate  # not rounded before the norm
