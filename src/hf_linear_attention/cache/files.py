@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 
 from ..ops.checks import DTYPES
 from ..releases import CACHE
-from .rows import dtype_name, fill, named_tensors
+from .rows import dtype_of_layer, fill, named_tensors
 
 # The second is that of joined caches, which the first version of the package could not read.
 FILE_FORMATS = ("hf-linear-attention cache 1", "hf-linear-attention cache 2")
@@ -51,7 +51,7 @@ def save_cache(cache: Cache, path: str | os.PathLike) -> None:
     layers = []
     for index, layer in enumerate(cache.layers):
         named = named_tensors(layer, cache.config.sliding_window)
-        layers.append({"num_tokens": int(layer.get_seq_length()), "dtype": dtype_name(layer)})
+        layers.append({"num_tokens": int(layer.get_seq_length()), "dtype": dtype_of_layer(layer)})
         tensors |= {f"layers.{index}.{name}": x.contiguous() for name, x in named.items()}
     is_joined = cache.left_padding is not None
     if is_joined:

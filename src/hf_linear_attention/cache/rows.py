@@ -22,7 +22,7 @@ KINDS: tuple[type[CacheLayerMixin], ...] = (
 )
 
 
-def dtype_name(layer: CacheLayerMixin) -> str:
+def dtype_of_layer(layer: CacheLayerMixin) -> str:
     """The dtype of what a layer keeps for its model; "" before the first token."""
     if layer.get_seq_length() == 0:
         return ""
@@ -147,7 +147,7 @@ def join_layers(
     and of which none has more than num_tokens real ones.
     """
     parts = [named_tensors(layer, sliding_window) for layer in layers]
-    dtypes = {dtype_name(layer) for layer in layers}
+    dtypes = {dtype_of_layer(layer) for layer in layers}
     if len(dtypes) > 1:
         raise ValueError(f"caches must be of one dtype, got {sorted(dtypes)}")
     if not any(parts):  # of a memory, where there is none

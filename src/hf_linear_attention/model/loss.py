@@ -36,7 +36,7 @@ LINEAR_CHUNK_ELEMENTS = 2**24
 def row_chunks(logits: Tensor) -> list[slice]:
     N, V = logits.shape
     elements = CHUNK_ELEMENTS.get(logits.device.type, CHUNK_ELEMENTS_ELSEWHERE)
-    return chunks_of(N, elements // max(1, V))
+    return slices_of(N, elements // max(1, V))
 
 
 def linear_chunks(N: int, weight: Tensor) -> list[slice]:
@@ -44,10 +44,10 @@ def linear_chunks(N: int, weight: Tensor) -> list[slice]:
     large as the gradient of the weight, to which each chunk adds, and cost more than that does.
     """
     V, C = weight.shape
-    return chunks_of(N, max(C, LINEAR_CHUNK_ELEMENTS // max(1, V)))
+    return slices_of(N, max(C, LINEAR_CHUNK_ELEMENTS // max(1, V)))
 
 
-def chunks_of(N: int, rows: int) -> list[slice]:
+def slices_of(N: int, rows: int) -> list[slice]:
     """Of N rows, so many at a time."""
     rows = max(1, rows)
     return [slice(start, start + rows) for start in range(0, N, rows)]

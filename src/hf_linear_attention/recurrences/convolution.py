@@ -15,6 +15,7 @@ from ..ops.convolution import short_convolution, short_convolution_step_
 from ..ops.in_slots import short_convolution_
 from ..ops.tokens import Tokens
 from .interface import Recurrence, SlotPieces, State, StateSize
+from .padding import padding_first
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,3 @@ class ConvolutionWindow(TokenWindow):
             state_indices=slots,
         )
         return y[:, None]
-
-
-def padding_first(tokens: Tensor, key_mask: Tensor | None) -> Tensor:
-    """`tokens` (B, past + T, C) with those that key_mask (B, T) hides moved to the front, so that
-    the last ones are real as long as there are any.
-    """
-    if key_mask is None:
-        return tokens
-    past = tokens.shape[1] - key_mask.shape[1]
-    order = F.pad(key_mask, (past, 0), value=True).int().argsort(dim=1, stable=True)
-    return tokens.gather(1, order[..., None].expand(tokens.shape))

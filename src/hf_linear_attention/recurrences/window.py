@@ -17,6 +17,7 @@ from ..ops.numerics import accumulation_dtype, without_autocast
 from ..ops.tokens import Tokens, positions_within
 from ..ops.windowed_softmax import attention_to, join, window_attention
 from .interface import Recurrence, State, StateSize
+from .padding import padding_first, padding_first_order, take_tokens
 
 
 class WindowOutput(NamedTuple):
@@ -81,7 +82,7 @@ class WindowRecurrence(Recurrence):
         T, K, kv = kvf.shape[1], self.key_dim, self.key_dim + self.value_dim
         order = None if tokens.key_mask is None else padding_first_order(tokens.key_mask)
         if order is not None:
-            q = _take(q, order)
+            q = take_tokens(q, order)
         extended, after = self._read(kvf, state, tokens.key_mask)
         num_before = self._num_before(state, tokens, T, q.device)
         seen_by_softmax = extended if self.learns_keys else extended.detach()
@@ -105,7 +106,7 @@ class WindowRecurrence(Recurrence):
         out = self._in_one(y, log_size, extended[:, :T], has_left)
         if order is not None:
             assert tokens.key_mask is not None
-            out = _take(out, order.argsort(dim=1))
+            out = take_tokens(out, order.argsort(dim=1))
             out = out.masked_fill(~tokens.key_mask[..., None], 0)
         return out, after
 
@@ -171,9 +172,7 @@ class WindowRecurrence(Recurrence):
         if "window" not in state:
             state = self._start(kvf)
         extended = torch.cat([state["window"].to(kvf.dtype), kvf], dim=1)
-        if key_mask is not None:
-            is_real = F.pad(key_mask, (W, 0), value=True)
-            extended = _take(extended, padding_first_order(is_real))
+        extended = padding_first(extended, key_mask)
         count = state["window_count"]
         is_new = torch.full_like(count, T) if key_mask is None else key_mask.sum(1, True)
         after = {
@@ -182,12 +181,12 @@ class WindowRecurrence(Recurrence):
         }
         if N == 0:
             return extended, after
-        new = kvf if key_mask is None else _take(kvf, padding_first_order(key_mask))
+        new = padding_first(kvf, key_mask)
         both = torch.cat([state["sinks"].to(kvf.dtype), new[..., : state["sinks"].shape[-1]]], 1)
         number = torch.arange(N, device=kvf.device)[None]
         behind = number - count.long()  # of the new tokens the one that is this sink
         where = torch.where(behind < 0, number, N + (T - is_new.long()) + behind)
-        sinks = _take(both, where.clamp(max=both.shape[1] - 1))
+        sinks = take_tokens(both, where.clamp(max=both.shape[1] - 1))
         is_there = number < count + is_new
         after["sinks"] = sinks.masked_fill(~is_there[..., None, None], 0)
         return extended, after
@@ -239,19 +238,8 @@ class WindowRecurrence(Recurrence):
             x = F.pad(x, (0, 0, length, length))  # as many as are wanted, were there none
             is_real = x[..., -1] != 0
             if name == "window":
-                x = _take(x, padding_first_order(is_real))[:, x.shape[1] - length :]
+                x = padding_first(x, is_real)[:, x.shape[1] - length :]
             else:
-                x = _take(x, (~is_real).int().argsort(dim=1, stable=True))[:, :length]
+                x = take_tokens(x, (~is_real).int().argsort(dim=1, stable=True))[:, :length]
             state[name] = x[..., :-1].unflatten(-1, (-1, features))
         return state
-
-
-def padding_first_order(key_mask: Tensor) -> Tensor:
-    """The order (B, T) that puts tokens which key_mask (B, T) hides in front of the others."""
-    return key_mask.int().argsort(dim=1, stable=True)
-
-
-def _take(x: Tensor, order: Tensor) -> Tensor:
-    """x (B, T, ...) at the tokens that `order` (B, n) names."""
-    index = order.view(*order.shape, *[1] * (x.dim() - 2))
-    return x.gather(1, index.expand(*order.shape, *x.shape[2:]))
