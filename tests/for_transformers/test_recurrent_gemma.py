@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.ops.compiled import rg_lru
+from hf_linear_attention.upstream.layers import rg_lru
 from upstream_models import VOCAB_SIZE, tiny_upstream
 
 T = 19
