@@ -4,8 +4,17 @@
 import pytest
 import torch
 
+from hf_linear_attention.cache.slots import SlotBatch, SlotLayer
+from hf_linear_attention.ops.tokens import Tokens
+from hf_linear_attention.recurrences.convolution import ConvolutionInputs, ConvolutionWindow
+from hf_linear_attention.recurrences.delay import Delay, DelayInputs
 from hf_linear_attention.serving.allocators import fit_into_sectors
 from hf_linear_attention.serving.slot_layout import ALIGNMENT, SlotLayout
+from hf_linear_attention.upstream.layers.compressed_projection import TwiceInputs, TwoConvolutions
+from hf_linear_attention.upstream.layers.residual_convolution import (
+    WeightedInputs,
+    WindowOfWeightedTokens,
+)
 from tiny import VARIANTS, assert_near, random_ids, shallow, tiny_config, tiny_model
 from without_recordings import without_recordings
 
@@ -112,3 +121,47 @@ def test_slots_fit_into_sectors(sector):
         assert size >= nbytes and size % ALIGNMENT == 0
         assert sector % size == 0 or size % sector == 0
         assert size - nbytes < sector
+
+
+C, K = 4, 3
+WINDOWS = {  # all that keep the last tokens, and what they read of T
+    "convolution": (
+        ConvolutionWindow("w", C, K),
+        lambda T: ConvolutionInputs(torch.randn(1, T, C), torch.randn(C, 1, K), torch.randn(C)),
+    ),
+    "delay": (Delay("w", C), lambda T: DelayInputs(torch.randn(1, T, C))),
+    "two convolutions": (
+        TwoConvolutions("w", C, K),
+        lambda T: TwiceInputs(
+            torch.randn(1, T, C),
+            *(torch.randn(C, 1, 2), torch.randn(C), torch.randn(C, 2, 2), torch.randn(C)),
+        ),
+    ),
+    "weighted tokens": (
+        WindowOfWeightedTokens("w", C, K),
+        lambda T: WeightedInputs(torch.randn(1, T, C), torch.randn(1, T, K, C)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@torch.no_grad()
+def test_windows_are_in_slots_what_they_are_in_rows(name):
+    """Of two sequences that go on by a token, one by a piece, and a new one."""
+    recurrence, inputs_of = WINDOWS[name]
+    slots, lengths, is_new = [3, 1, 4, 0], [1, 1, 2, 3], [False, False, False, True]
+    inputs, tokens = inputs_of(sum(lengths)), Tokens(is_causal=True)
+    states = {"w": torch.randn(SLOTS, *recurrence.state_sizes()["w"].shape)}
+    before = states["w"].clone()
+    layer = SlotLayer(states, SlotBatch.of(slots, lengths, is_new, "cpu"))
+    y = layer.run(recurrence, inputs, tokens)
+    stops = torch.tensor(lengths).cumsum(0).tolist()
+    for i, slot in enumerate(slots):
+        cut = slice(stops[i] - lengths[i], stops[i])
+        piece = recurrence.tokens_of(inputs, lambda x, cut=cut: x[:, cut])
+        row = {} if is_new[i] else {"w": before[slot, None]}
+        expected, after = recurrence.run(piece, row, tokens)
+        torch.testing.assert_close(y[:, cut], expected)
+        torch.testing.assert_close(states["w"][slot, None], after["w"])
+    for slot in {*range(SLOTS)} - {*slots}:
+        assert torch.equal(states["w"][slot], before[slot])
