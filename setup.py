@@ -11,7 +11,7 @@ where only the CUDA kernels can't, without these. Metadata is in setup.cfg. Envi
     HF_LINEAR_ATTENTION_REQUIRE_NATIVE=1   makes a warning an error (that about CUDA, where CUDA is
         asked for)
     HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS   "all", as wheels for others have, or "native", the
-        default: those that this processor would run, and base
+        default: those that this processor would run, and base for doubles
     HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES   what to compile the CUDA kernels for: "sm_90" or
         "sm_80,compute_80", say, "all", "none", or "native", the default: the GPUs that are here.
         nvcc is looked for in CUDA_HOME, in CUDA_PATH, on PATH and among pip's packages
@@ -41,6 +41,8 @@ SYSTEM = sysconfig.get_platform().partition("-")[0]  # what is built for, also e
 COMPILE_FLAGS = ["-std=c++17", "-O3", f"-I{CSRC}", f"-ffile-prefix-map={ROOT}/="]
 COMPILE_FLAGS += {"linux": ["-fPIC"], "win": []}.get(SYSTEM, ["-fPIC", "-fvisibility=hidden"])
 # Neither changes a result: nobody reads errno or floating-point exceptions after the kernels.
+SOON = ["-O1"]  # compiled soon, and slower where that costs little
+DOUBLE_ALONE = "-DHFLA_DOUBLE_ALONE"  # of base, where it is not chosen for anything else
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math"]
 LINK_FLAGS = {
     "linux": ["-shared", "-s", "-Wl,-z,now", f"-Wl,--version-script={CSRC / 'exports.map'}"],
@@ -97,12 +99,13 @@ GAINS_BY_O3 = (
 CUDA_ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_80")
 CUDA_SETTING = "HF_LINEAR_ATTENTION_CUDA_ARCHITECTURES"
 CPU_SETTING = "HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS"
-# What a processor must have for each set, as Linux names it in /proc/cpuinfo.
+# What a processor must have for each set, as Linux names it in /proc/cpuinfo; only AMD's multiply
+# bfloat16 faster that way (csrc/cpu/dispatch.cpp).
 NEEDED = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
     "avx512_vnni": {"avx512_vnni"},
-    "avx512_bf16": {"avx512_bf16"},
+    "avx512_bf16": {"avx512_bf16", "AuthenticAMD"},
     "amx": {"amx_bf16", "amx_int8"},
 }
 
@@ -196,8 +199,11 @@ def cpu_instruction_sets(compiler: list[str]) -> dict[str, list[str]]:
         chosen = [name for name in chosen if NEEDED.get(name, set()) <= has]
         if "avx512" in chosen:
             chosen.remove("avx2")
-    known = {name: INSTRUCTION_SETS[name] for name in chosen}
-    return {name: flags for name, flags in known.items() if understands(compiler, flags)}
+    sets = {name: INSTRUCTION_SETS[name] for name in chosen}
+    known = {name: flags for name, flags in sets.items() if understands(compiler, flags)}
+    if setting == "native" and len(known) > 1:
+        known["base"] = [*known["base"], DOUBLE_ALONE]
+    return known
 
 
 def local_architectures() -> list[str]:
@@ -266,6 +272,7 @@ def together(sources: list[Path]) -> list[list[Path]]:
 
 def cpu_kernels(instruction_sets: dict[str, list[str]]) -> list[Compilation]:
     built = [f"-DHFLA_WITH_{name.upper()}" for name in instruction_sets]
+    built += [flag for flag in instruction_sets["base"] if flag == DOUBLE_ALONE]
     result = []
     for name, isa_flags in instruction_sets.items():
         flags = [f"-DHFLA_ISA={name}", *KERNEL_FLAGS, *isa_flags]
@@ -284,11 +291,11 @@ def bindings(cuda: Cuda | None) -> list[Compilation]:
         source for source in sorted((CSRC / "torch").rglob("*.cpp")) if source not in for_cuda
     ]
     if cuda is None:
-        return [Compilation(source) for source in sources]
+        return [Compilation(source, SOON) for source in sources]
     built = f'-DHFLA_WITH_CUDA="{", ".join(cuda.architectures)}"'
     of_runtime = sorted((CSRC / "cuda").rglob("*.cpp"))
     return [
-        *(Compilation(source, [built], "cuda") for source in sources),
+        *(Compilation(source, [*SOON, built], "cuda") for source in sources),
         *(Compilation(source, [f"-I{cuda.include}"]) for source in for_cuda + of_runtime),
     ]
 

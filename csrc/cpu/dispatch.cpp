@@ -4,7 +4,7 @@
 // once per instruction set and says with HFLA_WITH_... which ones the compiler knew. Of the last
 // ones it compiles a few products only: they have all other kernels from the one before. Doubles
 // are for comparisons: base computes them on every CPU, and the other sets have no kernels for
-// them.
+// them. With HFLA_DOUBLE_ALONE base has kernels for nothing else, and is not one to choose.
 
 #include <cstdlib>
 #include <string>
@@ -164,7 +164,9 @@ const InstructionSet kInstructionSets[] = {
 #ifdef HFLA_WITH_AVX2
     {has_avx2, [] { return avx2::kernels; }},
 #endif
+#ifndef HFLA_DOUBLE_ALONE
     {[] { return true; }, [] { return base::kernels; }},
+#endif
 };
 
 std::string built_names() {
@@ -181,9 +183,13 @@ struct Choice {
 };
 
 Choice best() {
-  const InstructionSet* set = kInstructionSets;
-  while (!(set->runs_here() && set->is_fast())) ++set;  // the last one always does
-  return {set->kernels(), ""};
+  for (const InstructionSet& set : kInstructionSets) {
+    if (set.runs_here() && set.is_fast()) return {set.kernels(), ""};
+  }
+  return {{},
+          "the kernels were built for another processor, with " + built_names() +
+              "; install the package on this one, or build it with "
+              "HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS=all"};
 }
 
 Choice forced(const std::string& name) {

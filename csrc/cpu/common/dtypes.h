@@ -44,11 +44,17 @@ HFLA_INLINE auto with_dtype_but_double(DType dtype, Run run) {
   __builtin_unreachable();
 }
 
-// Whether this instruction set has kernels of doubles. setup.py leaves them out where base's serve.
+// Whether this instruction set has kernels of doubles, and of all else. setup.py leaves out what
+// another one's serve.
 #ifdef HFLA_WITHOUT_DOUBLE
 constexpr bool kHasDouble = false;
 #else
 constexpr bool kHasDouble = true;
+#endif
+#ifdef HFLA_DOUBLE_ALONE
+constexpr bool kHasOthers = false;
+#else
+constexpr bool kHasOthers = true;
 #endif
 
 // Calls run(a number of the type of some tensor beside those that choose the kernels), which
@@ -62,8 +68,13 @@ HFLA_INLINE Status with_any_dtype(DType dtype, Run run) {
 // Calls run(a number of the tensors' type), which returns a Status.
 template <class Run>
 HFLA_INLINE Status with_dtype(DType dtype, Run run) {
-  if constexpr (kHasDouble) return with_any_dtype(dtype, run);
-  return with_dtype_but_double(dtype, run);
+  if constexpr (!kHasOthers) {
+    return run(double{});
+  } else if constexpr (kHasDouble) {
+    return with_any_dtype(dtype, run);
+  } else {
+    return with_dtype_but_double(dtype, run);
+  }
 }
 
 // Calls run(a number of the tensors' type), where that is accumulated as Acc.
@@ -81,9 +92,9 @@ HFLA_INLINE auto with_dtype_of(DType dtype, Run run) {
 template <class Run>
 HFLA_INLINE Status with_acc(DType dtype, Run run) {
   if constexpr (kHasDouble) {
-    if (dtype == DType::f64) return run(double{});
+    if (!kHasOthers || dtype == DType::f64) return run(double{});
   }
-  return run(float{});
+  if constexpr (kHasOthers) return run(float{});
 }
 
 template <class Acc>

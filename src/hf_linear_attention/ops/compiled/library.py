@@ -2,6 +2,7 @@
 """The compiled library: loading it, and what it says of itself."""
 
 import ctypes
+import os
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ def load() -> ctypes.CDLL:
     """Loads the ops into torch, and the library's own few functions for Python.
 
     Raises:
-        ImportError: the library is missing, or torch does not take it; it says why.
+        ImportError: the library is missing, is for another processor, or torch does not take it; it
+            says why.
     """
     if not LIBRARY_PATH.exists():
         raise ImportError(
@@ -43,6 +45,11 @@ def load() -> ctypes.CDLL:
         raise ImportError(
             f"torch refused the ops of {LIBRARY_PATH} (is another copy loaded?): {reason.decode()}"
         )
+    why_not = ctypes.c_char_p()
+    forced = os.environ.get("HF_LINEAR_ATTENTION_CPU_ISA")  # is refused where it is used
+    if library.hfla_cpu_instruction_set(ctypes.byref(why_not)) is None and not forced:
+        assert why_not.value is not None
+        raise ImportError(why_not.value.decode())
     return library
 
 
