@@ -1,5 +1,5 @@
 # make demo    train a small model on this machine's Python sources and generate from it
-# make test    check the code and run the tests
+# make test    check the code and run the tests, under 8 minutes on two cores
 #
 # Either sets up what it needs in .venv first, once, and again after a change of the package.
 # PYTHON=... names the interpreter to use, 3.10 or newer.
@@ -25,7 +25,7 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # All of the CPU's kernels, which the tests compare; a plain `pip install .` compiles this machine's.
 export HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS ?= all
 
-.PHONY: help demo convert-demo space test test-newest test-vllm test-space bench compare instructions sanitize soak gpu-check \
+.PHONY: help demo convert-demo space test test-all test-newest test-vllm test-space bench compare instructions sanitize soak gpu-check \
 	arm-check cross-check wheels site check format clean
 .DELETE_ON_ERROR:
 
@@ -33,6 +33,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
 	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
+	@echo "make test-all   all tests: those of make test, and then what it leaves, 20 minutes more"
 	@echo "make test-space   test that page in a browser, Chromium or Chrome, in about a minute"
 	@echo "make test-newest   run the tests that matter with the newest Transformers, PyTorch and their kin"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
@@ -85,9 +86,13 @@ convert-demo: $(VENV)/installed
 		--max_train_bytes 1000000 --recall_share 0.2 \
 		--transfer_tokens 20000 --distill_tokens 40000 $(CONVERT_DEMO_FLAGS)
 
+PYTEST = OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: check $(VENV)/clients
-	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \
-		--dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+	$(IN_VENV) $(PYTEST) --tier test $(TEST_FLAGS)
+
+test-all: test
+	$(IN_VENV) $(PYTEST) --tier rest $(TEST_FLAGS)
 
 # What a new release of Transformers, PyTorch, PEFT, TRL or torchao has changed for us before.
 RELEASE_TESTS = $(addprefix tests/, cache clients for_transformers generation model serving)
@@ -95,8 +100,7 @@ RELEASE_TESTS = $(addprefix tests/, cache clients for_transformers generation mo
 # Whatever pip gives today, in an environment of its own, and not what constraints.txt names: remove
 # that to get what came since. NEWEST_TORCH=torch==2.13.0 names a PyTorch, where pip's is too large.
 test-newest: $(VENV_NEWEST)/installed
-	PATH="$(abspath $(VENV_NEWEST))/bin:$$PATH" OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 \
-		--dist loadfile --no-loadscope-reorder $(RELEASE_TESTS) $(TEST_FLAGS)
+	PATH="$(abspath $(VENV_NEWEST))/bin:$$PATH" $(PYTEST) $(RELEASE_TESTS) $(TEST_FLAGS)
 
 # The files are named, for a run of all tests leaves this folder out.
 test-vllm: $(VENV_VLLM)/installed

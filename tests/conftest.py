@@ -11,10 +11,7 @@ from hf_linear_attention.decode import layers as recorded_tokens
 from hf_linear_attention.fast import linear, quantized, rms_norm
 from hf_linear_attention.upstream import experts
 
-# These start compilers, servers and training, or run others' tests again: begun last, one of them
-# would keep one process busy while the others have nothing to do.
-SLOW_FOLDERS = {"native", "training", "clients", "docs", "benchmarks", "experiments"}
-SLOW_FILES = {"test_instruction_sets.py", "test_compile.py"}
+pytest_plugins = ["tiers"]  # which of them run, and in which order
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,10 +21,6 @@ def what_stays_is_not_looked_through():
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: (SLOW_FOLDERS | SLOW_FILES).isdisjoint(item.path.parts[-2:]))
 
 
 @pytest.fixture(autouse=True)

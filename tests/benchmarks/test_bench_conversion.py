@@ -28,6 +28,7 @@ def run(folder: Path, monkeypatch, *more: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_an_original_is_trained_converted_and_compared_and_nothing_is_done_twice(
     tmp_path, monkeypatch
 ):

@@ -64,6 +64,7 @@ def test_the_op_is_measured(tmp_path, monkeypatch):
     assert all(row["peak_mib"] >= 0 for row in backward)
 
 
+@pytest.mark.thorough
 def test_products_are_measured(tmp_path, monkeypatch):
     document = run(bench_products, tmp_path, monkeypatch)
     for name, form in bench_products.FORMATS.items():
@@ -76,6 +77,7 @@ def test_products_are_measured(tmp_path, monkeypatch):
             assert (bench_products.IN_FLOAT32 in found) == (way != "float32")
 
 
+@pytest.mark.thorough
 def test_memory_is_that_of_a_process_of_its_own():
     shape = (1, 8, 4096, 32)
     peak = harness.peak_memory(bench_ops.prepare, "ours", shape, torch.float32, "forward")
@@ -94,6 +96,7 @@ def test_a_process_that_a_benchmark_has_started_is_no_other_one():
     assert before + 0.4 < running <= ended
 
 
+@pytest.mark.thorough
 def test_generation_is_measured(tmp_path, monkeypatch):
     document = run(bench_decode, tmp_path, monkeypatch)
     every = {*bench_decode.ALL, bench_decode.STATIC, bench_decode.IDENTITY, bench_decode.NN_LINEAR}
@@ -163,6 +166,7 @@ def test_recurrent_gemma_s_layers_are_measured_beside_their_products(tmp_path, m
     assert len(document["notes"]) == len(bench_rg_lru.PARTS) * len(bench_rg_lru.WORK)
 
 
+@pytest.mark.thorough
 def test_transformers_models_are_measured_before_and_after(tmp_path, monkeypatch):
     document = run(bench_upstream, tmp_path, monkeypatch)
     all_but_experts = set(bench_upstream.ALL_BUT_EXPERTS)
@@ -216,6 +220,7 @@ def test_a_contender_has_all_but_one_kind_of_thing_replaced():
         assert model.lm_head.weight is before.lm_head.weight
 
 
+@pytest.mark.thorough
 def test_serving_is_measured(tmp_path, monkeypatch):
     document = run(bench_serving, tmp_path, monkeypatch)
     assert contenders(document, "HTTP, per token") == set(bench_serving.HTTP)

@@ -214,6 +214,7 @@ def test_held_out_text_is_not_trained_on(text):
 FOR_THE_BEST = ("medium", "large")  # settings of a few systems
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("name", ALL_SYSTEMS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_have_the_same_number_of_weights_in_every_setting(name, setting):
@@ -307,6 +308,7 @@ def test_a_run_that_breaks_down_has_no_score_and_its_rate_is_not_chosen(tmp_path
     assert len(broken) == 1
 
 
+@pytest.mark.thorough
 def test_recall_can_be_learned_and_is_told_apart_from_guessing():
     trial = Trial(Recall(12, 8, 2, held_out_rows=200), SIZE, 64, 100, (8e-3,), 1)
     run = Run("hybrid", "recall", 6e-3, 0, fitted("hybrid", trial), trial, "cpu")
@@ -358,6 +360,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("finished", [0, 4, 14])
 def test_a_killed_comparison_goes_on_to_the_same_results(
     tiny, whole, tmp_path, monkeypatch, finished
@@ -476,6 +479,7 @@ def test_an_earlier_result_gives_what_is_missing_or_of_fewer_seeds_and_was_the_s
 # From start to end
 
 
+@pytest.mark.thorough
 def test_the_whole_comparison_writes_results_that_the_report_shows(tiny, tmp_path, monkeypatch):
     presets, variants = ["katharopoulos", "based", "softmax", "hybrid"], ["gla, sinusoidal"]
     monkeypatch.setattr(compare_systems, "SYSTEMS", {name: SYSTEMS[name] for name in presets})

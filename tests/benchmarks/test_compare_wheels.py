@@ -29,6 +29,7 @@ def wheel(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_the_package_equals_itself(wheel, tmp_path, monkeypatch):
     flags = ["--smallest", "--threads", "1", "--results", str(tmp_path / "results")]
     arguments = ["compare_wheels.py", str(INSTALLED), str(wheel), *flags]

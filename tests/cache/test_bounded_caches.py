@@ -202,6 +202,7 @@ def test_it_keeps_what_it_should(name, implementation, kind):
     assert_near(logits[mask.bool()].double(), expected[mask.bool()], 1e-3)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "implementation"), CASES)
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_a_large_one_is_as_good_as_a_full_one(name, implementation, options):
@@ -212,6 +213,7 @@ def test_a_large_one_is_as_good_as_a_full_one(name, implementation, options):
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma2"])
 @pytest.mark.parametrize("kind", CACHES)
 def test_eager_and_sdpa_keep_the_same(name, kind):
@@ -226,6 +228,7 @@ def test_eager_and_sdpa_keep_the_same(name, kind):
     torch.testing.assert_close(*kept, rtol=0, atol=0)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("name", "implementation"), CASES)
 @pytest.mark.parametrize("kind", CACHES)
 def test_padding_changes_nothing(name, implementation, kind):
@@ -262,6 +265,7 @@ UPSTREAM_HYBRIDS = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_changed", [False, True], ids=["as it is", "use_kernels"])
 @pytest.mark.parametrize("name", UPSTREAM_HYBRIDS)
 def test_hybrids_of_transformers_keep_their_states(name, is_changed):

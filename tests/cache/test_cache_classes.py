@@ -183,6 +183,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", ["gated", "hybrid"])
 def test_remote_code_makes_caches_of_transformers_classes(variant, tmp_path):
     tiny_model(**VARIANTS[variant]).save_pretrained(tmp_path / "saved")

@@ -48,6 +48,7 @@ def tensors_of(cache):
             yield from (layer.keys, layer.values)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [1, 3, 20])
@@ -80,6 +81,7 @@ torch.save((outputs.sequences, outputs.logits), "continued.pt")
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", ["gated", "hybrid"])
 def test_another_process_generates_the_same_bits(variant, tmp_path):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
@@ -291,6 +293,7 @@ def test_one_prefix_has_many_continuations(variant):
     assert_near(read(model, more[:1], cache)[0], whole[:1, 9:])
 
 
+@pytest.mark.sample(12)
 @over_variants(CACHED, "lengths", [(9, 3, 6), (1, 12), (5, 5), (2, 3)])
 def test_joined_caches_go_on_as_each_alone(variant, lengths):
     model = tiny_model(**VARIANTS[variant])
@@ -359,6 +362,7 @@ MOVES = {  # of a cache of three rows, and which of them it then holds
 }
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("move", MOVES)
 def test_a_joined_cache_counts_its_rows_wherever_they_go(variant, move, tmp_path):

@@ -56,6 +56,7 @@ def assert_same_state(cache, expected):
                 assert_near(tensor, other.tensors[name])
 
 
+@pytest.mark.sample(20)
 @over_variants(SOME, "removed", REMOVABLE)
 def test_removed_tokens_leave_no_trace(variant, removed):
     model = tiny_model(**VARIANTS[variant])
@@ -314,6 +315,7 @@ def generate(model, ids, **kwargs):
     )
 
 
+@pytest.mark.sample(5)
 @over_variants(SOME, "how", DRAFTS)
 def test_drafts_do_not_change_the_tokens(variant, how):
     model = tiny_model(**VARIANTS[variant])
@@ -324,6 +326,7 @@ def test_drafts_do_not_change_the_tokens(variant, how):
     assert_near(torch.cat(assisted.logits), torch.cat(plain.logits))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("how", DRAFTS)
 def test_sampled_tokens_come_from_the_right_logits(variant, how):
@@ -350,6 +353,7 @@ def test_the_drafts_of_these_tests_are_right_and_wrong(monkeypatch):
         assert max(removed) > 1 and len(removed) < 2 * 24
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", SOME)
 def test_a_crop_that_left_the_state_alone_would_show(variant, monkeypatch):
     model = tiny_model(**VARIANTS[variant])
@@ -364,6 +368,7 @@ def test_a_crop_that_left_the_state_alone_would_show(variant, monkeypatch):
     assert (torch.cat(assisted.logits) - torch.cat(plain.logits)).abs().max() > 0.1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("variant", SOME)
 def test_an_assisted_generation_continues(variant):
     model = tiny_model(**VARIANTS[variant])
@@ -384,6 +389,7 @@ def test_plain_generation_records_nothing():
     assert all(layer.recording is None for layer in cache.layers)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", SOME)
 def test_an_assistant_may_have_another_tokenizer(variant):
     """New letters may join with old ones: then the assistant drops tokens confirmed long ago."""

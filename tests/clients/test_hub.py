@@ -100,6 +100,7 @@ def pushed(tmp_path_factory):
         yield hub, tokens, scores
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("preamble", ["", WITHOUT_PACKAGE], ids=["with", "without"])
 def test_what_is_pushed_is_what_anybody_loads(preamble, pushed, tmp_path):
     hub, tokens, scores = pushed

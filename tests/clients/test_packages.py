@@ -57,6 +57,7 @@ def train(adapted: PeftModel) -> None:
     adapted.eval()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_lora_trains_and_comes_back_merged_or_not(name, tmp_path):
     model = tiny_model(dtype=torch.float32, **VARIANTS[name])
@@ -90,6 +91,7 @@ def test_lora_trains_and_comes_back_merged_or_not(name, tmp_path):
 # TRL
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["paper", "gated", "hybrid", "aaren", *NEWER])
 def test_sft_packs_and_trains_as_without_packing(name, tmp_path):
     def one_step(**options) -> tuple[float, LinearAttentionForCausalLM, dict]:
@@ -175,6 +177,7 @@ def test_lora_trains_beside_quantized_weights(bits, tmp_path):
 # accelerate, safetensors
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_shards_and_weights_left_on_disk_change_nothing(name, tmp_path):
     model = tiny_model(dtype=torch.float32, **VARIANTS[name])
@@ -237,6 +240,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -287,6 +291,7 @@ metric_list: [{metric: exact_match}]
 """
 
 
+@pytest.mark.thorough
 def test_lm_eval_finds_the_model_s_own_likelihoods_and_answers(tmp_path):
     model = tiny_model(dtype=torch.float32, pad_token_id=0, **VARIANTS["hybrid"])
     tokenizer = word_tokenizer(eos_token="w40")

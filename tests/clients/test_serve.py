@@ -117,6 +117,7 @@ def events(stream: str) -> list[dict]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+@pytest.mark.sample(1)
 def test_completions(server, saved):
     def ask(prompt: str) -> str:
         answer = post(f"{server}/v1/completions", model=str(saved.folder), prompt=prompt, **GREEDY)
@@ -146,6 +147,7 @@ def test_chat_completions(stream, server, saved):
         assert text == saved.chats[prompt]
 
 
+@pytest.mark.sample(1)
 def test_responses(server, saved):
     stream = post(
         f"{server}/v1/responses",
@@ -159,6 +161,7 @@ def test_responses(server, saved):
     assert response["output"][0]["content"][0]["text"] == saved.chats[PROMPTS[0]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("server", ["with"], indirect=True)
 def test_chat(server, saved, tmp_path):
     arguments = [saved.folder, server, f"max_new_tokens={NEW_TOKENS}", "do_sample=False"]

@@ -79,6 +79,7 @@ def test_each_stage_leaves_a_model_that_is_better_than_before(whole):
     assert "eval_bits_per_byte_after" in found
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_goes_on(given, whole, tmp_path):
     """In each stage, after a checkpoint; a stage that is done is not run again."""
     args = [*given, "--output_dir", str(tmp_path), "--overrides", '{"window_size": 8}']
@@ -97,6 +98,7 @@ def test_a_run_that_was_killed_goes_on(given, whole, tmp_path):
         convert.main([*args, "--mixer", "t2r"])
 
 
+@pytest.mark.thorough
 def test_two_processes_convert_as_one_does(given, whole, tmp_path):
     args = [*given, "--output_dir", str(tmp_path), "--overrides", '{"window_size": 8}']
     launch("ddp", EXAMPLES / "convert.py", *args, "--per_device_train_batch_size", "1")

@@ -267,6 +267,7 @@ def test_packed_sequences_count_as_if_alone(tmp_path):
 # ---- LoRA, TRL ----
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mixer", ["window", "t2r", "gated_linear", "gated_deltanet", "kda"])
 def test_lora_trains_what_is_new_and_comes_back_merged(mixer, tmp_path):
     def unadapted():

@@ -121,6 +121,7 @@ def test_a_calibration_set_without_labels_is_refused():
         choose_layers(model, [{"input_ids": ids, "labels": ids}], n=1.5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mixer", forms())
 @torch.no_grad()
 def test_layers_that_are_put_back_give_what_they_did(mixer, tmp_path):

@@ -21,6 +21,7 @@ def test_there_are_pages_with_snippets():
     assert "generation.md" in PAGES
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_snippet_runs(page, tmp_path):
     result = run_python("-c", "\n".join(SNIPPETS[page]), cwd=tmp_path)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from needs import needs_kernels
@@ -16,6 +17,7 @@ from tiny import tiny_model
 FORKS = """
 import threading
 
+import pytest
 import torch
 import torch.multiprocessing
 
@@ -62,6 +64,7 @@ def test_forked_processes_compute_while_their_parent_does():
 
 # Such a child imports what it needs, and has threads of its own.
 SPAWNS = """
+import pytest
 import torch
 import torch.multiprocessing
 
@@ -88,6 +91,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @needs_kernels
 def test_a_spawned_process_computes_on_threads_of_its_own(tmp_path):
     program = tmp_path / "spawns.py"
@@ -99,6 +103,7 @@ def test_a_spawned_process_computes_on_threads_of_its_own(tmp_path):
 LOAD = """
 import sys
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -107,6 +112,7 @@ print(type(model).__module__.split(".")[0], model(torch.arange(5)[None]).logits.
 """
 
 
+@pytest.mark.thorough
 def test_a_path_may_have_spaces_and_any_letters_also_where_python_speaks_ascii(tmp_path):
     folder = tmp_path / "ein schönes Modell, 模型"
     model = tiny_model().eval()

@@ -65,6 +65,7 @@ from hf_linear_attention import releases, check_model
 """
 
 
+@pytest.mark.thorough
 def test_the_first_import_says_it_once_and_can_be_told_not_to():
     said = run_python("-c", IMPORTS)
     assert said.returncode == 0, said.stderr

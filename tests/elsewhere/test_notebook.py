@@ -106,12 +106,14 @@ def generated(notebook, tmp_path_factory):
     return tokens
 
 
+@pytest.mark.thorough
 def test_a_model_goes_on_after_a_cell_was_stopped(notebook, generated):
     with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
         notebook(STOPPED)
     assert printed(notebook("print(tokens())")) == f"{generated}\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["%run -m", "!{sys.executable} -m"])
 def test_the_report_is_printed_in_a_cell(notebook, generated, command):
     said = printed(notebook(f"{command} hf_linear_attention"))
@@ -128,6 +130,7 @@ def test_trainer_shows_its_table_and_trains(notebook, generated, tmp_path):
     assert last < first
 
 
+@pytest.mark.thorough
 @needs_kernels
 def test_modules_that_were_changed_are_loaded_again(notebook, generated):
     notebook(RELOADED)

@@ -75,12 +75,14 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.thorough
 def test_who_has_one_cpu_from_the_beginning_has_one_thread(saved):
     result = run(saved, before=(sys.executable, "-c", ONE_CPU_FIRST))
     num_threads, _, tokens = last_line(result)
     assert num_threads == 1 and tokens == saved[2]
 
 
+@pytest.mark.thorough
 def test_two_threads_on_one_cpu_compute_the_same(saved):
     result = run(saved, num_threads=2, cpu=min(os.sched_getaffinity(0)))
     num_threads, _, tokens = last_line(result)
@@ -116,6 +118,7 @@ def container():
     pytest.skip(f"control groups can't be made here: {why_not}")
 
 
+@pytest.mark.thorough
 def test_a_container_with_the_time_of_one_cpu_computes_the_same_and_is_reported(saved, container):
     join = ("sh", "-c", f'echo $$ > {container}/cgroup.procs && exec "$@"', "sh")
     result = run(saved, num_threads=2, before=join)

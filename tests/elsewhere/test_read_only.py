@@ -75,6 +75,7 @@ def in_read_only(tmp_path):
     return run
 
 
+@pytest.mark.thorough
 def test_a_model_runs_where_nothing_can_be_written(tmp_path, in_read_only):
     """And the code of a model is told where it may be copied to."""
     model = tiny_model(dtype=torch.float32)

@@ -82,6 +82,7 @@ def test_a_folder_for_the_code_of_models_that_cannot_be_written_is_reported(tmp_
     assert said.startswith(f"none: {folder} can't be written") and "HF_MODULES_CACHE" in said
 
 
+@pytest.mark.sample(1)
 @needs_kernels
 @pytest.mark.parametrize(
     ("variable", "value", "why"),

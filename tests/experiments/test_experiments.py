@@ -44,6 +44,7 @@ def run(experiment, folder: Path, monkeypatch, *more: str) -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("length", [64, 2**16])
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_contenders_have_as_many_weights_at_every_length(name, length):
@@ -53,6 +54,7 @@ def test_contenders_have_as_many_weights_at_every_length(name, length):
     assert num_weights_of_layers(model) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_have_as_many_weights_and_learn(name):
     size = Size(2, 2, 16)
@@ -67,6 +69,7 @@ def test_encoders_have_as_many_weights_and_learn(name):
     assert used[tokens.unique()].all()  # each token can tell in the label
 
 
+@pytest.mark.thorough
 def test_lengths_are_measured_and_a_run_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     flags = ["--runs", str(tmp_path / "runs")]
     document = run(length, tmp_path / "first", monkeypatch, *flags)
@@ -113,6 +116,7 @@ def test_copying_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     assert setting.learning_rates[0] == document["curves"]["softmax"]["learning_rate"]
 
 
+@pytest.mark.thorough
 def test_images_are_learned_and_drawn_and_a_run_goes_on(tmp_path, monkeypatch):
     flags = ["--runs", str(tmp_path / "runs")]
     first = run(images, tmp_path / "first", monkeypatch, *flags)
@@ -127,6 +131,7 @@ def test_images_are_learned_and_drawn_and_a_run_goes_on(tmp_path, monkeypatch):
     assert set(saved) == {"linear"}
 
 
+@pytest.mark.thorough
 def test_how_long_images_take_is_measured(tmp_path, monkeypatch):
     document = run(image_speed, tmp_path, monkeypatch)
     assert [row["contender"] for row in document["rows"]] == list(image_speed.NAMES)
@@ -170,6 +175,7 @@ def trains_no_more(*_):
     raise AssertionError("all is known")
 
 
+@pytest.mark.thorough
 def test_labels_of_long_sequences_are_learned_and_a_run_goes_on(tmp_path, monkeypatch):
     flags = ["--runs", str(tmp_path / "runs")]
     first = run(long_range, tmp_path / "first", monkeypatch, *flags)
@@ -184,6 +190,7 @@ def test_labels_of_long_sequences_are_learned_and_a_run_goes_on(tmp_path, monkey
     assert some["accuracy"] == {"digits": first["accuracy"]["digits"]}
 
 
+@pytest.mark.thorough
 def test_speech_is_recognised_and_a_run_goes_on(tmp_path, monkeypatch):
     flags = ["--runs", str(tmp_path / "runs")]
     first = run(speech, tmp_path / "first", monkeypatch, *flags)
@@ -249,6 +256,7 @@ def test_the_six_tasks_are_learned_and_a_run_goes_on(tmp_path, monkeypatch):
     assert run(mad, tmp_path / "again", monkeypatch, *flags)["rows"] == first["rows"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("setting", ["short", "full", "gpu"])
 def test_every_system_is_fitted_to_every_task(setting):
     for trial in mad.SETTINGS[setting].trials.values():
@@ -259,6 +267,7 @@ def test_every_system_is_fitted_to_every_task(setting):
         needle.fitted(name, trial)
 
 
+@pytest.mark.thorough
 def test_needles_are_found_by_length_and_place_and_a_run_goes_on(tmp_path, monkeypatch):
     flags = ["--runs", str(tmp_path / "runs")]
     first = run(needle, tmp_path / "first", monkeypatch, *flags)

@@ -82,6 +82,7 @@ def test_passages_are_from_the_package_and_no_file_is_trained_and_tested_on():
     assert not of_split[0] & of_split[1]
 
 
+@pytest.mark.thorough
 def test_digits_are_their_pixels():
     train, test = Digits(7).split(50, 10)
     assert train.tokens.shape == (50, 64)

@@ -38,6 +38,7 @@ def counted(model, monkeypatch):
     return calls
 
 
+@pytest.mark.sample(5)
 def test_an_assistant_that_is_always_right_saves_forwards(model, ids, monkeypatch):
     options = dict(max_new_tokens=12, do_sample=False)
     want = model.generate(ids, **options)
@@ -67,6 +68,7 @@ def test_an_assistant_of_recurrent_layers_only_reads_a_text_once(model_type, ids
     assert sum(read) <= ids.shape[1] + 12, read
 
 
+@pytest.mark.sample(12)
 def test_prompt_lookup_writes_the_same_tokens(model, ids):
     ids = ids.repeat(1, 2)
     options = dict(max_new_tokens=10, do_sample=False)

@@ -73,6 +73,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("place", PLACES)
 def test_use_kernels_before_and_after_the_parts_are_placed(original, ids, place, tmp_path):
     want = logits(original, ids)
@@ -176,6 +177,7 @@ def test_gradient_checkpointing_changes_no_gradient(original, ids):
 # TRL
 
 
+@pytest.mark.sample(3)
 def test_sft_with_packing_takes_the_step_of_an_unchanged_model_without(original, tmp_path):
     def step(model, **options):
         trainer = sft_trainer(model, tmp_path, **options)

@@ -90,6 +90,7 @@ def logits_in_pieces(model, ids, cuts):
     return torch.cat(pieces, 1)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", WITH_FUNCTIONS)
 def test_logits_caches_and_generated_tokens_are_upstreams(name, ids):
     theirs, ours = models(name)
@@ -207,6 +208,7 @@ def logits_and_gradients(model, rows):
     return logits.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", WITH_FUNCTIONS)
 def test_packed_is_separate(name, sequences):
     """Also where a layer's tokens are read again for its gradients."""
@@ -223,6 +225,7 @@ def test_packed_is_separate(name, sequences):
             close(mine, their, 1e-3)
 
 
+@pytest.mark.thorough
 def test_a_graph_refuses_packed_sequences_and_a_model_in_pieces_takes_them(sequences):
     model, told = copy.deepcopy(models("qwen3_5_text")[1]), told_in_each_way()
     given = {"input_ids": torch.cat(sequences)[None], **told[0], **told[2], "use_cache": False}
@@ -595,6 +598,7 @@ def test_a_method_that_was_replaced_in_its_class_is_seen(of_next_year, x):
     close(layer(x), before(x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_compiled_model_is_one_graph(name, ids):
     model = models(name)[1]

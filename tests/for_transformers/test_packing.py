@@ -53,6 +53,7 @@ def told_by_positions(n):
     return {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]}
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("told", [told_by_positions, told_by_bounds, told_by_numbers])
 def test_packed_is_separate(model, sequences, told):
     packed = {"input_ids": torch.cat(sequences)[None], **told(len(sequences))}
@@ -91,6 +92,7 @@ def test_several_packed_rows(model, sequences):
     assert (y[1] - want[0, len(row) :]).abs().max() < 2e-5 * want.abs().max()
 
 
+@pytest.mark.sample(11)
 def test_what_the_collator_makes_trains(model, sequences):
     features = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in sequences]
     for options in ({}, {"return_flash_attn_kwargs": True}, {"return_seq_idx": True}):
@@ -171,6 +173,7 @@ def test_a_compiled_graph_that_would_mix_them_is_refused(model_type, sequences):
         compiled(torch.cat(sequences)[None], **told_by_bounds(4))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("also", [{}, {"attention_mask": torch.ones(1, sum(LENGTHS)).long()}])
 def test_a_compiled_graph_whose_softmax_layers_would_mix_them_is_refused(also, sequences):
     model = tiny_upstream("qwen3_5_text")
@@ -185,6 +188,7 @@ def test_a_compiled_graph_whose_softmax_layers_would_mix_them_is_refused(also, s
     torch.testing.assert_close(y, expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", ["model", "base_model"])
 @pytest.mark.parametrize("model_type", [*NOT_HANDED_ON, "qwen3_5_text"])
 def test_a_model_compiled_in_pieces_keeps_them_apart(model_type, part, sequences):

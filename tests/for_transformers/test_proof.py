@@ -55,6 +55,7 @@ def proved_in(report):
     return {one.before.__name__ for one in report.changed if PROVED in one.gist}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model_type", CONFIGS | WITHOUT_CACHE)
 def test_all_sources_would_be_proved_if_they_were_not_known(model_type):
     model = tiny_upstream(model_type)
@@ -139,6 +140,7 @@ def changed_source(change):
         setattr(owner, name, before)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "change", filter(is_in_this_release, CHANGES), ids=lambda change: change.what
 )
@@ -281,6 +283,7 @@ def test_a_verdict_holds_for_all_layers_calls_and_processes(model, folder, monke
     assert trials(model) == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "content", ["", "[", "[]", "{}", '{"a": 3}', "[" * 10**5, "\ud800", b"\xff\x00", None]
 )

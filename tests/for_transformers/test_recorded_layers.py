@@ -84,6 +84,7 @@ def uses(model):
     return [x and [one.uses for one in x.tokens.recordings.values()] for x in of_layers]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_recordings_answer_as_modules_do_to_the_last_bit(model_type, dtype, by_modules):

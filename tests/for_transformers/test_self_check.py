@@ -44,6 +44,7 @@ def without(*names):
     return lambda kwargs: {name: value for name, value in kwargs.items() if name not in names}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_our_own_models_hold(dtype):
     for variant in OWN:
@@ -54,6 +55,7 @@ def test_our_own_models_hold(dtype):
         assert failed(report) == set(), f"{variant}\n{report}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model_type", ONE_OF_EACH)
 def test_transformers_models_hold_on_our_kernels(model_type):
     model = tiny_upstream(model_type)

@@ -362,6 +362,7 @@ def addresses(cache):
     return [state.data_ptr() for state in states if state is not None]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("new_compiler")
 @pytest.mark.parametrize("model_type", STATIC)
 def test_a_step_with_a_static_cache_compiles_whole_and_once(model_type, ids):

@@ -32,12 +32,14 @@ def assert_same_with_and_without_cache(model, ids, **kwargs):
     return cached
 
 
+@pytest.mark.sample(14)
 @over_variants(SOME, "dtype", [torch.float64, torch.float32])
 def test_greedy(variant, dtype):
     model = tiny_model(dtype=dtype, **VARIANTS[variant])
     assert_same_with_and_without_cache(model, random_ids(2, 7))
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_wrong_state_would_change_the_tokens(variant):
     model = tiny_model(**VARIANTS[variant])
@@ -54,6 +56,7 @@ def test_a_wrong_state_would_change_the_tokens(variant):
     assert wrong.tolist() != right.tolist()
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize(
     "how",
@@ -72,6 +75,7 @@ def test_every_way_to_choose_tokens(variant, how):
     assert_same_with_and_without_cache(model, random_ids(2, 5), **how)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_left_padded_rows_get_the_tokens_they_get_alone(variant, how):
@@ -85,6 +89,7 @@ def test_left_padded_rows_get_the_tokens_they_get_alone(variant, how):
         assert batch[row, 6 - n :].tolist() == alone[0].tolist()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("more", [0, 1, 5])
 def test_a_returned_cache_continues(variant, more):
@@ -114,6 +119,7 @@ def test_a_cache_of_left_padded_rows_continues(variant):
     assert continued.tolist() == generate(model, ids, attention_mask=mask).tolist()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("chunk", [1, 4, 16])
 def test_prefill_in_chunks(variant, chunk):

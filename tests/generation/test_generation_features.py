@@ -81,6 +81,7 @@ GREEDY_OR_SAMPLED = {
 }
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("how", GREEDY_OR_SAMPLED)
 def test_logits_scores_and_hidden_states_are_those_of_the_whole_text(variant, how):
@@ -112,6 +113,7 @@ def test_attentions_are_those_of_the_whole_text():
             assert_near(weights[:, :, -1, -seen:], at_once[:, :, last, last + 1 - seen : last + 1])
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize(
     "how",
@@ -178,6 +180,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("variant", TWO)
 @pytest.mark.parametrize("how", CHOICES)
 def test_constraints_and_guidance_give_the_scores_they_give_without_a_cache(variant, how):

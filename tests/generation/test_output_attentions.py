@@ -67,6 +67,7 @@ def shapes_of_llama():
     return shapes
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("variant", MODELS)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_token_has_the_maps_of_the_softmax_layers(variant, mode, shapes_of_llama):

@@ -370,6 +370,7 @@ def generate(model, **kwargs):
     return model.generate(ids, attention_mask=MASK, **options)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("num_beams", [1, 3])

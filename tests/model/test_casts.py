@@ -27,6 +27,7 @@ def half_models(model, dtype, folder):
     yield "made", AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=dtype)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [

@@ -37,6 +37,7 @@ def read(forward, ids, cache, pieces):
     return torch.cat([forward(piece, past_key_values=cache).logits for piece in pieces], 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "backend"),
     [
@@ -65,6 +66,7 @@ def test_a_static_cache_grows_without_another_graph(variant, backend):
     assert_near(torch.cat([prompt, steps, pieces, last], 1), whole)
 
 
+@pytest.mark.thorough
 def test_a_memory_of_any_length_is_read_by_the_same_graph():
     model = tiny_model(dtype=torch.float32, add_cross_attention=True)
     ids = random_ids(2, 9)
@@ -81,6 +83,7 @@ def test_a_memory_of_any_length_is_read_by_the_same_graph():
         cache.reset()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["paper"])
 def test_the_usual_cache_grows_without_many_graphs(variant):
     model = tiny_model(dtype=torch.float32, **shallow(variant))
@@ -94,6 +97,7 @@ def test_the_usual_cache_grows_without_many_graphs(variant):
     assert_near(torch.cat(logits, 1), read(model, ids, None, 30))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", SOME)
 def test_a_prompt_compiles_into_one_graph(variant):
     model = tiny_model(dtype=torch.float32, **shallow(variant))
@@ -104,6 +108,7 @@ def test_a_prompt_compiles_into_one_graph(variant):
     assert num_graphs() == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["hybrid", "aaren"])
 def test_addresses_never_change(variant):
     model = tiny_model(dtype=torch.float32, **shallow(variant))
@@ -127,6 +132,7 @@ def compile_everywhere(**kwargs) -> CompileConfig:
     return config
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", SOME)
 def test_generate_compiles_one_graph_for_all_tokens(variant):
     model = tiny_model(dtype=torch.float32, **shallow(variant))
@@ -186,6 +192,7 @@ def saved_and_loaded(program):
     return torch.export.load(file).module()
 
 
+@pytest.mark.sample(1)
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_forward_is_exported_for_any_length(variant):
@@ -200,6 +207,7 @@ def test_forward_is_exported_for_any_length(variant):
         assert_near(run(ids), model(ids).logits)
 
 
+@pytest.mark.sample(1)
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_a_step_is_exported_with_its_cache(variant):

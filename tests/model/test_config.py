@@ -134,6 +134,7 @@ def test_a_value_of_the_wrong_type_names_its_field():
         tiny_config(hidden_size="wide")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_saved_and_loaded_it_is_the_same(variant, tmp_path):
     config = tiny_config(**VARIANTS[variant])
@@ -145,6 +146,7 @@ def test_saved_and_loaded_it_is_the_same(variant, tmp_path):
         assert getattr(loaded, name) == getattr(config, name), name
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_saves_at_most_30_fields(preset, tmp_path):
     fields = {"num_hidden_layers": max(2, len(PRESETS[preset].layer_pattern))}

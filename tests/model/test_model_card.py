@@ -183,6 +183,7 @@ def test_only_one_process_writes_it(tmp_path):
     assert not (tmp_path / "README.md").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("preamble", ["", WITHOUT_PACKAGE], ids=["with", "without"])
 def test_what_it_says_about_use_works(preamble, tmp_path):
     model = tiny_model(dtype=torch.float32, pad_token_id=0)

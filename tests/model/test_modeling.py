@@ -278,6 +278,7 @@ def pack(how, rows):
     return random_ids(rows, 12 // rows), bounds.tolist(), {how: values[how]}
 
 
+@pytest.mark.sample(17)
 @over_variants(
     SOME, "said", itertools.product(["position_ids", "cu_seq_lens_q", "seq_idx"], LENGTHS)
 )
@@ -479,6 +480,7 @@ def test_a_language_model_is_causal():
 # What users of Transformers expect
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_checkpointing_changes_no_gradient(variant):
     model = tiny_model(**VARIANTS[variant]).train()
@@ -491,6 +493,7 @@ def test_checkpointing_changes_no_gradient(variant):
         assert_near(gradient, expected[name])
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_checkpointing_leaves_the_cache_where_there_are_no_gradients(variant):
     # Transformers until 5.23 took it from each layer, and every token was read as if the first.
@@ -602,6 +605,7 @@ def test_learned_positions_end():
     logits_of(model, random_ids(1, 9), attention_mask=mask)  # eight real tokens
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_saved_and_loaded_it_is_the_same(variant, tmp_path):
     model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
@@ -615,6 +619,7 @@ def test_saved_and_loaded_it_is_the_same(variant, tmp_path):
     assert torch.equal(logits_of(loaded, ids), logits_of(model, ids))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_missing_weights_are_initialised(variant, tmp_path):
     """As when a head, or a convolution, is added to a checkpoint."""
@@ -634,6 +639,7 @@ def test_missing_weights_are_initialised(variant, tmp_path):
             assert torch.equal(x, made.get_buffer(name)), name
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("variant", SOME)
 def test_bfloat16_weights(variant, tmp_path):
     model = tiny_model(dtype=torch.float32, initializer_range=0.05, **VARIANTS[variant])
@@ -751,6 +757,7 @@ def test_trainer_shifts_the_labels_with_and_without_smoothing(smoothing, tmp_pat
     assert not torch.equal(model.lm_head.weight, before)
 
 
+@pytest.mark.thorough
 def test_it_compiles_into_one_graph():
     layer_types = ["linear_attention", "full_attention"]
     model = tiny_model(num_hidden_layers=2, **{**VARIANTS["gated"], "layer_types": layer_types})

@@ -110,6 +110,7 @@ def test_the_package_s_own_classes_load_them(tmp_path):
         assert_compiled(ops)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("forced", ["cpu", "reference"])
 def test_their_backend_can_be_forced(forced, tmp_path):
     for _, ops, _ in answers(tmp_path, HF_LINEAR_ATTENTION_BACKEND=forced):

@@ -252,6 +252,7 @@ def test_a_layer_is_the_source_s_parallel_form(name, layer_idx, how):
 # Training
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PRESETS)
 def test_it_learns_a_sentence_in_a_few_steps(name):
     model = preset_model(name).train()

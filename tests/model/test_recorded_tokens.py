@@ -56,6 +56,7 @@ def uses(model):
     return {k: [x.uses for x in v.recordings.values()] for k, v in tables.items() if v.recordings}
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, by_modules):

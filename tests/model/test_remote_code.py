@@ -207,6 +207,7 @@ def test_it_serves_every_auto_class_and_can_be_saved_again(saved, tmp_path):
     assert tokens[0].tolist() == expected
 
 
+@pytest.mark.thorough
 def test_every_preset_and_a_window_run_without_the_package(tmp_path):
     prompt, expected = [3, 14, 15, 9, 26], {}
     for name, fields in {**PRESET_VARIANTS, "window": VARIANTS["window"]}.items():
@@ -219,6 +220,7 @@ def test_every_preset_and_a_window_run_without_the_package(tmp_path):
     assert run(script, *arguments, modules=tmp_path) == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("preamble", ["", WITHOUT_PACKAGE], ids=["with", "without"])
 def test_an_encoder_fills_masks_in_a_pipeline(preamble, tmp_path):
     model = tiny_model(LinearAttentionForMaskedLM, dtype=torch.float32, is_causal=False)

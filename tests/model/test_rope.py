@@ -119,6 +119,7 @@ def test_a_softmax_model_is_llama(name, length):
         assert_near(model(**batch).logits[is_real], llama(**batch).logits[is_real])
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", OF_LLAMA)
 @pytest.mark.parametrize(
     "options",
@@ -191,6 +192,7 @@ def test_pieces_continue_beyond_the_original_length(layers, name):
     assert_near(torch.cat(logits, 1), whole)
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("name", ROPES)
 def test_generation_with_and_without_padding_agrees(layers, name):

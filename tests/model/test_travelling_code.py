@@ -30,6 +30,7 @@ def config_of(preset: str = "katharopoulos", **fields) -> LinearAttentionConfig:
     return LinearAttentionConfig.from_preset(preset, **fields)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WITH_MORE)
 def test_it_reads_as_if_written_by_hand(name, tmp_path):
     """Nothing is unused, undefined, too long, out of order or out of shape; no name of a module of

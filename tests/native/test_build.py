@@ -106,6 +106,7 @@ def test_sdist_has_the_sources_of_the_native_library(unpacked_sdist):
     assert sources(unpacked_sdist) == sources(ROOT)
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_wheel_with_the_native_library_is_for_any_python_on_this_platform(native_wheel):
     wheel, _ = native_wheel
@@ -118,6 +119,7 @@ def test_wheel_with_the_native_library_is_for_any_python_on_this_platform(native
     assert "Root-Is-Purelib: false" in wheel_metadata(wheel)
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_wheel_with_the_native_library_runs_on_it(native_wheel, tmp_path):
     wheel, _ = native_wheel
@@ -126,6 +128,7 @@ def test_wheel_with_the_native_library_runs_on_it(native_wheel, tmp_path):
     assert re.search(r"^  cpu +available$", report, re.MULTILINE), report
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("processor", "has_avx2"), [("x86_64", True), ("aarch64", False)], ids=["x86_64", "aarch64"]
 )
@@ -146,6 +149,7 @@ def test_a_wheel_is_for_the_processor_that_python_is_told_of(
     assert ("-mavx2" in result.stdout) == has_avx2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("target", "flag"), [("macosx-11.0-arm64", "-dynamiclib"), ("win-amd64", "--out-implib")]
 )
@@ -244,6 +248,7 @@ def build_with_cuda(source, destination, architectures, **environment):
     return build("wheel", source, destination, **environment)
 
 
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 def test_wheel_with_cuda_kernels_says_so_and_runs_where_torch_has_no_cuda(
@@ -281,6 +286,7 @@ def broken_cuda(tmp_path):
     return {"CUDA_HOME": str(home), "PATH": path}
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("trouble", BROKEN_CUDA)
 def test_wheel_whose_cuda_kernels_cannot_be_built_is_for_the_cpu_with_one_warning(
@@ -331,6 +337,7 @@ def includers(csrc, header):
     return sorted(name for name in found if name.endswith(".cpp"))
 
 
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.parametrize(
     "header", ["cpu/dense/quantized_values.h", "cpu/selective_scan/kernels.h", "torch/sequences.h"]

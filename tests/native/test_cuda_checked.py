@@ -84,6 +84,7 @@ def kernels(checked):
     return checked("kernels")
 
 
+@pytest.mark.thorough
 def test_nothing_is_found_in_the_kernels_as_they_are(kernels):
     lines = re.findall(r"^.*: nothing found$", kernels.stdout, re.M)
     assert kernels.returncode == 0 and len(lines) > 15, kernels.stdout + kernels.stderr
@@ -105,6 +106,7 @@ def test_operands_of_tensor_cores_are_as_published(checked):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["nothing", "nothing_after_a_race"])
 def test_without_a_fault_none_is_found(checked, name):
     result = checked("planted", name)
@@ -127,6 +129,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(checked, fault):
     result = checked("planted", fault)

@@ -305,12 +305,14 @@ def check(library, case: Case, dtype=torch.float32, device=LARGE, schedule=0) ->
 # ---- forward and backward ----
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("device", [LARGE, SHORT_PIECES], ids=["long_pieces", "short_pieces"])
 def test_results_and_gradients_are_the_references(library, case, device):
     check(library, case, device=device)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("K,V", SIZES)
 @pytest.mark.parametrize("device", [LARGE, LITTLE_MEMORY], ids=["wide", "narrow"])
 def test_heads_of_any_size(library, K, V, device):
@@ -347,6 +349,7 @@ KNOWN_CASES = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", KNOWN_CASES, ids=str)
 @pytest.mark.parametrize(
     "device",
@@ -363,6 +366,7 @@ def test_kernels_that_know_the_walk(library, case, device):
     assert_all_close(got, wanted, torch.bfloat16)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 @pytest.mark.parametrize("D", [64, 80, 128, 160])
 @pytest.mark.parametrize("device", [LARGE, LITTLE_MEMORY], ids=["large", "little_memory"])
@@ -413,6 +417,7 @@ def run_in_pieces(library, case: Case, dtype, keeps=True, changed=None, strided=
         return attention_cases.run_with_gradients(attend, inputs)
 
 
+@pytest.mark.sample(3)
 @in_pieces
 @pytest.mark.parametrize("strided", [None, "forward", "backward"])
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not_kept"])
@@ -425,6 +430,7 @@ def test_backward_has_states_of_pieces_from_forward_or_sums_up_again(
     assert_all_close(got, wanted, dtype)
 
 
+@pytest.mark.sample(1)
 @in_pieces
 def test_states_of_pieces_that_are_wrong_show_where_they_are_read(library, case, dtype):
     right = run_in_pieces(library, case, dtype)
@@ -687,6 +693,7 @@ WALKS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("line", barriers("walker.cuh"))
 def test_every_missing_barrier_of_a_walk_is_found(library, leave_out, line):
     def fails(walk) -> bool:

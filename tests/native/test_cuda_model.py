@@ -213,6 +213,7 @@ def test_launches_are_the_launchers_and_counts_the_emulators(plan):
     assert least < walk.products < 4 * least
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_backward_s_first_walk_has_the_states_of_forward_s_pieces(plan):
     """Which forward and the walk back sum up and combine. All have as many blocks."""
@@ -227,6 +228,7 @@ def test_backward_s_first_walk_has_the_states_of_forward_s_pieces(plan):
     assert rows + 64 * 65 * 4 < dq.loaded < 1.2 * (rows + 64 * 65 * 4)
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path_factory):
     op = "delta_rule"

@@ -40,6 +40,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return {"PYTHONPATH": str(directory)}
 
 
+@pytest.mark.thorough
 def test_ops_pass_their_tests_on_emulated_kernels(environment):
     """Those in float32, and not about what only the CPU checks."""
     chosen = (
@@ -53,6 +54,7 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
     assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
 
 
+@pytest.mark.thorough
 def test_ops_are_as_users_and_torch_call_them_on_emulated_kernels(environment):
     """But for what is in place, of which the CPU has ops of its own."""
     tests = [ROOT / "tests" / "native" / name for name in ("ops_on_gpu.py", "on_gpu.py")]
@@ -91,6 +93,7 @@ def test_python_knows_the_room_that_forward_has_for_pieces(environment):
 DELTA_RULE = ROOT / "tests" / "native" / "delta_on_gpu.py"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "chosen, variables",
     [
@@ -117,6 +120,7 @@ def lines_with(text: str, path: Path) -> list[int]:
     return [number for number, line in enumerate(lines, 1) if text in line]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -232,6 +236,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.thorough
 def test_nothing_to_do_is_done_and_float64_refused(environment):
     result = run_python("-c", NOTHING_AND_FLOAT64, **environment)
     assert result.stdout.splitlines() == [
@@ -250,6 +255,7 @@ print(_why_a_call_fails(torch.device("cpu")))
 """
 
 
+@pytest.mark.thorough
 def test_one_call_shows_whether_a_driver_takes_the_kernels(environment):
     assert run_python("-c", TRY_A_CALL, **environment).stdout == "None\n"
     error = "CUDA driver version is insufficient for CUDA runtime version"

@@ -89,6 +89,7 @@ def compiled(tmp_path_factory):
     return reports, directory
 
 
+@pytest.mark.thorough
 @needs_nvcc
 def test_all_kernels_compile_without_spills(compiled):
     reports, _ = compiled
@@ -251,6 +252,7 @@ def copies_are_ahead(code: list[cuda_sass.Instruction]) -> bool:
     return cuda_model.read_code(code).copies_ahead
 
 
+@pytest.mark.sample(1)
 @needs_disassembler
 @pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
 @pytest.mark.parametrize("op", BOUNDS)

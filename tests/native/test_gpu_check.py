@@ -43,6 +43,7 @@ def run(monkeypatch):
     return main
 
 
+@pytest.mark.thorough
 def test_everything_runs_on_a_cpu_and_is_written_down(run, tmp_path, monkeypatch):
     chosen = "small_cases or compiled_step or by_slot or (in_place and float32)"
     chosen += " or ((compiled_op or torch_demands) and known)"

@@ -37,6 +37,7 @@ def test_a_library_takes_as_many_as_itself(monkeypatch, capsys):
     assert old == new != "0" and ratio == "1.000"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif("avx2" not in cpu_instruction_sets_built(), reason="needs AVX2's kernels")
 def test_other_code_takes_others(tmp_path):
     program = build_replay(COMPILER, tmp_path)

@@ -62,6 +62,7 @@ def replay(program, folder, calls):
     return run(program, LIBRARY_PATH, file, LD_LIBRARY_PATH=str(program.parent))
 
 
+@pytest.mark.thorough
 def test_recorded_calls_give_the_same_numbers_again(program, calls, tmp_path):
     status, printed = replay(program, tmp_path, calls)
     assert status == 0, printed

@@ -404,6 +404,7 @@ COMPILED_CASES = [
 ]
 
 
+@pytest.mark.sample(1)
 @every_backend
 @pytest.mark.parametrize("case", COMPILED_CASES, ids=str)
 def test_compiles_as_one_graph_forward_and_backward(case, backend):

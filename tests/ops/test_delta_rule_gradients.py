@@ -172,6 +172,7 @@ def test_any_size(K, V):
             assert_gradients_are_the_reference_s(arguments, options)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.kernel_numbers
 @every_dtype
 @every_decay
@@ -329,6 +330,7 @@ def test_the_gradient_of_a_token_reaches_no_later_one(delta, decay):
     assert found["q"][1, :21].isfinite().all() or delta  # its state saw no error of later tokens
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_a_long_sequence_keeps_the_decay_s_gradient_precise(decay):
     """It is a sum over all later tokens, most of which cancels."""
@@ -349,6 +351,7 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.sample(2)
 @every_decay
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_threads_divide_heads_sequences_and_columns(dtype, decay):

@@ -170,6 +170,7 @@ def test_a_positive_log_decay_is_refused_but_under_padding():
         delta_rule.forward(q, k, v, beta, log_decay, **options | {"key_mask": key_mask})
 
 
+@pytest.mark.sample(5)
 @every_decay
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_threads_divide_heads_sequences_and_columns(decay, threads):

@@ -479,6 +479,7 @@ def test_autograd_notices_a_state_that_a_step_changed(backend):
 # ---- torch ----
 
 
+@pytest.mark.sample(1)
 @every_backend
 def test_compiles_as_one_graph_forward_and_backward(backend):
     inputs = make_inputs(Case(T=20, mask="middle", initial=True))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from hf_linear_attention.fast.linear import MAX_ROWS
 from hf_linear_attention.ops.compiled.linear import expert_linear, linear
+from seeds import over_seeds
 
 OP = torch.ops.hf_linear_attention.expert_linear.default
 TOLERANCE = {
@@ -70,7 +71,7 @@ def among_nan(x):
 
 
 @pytest.mark.kernel_numbers
-@pytest.mark.parametrize("seed", range(40))
+@over_seeds(40)
 def test_random_calls_match_float64(seed):
     rng = random.Random(seed)
     dtype = rng.choice(list(TOLERANCE))

@@ -58,6 +58,7 @@ def test_sets_that_share_kernels_have_products_of_their_own_and_nothing_else():
     assert sorted(re.findall(r"^  kernels\.(\w+) =", DISPATCH.read_text(), re.M)) == sorted(changed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_numbers_are_the_reference_s_on_every_instruction_set(name):
     active = run_forced(name)
@@ -125,6 +126,7 @@ print(y.sum().item().hex(), x.grad.square().sum().item().hex())
 """
 
 
+@pytest.mark.thorough
 def test_doubles_are_computed_by_base_on_every_instruction_set():
     results = {
         name: run_python("-c", "import torch; torch.manual_seed(0)" + DOUBLES, **{FORCE: name})

@@ -142,6 +142,7 @@ def results(count):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("setting", "kept"), [("3", 3), ("0", 0), ("", 10)])
 def test_the_setting_bounds_what_is_kept(setting, kept):
     program = "ys = results(10)\ndel ys\nprint(library.kept_bytes())"
@@ -196,6 +197,7 @@ def idle_child():
     child.join()
 
 
+@pytest.mark.thorough
 def test_what_stays_idle_is_freed_by_the_next_call(idle_child):
     assert idle_child.poll(60) and idle_child.recv() == (MB, 0)
 
@@ -342,6 +344,7 @@ def test_the_profiler_counts_what_is_allocated():
     assert (y == 1).all()
 
 
+@pytest.mark.thorough
 def test_inference_and_compiled_code_take_kept_memory():
     inputs = qkv()
 

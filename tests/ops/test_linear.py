@@ -25,6 +25,7 @@ from hf_linear_attention.fast.linear import MAX_ROWS, hasten, project, restore
 from hf_linear_attention.ops import backends
 from hf_linear_attention.ops.backends import Missing
 from hf_linear_attention.ops.compiled.linear import CODE_OF
+from seeds import over_seeds
 from tiny import VARIANTS, OtherTensor, random_ids, tiny_model
 
 OP = torch.ops.hf_linear_attention.linear.default
@@ -299,6 +300,7 @@ def test_every_product_of_a_models_token_runs_compiled(variant, compiled_calls):
     assert not compiled_calls
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_who_looks_for_linear_layers_by_type_finds_all_of_a_model(variant):
@@ -392,7 +394,7 @@ def among_nan(x, rng):
 
 
 @pytest.mark.kernel_numbers
-@pytest.mark.parametrize("seed", range(80))
+@over_seeds(80)
 @torch.no_grad()
 def test_random_products_are_those_of_float64(seed):
     rng = random.Random(seed)
@@ -577,6 +579,7 @@ CODES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_passes_opcheck(bias):
     op = torch.ops.hf_linear_attention.many_rows_linear.default
@@ -633,6 +636,7 @@ def test_autocast_has_its_own_dtype_multiplied_by_the_faster_product(
     assert calls == ([] if dtype == torch.float64 else [(2, 50, 24)])
 
 
+@pytest.mark.thorough
 def test_autocast_compiles_into_one_graph(shapes_given_to, monkeypatch):
     calls = shapes_given_to("many_rows_product_in")
     monkeypatch.setattr(linear, "MANY", {torch.bfloat16: 0})

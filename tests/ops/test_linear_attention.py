@@ -468,6 +468,7 @@ def test_a_step_refuses_to_drop_a_gradient(which, backend):
 # ---- torch.compile ----
 
 
+@pytest.mark.sample(1)
 @every_backend
 @pytest.mark.parametrize(
     "case",

@@ -430,6 +430,7 @@ def test_no_logits_are_made_while_a_model_trains_without_them(rows_at_a_time, mo
     assert all(size[0] <= rows for size in logits)
 
 
+@pytest.mark.thorough
 def test_a_model_that_trains_without_logits_compiles():
     model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
     tokens = random_ids(2, 9)

@@ -98,6 +98,7 @@ def run_with_threads(count, case, dtype):
         torch.set_num_threads(before)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_results_repeat_to_the_bit_and_hardly_depend_on_threads(division, dtype):

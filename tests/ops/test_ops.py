@@ -172,6 +172,7 @@ def rms_norm_backward_arguments(**options):
 # ---- what torch demands of an op ----
 
 
+@pytest.mark.sample(3)
 @every_variant
 def test_forward_passes_opcheck(variant):
     torch.library.opcheck(
@@ -179,6 +180,7 @@ def test_forward_passes_opcheck(variant):
     )
 
 
+@pytest.mark.sample(4)
 @every_variant
 def test_backward_passes_opcheck(variant):
     args = backward_arguments(**arguments(**VARIANTS[variant]))
@@ -217,6 +219,7 @@ def test_fakes_agree_with_results_for_reduced_precision(variant):
         assert (real.shape, real.dtype, real.stride()) == (fake.shape, fake.dtype, fake.stride())
 
 
+@pytest.mark.thorough
 def test_forward_and_backward_compile_without_a_graph_break_for_any_length():
     def loss(**args):
         state = args.pop("initial_kv"), args.pop("initial_z")
@@ -256,6 +259,7 @@ TOLERANCE = {
 }
 
 
+@pytest.mark.sample(23)
 @pytest.mark.kernel_numbers
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @every_variant
@@ -311,6 +315,7 @@ def test_threads_do_not_change_the_result(B, H, is_causal):
     torch.testing.assert_close(results[3], results[1], **TOLERANCE[torch.float32])
 
 
+@pytest.mark.sample(5)
 @every_variant
 def test_gradients(variant):
     check_gradients(arguments(**VARIANTS[variant]))

@@ -35,6 +35,7 @@ from quantized_cases import (
     op_arguments,
     random_arguments,
 )
+from seeds import over_seeds
 
 # ---- the ops ----
 
@@ -71,7 +72,7 @@ def test_the_ops_match_float64(bits, rows, dtype):
 
 
 @pytest.mark.kernel_numbers
-@pytest.mark.parametrize("seed", range(100))
+@over_seeds(100)
 def test_random_calls_match_float64(seed):
     assert_matches_float64(*random_arguments(random.Random(seed), most_rows=22))
 

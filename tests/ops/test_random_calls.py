@@ -33,6 +33,7 @@ from hf_linear_attention import (
     short_convolution_step_,
 )
 from hf_linear_attention.ops.compiled.library import ops
+from seeds import over_seeds
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 24, 33, 64)
@@ -154,7 +155,7 @@ def surrounded_inputs(inputs, rng):
     return everywhere
 
 
-@pytest.mark.parametrize("seed", range(200))
+@over_seeds(200)
 def test_a_valid_call_gives_what_the_loop_gives(seed):
     rng = random.Random(seed)
     function, inputs, dtype = random_call(rng)
@@ -173,7 +174,7 @@ def random_step(rng):
                 return function, inputs, dtype
 
 
-@pytest.mark.parametrize("seed", range(100))
+@over_seeds(100)
 def test_a_valid_step_is_a_token_of_the_whole(seed):
     rng = random.Random(seed)
     function, inputs, dtype = random_step(rng)
@@ -222,7 +223,7 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.parametrize("seed", range(100))
+@over_seeds(100)
 def test_a_valid_call_in_place_leaves_in_slots_what_the_loop_leaves(seed):
     rng = random.Random(seed)
     function, inputs, dtype = random_call(rng)
@@ -277,7 +278,7 @@ def broken(x, rng, kinds=("rank", "size", "dtype"), dims=(0, 1)):
     return torch.cat([x, x.new_zeros(*x.shape[:d], 1, *x.shape[d + 1 :])], d)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@over_seeds(200)
 def test_a_call_with_one_thing_wrong_raises(seed):
     rng = random.Random(seed)
     function, inputs, _ = random_call(rng)
@@ -305,7 +306,7 @@ def arguments_of_op(rng):
     }
 
 
-@pytest.mark.parametrize("seed", range(100))
+@over_seeds(100)
 def test_the_compiled_op_itself_refuses_what_would_read_out_of_bounds(seed):
     rng = random.Random(seed)
     arguments = arguments_of_op(rng)

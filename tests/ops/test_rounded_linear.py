@@ -22,6 +22,7 @@ from quantized_cases import (
     random_arguments,
     rounded,
 )
+from seeds import over_seeds
 
 SIZES = {  # inputs, outputs, inputs of a group
     8: [(1, 1, 1), (20, 64, 5), (129, 50, 43), (768, 101, 768), (600, 37, 300), (256, 13, 32)],
@@ -50,7 +51,7 @@ def test_products_match_float64_with_the_rounded_x(bits, rows, dtype):
 
 
 @pytest.mark.kernel_numbers
-@pytest.mark.parametrize("seed", range(60))
+@over_seeds(60)
 def test_random_calls_match_float64_with_the_rounded_x(seed):
     rng = random.Random(seed)
     bits, args = random_arguments(rng, most_rows=rng.choice((4, 100)))

@@ -23,6 +23,7 @@ from hf_linear_attention import selective_scan, selective_scan_step_
 from hf_linear_attention.ops.compiled import library
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.recurrences.selective_scan import SelectiveInputs, SelectiveScanRecurrence
+from seeds import over_seeds
 
 every_backend = pytest.mark.parametrize("backend", ["cpu", "chunked"])
 PER_TOKEN = ("x", "dt", "B", "C")
@@ -199,7 +200,7 @@ def test_decays_of_any_size(backend):
         assert state[0, -1] == 0
 
 
-@pytest.mark.parametrize("seed", range(60))
+@over_seeds(60)
 def test_a_random_call_gives_what_the_loop_gives(seed):
     rng = random.Random(seed)
     T = rng.choice((0, 1, 2, 7, 16, 17, 40))

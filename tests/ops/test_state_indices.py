@@ -218,6 +218,7 @@ def test_a_convolution_steps_in_slots_of_any_layout(backend):
     assert torch.equal(slots[0][[2, 0, 1]], gathered)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ["linear", "linear, more queries", "delta", "convolution"])
 @pytest.mark.parametrize("backend", ["cpu", "chunked"])
 def test_a_compiled_step_by_slot(case, backend):

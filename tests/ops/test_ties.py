@@ -37,6 +37,7 @@ def gradients_of_attention(q, k, v, log_decay, dy, **options):
     return torch.autograd.grad(y, leaves, dy)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("feature_map", POINTWISE)
 def test_every_backend_has_the_derivative_of_a_pointwise_map_at_0(feature_map, backend):
@@ -105,6 +106,7 @@ def test_a_lower_bound_of_hgrn2_that_is_all_but_1_has_a_gradient():
     torch.testing.assert_close(gradient, torch.full((2, 3), 0.5))  # (1 - sigmoid(0)) / f, f = 1
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_keys_and_queries_that_are_0_learn_alike_on_every_backend(variant, monkeypatch):
     ids = random_ids(2, 9)

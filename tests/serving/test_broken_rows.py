@@ -41,6 +41,7 @@ def poison(manager, request_id: str) -> None:
                 part[slot] = torch.nan
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 1}], ids=["greedy", "drawn"])
 def test_a_poisoned_slot_fails_its_request_alone(case, sampling):
     model, settings, expected = case

@@ -73,6 +73,7 @@ def poison(manager) -> None:
             x.fill_(math.nan)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("model_type", SERVED)
 def test_tokens_are_those_of_generate(model_type):
     model, expected = changed(model_type)
@@ -159,6 +160,7 @@ def test_a_model_that_sees_is_served_as_far_as_it_reads_text():
         assert answers_of_engine(manager) == expected
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model_type", GENERATING)
 def test_models_around_recurrent_ones_are_served_as_far_as_they_read_text(model_type):
     model = tiny_wrapper(model_type)

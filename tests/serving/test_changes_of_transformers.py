@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 import changed_transformers
 import hf_linear_attention
 from hf_linear_attention.model import auto as registration
@@ -14,6 +16,7 @@ from new_python import run_python
 SUPPORT = Path(changed_transformers.__file__)
 
 
+@pytest.mark.thorough
 def test_only_registration_changes_transformers_and_lists_what():
     """Of all that models, `use_kernels`, bounded caches and a server do in a process."""
     package = Path(hf_linear_attention.__file__).parents[1]

@@ -42,6 +42,7 @@ def models():
     return get
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_generate(name, settings, models):

@@ -111,6 +111,7 @@ AFTER_TEXT = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_in_common_is_read_once_and_changes_no_token(name, models):
     model = models(name)
@@ -166,6 +167,7 @@ def test_several_sequences_of_a_prompt_that_was_read(name, models):
             assert manager.shared_prompts().tokens_shared - before == shared
 
 
+@pytest.mark.sample(1)
 @BOTH
 def test_snapshots_keep_to_their_bytes(name, models):
     model = models(name)
@@ -184,6 +186,7 @@ def test_snapshots_keep_to_their_bytes(name, models):
         assert manager.shared_prompts().nbytes == 0
 
 
+@pytest.mark.sample(1)
 @BOTH
 def test_a_file_outlasts_the_engine(name, models, tmp_path):
     model = models(name)
@@ -249,6 +252,7 @@ def is_of_no_token(path):
     write_file(path, tensors, {**metadata, "start": metadata["stop"]})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("damage", "why"),
     [

@@ -103,6 +103,7 @@ def idle_at_the_end(request):
         wait_until(lambda: is_idle(running))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", Client.BAD)
 def test_a_bad_request_gets_the_status_that_fits(name, running, saved, monkeypatch):
     monkeypatch.setattr(Client, "BAD", {name: Client.BAD[name]})
@@ -168,6 +169,7 @@ def test_an_id_that_is_in_use_is_refused(streams, running, saved):
     first.close(), second.close()
 
 
+@pytest.mark.thorough
 def test_sigterm_finishes_what_runs(saved):
     """For a time; what is not done then fails, and the process ends as if all had been."""
     server, question = saved.server, saved.questions[0]
@@ -213,6 +215,7 @@ main()
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "flags, status", [(["--continuous-batching"], 0), ([], -signal.SIGTERM)], ids=str
 )
@@ -250,6 +253,7 @@ def behaves(server: Server) -> None:
     assert seconds < over_http.STOP_SECONDS
 
 
+@pytest.mark.thorough
 def test_a_server_that_begins_without_a_model(tmp_path):
     soak_server.save_model(tmp_path)
     server = Server(tmp_path, [], {}, loads=False)
@@ -259,6 +263,7 @@ def test_a_server_that_begins_without_a_model(tmp_path):
         server.end("SIGKILL")
 
 
+@pytest.mark.thorough
 def test_a_server_of_a_model_of_transformers(tmp_path):
     tiny_upstream("mamba2", eos_token_id=None).save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
@@ -399,6 +404,7 @@ def test_a_limit_that_is_no_number_is_refused(text, monkeypatch):
             pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags, name", [([], "smallest"), (["--hybrid"], "smallest-hybrid")])
 def test_the_smallest_soak(flags, name, tmp_path, monkeypatch):
     arguments = ["--smallest", *flags, "--results", str(tmp_path)]

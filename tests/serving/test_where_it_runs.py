@@ -172,6 +172,7 @@ def test_a_release_is_judged_by_what_it_has_and_not_by_its_number(monkeypatch, l
         ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", [True, False], ids=["on_and_off", "off_and_on"])
 @pytest.mark.parametrize("variant", ["gated", "hybrid"])
 def test_inference_mode_may_come_and_go_between_sessions(variant, first):

@@ -119,6 +119,7 @@ def test_an_echo_says_one_line_again():
     assert len({text.text for text in texts}) == len(texts)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0])
 def test_the_share_of_recall_blocks_is_as_asked_for(share, documents, tokenizer):
     blocks = text_blocks.pack(documents, tokenizer, BLOCK_SIZE)
@@ -289,6 +290,7 @@ def report(original, documents, tokenizer, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_the_report_compares_what_became_of_a_model_and_measures_nothing_twice(report, monkeypatch):
     args, data_args = report
     rows = write_report(args, data_args)
@@ -311,6 +313,7 @@ def test_the_report_compares_what_became_of_a_model_and_measures_nothing_twice(r
         write_report(args, data_args)
 
 
+@pytest.mark.thorough
 def test_models_without_a_name_or_a_folder_are_explained(report):
     args, data_args = report
     args.models = ["linear"]

@@ -40,6 +40,7 @@ def two_ranks(tmp_path_factory) -> subprocess.CompletedProcess:
     return run_python(SUPPORT / "two_ranks.py", folder, CUDA_VISIBLE_DEVICES="")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("check", CHECKS)
 def test_two_ranks_agree_with_one(check, two_ranks):
     # the script ends with the first check that fails
@@ -75,6 +76,7 @@ def together(tmp_path_factory):
     return run
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("config", "name"), [(x, name) for x in RUNS for name in RUNS[x]])
 def test_accelerate_trains_as_one_process_does(config, name, alone, together):
     expected, folder = alone(name)

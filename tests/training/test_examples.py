@@ -68,6 +68,7 @@ def test_training_lowers_the_held_out_loss_and_saves_everything(trained):
     assert code_file in saved
 
 
+@pytest.mark.thorough
 def test_a_killed_run_resumes_to_the_loss_of_an_uninterrupted_one(text, trained, tmp_path):
     args = [*SMALL, "--text_file", text, "--output_dir", tmp_path]
     state_file = tmp_path / "checkpoint-20" / "trainer_state.json"
@@ -97,6 +98,7 @@ def test_training_goes_on_with_a_model_that_is_given(text, trained, tmp_path):
         assert after[f"bits_per_byte_{when}"] == pytest.approx(before["bits_per_byte_after"], 1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("folder", [".", "checkpoint-60"])
 def test_generate_streams_a_continuation_with_a_cache_of_constant_size(trained, folder):
     result = run(
@@ -171,6 +173,7 @@ def train_on(text: str | bytes, tmp_path: Path, *args: str) -> None:
     train_causal_lm.main([*SMALL, "--text_file", str(path), "--output_dir", output, *args])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("content", "args", "message"),
     [

@@ -24,6 +24,7 @@ def plain(tmp_path_factory) -> list[dict[str, float]]:
     return train("plain", tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "run", ["accumulated", "checkpointed", "checkpointed_reentrant", "compiled"]
 )
