@@ -286,7 +286,7 @@ def broken_cuda(tmp_path):
     return {"CUDA_HOME": str(home), "PATH": path}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.parametrize("trouble", BROKEN_CUDA)
 def test_wheel_whose_cuda_kernels_cannot_be_built_is_for_the_cpu_with_one_warning(
@@ -438,6 +438,7 @@ def test_every_function_of_the_shim_is_declared_by_torch_2_10(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_objects_of_an_instruction_set_have_no_weak_symbols(native_wheel):
     """The linker keeps one of several weak definitions: it could put AVX-512 code into "base"."""
@@ -449,6 +450,7 @@ def test_objects_of_an_instruction_set_have_no_weak_symbols(native_wheel):
     assert weak == []
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_library_exports_only_its_own_functions(native_wheel, tmp_path):
     library = zipfile.ZipFile(native_wheel[0]).extract("hf_linear_attention/_C.so", tmp_path)
@@ -458,6 +460,7 @@ def test_library_exports_only_its_own_functions(native_wheel, tmp_path):
     assert all(name.startswith("hfla_") for name in names), names
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_library_needs_torch_and_what_every_linux_has(native_wheel, tmp_path):
     library = zipfile.ZipFile(native_wheel[0]).extract("hf_linear_attention/_C.so", tmp_path)

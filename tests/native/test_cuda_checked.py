@@ -15,6 +15,8 @@ import pytest
 
 from emulated_kernels import CSRC, CXX, WITH_CHECKS, compiled_kernels
 
+pytestmark = pytest.mark.thorough  # the kernels take a minute to compile with these checks
+
 SOURCES = Path(__file__).parent / "checked"
 OPS = ["linear_attention", "delta_rule"]  # of which checked/*_cases.h has calls
 if not shutil.which(CXX[0]):
@@ -84,7 +86,6 @@ def kernels(checked):
     return checked("kernels")
 
 
-@pytest.mark.thorough
 def test_nothing_is_found_in_the_kernels_as_they_are(kernels):
     lines = re.findall(r"^.*: nothing found$", kernels.stdout, re.M)
     assert kernels.returncode == 0 and len(lines) > 15, kernels.stdout + kernels.stderr
@@ -106,7 +107,6 @@ def test_operands_of_tensor_cores_are_as_published(checked):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["nothing", "nothing_after_a_race"])
 def test_without_a_fault_none_is_found(checked, name):
     result = checked("planted", name)
@@ -129,7 +129,6 @@ PLANTED = {
 }
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(checked, fault):
     result = checked("planted", fault)

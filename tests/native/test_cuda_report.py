@@ -252,7 +252,7 @@ def copies_are_ahead(code: list[cuda_sass.Instruction]) -> bool:
     return cuda_model.read_code(code).copies_ahead
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @needs_disassembler
 @pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
 @pytest.mark.parametrize("op", BOUNDS)

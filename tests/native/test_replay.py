@@ -18,10 +18,13 @@ sys.path.append(str(ROOT / "scripts"))
 from replay_program import build_replay  # noqa: E402
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which(COMPILER[0]) is None,
-    reason="without a C++ compiler on Linux there is no native library",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        sys.platform != "linux" or shutil.which(COMPILER[0]) is None,
+        reason="without a C++ compiler on Linux there is no native library",
+    ),
+]
 
 
 def run(*command, **environment):
@@ -62,7 +65,6 @@ def replay(program, folder, calls):
     return run(program, LIBRARY_PATH, file, LD_LIBRARY_PATH=str(program.parent))
 
 
-@pytest.mark.thorough
 def test_recorded_calls_give_the_same_numbers_again(program, calls, tmp_path):
     status, printed = replay(program, tmp_path, calls)
     assert status == 0, printed

@@ -6,7 +6,6 @@ and of every other test those that hold no pair of two parameters' values that i
 Without --tier everything runs.
 """
 
-import os
 import random
 from collections import defaultdict
 from itertools import chain, combinations
@@ -15,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-RECORDED = Path("tests", "durations.tsv")  # lines: tier, file, tests, CPU seconds
+RECORDED = Path("tests", "durations.tsv")  # lines: tier, file, tests, seconds
 RECORDS = Path("build", "durations.tsv")  # of the last runs
-BEGAN = pytest.StashKey[float]()
 LEFT = pytest.StashKey[int]()
 
 
@@ -56,11 +54,6 @@ def read_durations(path):
     return {(tier, file): (int(tests), float(time)) for tier, file, tests, time in lines}
 
 
-def cpu_seconds():
-    """Of this process, and of those that it started and that have ended."""
-    return sum(os.times()[:4])
-
-
 def pytest_addoption(parser):
     parser.addoption(
         "--tier",
@@ -93,19 +86,6 @@ def file_of(nodeid):
     return nodeid.partition("::")[0]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    item.stash[BEGAN] = cpu_seconds()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    if call.when == "teardown":
-        report.user_properties.append(("cpu_seconds", cpu_seconds() - item.stash[BEGAN]))
-    return report
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
@@ -120,23 +100,25 @@ def pytest_testnodedown(node):
 
 def pytest_terminal_summary(terminalreporter, config):
     tier = config.option.tier
-    if not tier:
+    if not tier or hasattr(config, "workeroutput"):  # a worker of pytest-xdist
         return
-    of_files = defaultdict(list)
+    tests, seconds = defaultdict(set), defaultdict(float)
     for report in chain.from_iterable(terminalreporter.stats.values()):
-        for name, value in getattr(report, "user_properties", ()):
-            if name == "cpu_seconds" and report.when == "teardown":
-                of_files[file_of(report.nodeid)].append(value)
+        if isinstance(report, pytest.TestReport):
+            tests[tier, file_of(report.nodeid)].add(report.nodeid)
+            seconds[tier, file_of(report.nodeid)] += report.duration
     records = config.rootpath / RECORDS
     lines = {
         **{key: value for key, value in read_durations(records).items() if key[0] != tier},
-        **{(tier, file): (len(times), sum(times)) for file, times in of_files.items()},
+        **{key: (len(tests[key]), seconds[key]) for key in tests},
     }
     records.parent.mkdir(exist_ok=True)
     records.write_text(
         "".join(f"{a}\t{b}\t{n}\t{time:.1f}\n" for (a, b), (n, time) in sorted(lines.items()))
     )
-    total = sum(map(sum, of_files.values()))
-    terminalreporter.write_line(f"{total / 60:.1f} CPU minutes, by file in {RECORDS}")
+    minutes = sum(seconds.values()) / 60
+    terminalreporter.write_line(
+        f"{minutes:.1f} minutes in all processes; {RECORDS} has each file's"
+    )
     if tier == "test":
         terminalreporter.write_line(f"{config.stash[LEFT]} tests are left to make test-all")
