@@ -128,6 +128,25 @@ def test_wheel_with_the_native_library_runs_on_it(native_wheel, tmp_path):
     assert re.search(r"^  cpu +available$", report, re.MULTILINE), report
 
 
+@pytest.mark.thorough
+@needs_compiler
+def test_a_library_for_another_processor_is_left_out_with_the_reason(native_wheel, tmp_path):
+    wheel, objects = native_wheel
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    for_none = tmp_path / "for_none.o"
+    flags = ("-std=c++17", "-fPIC", f"-I{CSRC}", "-DHFLA_DOUBLE_ALONE")
+    made = run(*COMPILER, *flags, "-c", CSRC / "cpu" / "dispatch.cpp", "-o", for_none)
+    assert made.returncode == 0, made.stdout
+    others = [path for path in objects if path.name != "cpu-dispatch.o"]
+    library = tmp_path / "hf_linear_attention" / "_C.so"
+    linked = run(*COMPILER, "-shared", *others, for_none, "-o", library)
+    assert linked.returncode == 0, linked.stdout
+
+    report = run_report_in(tmp_path)
+    assert "none: the kernels were built for another processor" in report
+    assert re.search(r"^  cpu tensors +chunked$", report, re.MULTILINE), report
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("processor", "has_avx2"), [("x86_64", True), ("aarch64", False)], ids=["x86_64", "aarch64"]
@@ -185,9 +204,15 @@ def test_a_build_for_this_machine_has_base_and_what_runs_here(unpacked_sdist, tm
             HF_LINEAR_ATTENTION_REQUIRE_NATIVE="1",
         )
         built[setting] = set(re.findall(r"-DHFLA_ISA=(\w+)", result.stdout))
+        # Base's kernels, and the choice, in which base is none then.
+        for_doubles = [line for line in result.stdout.splitlines() if "-DHFLA_DOUBLE_ALONE" in line]
+        assert bool(for_doubles) == (setting == "native" and len(built["native"]) > 1)
+        assert all("HFLA_ISA=base" in x or "dispatch.cpp" in x for x in for_doubles)
     assert built["all"] == {"base", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"}
     assert {"base", cpu_instruction_set()} <= built["native"] <= built["all"]
     assert "avx512" not in built["native"] or "avx2" not in built["native"]
+    is_amds = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    assert is_amds or "avx512_bf16" not in built["native"]  # which others run slower
     assert 'SETS must be "all" or "native", got \'some\'' in result.stdout and not built["some"]
 
 

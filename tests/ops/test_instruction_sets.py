@@ -86,7 +86,7 @@ def test_the_best_that_runs_here_is_used_where_none_is_forced():
     is_amds = CPUINFO.exists() and "AuthenticAMD" in CPUINFO.read_text()
     fast = [name for name in can_run if name != "avx512_bf16" or is_amds]
     assert cpu_instruction_set() == (os.environ.get(FORCE) or fast[0])
-    assert "base" in can_run
+    assert "base" in can_run or "base" not in runs  # a build for one processor
 
 
 # What /proc/cpuinfo lists where they run. Tiles ("amx") the system may refuse all the same.
