@@ -93,7 +93,7 @@ def test_a_process_that_a_benchmark_has_started_is_no_other_one():
         *_, running = harness.OtherProcesses._times()
         child.communicate(b"\n")
     *_, ended = harness.OtherProcesses._times()
-    assert before + 0.4 < running <= ended
+    assert before + 0.4 < running <= ended + 1e-6  # sums of ticks
 
 
 @pytest.mark.thorough

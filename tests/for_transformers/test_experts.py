@@ -8,13 +8,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hf_linear_attention.upstream.families import REPLACEMENTS, made_class
 from transformers import AutoConfig
 from transformers.integrations import moe
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.fast.linear import MAX_ROWS
 from hf_linear_attention.upstream.experts import Experts
+from hf_linear_attention.upstream.families import REPLACEMENTS, made_class
 from tiny import OtherTensor
 from upstream_models import CONFIGS, is_here, tiny_upstream
 

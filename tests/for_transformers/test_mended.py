@@ -8,13 +8,13 @@ import inspect
 
 import pytest
 import torch
-from hf_linear_attention.upstream.families import replacement_for
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from hf_linear_attention import LinearAttentionCache, LinearAttentionConfig, use_kernels
 from hf_linear_attention.releases import CACHE, CACHE_NAMES
+from hf_linear_attention.upstream.families import replacement_for
 from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, tiny_upstream
 
 T = 9

@@ -7,7 +7,6 @@ import inspect
 
 import torch
 import transformers
-from hf_linear_attention.upstream.families import FAMILIES
 from packaging.version import Version
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL,
@@ -20,6 +19,7 @@ from transformers import (
 
 from hf_linear_attention.releases import CACHE_NAMES
 from hf_linear_attention.upstream import tiny_models
+from hf_linear_attention.upstream.families import FAMILIES
 from hf_linear_attention.upstream.family import Family
 from hf_linear_attention.upstream.tiny_models import fill_weights
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from hf_linear_attention.upstream.families import FAMILIES
 from packaging.version import Version
 from torch import Tensor
 
+from hf_linear_attention.upstream.families import FAMILIES
 from hf_linear_attention.upstream.tiny_models import VOCAB_SIZE, fill_weights
 
 # Tokens in whose places images and sounds come, beside them, and beside nothing here.
