@@ -200,6 +200,7 @@ def plan(tmp_path_factory):
 
 
 @needs_compiler
+@pytest.mark.thorough
 def test_launches_are_the_launchers_and_counts_the_emulators(plan):
     B, H, T, D = size = 4, 16, 640, 32
     [walk] = plan("forward", size, 16)
