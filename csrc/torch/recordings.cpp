@@ -63,7 +63,7 @@ std::vector<Operation> make_operations() {
       {"add(Tensor a, Tensor b) -> Tensor", "Tensor", add},
       {"embedding(Tensor table, Tensor indices, int padding, bool by_count, bool sparse) -> Tensor",
        "", embedding},
-      {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", mul},
+      {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", nullptr},
       {"silu(Tensor x) -> Tensor", "", nullptr},
       {"sigmoid(Tensor x) -> Tensor", "", nullptr},
       {"exp(Tensor x) -> Tensor", "", nullptr},
