@@ -2,7 +2,6 @@
 
 #include "torch/plain_operations.h"
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -43,32 +42,6 @@ void view(StableIValue* stack) {
   HFLA_TORCH_CALL(aoti_torch__reinterpret_tensor(x.get(), int64_t(sizes.size()), sizes.data(),
                                                  strides.data(), 0, &result));
   give_back(stack, Tensor(result));
-}
-
-void embedding(StableIValue* stack) {
-  Arguments arguments(stack);
-  Tensor table = arguments.tensor();
-  Tensor indices = arguments.tensor();
-  bool is_plain = table.dim() == 2 && table.is_contiguous() && indices.is_contiguous() &&
-                  indices.dtype() == aoti_torch_dtype_int64() && indices.dim() < Tensor::kMaxDim;
-  int64_t sizes[Tensor::kMaxDim], count = 1;
-  for (int64_t d = 0; is_plain && d < indices.dim(); ++d) count *= sizes[d] = indices.size(d);
-  const auto* const index = static_cast<const int64_t*>(indices.data());
-  for (int64_t i = 0; is_plain && i < count; ++i) {
-    is_plain = index[i] >= 0 && index[i] < table.size(0);
-  }
-  if (!is_plain) {
-    give_back(stack, std::move(table), std::move(indices));
-    return call_dispatcher("aten::embedding", "", stack);
-  }
-  sizes[indices.dim()] = table.size(1);
-  Tensor rows = Tensor::empty(table.dtype(), sizes, indices.dim() + 1, table.device());
-  const size_t bytes = table.size(1) * aoti_torch_dtype_element_size(table.dtype());
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(static_cast<char*>(rows.mutable_data()) + i * bytes,
-                static_cast<const char*>(table.data()) + index[i] * bytes, bytes);
-  }
-  give_back(stack, rows);
 }
 
 }  // namespace hfla

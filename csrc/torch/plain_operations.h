@@ -14,9 +14,7 @@ void call_dispatcher(const char* name, const char* overload, StableIValue* stack
 // Of two tensors, without a factor, which would be a Scalar: a stack can't have that.
 void add(StableIValue* stack);
 
+// Where the numbers lie in order, as all of a token's do, made here: the dispatcher takes longer.
 void view(StableIValue* stack);
-
-// A row of a table for each index.
-void embedding(StableIValue* stack);
 
 }  // namespace hfla

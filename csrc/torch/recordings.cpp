@@ -62,7 +62,7 @@ std::vector<Operation> make_operations() {
       {"view(Tensor x, int[] size) -> Tensor", "", view},
       {"add(Tensor a, Tensor b) -> Tensor", "Tensor", add},
       {"embedding(Tensor table, Tensor indices, int padding, bool by_count, bool sparse) -> Tensor",
-       "", embedding},
+       "", nullptr},
       {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", nullptr},
       {"silu(Tensor x) -> Tensor", "", nullptr},
       {"sigmoid(Tensor x) -> Tensor", "", nullptr},
