@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import bench_decode  # noqa: E402
+import bench_decode_race  # noqa: E402
 import bench_ops  # noqa: E402
 import bench_products  # noqa: E402
 import bench_rg_lru  # noqa: E402
@@ -111,6 +112,30 @@ def test_generation_is_measured(tmp_path, monkeypatch):
         bench_decode.QUANTISED
     )
     assert contenders(document, "prompt, float32") == {"ours", "Llama"}
+
+
+def test_traces_race_compilers(tmp_path, monkeypatch):
+    document = run(bench_decode_race, tmp_path, monkeypatch)
+    every = set(bench_decode_race.CONTENDERS)
+    assert contenders(document, "gated_deltanet, 1 x 256, 4 bits") == every
+    errors = document["relative_errors"]
+    assert len(errors) == len(every) and max(errors.values()) > 0  # compilers round otherwise
+    *_, note = document["notes"]
+    assert all(f"; {name} " in note for name in every if "compile" in name or "AOT" in name)
+
+
+def test_a_compiler_pays_when_its_seconds_are_gained_back():
+    timing = bench_decode_race.Timing
+    names = (bench_decode_race.TRACES, "torch.compile", "AOTInductor")
+    timings = {
+        name: timing(x, x, x, 1, 0) for name, x in zip(names, (4e-3, 5e-3, 2e-3), strict=True)
+    }
+    tokens = bench_decode_race.TOKENS
+    first = {name: 1 + tokens * timings[name].median + 9 * (name != names[0]) for name in names}
+    assert bench_decode_race.note_of(first, timings) == (
+        "traces 1.00 s; torch.compile 10.00 s (never pays); "
+        "AOTInductor 10.00 s (has caught up after 4,500 tokens)"
+    )
 
 
 class LlamaByTransformers:
