@@ -14,15 +14,12 @@ from torch.nn import functional as F
 from ..ops.convolution import short_convolution, short_convolution_step_
 from ..ops.in_slots import short_convolution_
 from ..ops.tokens import Tokens
-from .interface import Recurrence, SlotPieces, State, StateSize
-from .padding import padding_first
+from .interface import Recurrence, SlotPieces, State, StateSize, padding_first
 
 
 @dataclass(frozen=True)
 class TokenWindow(Recurrence):
-    """The last W real tokens of the input x (B, T, C), whatever is made of them: the state, under
-    the name that it is made with, (B, W, C), zeros where there were fewer.
-    """
+    """The state, called `name`: the last W real tokens of x, (B, W, C), zeros where none were."""
 
     name: str
     channels: int
@@ -117,10 +114,10 @@ class ConvolutionWindow(TokenWindow):
         x, weight, bias = inputs
         if state[self.name].dtype != x.dtype:  # as under autocast
             return super().step_(inputs, state, tokens)
-        key_mask = tokens.key_mask
+        weight, key_mask = weight.squeeze(1), tokens.key_mask
         y = short_convolution_step_(
             x[:, 0],
-            weight.squeeze(1),
+            weight,
             bias,
             state[self.name],
             activation=self.activation,

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..ops.tokens import Tokens
 
 # A state: its tensors (B, ...) by name, no two recurrences of a layer using the same; before the
 # first token none of them is there. The dict may hold those of the layer's other recurrences, too.
 State = dict[str, Tensor]
-# What a recurrence reads of T tokens: a NamedTuple of its own, as LinearInputs, of tensors
-# (B, T, ...) and parameters; None where one is left out.
+# What a recurrence reads of T tokens: a NamedTuple of its own, of tensors (B, T, ...) or None.
 Inputs = Any
 
 
@@ -47,8 +47,8 @@ class SlotPieces(NamedTuple):
 class Recurrence(ABC):
     """A value without weights, so that a cache may keep it, copy it, and outlive the model."""
 
-    # Inputs that leave no trace in the state, and so are not recorded: some of (B, T, ...), as
-    # queries, and all that are the same for all tokens, as weights.
+    # Inputs that leave no trace in the state, and so are not recorded: some of tokens, as queries,
+    # and parameters, which are the same for all tokens, as weights.
     only_read: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ()
     # Whether `run` takes and gives a state for each of several packed sequences.
@@ -155,3 +155,24 @@ class Recurrence(ABC):
 def sum_of_later(x: Tensor) -> Tensor:
     """For each of x's rows the sum of those after it. No difference: they may be infinite."""
     return torch.cat([x[1:].flip(0).cumsum(0).flip(0), torch.zeros_like(x[:1])])
+
+
+def padding_first(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """x (B, past + T, ...) with the tokens that key_mask (B, T) hides moved to the front, so that
+    the last ones are real as long as there are any.
+    """
+    if key_mask is None:
+        return x
+    is_real = F.pad(key_mask, (x.shape[1] - key_mask.shape[1], 0), value=True)
+    return take_tokens(x, padding_first_order(is_real))
+
+
+def padding_first_order(key_mask: Tensor) -> Tensor:
+    """The order (B, T) that puts tokens which key_mask (B, T) hides in front of the others."""
+    return key_mask.int().argsort(dim=1, stable=True)
+
+
+def take_tokens(x: Tensor, order: Tensor) -> Tensor:
+    """x (B, T, ...) at the tokens that `order` (B, n) names."""
+    index = order.view(*order.shape, *[1] * (x.dim() - 2))
+    return x.gather(1, index.expand(*order.shape, *x.shape[2:]))

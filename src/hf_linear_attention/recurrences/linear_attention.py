@@ -56,13 +56,9 @@ class LinearRecurrence(Recurrence):
         return self._named(kv, k.new_zeros(B, Hkv, K, dtype=dtype) if self.normalize else None)
 
     def run(self, inputs: LinearInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        q, k, v, log_decay, write_strength = inputs
         y, (kv, z) = linear_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            write_strength=write_strength,
+            *inputs[:4],
+            write_strength=inputs.write_strength,
             key_mask=tokens.key_mask,
             cu_seqlens=tokens.cu_seqlens,
             is_causal=tokens.is_causal,

@@ -44,11 +44,7 @@ def bounds_where(begins: Tensor, B: int, T: int) -> Tensor:
 
 
 def check_packing(B: int, T: int, cu_seq_lens_q: Any = None, seq_idx: Any = None) -> None:
-    """Of what a caller gives.
-
-    Raises:
-        ValueError: these are no bounds of B T tokens, or no numbers of tokens.
-    """
+    """Raises a ValueError where a caller gives no bounds of B T tokens, or no numbers of them."""
     if cu_seq_lens_q is not None:
         shape = shape_of(cu_seq_lens_q)
         if not isinstance(shape, tuple) or len(shape) != 1 or shape[0] == 0:

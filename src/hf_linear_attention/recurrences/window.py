@@ -16,8 +16,14 @@ from torch.nn import functional as F
 from ..ops.numerics import accumulation_dtype, without_autocast
 from ..ops.tokens import Tokens, positions_within
 from ..ops.windowed_softmax import attention_to, join, window_attention
-from .interface import Recurrence, State, StateSize
-from .padding import padding_first, padding_first_order, take_tokens
+from .interface import (
+    Recurrence,
+    State,
+    StateSize,
+    padding_first,
+    padding_first_order,
+    take_tokens,
+)
 
 
 class WindowOutput(NamedTuple):
@@ -65,9 +71,7 @@ class WindowRecurrence(Recurrence):
         return {name: size for name, size in sizes.items() if 0 not in size.shape}
 
     def start(self, inputs: WindowInputs) -> State:
-        return self._start(inputs.kvf)
-
-    def _start(self, kvf: Tensor) -> State:
+        kvf = inputs.kvf
         B, _, H, features = kvf.shape
         state = {
             "window": kvf.new_zeros(B, self.window, H, features),
@@ -170,7 +174,7 @@ class WindowRecurrence(Recurrence):
         """
         T, W, N = kvf.shape[1], self.window, self.num_sinks
         if "window" not in state:
-            state = self._start(kvf)
+            state = self.start(WindowInputs(kvf, kvf))
         extended = torch.cat([state["window"].to(kvf.dtype), kvf], dim=1)
         extended = padding_first(extended, key_mask)
         count = state["window_count"]

@@ -8,9 +8,7 @@ from ..needs_package import needs_package
 TAKES_NOTHING_BACK = "a static cache takes no tokens back"
 
 
-class Recorded(NamedTuple):
-    """What a layer read in one forward."""
-
+class Recorded(NamedTuple):  # what a layer read in one forward
     num_tokens: int
     key_mask: Any
     parts: list[Any]  # for each recurrence, which comes first, its inputs
