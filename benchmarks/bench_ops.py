@@ -38,6 +38,7 @@ from harness import (
     sample_of,
 )
 from hf_linear_attention import linear_attention
+from hf_linear_attention.ops.arguments import LinearArguments
 from hf_linear_attention.ops.chunked.linear_attention import chunked_linear_attention
 from hf_linear_attention.ops.loops import reference_linear_attention
 
@@ -165,7 +166,8 @@ def _y_and_gradients(run, tensors):
 
 
 def _linear_in_float64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return chunked_linear_attention(q.double(), k.double(), v.double(), feature_map="elu+1")[0]
+    arguments = LinearArguments(q.double(), k.double(), v.double(), feature_map="elu+1")
+    return chunked_linear_attention(arguments)[0]
 
 
 def _softmax_in_float64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -178,7 +180,7 @@ def _softmax_in_float64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def verify_oracle() -> None:
     """The fast float64 computation above agrees with the plain loop."""
     q, k, v, _ = make_inputs((2, 3, 130, 16), torch.float64, heads_first=False)
-    expected, _ = reference_linear_attention(q, k, v, feature_map="elu+1")
+    expected, _ = reference_linear_attention(LinearArguments(q, k, v, feature_map="elu+1"))
     check_close("chunked float64", _linear_in_float64(q, k, v), expected, 1e-12)
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from cuda_linear import Errors, check, verify_all
 from cuda_shapes import Inputs, Shape, num_bytes
 from hf_linear_attention import delta_rule, delta_rule_step_
+from hf_linear_attention.ops.arguments import DeltaArguments
 from hf_linear_attention.ops.loops.delta_rule import reference_delta_rule
 
 try:
@@ -108,9 +109,8 @@ def verify(D: int, device: str) -> Errors:
     for heads, keys in (("", None), (", shared keys", 2)):
         inputs = sequence(Shape(1, 200, 4, D, keys), device)
         q, k, v, beta, log_decay = (x.double() for x in inputs)
-        plain = dict(key_mask=None, cu_seqlens=None, initial_state=None)
-        options = dict(scale=D**-0.5, normalize_qk=False, delta=True)
-        wanted = reference_delta_rule(q, k, v, beta, log_decay, **plain, **options)[0]
+        arguments = DeltaArguments(q, k, v, beta, log_decay, scale=D**-0.5)
+        wanted = reference_delta_rule(arguments)[0]
 
         def errors_of(
             name: str,

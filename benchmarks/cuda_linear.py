@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cuda_shapes import Inputs, Shape, num_bytes
 from hf_linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
+from hf_linear_attention.ops.arguments import LinearArguments
 from hf_linear_attention.ops.loops import reference_linear_attention
 
 try:
@@ -170,9 +171,8 @@ def verify_all(
 def verify(D: int, device: str) -> Errors:
     inputs = sequence(Shape(1, 500, 2, D), device)
     double = [x.double().requires_grad_() for x in inputs]
-    others = dict(key_mask=None, cu_seqlens=None, initial_state=None, log_decay=None, eps=EPS)
-    y, _ = reference_linear_attention(*double, feature_map="elu+1", **others)
-    plain, _ = reference_linear_attention(*double, feature_map=None, normalize=False, **others)
+    y, _ = reference_linear_attention(LinearArguments(*double, feature_map="elu+1", eps=EPS))
+    plain, _ = reference_linear_attention(LinearArguments(*double, normalize=False))
     softmax = sdpa_in_double(*double)
 
     def against(wanted: Tensor) -> Callable[[str, Callable[..., Tensor]], Errors]:

@@ -342,7 +342,7 @@ def test_a_layer_of_a_module_of_its_own_runs_on_our_ops(of_next_year, x, name):
     report, layer, before = changed(cls())
     assert [one.gist for one in report.changed] == ["gated delta rule, by function"]
     assert type(layer) is not cls and isinstance(layer, cls) and type(layer).__name__ == name
-    with mock.patch.object(op_delta, "run_rule", wraps=op_delta.run_rule) as ours:
+    with mock.patch.object(op_delta, "run", wraps=op_delta.run) as ours:
         y = layer(x)
     assert ours.call_count == 1
     close(y, before(x))
@@ -555,7 +555,7 @@ def test_no_other_model_and_no_module_of_transformers_changes(ids):
     theirs, ours = models("qwen3_5_text")
     assert vars(modeling_qwen3_5) == before
     other = tiny_upstream("qwen3_5_text")
-    with mock.patch.object(op_delta, "run_rule", wraps=op_delta.run_rule) as rule, torch.no_grad():
+    with mock.patch.object(op_delta, "run", wraps=op_delta.run) as rule, torch.no_grad():
         want = other(ids).logits
         assert rule.call_count == 0
         close(ours(ids).logits, want)

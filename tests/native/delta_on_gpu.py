@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attention_cases import TOLERANCE
+from by_name import by_name
 from cuda_cases import DEVICE, DTYPES, RELATIVE_ERROR, SEED, needs_a_gpu
 from hf_linear_attention import delta_rule, delta_rule_, delta_rule_step_, linear_attention
 from hf_linear_attention.ops.chunked.delta_rule import chunked_delta_rule
@@ -218,7 +219,9 @@ def test_long_sequences_are_those_of_the_chunked_form_in_float64(B, T, H, D, dec
 
     def chunked(q, k, v, beta, log_decay=None, *, scale, backend, return_state, **options):
         scale = D**-0.5 if scale is None else scale
-        return chunked_delta_rule(q, k, v, beta, log_decay, scale=scale, **options)
+        return by_name("delta_rule", chunked_delta_rule)(
+            q, k, v, beta, log_decay, scale=scale, **options
+        )
 
     wanted = run_with_gradients(chunked, to_float64(inputs), None)
     for name, x in run_with_gradients(delta_rule, inputs, DEVICE).items():

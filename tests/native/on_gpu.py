@@ -12,6 +12,7 @@ from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
+from by_name import by_name
 from cuda_cases import (
     CASES,
     DEVICE,
@@ -33,7 +34,6 @@ from hf_linear_attention import (
     linear_attention_step_,
 )
 from hf_linear_attention.ops.chunked.linear_attention import chunked_linear_attention
-from hf_linear_attention.ops.loops import reference_linear_attention
 
 
 def attend(**inputs) -> tuple[Tensor, LinearAttentionState]:
@@ -103,9 +103,8 @@ def test_long_sequences_are_those_of_the_chunked_form_in_float64(B, T, H, D, dty
         name: x.double() if isinstance(x, Tensor) else x  # stays where it is
         for name, x in inputs.items()
     }
-    everything = dict(log_decay=None, key_mask=None, cu_seqlens=None, initial_state=None)
     wanted = attention_cases.run_with_gradients(
-        lambda **arguments: chunked_linear_attention(**everything | arguments), exact
+        by_name("linear_attention", chunked_linear_attention), exact
     )
     for name, x in attention_cases.run_with_gradients(attend, inputs).items():
         error = (x.double() - wanted[name]).norm() / wanted[name].norm()
@@ -156,7 +155,7 @@ def token(inputs: dict, t: int) -> dict:
 @torch.no_grad()
 def test_steps_are_the_reference_token_by_token(case, dtype):
     inputs = attention_cases.make_inputs(case, dtype, DEVICE, SEED)
-    y, (kv, z) = reference_linear_attention(**attention_cases.to_float64(inputs))
+    y, (kv, z) = attention_cases.reference(**attention_cases.to_float64(inputs))
     updated = LinearAttentionState(
         *(x if x is None else x.clone() for x in inputs["initial_state"])
     )

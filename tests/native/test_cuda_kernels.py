@@ -42,7 +42,6 @@ from cuda_cases import (
 from emulated_kernels import CXX, WITH_WARNINGS, compiled_kernels
 from hf_linear_attention.ops.feature_maps import POINTWISE
 from hf_linear_attention.ops.linear_attention import LinearAttentionState
-from hf_linear_attention.ops.loops import reference_linear_attention
 
 ROOT = Path(__file__).resolve().parents[2]
 if not shutil.which(CXX[0]):
@@ -494,7 +493,7 @@ def test_sums_over_a_long_sequence_are_not_truncated(library, dtype):
     case = Case(B=1, T=T, Hq=1, Hkv=1, K=4, V=4, feature_map=None)
     inputs = attention_cases.make_inputs(case, dtype)
     inputs["k"], inputs["v"] = inputs["k"].abs(), inputs["v"].abs()
-    _, wanted = reference_linear_attention(**attention_cases.to_float64(inputs))
+    _, wanted = attention_cases.reference(**attention_cases.to_float64(inputs))
     _, state = emulated(library, Device(1, 227 << 10, T))(**inputs)
     for got, of in zip(state, wanted, strict=True):
         assert (got / of - 1).mean().abs() < 2e-6
@@ -584,7 +583,7 @@ def run_step(library, inputs, t: int, state, schedule: int, state_indices=None) 
 
 def check_steps(library, case: Case, dtype=torch.float32, schedule=0) -> None:
     inputs = attention_cases.make_inputs(case, dtype)
-    y, (final_kv, final_z) = reference_linear_attention(**attention_cases.to_float64(inputs))
+    y, (final_kv, final_z) = attention_cases.reference(**attention_cases.to_float64(inputs))
     kv, z = inputs["initial_state"]
     updated = LinearAttentionState(kv.clone(), None if z is None else z.clone())
     outputs = [run_step(library, inputs, t, updated, schedule) for t in range(case.T)]

@@ -145,12 +145,12 @@ def test_a_missing_wait_for_copies_is_found(environment, name):
 # Nobody checks cu_seqlens on CUDA: that this ends, without an error of the emulator, is the test.
 WRONG_BOUNDS = """
 import torch
+from hf_linear_attention.ops.arguments import DeltaArguments
 from hf_linear_attention.ops.compiled.delta_rule import forward
-options = dict(key_mask=None, initial_state=None, scale=1.0, normalize_qk=True, delta=True)
 q, k, v, g = (torch.rand(1, 40, 1, D, requires_grad=True) for D in (3, 3, 5, 3))
 for bounds in ([0, 200, 40], [-9, 20, 40], [35, 20, 9], [40, 40, 2**31 - 1]):
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
-    y, state = forward(q, k, v, None, -g, cu_seqlens=cu_seqlens, **options)
+    y, state = forward(DeltaArguments(q, k, v, None, -g, normalize_qk=True), cu_seqlens)
     torch.autograd.grad(y.sum() + state.sum(), [q, k, v, g])
 print("done")
 """
@@ -163,17 +163,16 @@ def test_wrong_cu_seqlens_stay_within_the_tensors(environment):
 
 NO_SEQUENCES = """
 import torch
+from hf_linear_attention.ops.arguments import DeltaArguments, LinearArguments
 from hf_linear_attention.ops.compiled import delta_rule, linear_attention
-q = k = v = torch.ones(1, 40, 1, 4)
-options = dict(cu_seqlens=torch.zeros(1, dtype=torch.int32), key_mask=None, initial_state=None)
-for call in (
-    lambda: delta_rule.forward(q, k, v, None, None, **options, scale=1.0, normalize_qk=True,
-                               delta=True),
-    lambda: linear_attention.forward(q, k, v, None, **options, feature_map="elu+1", normalize=True,
-                                     eps=1e-6, is_causal=True),
+x = torch.ones(1, 40, 1, 4)
+cu_seqlens = torch.zeros(1, dtype=torch.int32)
+for forward, arguments in (
+    (delta_rule.forward, DeltaArguments(x, x, x)),
+    (linear_attention.forward, LinearArguments(x, x, x)),
 ):
     try:
-        print(call())
+        print(forward(arguments, cu_seqlens))
     except RuntimeError as error:
         print(error)
 """
@@ -221,17 +220,16 @@ def test_keys_that_are_too_large_for_the_delta_rule_s_kernels_are_refused(enviro
 # Prints the sizes of what forward and backward make of nothing, then what float64 makes of them.
 NOTHING_AND_FLOAT64 = """
 import torch
+from hf_linear_attention.ops.arguments import LinearArguments
 from hf_linear_attention.ops.compiled.linear_attention import forward
-options = dict(feature_map="elu+1", key_mask=None, initial_state=None, normalize=True, eps=1e-6)
 for B, T, bounds in ((0, 3, None), (2, 0, None), (1, 0, [0])):
     q, k, v = (torch.ones(B, T, H, D, requires_grad=True) for H, D in ((4, 3), (2, 3), (2, 5)))
     cu_seqlens = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
-    y, (kv, z) = forward(q, k, v, None, cu_seqlens=cu_seqlens, is_causal=True, **options)
+    y, (kv, z) = forward(LinearArguments(q, k, v, feature_map="elu+1"), cu_seqlens)
     dq = torch.autograd.grad(y.sum() + kv.sum() + z.sum(), q)[0]
     print(list(y.shape), list(kv.shape), kv.sum().item(), list(dq.shape))
 try:
-    double = q.double(), k.double(), v.double()
-    forward(*double, None, cu_seqlens=None, is_causal=True, **options)
+    forward(LinearArguments(q.double(), k.double(), v.double()))
 except RuntimeError as error:
     print(error)
 """

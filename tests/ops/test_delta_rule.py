@@ -546,10 +546,11 @@ def test_a_write_strength_of_another_shape_is_named(backend):
 
 
 def test_on_cuda_sequences_with_large_keys_go_to_pytorch():
-    large = op_delta.for_sequences_of(torch.empty(1, 1, 1, 257))
+    table = op_delta.IMPLEMENTATIONS
+    large = op_delta.for_sequences_of(torch.empty(1, 1, 1, 257), table)
     assert isinstance(large["cuda"], Missing) and "up to 256 features" in large["cuda"].reason
-    assert large["cpu"] is op_delta.IMPLEMENTATIONS["cpu"]
-    assert op_delta.for_sequences_of(torch.empty(1, 1, 1, 256)) is op_delta.IMPLEMENTATIONS
+    assert large["cpu"] is table["cpu"]
+    assert op_delta.for_sequences_of(torch.empty(1, 1, 1, 256), table) is table
 
 
 def test_cuda_that_can_t_run_says_so():

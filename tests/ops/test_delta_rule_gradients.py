@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from attention_cases import TOLERANCE
+from by_name import by_name
 from delta_rule_cases import Case, in_float64, make_inputs
 from hf_linear_attention.ops.compiled import delta_rule
 from hf_linear_attention.ops.loops.delta_rule import reference_delta_rule
 
+forward = by_name("delta_rule", delta_rule.forward)
+reference = by_name("delta_rule", reference_delta_rule)
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
 )
@@ -72,16 +75,16 @@ def assert_gradients_are_the_reference_s(arguments, options, of=RESULTS):
     """In the inputs' dtype, and in float64 of the same numbers."""
     leaves = leaves_of(arguments, options)
     with torch.no_grad():
-        upstream = upstream_of(run(delta_rule.forward, leaves, options))
-    actual = gradients(delta_rule.forward, leaves, options, upstream, of)
+        upstream = upstream_of(run(forward, leaves, options))
+    actual = gradients(forward, leaves, options, upstream, of)
     for name, x in leaves.items():
         assert actual[name].dtype == x.dtype
     leaves = {name: in_float64(x) for name, x in leaves.items()}
     options = {name: in_float64(x) for name, x in options.items()}
     upstream = list(map(in_float64, upstream))
-    expected = gradients(reference_delta_rule, leaves, options, upstream, of)
+    expected = gradients(reference, leaves, options, upstream, of)
     assert_all_close(actual, expected)
-    precise = gradients(delta_rule.forward, leaves, options, upstream, of)
+    precise = gradients(forward, leaves, options, upstream, of)
     assert all(x.dtype == torch.float64 for x in precise.values())
     assert_all_close(precise, expected)
 
@@ -113,7 +116,7 @@ def test_finite_differences(case, delta, decay):
         x.requires_grad_()
 
     def function(*tensors):
-        return run(delta_rule.forward, dict(zip(leaves, tensors, strict=True)), options)
+        return run(forward, dict(zip(leaves, tensors, strict=True)), options)
 
     if kept is not None and "log_decay" in leaves:
         leaves["log_decay"].data[~kept] = -0.1
@@ -184,10 +187,10 @@ def test_every_dtype_rounds_once(dtype, delta, decay):
         assert_gradients_are_the_reference_s(arguments, options)
     leaves = leaves_of(arguments, options)
     with torch.no_grad():
-        upstream = upstream_of(run(delta_rule.forward, leaves, options))
-    rounded = gradients(delta_rule.forward, leaves, options, upstream)
+        upstream = upstream_of(run(forward, leaves, options))
+    rounded = gradients(forward, leaves, options, upstream)
     precise = gradients(
-        delta_rule.forward,
+        forward,
         {name: x.double() for name, x in leaves.items()},
         {name: in_float64(x) for name, x in options.items()},
         list(map(in_float64, upstream)),
@@ -212,7 +215,7 @@ def test_upstream_gradients_of_any_layout(decay):
     arguments, options = make_inputs(Case(decay=decay, initial=False), torch.float32)
     leaves = leaves_of(arguments, options)
     with torch.no_grad():
-        y, state = run(delta_rule.forward, leaves, options)
+        y, state = run(forward, leaves, options)
     (number,) = torch.randn(1)
     layouts = [
         number.expand(y.shape),
@@ -223,8 +226,8 @@ def test_upstream_gradients_of_any_layout(decay):
         assert dy.shape == y.shape
         upstream = [dy, torch.randn(()).expand(state.shape)]
         copies = [x.clone(memory_format=torch.contiguous_format) for x in upstream]
-        actual = gradients(delta_rule.forward, leaves, options, upstream)
-        expected = gradients(delta_rule.forward, leaves, options, copies)
+        actual = gradients(forward, leaves, options, upstream)
+        expected = gradients(forward, leaves, options, copies)
         for name, x in actual.items():
             assert x.equal(expected[name]), name
 
@@ -241,8 +244,8 @@ def test_expanded_inputs_have_the_gradients_of_copies(decay):
     leaves = leaves_of(heads, options)
     copies = {name: x.contiguous() for name, x in leaves.items()}
     assert any(0 in x.stride() for x in leaves.values())
-    actual = gradients(delta_rule.forward, leaves, options)
-    for name, x in gradients(delta_rule.forward, copies, options).items():
+    actual = gradients(forward, leaves, options)
+    for name, x in gradients(forward, copies, options).items():
         assert actual[name].equal(x), name
 
 
@@ -266,7 +269,7 @@ def test_extreme_decays_strengths_and_keys(delta, decay):
         if decay == "channel":
             log_decay[:, 1::5, :, ::3] = -torch.inf
     assert_gradients_are_the_reference_s(arguments, options)
-    found = gradients(delta_rule.forward, leaves_of(arguments, options), options)
+    found = gradients(forward, leaves_of(arguments, options), options)
     assert all(x.isfinite().all() for x in found.values())
     if log_decay is not None:
         assert (found["log_decay"][log_decay == -torch.inf] == 0).all()
@@ -282,10 +285,10 @@ def test_what_was_forgotten_has_no_gradient():
             arguments[4][:, 30] = -torch.inf
             leaves = leaves_of(arguments, options)
             with torch.no_grad():
-                y, state = run(delta_rule.forward, leaves, options)
+                y, state = run(forward, leaves, options)
             dy = torch.randn(y.shape)
             dy[:, :30] = 0
-            found = gradients(delta_rule.forward, leaves, options, [dy, torch.randn(state.shape)])
+            found = gradients(forward, leaves, options, [dy, torch.randn(state.shape)])
             assert (found.pop("initial_state") == 0).all()
             for name, x in found.items():
                 assert (x[:, :30] == 0).all(), name
@@ -301,9 +304,9 @@ def test_padding_has_none_whatever_it_holds(delta, decay):
     leaves = leaves_of(arguments, options)
     assert all(leaves[name][~kept].isnan().all() for name in leaves if name != "initial_state")
     with torch.no_grad():
-        upstream = upstream_of(run(delta_rule.forward, leaves, options))
+        upstream = upstream_of(run(forward, leaves, options))
     upstream[0][~kept] = torch.nan
-    found = gradients(delta_rule.forward, leaves, options, upstream)
+    found = gradients(forward, leaves, options, upstream)
     for name, x in found.items():
         assert x.isfinite().all(), name
         assert name == "initial_state" or (x[~kept] == 0).all(), name
@@ -316,10 +319,10 @@ def test_the_gradient_of_a_token_reaches_no_later_one(delta, decay):
     arguments, options = make_inputs(Case(T=40, decay=decay, delta=delta), torch.float32)
     leaves = leaves_of(arguments, options)
     with torch.no_grad():
-        y, state = run(delta_rule.forward, leaves, options)
+        y, state = run(forward, leaves, options)
     dy = torch.randn(y.shape)
     dy[1, 21, 1] = torch.nan
-    found = gradients(delta_rule.forward, leaves, options, [dy, torch.zeros_like(state)])
+    found = gradients(forward, leaves, options, [dy, torch.zeros_like(state)])
     assert found["q"][1, 21, 1].isnan().all()
     assert found["k"][1, 21, 1].isnan().all()
     assert found["v"][1, :22, 1].isnan().all()
@@ -362,13 +365,13 @@ def test_threads_divide_heads_sequences_and_columns(dtype, decay):
             arguments, options = make_inputs(replace(case, decay=decay), dtype)
             leaves = leaves_of(arguments, options)
             torch.set_num_threads(1)
-            alone = gradients(delta_rule.forward, leaves, options)
+            alone = gradients(forward, leaves, options)
             alone = {name: x.double() for name, x in alone.items()}
             for threads in (2, 3, 7):
                 torch.set_num_threads(threads)
-                found = gradients(delta_rule.forward, leaves, options)
+                found = gradients(forward, leaves, options)
                 assert_all_close(found, alone)
-                again = gradients(delta_rule.forward, leaves, options)
+                again = gradients(forward, leaves, options)
                 for name, x in found.items():
                     assert again[name].equal(x), name
     finally:

@@ -7,10 +7,15 @@ import pytest
 import torch
 
 from attention_cases import TOLERANCE
+from by_name import by_name
 from delta_rule_cases import Case, in_float64, make_inputs
+from hf_linear_attention.ops.arguments import DeltaArguments
 from hf_linear_attention.ops.compiled import delta_rule
 from hf_linear_attention.ops.loops.delta_rule import reference_delta_rule
 from hf_linear_attention.ops.numerics import accumulation_dtype
+
+forward = by_name("delta_rule", delta_rule.forward)
+reference = by_name("delta_rule", reference_delta_rule)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -20,7 +25,7 @@ with_and_without_delta = pytest.mark.parametrize("delta", [True, False], ids=["d
 
 
 def expected(arguments, options):
-    return reference_delta_rule(
+    return reference(
         *map(in_float64, arguments), **{name: in_float64(x) for name, x in options.items()}
     )
 
@@ -31,7 +36,7 @@ def assert_close(actual, target, dtype):
 
 def assert_forward_is_the_reference_s(case, dtype):
     arguments, options = make_inputs(case, dtype)
-    y, state = delta_rule.forward(*arguments, **options)
+    y, state = forward(*arguments, **options)
     wanted, wanted_state = expected(arguments, options)
     assert y.dtype == dtype and state.dtype == accumulation_dtype(dtype)
     assert_close(y, wanted, dtype)
@@ -136,7 +141,7 @@ def test_extreme_decays_strengths_and_keys(decay, delta):
         log_decay[:, 5::11] = -torch.inf
         log_decay[:, 6::13, 0] = -1e5
         log_decay[:, 7::13, 1] = -1e30
-    y, state = delta_rule.forward(q, k, v, beta, log_decay, **options)
+    y, state = forward(q, k, v, beta, log_decay, **options)
     wanted, wanted_state = expected((q, k, v, beta, log_decay), options)
     assert_close(y, wanted, torch.float32)
     assert_close(state, wanted_state, torch.float32)
@@ -146,13 +151,13 @@ def test_extreme_decays_strengths_and_keys(decay, delta):
 @every_decay
 def test_a_nan_reaches_nothing_before_it(decay):
     arguments, options = make_inputs(Case(decay=decay, T=40), torch.float32)
-    clean, _ = delta_rule.forward(*arguments, **options)
+    clean, _ = forward(*arguments, **options)
     for x in arguments:
         if x is None:
             continue
         broken = [torch.clone(y) if y is not None else None for y in arguments]
         next(y for y, z in zip(broken, arguments, strict=True) if z is x)[0, 21, 1] = torch.nan
-        y, _ = delta_rule.forward(*broken, **options)
+        y, _ = forward(*broken, **options)
         assert y[0, :21].equal(clean[0, :21])
         assert y[0, :, 0].equal(clean[0, :, 0]) and y[1].equal(clean[1])
         assert y[0, 21, 1].isnan().any()
@@ -164,10 +169,10 @@ def test_a_positive_log_decay_is_refused_but_under_padding():
         log_decay[1, 20, 1] = 1e-3
         for Hk in (2, 1):  # keys that are staged for each head, or once
             with pytest.raises(RuntimeError, match="log_decay must be <= 0"):
-                delta_rule.forward(q[:, :, :1], k[:, :, :Hk], v, beta, log_decay, **options)
+                forward(q[:, :, :1], k[:, :, :Hk], v, beta, log_decay, **options)
         key_mask = torch.ones(2, 37, dtype=torch.bool)
         key_mask[1, 20] = False
-        delta_rule.forward(q, k, v, beta, log_decay, **options | {"key_mask": key_mask})
+        forward(q, k, v, beta, log_decay, **options | {"key_mask": key_mask})
 
 
 @pytest.mark.sample(5)
@@ -184,9 +189,9 @@ def test_threads_divide_heads_sequences_and_columns(decay, threads):
         ):
             assert_forward_is_the_reference_s(case, torch.float32)
             arguments, options = make_inputs(case, torch.float32)
-            y, state = delta_rule.forward(*arguments, **options)
+            y, state = forward(*arguments, **options)
             for _ in range(3):
-                again, again_state = delta_rule.forward(*arguments, **options)
+                again, again_state = forward(*arguments, **options)
                 assert again.equal(y) and again_state.equal(state)
     finally:
         torch.set_num_threads(before)
@@ -195,8 +200,14 @@ def test_threads_divide_heads_sequences_and_columns(decay, threads):
 # ---- a step ----
 
 
+def step(*token):
+    """The token's arguments are in the order of the op's."""
+    *tensors, state, scale, normalize_qk, delta = token
+    return delta_rule.step_(DeltaArguments(*tensors, scale, normalize_qk, delta), state)
+
+
 def step_arguments(case, dtype):
-    """The arguments of step_ for the case's first token, and what forward is given instead."""
+    """The arguments of step for the case's first token, and what forward is given instead."""
     arguments, options = make_inputs(replace(case, T=1), dtype)
     token = [None if x is None else x[:, 0] for x in arguments]
     key_mask = options["key_mask"]
@@ -220,7 +231,7 @@ def test_a_step_is_one_token(dtype, decay, delta):
     ):
         case = replace(case, decay=decay, delta=delta)
         token, arguments, options = step_arguments(case, dtype)
-        y = delta_rule.step_(*token)
+        y = step(*token)
         wanted, wanted_state = expected(arguments, options)
         assert_close(y, wanted[:, 0], dtype)
         assert_close(token[6], wanted_state, token[6].dtype)
@@ -233,7 +244,7 @@ def test_a_step_with_extremes():
             token, arguments, options = step_arguments(Case(decay=decay), torch.float32)
             arguments[4].fill_(extreme)
             arguments[1][0] = 0
-            y = delta_rule.step_(*token)
+            y = step(*token)
             wanted, wanted_state = expected(arguments, options)
             assert_close(y, wanted[:, 0], torch.float32)
             assert_close(token[6], wanted_state, torch.float32)
@@ -245,12 +256,10 @@ def test_steps_are_forward_whatever_the_threads():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            y, last = delta_rule.forward(q, k, v, beta, log_decay, **options)
+            y, last = forward(q, k, v, beta, log_decay, **options)
             state = options["initial_state"].clone()
             tokens = [
-                delta_rule.step_(
-                    *(x[:, t] for x in (q, k, v, beta, log_decay)), None, state, 0.3, True, True
-                )
+                step(*(x[:, t] for x in (q, k, v, beta, log_decay)), None, state, 0.3, True, True)
                 for t in range(9)
             ]
             assert_close(torch.stack(tokens, 1), y.double(), torch.float32)
@@ -264,10 +273,10 @@ def test_a_step_refuses_a_positive_log_decay_but_under_padding():
         token, *_ = step_arguments(Case(decay=decay), torch.float32)
         token[4][1, 1] = 1e-3
         with pytest.raises(RuntimeError, match="log_decay must be <= 0"):
-            delta_rule.step_(*token)
+            step(*token)
         token, *_ = step_arguments(Case(decay=decay), torch.float32)
         token[4][1, 1] = 1e-3
-        delta_rule.step_(*token[:5], torch.tensor([True, False]), *token[6:])
+        step(*token[:5], torch.tensor([True, False]), *token[6:])
 
 
 # ---- arguments ----
@@ -278,7 +287,7 @@ WRONG = {
     "k_dim": ("k", lambda x: x[..., :-1], r"k must have shape \(2, 37, 2, 16\)"),
     "v_dtype": ("v", lambda x: x.double(), "v must be float32 here, got float64"),
     "beta_shape": ("beta", lambda x: x[..., :1], r"beta must have shape \(2, 37, 4\)"),
-    "beta_dtype": ("beta", lambda x: x.bfloat16(), "beta must be float32 here, got bfloat16"),
+    "beta_dtype": ("beta", lambda x: x.int(), "beta must be float32 here, got int32"),
     "decay_head": ("log_decay", lambda x: x[..., :1], r"log_decay must have shape \(2, 37, 4\)"),
     "decay_channel": (
         "log_decay",
@@ -299,9 +308,9 @@ WRONG = {
 def test_wrong_arguments_are_named(name, change, message):
     arguments, options = make_inputs(Case(Hq=4, Hv=4), torch.float32)
     named = dict(zip(("q", "k", "v", "beta", "log_decay"), arguments, strict=True)) | options
-    delta_rule.forward(**named)
+    forward(**named)
     with pytest.raises(RuntimeError, match=f"hf_linear_attention::delta_rule: .*{message}"):
-        delta_rule.forward(**named | {name: change(named[name])})
+        forward(**named | {name: change(named[name])})
 
 
 def test_errors_are_kept_for_gradients_only():
@@ -320,9 +329,9 @@ def test_errors_are_kept_for_gradients_only():
             super().__init__(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x)
 
     with Saved():
-        delta_rule.forward(q, k, v, beta, log_decay, **options | {"delta": False})
+        forward(q, k, v, beta, log_decay, **options | {"delta": False})
         without = kept.count(tuple(v.shape))
-        delta_rule.forward(q, k, v, beta, log_decay, **options | {"delta": True})
+        forward(q, k, v, beta, log_decay, **options | {"delta": True})
     assert kept.count(tuple(v.shape)) - without == without + 1
 
 

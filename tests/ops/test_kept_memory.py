@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
+from hf_linear_attention.ops.arguments import LinearArguments
 from hf_linear_attention.ops.compiled import library, rms_norm
 from hf_linear_attention.ops.compiled.linear_attention import forward as linear_attention
 from hf_linear_attention.ops.compiled.linear_attention import step_
@@ -44,9 +45,7 @@ def result(megabytes: int = 1, value: float = 1.0) -> torch.Tensor:
 
 
 def attention(q, k, v, log_decay=None):
-    options = {"feature_map": "elu+1", "normalize": True, "eps": 1e-6, "is_causal": True}
-    given = {"key_mask": None, "cu_seqlens": None, "initial_state": None}
-    return linear_attention(q, k, v, log_decay, **given, **options)[0]
+    return linear_attention(LinearArguments(q, k, v, log_decay, feature_map="elu+1"))[0]
 
 
 def qkv(T: int = 1024, **options) -> list[torch.Tensor]:
@@ -251,7 +250,7 @@ def test_deterministic_mode_fills_the_memory_with_nan(dtype):
     acc = torch.float64 if dtype == torch.float64 else torch.float32
     q, v = torch.ones(2 * ROWS, 1, 1, dtype=dtype), torch.ones(2 * ROWS, 1, 64, dtype=dtype)
     kv, z = torch.zeros(2 * ROWS, 1, 1, 64, dtype=acc), torch.zeros(2 * ROWS, 1, 1, dtype=acc)
-    y = step_(q, q, v, None, None, kv, z, "elu+1", True, 1e-6)
+    y = step_(LinearArguments(q, q, v, feature_map="elu+1"), (kv, z))
     address, shape = y.data_ptr(), y.shape
     del y
 

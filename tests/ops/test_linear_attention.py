@@ -17,6 +17,7 @@ from attention_cases import (
     require_grad,
     run_with_gradients,
 )
+from by_name import by_name
 from hf_linear_attention.ops import backends
 from hf_linear_attention.ops import linear_attention as op_linear
 from hf_linear_attention.ops.backends import backend_report, choose_backend
@@ -183,7 +184,7 @@ def test_the_chunked_form_can_be_differentiated_twice(is_causal):
 
     def function(*tensors):
         arguments = {**inputs, **dict(zip(leaves, tensors, strict=True))}
-        return chunked_linear_attention(**arguments, chunk_size=2)[0]
+        return by_name("linear_attention", chunked_linear_attention)(**arguments, chunk_size=2)[0]
 
     assert torch.autograd.gradgradcheck(function, list(leaves.values()))
 
@@ -551,6 +552,24 @@ def test_the_backend_chosen_is_the_one_that_runs(backend, monkeypatch):
     token, state = one_token()
     linear_attention_step_(**token, state=state, backend=backend)
     assert ran == [backend or "cpu"] * 2
+
+
+def test_python_checks_what_kernels_are_given_only_to_explain(monkeypatch):
+    inputs, (token, state) = make_inputs(Case(T=3)), one_token()
+    asked = []
+
+    def check(*args):
+        asked.append(args)
+        return op_linear._check_arguments(*args)
+
+    monkeypatch.setattr(op_linear, "OP", op_linear.OP._replace(check_arguments=check))
+    linear_attention(**inputs, backend="cpu")
+    linear_attention_step_(**token, state=state, backend="cpu")
+    assert not asked
+    with pytest.raises(ValueError, match="k must have q's 7 features, got 6"):
+        linear_attention(**inputs | {"k": inputs["k"][..., :6]}, backend="cpu")
+    linear_attention(**inputs, backend="chunked")
+    assert len(asked) == 2
 
 
 def test_a_backend_that_cannot_run_says_why():

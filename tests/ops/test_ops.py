@@ -10,8 +10,10 @@ import shutil
 import pytest
 import torch
 
+from by_name import by_name
 from hf_linear_attention import linear_attention
 from hf_linear_attention.ops import compiled as native
+from hf_linear_attention.ops.arguments import LinearArguments
 from hf_linear_attention.ops.compiled.library import LIBRARY_PATH
 from hf_linear_attention.ops.compiled.linear import linear
 from hf_linear_attention.ops.compiled.linear_attention import FEATURE_MAPS, step_
@@ -89,6 +91,13 @@ def forward(**args):
     """y, kv and z, without den, which has no gradient; z is None where there is none."""
     y, _, kv, z, _ = OP.linear_attention(**args)
     return (y, kv, z) if args["normalize"] else (y, kv)
+
+
+def step(*, kv, z, **args):
+    return step_(LinearArguments(**named(args)), (kv, z))
+
+
+of_sequences = by_name("linear_attention", native.linear_attention.forward)
 
 
 def named(args):
@@ -223,7 +232,7 @@ def test_fakes_agree_with_results_for_reduced_precision(variant):
 def test_forward_and_backward_compile_without_a_graph_break_for_any_length():
     def loss(**args):
         state = args.pop("initial_kv"), args.pop("initial_z")
-        y, (kv, z) = native.linear_attention.forward(initial_state=state, **named(args))
+        y, (kv, z) = of_sequences(initial_state=state, **named(args))
         return y.sin().sum() + kv.cos().sum() + z.sin().sum()
 
     def results(loss, args):
@@ -241,7 +250,7 @@ def test_forward_and_backward_compile_without_a_graph_break_for_any_length():
 @pytest.mark.parametrize("normalize", [True, False])
 def test_step_compiles_and_updates_the_state(normalize):
     def two_steps(**args):
-        return step_(**named(args)) + step_(**named(args))
+        return step(**args) + step(**args)
 
     eager, compiled = (step_arguments(normalize=normalize) for _ in range(2))
     y = torch.compile(two_steps, fullgraph=True)(**compiled)
@@ -287,7 +296,9 @@ def test_matches_the_float64_reference(variant, dtype):
 def reference(*, initial_kv, initial_z, feature_map, **args):
     state = None if initial_kv is None else (initial_kv, initial_z)
     name = FEATURE_MAPS[feature_map]
-    y, (kv, z) = reference_linear_attention(feature_map=name, initial_state=state, **args)
+    y, (kv, z) = by_name("linear_attention", reference_linear_attention)(
+        feature_map=name, initial_state=state, **args
+    )
     return (y, kv) if z is None else (y, kv, z)
 
 
@@ -372,7 +383,7 @@ def test_step_is_one_token_of_forward():
         **dict(cu_seqlens=None, initial_kv=args["kv"], initial_z=args["z"], is_causal=True),
         **{n: args[n] for n in ("feature_map", "normalize", "eps")},
     )
-    torch.testing.assert_close(step_(**named(args)), y[:, 0])
+    torch.testing.assert_close(step(**args), y[:, 0])
     torch.testing.assert_close([args["kv"], args["z"]], [kv, z])
 
 
@@ -380,7 +391,7 @@ def test_autograd_notices_that_a_step_changed_what_it_needs():
     args = step_arguments()
     weight = torch.ones_like(args["kv"], requires_grad=True)
     loss = (weight * args["kv"]).sum()
-    step_(**named(args))
+    step(**args)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -768,6 +779,16 @@ def test_wrong_arguments_are_refused(op, name):
     args[argument] = spoil(args[argument])
     with pytest.raises(RuntimeError, match=f"hf_linear_attention::{op}: .*" + message):
         getattr(OP, op)(**args)
+
+
+@pytest.mark.parametrize("op", WRONG_ARGUMENTS)
+@torch.no_grad()
+def test_a_tensor_without_data_among_others_is_refused(op):
+    """PyTorch asks no kernel then, which would say so, but what it calls for shapes alone."""
+    args = WRONG_ARGUMENTS[op][0]()
+    name = [name for name, x in args.items() if torch.is_tensor(x)][-1]
+    with pytest.raises(RuntimeError, match=f"::{op}: all tensors must be on one device, .* meta"):
+        getattr(OP, op)(**args | {name: args[name].to("meta")})
 
 
 def test_memory_that_there_is_not_is_an_error_of_the_op():

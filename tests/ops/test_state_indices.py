@@ -24,7 +24,6 @@ from hf_linear_attention import (
     short_convolution_step_,
 )
 from hf_linear_attention.ops import delta_rule as op_delta
-from hf_linear_attention.ops import in_slots as op_in_place
 from hf_linear_attention.ops import linear_attention as op_linear
 from hf_linear_attention.ops.compiled.library import ops
 
@@ -563,17 +562,15 @@ def test_the_compiled_ops_over_sequences_themselves_refuse_what_would_be_out_of_
 
 
 @pytest.mark.parametrize("case", ["linear", "linear, general", "delta"])
-def test_with_an_older_package_states_are_copied_out_of_their_slots(case, monkeypatch):
-    """Code of a checkpoint may be newer than the installed package."""
+def test_without_a_kernel_that_finds_them_states_are_copied_out_of_their_slots(case, monkeypatch):
     inputs, _, buffers = packed_call(case, torch.float32)
     slots, copies = [b.slots.clone() for b in buffers], [b.slots.clone() for b in buffers]
     y = run_in_place(case, inputs, slots, **PACKED, backend="cpu")
-    for module in (op_linear, op_delta):
-        older = {**module.IMPLEMENTATIONS}
-        older["cpu"] = older["cpu"]._replace(run_in_slots=None)
-        monkeypatch.setattr(module, "IMPLEMENTATIONS", older)
-    monkeypatch.setattr(op_in_place, "RULES", op_delta.IMPLEMENTATIONS)
-    monkeypatch.setattr(op_linear, "RULES", op_delta.IMPLEMENTATIONS)
+    tables = (op_linear, "IMPLEMENTATIONS"), (op_linear, "SUMS"), (op_delta, "IMPLEMENTATIONS")
+    for module, name in tables:
+        table = {**getattr(module, name)}
+        table["cpu"] = table["cpu"]._replace(run_in_slots=None)
+        monkeypatch.setattr(module, name, table)
     assert torch.equal(run_in_place(case, inputs, copies, **PACKED, backend="cpu"), y)
     assert all(x.equal(z) for x, z in zip(map(bits, slots), map(bits, copies), strict=True))
 

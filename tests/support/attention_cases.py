@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from by_name import by_name
 from hf_linear_attention.ops.linear_attention import LinearAttentionState
 from hf_linear_attention.ops.loops import reference_linear_attention
 from hf_linear_attention.ops.numerics import accumulation_dtype
+
+reference = by_name("linear_attention", reference_linear_attention)
 
 # Against the reference in float64 on the same (rounded) inputs.
 TOLERANCE = {
@@ -152,7 +155,7 @@ def run_with_gradients(function, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 def expected(inputs: dict[str, Any]) -> dict[str, Tensor]:
     """What the reference makes of these inputs in float64, with gradients."""
-    return run_with_gradients(reference_linear_attention, to_float64(inputs))
+    return run_with_gradients(reference, to_float64(inputs))
 
 
 def assert_all_close(actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype):

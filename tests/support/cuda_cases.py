@@ -10,7 +10,6 @@ from torch import Tensor
 
 import attention_cases
 from attention_cases import Case
-from hf_linear_attention.ops.loops import reference_linear_attention
 
 # Of on_gpu.py and its like. On "cpu" they run with the CPU's kernels, or emulated ones.
 DEVICE = os.environ.get("ON_GPU_DEVICE", "cuda")
@@ -91,7 +90,7 @@ def errors_where_much_cancels(
     gradients = torch.autograd.grad(y, list(leaves.values()), y.detach())
     exact = attention_cases.to_float64(inputs)
     exact_leaves = attention_cases.require_grad(exact)
-    exact_y, _ = reference_linear_attention(**exact)
+    exact_y, _ = attention_cases.reference(**exact)
     wanted = torch.autograd.grad(exact_y, list(exact_leaves.values()), exact_y.detach())
     return {
         name: ((x.cpu().double() - right).norm() / right.norm()).item()

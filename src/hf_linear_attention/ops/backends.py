@@ -64,17 +64,23 @@ def has_compiled() -> bool:
 
 
 class Implementation(NamedTuple):
-    """What a backend has for an op over sequences. `run` is given checked arguments, and returns y
-    and the state; so is `step_`, unless it checks its own.
-    """
+    """What a backend has for an op. Its arguments are a NamedTuple of ops/arguments.py."""
 
-    run: Callable[..., tuple[Any, Any]]
-    step_: Callable[..., Any]
-    step_checks: bool = False
+    run: Callable[..., tuple[Any, Any]]  # (arguments, cu_seqlens, initial_state) -> y and the state
+    step_: Callable[..., Any]  # (arguments, state) -> y of one token; the state changes in place
+    checks: bool = False  # it takes arguments as they come, and raises where one is wrong
+    finds_slots: bool = False  # step_ takes state_indices, too
     reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
-    # `run` with `state`, `state_indices` and `is_new` in the place of `initial_state`, in place;
-    # it returns y. None: states are copied out of their slots and back.
+    # (arguments, cu_seqlens, state, state_indices, is_new) -> y; the state changes in its slots.
+    # None: states are copied out of their slots and back.
     run_in_slots: Callable[..., Any] | None = None
+
+
+def kernels(name: str, find_slots: bool = False) -> Implementation | Missing:
+    """What the compiled library has for an op; find_slots: over sequences, too."""
+    in_slots = native_op(f"{name}_") if find_slots else None
+    run, step_ = native_op(name), native_op(f"{name}_step_")
+    return if_compiled(Implementation(run, step_, True, True, run_in_slots=in_slots))
 
 
 class Backend(NamedTuple):
@@ -136,13 +142,15 @@ def choose(
     if name is not None or FORCED_BACKEND is not None:
         return _named(implementations, name or FORCED_BACKEND, device, dtype)
     device_type = device.type  # asked for once, since this runs for every layer and token
-    for backend in BACKENDS:  # chunked always runs, so reference is never reached
-        if backend.name == "chunked" and WHY_NO_NATIVE is not None:
+    for backend in BACKENDS:
+        if backend.device_types:
+            if device_type not in backend.device_types:
+                continue
+        elif WHY_NO_NATIVE is not None:  # chunked, which always runs: reference is never reached
             _warn_of_no_kernels()
-        if not backend.device_types or device_type in backend.device_types:
-            found = implementations[backend.name]
-            if not isinstance(found, Missing) and backend.why_not_there(device, dtype) is None:
-                return found
+        found = implementations[backend.name]
+        if not isinstance(found, Missing) and backend.why_not_there(device, dtype) is None:
+            return found
     raise AssertionError("chunked runs everywhere")
 
 

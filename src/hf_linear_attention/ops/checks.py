@@ -17,23 +17,6 @@ from .tokens import behind
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether any of them has a gradient."""
-    for tensor in tensors:
-        if tensor is not None and tensor.requires_grad:
-            return True
-    return False
-
-
-def refuse_lost_gradient(function: str, *tensors: Tensor | None) -> None:
-    """Asked by the step in place of a function, which has no gradient."""
-    if torch.is_grad_enabled() and needs_grad(*tensors):
-        raise RuntimeError(
-            f"{function}_step_ updates its state in place and has no gradient: "
-            f"call it under torch.no_grad(), or use {function}"
-        )
-
-
 def is_readable(tensor: Tensor) -> bool:
     """Whether looking at values costs no synchronisation, and breaks no graph and no transform."""
     return (
@@ -125,13 +108,6 @@ def check_per_token(
     return x.to(accumulation_dtype(q.dtype))
 
 
-def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as a kernel of one token takes it; as it is where it is neither float32 nor another of
-    DTYPES, so that the kernel refuses it as `check_per_token` does.
-    """
-    return x if x.dtype is dtype or x.dtype not in DTYPES else x.to(dtype)
-
-
 def check_log_decay(
     log_decay: Tensor | None, q: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> Tensor | None:
@@ -155,6 +131,20 @@ def check_not_positive(name: str, x: Tensor, key_mask: Tensor | None) -> None:
         positive = positive & behind(key_mask, positive)
     if positive.any():
         raise ValueError(f"{name} must be at most 0, got {x[positive].max().item()}")
+
+
+def check_stable(A: Tensor, dt: Tensor, key_mask: Tensor | None) -> None:
+    """Where they are readable: A (channels, N) is at most 0, and dt of real tokens at least 0, so
+    that no state grows.
+    """
+    if is_readable(A) and (A.detach() > 0).any():
+        raise ValueError(f"A must be at most 0, got {A.max().item()}")
+    if is_readable(dt):
+        real = dt.detach()
+        if key_mask is not None:
+            real = torch.where(behind(key_mask, real), real, 0)
+        if real.numel() > 0 and (least := real.min().item()) < 0:
+            raise ValueError(f"dt must be at least 0, got {least}")
 
 
 def check_key_mask(

@@ -4,23 +4,14 @@
 Shapes: B batch, T time, C channels, S tokens that a state holds, N packed sequences.
 """
 
-import torch
 from torch import Tensor
 
-from .backends import Implementation, Missing, choose, if_compiled, native_op
-from .checks import (
-    DTYPES,
-    check_channels,
-    check_cu_seqlens,
-    check_key_mask,
-    is_readable,
-    refuse_lost_gradient,
-)
+from .arguments import IS_SILU, ConvolutionArguments
+from .backends import Implementation, Missing, kernels
+from .calls import Implementations, Op, run, step_, step_by
+from .checks import DTYPES, check_channels, check_key_mask
 from .chunked.convolution import chunked_short_convolution, chunked_short_convolution_step_
 from .loops.convolution import reference_short_convolution
-from .slots import check_state_indices, num_slots, rows_with_a_slot, step_on_slots_
-
-IS_SILU = {"silu": True, None: False}  # by activation
 
 
 def short_convolution(
@@ -68,25 +59,8 @@ def short_convolution(
     Source: So et al., "Primer", arXiv 2109.08668 (depthwise convolutions of queries, keys and
     values); Gu and Dao, "Mamba", arXiv 2312.00752 (causal, with SiLU).
     """
-    chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    silu = check_convolution(x, weight, bias, activation, 3)
-    rows = x.shape[0]
-    if cu_seqlens is not None:
-        readable = chosen.reads_cu_seqlens or is_readable(cu_seqlens)
-        check_cu_seqlens(cu_seqlens, x, readable=readable, name="x")
-        rows = cu_seqlens.shape[0] - 1
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    if initial_state is not None:
-        check_convolution_state("initial_state", initial_state, x, rows, weight.shape[1])
-    y, state = chosen.run(
-        x,
-        weight,
-        bias,
-        silu=silu,
-        key_mask=check_key_mask(key_mask, x, "x", features=1),
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-    )
+    arguments = ConvolutionArguments(x, weight, bias, key_mask, activation)
+    y, state = run(OP, arguments, cu_seqlens, initial_state, backend)
     return (y, state) if return_state else y
 
 
@@ -119,23 +93,13 @@ def short_convolution_step_(
         ValueError, RuntimeError: as `short_convolution`; RuntimeError also where a gradient would
             be needed.
     """
-    refuse_lost_gradient("short_convolution", x, weight, bias, state)
-    chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    if chosen.step_checks:
-        return chosen.step_(x, weight, bias, activation, key_mask, state, state_indices)
-    key_mask = _check_step(x, weight, bias, activation, key_mask, state, state_indices)
-
-    def step_(rows: Tensor) -> Tensor:
-        return chosen.step_(x, weight, bias, activation, key_mask, rows)
-
-    return step_on_slots_(step_, (state,), state_indices)
+    arguments = ConvolutionArguments(x, weight, bias, key_mask, activation)
+    return step_(OP, arguments, state, state_indices, backend)
 
 
-def check_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, dims: int
-) -> bool:
-    """Whether the activation is SiLU; x is (B, T, C) for 3 dims, (B, C) for 2."""
-    check_channels(x, ("B", "T", "C") if dims == 3 else ("B", "C"))
+def _check_arguments(arguments: ConvolutionArguments, has_time: bool) -> ConvolutionArguments:
+    x, weight, bias, key_mask, activation = arguments
+    check_channels(x, ("B", "T", "C") if has_time else ("B", "C"))
     C = x.shape[-1]
     if weight.dim() != 2 or weight.shape[0] != C or weight.shape[1] < 1:
         raise ValueError(
@@ -155,14 +119,14 @@ def check_convolution(
             raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
     if activation not in IS_SILU:
         raise ValueError(f'activation must be "silu" or None, got {activation!r}')
-    return IS_SILU[activation]
+    return arguments._replace(key_mask=check_key_mask(key_mask, x, "x", features=1))
 
 
-def check_convolution_state(
-    name: str, state: Tensor, x: Tensor, rows: int, kernel_size: int
+def _check_state(
+    name: str, state: Tensor, arguments: ConvolutionArguments, rows: int, in_place: bool = False
 ) -> None:
-    """A state called `name` of so many rows or slots."""
-    C, least = x.shape[-1], kernel_size - 1
+    x, weight, *_ = arguments
+    C, least = x.shape[-1], weight.shape[1] - 1
     shape = tuple(state.shape)
     if len(shape) != 3 or (shape[0], shape[2]) != (rows, C) or shape[1] < least:
         raise ValueError(
@@ -174,87 +138,20 @@ def check_convolution_state(
         raise ValueError(f"{name} must be on x's device {x.device}, got {state.device}")
 
 
-def _check_step(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> Tensor | None:
-    """Everything about one token's arguments; key_mask as bool, without rows that have no slot."""
-    check_convolution(x, weight, bias, activation, 2)
-    slots = num_slots(state, state_indices, x.shape[0])
-    check_convolution_state("state", state, x, slots, weight.shape[1])
-    key_mask = check_key_mask(key_mask, x, "x", features=1)
-    if state_indices is None:
-        return key_mask
-    check_state_indices(state_indices, x.shape[0], slots, x, of="x")
-    return rows_with_a_slot(state_indices, key_mask)
-
-
-_native = native_op("short_convolution")
-_native_step_ = native_op("short_convolution_step_")
-
-
-def _step_compiled_(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> Tensor:
-    # This runs once per layer and token: what the kernel refuses is explained only afterwards.
-    try:
-        if key_mask is not None and key_mask.dtype is not torch.bool:
-            key_mask = check_key_mask(key_mask, x, "x", features=1)
-        token = x, weight, bias, key_mask, state, IS_SILU[activation]
-        return _native_step_(*token, state_indices)
-    except (RuntimeError, KeyError):
-        _check_step(x, weight, bias, activation, key_mask, state, state_indices)
-        raise
-
-
-def _step_chunked_(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-) -> Tensor:
-    silu = IS_SILU[activation]
-    return chunked_short_convolution_step_(x, weight, bias, key_mask, state, silu)
-
-
-def _step_reference_(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-) -> Tensor:
-    y, after = reference_short_convolution(
-        x[:, None],
-        weight,
-        bias,
-        silu=IS_SILU[activation],
-        key_mask=None if key_mask is None else key_mask[:, None],
-        initial_state=state,
-    )
-    state.copy_(after)
-    return y[:, 0]
-
-
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: Implementations = {
     "cuda": Missing("the short convolution has no CUDA kernels"),
-    "cpu": if_compiled(Implementation(_native, _step_compiled_, step_checks=True)),
-    "chunked": Implementation(chunked_short_convolution, _step_chunked_),
+    "cpu": kernels("short_convolution"),
+    "chunked": Implementation(chunked_short_convolution, chunked_short_convolution_step_),
     "reference": Implementation(
-        reference_short_convolution, _step_reference_, reads_cu_seqlens=True
+        reference_short_convolution, step_by(reference_short_convolution), reads_cu_seqlens=True
     ),
 }
+
+
+OP = Op(
+    "short_convolution",
+    _check_arguments,
+    _check_state,
+    for_sequences=lambda _: IMPLEMENTATIONS,
+    for_tokens=lambda _: IMPLEMENTATIONS,
+)

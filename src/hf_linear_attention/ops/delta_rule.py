@@ -8,37 +8,22 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim
 packed sequences.
 """
 
-import torch
 from torch import Tensor
 
-from .backends import (
-    Implementation,
-    Missing,
-    choose,
-    if_compiled,
-    native_op,
-)
+from .arguments import DeltaArguments
+from .backends import Implementation, Missing, kernels
+from .calls import Implementations, Op, run, step_, step_by, through
 from .checks import (
-    check_cu_seqlens,
     check_key_mask,
     check_log_decay,
     check_per_token,
     check_qkv,
     check_state,
-    is_readable,
-    refuse_lost_gradient,
-    to_dtype,
 )
 from .chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
 from .loops.delta_rule import reference_delta_rule
-from .slots import (
-    InSlots,
-    check_slots,
-    check_state_indices,
-    num_slots,
-    rows_with_a_slot,
-    step_on_slots_,
-)
+from .slots import check_slots
+from .sums import run_with_copies, step_with_copies_
 
 
 def delta_rule(
@@ -102,30 +87,9 @@ def delta_rule(
     arXiv 2412.06464 (a decay per head), Kimi Team, "Kimi Linear", arXiv 2510.26692 (one per
     channel), Grazzi et al., arXiv 2411.12537 (negative eigenvalues).
     """
-    chosen = choose(for_sequences_of(q), backend, q.device, q.dtype)
-    check_qkv(q, k, v, 4)
-    rows = q.shape[0]
-    if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, q, readable=chosen.reads_cu_seqlens or is_readable(cu_seqlens))
-        rows = cu_seqlens.shape[0] - 1
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    if initial_state is not None:
-        check_state("initial_state", initial_state, q, (rows, v.shape[2], q.shape[3], v.shape[3]))
-    key_mask = check_key_mask(key_mask, q)
-    y, state = run_rule(
-        chosen,
-        q,
-        k,
-        v,
-        check_per_token("beta", beta, q, tuple(v.shape[:-1])),
-        check_log_decay(log_decay, q, v, key_mask),
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        normalize_qk=normalize_qk,
-        delta=True,
-    )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    y, state = run(OP, arguments, cu_seqlens, initial_state, backend)
     return (y, state) if return_state else y
 
 
@@ -161,225 +125,64 @@ def delta_rule_step_(
         ValueError, RuntimeError: as `delta_rule`; RuntimeError also where a gradient would be
             needed.
     """
-    refuse_lost_gradient("delta_rule", q, k, v, beta, log_decay, state)
-    chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return step_rule_(
-        chosen,
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        key_mask,
-        state,
-        scale,
-        normalize_qk,
-        delta=True,
-        state_indices=state_indices,
-    )
+    arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    return step_(OP, arguments, state, state_indices, backend)
 
 
-def run_rule_in_slots(
-    implementation: Implementation,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    *,
-    state: Tensor,
-    in_slots: InSlots,
-    **options,
-) -> Tensor:
-    """y of `run_rule` from states in slots, which change in place, where it `runs_in_slots`."""
-    assert implementation.run_in_slots is not None
-    sequences = in_slots._asdict()
-    return implementation.run_in_slots(
-        q, k, v, beta, log_decay, state=state, **sequences, **options
-    )
-
-
-def runs_in_slots(implementation: Implementation, q: Tensor, v: Tensor) -> bool:
-    """Several queries of a state, Hq > Hv, get copies of it in `run_rule`."""
-    return implementation.run_in_slots is not None and q.shape[2] <= v.shape[2]
-
-
-def run_rule(
-    implementation: Implementation,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    *,
-    initial_state: Tensor | None,
-    **options,
-) -> tuple[Tensor, Tensor]:
-    """A backend's rule for any grouping of heads; arguments checked, options as it takes them."""
-    Hq, Hv = q.shape[2], v.shape[2]
-    if Hq <= Hv:
-        return implementation.run(q, k, v, beta, log_decay, initial_state=initial_state, **options)
-    # Backends read a state by one query head: several get copies of it.
-    G = Hq // Hv
-    v = v.repeat_interleave(G, 2)
-    beta, log_decay = (None if x is None else x.repeat_interleave(G, 2) for x in (beta, log_decay))
-    if initial_state is not None:
-        initial_state = initial_state.repeat_interleave(G, 1)
-    y, state = implementation.run(q, k, v, beta, log_decay, initial_state=initial_state, **options)
-    return y, state[:, ::G].contiguous()
-
-
-def step_rule_(
-    implementation: Implementation,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
-    state_indices: Tensor | None,
-) -> Tensor:
-    """A backend's step for any grouping of heads; it checks the arguments."""
-    Hq, Hv = q.shape[1], v.shape[1]
-    if Hq <= Hv and implementation.step_checks:
-        return implementation.step_(
-            q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta, state_indices
-        )
-    beta, log_decay, key_mask = _check_step(
-        q, k, v, beta, log_decay, key_mask, state, state_indices
-    )
-    G = max(Hq // Hv, 1)
-    if G > 1:  # as in run_rule
-        v = v.repeat_interleave(G, 1)
-        beta, log_decay = (
-            None if x is None else x.repeat_interleave(G, 1) for x in (beta, log_decay)
-        )
-
-    def step_(rows: Tensor) -> Tensor:
-        own = rows.repeat_interleave(G, 1) if G > 1 else rows
-        y = implementation.step_(
-            q, k, v, beta, log_decay, key_mask, own, scale, normalize_qk, delta
-        )
-        if G > 1:
-            rows.copy_(own[:, ::G])
-        return y
-
-    return step_on_slots_(step_, (state,), state_indices)
-
-
-def _check_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Everything about one token's arguments; beta, log_decay and key_mask in the dtypes that
-    backends take, the last without the rows that have no slot.
-    """
-    check_qkv(q, k, v, 3)
-    slots = num_slots(state, state_indices, q.shape[0])
-    check_state("state", state, q, (slots, v.shape[1], q.shape[2], v.shape[2]))
-    check_slots("state", state)
+def _check_arguments(arguments: DeltaArguments, has_time: bool) -> DeltaArguments:
+    q, k, v, beta, log_decay, key_mask, *_ = arguments
+    check_qkv(q, k, v, 4 if has_time else 3)
+    key_mask = check_key_mask(key_mask, q)
     if beta is not None:
         beta = check_per_token("beta", beta, q, tuple(v.shape[:-1]))
-    key_mask = check_key_mask(key_mask, q)
-    if state_indices is not None:
-        check_state_indices(state_indices, q.shape[0], slots, q)
-        key_mask = rows_with_a_slot(state_indices, key_mask)
-    return beta, check_log_decay(log_decay, q, v, key_mask), key_mask
+    log_decay = check_log_decay(log_decay, q, v, key_mask)
+    return arguments._replace(beta=beta, log_decay=log_decay, key_mask=key_mask)
 
 
-_native = native_op("delta_rule")
-_native_step_ = native_op("delta_rule_step_")
-_native_in_slots_ = native_op("delta_rule_")
+def _check_state(
+    name: str, state: Tensor, arguments: DeltaArguments, rows: int, in_place: bool = False
+) -> None:
+    q, _, v, *_ = arguments
+    check_state(name, state, q, (rows, v.shape[-2], q.shape[-1], v.shape[-1]))
+    if in_place:
+        check_slots(name, state)
 
 
-def _step_compiled_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
-    state_indices: Tensor | None = None,
-) -> Tensor:
-    # This runs once per layer and token: what the kernel refuses is explained only afterwards.
-    try:
-        if beta is not None:
-            beta = to_dtype(beta, state.dtype)
-        if log_decay is not None:
-            log_decay = to_dtype(log_decay, state.dtype)
-        if key_mask is not None and key_mask.dtype is not torch.bool:
-            key_mask = check_key_mask(key_mask, q)
-        token = q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta
-        return _native_step_(*token, state_indices)
-    except RuntimeError:
-        _check_step(q, k, v, beta, log_decay, key_mask, state, state_indices)
-        raise
-
-
-def _step_reference_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
-) -> Tensor:
-    beta, log_decay, key_mask = (
-        None if x is None else x[:, None] for x in (beta, log_decay, key_mask)
-    )
-    y, after = reference_delta_rule(
-        q[:, None],
-        k[:, None],
-        v[:, None],
-        beta,
-        log_decay,
-        key_mask=key_mask,
-        initial_state=state,
-        scale=scale,
-        normalize_qk=normalize_qk,
-        delta=delta,
-    )
-    state.copy_(after)
-    return y[:, 0]
-
-
-_compiled = Implementation(_native, _step_compiled_, step_checks=True)
-IMPLEMENTATIONS = {
-    "cuda": if_compiled(_compiled),
-    "cpu": if_compiled(_compiled._replace(run_in_slots=_native_in_slots_)),
+IMPLEMENTATIONS: Implementations = {
+    "cuda": kernels("delta_rule"),
+    "cpu": kernels("delta_rule", find_slots=True),
     "chunked": Implementation(chunked_delta_rule, chunked_delta_rule_step_, reads_cu_seqlens=True),
-    "reference": Implementation(reference_delta_rule, _step_reference_, reads_cu_seqlens=True),
+    "reference": Implementation(
+        reference_delta_rule, step_by(reference_delta_rule), reads_cu_seqlens=True
+    ),
 }
+# For several queries of a state, Hq > Hv.
+WITH_COPIES = through(
+    IMPLEMENTATIONS, run_with_copies, step_with_copies_, checks=False, finds_slots=False
+)
+
+
+def _for_tokens(arguments: DeltaArguments) -> Implementations:
+    shares_states = arguments.q.shape[-2] > arguments.v.shape[-2]
+    return WITH_COPIES if shares_states else IMPLEMENTATIONS
+
+
+def _for_sequences(arguments: DeltaArguments) -> Implementations:
+    return for_sequences_of(arguments.q, _for_tokens(arguments))
+
 
 # A block of the CUDA kernels has all rows of a state in shared memory: so many everywhere.
 MOST_KEY_DIM_ON_CUDA = 256
-_WITH_LARGE_KEYS = IMPLEMENTATIONS | {
-    "cuda": Missing(
-        f"over sequences its kernels take keys of up to {MOST_KEY_DIM_ON_CUDA} features"
-    )
-}
+_NOT_ON_CUDA = Missing(
+    f"over sequences its kernels take keys of up to {MOST_KEY_DIM_ON_CUDA} features"
+)
 
 
-def for_sequences_of(q: Tensor) -> dict[str, Implementation | Missing]:
-    """The implementations for sequences with heads of q's size."""
-    large = q.dim() > 0 and q.shape[-1] > MOST_KEY_DIM_ON_CUDA
-    return _WITH_LARGE_KEYS if large else IMPLEMENTATIONS
+def for_sequences_of(q: Tensor, implementations: Implementations) -> Implementations:
+    """These, for sequences with heads of q's size."""
+    large = q.shape[-1] > MOST_KEY_DIM_ON_CUDA
+    return {**implementations, "cuda": _NOT_ON_CUDA} if large else implementations
+
+
+OP = Op("delta_rule", _check_arguments, _check_state, _for_sequences, _for_tokens)

@@ -13,38 +13,22 @@ pieces of 64 tokens, and more than the op itself for single ones.
 Shapes: B batch, T time, N sequences: as many as `cu_seqlens` bounds, else B.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import convolution, delta_rule, linear_attention
+from .arguments import ConvolutionArguments, DeltaArguments, LinearArguments
 from .backends import choose
-from .checks import (
-    check_cu_seqlens,
-    check_key_mask,
-    check_log_decay,
-    check_per_token,
-    check_qkv,
-    check_state,
-    is_readable,
-    needs_grad,
-)
-from .convolution import check_convolution, check_convolution_state, short_convolution
-from .delta_rule import IMPLEMENTATIONS as RULES
-from .delta_rule import delta_rule, run_rule_in_slots, runs_in_slots
-from .linear_attention import (
-    LinearAttentionState,
-    linear_attention,
-    linear_runs_in_slots,
-    run_linear,
-)
-from .linear_step import check_linear_state
+from .calls import Arguments, Op, State, refuse_lost_gradient
+from .checks import check_cu_seqlens, check_key_mask, is_readable
+from .linear_attention import LinearAttentionState
 from .slots import (
-    InSlots,
-    check_slots,
     check_state_indices,
     clear_rows_,
+    map_state,
     num_slots,
     read_slots,
     write_slots_,
@@ -93,34 +77,13 @@ def linear_attention_(
         ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be
             needed. Then no state has changed.
     """
-    _refuse_gradients("linear_attention", q, k, v, log_decay, write_strength, *state)
-    check_qkv(q, k, v, 4)
-    batch = _sequences(q, cu_seqlens, state_indices, is_new, key_mask, state[0])
-    check_linear_state(state, "state", q, v, batch.slots, normalize)
-    for name, x in zip(("kv", "z"), state, strict=True):
-        if x is not None:
-            check_slots(f"state.{name}", x)
-    kv, z = state
-    options: dict[str, Any] = {
-        "write_strength": write_strength,
-        "feature_map": feature_map,
-        "key_mask": batch.key_mask,
-        "cu_seqlens": batch.cu_seqlens,
-        "normalize": normalize,
-        "eps": eps,
-        "backend": backend,
-    }
-    if linear_runs_in_slots(q, k, v, log_decay, write_strength, backend):
-        where: dict[str, Any] = {"state": state, "in_slots": batch.in_slots, "is_causal": True}
-        return run_linear(q, k, v, log_decay, **options, **where)[0]
-    before = LinearAttentionState(batch.read(kv), None if z is None else batch.read(z))
-    y, after = linear_attention(
-        q, k, v, log_decay, **options, initial_state=before, return_state=True
+    if not eps >= 0:
+        linear_attention.refuse_eps(eps)
+    arguments = LinearArguments(
+        q, k, v, log_decay, write_strength, key_mask, feature_map, normalize, eps
     )
-    batch.write_(kv, after.kv)
-    if z is not None and after.z is not None:
-        batch.write_(z, after.z)
-    return y
+    where = _Packed(cu_seqlens, state_indices, is_new)
+    return _run_in_slots_(linear_attention.OP, arguments, state, where, backend)
 
 
 def delta_rule_(
@@ -154,27 +117,10 @@ def delta_rule_(
         ValueError, RuntimeError: as `delta_rule`; RuntimeError also where a gradient would be
             needed. Then no state has changed.
     """
-    _refuse_gradients("delta_rule", q, k, v, beta, log_decay, state)
-    check_qkv(q, k, v, 4)
-    batch = _sequences(q, cu_seqlens, state_indices, is_new, key_mask, state)
-    check_state("state", state, q, (batch.slots, v.shape[2], q.shape[3], v.shape[3]))
-    check_slots("state", state)
-    options: dict[str, Any] = {
-        "scale": q.shape[-1] ** -0.5 if scale is None else scale,
-        "normalize_qk": normalize_qk,
-        "key_mask": batch.key_mask,
-        "cu_seqlens": batch.cu_seqlens,
-    }
-    chosen = choose(RULES, backend, q.device, q.dtype)
-    if runs_in_slots(chosen, q, v):
-        beta = check_per_token("beta", beta, q, tuple(v.shape[:-1]))
-        log_decay = check_log_decay(log_decay, q, v, batch.key_mask)
-        where: dict[str, Any] = {"state": state, "in_slots": batch.in_slots, "delta": True}
-        return run_rule_in_slots(chosen, q, k, v, beta, log_decay, **options, **where)
-    before: dict[str, Any] = {"initial_state": batch.read(state), "return_state": True}
-    y, after = delta_rule(q, k, v, beta, log_decay, **options, **before, backend=backend)
-    batch.write_(state, after)
-    return y
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    where = _Packed(cu_seqlens, state_indices, is_new)
+    return _run_in_slots_(delta_rule.OP, arguments, state, where, backend)
 
 
 def short_convolution_(
@@ -205,22 +151,42 @@ def short_convolution_(
         ValueError, RuntimeError: as `short_convolution`; RuntimeError also where a gradient would
             be needed. Then no state has changed.
     """
-    _refuse_gradients("short_convolution", x, weight, bias, state)
-    check_convolution(x, weight, bias, activation, 3)
-    batch = _sequences(x, cu_seqlens, state_indices, is_new, key_mask, state, features=1, of="x")
-    check_convolution_state("state", state, x, batch.slots, weight.shape[1])
-    y, after = short_convolution(
-        x,
-        weight,
-        bias,
-        activation=activation,
-        key_mask=batch.key_mask,
-        cu_seqlens=batch.cu_seqlens,
-        initial_state=batch.read(state),
-        return_state=True,
-        backend=backend,
-    )
-    batch.write_(state, after)
+    arguments = ConvolutionArguments(x, weight, bias, key_mask, activation)
+    where = _Packed(cu_seqlens, state_indices, is_new)
+    return _run_in_slots_(convolution.OP, arguments, state, where, backend)
+
+
+class _Packed(NamedTuple):
+    """Of a batch of sequences, as it comes: their bounds, their slots, and which begin anew."""
+
+    cu_seqlens: Tensor | None
+    state_indices: Tensor | None
+    is_new: Tensor | None
+
+
+def _run_in_slots_(
+    op: Op,
+    arguments: Arguments,
+    state: State,
+    where: _Packed,
+    backend: str | None,
+) -> Tensor:
+    """y of whole sequences, for every op; the state changes in its slots."""
+    if torch.is_grad_enabled():
+        refuse_lost_gradient(op.function, "_", arguments, state)
+    q = arguments[0]
+    if q.dim() < 3:
+        op.check_arguments(arguments, True)  # refuses it
+    batch = _sequences(arguments, where, state)
+    arguments = arguments._replace(key_mask=batch.key_mask)
+    checked = op.check_arguments(arguments, True)
+    op.check_state("state", state, arguments, batch.slots, in_place=True)
+    chosen = choose(op.for_sequences(arguments), backend, q.device, q.dtype)
+    if chosen.run_in_slots is not None:
+        indices, from_zero = batch.state_indices, batch.from_zero
+        return chosen.run_in_slots(checked, batch.cu_seqlens, state, indices, from_zero)
+    y, after = chosen.run(checked, batch.cu_seqlens, map_state(batch.read, state))
+    map_state(batch.write_, state, after)
     return y
 
 
@@ -237,11 +203,6 @@ class _Sequences(NamedTuple):
     state_indices: Tensor  # (N,) int32
     from_zero: Tensor | None  # (N,) bool
 
-    @property
-    def in_slots(self) -> InSlots:
-        """The same for an op that finds states itself."""
-        return InSlots(self.state_indices, self.from_zero)
-
     def read(self, state: Tensor) -> Tensor:
         """The state (N, ...) that each sequence goes on from."""
         rows = read_slots(state, self.state_indices)
@@ -253,21 +214,12 @@ class _Sequences(NamedTuple):
         write_slots_(state, self.state_indices, rows)
 
 
-def _sequences(
-    q: Tensor,
-    cu_seqlens: Tensor | None,
-    state_indices: Tensor | None,
-    is_new: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    features: int = 2,
-    of: str = "q",
-) -> _Sequences:
-    """All that is said of sequences, checked; q is (B, T, ...) with so many dimensions of features,
-    and is called `of`.
-    """
+def _sequences(arguments: Arguments, where: _Packed, state: State) -> _Sequences:
+    """All that is said of sequences, checked."""
+    q, of = arguments[0], arguments._fields[0]
     B, T = q.shape[:2]
-    key_mask = check_key_mask(key_mask, q, of, features)
+    key_mask = check_key_mask(arguments.key_mask, q, of, features=q.dim() - 2)
+    cu_seqlens, state_indices, is_new = where
     N = B
     if cu_seqlens is not None:
         readable = is_readable(cu_seqlens)
@@ -311,11 +263,3 @@ def _check_is_new(is_new: Tensor, N: int, q: Tensor, of: str) -> None:
         raise ValueError(f"is_new must be torch.bool, got {is_new.dtype}")
     if is_new.device != q.device:
         raise ValueError(f"is_new must be on {of}'s device {q.device}, got {is_new.device}")
-
-
-def _refuse_gradients(function: str, *tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and needs_grad(*tensors):
-        raise RuntimeError(
-            f"{function}_ updates its state in place and has no gradient: call it under "
-            f"torch.no_grad(), or use {function}"
-        )

@@ -5,38 +5,27 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim
 packed sequences.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from .backends import choose, if_compiled, native_op
+from .arguments import LinearArguments
+from .backends import Implementation, kernels
+from .calls import Implementations, Op, run, step_, step_by, through
 from .checks import (
-    check_cu_seqlens,
     check_key_mask,
     check_log_decay,
     check_per_token,
     check_qkv,
-    is_readable,
-    refuse_lost_gradient,
+    check_state,
 )
-from .chunked.linear_attention import chunked_linear_attention
+from .chunked.linear_attention import chunked_linear_attention, chunked_step_
 from .delta_rule import IMPLEMENTATIONS as RULES
-from .delta_rule import for_sequences_of, run_rule, run_rule_in_slots, runs_in_slots, step_rule_
+from .delta_rule import WITH_COPIES, for_sequences_of
 from .feature_maps import POINTWISE
-from .linear_step import (
-    check_linear_state,
-    check_options,
-    check_step,
-    step_chunked_,
-    step_compiled_,
-    step_reference_,
-)
 from .loops.linear_attention import reference_linear_attention
-from .numerics import accumulation_dtype
-from .slots import InSlots
+from .slots import check_slots
+from .sums import is_plain_attention, run_own_heads, run_sums, run_sums_in_slots_, step_sums_
 
 
 class LinearAttentionState(NamedTuple):
@@ -110,95 +99,13 @@ def linear_attention(
     arXiv 2307.08621, and per channel as in GLA, arXiv 2312.06635; write strengths and shared keys
     as in Mamba-2, arXiv 2405.21060.
     """
-    y, state = run_linear(
-        q,
-        k,
-        v,
-        log_decay,
-        write_strength=write_strength,
-        feature_map=feature_map,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=initial_state,
-        normalize=normalize,
-        eps=eps,
-        is_causal=is_causal,
-        backend=backend,
+    if not eps >= 0:
+        refuse_eps(eps)
+    arguments = LinearArguments(
+        q, k, v, log_decay, write_strength, key_mask, feature_map, normalize, eps, is_causal
     )
+    y, state = run(OP, arguments, cu_seqlens, initial_state, backend)
     return (y, LinearAttentionState(*state)) if return_state else y
-
-
-def run_linear(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    *,
-    write_strength: Tensor | None,
-    feature_map: str | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    state: tuple[Tensor, Tensor | None] | None,
-    in_slots: InSlots | None = None,
-    normalize: bool,
-    eps: float,
-    is_causal: bool,
-    backend: str | None,
-) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """y and the last state of `linear_attention`, from a state, or None for zeros; or, where it
-    `linear_runs_in_slots`, from checked states in slots, which change in place.
-    """
-    chosen = choose(IMPLEMENTATIONS, backend, q.device, q.dtype)
-    check_qkv(q, k, v, 4)
-    rows = q.shape[0]
-    if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, q, readable=chosen.reads_cu_seqlens or is_readable(cu_seqlens))
-        rows = cu_seqlens.shape[0] - 1
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    if state is not None and in_slots is None:
-        check_linear_state(state, "initial_state", q, v, rows, normalize)
-    key_mask = check_key_mask(key_mask, q)
-    log_decay = check_log_decay(log_decay, q, v, key_mask)
-    if log_decay is not None and not is_causal:
-        raise ValueError(
-            "log_decay must be None with is_causal=False, where no token comes before another"
-        )
-    check_options(feature_map, eps)
-    options: dict[str, Any] = {
-        "feature_map": feature_map,
-        "key_mask": key_mask,
-        "cu_seqlens": cu_seqlens,
-        "normalize": normalize,
-        "eps": eps,
-    }
-    if not _is_plain(q, k, v, log_decay, write_strength):
-        return _run_general(
-            *(backend, write_strength, q, k, v, log_decay),
-            **options,
-            state=state,
-            in_slots=in_slots,
-            is_causal=is_causal,
-        )
-    if in_slots is None:
-        return chosen.run(q, k, v, log_decay, **options, initial_state=state, is_causal=is_causal)
-    assert chosen.run_in_slots is not None and state is not None
-    sequences = in_slots._asdict()
-    y = chosen.run_in_slots(q, k, v, log_decay, **options, state=state, **sequences)
-    return y, state
-
-
-def linear_runs_in_slots(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    write_strength: Tensor | None,
-    backend: str | None,
-) -> bool:
-    """Whether its kernels find states in their slots themselves."""
-    if _is_plain(q, k, v, log_decay, write_strength):
-        return choose(IMPLEMENTATIONS, backend, q.device, q.dtype).run_in_slots is not None
-    return runs_in_slots(choose(RULES, backend, q.device, q.dtype), q, v)
 
 
 def linear_attention_step_(
@@ -238,202 +145,96 @@ def linear_attention_step_(
         ValueError, RuntimeError: as `linear_attention`; RuntimeError also where a gradient would be
             needed.
     """
-    refuse_lost_gradient("linear_attention", q, k, v, log_decay, write_strength, *state)
-    step_ = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).step_
-    if not _is_plain(q, k, v, log_decay, write_strength):
-        step_ = partial(_step_general_, backend, write_strength)
-    return step_(q, k, v, state, log_decay, feature_map, normalize, eps, key_mask, state_indices)
-
-
-# The delta rule's kernels, without the rule.
-JUST_A_SUM: dict[str, Any] = {"scale": 1.0, "normalize_qk": False, "delta": False}
-_native = native_op("linear_attention")
-_native_in_slots_ = native_op("linear_attention_")
-
-
-def _is_plain(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write_strength: Tensor | None
-) -> bool:
-    """Whether it is what linear attention's own kernels compute: a decay per head, no strengths,
-    and as many keys as values, each read by one query head or several.
-    """
-    Hv = v.shape[-2]
-    return (
-        write_strength is None
-        and (log_decay is None or log_decay.dim() < k.dim())
-        and k.shape[-2] == Hv
-        and q.shape[-2] >= Hv
+    if not eps >= 0:
+        refuse_eps(eps)
+    arguments = LinearArguments(
+        q, k, v, log_decay, write_strength, key_mask, feature_map, normalize, eps
     )
+    return step_(OP, arguments, state, state_indices, backend)
 
 
-def _run_general(
-    backend: str | None,
-    write_strength: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    *,
-    feature_map: str | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    state: tuple[Tensor, Tensor | None] | None,
-    in_slots: InSlots | None,
-    normalize: bool,
-    eps: float,
-    is_causal: bool,
-) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """All that is not plain, by the kernels of the delta rule, without the rule. z is a state, too:
-    that of values which are 1.
-    """
-    dtype, Hv = q.dtype, v.shape[2]
-    if write_strength is not None:
-        write_strength = check_per_token("write_strength", write_strength, q, tuple(v.shape[:3]))
-    if normalize or feature_map is not None or not is_causal:
-        q, k, v = _mapped(q, k, v, feature_map, key_mask)
-    if not is_causal:  # without decays, so that strengths may be part of the keys
-        k = k.repeat_interleave(Hv // k.shape[2], 2)
-        q = q.repeat_interleave(max(Hv // q.shape[2], 1), 2)
-        if write_strength is not None:
-            k = k * write_strength[..., None]
-        y, state = choose(IMPLEMENTATIONS, backend, q.device, q.dtype).run(
-            q,
-            k,
-            v,
-            None,
-            feature_map=None,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            initial_state=state,
-            normalize=normalize,
-            eps=eps,
-            is_causal=False,
+def refuse_eps(eps: float) -> None:
+    """One below 0, or NaN, which the kernels take."""
+    raise ValueError(f"eps must be at least 0, got {eps}")
+
+
+def _check_arguments(arguments: LinearArguments, has_time: bool) -> LinearArguments:
+    q, k, v, log_decay, write_strength, key_mask, feature_map, *_, is_causal = arguments
+    check_qkv(q, k, v, 4 if has_time else 3)
+    key_mask = check_key_mask(key_mask, q)
+    log_decay = check_log_decay(log_decay, q, v, key_mask)
+    if log_decay is not None and not is_causal:
+        raise ValueError(
+            "log_decay must be None with is_causal=False, where no token comes before another"
         )
-        return y.to(dtype), state
-
-    def run(values: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        token = rule, q, k, values, write_strength, log_decay
-        options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, **JUST_A_SUM}
-        if in_slots is None:
-            return run_rule(*token, initial_state=state, **options)
-        assert state is not None
-        return run_rule_in_slots(*token, state=state, in_slots=in_slots, **options), state
-
-    rule = choose(for_sequences_of(q), backend, q.device, q.dtype)
-    kv, z = (None, None) if state is None else state
-    y, kv = run(v, kv)
-    if normalize:
-        den, z = run(_ones_like(v), None if z is None else z[..., None])
-        if key_mask is not None:  # padding has 0 here, and 0 / 0 a gradient
-            den = torch.where(key_mask[..., None, None], den, 1)
-        y, z = y / (den + eps), z[..., 0]
-    return y.to(dtype), (kv, z)
-
-
-def _step_general_(
-    backend: str | None,
-    write_strength: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearAttentionState,
-    log_decay: Tensor | None,
-    feature_map: str | None,
-    normalize: bool,
-    eps: float,
-    key_mask: Tensor | None,
-    state_indices: Tensor | None,
-) -> Tensor:
-    """One token of _run_general, which also checks its arguments."""
-    rule = choose(RULES, backend, q.device, q.dtype)
-    is_plain_sum = feature_map is None and not normalize and eps >= 0 and state[1] is None
-    if is_plain_sum and rule.step_checks and _is_floating(write_strength):
-        try:  # Mamba-2 does this once per layer and token
-            return step_rule_(
-                rule,
-                q,
-                k,
-                v,
-                write_strength,
-                log_decay,
-                key_mask,
-                state[0],
-                1.0,
-                False,
-                False,
-                state_indices,
-            )
-        except (RuntimeError, ValueError):
-            pass  # what was refused is explained below
-    log_decay, key_mask = check_step(
-        q, k, v, state, log_decay, feature_map, normalize, eps, key_mask, state_indices
-    )
-    dtype = q.dtype
     if write_strength is not None:
-        write_strength = check_per_token("write_strength", write_strength, q, tuple(v.shape[:2]))
-    if normalize or feature_map is not None:
-        q, k, v = _mapped(q, k, v, feature_map, key_mask)
-        rule = choose(RULES, backend, q.device, q.dtype)
-
-    def step_(values: Tensor, state: Tensor) -> Tensor:
-        return step_rule_(
-            rule,
-            q,
-            k,
-            values,
-            write_strength,
-            log_decay,
-            key_mask,
-            state,
-            1.0,
-            False,
-            False,
-            state_indices,
+        write_strength = check_per_token("write_strength", write_strength, q, tuple(v.shape[:-1]))
+    if feature_map is not None and feature_map not in POINTWISE:
+        raise ValueError(
+            f"feature_map must be None or one of {', '.join(map(repr, POINTWISE))} "
+            f"(other maps are applied to q and k before), got {feature_map!r}"
         )
+    return arguments._replace(log_decay=log_decay, write_strength=write_strength, key_mask=key_mask)
 
+
+def _check_state(
+    name: str,
+    state: tuple[Tensor, Tensor | None],
+    arguments: LinearArguments,
+    rows: int,
+    in_place: bool = False,
+) -> None:
+    if isinstance(state, Tensor) or len(state) != 2:
+        raise ValueError(f"{name} must be a state (kv, z), got {type(state).__name__}")
+    q, _, v, *_ = arguments
     kv, z = state
-    y = step_(v, kv)
-    if z is not None:
-        y = y / (step_(_ones_like(v), z[..., None]) + eps)
-        if key_mask is not None:
-            y = torch.where(key_mask[:, None, None], y, 0)
-    return y.to(dtype)
+    if arguments.normalize and z is None:
+        raise ValueError(f"{name}.z must be a tensor with normalize=True, got None")
+    if not arguments.normalize and z is not None:
+        raise ValueError(
+            f"{name}.z must be None with normalize=False, got a tensor of shape {tuple(z.shape)}"
+        )
+    shape = (rows, v.shape[-2], q.shape[-1], v.shape[-1])
+    for part, x, expected in (("kv", kv, shape), ("z", z, shape[:-1])):
+        if x is not None:
+            check_state(f"{name}.{part}", x, q, expected)
+            if in_place:
+                check_slots(f"{name}.{part}", x)
 
 
-def _is_floating(x: Tensor | None) -> bool:
-    return x is None or x.is_floating_point()
-
-
-def _mapped(
-    q: Tensor, k: Tensor, v: Tensor, feature_map: str | None, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """phi(q), phi(k) and v in the accumulation dtype."""
-    phi, dtype = POINTWISE[feature_map or "identity"], accumulation_dtype(q.dtype)
-    if key_mask is not None:  # phi of padding has a gradient, which may be NaN
-        q, k = (torch.where(key_mask[..., None, None], x, 0) for x in (q, k))
-    return phi(q.to(dtype)), phi(k.to(dtype)), v.to(dtype)
-
-
-def _ones_like(v: Tensor) -> Tensor:
-    """Values of one feature, which is 1."""
-    return v.new_ones(()).expand(*v.shape[:-1], 1)
-
-
-class Implementation(NamedTuple):
-    """What a backend has for linear attention. `run` is given checked arguments, and returns y and
-    the state (kv, z); `step_` checks its own.
-    """
-
-    run: Callable[..., tuple[Tensor, tuple[Tensor, Tensor | None]]]
-    step_: Callable[..., Tensor]
-    reads_cu_seqlens: bool = False  # on the host, so their values may be checked on any device
-    run_in_slots: Callable[..., Tensor] | None = None  # as in backends.Implementation
-
-
-_compiled = Implementation(_native, step_compiled_)
-IMPLEMENTATIONS = {
-    "cuda": if_compiled(_compiled),
-    "cpu": if_compiled(_compiled._replace(run_in_slots=_native_in_slots_)),
-    "chunked": Implementation(chunked_linear_attention, step_chunked_, True),
-    "reference": Implementation(reference_linear_attention, step_reference_, True),
+IMPLEMENTATIONS: Implementations = {
+    "cuda": kernels("linear_attention"),
+    "cpu": kernels("linear_attention", find_slots=True),
+    "chunked": Implementation(chunked_linear_attention, chunked_step_, reads_cu_seqlens=True),
+    "reference": Implementation(
+        reference_linear_attention, step_by(reference_linear_attention), reads_cu_seqlens=True
+    ),
 }
+# What is not plain, and what of that PyTorch works on before a kernel, which Python checks then.
+SUMS = through(RULES, run_sums, step_sums_, run_sums_in_slots_)
+MAPPED_SUMS = through(RULES, run_sums, step_sums_, run_sums_in_slots_, checks=False)
+SUMS_WITH_COPIES = through(WITH_COPIES, run_sums, step_sums_)
+OWN_HEADS = through(IMPLEMENTATIONS, run_own_heads, step_sums_, checks=False)
+
+
+def _for_tokens(arguments: LinearArguments) -> Implementations:
+    """By decays, strengths and the grouping of heads."""
+    if is_plain_attention(arguments):
+        return IMPLEMENTATIONS
+    if not arguments.is_causal:
+        return OWN_HEADS
+    if arguments.q.shape[-2] > arguments.v.shape[-2]:
+        return SUMS_WITH_COPIES
+    if arguments.normalize or arguments.feature_map is not None:
+        return MAPPED_SUMS
+    return SUMS
+
+
+def _for_sequences(arguments: LinearArguments) -> Implementations:
+    table = _for_tokens(arguments)
+    if table is IMPLEMENTATIONS or table is OWN_HEADS:
+        return table
+    return for_sequences_of(arguments.q, table)
+
+
+OP = Op("linear_attention", _check_arguments, _check_state, _for_sequences, _for_tokens)

@@ -62,6 +62,14 @@ class ExactBuffers(nn.Module):
         return self
 
 
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether any of them has a gradient."""
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 def is_transformed() -> bool:
     """Whether a function of torch.func, or forward-mode derivatives, are at work. Compiled ops know
     neither: the former raise, the latter would be zeros without a word.

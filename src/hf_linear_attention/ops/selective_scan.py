@@ -5,26 +5,20 @@ Shapes: batch, T time, channels, N sums of a state for each channel, rows of sta
 row of the batch, or for each packed sequence.
 """
 
-from functools import partial
-
-import torch
 from torch import Tensor
 
-from .backends import Implementation, Missing, choose, if_compiled, native_op
+from .arguments import SelectiveArguments
+from .backends import Implementation, Missing, kernels
+from .calls import Implementations, Op, run, step_, step_by
 from .checks import (
     check_channels,
-    check_cu_seqlens,
     check_key_mask,
     check_per_token,
+    check_stable,
     check_state,
-    is_readable,
-    refuse_lost_gradient,
-    to_dtype,
 )
 from .chunked.selective_scan import chunked_selective_scan, chunked_selective_scan_step_
 from .loops.selective_scan import reference_selective_scan
-from .slots import check_rows_of_channels, step_on_slots_
-from .tokens import behind
 
 
 def selective_scan(
@@ -74,27 +68,8 @@ def selective_scan(
     Source: Gu and Dao, "Mamba", arXiv 2312.00752, eq. 2, discretised as in its code: exp(dt A), and
     dt B for the input.
     """
-    chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    dt, A, D, key_mask = _check_tensors(x, dt, A, B, C, D, key_mask, 3)
-    rows = x.shape[0]
-    if cu_seqlens is not None:
-        readable = chosen.reads_cu_seqlens or is_readable(cu_seqlens)
-        check_cu_seqlens(cu_seqlens, x, readable=readable, name="x")
-        rows = cu_seqlens.shape[0] - 1
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    if initial_state is not None:
-        check_state("initial_state", initial_state, x, (rows, *A.shape), of="x")
-    y, state = chosen.run(
-        x,
-        dt,
-        A,
-        B,
-        C,
-        D,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-    )
+    arguments = SelectiveArguments(x, dt, A, B, C, D, key_mask)
+    y, state = run(OP, arguments, cu_seqlens, initial_state, backend)
     return (y, state) if return_state else y
 
 
@@ -129,27 +104,13 @@ def selective_scan_step_(
         ValueError, RuntimeError: as `selective_scan`; RuntimeError also where a gradient would be
             needed.
     """
-    refuse_lost_gradient("selective_scan", x, dt, A, B, C, D, state)
-    chosen = choose(IMPLEMENTATIONS, backend, x.device, x.dtype)
-    if not chosen.step_checks:
-        dt, A, D, key_mask = _check_step(x, dt, A, B, C, D, key_mask, state, state_indices)
-    return chosen.step_(x, dt, A, B, C, D, key_mask, state, state_indices)
+    arguments = SelectiveArguments(x, dt, A, B, C, D, key_mask)
+    return step_(OP, arguments, state, state_indices, backend)
 
 
-def _check_tensors(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    dims: int,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dt, A and D in the dtype of sums, key_mask as bool; x is (batch, T, channels) for 3 dims,
-    (batch, channels) for 2.
-    """
-    check_channels(x, ("batch", "T", "channels") if dims == 3 else ("batch", "channels"))
+def _check_arguments(arguments: SelectiveArguments, has_time: bool) -> SelectiveArguments:
+    x, dt, A, B, C, D, key_mask = arguments
+    check_channels(x, ("batch", "T", "channels") if has_time else ("batch", "channels"))
     channels = x.shape[-1]
     if A.dim() != 2 or A.shape[0] != channels or A.shape[1] < 1:
         raise ValueError(f"A must have shape ({channels}, N), N of 1 or more, got {tuple(A.shape)}")
@@ -162,112 +123,39 @@ def _check_tensors(
         if tensor.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
     key_mask = check_key_mask(key_mask, x, "x", features=1)
-    of_sums = (
+    checked = SelectiveArguments(
+        x,
         check_per_token("dt", dt, x, tuple(x.shape), of="x"),
         check_per_token("A", A, x, tuple(A.shape), of="x"),
+        B,
+        C,
         None if D is None else check_per_token("D", D, x, (channels,), of="x"),
+        key_mask,
     )
-    if is_readable(A) and (A.detach() > 0).any():
-        raise ValueError(f"A must be at most 0, got {A.max().item()}")
-    if is_readable(dt):
-        real = dt.detach()
-        if key_mask is not None:
-            real = torch.where(behind(key_mask, real), real, 0)
-        if real.numel() > 0 and (least := real.min().item()) < 0:
-            raise ValueError(f"dt must be at least 0, got {least}")
-    return *of_sums, key_mask
-
-
-def _check_step(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """All about one token's arguments: dt, A and D in the dtype of sums, key_mask as bool and
-    without the rows that have no slot.
-    """
-    slots, key_mask = check_rows_of_channels(x, key_mask, state, state_indices)
-    checked = _check_tensors(x, dt, A, B, C, D, key_mask, 2)
-    check_state("state", state, x, (slots, *A.shape), of="x")
+    check_stable(A, dt, key_mask)
     return checked
 
 
-_native = native_op("selective_scan")
-_native_step_ = native_op("selective_scan_step_")
+def _check_state(
+    name: str, state: Tensor, arguments: SelectiveArguments, rows: int, in_place: bool = False
+) -> None:
+    check_state(name, state, arguments.x, (rows, *arguments.A.shape), of="x")
 
 
-def _step_compiled_(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> Tensor:
-    # This runs once per layer and token: what the kernel refuses is explained only afterwards.
-    try:
-        if key_mask is not None and key_mask.dtype is not torch.bool:
-            key_mask = check_key_mask(key_mask, x, "x", features=1)
-        dtype = state.dtype
-        dt_, A_ = to_dtype(dt, dtype), to_dtype(A, dtype)
-        D_ = None if D is None else to_dtype(D, dtype)
-        token = x, dt_, A_, B, C, D_, key_mask, state
-        return _native_step_(*token, state_indices)
-    except RuntimeError:
-        _check_step(x, dt, A, B, C, D, key_mask, state, state_indices)
-        raise
-
-
-def _step_chunked_(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> Tensor:
-    step_ = partial(chunked_selective_scan_step_, x, dt, A, B, C, D, key_mask)
-    return step_on_slots_(step_, (state,), state_indices)
-
-
-def _step_reference_(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None,
-) -> Tensor:
-    def step_(rows: Tensor) -> Tensor:
-        y, after = reference_selective_scan(
-            *(x[:, None], dt[:, None], A, B[:, None], C[:, None], D),
-            key_mask=None if key_mask is None else key_mask[:, None],
-            initial_state=rows,
-        )
-        rows.copy_(after)
-        return y[:, 0]
-
-    return step_on_slots_(step_, (state,), state_indices)
-
-
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: Implementations = {
     "cuda": Missing("the selective scan has no CUDA kernels"),
-    "cpu": if_compiled(Implementation(_native, _step_compiled_, step_checks=True)),
-    "chunked": Implementation(chunked_selective_scan, _step_chunked_),
-    "reference": Implementation(reference_selective_scan, _step_reference_, reads_cu_seqlens=True),
+    "cpu": kernels("selective_scan"),
+    "chunked": Implementation(chunked_selective_scan, chunked_selective_scan_step_),
+    "reference": Implementation(
+        reference_selective_scan, step_by(reference_selective_scan), reads_cu_seqlens=True
+    ),
 }
+
+
+OP = Op(
+    "selective_scan",
+    _check_arguments,
+    _check_state,
+    for_sequences=lambda _: IMPLEMENTATIONS,
+    for_tokens=lambda _: IMPLEMENTATIONS,
+)

@@ -8,20 +8,13 @@ Shapes: B rows of a batch; a state has any dimensions behind that of rows or slo
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .checks import check_key_mask, is_readable
+from .checks import is_readable
 from .tokens import behind
-
-
-class InSlots(NamedTuple):
-    """Where the states of sequences are, of an op that changes them in place."""
-
-    state_indices: Tensor  # (N,) int32; -1: there is none
-    is_new: Tensor | None  # (N,) bool: begins from zero; None: none does
 
 
 def check_slots(name: str, state: Tensor) -> None:
@@ -32,9 +25,10 @@ def check_slots(name: str, state: Tensor) -> None:
         raise ValueError(f"the slots of {name} must not overlap, got strides {state.stride()}")
 
 
-def num_slots(state: Tensor, state_indices: Tensor | None, rows: int) -> int:
+def num_slots(state: Any, state_indices: Tensor | None, rows: int) -> int:
     """How many states there must be: one for each of the rows, or any number by index."""
-    return rows if state_indices is None or state.dim() == 0 else state.shape[0]
+    first = state if isinstance(state, Tensor) else state[0]
+    return rows if state_indices is None or first.dim() == 0 else first.shape[0]
 
 
 def check_state_indices(
@@ -60,20 +54,6 @@ def check_state_indices(
                 raise ValueError(f"state_indices must differ from each other, got {index} twice")
             if index >= 0:
                 seen.add(index)
-
-
-def check_rows_of_channels(
-    x: Tensor, key_mask: Tensor | None, state: Tensor, state_indices: Tensor | None
-) -> tuple[int, Tensor | None]:
-    """Of a step for x (B, channels): how many states there must be, and key_mask as bool, without
-    the rows that have no slot.
-    """
-    rows = x.shape[0] if x.dim() == 2 else 0  # else nothing is checked before that
-    slots = num_slots(state, state_indices, rows)
-    if state_indices is None or x.dim() != 2:
-        return slots, key_mask
-    check_state_indices(state_indices, rows, slots, x, of="x")
-    return slots, rows_with_a_slot(state_indices, check_key_mask(key_mask, x, "x", features=1))
 
 
 def rows_with_a_slot(state_indices: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -118,16 +98,25 @@ def write_slots_(state: Tensor, state_indices: Tensor, rows: Tensor) -> None:
 
 
 def step_on_slots_(
-    step_: Callable[..., Tensor], states: tuple[Tensor | None, ...], state_indices: Tensor | None
+    step_: Callable[..., Tensor], arguments: Any, state: Any, state_indices: Tensor | None
 ) -> Tensor:
-    """step_(*states), which changes rows of states in place; with `state_indices` those that they
-    name. Whoever has no slot must be masked there: `rows_with_a_slot`.
+    """step_(arguments, state), which changes rows of a state, a tensor or several, in place; with
+    `state_indices` those that they name. Whoever has no slot must be masked: `rows_with_a_slot`.
     """
     if state_indices is None:
-        return step_(*states)
-    rows = [None if state is None else read_slots(state, state_indices) for state in states]
-    y = step_(*rows)
-    for state, its_rows in zip(states, rows, strict=True):
-        if state is not None and its_rows is not None:
-            write_slots_(state, state_indices, its_rows)
+        return step_(arguments, state)
+    rows = map_state(lambda x: read_slots(x, state_indices), state)
+    y = step_(arguments, rows)
+    map_state(lambda x, its_rows: write_slots_(x, state_indices, its_rows), state, rows)
     return y
+
+
+def map_state(function: Callable[..., Any], state: Any, *others: Any) -> Any:
+    """What a function makes of a state's tensor, or a tuple of that for each of its tensors, None
+    where there is none.
+    """
+    if isinstance(state, Tensor):
+        return function(state, *others)
+    return tuple(
+        None if x is None else function(x, *rest) for x, *rest in zip(state, *others, strict=True)
+    )

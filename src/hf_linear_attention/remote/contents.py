@@ -48,6 +48,8 @@ BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),
     *("ModelCardMixin", "SavedConfig", "SavedModel"),
 }
+# Whose linear attention is the chunked one where decays are not by channel.
+PLAIN_MIXERS = ("linear", "window")
 
 # Facts of mixers that only the package asks for.
 FACTS_LEFT_OUT = {"needs", "conversions", "presets", "projections"}
@@ -60,14 +62,17 @@ def definitions_left_out(config: PreTrainedConfig) -> set[str]:
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     """Of what branches ask for, by the names that they have for it."""
+    by_channel = decay_class(config.decay).per_channel
+    plain = {"is_plain_attention": True} if config.mixer in PLAIN_MIXERS and not by_channel else {}
     return {
+        **plain,
         **WITHOUT_PACKAGE,
         "add_cross_attention": config.add_cross_attention,
         "has_cross_attn": config.add_cross_attention,
         "position_embedding_type": config.position_embedding_type,
         "has_softmax_layers": has_softmax_layers(config),
         "has_lower_bounds": has_lower_bounds(config),
-        "is_by_channel": decay_class(config.decay).per_channel,
+        "is_by_channel": by_channel,
     }
 
 

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from ..ops.checks import needs_grad
 from ..ops.convolution import short_convolution, short_convolution_step_
 from ..ops.delta_rule import delta_rule
 from ..ops.linear_attention import linear_attention, linear_attention_step_
-from ..ops.numerics import accumulation_dtype, at_least_float32
+from ..ops.numerics import accumulation_dtype, at_least_float32, needs_grad
 from ..ops.selective_scan import selective_scan, selective_scan_step_
 from .bounds import BOUNDS, bounds_for_layers
 

@@ -11,17 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..arguments import IS_SILU, ConvolutionArguments
 from ..numerics import accumulation_dtype, without_autocast
 from ..tokens import sequence_of_each_token
 
 
 def chunked_short_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    silu: bool,
-    key_mask: Tensor | None = None,
+    arguments: ConvolutionArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -31,6 +27,7 @@ def chunked_short_convolution(
     Returns y (B, T, C) and the state (B or N, S, C). Computes in float32, or float64 for float64
     inputs. Differentiable any number of times.
     """
+    x, weight, bias, key_mask, activation = arguments
     (B, T, C), kernel_size = x.shape, weight.shape[1]
     rows = B if cu_seqlens is None else len(cu_seqlens) - 1
     if initial_state is None:
@@ -49,7 +46,7 @@ def chunked_short_convolution(
             None if bias is None else bias.to(dtype),
             groups=C,
         ).transpose(1, 2)
-        y = (F.silu(u) if silu else u).to(x.dtype)
+        y = (F.silu(u) if IS_SILU[activation] else u).to(x.dtype)
     if layout is None:
         return y, in_order[:, T:].clone(memory_format=torch.contiguous_format)
     y = y.gather(1, (layout.place - S)[..., None].expand(x.shape))
@@ -60,24 +57,18 @@ def chunked_short_convolution(
     return y, state.view(rows, S, C)
 
 
-def chunked_short_convolution_step_(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    silu: bool,
-) -> Tensor:
+def chunked_short_convolution_step_(arguments: ConvolutionArguments, state: Tensor) -> Tensor:
     """One token of it, with the state updated in place; arguments as in `short_convolution_step_`,
     which has checked them.
     """
+    x, weight, bias, key_mask, activation = arguments
     dtype = accumulation_dtype(x.dtype)
     tokens = torch.cat([state, x[:, None]], dim=1)
     window = tokens[:, tokens.shape[1] - weight.shape[1] :]
     u = (window.to(dtype) * weight.t().to(dtype)).sum(1)
     if bias is not None:
         u = u + bias.to(dtype)
-    y, after = (F.silu(u) if silu else u).to(x.dtype), tokens[:, 1:]
+    y, after = (F.silu(u) if IS_SILU[activation] else u).to(x.dtype), tokens[:, 1:]
     if key_mask is not None:
         y = torch.where(key_mask[:, None], y, 0)
         after = torch.where(key_mask[:, None, None], after, state)

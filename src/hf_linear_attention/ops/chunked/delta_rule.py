@@ -11,6 +11,7 @@ dim, V value dim, N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
+from ..arguments import DeltaArguments
 from ..chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from ..numerics import (
     L2_NORM_EPS,
@@ -23,18 +24,9 @@ from ..tokens import behind
 
 
 def chunked_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None = None,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: DeltaArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
-    scale: float = 1.0,
-    normalize_qk: bool = False,
-    delta: bool = True,
     chunk_size: int = CHUNK_SIZE,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence, chunk by chunk; arguments as in `delta_rule`, which has checked them.
@@ -43,13 +35,14 @@ def chunked_delta_rule(
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Accumulates in float32, or float64 for
     float64 inputs. Differentiable any number of times.
     """
-    T, Hk, Hv = q.shape[1], k.shape[2], v.shape[2]
+    key_mask, delta = arguments.key_mask, arguments.delta
+    (_, T, Hk, _), Hv = arguments.k.shape, arguments.v.shape[2]
     if not torch.compiler.is_exporting():  # for any T
         chunk_size = min(chunk_size, 1 << max(T - 1, 0).bit_length())
     layout = chunks_of(T, cu_seqlens, chunk_size)
-    with without_autocast(q.device.type):  # it would take the sums to half precision
-        dtype = q.dtype
-        q, k, v, beta, g = _prepared(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    dtype = arguments.q.dtype
+    with without_autocast(arguments.q.device.type):  # it would take the sums to half precision
+        q, k, v, beta, g = _prepared(arguments)
         if q.shape[2] != Hk:
             q, k = (x.repeat_interleave(Hv // x.shape[2], 2) for x in (q, k))
             Hk = Hv
@@ -97,16 +90,10 @@ def chunked_delta_rule(
 
 
 def _prepared(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
+    arguments: DeltaArguments,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """All in the accumulation dtype, without a trace of padding; q scaled, q and k normed."""
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _ = arguments
     dtype = accumulation_dtype(q.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
@@ -206,33 +193,20 @@ class _InverseOfUnitLower(torch.autograd.Function):
         return -(inverse.mT @ dinverse @ inverse.mT).tril(-1)
 
 
-def chunked_delta_rule_step_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
-) -> Tensor:
+def chunked_delta_rule_step_(arguments: DeltaArguments, state: Tensor) -> Tensor:
     """One token, `state` updated in place; arguments as in `delta_rule_step_`, which has checked
     them.
     """
-    Hv, dtype = v.shape[1], q.dtype
-    with without_autocast(q.device.type):
-        q, k, v, beta, log_decay = _prepared(
-            q, k, v, beta, log_decay, key_mask, scale, normalize_qk
-        )
+    Hv, dtype, key_mask = arguments.v.shape[1], arguments.q.dtype, arguments.key_mask
+    with without_autocast(arguments.q.device.type):
+        q, k, v, beta, log_decay = _prepared(arguments)
         q, k = (x.repeat_interleave(Hv // x.shape[1], 1)[..., None, :] for x in (q, k))
         if log_decay is not None:
             if log_decay.dim() == 2:
                 log_decay = log_decay[..., None]
             state.mul_(log_decay.exp()[..., None])
         written = v[..., None, :]
-        if delta:
+        if arguments.delta:
             written = written - k @ state
         if beta is not None:
             written = beta[..., None, None] * written

@@ -11,16 +11,14 @@ Shapes: B batch, T time, C channels, n chunks of L tokens, L a power of 2.
 import torch
 from torch import Tensor
 
+from ..arguments import ElementwiseArguments
 from ..chunks import CHUNK_SIZE, chunks_of, running
 from ..numerics import accumulation_dtype, without_autocast
 from ..tokens import behind
 
 
 def chunked_elementwise_scan(
-    x: Tensor,
-    log_decay: Tensor,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: ElementwiseArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -29,6 +27,7 @@ def chunked_elementwise_scan(
     Returns y (B, T, C) and the state (rows, C). Computes in float32, or float64 for float64 inputs.
     Differentiable any number of times.
     """
+    x, log_decay, key_mask = arguments
     T = x.shape[1]
     layout = chunks_of(T, cu_seqlens, min(CHUNK_SIZE, 1 << max(T - 1, 0).bit_length()))
     with without_autocast(x.device.type):  # it would take the sums to half precision
@@ -43,12 +42,11 @@ def chunked_elementwise_scan(
         return y.to(x.dtype), state
 
 
-def chunked_elementwise_scan_step_(
-    x: Tensor, log_decay: Tensor, key_mask: Tensor | None, state: Tensor
-) -> Tensor:
+def chunked_elementwise_scan_step_(arguments: ElementwiseArguments, state: Tensor) -> Tensor:
     """One token of it, with the state updated in place; arguments as in `elementwise_scan_step_`,
     which has checked them.
     """
+    x, log_decay, key_mask = arguments
     y = after = torch.addcmul(x.to(state.dtype), log_decay.exp(), state)
     if key_mask is not None:
         y = torch.where(key_mask[:, None], after, 0)

@@ -10,24 +10,16 @@ N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
+from ..arguments import LinearArguments
 from ..chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from ..feature_maps import POINTWISE
 from ..numerics import accumulation_dtype, bounded, without_autocast
 
 
 def chunked_linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    *,
-    feature_map: str | None = None,
-    key_mask: Tensor | None = None,
+    arguments: LinearArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: tuple[Tensor, Tensor | None] | None = None,
-    normalize: bool = True,
-    eps: float = 1e-6,
-    is_causal: bool = True,
     chunk_size: int = CHUNK_SIZE,
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The recurrence, chunk by chunk; arguments as in `linear_attention`, which has checked them.
@@ -35,14 +27,15 @@ def chunked_linear_attention(
     Returns y and the state, (kv, z). Accumulates in float32, or float64 for float64 inputs.
     Differentiable any number of times.
     """
-    Hkv, V = v.shape[2:]
-    T = q.shape[1]
+    normalize, eps, is_causal = arguments[-3:]
+    q, key_mask = arguments.q, arguments.key_mask
+    T, Hkv, V = arguments.v.shape[1:]
     if cu_seqlens is None:  # without causality nobody meets anybody, so all may be one chunk
         chunk_size = min(chunk_size, T) if is_causal else T
     layout = chunks_of(T, cu_seqlens, chunk_size)
 
     with without_autocast(q.device.type):  # it would take the sums to half precision
-        phi_q, phi_k, value, log_decay = _mapped(q, k, v, log_decay, feature_map, key_mask)
+        phi_q, phi_k, value, log_decay = _mapped(arguments)
         initial = None
         if normalize:  # z is one more column of kv, whose values are ones
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
@@ -91,15 +84,9 @@ def chunked_linear_attention(
         return y.to(q.dtype), (kv, z)
 
 
-def _mapped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    feature_map: str | None,
-    key_mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _mapped(arguments: LinearArguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """phi(q), phi(k), v and log_decay in the accumulation dtype, without a trace of padding."""
+    q, k, v, log_decay, _, key_mask, feature_map, *_ = arguments
     dtype = accumulation_dtype(q.dtype)
     phi = POINTWISE[feature_map or "identity"]
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -120,24 +107,15 @@ def _total(initial: Tensor | None, added: Tensor, decay: Tensor | None) -> tuple
     return state[:, None].expand_as(added), state
 
 
-def chunked_step_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: tuple[Tensor, Tensor | None],
-    log_decay: Tensor | None = None,
-    *,
-    feature_map: str | None = None,
-    eps: float = 1e-6,
-    key_mask: Tensor | None = None,
-) -> Tensor:
+def chunked_step_(arguments: LinearArguments, state: tuple[Tensor, Tensor | None]) -> Tensor:
     """One token, `state` updated in place, normalised where it has a z.
 
     Arguments as in `linear_attention_step_`, which has checked them.
     """
+    q, key_mask = arguments.q, arguments.key_mask
     kv, z = state
     with without_autocast(q.device.type):
-        phi_q, phi_k, v, log_decay = _mapped(q, k, v, log_decay, feature_map, key_mask)
+        phi_q, phi_k, v, log_decay = _mapped(arguments)
         if log_decay is not None:
             remember = log_decay.exp()
             kv.mul_(remember[..., None, None])
@@ -148,7 +126,7 @@ def chunked_step_(
             if log_decay is not None:
                 z.mul_(remember[..., None])
             z.add_(phi_k)
-            y = y / (phi_q @ z[..., None] + eps)
+            y = y / (phi_q @ z[..., None] + arguments.eps)
         y = y.flatten(1, 2)
         if key_mask is not None:
             y = torch.where(key_mask[:, None, None], y, 0)

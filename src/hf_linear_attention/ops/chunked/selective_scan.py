@@ -14,6 +14,7 @@ import functools
 import torch
 from torch import Tensor
 
+from ..arguments import SelectiveArguments
 from ..chunks import chunks_of
 from ..numerics import accumulation_dtype, without_autocast
 from ..tokens import behind
@@ -22,14 +23,7 @@ CHUNK_SIZE = 32
 
 
 def chunked_selective_scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: SelectiveArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -38,6 +32,7 @@ def chunked_selective_scan(
     Returns y (batch, T, channels) and the state (rows, channels, N). Computes in float32, or
     float64 for float64 inputs. Differentiable any number of times.
     """
+    x, dt, A, B, C, D, key_mask = arguments
     dtype = accumulation_dtype(x.dtype)
     layout = chunks_of(x.shape[1], cu_seqlens, min(CHUNK_SIZE, max(x.shape[1], 1)))
     with without_autocast(x.device.type):  # it would take the sums to half precision
@@ -54,19 +49,11 @@ def chunked_selective_scan(
         return y.to(x.dtype), state
 
 
-def chunked_selective_scan_step_(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-) -> Tensor:
+def chunked_selective_scan_step_(arguments: SelectiveArguments, state: Tensor) -> Tensor:
     """One token of it, with the state updated in place; arguments as in `selective_scan_step_`,
     which has checked them.
     """
+    x, dt, A, B, C, D, key_mask = arguments
     x_t, B_t, C_t = (z.to(state.dtype) for z in (x, B, C))
     write = (dt * x_t)[..., None] * B_t[:, None]
     after = torch.addcmul(write, (dt[..., None] * A).exp(), state)

@@ -7,8 +7,9 @@ Shapes: B batch, T time, C channels, S tokens of a state, N packed sequences.
 import torch
 from torch import Tensor
 
+from ..arguments import IS_SILU, ConvolutionArguments
 from .gradients import register_gradient
-from .library import contiguous, ops
+from .library import as_bounds, as_mask, contiguous, ops, register_fake
 
 _forward = ops.short_convolution.default
 _backward = ops.short_convolution_backward.default
@@ -17,57 +18,37 @@ _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # und
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    silu: bool,
-    key_mask: Tensor | None = None,
+    arguments: ConvolutionArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The convolution of whole sequences, differentiable once.
-
-    Args:
-        x: (B, T, C), with any strides.
-        weight, bias: (C, kernel size) and (C,), of any float dtypes and strides.
-        silu: whether y is u or silu(u), where u is the convolution.
-        key_mask: (B, T) bool.
-        cu_seqlens: (N + 1,) int32.
-        initial_state: (B or N, S, C) of x's dtype, S >= kernel size - 1.
+    """The convolution of whole sequences, differentiable once; arguments as in `short_convolution`.
 
     Returns:
         y (B, T, C) of x's dtype and the state, as initial_state.
 
     Raises:
-        RuntimeError: an argument is wrong; it says which and how.
+        RuntimeError: an argument is wrong; it says which and how. KeyError: activation is.
     """
+    x, weight, bias, key_mask, activation = arguments
     return _forward(
         x,
         weight,
         bias,
-        contiguous(key_mask),
-        contiguous(cu_seqlens),
+        as_mask(key_mask, x, "x", features=1),
+        as_bounds(cu_seqlens),
         contiguous(initial_state),
-        silu,
+        IS_SILU[activation],
     )
 
 
 def step_(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    silu: bool,
-    state_indices: Tensor | None = None,
+    arguments: ConvolutionArguments, state: Tensor, state_indices: Tensor | None = None
 ) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
     Args:
-        x: (B, C), with any strides.
-        weight, bias, silu: as in `forward`.
-        key_mask: (B,) bool.
+        arguments: as in `short_convolution_step_`.
         state: (B, S, C) of x's dtype, with any strides.
         state_indices: (B,) int32, all different: which slot of `state`, of any number of them, is
             that of each row. -1: none, y is 0.
@@ -76,13 +57,14 @@ def step_(
         y (B, C).
 
     Raises:
-        RuntimeError: an argument is wrong; it says which and how.
+        RuntimeError: an argument is wrong; it says which and how. KeyError: activation is.
     """
+    x, weight, bias, key_mask, activation = arguments
     if key_mask is not None:
-        key_mask = key_mask.contiguous()
+        key_mask = as_mask(key_mask, x, "x", features=1)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
-    y = _step_(x, weight, bias, key_mask, state, silu, state_indices)
+    y = _step_(x, weight, bias, key_mask, state, IS_SILU[activation], state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((state,))
     return y
@@ -91,7 +73,7 @@ def step_(
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::short_convolution", lib=_registrations)
+@register_fake("short_convolution", _registrations)
 def _fake_forward(x, weight, bias, key_mask, cu_seqlens, initial_state, silu):
     if initial_state is not None:
         return x.new_empty(x.shape), x.new_empty(initial_state.shape)
@@ -99,7 +81,7 @@ def _fake_forward(x, weight, bias, key_mask, cu_seqlens, initial_state, silu):
     return x.new_empty(x.shape), x.new_empty(rows, weight.shape[1] - 1, x.shape[2])
 
 
-@torch.library.register_fake("hf_linear_attention::short_convolution_backward", lib=_registrations)
+@register_fake("short_convolution_backward", _registrations)
 def _fake_backward(dy, dstate, x, weight, bias, key_mask, cu_seqlens, initial_state, silu):
     return tuple(
         x.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
@@ -107,7 +89,7 @@ def _fake_backward(dy, dstate, x, weight, bias, key_mask, cu_seqlens, initial_st
     )
 
 
-@torch.library.register_fake("hf_linear_attention::short_convolution_step_", lib=_registrations)
+@register_fake("short_convolution_step_", _registrations)
 def _fake_step_(x, weight, bias, key_mask, state, silu, state_indices=None):
     return x.new_empty(x.shape)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import accumulation_dtype
-from .library import ops
+from .library import ops, register_fake
 
 _cross_entropy = ops.cross_entropy.default
 _cross_entropy_backward = ops.cross_entropy_backward.default
@@ -47,12 +47,12 @@ def cross_entropy_backward(
     )
 
 
-@torch.library.register_fake("hf_linear_attention::cross_entropy", lib=_registrations)
+@register_fake("cross_entropy", _registrations)
 def _fake_cross_entropy(logits, labels, ignore_index):
     numbers = logits.new_empty(logits.shape[0], dtype=accumulation_dtype(logits.dtype))
     return numbers, torch.empty_like(numbers)
 
 
-@torch.library.register_fake("hf_linear_attention::cross_entropy_backward", lib=_registrations)
+@register_fake("cross_entropy_backward", _registrations)
 def _fake_cross_entropy_backward(dlosses, logits, labels, normalizers, ignore_index):
     return logits.new_empty(logits.shape)

@@ -6,6 +6,7 @@ import warnings
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..arguments import LinearArguments
 from . import linear_attention
 from .library import cuda_architectures
 
@@ -77,11 +78,8 @@ def _why_a_call_fails(device: torch.device) -> str | None:
     # Whoever asks may be tracing, where calls only look real.
     with _disable_current_modes(), torch.no_grad():
         x = torch.ones(1, 1, 1, 1, device=device)
-        options = {"feature_map": None, "key_mask": None, "cu_seqlens": None, "initial_state": None}
         try:
-            y, _ = linear_attention.forward(
-                x, x, x, None, **options, normalize=False, eps=0.0, is_causal=True
-            )
+            y, _ = linear_attention.forward(LinearArguments(x, x, x, normalize=False))
             y.item()  # waits
         except torch.OutOfMemoryError:  # that says nothing about the kernels
             raise

@@ -8,10 +8,10 @@ dim, V value dim, N packed sequences. Hq and Hk divide Hv.
 import torch
 from torch import Tensor
 
-from ..checks import needs_grad
-from ..numerics import accumulation_dtype
+from ..arguments import DeltaArguments
+from ..numerics import accumulation_dtype, needs_grad
 from .gradients import register_gradient
-from .library import contiguous, ops
+from .library import as_bounds, as_dtype, as_mask, contiguous, ops, register_fake
 
 _forward = ops.delta_rule.default
 _backward = ops.delta_rule_backward.default
@@ -21,29 +21,12 @@ _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # und
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    *,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    initial_state: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
+    arguments: DeltaArguments,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The delta rule over whole sequences, differentiable once.
-
-    Args:
-        q, k, v: (B, T, Hq, K), (B, T, Hk, K), (B, T, Hv, V), of one dtype, with any strides.
-        beta: (B, T, Hv) in the accumulation dtype; None for ones.
-        log_decay: (B, T, Hv) or (B, T, Hv, K) in the accumulation dtype, at most 0.
-        key_mask: (B, T) bool.
-        cu_seqlens: (N + 1,) int32.
-        initial_state: (B or N, Hv, K, V) in the accumulation dtype.
-        delta: False writes beta v, whatever the state holds.
+    """The delta rule over whole sequences, differentiable once; arguments as in `delta_rule`, but
+    for heads: Hq and Hk divide Hv.
 
     Returns:
         y (B, T, Hv, V) and the state, as initial_state.
@@ -51,18 +34,20 @@ def forward(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta = arguments
     # Only a gradient needs what each token found missing, which is as large as v.
     keep_errors = (
         delta and torch.is_grad_enabled() and needs_grad(q, k, v, beta, log_decay, initial_state)
     )
+    dtype = accumulation_dtype(q.dtype)
     y, _, state = _forward(
         q,
         k,
         v,
-        beta,
-        log_decay,
-        contiguous(key_mask),
-        contiguous(cu_seqlens),
+        as_dtype(beta, dtype),
+        as_dtype(log_decay, dtype),
+        as_mask(key_mask, q),
+        as_bounds(cu_seqlens),
         contiguous(initial_state),
         scale,
         normalize_qk,
@@ -72,28 +57,12 @@ def forward(
     return y, state
 
 
-def step_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
-    state_indices: Tensor | None = None,
-) -> Tensor:
+def step_(arguments: DeltaArguments, state: Tensor, state_indices: Tensor | None = None) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
     Args:
-        q, k, v: (B, Hq, K), (B, Hk, K), (B, Hv, V), of one dtype, with any strides.
-        beta: (B, Hv) in the accumulation dtype; None for ones.
-        log_decay: (B, Hv) or (B, Hv, K) in the accumulation dtype, at most 0.
-        key_mask: (B,) bool.
+        arguments: as in `delta_rule_step_`, but Hq and Hk divide Hv.
         state: (B, Hv, K, V) in the accumulation dtype, each row contiguous.
-        delta: False writes beta v, whatever the state holds.
         state_indices: (B,) int32, all different: which slot of `state`, of any number of them, is
             that of each row. -1: none, y is 0.
 
@@ -103,8 +72,14 @@ def step_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta = arguments
+    dtype = state.dtype
+    if beta is not None and beta.dtype is not dtype:
+        beta = as_dtype(beta, dtype)
+    if log_decay is not None and log_decay.dtype is not dtype:
+        log_decay = as_dtype(log_decay, dtype)
     if key_mask is not None:
-        key_mask = key_mask.contiguous()
+        key_mask = as_mask(key_mask, q)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
     options = scale, normalize_qk, delta
@@ -115,20 +90,11 @@ def step_(
 
 
 def forward_in_slots_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    *,
-    key_mask: Tensor | None,
+    arguments: DeltaArguments,
     cu_seqlens: Tensor | None,
     state: Tensor,
     state_indices: Tensor,
     is_new: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
-    delta: bool,
 ) -> Tensor:
     """`forward` from states in slots, which change in place. It has no gradient.
 
@@ -137,7 +103,6 @@ def forward_in_slots_(
         cu_seqlens: (N + 1,) int32; tokens behind the last bound are no one's, and y is 0 there.
         state_indices: (B or N,) int32, all different: the slot of each sequence. -1: none, y is 0.
         is_new: (B or N,) bool: begins from zero, whatever the slot holds; None: none does.
-        The others: as in `forward`.
 
     Returns:
         y (B, T, Hv, V).
@@ -145,20 +110,15 @@ def forward_in_slots_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
+    q, k, v, beta, log_decay, key_mask, *options = arguments
+    dtype = accumulation_dtype(q.dtype)
     y = _forward_in_slots_(
-        q,
-        k,
-        v,
-        beta,
-        log_decay,
-        contiguous(key_mask),
-        contiguous(cu_seqlens),
+        *(q, k, v, as_dtype(beta, dtype), as_dtype(log_decay, dtype), as_mask(key_mask, q)),
+        as_bounds(cu_seqlens),
         state,
         state_indices.contiguous(),
         contiguous(is_new),
-        scale,
-        normalize_qk,
-        delta,
+        *options,
     )
     torch.autograd.graph.increment_version((state,))
     return y
@@ -167,7 +127,7 @@ def forward_in_slots_(
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::delta_rule", lib=_registrations)
+@register_fake("delta_rule", _registrations)
 def _fake_forward(
     q,
     k,
@@ -191,7 +151,7 @@ def _fake_forward(
     return y, errors, state
 
 
-@torch.library.register_fake("hf_linear_attention::delta_rule_backward", lib=_registrations)
+@register_fake("delta_rule_backward", _registrations)
 def _fake_backward(
     dy, dstate, q, k, v, beta, log_decay, key_mask, cu_seqlens, initial_state, *others
 ):
@@ -203,14 +163,14 @@ def _fake_backward(
     return tuple(map(gradient_of, (q, k, v, beta, log_decay, initial_state)))
 
 
-@torch.library.register_fake("hf_linear_attention::delta_rule_step_", lib=_registrations)
+@register_fake("delta_rule_step_", _registrations)
 def _fake_step_(
     q, k, v, beta, log_decay, key_mask, state, scale, normalize_qk, delta, state_indices=None
 ):
     return v.new_empty(v.shape)
 
 
-@torch.library.register_fake("hf_linear_attention::delta_rule_", lib=_registrations)
+@register_fake("delta_rule_", _registrations)
 def _fake_forward_in_slots_(q, k, v, *others):
     return v.new_empty(v.shape)
 

@@ -7,8 +7,10 @@ Shapes: B batch, T time, C channels, rows of states.
 import torch
 from torch import Tensor
 
+from ..arguments import ElementwiseArguments
+from ..numerics import accumulation_dtype
 from .gradients import register_gradient
-from .library import contiguous, ops
+from .library import as_bounds, as_dtype, as_mask, contiguous, ops, register_fake
 
 _forward = ops.elementwise_scan.default
 _backward = ops.elementwise_scan_backward.default
@@ -17,21 +19,11 @@ _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # und
 
 
 def forward(
-    x: Tensor,
-    log_decay: Tensor,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: ElementwiseArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The scan of whole sequences, differentiable once.
-
-    Args:
-        x: (B, T, C), with any strides.
-        log_decay: (B, T, C) of the accumulation dtype, with any strides, none above 0.
-        key_mask: (B, T) bool.
-        cu_seqlens: (rows + 1,) int32.
-        initial_state: (rows, C) of the accumulation dtype.
+    """The scan of whole sequences, differentiable once; arguments as in `elementwise_scan`.
 
     Returns:
         y (B, T, C) of x's dtype and the state, as initial_state.
@@ -39,26 +31,26 @@ def forward(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
-    optional = (contiguous(z) for z in (key_mask, cu_seqlens, initial_state))
-    return _forward(x, log_decay, *optional)
+    x, log_decay, key_mask = arguments
+    return _forward(
+        x,
+        as_dtype(log_decay, accumulation_dtype(x.dtype)),
+        as_mask(key_mask, x, "x", features=1),
+        as_bounds(cu_seqlens),
+        contiguous(initial_state),
+    )
 
 
 def step_(
-    x: Tensor,
-    log_decay: Tensor,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None = None,
+    arguments: ElementwiseArguments, state: Tensor, state_indices: Tensor | None = None
 ) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
     Args:
-        x, log_decay: (B, C), with any strides.
-        key_mask: (B,) bool.
+        arguments: as in `elementwise_scan_step_`.
         state: (B, C) of the accumulation dtype, with any strides.
         state_indices: (B,) int32, all different: which slot of `state`, of any number of them, is
             that of each row. -1: none, y is 0.
-        The others: as in `forward`.
 
     Returns:
         y (B, C).
@@ -66,11 +58,12 @@ def step_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
+    x, log_decay, key_mask = arguments
     if key_mask is not None:
-        key_mask = key_mask.contiguous()
+        key_mask = as_mask(key_mask, x, "x", features=1)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
-    y = _step_(x, log_decay, key_mask, state, state_indices)
+    y = _step_(x, as_dtype(log_decay, state.dtype), key_mask, state, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((state,))
     return y
@@ -79,19 +72,19 @@ def step_(
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::elementwise_scan", lib=_registrations)
+@register_fake("elementwise_scan", _registrations)
 def _fake_forward(x, log_decay, key_mask, cu_seqlens, initial_state):
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return x.new_empty(x.shape), log_decay.new_empty(rows, x.shape[2])
 
 
-@torch.library.register_fake("hf_linear_attention::elementwise_scan_backward", lib=_registrations)
+@register_fake("elementwise_scan_backward", _registrations)
 def _fake_backward(dy, dstate, x, log_decay, key_mask, cu_seqlens, initial_state):
     shape = (0,) if initial_state is None else initial_state.shape
     return x.new_empty(x.shape), log_decay.new_empty(x.shape), log_decay.new_empty(shape)
 
 
-@torch.library.register_fake("hf_linear_attention::elementwise_scan_step_", lib=_registrations)
+@register_fake("elementwise_scan_step_", _registrations)
 def _fake_step_(x, log_decay, key_mask, state, state_indices=None):
     return x.new_empty(x.shape)
 

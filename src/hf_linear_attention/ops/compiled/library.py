@@ -3,10 +3,16 @@
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from ..checks import DTYPES, check_key_mask
+
+T = TypeVar("T", bound=Callable[..., Any])
 LIBRARY_PATH = Path(__file__).parents[2] / "_C.so"
 
 
@@ -57,9 +63,52 @@ _library = load()
 ops = torch.ops.hf_linear_attention
 
 
-def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def contiguous(tensor: Tensor | None) -> Tensor | None:
     """An optional argument as the ops take those that may not have any strides."""
     return None if tensor is None else tensor.contiguous()
+
+
+def register_fake(name: str, library: torch.library.Library) -> Callable[[T], T]:
+    """Says what an op of ours gives, as `torch.library.register_fake` does, for tensors that are on
+    one device: PyTorch asks this of others, too, where one has no data.
+    """
+
+    def register(fake: T) -> T:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            devices = list(dict.fromkeys(str(x.device) for x in tensors))
+            if len(devices) > 1:
+                raise RuntimeError(
+                    f"hf_linear_attention::{name}: all tensors must be on one device, got tensors "
+                    f"on {' and '.join(devices)}"
+                )
+            return fake(*args, **kwargs)
+
+        torch.library.register_fake(f"hf_linear_attention::{name}", checked, lib=library)
+        return fake
+
+    return register
+
+
+def as_mask(
+    key_mask: Tensor | None, x: Tensor, name: str = "q", features: int = 2
+) -> Tensor | None:
+    """key_mask as the ops take it: of x, called `name`, without its last dimensions, `features`."""
+    if key_mask is not None and key_mask.dtype is not torch.bool:
+        key_mask = check_key_mask(key_mask, x, name, features)
+    return contiguous(key_mask)
+
+
+def as_bounds(cu_seqlens: Tensor | None) -> Tensor | None:
+    """cu_seqlens as the ops take it."""
+    if cu_seqlens is None:
+        return None
+    return (cu_seqlens.int() if cu_seqlens.dtype is torch.int64 else cu_seqlens).contiguous()
+
+
+def as_dtype(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """x as the ops take it; as it is where it is no float, so that they refuse it."""
+    return x if x is None or x.dtype is dtype or x.dtype not in DTYPES else x.to(dtype)
 
 
 def cpu_instruction_set() -> str:

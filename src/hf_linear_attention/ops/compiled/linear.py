@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from .library import ops
+from .library import ops, register_fake
 
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 _linear = ops.linear.default
@@ -107,17 +107,17 @@ def many_rows_linear_in(
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-@torch.library.register_fake("hf_linear_attention::many_rows_linear", lib=_registrations)
+@register_fake("many_rows_linear", _registrations)
 def _fake_many_rows_linear(x, weight, bias, dtype, y_dtype):
     return x.new_empty(x.shape[0], weight.shape[0], dtype=_DTYPE_OF[y_dtype])
 
 
-@torch.library.register_fake("hf_linear_attention::linear", lib=_registrations)
+@register_fake("linear", _registrations)
 def _fake_linear(x, weight, bias):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-@torch.library.register_fake("hf_linear_attention::expert_linear", lib=_registrations)
+@register_fake("expert_linear", _registrations)
 def _fake_expert_linear(x, weight, experts, bias):
     return x.new_empty(x.shape[0], weight.shape[1])
 

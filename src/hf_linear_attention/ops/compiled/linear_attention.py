@@ -8,9 +8,10 @@ sequences.
 import torch
 from torch import Tensor
 
+from ..arguments import LinearArguments
 from ..numerics import accumulation_dtype
 from .gradients import register_gradient
-from .library import contiguous, feature_maps, ops
+from .library import as_bounds, as_dtype, as_mask, contiguous, feature_maps, ops, register_fake
 
 FEATURE_MAPS = feature_maps()  # the ops take the position in it; everybody else names them
 _INDEX: dict[str | None, int] = {None: 0, **{name: i for i, name in enumerate(FEATURE_MAPS)}}
@@ -23,29 +24,12 @@ _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # und
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    *,
-    feature_map: str | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    initial_state: tuple[Tensor, Tensor | None] | None,
-    normalize: bool,
-    eps: float,
-    is_causal: bool,
+    arguments: LinearArguments,
+    cu_seqlens: Tensor | None = None,
+    initial_state: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """Linear attention over whole sequences, differentiable once.
-
-    Args:
-        q, k, v: (B, T, Hq, K), (B, T, Hkv, K), (B, T, Hkv, V), of one dtype, with any strides.
-        log_decay: (B, T, Hkv) in the accumulation dtype, at most 0.
-        feature_map: one of FEATURE_MAPS, or None for "identity".
-        key_mask: (B, T) bool.
-        cu_seqlens: (N + 1,) int32.
-        initial_state: (B or N, Hkv, K, V), (B or N, Hkv, K) in the accumulation dtype; the second
-            is None without `normalize`.
+    """Linear attention over whole sequences, differentiable once; arguments as in
+    `linear_attention`, but plain: Hk = Hv divides Hq, decays are per head, no write strengths.
 
     Returns:
         y (B, T, Hq, V) and the state, as initial_state.
@@ -53,14 +37,15 @@ def forward(
     Raises:
         RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
     """
+    q, k, v, log_decay, _, key_mask, feature_map, normalize, eps, is_causal = arguments
     kv, z = (None, None) if initial_state is None else initial_state
     y, _, kv, z, _ = _forward(
         q,
         k,
         v,
-        log_decay,
-        contiguous(key_mask),
-        contiguous(cu_seqlens),
+        as_dtype(log_decay, accumulation_dtype(q.dtype)),
+        as_mask(key_mask, q),
+        as_bounds(cu_seqlens),
         contiguous(kv),
         contiguous(z),
         _INDEX[feature_map],
@@ -72,27 +57,16 @@ def forward(
 
 
 def step_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    kv: Tensor,
-    z: Tensor | None,
-    feature_map: str | None,
-    normalize: bool,
-    eps: float,
+    arguments: LinearArguments,
+    state: tuple[Tensor, Tensor | None],
     state_indices: Tensor | None = None,
 ) -> Tensor:
-    """One token for every row; kv and z are updated in place. It has no gradient.
+    """One token for every row; the state is updated in place. It has no gradient.
 
     Args:
-        q, k, v: (B, Hq, K), (B, Hkv, K), (B, Hkv, V), of one dtype, with any strides.
-        log_decay: (B, Hkv) in the accumulation dtype, at most 0.
-        key_mask: (B,) bool.
-        kv, z: (B, Hkv, K, V), (B, Hkv, K) in the accumulation dtype, each row contiguous; z is None
-            without `normalize`.
-        feature_map: one of FEATURE_MAPS, or None for "identity".
+        arguments: as in `linear_attention_step_`, but plain, as in `forward`.
+        state: kv (B, Hkv, K, V), z (B, Hkv, K) in the accumulation dtype, each row contiguous; z is
+            None without `normalize`.
         state_indices: (B,) int32, all different: which slot of kv and z, of any number of them, has
             the state of each row. -1: none, y is 0. On CUDA an index that is no slot's gives NaN.
 
@@ -102,8 +76,12 @@ def step_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
     """
+    q, k, v, log_decay, _, key_mask, feature_map, normalize, eps, _ = arguments
+    kv, z = state
+    if log_decay is not None and log_decay.dtype is not kv.dtype:
+        log_decay = as_dtype(log_decay, kv.dtype)
     if key_mask is not None:
-        key_mask = key_mask.contiguous()
+        key_mask = as_mask(key_mask, q)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
     options = _INDEX[feature_map], normalize, eps
@@ -114,19 +92,11 @@ def step_(
 
 
 def forward_in_slots_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    *,
-    feature_map: str | None,
-    key_mask: Tensor | None,
+    arguments: LinearArguments,
     cu_seqlens: Tensor | None,
     state: tuple[Tensor, Tensor | None],
     state_indices: Tensor,
     is_new: Tensor | None,
-    normalize: bool,
-    eps: float,
 ) -> Tensor:
     """`forward`, causal, from states in slots, which change in place. It has no gradient.
 
@@ -135,7 +105,6 @@ def forward_in_slots_(
         cu_seqlens: (N + 1,) int32; tokens behind the last bound are no one's, and y is 0 there.
         state_indices: (B or N,) int32, all different: the slot of each sequence. -1: none, y is 0.
         is_new: (B or N,) bool: begins from zero, whatever the slot holds; None: none does.
-        The others: as in `forward`.
 
     Returns:
         y (B, T, Hq, V).
@@ -143,21 +112,13 @@ def forward_in_slots_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how. KeyError: feature_map is.
     """
+    q, k, v, log_decay, _, key_mask, feature_map, normalize, eps, _ = arguments
     kv, z = state
     y = _forward_in_slots_(
-        q,
-        k,
-        v,
-        log_decay,
-        contiguous(key_mask),
-        contiguous(cu_seqlens),
-        kv,
-        z,
-        state_indices.contiguous(),
-        contiguous(is_new),
-        _INDEX[feature_map],
-        normalize,
-        eps,
+        *(q, k, v, as_dtype(log_decay, accumulation_dtype(q.dtype)), as_mask(key_mask, q)),
+        as_bounds(cu_seqlens),
+        *(kv, z, state_indices.contiguous(), contiguous(is_new)),
+        *(_INDEX[feature_map], normalize, eps),
     )
     torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
     return y
@@ -166,7 +127,7 @@ def forward_in_slots_(
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::linear_attention", lib=_registrations)
+@register_fake("linear_attention", _registrations)
 def _fake_forward(
     q,
     k,
@@ -209,7 +170,7 @@ def _room_for_pieces(q, v, cu_seqlens, is_causal):
     return each + torch.sym_min(cu_seqlens.shape[0] - 1, each)
 
 
-@torch.library.register_fake("hf_linear_attention::linear_attention_backward", lib=_registrations)
+@register_fake("linear_attention_backward", _registrations)
 def _fake_backward(
     dy, dkv, dz, q, k, v, log_decay, key_mask, cu_seqlens, initial_kv, initial_z, *others
 ):
@@ -221,14 +182,14 @@ def _fake_backward(
     return tuple(map(gradient_of, (q, k, v, log_decay, initial_kv, initial_z)))
 
 
-@torch.library.register_fake("hf_linear_attention::linear_attention_step_", lib=_registrations)
+@register_fake("linear_attention_step_", _registrations)
 def _fake_step_(
     q, k, v, log_decay, key_mask, kv, z, feature_map, normalize, eps, state_indices=None
 ):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
-@torch.library.register_fake("hf_linear_attention::linear_attention_", lib=_registrations)
+@register_fake("linear_attention_", _registrations)
 def _fake_forward_in_slots_(q, k, v, *others):
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from .library import ops
+from .library import ops, register_fake
 
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 _int8_linear = ops.int8_linear.default
@@ -77,7 +77,7 @@ def _refuse_gradients(x: Tensor, bias: Tensor | None) -> None:
         )
 
 
-@torch.library.register_fake("hf_linear_attention::int8_linear", lib=_registrations)
-@torch.library.register_fake("hf_linear_attention::int4_linear", lib=_registrations)
+@register_fake("int8_linear", _registrations)
+@register_fake("int4_linear", _registrations)
 def _fake_linear(x, weight, scale, zero_point, bias, rounds_x=False):
     return x.new_empty(*x.shape[:-1], weight.shape[0])

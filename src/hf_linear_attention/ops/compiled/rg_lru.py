@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .gradients import register_gradient
-from .library import contiguous, ops
+from .library import contiguous, ops, register_fake
 
 _forward = ops.rg_lru.default
 _backward = ops.rg_lru_backward.default
@@ -49,12 +49,12 @@ def forward(
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::rg_lru", lib=_registrations)
+@register_fake("rg_lru", _registrations)
 def _fake_forward(x, input_gate, recurrent_gate, rate, begins, initial_state):
     return x.new_empty(x.shape), rate.new_empty(x.shape[0], x.shape[2])
 
 
-@torch.library.register_fake("hf_linear_attention::rg_lru_backward", lib=_registrations)
+@register_fake("rg_lru_backward", _registrations)
 def _fake_backward(dy, dstate, y, x, input_gate, recurrent_gate, rate, begins, initial_state):
     of_inputs = (z.new_empty(z.shape) for z in (x, input_gate, recurrent_gate))
     of_states = rate.new_empty(x.shape[0], x.shape[2])

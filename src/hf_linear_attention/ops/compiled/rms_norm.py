@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import accumulation_dtype
-from .library import ops
+from .library import ops, register_fake
 
 _rms_norm = ops.rms_norm.default
 _rms_norm_forward = ops.rms_norm_forward.default
@@ -35,18 +35,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _rms_norm(x.contiguous(), weight.contiguous(), eps)  # which costs less to call
 
 
-@torch.library.register_fake("hf_linear_attention::rms_norm", lib=_registrations)
+@register_fake("rms_norm", _registrations)
 def _fake_rms_norm(x, weight, eps):
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("hf_linear_attention::rms_norm_forward", lib=_registrations)
+@register_fake("rms_norm_forward", _registrations)
 def _fake_rms_norm_forward(x, weight, eps):
     rows = math.prod(x.shape[:-1])
     return x.new_empty(x.shape), x.new_empty(rows, dtype=accumulation_dtype(x.dtype))
 
 
-@torch.library.register_fake("hf_linear_attention::rms_norm_backward", lib=_registrations)
+@register_fake("rms_norm_backward", _registrations)
 def _fake_rms_norm_backward(dy, x, weight, inverse_rms):
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 

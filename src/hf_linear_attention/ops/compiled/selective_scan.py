@@ -7,8 +7,11 @@ Shapes: batch, T time, channels, N sums of a state, rows of states.
 import torch
 from torch import Tensor
 
+from ..arguments import SelectiveArguments
+from ..checks import check_stable
+from ..numerics import accumulation_dtype
 from .gradients import register_gradient
-from .library import contiguous, ops
+from .library import as_bounds, as_dtype, as_mask, contiguous, ops, register_fake
 
 _forward = ops.selective_scan.default
 _backward = ops.selective_scan_backward.default
@@ -17,68 +20,45 @@ _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # und
 
 
 def forward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: SelectiveArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The scan of whole sequences, differentiable once.
-
-    Args:
-        x: (batch, T, channels), with any strides.
-        dt: (batch, T, channels) of the accumulation dtype, with any strides, none below 0.
-        A, D: (channels, N) and (channels,) of the accumulation dtype, A none above 0.
-        B, C: (batch, T, N) of x's dtype, with any strides.
-        key_mask: (batch, T) bool.
-        cu_seqlens: (rows + 1,) int32.
-        initial_state: (rows, channels, N) of the accumulation dtype.
+    """The scan of whole sequences, differentiable once; arguments as in `selective_scan`.
 
     Returns:
         y (batch, T, channels) of x's dtype and the state, as initial_state.
 
     Raises:
-        RuntimeError: an argument is wrong; it says which and how.
+        RuntimeError: an argument is wrong; it says which and how. ValueError: a state would grow.
     """
+    x, dt, A, B, C, D, key_mask = arguments
+    dtype = accumulation_dtype(x.dtype)
+    key_mask = as_mask(key_mask, x, "x", features=1)
+    check_stable(A, dt, key_mask)  # which the kernel asks for single tokens alone
     return _forward(
         x,
-        dt,
-        A.contiguous(),
+        as_dtype(dt, dtype),
+        contiguous(as_dtype(A, dtype)),
         B,
         C,
-        contiguous(D),
-        contiguous(key_mask),
-        contiguous(cu_seqlens),
+        contiguous(as_dtype(D, dtype)),
+        key_mask,
+        as_bounds(cu_seqlens),
         contiguous(initial_state),
     )
 
 
 def step_(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    key_mask: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor | None = None,
+    arguments: SelectiveArguments, state: Tensor, state_indices: Tensor | None = None
 ) -> Tensor:
     """One token for every row; the state is updated in place. It has no gradient.
 
     Args:
-        x, dt: (batch, channels), with any strides.
-        B, C: (batch, N), with any strides.
-        key_mask: (batch,) bool.
+        arguments: as in `selective_scan_step_`.
         state: (batch, channels, N) of the accumulation dtype, with any strides.
         state_indices: (batch,) int32, all different: which slot of `state`, of any number of them,
             is that of each row. -1: none, y is 0.
-        The others: as in `forward`.
 
     Returns:
         y (batch, channels).
@@ -86,13 +66,23 @@ def step_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
+    x, dt, A, B, C, D, key_mask = arguments
+    dtype = state.dtype
     if key_mask is not None:
-        key_mask = key_mask.contiguous()
-    if D is not None:
-        D = D.contiguous()
+        key_mask = as_mask(key_mask, x, "x", features=1)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
-    y = _step_(x, dt, A.contiguous(), B, C, D, key_mask, state, state_indices)
+    y = _step_(
+        x,
+        as_dtype(dt, dtype),
+        contiguous(as_dtype(A, dtype)),
+        B,
+        C,
+        contiguous(as_dtype(D, dtype)),
+        key_mask,
+        state,
+        state_indices,
+    )
     # Lets autograd notice when a backward pass still needs the state as it was.
     torch.autograd.graph.increment_version((state,))
     return y
@@ -101,13 +91,13 @@ def step_(
 # ---- fakes: shapes and dtypes of the results, for torch.compile and meta tensors ----
 
 
-@torch.library.register_fake("hf_linear_attention::selective_scan", lib=_registrations)
+@register_fake("selective_scan", _registrations)
 def _fake_forward(x, dt, A, B, C, D, key_mask, cu_seqlens, initial_state):
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return x.new_empty(x.shape), A.new_empty(rows, *A.shape)
 
 
-@torch.library.register_fake("hf_linear_attention::selective_scan_backward", lib=_registrations)
+@register_fake("selective_scan_backward", _registrations)
 def _fake_backward(dy, dstate, x, dt, A, B, C, D, key_mask, cu_seqlens, initial_state):
     return tuple(
         A.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
@@ -115,7 +105,7 @@ def _fake_backward(dy, dstate, x, dt, A, B, C, D, key_mask, cu_seqlens, initial_
     )
 
 
-@torch.library.register_fake("hf_linear_attention::selective_scan_step_", lib=_registrations)
+@register_fake("selective_scan_step_", _registrations)
 def _fake_step_(x, dt, A, B, C, D, key_mask, state, state_indices=None):
     return x.new_empty(x.shape)
 

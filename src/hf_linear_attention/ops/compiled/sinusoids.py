@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from .library import ops
+from .library import ops, register_fake
 
 _add_sinusoids = ops.add_sinusoids.default
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
@@ -28,6 +28,6 @@ def add_sinusoids(x: Tensor, position_ids: Tensor, frequencies: Tensor, scale: f
     return _add_sinusoids(x.contiguous(), position_ids.contiguous(), frequencies, scale)
 
 
-@torch.library.register_fake("hf_linear_attention::add_sinusoids", lib=_registrations)
+@register_fake("add_sinusoids", _registrations)
 def _fake_add_sinusoids(x, position_ids, frequencies, scale):
     return x.new_empty(x.shape)

@@ -7,16 +7,12 @@ Shapes: B batch, T time, C channels, S tokens of a state, N packed sequences.
 import torch
 from torch import Tensor
 
+from ..arguments import IS_SILU, ConvolutionArguments
 from ..numerics import accumulation_dtype
 
 
 def reference_short_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    silu: bool,
-    key_mask: Tensor | None = None,
+    arguments: ConvolutionArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -25,6 +21,7 @@ def reference_short_convolution(
     Returns y (B, T, C) and the state (B or N, S, C). Computes in float32, or float64 for float64
     inputs. Differentiable any number of times.
     """
+    x, weight, bias, key_mask, activation = arguments
     dtype = accumulation_dtype(x.dtype)
     (B, T, C), kernel_size = x.shape, weight.shape[1]
     if cu_seqlens is None:
@@ -48,7 +45,7 @@ def reference_short_convolution(
             u = (window.to(dtype) * weight.t().to(dtype)).sum(0)
             if bias is not None:
                 u = u + bias.to(dtype)
-            y = u * torch.sigmoid(u) if silu else u
+            y = u * torch.sigmoid(u) if IS_SILU[activation] else u
             outputs.append(y.to(x.dtype))
             state = tokens[1:]
         states.append(state)

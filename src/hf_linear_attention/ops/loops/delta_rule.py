@@ -8,22 +8,14 @@ packed sequences.
 import torch
 from torch import Tensor
 
+from ..arguments import DeltaArguments
 from ..numerics import L2_NORM_EPS, accumulation_dtype
 
 
 def reference_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None = None,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: DeltaArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
-    scale: float = 1.0,
-    normalize_qk: bool = False,
-    delta: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence, token by token; arguments as in `delta_rule`, which has checked them.
 
@@ -31,6 +23,7 @@ def reference_delta_rule(
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Computes in float32, or float64 for
     float64 inputs. Differentiable any number of times.
     """
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta = arguments
     dtype = accumulation_dtype(q.dtype)
     Hv, V = v.shape[2:]
     K = k.shape[3]

@@ -7,14 +7,12 @@ Shapes: B batch, T time, C channels, rows of states: as many as there are sequen
 import torch
 from torch import Tensor
 
+from ..arguments import ElementwiseArguments
 from ..numerics import accumulation_dtype
 
 
 def reference_elementwise_scan(
-    x: Tensor,
-    log_decay: Tensor,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: ElementwiseArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -23,6 +21,7 @@ def reference_elementwise_scan(
     Returns y (B, T, C) and the state (rows, C). Computes in float32, or float64 for float64 inputs.
     Differentiable any number of times.
     """
+    x, log_decay, key_mask = arguments
     dtype = accumulation_dtype(x.dtype)
     B, T, C = x.shape
     if cu_seqlens is None:

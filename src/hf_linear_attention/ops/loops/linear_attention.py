@@ -8,29 +8,22 @@ sequences.
 import torch
 from torch import Tensor
 
+from ..arguments import LinearArguments
 from ..feature_maps import POINTWISE
 from ..numerics import accumulation_dtype
 
 
 def reference_linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    *,
-    feature_map: str | None = None,
-    key_mask: Tensor | None = None,
+    arguments: LinearArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: tuple[Tensor, Tensor | None] | None = None,
-    normalize: bool = True,
-    eps: float = 1e-6,
-    is_causal: bool = True,
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The recurrence, token by token; arguments as in `linear_attention`, which has checked them.
 
     Returns y and the state, (kv, z). Computes in float32, or float64 for float64 inputs.
     Differentiable any number of times.
     """
+    q, k, v, log_decay, _, key_mask, feature_map, normalize, eps, is_causal = arguments
     dtype = accumulation_dtype(q.dtype)
     phi = POINTWISE[feature_map or "identity"]
     if key_mask is None:

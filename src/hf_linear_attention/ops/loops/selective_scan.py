@@ -7,18 +7,12 @@ Shapes: batch, T time, channels, N sums of a state, rows of states: as many as t
 import torch
 from torch import Tensor
 
+from ..arguments import SelectiveArguments
 from ..numerics import accumulation_dtype
 
 
 def reference_selective_scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    *,
-    key_mask: Tensor | None = None,
+    arguments: SelectiveArguments,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -27,6 +21,7 @@ def reference_selective_scan(
     Returns y (batch, T, channels) and the state (rows, channels, N). Computes in float32, or
     float64 for float64 inputs. Differentiable any number of times.
     """
+    x, dt, A, B, C, D, key_mask = arguments
     dtype = accumulation_dtype(x.dtype)
     batch, T, channels = x.shape
     if cu_seqlens is None:

@@ -3,6 +3,7 @@
 
 from torch import Tensor
 
+from ....ops.arguments import ConvolutionArguments
 from ....ops.chunked.convolution import chunked_short_convolution, chunked_short_convolution_step_
 
 
@@ -20,15 +21,8 @@ def short_convolution(
     """Over whole sequences x (B, T, C), with a weight (C, kernel size): y and the state (B, S, C),
     the last tokens.
     """
-    return chunked_short_convolution(
-        x,
-        weight,
-        bias,
-        silu=activation == "silu",
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-    )
+    arguments = ConvolutionArguments(x, weight, bias, key_mask, activation)
+    return chunked_short_convolution(arguments, cu_seqlens, initial_state)
 
 
 def short_convolution_step_(
@@ -42,5 +36,5 @@ def short_convolution_step_(
     state_indices: None,
 ) -> Tensor:
     """One token x (B, C); `state` changes in place."""
-    silu = activation == "silu"
-    return chunked_short_convolution_step_(x, weight, bias, key_mask, state, silu)
+    arguments = ConvolutionArguments(x, weight, bias, key_mask, activation)
+    return chunked_short_convolution_step_(arguments, state)

@@ -3,6 +3,7 @@
 
 from torch import Tensor
 
+from ....ops.arguments import ElementwiseArguments
 from ....ops.chunked.elementwise_scan import (
     chunked_elementwise_scan,
     chunked_elementwise_scan_step_,
@@ -22,17 +23,13 @@ def elementwise_scan(
     """h_t = exp(log_decay_t) h_{t-1} + x_t of (B, T, C), and the last, (B, C). Qin et al.,
     arXiv 2311.04823, eq. 4.
     """
-    return chunked_elementwise_scan(
-        x,
-        at_least_float32(log_decay),
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        initial_state=initial_state,
-    )
+    arguments = ElementwiseArguments(x, at_least_float32(log_decay), key_mask)
+    return chunked_elementwise_scan(arguments, cu_seqlens, initial_state)
 
 
 def elementwise_scan_step_(
     x: Tensor, log_decay: Tensor, state: Tensor, *, key_mask: Tensor | None, state_indices: None
 ) -> Tensor:
     """One token of it, (B, C); `state` changes in place."""
-    return chunked_elementwise_scan_step_(x, at_least_float32(log_decay), key_mask, state)
+    arguments = ElementwiseArguments(x, at_least_float32(log_decay), key_mask)
+    return chunked_elementwise_scan_step_(arguments, state)
