@@ -40,7 +40,7 @@ ConvolutionSizes check_sizes(const Tensor& x, const Tensor& weight, const Tensor
   return {x.size(0), C, weight.size(1), 0, dtype, false};
 }
 
-Taps taps(const char* name, const Tensor& tensor) {
+ConvolutionWeights convolution_weights(const char* name, const Tensor& tensor) {
   if (!tensor) return {};
   const int64_t* stride = tensor.strides();
   return {tensor.data(), dtype_of(name, tensor), stride[0], tensor.dim() == 2 ? stride[1] : 0};
@@ -81,7 +81,8 @@ ConvolutionProblem make_problem(const Inputs& in, bool silu) {
   p.key_mask = data_or_null<bool>(in.key_mask);
   p.cu_seqlens = data_or_null<int32_t>(in.cu_seqlens);
   p.x = rows_of(in.x);
-  p.weight = taps("weight", in.weight), p.bias = taps("bias", in.bias);
+  p.weight = convolution_weights("weight", in.weight),
+  p.bias = convolution_weights("bias", in.bias);
   p.initial_state = data_or_null(in.initial_state);
   return p;
 }
@@ -149,7 +150,7 @@ void step(StableIValue* stack) {
 
   const int64_t* stride = x.strides();
   p.x = {input_data(x), stride[0], 0, 0, stride[1]};
-  p.weight = taps("weight", weight), p.bias = taps("bias", bias);
+  p.weight = convolution_weights("weight", weight), p.bias = convolution_weights("bias", bias);
   p.key_mask = data_or_null<bool>(key_mask);
   p.state = rows_of(state);
   p.state.data = state.mutable_data();

@@ -51,8 +51,8 @@ class Forward {
     const int64_t blocks = channel_blocks(p_.C);
     workers_.run(runs_.groups() * blocks, [&](Scratch& s, int64_t i) {
       const Channels channels = channel_block(p_.C, i % blocks);
-      stage_taps(p_.weight, p_.kernel_size, channels, s.weight);
-      stage_taps(p_.bias, 1, channels, s.bias);
+      stage_weights(p_.weight, p_.kernel_size, channels, s.weight);
+      stage_weights(p_.bias, 1, channels, s.bias);
       __builtin_memset(s.zeros, 0, sizeof(Scalar) * kBlockChannels);
       runs_.for_each(i / blocks, [&](const Run& run) { forward(s, run, channels); });
     });

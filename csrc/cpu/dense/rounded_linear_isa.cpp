@@ -19,7 +19,7 @@
 #include "cpu/dense/rounded_inputs.h"
 #include "cpu/dense/rounded_int4.h"
 #if defined(__AVX512VNNI__)
-#include "cpu/dense/rounded_rows_in_lanes.h"
+#include "cpu/dense/rounded_interleaved_rows.h"
 #endif
 #include "cpu/processor.h"
 
@@ -236,9 +236,9 @@ class RoundedInt8 {
 // The rows of a part.
 Status rounded_rows(const QuantizedLinearProblem& p, const Threads& threads) {
 #if defined(__AVX512VNNI__)
-  if (rows_gain_in_lanes(p)) {
-    return p.bits == 4 ? RoundedRowsInLanes<NibblesInOrder>(p, threads).run()
-                       : RoundedRowsInLanes<BytesInOrder>(p, threads).run();
+  if (interleaving_gains(p)) {
+    return p.bits == 4 ? RoundedInterleavedRows<NibblesInOrder>(p, threads).run()
+                       : RoundedInterleavedRows<BytesInOrder>(p, threads).run();
   }
 #endif
   return p.bits == 4 ? rounded_int4(p, threads) : RoundedInt8(p, threads).run();
