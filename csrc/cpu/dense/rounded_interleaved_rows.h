@@ -19,11 +19,11 @@ namespace {
 
 // A unit's values as integers of 16 bits in their order, two to a lane; x lies in that order, too.
 struct BytesInOrder : EightBitShorts {
-  static HFLA_INLINE Ints load_unit(const int8_t* from) { return (Ints)shorts(load(from), 0); }
+  static HFLA_INLINE Ints load_unit(const int8_t* from) { return (Ints)values(load(from), 0); }
 };
 
 // Values are made nonnegative, which x takes back.
-struct NibblesInOrder {
+struct NibblesInOrder : IntegerFormat {
   static constexpr int32_t kLift = 8;
   static constexpr int64_t kBytes = kUnit / 2;
 
@@ -119,7 +119,7 @@ class RoundedInterleavedRows {
       HFLA_UNROLL
       for (int64_t i = 0; i < W; ++i) {
         if (i < rows) {
-          __builtin_memcpy(&square[i], lanes_.inputs().row(first + i).integers + 2 * pair,
+          __builtin_memcpy(&square[i], lanes_.inputs().row(first + i).inputs + 2 * pair,
                            sizeof square[i]);
         }
       }
