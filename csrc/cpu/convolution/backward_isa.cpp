@@ -72,7 +72,7 @@ class Backward {
         past_(p.kernel_size - 1),
         padded_channels_(round_up(p.C, W)),
         runs_(p),
-        plan_{p, p.B * p.T * p.C < threads.serial_work ? 1 : max(1, threads.count)},
+        plan_{p, workers_for(threads, p.B * p.T * p.C)},
         workers_(threads, plan_),
         sums_(runs_.groups() * (p.kernel_size + 1) * padded_channels_ *
               static_cast<int64_t>(sizeof(Acc))) {}

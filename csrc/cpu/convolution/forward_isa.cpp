@@ -43,7 +43,7 @@ class Forward {
       : p_(p),
         result_(result),
         runs_(p),
-        plan_{p, p.B * p.T * p.C < threads.serial_work ? 1 : max(1, threads.count)},
+        plan_{p, workers_for(threads, p.B * p.T * p.C)},
         workers_(threads, plan_) {}
 
   Status run() {

@@ -24,7 +24,7 @@ class Step {
     const int64_t blocks = channel_blocks(p_.C);
     const int64_t tasks = blocks * ceil_div(p_.B, kStepRows);
     const int64_t work = p_.B * p_.C * (p_.S + 1);
-    const int64_t workers = min(tasks, work < threads_.serial_work ? 1 : max(1, threads_.count));
+    const int64_t workers = min(tasks, workers_for(threads_, work));
     const int64_t numbers = (p_.kernel_size + 1) * kBlockChannels;
     const Buffer buffer(workers * numbers * static_cast<int64_t>(sizeof(Acc)));
     if (!buffer.data()) return Status::out_of_memory;

@@ -23,7 +23,6 @@
 #include "cpu/dense/quantized_groups.h"
 #include "cpu/dense/quantized_inputs.h"
 #include "cpu/dense/quantized_nibbles.h"
-#include "cpu/dense/rounded_int4.h"
 
 namespace hfla::HFLA_ISA {
 namespace {

@@ -10,7 +10,6 @@
 #include "cpu/dense/kernels.h"
 #include "cpu/dense/quantized_rows.h"
 #include "cpu/dense/quantized_shorts.h"
-#include "cpu/dense/rounded_int4.h"
 #if defined(__AVX512VNNI__)
 #include "cpu/dense/rounded_interleaved_rows.h"
 #endif

@@ -39,7 +39,7 @@ HFLA_NOINLINE bool has_positive_log_decay(const Sequences& p, const SequenceSlot
   if (!log_decay.data) return false;
   bool found = false;
   const int64_t numbers = p.B * p.T * p.Hkv * channels;
-  const int64_t workers = numbers < threads.serial_work ? 1 : max(1, threads.count);
+  const int64_t workers = workers_for(threads, numbers);
   run_tasks(threads, workers, p.num_sequences * p.Hkv, [&](int64_t, int64_t i) {
     const Piece piece = whole_sequence(p, i / p.Hkv);
     if (slot_of(slots, piece.sequence) < 0) return;
