@@ -80,7 +80,7 @@ FOLDERS_AS_ONE = (
 # kernels from the one before.
 SOURCES = {
     "avx512_vnni": ("dense/rounded_*_isa.cpp",),
-    "avx512_bf16": ("dense/linear_isa.cpp", "dense/quantized_linear_isa.cpp"),
+    "avx512_bf16": ("dense/linear_isa.cpp",),
     "amx": ("dense/*_amx.cpp",),
 }
 

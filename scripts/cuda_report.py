@@ -33,13 +33,15 @@ SHARED_MEMORY = {
     r"step_kernel<[^,]*, (.*)>": "step_shared_bytes<{}>(problem)",
     r"delta_step_kernel<[^,]*, (.*)>": "delta_step_shared_bytes(delta_problem, {})",
     r"delta_(?:outputs|states|gradients)_kernel<(.*)>": "delta_walk_bytes<{}>(problem.K)",
-    r"delta_known_prepare_kernel<([^,]*),.*>": (
-        "KnownPrepareShared<{}>(SharedCarver(nullptr)).bytes"
+    r"delta_fixed_size_prepare_kernel<([^,]*),.*>": (
+        "FixedSizePrepareShared<{}>(SharedCarver(nullptr)).bytes"
     ),
-    r"delta_known_outputs_kernel<([^,]*),.*>": "KnownShared<{}>::kBytes",
-    r"delta_known_states_kernel<(.*)>": "2 * StateWalkStage<{}>::kBytes",
-    r"delta_known_gradients_kernel<(.*)>": "BackShared<{}>::kBytes",
-    r"delta_known_token_gradients_kernel<(.*)>": "GradientShared<{}>(SharedCarver(nullptr)).bytes",
+    r"delta_fixed_size_outputs_kernel<([^,]*),.*>": "FixedSizeShared<{}>::kBytes",
+    r"delta_fixed_size_states_kernel<(.*)>": "2 * StateWalkStage<{}>::kBytes",
+    r"delta_fixed_size_gradients_kernel<(.*)>": "BackShared<{}>::kBytes",
+    r"delta_fixed_size_token_gradients_kernel<(.*)>": (
+        "GradientShared<{}>(SharedCarver(nullptr)).bytes"
+    ),
     r"delta_prepare_kernel<(.*)>": "PrepareShared<{}>(SharedCarver(nullptr)).bytes",
     r"delta_token_gradients_kernel<(.*)>": "TokenGradientsShared<{}>(SharedCarver(nullptr)).bytes",
 }

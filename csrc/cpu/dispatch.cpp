@@ -37,8 +37,7 @@ Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
 }
 namespace avx512_bf16 {
 Status linear(const LinearProblem&, const Threads&);
-Status quantized_linear(const QuantizedLinearProblem&, const Threads&);
-}  // namespace avx512_bf16
+}
 namespace amx {
 Status linear(const LinearProblem&, const Threads&);
 Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
@@ -119,7 +118,6 @@ CpuKernels avx512_bf16_kernels() {
   CpuKernels kernels = avx512_vnni_kernels();
   kernels.instruction_set = "avx512_bf16";
   kernels.linear = avx512_bf16::linear;
-  kernels.quantized_linear = avx512_bf16::quantized_linear;
   return kernels;
 }
 #endif

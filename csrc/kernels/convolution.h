@@ -13,7 +13,7 @@
 namespace hfla {
 
 // A weight (C, k), or a bias (C,), of a dtype of its own.
-struct Taps {
+struct ConvolutionWeights {
   const void* data = nullptr;  // null: there is none
   DType dtype = DType::f32;
   int64_t channel = 0, tap = 0;  // strides
@@ -32,7 +32,7 @@ struct ConvolutionProblem : ConvolutionSizes {
   const int32_t* cu_seqlens;  // as in Sequences
   const bool* key_mask;       // (B, T) contiguous, optional
   View x;
-  Taps weight, bias;
+  ConvolutionWeights weight, bias;
   const void* initial_state;  // (rows, S, C) contiguous, optional: zeros
 };
 
@@ -58,7 +58,7 @@ struct ConvolutionGradients {
 // One token for every batch row.
 struct ConvolutionStep : ConvolutionSizes {
   View x;  // (B, C)
-  Taps weight, bias;
+  ConvolutionWeights weight, bias;
   const bool* key_mask;  // (B,) contiguous, optional
   Slots slots;
   View state;  // (slots, S, C), any strides, updated in place

@@ -105,9 +105,28 @@ inline void check_contiguous_tensor(const char* name, const Tensor& tensor, Devi
 // A result that does not exist.
 inline Tensor none(int32_t dtype, Device device) { return Tensor::empty(dtype, {0}, device); }
 
+// For the gradient of an input that may be absent, and then for none of a dtype.
+inline Tensor empty_like(const Tensor& input, int32_t dtype, Device device) {
+  return input ? Tensor::empty(input.dtype(), input.sizes(), input.dim(), device)
+               : none(dtype, device);
+}
+
 template <class Element = void>
 const Element* data_or_null(const Tensor& tensor) {
   return tensor ? static_cast<const Element*>(tensor.data()) : nullptr;
+}
+
+// The same of a tensor that, if it is there, has to be contiguous.
+template <class Element = void>
+const Element* check_optional(const char* name, const Tensor& tensor, Device device, int32_t dtype,
+                              std::initializer_list<int64_t> sizes) {
+  if (tensor) check_contiguous_tensor(name, tensor, device, dtype, sizes);
+  return data_or_null<Element>(tensor);
+}
+
+inline const bool* check_mask(const char* name, const Tensor& mask, Device device,
+                              std::initializer_list<int64_t> sizes) {
+  return check_optional<bool>(name, mask, device, aoti_torch_dtype_bool(), sizes);
 }
 
 // Kernels' structs have one pointer type for what they read and what they write.
@@ -183,10 +202,7 @@ inline Slots check_state_indices(const Tensor& state_indices, Device device, int
 inline SequenceSlots check_sequence_slots(const Tensor& state_indices, const Tensor& is_new,
                                           Device device, int64_t num_sequences, int64_t count) {
   const Slots slots = check_state_indices(state_indices, device, num_sequences, count);
-  if (is_new) {
-    check_contiguous_tensor("is_new", is_new, device, aoti_torch_dtype_bool(), {num_sequences});
-  }
-  return {slots.state_indices, data_or_null<bool>(is_new)};
+  return {slots.state_indices, check_mask("is_new", is_new, device, {num_sequences})};
 }
 
 }  // namespace hfla

@@ -24,10 +24,8 @@ Inputs take_inputs(Arguments& arguments) {
 // (B, T, C), or (B, C) for 2 dims.
 ConvolutionSizes check_sizes(const Tensor& x, const Tensor& weight, const Tensor& bias,
                              int64_t dim) {
-  check(x.dim() == dim, "x must have shape ",
-        dim == 3 ? "(batch, time, channels)" : "(batch, channels)", ", got ", shape_of(x));
+  check_channels(x, dim);
   const int64_t C = x.size(dim - 1);
-  check(C >= 1, "x must have a channel or more, got ", shape_of(x));
   const DType dtype = dtype_of("x", x);
   check(weight.dim() == 2 && weight.size(0) == C && weight.size(1) >= 1, "weight must have shape (",
         C, ", kernel size of 1 or more), got ", shape_of(weight));
@@ -40,17 +38,10 @@ ConvolutionSizes check_sizes(const Tensor& x, const Tensor& weight, const Tensor
   return {x.size(0), C, weight.size(1), 0, dtype, false};
 }
 
-Taps taps(const char* name, const Tensor& tensor) {
+ConvolutionWeights convolution_weights(const char* name, const Tensor& tensor) {
   if (!tensor) return {};
   const int64_t* stride = tensor.strides();
   return {tensor.data(), dtype_of(name, tensor), stride[0], tensor.dim() == 2 ? stride[1] : 0};
-}
-
-// (B, T, C): its last stride is that of channels.
-View rows_of(const Tensor& tensor) {
-  if (!tensor) return {};
-  const int64_t* stride = tensor.strides();
-  return {input_data(tensor), stride[0], stride[1], 0, stride[2]};
 }
 
 // How many tokens a state (rows, S, C) holds.
@@ -67,22 +58,16 @@ ConvolutionProblem make_problem(const Inputs& in, bool silu) {
   p.silu = silu;
   p.T = in.x.size(1);
   const Device device = in.x.device();
-  if (in.key_mask) {
-    check_contiguous_tensor("key_mask", in.key_mask, device, aoti_torch_dtype_bool(), {p.B, p.T});
-  }
-  if (in.cu_seqlens) check_cu_seqlens(in.cu_seqlens, device, p.B, p.T);
-  p.num_sequences = in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : p.B;
+  set_sequences(p, in.key_mask, in.cu_seqlens, device);
   p.S = p.kernel_size - 1;
   if (in.initial_state) {
     p.S = check_state_length("initial_state", in.initial_state, p.kernel_size);
-    check_contiguous_tensor("initial_state", in.initial_state, device, in.x.dtype(),
-                            {p.num_sequences, p.S, p.C});
   }
-  p.key_mask = data_or_null<bool>(in.key_mask);
-  p.cu_seqlens = data_or_null<int32_t>(in.cu_seqlens);
+  p.initial_state = check_optional("initial_state", in.initial_state, device, in.x.dtype(),
+                                   {p.num_sequences, p.S, p.C});
   p.x = rows_of(in.x);
-  p.weight = taps("weight", in.weight), p.bias = taps("bias", in.bias);
-  p.initial_state = data_or_null(in.initial_state);
+  p.weight = convolution_weights("weight", in.weight);
+  p.bias = convolution_weights("bias", in.bias);
   return p;
 }
 
@@ -107,21 +92,16 @@ void backward(StableIValue* stack) {
   const int32_t dtype = in.x.dtype();
   const Device device = in.x.device();
   if (dy) check_tensor("dy", dy, device, dtype, {p.B, p.T, p.C});
-  if (dstate) {
-    check_contiguous_tensor("dstate", dstate, device, dtype, {p.num_sequences, p.S, p.C});
-  }
-  const auto empty_like = [&](const Tensor& input) {
-    return input ? Tensor::empty(input.dtype(), input.sizes(), input.dim(), device)
-                 : none(dtype, device);
-  };
-  Tensor dx = empty_like(in.x), dweight = empty_like(in.weight), dbias = empty_like(in.bias);
-  Tensor dinitial_state = empty_like(in.initial_state);
+  const ConvolutionUpstream upstream{
+      rows_of(dy), check_optional("dstate", dstate, device, dtype, {p.num_sequences, p.S, p.C})};
+  const auto gradient = [&](const Tensor& input) { return empty_like(input, dtype, device); };
+  Tensor dx = gradient(in.x), dweight = gradient(in.weight), dbias = gradient(in.bias);
+  Tensor dinitial_state = gradient(in.initial_state);
   ConvolutionGradients gradients{};
   gradients.dx = dx.mutable_data(), gradients.dweight = dweight.mutable_data();
   if (in.bias) gradients.dbias = dbias.mutable_data();
   if (in.initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
-  check_status(cpu(p.dtype).convolution.backward(p, {rows_of(dy), data_or_null(dstate)}, gradients,
-                                                 torch_threads()));
+  check_status(cpu(p.dtype).convolution.backward(p, upstream, gradients, torch_threads()));
   give_back(stack, dx, dweight, dbias, dinitial_state);
 }
 
@@ -138,19 +118,15 @@ void step(StableIValue* stack) {
   ConvolutionStep p{};
   static_cast<ConvolutionSizes&>(p) = check_sizes(x, weight, bias, 2);
   p.silu = silu;
-  if (key_mask) {
-    check_contiguous_tensor("key_mask", key_mask, x.device(), aoti_torch_dtype_bool(), {p.B});
-  }
+  p.key_mask = check_mask("key_mask", key_mask, x.device(), {p.B});
   p.S = check_state_length("state", state, p.kernel_size);
   const int64_t slots = num_slots(state, state_indices, p.B);
   check_slots_of_any_strides("state", state, x.device(), x.dtype(), {slots, p.S, p.C});
   p.slots = check_state_indices(state_indices, x.device(), p.B, slots);
   Tensor y = Tensor::empty(x.dtype(), {p.B, p.C}, x.device());
 
-  const int64_t* stride = x.strides();
-  p.x = {input_data(x), stride[0], 0, 0, stride[1]};
-  p.weight = taps("weight", weight), p.bias = taps("bias", bias);
-  p.key_mask = data_or_null<bool>(key_mask);
+  p.x = token_of(x);
+  p.weight = convolution_weights("weight", weight), p.bias = convolution_weights("bias", bias);
   p.state = rows_of(state);
   p.state.data = state.mutable_data();
   p.y = y.mutable_data();

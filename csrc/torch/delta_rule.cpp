@@ -54,13 +54,10 @@ DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
   if (in.beta) check_tensor("beta", in.beta, d.device, acc, {p.B, p.T, p.Hkv});
   p.decay_per_channel =
       in.log_decay && check_log_decay(in.log_decay, d, {p.B, p.T, p.Hkv}, {p.B, p.T, p.Hkv, p.K});
-  if (in.initial_state) {
-    check_contiguous_tensor("initial_state", in.initial_state, d.device, acc,
-                            {p.num_sequences, p.Hkv, p.K, p.V});
-  }
+  p.initial_state = check_optional("initial_state", in.initial_state, d.device, acc,
+                                   {p.num_sequences, p.Hkv, p.K, p.V});
   p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
   p.beta = input(in.beta), p.log_decay = input(in.log_decay);
-  p.initial_state = data_or_null(in.initial_state);
   return p;
 }
 
@@ -132,22 +129,18 @@ void backward(StableIValue* stack) {
   const Device device = in.q.device();
   const int64_t rows = p.num_sequences;
   if (dy) check_tensor("dy", dy, device, dtype, {p.B, p.T, p.Hkv, p.V});
-  if (dstate) check_contiguous_tensor("dstate", dstate, device, acc, {rows, p.Hkv, p.K, p.V});
   if (p.delta) check_contiguous_tensor("errors", errors, device, acc, {p.B, p.T, p.Hkv, p.V});
   check_contiguous_tensor("state", state, device, acc, {rows, p.Hkv, p.K, p.V});
   DeltaRuleUpstream upstream{};
   upstream.dy = input(dy);
-  upstream.dstate = data_or_null(dstate);
+  upstream.dstate = check_optional("dstate", dstate, device, acc, {rows, p.Hkv, p.K, p.V});
   if (p.delta) upstream.errors = input(errors);
   upstream.state = state.data();
 
-  const auto empty_like = [&](const Tensor& input) {
-    return input ? Tensor::empty(input.dtype(), input.sizes(), input.dim(), device)
-                 : none(acc, device);
-  };
-  Tensor dq = empty_like(in.q), dk = empty_like(in.k), dv = empty_like(in.v);
-  Tensor dbeta = empty_like(in.beta), dlog_decay = empty_like(in.log_decay);
-  Tensor dinitial_state = empty_like(in.initial_state);
+  const auto gradient = [&](const Tensor& input) { return empty_like(input, acc, device); };
+  Tensor dq = gradient(in.q), dk = gradient(in.k), dv = gradient(in.v);
+  Tensor dbeta = gradient(in.beta), dlog_decay = gradient(in.log_decay);
+  Tensor dinitial_state = gradient(in.initial_state);
   DeltaRuleGradients result{};
   result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
   if (in.beta) result.dbeta = output(dbeta);
@@ -185,9 +178,7 @@ void step(StableIValue* stack) {
   p.Hq = p.Hkv;
   if (beta) check_tensor("beta", beta, d.device, acc, {p.B, p.Hkv});
   p.decay_per_channel = log_decay && check_log_decay(log_decay, d, {p.B, p.Hkv}, {p.B, p.Hkv, p.K});
-  if (key_mask) {
-    check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {p.B});
-  }
+  p.key_mask = check_mask("key_mask", key_mask, d.device, {p.B});
   const int64_t slots = num_slots(state, state_indices, p.B);
   p.state_slot = check_slots("state", state, d.device, acc, {slots, p.Hkv, p.K, p.V});
   p.slots = check_state_indices(state_indices, d.device, p.B, slots);
@@ -195,7 +186,6 @@ void step(StableIValue* stack) {
 
   p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
   p.beta = token_input(beta), p.log_decay = token_input(log_decay);
-  p.key_mask = data_or_null<bool>(key_mask);
   p.state = state.mutable_data();
   p.y = token_view(y.mutable_data(), y);
   run(

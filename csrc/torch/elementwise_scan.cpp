@@ -12,33 +12,8 @@ namespace {
 
 // Of (B, T, C) for 3 dims, or (B, C) for 2.
 ElementwiseScanSizes check_x(const Tensor& x, int64_t dim) {
-  check(x.dim() == dim, "x must have shape ",
-        dim == 3 ? "(batch, time, channels)" : "(batch, channels)", ", got ", shape_of(x));
-  const int64_t B = x.size(0), C = x.size(dim - 1);
-  check(C >= 1, "x must have a channel or more, got ", shape_of(x));
-  return {B, C, dtype_of("x", x)};
-}
-
-// A bool for each token of x.
-const bool* check_tokens(const char* name, const Tensor& tensor, const Tensor& x) {
-  if (!tensor) return nullptr;
-  const Shape of_tokens = {x.sizes(), x.dim() - 1};
-  check_tensor(name, tensor, x.device(), aoti_torch_dtype_bool(), of_tokens);
-  check(tensor.is_contiguous(), name, " must be contiguous");
-  return data_or_null<bool>(tensor);
-}
-
-// (B, T, C)
-View rows_of(const Tensor& tensor) {
-  if (!tensor) return {};
-  const int64_t* stride = tensor.strides();
-  return {input_data(tensor), stride[0], stride[1], 0, stride[2]};
-}
-
-// (B, C)
-View token_of(const Tensor& tensor) {
-  const int64_t* stride = tensor.strides();
-  return {input_data(tensor), stride[0], 0, 0, stride[1]};
+  check_channels(x, dim);
+  return {x.size(0), x.size(dim - 1), dtype_of("x", x)};
 }
 
 ChannelSumsProblem make_problem(const Tensor& x, const Tensor& key_mask, const Tensor& cu_seqlens,
@@ -47,16 +22,10 @@ ChannelSumsProblem make_problem(const Tensor& x, const Tensor& key_mask, const T
   static_cast<ElementwiseScanSizes&>(p) = check_x(x, 3);
   p.T = x.size(1);
   const Device device = x.device();
-  if (cu_seqlens) check_cu_seqlens(cu_seqlens, device, p.B, p.T);
-  p.num_sequences = cu_seqlens ? cu_seqlens.size(0) - 1 : p.B;
-  if (initial_state) {
-    check_contiguous_tensor("initial_state", initial_state, device, accumulation_dtype(p.dtype),
-                            {p.num_sequences, p.C});
-  }
-  p.key_mask = check_tokens("key_mask", key_mask, x);
-  p.cu_seqlens = data_or_null<int32_t>(cu_seqlens);
+  set_sequences(p, key_mask, cu_seqlens, device);
+  p.initial_state = check_optional("initial_state", initial_state, device,
+                                   accumulation_dtype(p.dtype), {p.num_sequences, p.C});
   p.x = rows_of(x);
-  p.initial_state = data_or_null(initial_state);
   return p;
 }
 
@@ -85,7 +54,7 @@ RgLruProblem rg_lru_problem(const Tensor& x, const Tensor& input_gate, const Ten
           input(input_gate),
           input(recurrent_gate),
           data_or_null(rate),
-          check_tokens("begins", begins, x)};
+          check_mask("begins", begins, device, {p.B, p.T})};
 }
 
 // What a forward gives, and what of its gradients a backward is given.
@@ -101,11 +70,10 @@ ElementwiseScanUpstream check_upstream(const ChannelSumsProblem& p, const Tensor
                                        const Tensor& dy, const Tensor& dstate) {
   const Device device = x.device();
   if (dy) check_tensor("dy", dy, device, x.dtype(), {p.B, p.T, p.C});
-  if (dstate) {
-    check_contiguous_tensor("dstate", dstate, device, accumulation_dtype(p.dtype),
-                            {p.num_sequences, p.C});
-  }
-  return {rows_of(dy), data_or_null(dstate), nullptr};
+  return {
+      rows_of(dy),
+      check_optional("dstate", dstate, device, accumulation_dtype(p.dtype), {p.num_sequences, p.C}),
+      nullptr};
 }
 
 void forward(StableIValue* stack) {
@@ -134,10 +102,8 @@ void backward(StableIValue* stack) {
   const ElementwiseScanUpstream upstream = check_upstream(p, x, dy, dstate);
   const int32_t sums = accumulation_dtype(p.dtype);
   const Device device = x.device();
-  Tensor dx = Tensor::empty(x.dtype(), {p.B, p.T, p.C}, device);
-  Tensor dlog_decay = Tensor::empty(sums, {p.B, p.T, p.C}, device);
-  Tensor dinitial_state =
-      initial_state ? Tensor::empty(sums, {p.num_sequences, p.C}, device) : none(sums, device);
+  Tensor dx = empty_like(x, sums, device), dlog_decay = empty_like(log_decay, sums, device);
+  Tensor dinitial_state = empty_like(initial_state, sums, device);
   ElementwiseScanGradients gradients{dx.mutable_data(), dlog_decay.mutable_data(), nullptr};
   if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
   check_status(cpu(p.dtype).elementwise_scan.backward(p, upstream, gradients, torch_threads()));
@@ -175,12 +141,10 @@ void rg_lru_backward(StableIValue* stack) {
   const Device device = x.device();
   check_contiguous_tensor("y", y, device, dtype, {p.B, p.T, p.C});
   if (dtype == sums) upstream.y = y.data();
-  const auto like_a_gate = [&] { return Tensor::empty(dtype, {p.B, p.T, p.C / p.P, p.P}, device); };
-  Tensor dx = Tensor::empty(dtype, {p.B, p.T, p.C}, device);
-  Tensor dinput_gate = like_a_gate(), drecurrent_gate = like_a_gate();
+  Tensor dx = empty_like(x, sums, device), dinput_gate = empty_like(input_gate, sums, device);
+  Tensor drecurrent_gate = empty_like(recurrent_gate, sums, device);
   Tensor drate = Tensor::empty(sums, {p.num_sequences, p.C}, device);
-  Tensor dinitial_state =
-      initial_state ? Tensor::empty(sums, {p.num_sequences, p.C}, device) : none(sums, device);
+  Tensor dinitial_state = empty_like(initial_state, sums, device);
   RgLruGradients gradients{dx.mutable_data(), dinput_gate.mutable_data(),
                            drecurrent_gate.mutable_data(), drate.mutable_data(), nullptr};
   if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
@@ -204,7 +168,7 @@ void step(StableIValue* stack) {
   Tensor y = Tensor::empty(x.dtype(), {p.B, p.C}, x.device());
 
   p.x = token_of(x), p.log_decay = token_of(log_decay);
-  p.key_mask = check_tokens("key_mask", key_mask, x);
+  p.key_mask = check_mask("key_mask", key_mask, x.device(), {p.B});
   p.state = token_of(state);
   p.state.data = state.mutable_data();
   p.y = y.mutable_data();

@@ -21,10 +21,9 @@ void set_matrices(Problem& p, const Tensor& x, const Tensor& weight, const Tenso
   check(weight.dim() == 2, "weight must have shape (out, in), got ", shape_of(weight));
   p.out = weight.size(0);
   check_tensor("weight", weight, device, weight_dtype, {p.out, p.in});
-  if (bias) check_contiguous_tensor("bias", bias, device, weight_dtype, {p.out});
+  p.bias = check_optional("bias", bias, device, weight_dtype, {p.out});
   p.x = x.data();
   p.weight = weight.data();
-  p.bias = data_or_null(bias);
 }
 
 void linear(StableIValue* stack) {
@@ -120,10 +119,9 @@ void expert_linear(StableIValue* stack) {
   p.out = weight.size(1);
   check_contiguous_tensor("weight", weight, device, x.dtype(), {num_experts, p.out, p.in});
   check_contiguous_tensor("experts", experts, device, aoti_torch_dtype_int64(), {x.size(0)});
-  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {num_experts, p.out});
+  p.bias = check_optional("bias", bias, device, x.dtype(), {num_experts, p.out});
   p.x = x.data();
   p.weight = weight.data();
-  p.bias = data_or_null(bias);
 
   const std::vector<ExpertRows> chosen = chosen_experts(experts, num_experts);
   p.chosen = chosen.data();

@@ -47,15 +47,11 @@ void check_z(const Tensor& z, bool normalize) {
         normalize ? "given with normalize" : "None without normalize");
 }
 
-void check_initial_state(const Inputs& in, Device device, const LinearAttentionProblem& p) {
+void set_initial_state(const Inputs& in, Device device, LinearAttentionProblem& p) {
   const int32_t acc = accumulation_dtype(p.dtype);
   const int64_t rows = p.num_sequences;
-  if (in.initial_kv) {
-    check_contiguous_tensor("initial_kv", in.initial_kv, device, acc, {rows, p.Hkv, p.K, p.V});
-  }
-  if (in.initial_z) {
-    check_contiguous_tensor("initial_z", in.initial_z, device, acc, {rows, p.Hkv, p.K});
-  }
+  p.initial_kv = check_optional("initial_kv", in.initial_kv, device, acc, {rows, p.Hkv, p.K, p.V});
+  p.initial_z = check_optional("initial_z", in.initial_z, device, acc, {rows, p.Hkv, p.K});
   const bool expects_z = in.initial_kv && p.normalize;
   check(bool(in.initial_z) == expects_z, "initial_z must be ",
         expects_z ? "given with initial_kv" : "None without initial_kv or without normalize");
@@ -76,12 +72,10 @@ LinearAttentionProblem make_problem(const Inputs& in, const Options& options,
                  {d.B, d.T, d.Hkv});
   }
   static_cast<Sequences&>(p) = check_sequences(d, in.key_mask, in.cu_seqlens, last);
-  check_initial_state(in, d.device, p);
+  set_initial_state(in, d.device, p);
 
   p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
   p.log_decay = input(in.log_decay);
-  p.initial_kv = data_or_null(in.initial_kv);
-  p.initial_z = data_or_null(in.initial_z);
   return p;
 }
 
@@ -210,27 +204,17 @@ void backward(StableIValue* stack) {
   const Device device = in.q.device();
   const int64_t rows = p.num_sequences;
   if (dy) check_tensor("dy", dy, device, dtype, {p.B, p.T, p.Hq, p.V});
-  if (dkv) check_contiguous_tensor("dkv", dkv, device, acc, {rows, p.Hkv, p.K, p.V});
-  if (dz) {
-    check(p.normalize, "dz must be None without normalize");
-    check_contiguous_tensor("dz", dz, device, acc, {rows, p.Hkv, p.K});
-  }
+  check(p.normalize || !dz, "dz must be None without normalize");
   LinearAttentionUpstream upstream{};
   upstream.dy = input(dy);
-  upstream.dkv = data_or_null(dkv);
-  upstream.dz = data_or_null(dz);
+  upstream.dkv = check_optional("dkv", dkv, device, acc, {rows, p.Hkv, p.K, p.V});
+  upstream.dz = check_optional("dz", dz, device, acc, {rows, p.Hkv, p.K});
   upstream.forward = check_forward_result(p, device, dtype, y, den, kv, z, piece_states);
 
-  const auto empty_like = [&](const Tensor& input, int32_t its_dtype,
-                              std::initializer_list<int64_t> sizes) {
-    return input ? Tensor::empty(its_dtype, sizes, device) : none(its_dtype, device);
-  };
-  Tensor dq = empty_like(in.q, dtype, {p.B, p.T, p.Hq, p.K});
-  Tensor dk = empty_like(in.k, dtype, {p.B, p.T, p.Hkv, p.K});
-  Tensor dv = empty_like(in.v, dtype, {p.B, p.T, p.Hkv, p.V});
-  Tensor dlog_decay = empty_like(in.log_decay, acc, {p.B, p.T, p.Hkv});
-  Tensor dinitial_kv = empty_like(in.initial_kv, acc, {rows, p.Hkv, p.K, p.V});
-  Tensor dinitial_z = empty_like(in.initial_z, acc, {rows, p.Hkv, p.K});
+  const auto gradient = [&](const Tensor& input) { return empty_like(input, acc, device); };
+  Tensor dq = gradient(in.q), dk = gradient(in.k), dv = gradient(in.v);
+  Tensor dlog_decay = gradient(in.log_decay);
+  Tensor dinitial_kv = gradient(in.initial_kv), dinitial_z = gradient(in.initial_z);
 
   LinearAttentionGradients result{};
   result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
@@ -265,9 +249,6 @@ void step(StableIValue* stack) {
   const Dimensions d = check_qkv(q, k, v, 3);
   const int32_t acc = accumulation_dtype(d.dtype);
   if (log_decay) check_tensor("log_decay", log_decay, d.device, acc, {d.B, d.Hkv});
-  if (key_mask) {
-    check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {d.B});
-  }
   LinearAttentionStep p{};
   const int64_t slots = num_slots(kv, state_indices, d.B);
   p.kv_slot = check_slots("kv", kv, d.device, acc, {slots, d.Hkv, d.K, d.V});
@@ -282,7 +263,7 @@ void step(StableIValue* stack) {
   p.eps = eps;
   p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
   p.log_decay = token_input(log_decay);
-  p.key_mask = data_or_null<bool>(key_mask);
+  p.key_mask = check_mask("key_mask", key_mask, d.device, {d.B});
   p.kv = kv.mutable_data();
   p.z = z ? z.mutable_data() : nullptr;
   p.y = token_view(y.mutable_data(), y);

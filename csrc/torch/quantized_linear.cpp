@@ -36,10 +36,9 @@ void set_matrices(QuantizedLinearProblem& p, const Tensor& x, const Tensor& weig
   check(p.in * p.bits % 8 == 0, "x must have an even number of inputs, got ", shape_of(x));
   check_contiguous_tensor("weight", weight, device, aoti_torch_dtype_int8(),
                           {p.out, p.in * p.bits / 8});
-  if (bias) check_contiguous_tensor("bias", bias, device, x.dtype(), {p.out});
+  p.bias = check_optional("bias", bias, device, x.dtype(), {p.out});
   p.x = x.data();
   p.weight = weight.data();
-  p.bias = data_or_null(bias);
 }
 
 // Scales and zero points; `out_dim` is the dimension of outputs.

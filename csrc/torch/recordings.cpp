@@ -12,7 +12,7 @@
 #include "torch/ops.h"
 #include "torch/plain_operations.h"
 #include "torch/team.h"
-#include "torch/upcoming.h"
+#include "torch/weight_prefetch.h"
 
 namespace hfla {
 namespace {
@@ -186,7 +186,7 @@ void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& 
 }
 
 // Weights that operations are going to read, of the tensors that are given.
-void find_upcoming(Code code, const std::vector<Tensor>& given, Upcoming& upcoming) {
+void find_weights(Code code, const std::vector<Tensor>& given, WeightPrefetch& prefetch) {
   for (int64_t i = 0; !code.is_at_end(); ++i) {
     const Operation& operation = code.take_operation();
     for (const Kind kind : operation.arguments) {
@@ -198,20 +198,20 @@ void find_upcoming(Code code, const std::vector<Tensor>& given, Upcoming& upcomi
       const Tensor& tensor = given[number];
       int64_t bytes = aoti_torch_dtype_element_size(tensor.dtype());
       for (int64_t d = 0; d < tensor.dim(); ++d) bytes *= tensor.size(d);
-      if (tensor.is_contiguous() && bytes >= kLargeWeight) upcoming.add(i, tensor.data(), bytes);
+      if (tensor.is_contiguous() && bytes >= kLargeWeight) prefetch.add(i, tensor.data(), bytes);
     }
   }
 }
 
 // Calls work() in a team of threads, and raises what it raises.
 template <class Work>
-void run_in_team(const Threads& threads, Upcoming& upcoming, Work work) {
+void run_in_team(const Threads& threads, WeightPrefetch& prefetch, Work work) {
   struct Context {
     Work& work;
     std::string error;
   } context{work, ""};
   Team::run(
-      threads, upcoming,
+      threads, prefetch,
       [](void* opaque) {
         auto& context = *static_cast<Context*>(opaque);
         try {
@@ -233,16 +233,16 @@ void run_recording(StableIValue* stack) {
   const bool in_team = *code.take(1);
   const int64_t num_results = *code.take(1), *const places = code.take(num_results);
   const Threads threads = torch_threads();
-  Upcoming upcoming(threads.count);
-  if (in_team && threads.count > 1) find_upcoming(code, tensors, upcoming);  // else nobody waits
+  WeightPrefetch prefetch(threads.count);
+  if (in_team && threads.count > 1) find_weights(code, tensors, prefetch);  // else nobody waits
   const auto run_all = [&] {
     for (int64_t i = 0; !code.is_at_end(); ++i) {
-      upcoming.begin(i);
+      prefetch.begin(i);
       run_operation(code.take_operation(), code, tensors);
     }
   };
   if (in_team) {
-    run_in_team(threads, upcoming, run_all);
+    run_in_team(threads, prefetch, run_all);
   } else {
     run_all();
   }

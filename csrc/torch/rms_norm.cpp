@@ -21,16 +21,12 @@ RmsNormProblem make_rms_norm_problem(const Tensor& x, const Tensor& weight, doub
   return p;
 }
 
-Tensor empty_like(const Tensor& tensor) {
-  return Tensor::empty(tensor.dtype(), tensor.sizes(), tensor.dim(), tensor.device());
-}
-
 void rms_norm(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor x = arguments.tensor();
   const Tensor weight = arguments.tensor();
   const RmsNormProblem p = make_rms_norm_problem(x, weight, arguments.number());
-  Tensor y = empty_like(x);
+  Tensor y = empty_like(x, x.dtype(), x.device());
   if (p.columns == 0) return give_back(stack, y);  // whose rows may be without number
   check_status(cpu(p.dtype).rms_norm.forward(p, {y.mutable_data(), nullptr}, torch_threads()));
   give_back(stack, y);
@@ -41,7 +37,7 @@ void rms_norm_forward(StableIValue* stack) {
   const Tensor x = arguments.tensor();
   const Tensor weight = arguments.tensor();
   const RmsNormProblem p = make_rms_norm_problem(x, weight, arguments.number());
-  Tensor y = empty_like(x);
+  Tensor y = empty_like(x, x.dtype(), x.device());
   Tensor inverse_rms = Tensor::empty(accumulation_dtype(p.dtype), {p.rows}, x.device());
   const RmsNormResult result{y.mutable_data(), inverse_rms.mutable_data()};
   check_status(cpu(p.dtype).rms_norm.forward(p, result, torch_threads()));
@@ -59,8 +55,8 @@ void rms_norm_backward(StableIValue* stack) {
   check(dy.is_contiguous(), "dy must be contiguous");
   check_contiguous_tensor("inverse_rms", inverse_rms, x.device(), accumulation_dtype(p.dtype),
                           {p.rows});
-  Tensor dx = empty_like(x);
-  Tensor dweight = empty_like(weight);
+  Tensor dx = empty_like(x, x.dtype(), x.device());
+  Tensor dweight = empty_like(weight, x.dtype(), x.device());
   const RmsNormGradients gradients{dy.data(), inverse_rms.data(), dx.mutable_data(),
                                    dweight.mutable_data()};
   check_status(cpu(p.dtype).rms_norm.backward(p, gradients, torch_threads()));

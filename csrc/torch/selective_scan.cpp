@@ -24,11 +24,9 @@ Inputs take_inputs(Arguments& arguments) {
 
 // Of (B, T, C) for 3 dims, or (B, C) for 2.
 SelectiveScanSizes check_inputs(const Inputs& in, int64_t dim) {
-  check(in.x.dim() == dim, "x must have shape ",
-        dim == 3 ? "(batch, time, channels)" : "(batch, channels)", ", got ", shape_of(in.x));
+  check_channels(in.x, dim);
   check(in.A.dim() == 2, "A must have shape (channels, states), got ", shape_of(in.A));
   const int64_t B = in.x.size(0), C = in.x.size(dim - 1), N = in.A.size(1);
-  check(C >= 1, "x must have a channel or more, got ", shape_of(in.x));
   check(N >= 1, "A must have a state or more, got ", shape_of(in.A));
   const DType dtype = dtype_of("x", in.x);
   const int32_t sums = accumulation_dtype(dtype);
@@ -48,40 +46,18 @@ SelectiveScanSizes check_inputs(const Inputs& in, int64_t dim) {
   return {B, C, N, dtype};
 }
 
-// (B, T, C) or (B, T, N): its last stride is `dim`.
-View rows_of(const Tensor& tensor) {
-  if (!tensor) return {};
-  const int64_t* stride = tensor.strides();
-  return {input_data(tensor), stride[0], stride[1], 0, stride[2]};
-}
-
-// (B, C) or (B, N)
-View token_of(const Tensor& tensor) {
-  const int64_t* stride = tensor.strides();
-  return {input_data(tensor), stride[0], 0, 0, stride[1]};
-}
-
 SelectiveScanProblem make_problem(const Inputs& in, const Tensor& cu_seqlens,
                                   const Tensor& initial_state) {
   SelectiveScanProblem p{};
   static_cast<SelectiveScanSizes&>(p) = check_inputs(in, 3);
   p.T = in.x.size(1);
   const Device device = in.x.device();
-  if (in.key_mask) {
-    check_contiguous_tensor("key_mask", in.key_mask, device, aoti_torch_dtype_bool(), {p.B, p.T});
-  }
-  if (cu_seqlens) check_cu_seqlens(cu_seqlens, device, p.B, p.T);
-  p.num_sequences = cu_seqlens ? cu_seqlens.size(0) - 1 : p.B;
-  if (initial_state) {
-    check_contiguous_tensor("initial_state", initial_state, device, accumulation_dtype(p.dtype),
-                            {p.num_sequences, p.C, p.N});
-  }
-  p.key_mask = data_or_null<bool>(in.key_mask);
-  p.cu_seqlens = data_or_null<int32_t>(cu_seqlens);
+  set_sequences(p, in.key_mask, cu_seqlens, device);
+  p.initial_state = check_optional("initial_state", initial_state, device,
+                                   accumulation_dtype(p.dtype), {p.num_sequences, p.C, p.N});
   p.x = rows_of(in.x), p.dt = rows_of(in.dt);
   p.write = rows_of(in.write), p.read = rows_of(in.read);
   p.A = in.A.data(), p.D = data_or_null(in.D);
-  p.initial_state = data_or_null(initial_state);
   return p;
 }
 
@@ -111,14 +87,12 @@ void backward(StableIValue* stack) {
   const int32_t sums = accumulation_dtype(p.dtype);
   const Device device = in.x.device();
   if (dy) check_tensor("dy", dy, device, in.x.dtype(), {p.B, p.T, p.C});
-  if (dstate) check_contiguous_tensor("dstate", dstate, device, sums, {p.num_sequences, p.C, p.N});
-  const auto empty_like = [&](const Tensor& input) {
-    return input ? Tensor::empty(input.dtype(), input.sizes(), input.dim(), device)
-                 : none(sums, device);
-  };
-  Tensor dx = empty_like(in.x), ddt = empty_like(in.dt), dA = empty_like(in.A);
-  Tensor dwrite = empty_like(in.write), dread = empty_like(in.read), dD = empty_like(in.D);
-  Tensor dinitial_state = empty_like(initial_state);
+  const SelectiveScanUpstream upstream{
+      rows_of(dy), check_optional("dstate", dstate, device, sums, {p.num_sequences, p.C, p.N})};
+  const auto gradient = [&](const Tensor& input) { return empty_like(input, sums, device); };
+  Tensor dx = gradient(in.x), ddt = gradient(in.dt), dA = gradient(in.A);
+  Tensor dwrite = gradient(in.write), dread = gradient(in.read), dD = gradient(in.D);
+  Tensor dinitial_state = gradient(initial_state);
   SelectiveScanGradients gradients{dx.mutable_data(),
                                    ddt.mutable_data(),
                                    dA.mutable_data(),
@@ -128,8 +102,7 @@ void backward(StableIValue* stack) {
                                    nullptr};
   if (in.D) gradients.dD = dD.mutable_data();
   if (initial_state) gradients.dinitial_state = dinitial_state.mutable_data();
-  check_status(cpu(p.dtype).selective_scan.backward(p, {rows_of(dy), data_or_null(dstate)},
-                                                    gradients, torch_threads()));
+  check_status(cpu(p.dtype).selective_scan.backward(p, upstream, gradients, torch_threads()));
   give_back(stack, dx, ddt, dA, dwrite, dread, dD, dinitial_state);
 }
 
@@ -140,9 +113,7 @@ void step(StableIValue* stack) {
   const Tensor state_indices = arguments.optional_tensor();
   SelectiveScanStep p{};
   static_cast<SelectiveScanSizes&>(p) = check_inputs(in, 2);
-  if (in.key_mask) {
-    check_contiguous_tensor("key_mask", in.key_mask, in.x.device(), aoti_torch_dtype_bool(), {p.B});
-  }
+  p.key_mask = check_mask("key_mask", in.key_mask, in.x.device(), {p.B});
   const int64_t slots = num_slots(state, state_indices, p.B);
   check_slots_of_any_strides("state", state, in.x.device(), accumulation_dtype(p.dtype),
                              {slots, p.C, p.N});
@@ -152,7 +123,6 @@ void step(StableIValue* stack) {
   p.x = token_of(in.x), p.dt = token_of(in.dt);
   p.write = token_of(in.write), p.read = token_of(in.read);
   p.A = in.A.data(), p.D = data_or_null(in.D);
-  p.key_mask = data_or_null<bool>(in.key_mask);
   const int64_t* stride = state.strides();
   p.state = {state.mutable_data(), stride[0], 0, stride[1], stride[2]};
   p.y = y.mutable_data();

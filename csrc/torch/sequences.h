@@ -97,12 +97,26 @@ inline void check_cu_seqlens(const Tensor& cu_seqlens, Device device, int64_t B,
 // What a kernel is told of sequences; key_mask and cu_seqlens may be absent.
 inline Sequences check_sequences(const Dimensions& d, const Tensor& key_mask,
                                  const Tensor& cu_seqlens, LastBound last = LastBound::is_T) {
-  if (key_mask) {
-    check_contiguous_tensor("key_mask", key_mask, d.device, aoti_torch_dtype_bool(), {d.B, d.T});
-  }
+  const bool* const mask = check_mask("key_mask", key_mask, d.device, {d.B, d.T});
   if (cu_seqlens) check_cu_seqlens(cu_seqlens, d.device, d.B, d.T, last);
   return {d, d.T, cu_seqlens ? cu_seqlens.size(0) - 1 : d.B, data_or_null<int32_t>(cu_seqlens),
-          data_or_null<bool>(key_mask)};
+          mask};
+}
+
+// The same for a problem whose sequences have channels and no heads.
+template <class Problem>
+void set_sequences(Problem& p, const Tensor& key_mask, const Tensor& cu_seqlens, Device device) {
+  p.key_mask = check_mask("key_mask", key_mask, device, {p.B, p.T});
+  if (cu_seqlens) check_cu_seqlens(cu_seqlens, device, p.B, p.T);
+  p.num_sequences = cu_seqlens ? cu_seqlens.size(0) - 1 : p.B;
+  p.cu_seqlens = data_or_null<int32_t>(cu_seqlens);
+}
+
+// x (B, T, C) for 3 dims, or (B, C) for 2.
+inline void check_channels(const Tensor& x, int64_t dim) {
+  check(x.dim() == dim, "x must have shape ",
+        dim == 3 ? "(batch, time, channels)" : "(batch, channels)", ", got ", shape_of(x));
+  check(x.size(dim - 1) >= 1, "x must have a channel or more, got ", shape_of(x));
 }
 
 // Makes y (B, T, ...) contiguous 0 where nothing is computed: for sequences without a slot, and
@@ -148,6 +162,19 @@ inline View input(const Tensor& tensor) {
 
 inline View token_input(const Tensor& tensor) {
   return tensor ? token_view(input_data(tensor), tensor) : View();
+}
+
+// (B, T, C): its last stride is that of channels.
+inline View rows_of(const Tensor& tensor) {
+  if (!tensor) return {};
+  const int64_t* stride = tensor.strides();
+  return {input_data(tensor), stride[0], stride[1], 0, stride[2]};
+}
+
+// (B, C)
+inline View token_of(const Tensor& tensor) {
+  const int64_t* stride = tensor.strides();
+  return {input_data(tensor), stride[0], 0, 0, stride[1]};
 }
 
 inline View output(Tensor& tensor) { return view(tensor.mutable_data(), tensor); }

@@ -36,12 +36,13 @@ uint64_t taken_of(uint64_t offer) { return offer & 0xffff; }
 
 Team* Team::current() { return current_team; }
 
-void Team::run(const Threads& threads, Upcoming& upcoming, void (*work)(void*), void* context) {
+void Team::run(const Threads& threads, WeightPrefetch& prefetch, void (*work)(void*),
+               void* context) {
   struct Shared {
     Team team;
     void (*work)(void*);
     void* context;
-  } shared{Team(std::min(threads.count, kMostThreads), upcoming), work, context};
+  } shared{Team(std::min(threads.count, kMostThreads), prefetch), work, context};
   const auto body = [](void* opaque, int64_t begin, int64_t) {
     auto& [team, work, context] = *static_cast<Shared*>(opaque);
     if (begin > 0) return team.serve(begin);
@@ -65,7 +66,7 @@ void Team::do_together(int64_t parts, Body body, void* context) {
   offer_.store(loop << 32 | uint64_t(parts) << 16, std::memory_order_release);
   while (take_part()) continue;
   for (Patience patience; parts_done_.load(std::memory_order_acquire) < parts;) {
-    if (!upcoming_.ask(0)) patience.wait();
+    if (!prefetch_.ask(0)) patience.wait();
   }
 }
 
@@ -73,7 +74,7 @@ void Team::serve(int64_t worker) {
   for (Patience patience; !is_over_.load(std::memory_order_acquire);) {
     if (take_part()) {
       patience = Patience();
-    } else if (!upcoming_.ask(worker)) {
+    } else if (!prefetch_.ask(worker)) {
       patience.wait();
     }
   }

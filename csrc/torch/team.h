@@ -11,15 +11,15 @@
 #include <cstdint>
 
 #include "kernels/common.h"
-#include "torch/upcoming.h"
+#include "torch/weight_prefetch.h"
 
 namespace hfla {
 
 class Team {
  public:
   // Calls work(context) on this thread, which has a team of the caller's threads meanwhile, as many
-  // as `upcoming` has workers. `work` must not throw.
-  static void run(const Threads& threads, Upcoming& upcoming, void (*work)(void* context),
+  // as `prefetch` has workers. `work` must not throw.
+  static void run(const Threads& threads, WeightPrefetch& prefetch, void (*work)(void* context),
                   void* context);
 
   // The one that this thread works with, or null.
@@ -36,7 +36,7 @@ class Team {
 
   static constexpr int64_t kSerialWork = 8192;  // a loop takes a microsecond or two
 
-  Team(int64_t count, Upcoming& upcoming) : count_(count), upcoming_(upcoming) {}
+  Team(int64_t count, WeightPrefetch& prefetch) : count_(count), prefetch_(prefetch) {}
 
   static void parallel_for(int64_t n, Body body, void* context);
   // Parts are taken by who has time: a thread that is late is not waited for.
@@ -50,7 +50,7 @@ class Team {
   alignas(64) std::atomic<int64_t> parts_done_{0};
   std::atomic<bool> is_over_{false};
   const int64_t count_;
-  Upcoming& upcoming_;
+  WeightPrefetch& prefetch_;
   Body body_ = nullptr;
   void* context_ = nullptr;
 };

@@ -77,18 +77,20 @@ def test_small_cases_of_many_channels():
 
 # What kernels of their own know: heads of 64 or 128 key features, a decay for each head or none, in
 # rows that are contiguous.
-KNOWN = dict(B=1, Hq=1, Hk=1, Hv=2, K=64, V=80)
-KNOWN_CASES = [
-    RuleCase(**KNOWN, T=150, initial=True, resets=True),
-    RuleCase(**KNOWN, T=150, lengths=(0, 1, 64, 0, 65, 20, 0), strength="two", initial=True),
-    RuleCase(**KNOWN | dict(B=2, Hk=2, V=16), T=30, decay=None, normalize_qk=False),
-    RuleCase(**KNOWN | dict(K=128, V=64), T=90, strength="ends", scale=0.3),
-    RuleCase(**KNOWN | dict(Hq=2, Hk=2, V=48), T=70, strength="ends", initial=True, resets=True),
+FIXED_SIZE = dict(B=1, Hq=1, Hk=1, Hv=2, K=64, V=80)
+FIXED_SIZE_CASES = [
+    RuleCase(**FIXED_SIZE, T=150, initial=True, resets=True),
+    RuleCase(**FIXED_SIZE, T=150, lengths=(0, 1, 64, 0, 65, 20, 0), strength="two", initial=True),
+    RuleCase(**FIXED_SIZE | dict(B=2, Hk=2, V=16), T=30, decay=None, normalize_qk=False),
+    RuleCase(**FIXED_SIZE | dict(K=128, V=64), T=90, strength="ends", scale=0.3),
+    RuleCase(
+        **FIXED_SIZE | dict(Hq=2, Hk=2, V=48), T=70, strength="ends", initial=True, resets=True
+    ),
 ]
 
 
-@pytest.mark.parametrize("case", KNOWN_CASES, ids=str)
-def test_small_cases_that_are_known(case):
+@pytest.mark.parametrize("case", FIXED_SIZE_CASES, ids=str)
+def test_small_cases_of_fixed_sizes(case):
     check(case, torch.bfloat16)
 
 

@@ -73,7 +73,7 @@ ROWS = dict(B=3, T=12, initial=True)
 OPS = {
     "linear": Op(*LINEAR, Case(**ROWS, Hq=4, decay="mild", mask="middle")),
     "linear, strided": Op(*LINEAR, Case(**ROWS, Hq=4, strided=True)),
-    "linear, known": Op(*LINEAR, Case(**ROWS, K=64, V=64)),
+    "linear, fixed size": Op(*LINEAR, Case(**ROWS, K=64, V=64)),
     "linear, sums": Op(*LINEAR, Case(**ROWS, normalize=False)),
     "general": Op(
         *LINEAR,
@@ -85,7 +85,7 @@ OPS = {
     ),
     "delta": Op(*DELTA, RuleCase(**ROWS, Hq=1, Hk=2, Hv=4, decay="channel", mask="middle")),
     "delta, strided": Op(*DELTA, RuleCase(**ROWS, strided=True, normalize_qk=False)),
-    "delta, known": Op(*DELTA, RuleCase(**ROWS, K=64, V=64)),
+    "delta, fixed size": Op(*DELTA, RuleCase(**ROWS, K=64, V=64)),
 }
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 NO_SLOT = 1  # of three rows
@@ -219,7 +219,7 @@ def test_a_compiled_op_has_no_graph_break_and_takes_any_length(op):
 
 
 @needs_a_gpu
-@pytest.mark.parametrize("name", ["linear, known", "delta, known"])
+@pytest.mark.parametrize("name", ["linear, fixed size", "delta, fixed size"])
 def test_a_compiled_op_in_a_graph(name):
     """Of sequences that are cut, with what forward keeps for backward."""
     op = OPS[name]

@@ -333,23 +333,23 @@ def test_large_heads_in_bfloat16(library, device):
 
 # What kernels of their own know: heads of 64 or 128 features in rows that are aligned, two feature
 # maps, no mask and no decays.
-KNOWN = dict(B=1, T=90, Hq=1, Hkv=1, K=64, V=64)
-KNOWN_CASES = [
-    Case(**KNOWN, initial=True),
-    Case(**KNOWN, feature_map=None, normalize=False),
-    Case(**KNOWN, feature_map=None, initial=True),
-    Case(**KNOWN, feature_map=None, normalize=False, initial=True),
-    Case(**KNOWN | dict(Hq=3, T=130), initial=True),
-    Case(**KNOWN | dict(T=1)),
-    Case(**KNOWN | dict(T=160), lengths=(0, 33, 1, 0, 126), initial=True),
-    Case(**KNOWN, is_causal=False, initial=True),
-    Case(**KNOWN | dict(K=128, V=128, T=140), initial=True),
-    Case(**KNOWN | dict(K=128, V=128, Hq=2), feature_map=None, normalize=False),
+FIXED_SIZE = dict(B=1, T=90, Hq=1, Hkv=1, K=64, V=64)
+FIXED_SIZE_CASES = [
+    Case(**FIXED_SIZE, initial=True),
+    Case(**FIXED_SIZE, feature_map=None, normalize=False),
+    Case(**FIXED_SIZE, feature_map=None, initial=True),
+    Case(**FIXED_SIZE, feature_map=None, normalize=False, initial=True),
+    Case(**FIXED_SIZE | dict(Hq=3, T=130), initial=True),
+    Case(**FIXED_SIZE | dict(T=1)),
+    Case(**FIXED_SIZE | dict(T=160), lengths=(0, 33, 1, 0, 126), initial=True),
+    Case(**FIXED_SIZE, is_causal=False, initial=True),
+    Case(**FIXED_SIZE | dict(K=128, V=128, T=140), initial=True),
+    Case(**FIXED_SIZE | dict(K=128, V=128, Hq=2), feature_map=None, normalize=False),
 ]
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("case", KNOWN_CASES, ids=str)
+@pytest.mark.parametrize("case", FIXED_SIZE_CASES, ids=str)
 @pytest.mark.parametrize(
     "device",
     [LARGE, SHORT_PIECES, LITTLE_MEMORY],
@@ -381,12 +381,12 @@ def test_gradients_of_which_much_cancels(library, D, device, dtype):
 # ---- the states that forward keeps for backward, where sequences are cut ----
 
 PIECES_CASES = [
-    (Case(**KNOWN | dict(T=150), initial=True), torch.bfloat16),
-    (Case(**KNOWN | dict(T=150, Hq=2), lengths=(40, 0, 110)), torch.bfloat16),
+    (Case(**FIXED_SIZE | dict(T=150), initial=True), torch.bfloat16),
+    (Case(**FIXED_SIZE | dict(T=150, Hq=2), lengths=(40, 0, 110)), torch.bfloat16),
     (Case(T=100, decay="mild", mask="middle", initial=True, Hq=4), torch.float32),
     # Larger heads: several walks of a block; and backward in larger chunks, which cuts anew.
     *(
-        (Case(**KNOWN | dict(K=70, V=130), decay="mild"), x)
+        (Case(**FIXED_SIZE | dict(K=70, V=130), decay="mild"), x)
         for x in (torch.float32, torch.bfloat16)
     ),
 ]

@@ -238,7 +238,13 @@ def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path_fa
     for D, multiprocessors, columns, of_prepare, of_walk in (
         (32, 2, 32, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 32>"),
         (32, 132, 16, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 16>"),
-        (64, 132, 32, "known_prepare_kernel<64, false>", "known_outputs_kernel<64, false>"),
+        (
+            64,
+            132,
+            32,
+            "fixed_size_prepare_kernel<64, false>",
+            "fixed_size_outputs_kernel<64, false>",
+        ),
     ):
         size = B, H, T, D
         prepare, walk = cuda_model.plan(

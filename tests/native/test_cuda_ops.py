@@ -59,7 +59,7 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
 def test_ops_are_as_users_and_torch_call_them_on_emulated_kernels(environment):
     """But for what is in place, of which the CPU has ops of its own."""
     tests = [ROOT / "tests" / "native" / name for name in ("ops_on_gpu.py", "on_gpu.py")]
-    chosen = "by_slot or forward_kept or (compiled_op and known)"
+    chosen = "by_slot or forward_kept or (compiled_op and fixed)"
     arguments = ["-q", "-p", "no:cacheprovider", *tests, "-k", chosen]
     result = run_python("-m", "pytest", *arguments, **environment | {"ON_GPU_DEVICE": "cpu"})
     assert result.returncode == 0, result.stdout
@@ -125,17 +125,17 @@ def lines_with(text: str, path: Path) -> list[int]:
 @pytest.mark.parametrize(
     "name",
     [
-        "known_prepare.cuh",
-        "known_loader.cuh",
-        "known_state_walk.cuh",
-        "known_back_walk.cuh",
-        "known_token_gradients.cuh",
+        "fixed_size_prepare.cuh",
+        "fixed_size_loader.cuh",
+        "fixed_size_state_walk.cuh",
+        "fixed_size_back_walk.cuh",
+        "fixed_size_token_gradients.cuh",
     ],
 )
 def test_a_missing_wait_for_copies_is_found(environment, name):
     [line] = lines_with("wait<", CSRC / "cuda" / "delta_rule" / name)
     # Two cases: one of each size of heads that kernels of their own know.
-    chosen = "that_are_known and not initial"
+    chosen = "of_fixed_sizes and not initial"
     arguments = ["-q", "-p", "no:cacheprovider", DELTA_RULE, "-k", chosen]
     variables = environment | {"EMULATED_MISSING_WAIT": str(line), "ON_GPU_DEVICE": "cpu"}
     result = run_python("-m", "pytest", *arguments, **variables)

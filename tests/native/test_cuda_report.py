@@ -124,29 +124,29 @@ def walk_kernel(C: int, R: int, columns: int, stages: int) -> str:
     return f"walk_kernel<BFloat16, BlockShape<{C}, {R}, {columns}, {stages}, 1>, AnyWalk>"
 
 
-def known_walk(
+def fixed_size_walk(
     D: int, feature_map: int, is_gradient: bool, has_second: bool = False, finds: bool = False
 ) -> str:
     """Of a head's size, by the number of a feature map in csrc/kernels."""
     R, flags = D + 16 * is_gradient, f"{is_gradient}, {has_second}, {finds}".lower()
     shape = f"BlockShape<64, {R}, {D}, 2, 2>"
-    return f"walk_kernel<BFloat16, {shape}, KnownWalk<(FeatureMap){feature_map}, {flags}> >"
+    return f"walk_kernel<BFloat16, {shape}, FixedSizeWalk<(FeatureMap){feature_map}, {flags}> >"
 
 
 WALK = Bounds(12600, 100, 56, copies=4, copies_ahead=True, per_copy=9, per_run=80)
-# Where the walk is known a chunk has no alternatives, and no loops but that over earlier tokens.
+# A walk of a fixed size has no alternatives in a chunk, and no loops but that over earlier tokens.
 # The one with wide stores comes once, and finds the tensors.
-KNOWN = Bounds(
+FIXED_SIZE = Bounds(
     3300, 50, 48, copies=12, copies_ahead=True, per_run=40, stores_of_16_bits=0, per_chunk=900
 )
-KNOWN_OF_128 = KNOWN._replace(
+FIXED_SIZE_OF_128 = FIXED_SIZE._replace(
     instructions=4300, products=160, operand_loads=110, copies=24, per_chunk=1500
 )
-# Forward of the delta rule where it is known has loops for the rows of a last chunk alone.
-KNOWN_DELTA = Bounds(
+# Forward of the delta rule of fixed sizes has loops for the rows of a last chunk alone.
+FIXED_SIZE_DELTA = Bounds(
     2700, 230, 102, copies=70, copies_ahead=True, per_copy=21, stores_of_16_bits=0, per_chunk=1110
 )
-KNOWN_PREPARE = Bounds(3700, 190, 57, copies=16, per_copy=23, stores_of_16_bits=0)
+FIXED_SIZE_PREPARE = Bounds(3700, 190, 57, copies=16, per_copy=23, stores_of_16_bits=0)
 DELTA = Bounds(0, 0, 0, copies=24, copies_ahead=True, per_copy=5)
 BOUNDS = {
     "linear_attention": {
@@ -155,46 +155,46 @@ BOUNDS = {
         walk_kernel(128, 144, 64, 2): WALK,
         walk_kernel(64, 128, 64, 1): WALK._replace(copies_ahead=False),
         walk_kernel(128, 144, 64, 1): WALK._replace(copies_ahead=False),
-        known_walk(64, 1, False): KNOWN,
-        known_walk(64, 1, True): KNOWN,
-        known_walk(128, 1, False): KNOWN_OF_128,
-        known_walk(128, 1, True): KNOWN_OF_128,
-        known_walk(128, 0, True): KNOWN_OF_128,
-        known_walk(64, 1, True, True): KNOWN._replace(
+        fixed_size_walk(64, 1, False): FIXED_SIZE,
+        fixed_size_walk(64, 1, True): FIXED_SIZE,
+        fixed_size_walk(128, 1, False): FIXED_SIZE_OF_128,
+        fixed_size_walk(128, 1, True): FIXED_SIZE_OF_128,
+        fixed_size_walk(128, 0, True): FIXED_SIZE_OF_128,
+        fixed_size_walk(64, 1, True, True): FIXED_SIZE._replace(
             instructions=3600, products=80, operand_loads=62, per_chunk=1050
         ),
-        known_walk(64, 1, True, finds=True): KNOWN._replace(
+        fixed_size_walk(64, 1, True, finds=True): FIXED_SIZE._replace(
             instructions=3600, copies=20, per_chunk=1050
         ),
-        known_walk(128, 1, True, finds=True): KNOWN_OF_128._replace(
+        fixed_size_walk(128, 1, True, finds=True): FIXED_SIZE_OF_128._replace(
             instructions=4600, copies=40, per_chunk=1750
         ),
-        known_walk(128, 1, True, True): KNOWN_OF_128._replace(
+        fixed_size_walk(128, 1, True, True): FIXED_SIZE_OF_128._replace(
             instructions=4600, products=250, operand_loads=146, per_chunk=1830
         ),
     },
     # Stores of 16 bits: columns of which the last may not be there, of every number.
     "delta_rule": {
-        "delta_known_outputs_kernel<128, false>": KNOWN_DELTA,
-        "delta_known_outputs_kernel<128, true>": KNOWN_DELTA._replace(
+        "delta_fixed_size_outputs_kernel<128, false>": FIXED_SIZE_DELTA,
+        "delta_fixed_size_outputs_kernel<128, true>": FIXED_SIZE_DELTA._replace(
             instructions=3000, per_chunk=1370
         ),
-        "delta_known_outputs_kernel<64, false>": KNOWN_DELTA._replace(
+        "delta_fixed_size_outputs_kernel<64, false>": FIXED_SIZE_DELTA._replace(
             instructions=2100, products=136, operand_loads=54, copies=50, per_chunk=830
         ),
-        "delta_known_prepare_kernel<128, false>": KNOWN_PREPARE,
-        "delta_known_prepare_kernel<128, true>": KNOWN_PREPARE,
-        "delta_known_states_kernel<128>": KNOWN_DELTA._replace(
+        "delta_fixed_size_prepare_kernel<128, false>": FIXED_SIZE_PREPARE,
+        "delta_fixed_size_prepare_kernel<128, true>": FIXED_SIZE_PREPARE,
+        "delta_fixed_size_states_kernel<128>": FIXED_SIZE_DELTA._replace(
             instructions=1100, products=16, operand_loads=8, copies=14, per_chunk=380
         ),
-        "delta_known_gradients_kernel<128>": KNOWN_DELTA._replace(
+        "delta_fixed_size_gradients_kernel<128>": FIXED_SIZE_DELTA._replace(
             instructions=2900, operand_loads=108, copies=60, per_copy=25, per_chunk=1450
         ),
-        "delta_known_gradients_kernel<64>": KNOWN_DELTA._replace(
+        "delta_fixed_size_gradients_kernel<64>": FIXED_SIZE_DELTA._replace(
             instructions=2200, products=136, operand_loads=60, copies=44, per_chunk=1150
         ),
         # Its chunk is no loop: what comes in columns is, with products of many of them.
-        "delta_known_token_gradients_kernel<128>": KNOWN_DELTA._replace(
+        "delta_fixed_size_token_gradients_kernel<128>": FIXED_SIZE_DELTA._replace(
             instructions=4100,
             products=200,
             operand_loads=98,

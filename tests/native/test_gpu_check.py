@@ -46,7 +46,7 @@ def run(monkeypatch):
 @pytest.mark.thorough
 def test_everything_runs_on_a_cpu_and_is_written_down(run, tmp_path, monkeypatch):
     chosen = "small_cases or compiled_step or by_slot or (in_place and float32)"
-    chosen += " or ((compiled_op or torch_demands) and known)"
+    chosen += " or ((compiled_op or torch_demands) and fixed)"
     monkeypatch.setenv("PYTEST_ADDOPTS", f"-k '{chosen}'")
     assert not run("--device", "cpu", "--seed", "3", "--results", tmp_path)
     (path,) = tmp_path.iterdir()

@@ -241,7 +241,7 @@ ConvolutionSizes convolution_sizes(const Sizes& s) {
   return {s.B, s.H * s.K, /*kernel_size=*/4, /*S=*/3, DType::f32, /*silu=*/true};
 }
 
-Taps taps(Arrays& a, int64_t channels, int64_t count) {
+ConvolutionWeights convolution_weights(Arrays& a, int64_t channels, int64_t count) {
   return {a.random(channels * count, -1, 1), DType::f32, count, 1};
 }
 
@@ -256,7 +256,7 @@ bool convolution(const CpuKernels& cpu, const Threads& threads, const Case& c, A
   const int64_t tokens = s.B * s.T * p.C, state = p.num_sequences * p.S * p.C;
   const auto rows = [&](float* data) { return View{data, s.T * p.C, p.C, 0, 1}; };
   p.x = rows(a.random(tokens, -1, 1));
-  p.weight = taps(a, p.C, p.kernel_size), p.bias = taps(a, p.C, 1);
+  p.weight = convolution_weights(a, p.C, p.kernel_size), p.bias = convolution_weights(a, p.C, 1);
   p.initial_state = a.random(state, -1, 1);
   const ConvolutionResult result{a.empty(tokens), a.empty(state)};
   const ConvolutionUpstream upstream{rows(a.random(tokens, -1, 1)), a.random(state, -1, 1)};
@@ -271,7 +271,7 @@ bool convolution_step(const CpuKernels& cpu, const Threads& threads, const Case&
   ConvolutionStep p{};
   static_cast<ConvolutionSizes&>(p) = convolution_sizes(s);
   p.x = {a.random(s.B * p.C, -1, 1), p.C, 0, 0, 1};
-  p.weight = taps(a, p.C, p.kernel_size), p.bias = taps(a, p.C, 1);
+  p.weight = convolution_weights(a, p.C, p.kernel_size), p.bias = convolution_weights(a, p.C, 1);
   p.slots = every_second_slot(a, s.B);
   p.state = {a.empty(p.slots.count * p.S * p.C), p.S * p.C, p.C, 0, 1};
   p.y = a.empty(s.B * p.C);
@@ -497,17 +497,17 @@ const std::pair<const char*, Call> kCalls[] = {
 // Three times in one team, which has many loops then, and asks for "weights" meanwhile.
 bool call_in_team(const Call& call, const CpuKernels& cpu, const Case& c, Arrays (&arrays)[3]) {
   static const std::vector<char> weights(1 << 16);
-  Upcoming upcoming(kThreads);
-  for (int64_t i = 0; i < 3; ++i) upcoming.add(i, weights.data(), int64_t(weights.size()));
+  WeightPrefetch prefetch(kThreads);
+  for (int64_t i = 0; i < 3; ++i) prefetch.add(i, weights.data(), int64_t(weights.size()));
   bool succeeded = true;
   auto calls = [&] {
     for (int64_t i = 0; i < 3; ++i) {
-      upcoming.begin(i);
+      prefetch.begin(i);
       succeeded &= call(cpu, Team::current()->threads(), c, arrays[i]);
     }
   };
   Team::run(
-      {kThreads, parallel_for}, upcoming,
+      {kThreads, parallel_for}, prefetch,
       [](void* all) { (*static_cast<decltype(calls)*>(all))(); }, &calls);
   return succeeded;
 }

@@ -54,5 +54,13 @@ class Carver {
   int64_t used_ = 0;
 };
 
+// What a Scratch carves for a shape.
+template <class Scratch, class Of>
+int64_t bytes_needed(const Of& shape) {
+  Carver carver(nullptr);
+  Scratch(carver, shape);
+  return carver.used();
+}
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA

@@ -16,6 +16,11 @@ HFLA_INLINE Threads for_decays(Threads threads, bool decays) {
   return threads;
 }
 
+// How many threads so many multiplications, or numbers, are worth.
+HFLA_INLINE int64_t workers_for(const Threads& threads, int64_t work) {
+  return work < threads.serial_work ? 1 : max(1, threads.count);
+}
+
 // Tasks that follow each other, of which anybody takes the next one.
 struct alignas(kCacheLine) TaskRange {
   int64_t next, end;

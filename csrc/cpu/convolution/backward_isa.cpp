@@ -27,7 +27,7 @@ struct BackwardScratch {
   using Acc = AccOf<Scalar>;
   static constexpr int64_t W = kLanes<Acc>;
   Acc *weight, *bias;   // (k, kBlockChannels), (kBlockChannels,)
-  Acc* dtaps;           // (k + 1, kBlockChannels): dweight and dbias of the task
+  Acc* dweights;        // (k + 1, kBlockChannels): dweight and dbias of the task
   Acc* last_du;         // (k - 1, kBlockChannels): of the tile before
   Acc* du;              // (k - 1 + kTileTokens, W): of a vector of channels
   Scalar *zeros, *bin;  // a row to read, and one that takes what nobody wants
@@ -36,7 +36,7 @@ struct BackwardScratch {
   BackwardScratch(Carver& carver, const BackwardPlan& plan)
       : weight(carver.take<Acc>(plan.p.kernel_size * kBlockChannels)),
         bias(carver.take<Acc>(kBlockChannels)),
-        dtaps(carver.take<Acc>((plan.p.kernel_size + 1) * kBlockChannels)),
+        dweights(carver.take<Acc>((plan.p.kernel_size + 1) * kBlockChannels)),
         last_du(carver.take<Acc>((plan.p.kernel_size - 1) * kBlockChannels)),
         du(carver.take<Acc>((plan.p.kernel_size - 1 + kTileTokens) * W)),
         zeros(carver.take<Scalar>(kBlockChannels)),
@@ -72,7 +72,7 @@ class Backward {
         past_(p.kernel_size - 1),
         padded_channels_(round_up(p.C, W)),
         runs_(p),
-        plan_{p, p.B * p.T * p.C < threads.serial_work ? 1 : max(1, threads.count)},
+        plan_{p, workers_for(threads, p.B * p.T * p.C)},
         workers_(threads, plan_),
         sums_(runs_.groups() * (p.kernel_size + 1) * padded_channels_ *
               static_cast<int64_t>(sizeof(Acc))) {}
@@ -84,13 +84,13 @@ class Backward {
     const int64_t blocks = channel_blocks(p_.C);
     workers_.run(runs_.groups() * blocks, [&](Scratch& s, int64_t i) {
       const Channels channels = channel_block(p_.C, i % blocks);
-      stage_taps(p_.weight, p_.kernel_size, channels, s.weight);
-      stage_taps(p_.bias, 1, channels, s.bias);
+      stage_weights(p_.weight, p_.kernel_size, channels, s.weight);
+      stage_weights(p_.bias, 1, channels, s.bias);
       __builtin_memset(s.zeros, 0, sizeof(Scalar) * kBlockChannels);
-      __builtin_memset(s.dtaps, 0, sizeof(Acc) * (p_.kernel_size + 1) * kBlockChannels);
+      __builtin_memset(s.dweights, 0, sizeof(Acc) * (p_.kernel_size + 1) * kBlockChannels);
       runs_.for_each(i / blocks, [&](const Run& run) { backward(s, run, channels); });
       for (int64_t j = 0; j <= p_.kernel_size; ++j) {
-        __builtin_memcpy(sum_row(i / blocks, j, channels), s.dtaps + j * kBlockChannels,
+        __builtin_memcpy(sum_row(i / blocks, j, channels), s.dweights + j * kBlockChannels,
                          sizeof(Acc) * static_cast<size_t>(channels.count));
       }
     });
@@ -192,7 +192,7 @@ class Backward {
     }
     if (!tile.is_own) return;
     const auto add = [&](int64_t j, Vec<Acc> sum) {
-      Acc* const to = s.dtaps + j * kBlockChannels + c;
+      Acc* const to = s.dweights + j * kBlockChannels + c;
       store(to, load(to) + sum);
     };
     HFLA_UNROLL
@@ -234,18 +234,18 @@ class Backward {
 
   // dweight and dbias of these channels, over all groups.
   void add_up(Scratch& s, Channels channels) const {
-    __builtin_memset(s.dtaps, 0, sizeof(Acc) * (p_.kernel_size + 1) * kBlockChannels);
+    __builtin_memset(s.dweights, 0, sizeof(Acc) * (p_.kernel_size + 1) * kBlockChannels);
     for (int64_t group = 0; group < runs_.groups(); ++group) {
       for (int64_t j = 0; j <= p_.kernel_size; ++j) {
         const Acc* const from = sum_row(group, j, channels);
-        Acc* const to = s.dtaps + j * kBlockChannels;
+        Acc* const to = s.dweights + j * kBlockChannels;
         for (int64_t c = 0; c < channels.count; ++c) to[c] += from[c];
       }
     }
-    write_taps(gradients_.dweight, p_.weight.dtype, p_.kernel_size, s.dtaps, channels);
+    write_weights(gradients_.dweight, p_.weight.dtype, p_.kernel_size, s.dweights, channels);
     if (gradients_.dbias) {
-      write_taps(gradients_.dbias, p_.bias.dtype, 1, s.dtaps + p_.kernel_size * kBlockChannels,
-                 channels);
+      write_weights(gradients_.dbias, p_.bias.dtype, 1,
+                    s.dweights + p_.kernel_size * kBlockChannels, channels);
     }
   }
 

@@ -43,7 +43,7 @@ class Forward {
       : p_(p),
         result_(result),
         runs_(p),
-        plan_{p, p.B * p.T * p.C < threads.serial_work ? 1 : max(1, threads.count)},
+        plan_{p, workers_for(threads, p.B * p.T * p.C)},
         workers_(threads, plan_) {}
 
   Status run() {
@@ -51,8 +51,8 @@ class Forward {
     const int64_t blocks = channel_blocks(p_.C);
     workers_.run(runs_.groups() * blocks, [&](Scratch& s, int64_t i) {
       const Channels channels = channel_block(p_.C, i % blocks);
-      stage_taps(p_.weight, p_.kernel_size, channels, s.weight);
-      stage_taps(p_.bias, 1, channels, s.bias);
+      stage_weights(p_.weight, p_.kernel_size, channels, s.weight);
+      stage_weights(p_.bias, 1, channels, s.bias);
       __builtin_memset(s.zeros, 0, sizeof(Scalar) * kBlockChannels);
       runs_.for_each(i / blocks, [&](const Run& run) { forward(s, run, channels); });
     });

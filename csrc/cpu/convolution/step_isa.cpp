@@ -5,7 +5,7 @@
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
 #include "cpu/convolution/kernels.h"
-#include "cpu/convolution/taps.h"
+#include "cpu/convolution/weights.h"
 #include "cpu/sequences/step.h"
 
 namespace hfla::HFLA_ISA {
@@ -24,7 +24,7 @@ class Step {
     const int64_t blocks = channel_blocks(p_.C);
     const int64_t tasks = blocks * ceil_div(p_.B, kStepRows);
     const int64_t work = p_.B * p_.C * (p_.S + 1);
-    const int64_t workers = min(tasks, work < threads_.serial_work ? 1 : max(1, threads_.count));
+    const int64_t workers = min(tasks, workers_for(threads_, work));
     const int64_t numbers = (p_.kernel_size + 1) * kBlockChannels;
     const Buffer buffer(workers * numbers * static_cast<int64_t>(sizeof(Acc)));
     if (!buffer.data()) return Status::out_of_memory;
@@ -32,8 +32,8 @@ class Step {
       Acc* const weight = reinterpret_cast<Acc*>(buffer.data()) + worker * numbers;
       Acc* const bias = weight + p_.kernel_size * kBlockChannels;
       const Channels channels = channel_block(p_.C, i % blocks);
-      stage_taps(p_.weight, p_.kernel_size, channels, weight);
-      stage_taps(p_.bias, 1, channels, bias);
+      stage_weights(p_.weight, p_.kernel_size, channels, weight);
+      stage_weights(p_.bias, 1, channels, bias);
       const int64_t first = i / blocks * kStepRows;
       for (int64_t b = first; b < min(p_.B, first + kStepRows); ++b)
         step(b, channels, weight, bias);

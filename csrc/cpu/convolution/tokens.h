@@ -7,7 +7,7 @@
 // grouped into tasks, in a way that depends on the shapes and the padding only.
 #pragma once
 
-#include "cpu/convolution/taps.h"
+#include "cpu/convolution/weights.h"
 #include "cpu/sequences/plan.h"
 
 namespace hfla::HFLA_ISA {
@@ -165,7 +165,7 @@ void clear_padding(void* data, const ConvolutionProblem& p, const Run& run, Chan
 }
 
 // The window that slides over rows of a tile: k rows at the same channels, in registers where k is
-// a constant K, and not 0. Taps are as stage_taps has them.
+// a constant K, and not 0. Weights are as stage_weights has them.
 template <class Scalar, int K>
 class Window {
   using Acc = AccOf<Scalar>;

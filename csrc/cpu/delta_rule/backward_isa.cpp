@@ -83,9 +83,9 @@ class Backward {
     }
     const int64_t segments = ceil_div(p_.T, plan_.segment.tokens);
     workers.run(p_.B * segments, [&](Scratch& s, int64_t i) {
-      const int64_t batch = i / segments, segment = i % segments;
-      if (!plan_.finishes(plan_.q)) finish_tokens(s, shared, batch, segment, plan_.q);
-      if (!plan_.finishes(plan_.k)) finish_tokens(s, shared, batch, segment, plan_.k);
+      const int64_t batch = i / segments, index = i % segments;
+      if (!plan_.finishes(plan_.q)) finish_tokens(s, shared, batch, index, plan_.q);
+      if (!plan_.finishes(plan_.k)) finish_tokens(s, shared, batch, index, plan_.k);
     });
     return Status::ok;
   }
@@ -114,16 +114,16 @@ class Backward {
 
   bool is_per_channel() const { return decays_ == Decays::per_channel; }
 
-  // Calls body(visit) for all segments of a task, of one head after the other. All of them go
+  // Calls body(segment) for all segments of a task, of one head after the other. All of them go
   // forwards, but from the last to the first where the direction is backwards.
   template <class Body>
   void for_each_segment(const Task& task, Direction direction, Body body) const {
     const int64_t tokens = plan_.segment.tokens;
     const int64_t segments = ceil_div(task.piece.length(), tokens);
     for (int64_t i = 0; i < segments; ++i) {
-      const int64_t segment = direction == Direction::forwards ? i : segments - 1 - i;
+      const int64_t index = direction == Direction::forwards ? i : segments - 1 - i;
       for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
-        body(visit_segment(p_, task.piece, head, false, segment * tokens, tokens));
+        body(segment_at(p_, task.piece, head, false, index * tokens, tokens));
       }
     }
   }
@@ -173,11 +173,11 @@ class Backward {
   }
 
   // e of forward, or v without the delta rule.
-  RowArray<const Acc> find_errors(const Scratch& s, const Visit& visit, int64_t begin,
+  RowArray<const Acc> find_errors(const Scratch& s, const Segment& segment, int64_t begin,
                                   int64_t end) const {
     const RowArray<Acc> to{s.errors, s.v_stride};
-    if (p_.delta) return find_rows<Acc>(visit, {input_.errors, RowsPer::token, begin, end}, to);
-    return find_rows<Acc>(p_.dtype, visit, {p_.v, RowsPer::token, begin, end}, to);
+    if (p_.delta) return find_rows<Acc>(segment, {input_.errors, RowsPer::token, begin, end}, to);
+    return find_rows<Acc>(p_.dtype, segment, {p_.v, RowsPer::token, begin, end}, to);
   }
 
   void differentiate_values(const Task& task) const {
@@ -188,7 +188,7 @@ class Backward {
           state, {in_tensor<const Acc>(input_.dstate, task.piece, head), 0, p_.K, p_.V, p_.V, 1});
     }
     for_each_segment(task, Direction::backwards,
-                     [&](const Visit& visit) { sweep_values_of(task, visit); });
+                     [&](const Segment& segment) { sweep_values_of(task, segment); });
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       export_state<Acc>(
           by_key(task, head), 1,
@@ -196,37 +196,37 @@ class Backward {
     }
   }
 
-  void sweep_values_of(const Task& task, const Visit& visit) const {
+  void sweep_values_of(const Task& task, const Segment& segment) const {
     Scratch& s = task.s;
     const int64_t begin = task.values.begin * kLanes<Acc>;
     const int64_t end = min(task.values.end * kLanes<Acc>, p_.V);
     const View w_view = kept_w(task);
     const TensorRows w{w_view, RowsPer::token, begin, end};
-    const bool w_in_place = in_place<Acc>(visit, w);
+    const bool w_in_place = in_place<Acc>(segment, w);
     const RowArray<Acc> w_rows =
-        w_in_place ? rows_in_place<Acc>(visit, w) : RowArray<Acc>{s.w, s.v_stride};
-    stage_weights(p_, decays_, visit, s.weights);
+        w_in_place ? rows_in_place<Acc>(segment, w) : RowArray<Acc>{s.w, s.v_stride};
+    stage_weights(p_, decays_, segment, s.weights);
     __builtin_memset(s.dbeta, 0, sizeof(Acc) * plan_.segment.rows * kLanes<Acc>);
     const ValuesSweep<Acc> sweep{
         s.weights,
-        blocks_of(visit),
-        find_rows<Acc>(p_.dtype, visit, {input_.dy, RowsPer::token, begin, end},
+        blocks_of(segment),
+        find_rows<Acc>(p_.dtype, segment, {input_.dy, RowsPer::token, begin, end},
                        {s.dy, s.v_stride}),
-        find_errors(s, visit, begin, end),
+        find_errors(s, segment, begin, end),
         w_rows,
         plan_.wants_dbeta ? s.dbeta : nullptr};
-    for_each_block(by_key(task, visit.head), [&](auto width, int64_t column, Acc* state) {
+    for_each_block(by_key(task, segment.head), [&](auto width, int64_t column, Acc* state) {
       with_rule(decays_, p_.delta, [&](auto rule) {
         sweep_values<decltype(rule), decltype(width)::value>(sweep, column, state);
       });
     });
-    if (!w_in_place) store_rows<Acc>(visit, w, w_rows);
+    if (!w_in_place) store_rows<Acc>(segment, w, w_rows);
     if (plan_.keeps_w) {
-      store_rows<Acc>(p_.dtype, visit, {result_.dv, RowsPer::token, begin, end}, w_rows);
+      store_rows<Acc>(p_.dtype, segment, {result_.dv, RowsPer::token, begin, end}, w_rows);
     }
-    for (int64_t i = 0; plan_.wants_dbeta && i < visit.count; ++i) {
-      task.shared.dbeta.at(task.part, visit, i) =
-          visit.masked(i) ? 0 : sum<Acc>(load(s.dbeta + i * kLanes<Acc>));
+    for (int64_t i = 0; plan_.wants_dbeta && i < segment.count; ++i) {
+      task.shared.dbeta.at(task.part, segment, i) =
+          segment.masked(i) ? 0 : sum<Acc>(load(s.dbeta + i * kLanes<Acc>));
     }
   }
 
@@ -234,21 +234,23 @@ class Backward {
 
   void differentiate_keys(const Task& task) const {
     load_transposed(task, p_.initial_state);
-    for_each_segment(task, Direction::forwards,
-                     [&](const Visit& visit) { sweep_keys_of<Direction::forwards>(task, visit); });
+    for_each_segment(task, Direction::forwards, [&](const Segment& segment) {
+      sweep_keys_of<Direction::forwards>(task, segment);
+    });
     load_transposed(task, input_.dstate);
     start_decay_gradient(task);
-    for_each_segment(task, Direction::backwards,
-                     [&](const Visit& visit) { sweep_keys_of<Direction::backwards>(task, visit); });
+    for_each_segment(task, Direction::backwards, [&](const Segment& segment) {
+      sweep_keys_of<Direction::backwards>(task, segment);
+    });
   }
 
   template <Direction direction>
-  void sweep_keys_of(const Task& task, const Visit& visit) const {
-    const int64_t blocks = ceil_div(visit.count, kBlockTokens);
-    stage_value_weights(task, visit, blocks);
-    stage_keys(task, visit, blocks * kBlockTokens);
+  void sweep_keys_of(const Task& task, const Segment& segment) const {
+    const int64_t blocks = ceil_div(segment.count, kBlockTokens);
+    stage_value_weights(task, segment, blocks);
+    stage_keys(task, segment, blocks * kBlockTokens);
     const KeysSweep<Acc> sweep{task.s.value_weights, blocks, task.s.keys};
-    for_each_block(by_value(task, visit.head), [&](auto width, int64_t column, Acc* state) {
+    for_each_block(by_value(task, segment.head), [&](auto width, int64_t column, Acc* state) {
       with_flag(p_.delta, [&](auto delta) {
         with_flag(is_per_channel(), [&](auto per_channel) {
           sweep_keys<direction, decltype(delta)::value, decltype(per_channel)::value,
@@ -256,35 +258,36 @@ class Backward {
         });
       });
     });
-    const Visit of_q = of_shared_head(visit, p_.q_group), of_k = of_shared_head(visit, p_.k_group);
+    const Segment of_q = of_shared_head(segment, p_.q_group),
+                  of_k = of_shared_head(segment, p_.k_group);
     const View q_view = sums(task, plan_.q), k_view = sums(task, plan_.k);
     const TensorRows dq = key_columns(task, q_view), dk = key_columns(task, k_view);
     const RowArray<const Acc> found_q{task.s.keys.dq, task.s.k_stride},
         found_k{task.s.keys.dk, task.s.k_stride};
     if constexpr (direction == Direction::forwards) {
-      add_rows<Acc>(of_q, dq, plan_.q.is_first(visit.head, plan_.heads), static_cast<Acc>(p_.scale),
-                    found_q);
-      const bool first = plan_.k.is_first(visit.head, plan_.heads);
+      add_rows<Acc>(of_q, dq, plan_.q.is_first(segment.head, plan_.heads),
+                    static_cast<Acc>(p_.scale), found_q);
+      const bool first = plan_.k.is_first(segment.head, plan_.heads);
       if (p_.delta) add_rows<Acc>(of_k, dk, first, -1, found_k);
-      begin_decay_gradient(task, visit);
+      begin_decay_gradient(task, segment);
     } else {
-      const bool first = !p_.delta && plan_.k.is_first(visit.head, plan_.heads);
+      const bool first = !p_.delta && plan_.k.is_first(segment.head, plan_.heads);
       add_rows<Acc>(of_k, dk, first, 1, found_k);
-      end_decay_gradient(task, visit);
+      end_decay_gradient(task, segment);
     }
   }
 
-  void stage_value_weights(const Task& task, const Visit& visit, int64_t blocks) const {
+  void stage_value_weights(const Task& task, const Segment& segment, int64_t blocks) const {
     const View w_view = kept_w(task);
-    stage_numbers<Acc>(visit, p_.beta, p_.beta.data ? 0 : 1, task.s.beta);
-    if (decays_ == Decays::per_head) stage_decay<Acc>(visit, p_.log_decay, task.s.decay);
+    stage_token_scalars<Acc>(segment, p_.beta, p_.beta.data ? 0 : 1, task.s.beta);
+    if (decays_ == Decays::per_head) stage_decay<Acc>(segment, p_.log_decay, task.s.decay);
     ValueRows<Acc> rows{
-        find_rows<Acc>(p_.dtype, visit, all_values(input_.dy), {task.s.dy, task.s.v_stride}),
+        find_rows<Acc>(p_.dtype, segment, all_values(input_.dy), {task.s.dy, task.s.v_stride}),
         {},
-        find_errors(task.s, visit, 0, p_.V),
+        find_errors(task.s, segment, 0, p_.V),
         task.s.beta,
         decays_ == Decays::per_head ? task.s.decay : nullptr};
-    if (p_.delta) rows.w = find_rows<Acc>(visit, all_values(w_view), {task.s.w, task.s.v_stride});
+    if (p_.delta) rows.w = find_rows<Acc>(segment, all_values(w_view), {task.s.w, task.s.v_stride});
     for (int64_t b = 0; b < blocks; ++b) {
       with_flag(p_.delta, [&](auto delta) {
         make_value_block<decltype(delta)::value>(task.s.value_weights, rows, b);
@@ -298,20 +301,20 @@ class Backward {
   }
 
   // The task's columns of q, k and the decay.
-  void stage_keys(const Task& task, const Visit& visit, int64_t rows) const {
-    const auto stage = [&](const Visit& shared_visit, const View& view, Acc scale, Acc* to) {
+  void stage_keys(const Task& task, const Segment& segment, int64_t rows) const {
+    const auto stage = [&](const Segment& shared_segment, const View& view, Acc scale, Acc* to) {
       const RowArray<const Acc> from = find_rows<Acc>(
-          p_.dtype, shared_visit, {view, RowsPer::token, 0, p_.K}, {to, task.s.k_stride});
+          p_.dtype, shared_segment, {view, RowsPer::token, 0, p_.K}, {to, task.s.k_stride});
       find_factors<Acc>(from, rows, p_.K, p_.normalize_qk, scale, task.s.factors);
       for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
         store(to + row * task.s.k_stride + c,
               task.s.factors[row] * load(from.data + row * from.stride + c));
       });
     };
-    stage(of_shared_head(visit, p_.q_group), p_.q, static_cast<Acc>(p_.scale), task.s.keys.q);
-    stage(of_shared_head(visit, p_.k_group), p_.k, 1, task.s.keys.k);
+    stage(of_shared_head(segment, p_.q_group), p_.q, static_cast<Acc>(p_.scale), task.s.keys.q);
+    stage(of_shared_head(segment, p_.k_group), p_.k, 1, task.s.keys.k);
     if (!is_per_channel()) return;
-    const RowArray<const Acc> from = find_rows<Acc>(visit, key_columns(task, p_.log_decay),
+    const RowArray<const Acc> from = find_rows<Acc>(segment, key_columns(task, p_.log_decay),
                                                     {task.s.keys.decay, task.s.k_stride});
     for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
       store(task.s.keys.decay + row * task.s.k_stride + c,
@@ -350,65 +353,65 @@ class Backward {
     Task shared_task = task;
     shared_task.heads = {of.of(task.heads.begin), of.of(task.heads.end - 1) + 1};
     for_each_segment(shared_task, Direction::forwards,
-                     [&](const Visit& visit) { finish_rows(task.s, visit, of, view); });
+                     [&](const Segment& segment) { finish_rows(task.s, segment, of, view); });
   }
 
   // A segment of a row of the batch, for all heads of q or k.
-  void finish_tokens(Scratch& s, const Shared& shared, int64_t batch, int64_t segment,
+  void finish_tokens(Scratch& s, const Shared& shared, int64_t batch, int64_t index,
                      const SharedHeads& of) const {
     const Piece row{0, batch, 0, p_.T, true, true};
     const View view = of.place == SumPlace::result ? of.result : partial_sums(shared, of, 0);
     for (int64_t head = 0; head < of.count; ++head) {
       finish_rows(
-          s,
-          visit_segment(p_, row, head, false, segment * plan_.segment.tokens, plan_.segment.tokens),
+          s, segment_at(p_, row, head, false, index * plan_.segment.tokens, plan_.segment.tokens),
           of, view);
     }
   }
 
-  void finish_rows(Scratch& s, const Visit& visit, const SharedHeads& of, const View& view) const {
+  void finish_rows(Scratch& s, const Segment& segment, const SharedHeads& of,
+                   const View& view) const {
     if (of.place == SumPlace::result && !p_.normalize_qk) return;
     const RowArray<Acc> gradient{s.keys.dq, s.k_stride};
-    total_rows<Acc>(visit, {view, RowsPer::token, 0, p_.K}, of.partials, plan_.between_partials(of),
-                    gradient);
+    total_rows<Acc>(segment, {view, RowsPer::token, 0, p_.K}, of.partials,
+                    plan_.between_partials(of), gradient);
     if (p_.normalize_qk) {
       const RowArray<const Acc> x = find_rows<Acc>(
-          p_.dtype, visit, {of.input, RowsPer::token, 0, p_.K}, {s.keys.q, s.k_stride});
-      find_factors<Acc>(x, visit.count, p_.K, true, 1, s.factors);
-      differentiate_norm<Acc>(x, s.factors, visit.count, p_.K, gradient);
+          p_.dtype, segment, {of.input, RowsPer::token, 0, p_.K}, {s.keys.q, s.k_stride});
+      find_factors<Acc>(x, segment.count, p_.K, true, 1, s.factors);
+      differentiate_norm<Acc>(x, s.factors, segment.count, p_.K, gradient);
     }
-    store_rows<Acc>(p_.dtype, visit, {of.result, RowsPer::token, 0, p_.K}, gradient);
+    store_rows<Acc>(p_.dtype, segment, {of.result, RowsPer::token, 0, p_.K}, gradient);
   }
 
   // ---- β and decays ----
 
   // q_t ∘ dq_t - k_t ∘ m_t, which waits for the rest of it: per channel in the result.
-  void begin_decay_gradient(const Task& task, const Visit& visit) const {
+  void begin_decay_gradient(const Task& task, const Segment& segment) const {
     if (decays_ == Decays::none) return;
     with_flag(p_.delta, [&](auto delta) {
       with_flag(is_per_channel(), [&](auto per_channel) {
-        begin_decay_gradient<decltype(delta)::value, decltype(per_channel)::value>(task, visit);
+        begin_decay_gradient<decltype(delta)::value, decltype(per_channel)::value>(task, segment);
       });
     });
   }
   template <bool delta, bool per_channel>
-  void begin_decay_gradient(const Task& task, const Visit& visit) const {
+  void begin_decay_gradient(const Task& task, const Segment& segment) const {
     const KeyRows<Acc>& rows = task.s.keys;
     const TensorRows result = key_columns(task, result_.dlog_decay);
-    for (int64_t i = 0; i < visit.count; ++i) {
+    for (int64_t i = 0; i < segment.count; ++i) {
       Vec<Acc> dot{};
-      Acc* const to = row_at<Acc>(result, visit, i, 0);
+      Acc* const to = row_at<Acc>(result, segment, i, 0);
       for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
         const int64_t c = v * kLanes<Acc>;
         Vec<Acc> term = load(rows.at(rows.q, i, c)) * load(rows.at(rows.dq, i, c));
         if (delta) term -= load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
-        if (visit.masked(i)) term = Vec<Acc>{};
+        if (segment.masked(i)) term = Vec<Acc>{};
         dot += term;
         if (per_channel) {
           store_vector<Acc>(to, result.view.dim, c, min(kLanes<Acc>, p_.K - c), term);
         }
       }
-      if (!per_channel) task.shared.dlog_decay.at(task.part, visit, i) = sum<Acc>(dot);
+      if (!per_channel) task.shared.dlog_decay.at(task.part, segment, i) = sum<Acc>(dot);
     }
   }
 
@@ -439,13 +442,13 @@ class Backward {
   }
 
   // The rest of it, -k_t ∘ p_t, and per channel the sums over tokens.
-  void end_decay_gradient(const Task& task, const Visit& visit) const {
+  void end_decay_gradient(const Task& task, const Segment& segment) const {
     if (decays_ == Decays::none) return;
     const KeyRows<Acc>& rows = task.s.keys;
-    for (int64_t i = visit.count - 1; i >= 0; --i) {
-      if (visit.masked(i)) continue;
+    for (int64_t i = segment.count - 1; i >= 0; --i) {
+      if (segment.masked(i)) continue;
       if (is_per_channel()) {
-        sum_decay_gradient(task, visit, i);
+        sum_decay_gradient(task, segment, i);
         continue;
       }
       Vec<Acc> dot{};
@@ -453,20 +456,20 @@ class Backward {
         const int64_t c = v * kLanes<Acc>;
         dot += load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
       }
-      task.shared.dlog_decay.at(task.part, visit, i) -= sum<Acc>(dot);
+      task.shared.dlog_decay.at(task.part, segment, i) -= sum<Acc>(dot);
     }
   }
 
-  void sum_decay_gradient(const Task& task, const Visit& visit, int64_t i) const {
+  void sum_decay_gradient(const Task& task, const Segment& segment, int64_t i) const {
     const KeyRows<Acc>& rows = task.s.keys;
     const TensorRows result = key_columns(task, result_.dlog_decay);
-    Acc* const to = row_at<Acc>(result, visit, i, 0);
+    Acc* const to = row_at<Acc>(result, segment, i, 0);
     for_each_vector<Acc>(
         result.begin, result.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
           const Vec<Acc> term = load_vector<Acc>(to, result.view.dim, c, count) -
                                 load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
           const Acc* const decay = rows.at(rows.decay, i, c);
-          double* const sums = suffix_of(task, visit.head) + c;
+          double* const sums = suffix_of(task, segment.head) + c;
           Acc lanes[kLanes<Acc>];
           store(lanes, term);
           for (int64_t lane = 0; lane < kLanes<Acc>; ++lane) {
@@ -479,20 +482,20 @@ class Backward {
 
   // dβ, and dg of a decay per head, from their terms.
   void finish_numbers(const Shared& shared, const Piece& piece, int64_t head) const {
-    const Visit visit = visit_segment(p_, piece, head, false, 0, piece.length());
+    const Segment segment = segment_at(p_, piece, head, false, 0, piece.length());
     double suffix = decays_ == Decays::per_head ? dot_of_last_state(piece, head, 0, p_.K) : 0;
-    for (int64_t i = visit.count - 1; i >= 0; --i) {
+    for (int64_t i = segment.count - 1; i >= 0; --i) {
       if (plan_.wants_dbeta) {
-        *row_at<Acc>(result_.dbeta, RowsPer::token, visit, i, 0) =
-            static_cast<Acc>(shared.dbeta.total(plan_.parts, visit, i));
+        *row_at<Acc>(result_.dbeta, RowsPer::token, segment, i, 0) =
+            static_cast<Acc>(shared.dbeta.total(plan_.parts, segment, i));
       }
       if (decays_ != Decays::per_head) continue;
-      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, visit, i, 0);
+      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, segment, i, 0);
       to = 0;
-      if (visit.masked(i)) continue;
+      if (segment.masked(i)) continue;
       const bool forgets =
-          *row_at<const Acc>(p_.log_decay, RowsPer::token, visit, i, 0) < kLogRounding<Acc>;
-      suffix = forgets ? 0 : suffix + shared.dlog_decay.total(plan_.parts, visit, i);
+          *row_at<const Acc>(p_.log_decay, RowsPer::token, segment, i, 0) < kLogRounding<Acc>;
+      suffix = forgets ? 0 : suffix + shared.dlog_decay.total(plan_.parts, segment, i);
       to = static_cast<Acc>(suffix);
     }
   }

@@ -127,13 +127,13 @@ struct PartialNumbers {
       : heads(plan.sequences.Hkv), tokens(plan.sequences.B * plan.sequences.T) {
     data = carver.take<double>(wanted ? plan.parts * heads * tokens : 0);
   }
-  double& at(int64_t part, const Visit& visit, int64_t i) const {
-    return data[(part * heads + visit.head) * tokens + visit.batch * visit.sequences.T +
-                visit.time(i)];
+  double& at(int64_t part, const Segment& segment, int64_t i) const {
+    return data[(part * heads + segment.head) * tokens + segment.batch * segment.sequences.T +
+                segment.time(i)];
   }
-  double total(int64_t parts, const Visit& visit, int64_t i) const {
+  double total(int64_t parts, const Segment& segment, int64_t i) const {
     double sum = 0;
-    for (int64_t part = 0; part < parts; ++part) sum += at(part, visit, i);
+    for (int64_t part = 0; part < parts; ++part) sum += at(part, segment, i);
     return sum;
   }
 };

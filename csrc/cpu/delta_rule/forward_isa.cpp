@@ -155,8 +155,8 @@ class Forward {
                         {initial_state(piece.sequence, head), 0, p_.K, p_.V, p_.V, 1});
     }
     const Tensors at = tensors(columns);
-    for_each_visit(plan_, piece, task.heads, false, [&](const Visit& visit, const Visit& next) {
-      advance(s, visit, next, at, columns, state_of(s, task, visit.head));
+    traverse(plan_, piece, task.heads, false, [&](const Segment& segment, const Segment& next) {
+      advance(s, segment, next, at, columns, state_of(s, task, segment.head));
     });
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       export_state<Acc>(blocks_of(head), 1,
@@ -201,24 +201,24 @@ class Forward {
             {result_.errors, RowsPer::token, begin, end}};
   }
 
-  // The tokens of a visit; `state` is of its head.
-  void advance(Scratch& s, const Visit& visit, const Visit& next, const Tensors& at,
+  // The tokens of a segment; `state` is of its head.
+  void advance(Scratch& s, const Segment& segment, const Segment& next, const Tensors& at,
                Columns columns, Acc* state) {
-    if (!stage_weights(p_, plan_.decays, visit, s.weights)) {
+    if (!stage_weights(p_, plan_.decays, segment, s.weights)) {
       __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     }
     const bool wants_errors = p_.delta && result_.errors.data;
-    const bool y_in_place = in_place<Acc>(p_.dtype, visit, at.y);
-    const bool errors_in_place = wants_errors && in_place<Acc>(visit, at.errors);
-    ScanRows<Acc> rows{find_rows<Acc>(p_.dtype, visit, at.v, {s.v, s.v_stride}),
+    const bool y_in_place = in_place<Acc>(p_.dtype, segment, at.y);
+    const bool errors_in_place = wants_errors && in_place<Acc>(segment, at.errors);
+    ScanRows<Acc> rows{find_rows<Acc>(p_.dtype, segment, at.v, {s.v, s.v_stride}),
                        {s.out, s.v_stride},
                        {wants_errors ? s.errors : nullptr, s.v_stride}};
-    if (y_in_place) rows.out = rows_in_place<Acc>(visit, at.y);
-    if (errors_in_place) rows.errors = rows_in_place<Acc>(visit, at.errors);
-    scan(s.weights, blocks_of(visit), rows, columns, state, upcoming_rows(s, next, at));
-    if (!y_in_place) store_rows<Acc>(p_.dtype, visit, at.y, {s.out, s.v_stride});
+    if (y_in_place) rows.out = rows_in_place<Acc>(segment, at.y);
+    if (errors_in_place) rows.errors = rows_in_place<Acc>(segment, at.errors);
+    scan(s.weights, blocks_of(segment), rows, columns, state, upcoming_rows(s, next, at));
+    if (!y_in_place) store_rows<Acc>(p_.dtype, segment, at.y, {s.out, s.v_stride});
     if (wants_errors && !errors_in_place) {
-      store_rows<Acc>(visit, at.errors, {s.errors, s.v_stride});
+      store_rows<Acc>(segment, at.errors, {s.errors, s.v_stride});
     }
   }
 
@@ -241,7 +241,7 @@ class Forward {
     });
   }
 
-  Prefetch upcoming_rows(Scratch& s, const Visit& next, const Tensors& at) const {
+  Prefetch upcoming_rows(Scratch& s, const Segment& next, const Tensors& at) const {
     Upcoming upcoming(next, s.prefetch);
     const int64_t bytes = bytes_of(p_.dtype);
     upcoming.add(bytes, of_shared_head(next, p_.q_group), at.q);

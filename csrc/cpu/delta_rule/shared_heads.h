@@ -57,9 +57,9 @@ HFLA_INLINE View view_of(void* data, int64_t T, int64_t heads, int64_t columns) 
 
 // to = factor from, or to += factor from.
 template <class Acc>
-void add_rows(const Visit& visit, const TensorRows& to, bool first, Acc factor,
+void add_rows(const Segment& segment, const TensorRows& to, bool first, Acc factor,
               RowArray<const Acc> from) {
-  unstage_rows<Acc>(visit, to, [&](int64_t row, int64_t, int64_t, Acc* out) {
+  unstage_rows<Acc>(segment, to, [&](int64_t row, int64_t, int64_t, Acc* out) {
     for_each_vector<Acc>(to.begin, to.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
       Vec<Acc> x = factor * load(from.data + row * from.stride + c);
       if (!first) x += load_vector<Acc>(out, to.view.dim, c, count);
@@ -70,10 +70,10 @@ void add_rows(const Visit& visit, const TensorRows& to, bool first, Acc factor,
 
 // Adds up the partial sums of a shared head, which are `distance` apart, into rows.
 template <class Acc>
-void total_rows(const Visit& visit, const TensorRows& sums, int64_t partials, int64_t distance,
+void total_rows(const Segment& segment, const TensorRows& sums, int64_t partials, int64_t distance,
                 RowArray<Acc> to) {
   for_each_row<const Acc>(
-      visit, sums.view, sums.per,
+      segment, sums.view, sums.per,
       [&](int64_t row, int64_t, int64_t, const Acc* from) {
         for_each_vector<Acc>(
             sums.begin, sums.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {

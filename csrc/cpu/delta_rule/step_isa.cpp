@@ -38,12 +38,6 @@ struct StepScratch {
     v = carver.take<Acc>(columns);
     y = carver.take<Acc>(columns);
   }
-
-  static int64_t bytes_needed(const DeltaRuleStep& p) {
-    Carver carver(nullptr);
-    StepScratch(carver, p);
-    return carver.used();
-  }
 };
 
 template <class Scalar>

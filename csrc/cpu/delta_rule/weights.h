@@ -18,8 +18,8 @@
 // is read from the state and written to it.
 #pragma once
 
-#include "cpu/sequences/numbers.h"
 #include "cpu/sequences/staging.h"
+#include "cpu/sequences/token_scalars.h"
 #include "kernels/delta_rule.h"
 
 namespace hfla::HFLA_ISA {
@@ -143,12 +143,14 @@ struct Weights {
   }
 };
 
-HFLA_INLINE int64_t blocks_of(const Visit& visit) { return ceil_div(visit.count, kBlockTokens); }
+HFLA_INLINE int64_t blocks_of(const Segment& segment) {
+  return ceil_div(segment.count, kBlockTokens);
+}
 
 // The same tokens, of the head that `group` heads share.
-HFLA_INLINE Visit of_shared_head(Visit visit, int64_t group) {
-  visit.head /= group;
-  return visit;
+HFLA_INLINE Segment of_shared_head(Segment segment, int64_t group) {
+  segment.head /= group;
+  return segment;
 }
 
 // What a row of `columns` numbers is multiplied with.
@@ -247,13 +249,15 @@ void make_terms(const Weights<Acc>& w, bool per_head, int64_t block) {
   }
 }
 
-// The weights of the visit's tokens, in the order of time: a sweep backwards takes the segments
-// from the last on, each as a visit forwards. Returns false if a decay would grow.
+// The weights of the segment's tokens, in the order of time: a sweep backwards takes the segments
+// from the last on, each as a segment forwards. Returns false if a decay would grow.
 template <class Acc>
-bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Visit& visit, Weights<Acc>& w) {
-  const int64_t blocks = blocks_of(visit), padded = blocks * kBlockTokens;
-  const Visit of_q = of_shared_head(visit, p.q_group), of_k = of_shared_head(visit, p.k_group);
-  const typename Weights<Acc>::Origin o{visit.batch, visit.first, of_q.head, of_k.head},
+bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Segment& segment,
+                   Weights<Acc>& w) {
+  const int64_t blocks = blocks_of(segment), padded = blocks * kBlockTokens;
+  const Segment of_q = of_shared_head(segment, p.q_group),
+                of_k = of_shared_head(segment, p.k_group);
+  const typename Weights<Acc>::Origin o{segment.batch, segment.first, of_q.head, of_k.head},
       &was = w.origin;
   bool valid = true;
   if (decays == Decays::per_channel || o.batch != was.batch || o.first != was.first ||
@@ -265,7 +269,7 @@ bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Visit& visit,
         {}};
     if (decays == Decays::per_channel) {
       rows.log_decay =
-          find_rows<Acc>(visit, {p.log_decay, RowsPer::token, 0, p.K}, {w.log_decay, w.stride});
+          find_rows<Acc>(segment, {p.log_decay, RowsPer::token, 0, p.K}, {w.log_decay, w.stride});
     }
     find_factors<Acc>(rows.q, padded, p.K, p.normalize_qk, static_cast<Acc>(p.scale), w.q_factor);
     find_factors<Acc>(rows.k, padded, p.K, p.normalize_qk, 1, w.k_factor);
@@ -276,8 +280,8 @@ bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Visit& visit,
                            : make_block<Decays::none>(w, rows, block);
     }
   }
-  stage_numbers<Acc>(visit, p.beta, p.beta.data ? 0 : 1, w.beta);
-  if (decays == Decays::per_head) valid &= stage_decay<Acc>(visit, p.log_decay, w.decay);
+  stage_token_scalars<Acc>(segment, p.beta, p.beta.data ? 0 : 1, w.beta);
+  if (decays == Decays::per_head) valid &= stage_decay<Acc>(segment, p.log_decay, w.decay);
   for (int64_t block = 0; block < blocks; ++block) {
     make_terms<Acc>(w, decays == Decays::per_head, block);
   }

@@ -28,7 +28,7 @@ class CrossEntropy {
         threads_(threads),
         logits_(static_cast<const Scalar*>(p.logits)),
         task_rows_(ceil_div(kTaskWords, max(1, p.words))),
-        workers_(p.rows * p.words < threads.serial_work ? 1 : max(1, threads.count)) {}
+        workers_(workers_for(threads, p.rows * p.words)) {}
 
   Status forward(const CrossEntropyResult& result) const {
     for_rows([&](int64_t row) {

@@ -14,16 +14,16 @@
 // 2^-126. dispatch.cpp says where that is the faster way.
 //
 // A sum's order depends on the inner dimension only: not on the other rows, the output's place, nor
-// the threads. rows_in_lanes.h, which takes rows that fill vectors, has another one.
+// the threads. interleaved_rows.h, which takes rows that fill vectors, has another one.
 
 #include "cpu/common/memory.h"
 #include "cpu/common/registers.h"
 #include "cpu/common/sums_of_lanes.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/vec.h"
+#include "cpu/dense/interleaved_rows.h"
 #include "cpu/dense/kernels.h"
 #include "cpu/dense/outputs.h"
-#include "cpu/dense/rows_in_lanes.h"
 #include "cpu/processor.h"
 
 namespace hfla::HFLA_ISA {
@@ -402,8 +402,8 @@ Status linear(const LinearProblem& problem, const Threads& threads) {
   return with_dtype(problem.dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     if constexpr (sizeof(typename FactorsOf<Scalar>::Element) == sizeof(float)) {
-      if (RowsInLanes<Scalar>::takes(problem.rows)) {
-        return RowsInLanes<Scalar>(problem, threads).run();
+      if (InterleavedRows<Scalar>::takes(problem.rows)) {
+        return InterleavedRows<Scalar>(problem, threads).run();
       }
     }
     return Linear<Scalar>(problem, threads).run();

@@ -77,8 +77,7 @@ class ManyRowsLinear {
         part_columns_(is_whole() ? p.out : min(round_up(p.out, kTileColumns), kPartColumns)) {}
 
   Status run() const {
-    const int64_t workers =
-        p_.rows * p_.in * p_.out < threads_.serial_work ? 1 : max(1, threads_.count);
+    const int64_t workers = workers_for(threads_, p_.rows * p_.in * p_.out);
     const int64_t x_size = round_up(part_rows_ * part_in_, kTileColumns);
     const int64_t panel_sums = part_rows_ * kTileColumns;
     const int64_t shared_sums = is_whole() ? 0 : part_rows_ * part_columns_;

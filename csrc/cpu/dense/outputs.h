@@ -29,7 +29,7 @@ HFLA_INLINE void with_count(int64_t count, Body body) {
 
 template <class Problem>
 int64_t usable_threads(const Problem& p, const Threads& threads) {
-  return p.in * p.out < threads.serial_work ? 1 : max(1, threads.count);
+  return workers_for(threads, p.in * p.out);
 }
 
 // Of a task, a multiple of so many: long stretches, of which each output of a tile is in another,

@@ -16,19 +16,9 @@ namespace {
 
 constexpr int kTogether = 4;  // vectors of sums, so that no addition waits for another
 
-// is_lifted: whether values were made nonnegative by an addition, which is then taken back.
-template <bool is_lifted>
+// Totals, of all workers, are sums of x over a group: (rows, totals_stride).
 class GroupSums {
  public:
-  // Of all workers.
-  struct Totals {
-    float* of_x;    // (rows, totals_stride): sums of x over a group
-    float* lifted;  // what to add for the inputs whose values have been lifted, of a scale of 1
-
-    // Those of the next group.
-    Totals next() const { return {of_x + 1, lifted ? lifted + 1 : nullptr}; }
-  };
-
   // A worker's own, for a task.
   struct Own {
     float* sums;    // (rows, sums_stride)
@@ -43,7 +33,7 @@ class GroupSums {
         sums_stride_(round_up(task_outputs, W)),
         totals_stride_(round_up(groups_, W)),
         are_outputs_together_(p.scale.out_stride == 1 || groups_ == 1),
-        has_offsets_(p.zero.data != nullptr || is_lifted) {}
+        has_zeros_(p.zero.data != nullptr) {}
 
   int64_t count() const { return groups_; }
   int64_t sums_stride() const { return sums_stride_; }
@@ -61,22 +51,11 @@ class GroupSums {
     return own.zeros + output * scale_out_step();
   }
 
-  Totals carve_totals(Carver& carver) const {
-    float* const of_x = carver.take<float>(p_.rows * totals_stride_);
-    return {of_x, is_lifted ? carver.take<float>(p_.rows * totals_stride_) : nullptr};
-  }
+  int64_t totals_size() const { return p_.rows * totals_stride_; }
 
   // Makes totals 0, for the caller to add to.
-  void clear(const Totals& totals) const {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(p_.rows * totals_stride_);
-    __builtin_memset(totals.of_x, 0, bytes);
-    if (is_lifted) __builtin_memset(totals.lifted, 0, bytes);
-  }
-
-  // Where those of a row are, one for each group.
-  Totals of_row(const Totals& totals, int64_t row) const {
-    const int64_t at = row * totals_stride_;
-    return {totals.of_x + at, is_lifted ? totals.lifted + at : nullptr};
+  void clear(float* totals) const {
+    __builtin_memset(totals, 0, sizeof(float) * static_cast<size_t>(totals_size()));
   }
 
   Own carve_own(Carver& carver) const {
@@ -94,25 +73,28 @@ class GroupSums {
     return {nullptr, scales, carver.take<float>(size)};
   }
 
-  // Scales and zero points of the outputs [begin, end); and what sums begin with, for zero points
-  // and lifting.
-  void begin(const Own& own, const Totals& totals, int64_t begin, int64_t end) const {
-    stage_scales(own, begin, end);
+  // Scales and zero points of the outputs [begin, end); and what sums begin with, for zero points,
+  // and for values that are lifted: `lifts` (rows, groups), optional, each times a scale.
+  void begin(const Own& own, const float* totals, const float* lifts, int64_t begin,
+             int64_t end) const {
+    const bool has_offsets = has_zeros_ || lifts;
+    stage_numbers(p_.scale, begin, end, own.scales);
+    if (has_offsets) stage_numbers(p_.zero, begin, end, own.zeros);
     __builtin_memset(own.sums, 0, sizeof(float) * static_cast<size_t>(p_.rows * sums_stride_));
-    if (!has_offsets_) return;
-    for (int64_t row = 0; row < p_.rows; ++row) {
+    for (int64_t row = 0; has_offsets && row < p_.rows; ++row, totals += totals_stride_) {
       float* const sums = own.sums + row * sums_stride_;
       if (are_outputs_together_)
-        begin_sums_of_outputs(own, end - begin, of_row(totals, row), sums);
+        begin_sums_of_outputs(own, end - begin, totals, lifts, sums);
       else
-        begin_sums_by_groups(own, end - begin, of_row(totals, row), sums);
+        begin_sums_by_groups(own, end - begin, totals, lifts, sums);
+      if (lifts) lifts += groups_;
     }
   }
 
   // Scales and zero points of the outputs [begin, end).
   void stage_scales(const Own& own, int64_t begin, int64_t end) const {
     stage_numbers(p_.scale, begin, end, own.scales);
-    if (has_offsets_) stage_numbers(p_.zero, begin, end, own.zeros);
+    if (has_zeros_) stage_numbers(p_.zero, begin, end, own.zeros);
   }
 
   // What the total of a group's inputs is multiplied by.
@@ -127,41 +109,42 @@ class GroupSums {
   }
 
  private:
-  void begin_sums_of_outputs(const Own& own, int64_t outputs, const Totals& totals,
-                             float* sums) const {
+  void begin_sums_of_outputs(const Own& own, int64_t outputs, const float* totals,
+                             const float* lifts, float* sums) const {
     int64_t c = 0;
     for (; c + kTogether * W <= outputs; c += kTogether * W) {
-      begin_sums<kTogether>(own, c, totals, sums);
+      begin_sums<kTogether>(own, c, totals, lifts, sums);
     }
-    for (; c < outputs; c += W) begin_sums<1>(own, c, totals, sums);
+    for (; c < outputs; c += W) begin_sums<1>(own, c, totals, lifts, sums);
   }
 
   template <int vectors>
-  void begin_sums(const Own& own, int64_t c, const Totals& totals, float* sums) const {
+  void begin_sums(const Own& own, int64_t c, const float* totals, const float* lifts,
+                  float* sums) const {
     Floats sum_of[vectors] = {};
     for (int64_t group = 0; group < groups_; ++group) {
-      const Floats total = broadcast(totals.of_x[group]);
+      const Floats total = broadcast(totals[group]);
       const int64_t at = group * sums_stride_ + c;
       HFLA_UNROLL
       for (int i = 0; i < vectors; ++i) {
         const Floats scale = load(own.scales + at + i * W), zero = load(own.zeros + at + i * W);
         sum_of[i] += offset(zero, scale) * total;
-        if constexpr (is_lifted) sum_of[i] += scale * broadcast(totals.lifted[group]);
+        if (lifts) sum_of[i] += scale * broadcast(lifts[group]);
       }
     }
     HFLA_UNROLL
     for (int i = 0; i < vectors; ++i) store(sums + c + i * W, sum_of[i]);
   }
 
-  void begin_sums_by_groups(const Own& own, int64_t outputs, const Totals& totals,
-                            float* sums) const {
+  void begin_sums_by_groups(const Own& own, int64_t outputs, const float* totals,
+                            const float* lifts, float* sums) const {
     for (int64_t output = 0; output < outputs; ++output) {
       Floats sums_of_groups{};
       for (int64_t c = 0; c < groups_; c += W) {
         const Floats scale = load(own.scales + output * totals_stride_ + c);
         const Floats zero = load(own.zeros + output * totals_stride_ + c);
-        sums_of_groups += offset(zero, scale) * load(totals.of_x + c);
-        if constexpr (is_lifted) sums_of_groups += scale * load(totals.lifted + c);
+        sums_of_groups += offset(zero, scale) * load(totals + c);
+        if (lifts) sums_of_groups += scale * load_vector(lifts, 1, c, min(W, groups_ - c));
       }
       sums[output] = sum<float>(sums_of_groups);
     }
@@ -207,7 +190,7 @@ class GroupSums {
 
   const QuantizedLinearProblem& p_;
   const int64_t task_outputs_, groups_, sums_stride_, totals_stride_;
-  const bool are_outputs_together_, has_offsets_;
+  const bool are_outputs_together_, has_zeros_;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-struct Nibbles {
+struct Nibbles : IntegerFormat {
   static constexpr int32_t kLift = 8;
 #if defined(__AVX512VNNI__)
   static constexpr int kParts = 2;  // of a word: first the lower value of each byte

@@ -33,9 +33,23 @@ HFLA_INLINE Ints add_pairs(Ints sum, Shorts a, Shorts b) {
 #endif
 }
 
+// Sums of products of so many integers fit into 32 bits, and one large input spoils few others'
+// accuracy.
+constexpr int64_t kBlock = 256;
+
+// Of products of integers, whatever their values' bits.
+struct IntegerFormat {
+  static constexpr int64_t kBlock = ::hfla::HFLA_ISA::kBlock;
+  static constexpr bool kIsRounded = true;
+  using Input = int16_t;
+  using Lift = int32_t;
+};
+
 // A unit is 32 values as they are; or where no instruction makes bytes wider, words of two, which
 // are shifted to their place.
-struct EightBitShorts {
+struct EightBitShorts : IntegerFormat {
+  using Sum = Ints;
+  static constexpr int kInputs = kShorts;  // of a vector
   static constexpr int32_t kLift = 0;
   static constexpr int64_t kBytes = kUnit;
   using Unit = const int8_t*;
@@ -43,7 +57,7 @@ struct EightBitShorts {
   static HFLA_INLINE Unit load(const int8_t* from) { return from; }
 
 #if defined(__AVX2__)
-  static HFLA_INLINE Shorts shorts(Unit unit, int i) {
+  static HFLA_INLINE Shorts values(Unit unit, int i) {
 #if defined(__AVX512F__)
     const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit));
     return (Shorts)_mm512_maskz_cvtepi8_epi16(-1, values);
@@ -58,7 +72,7 @@ struct EightBitShorts {
     for (int64_t i = 0; i < kUnit; ++i) to[i] = static_cast<int16_t>(integers[i]);
   }
 #else
-  static HFLA_INLINE Shorts shorts(Unit unit, int i) {
+  static HFLA_INLINE Shorts values(Unit unit, int i) {
     Shorts words;
     __builtin_memcpy(&words, unit + i / 2 * kVectorBytes, sizeof words);
     return (i % 2 == 0 ? words << 8 : words) >> 8;
@@ -72,6 +86,10 @@ struct EightBitShorts {
     }
   }
 #endif
+
+  static HFLA_INLINE Ints multiply_add(Ints sum, Shorts values, const int16_t* x) {
+    return add_pairs(sum, values, load_lanes<int16_t>(x));
+  }
 };
 
 }  // namespace

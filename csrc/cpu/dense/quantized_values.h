@@ -24,10 +24,23 @@ using Bits = Vec<uint32_t>;
 
 // ---- what a unit of values is, and how it becomes floats ----
 
+struct FloatFormat {
+  static constexpr int64_t kBlock = int64_t{1} << 40;  // a whole group
+  static constexpr bool kIsRounded = false;
+  using Input = float;
+  using Lift = float;
+  using Sum = Floats;
+  static constexpr int kInputs = W;  // of a vector
+
+  static HFLA_INLINE Floats multiply_add(Floats sum, Floats values, const float* x) {
+    return sum + values * load(x);
+  }
+};
+
 // A unit is 32 values as they are, read a vector's worth at a time; or where no instruction makes
 // bytes wider, two vectors of words of four values, which are shifted to their place, and x lies in
 // that order.
-struct EightBits {
+struct EightBits : FloatFormat {
   static constexpr int64_t kBytes = kUnit;
 
 #if defined(__AVX2__)
@@ -35,7 +48,7 @@ struct EightBits {
 
   static HFLA_INLINE Unit load(const int8_t* from) { return from; }
 
-  static HFLA_INLINE Floats floats(Unit unit, int i) {
+  static HFLA_INLINE Floats values(Unit unit, int i) {
 #if defined(__AVX512F__)
     const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + i * W));
     return __builtin_convertvector((Ints)_mm512_maskz_cvtepi8_epi32(-1, values), Floats);
@@ -45,7 +58,7 @@ struct EightBits {
 #endif
   }
 
-  static int64_t place(int64_t i, int64_t lane) { return i * W + lane; }
+  static void store_unit(const float (&x)[kUnit], float* to) { __builtin_memcpy(to, x, sizeof x); }
 #else
   struct Unit {
     Ints words[2];
@@ -58,38 +71,49 @@ struct EightBits {
     return unit;
   }
 
-  static HFLA_INLINE Floats floats(const Unit& unit, int i) {
+  static HFLA_INLINE Floats values(const Unit& unit, int i) {
     return __builtin_convertvector((unit.words[i / 4] << (24 - 8 * (i % 4))) >> 24, Floats);
   }
 
-  static int64_t place(int64_t i, int64_t lane) { return 16 * (i / 4) + 4 * lane + i % 4; }
+  static void store_unit(const float (&x)[kUnit], float* to) {
+    for (int64_t i = 0; i < kUnit; ++i) *to++ = x[16 * (i / 16) + 4 * (i % 4) + i / 4 % 4];
+  }
 #endif
 
-  static float multiplier(int64_t) { return 1; }
   static constexpr bool is_lifted(int64_t) { return false; }
   static constexpr float kLift = 0;
+  static Floats lift(int) { return Floats{}; }
 };
 
 // A unit is four words of eight values. Every four lanes have all four words, and each lane one of
 // its eight values: nothing is moved within a vector, nor shifted, for x lies in this order, too,
 // and is divided by what a value's place in the word multiplies it by. To make the values
 // nonnegative, 8 is added to all but the highest one, which has the word's sign.
-struct FourBits {
+struct FourBits : FloatFormat {
   using Unit = Bits;
   static constexpr int64_t kBytes = kUnit / 2;
   static constexpr int64_t kCopies = W / 4;
 
   static HFLA_INLINE Unit load(const int8_t* from) { return four_words(from) ^ 0x08888888u; }
 
-  static HFLA_INLINE Floats floats(Unit unit, int i) {
+  static HFLA_INLINE Floats values(Unit unit, int i) {
     return __builtin_convertvector((Ints)(unit & mask(i)), Floats);
   }
 
   static constexpr int64_t in_word(int64_t i, int64_t lane) { return i + kVectors * (lane / 4); }
-  static int64_t place(int64_t i, int64_t lane) { return 8 * (lane % 4) + in_word(i, lane); }
-  static float multiplier(int64_t place) { return 1.0f / static_cast<float>(1 << 4 * (place % 8)); }
+  static void store_unit(const float (&x)[kUnit], float* to) {
+    HFLA_UNROLL
+    for (int64_t i = 0; i < kUnit; ++i) {
+      const int64_t place = in_word(i / W, i % W);  // of a value in its word
+      *to++ = x[8 * (i % 4) + place] / static_cast<float>(1 << 4 * place);
+    }
+  }
   static constexpr bool is_lifted(int64_t place) { return place % 8 != 7; }
   static constexpr float kLift = 8;
+  // What values() are too large by.
+  static HFLA_INLINE Floats lift(int i) {
+    return __builtin_convertvector((Ints)(0x08888888u & mask(i)), Floats);
+  }
 
   static HFLA_INLINE Bits four_words(const int8_t* from) {
 #if defined(__AVX512F__)
@@ -120,7 +144,7 @@ struct FourBits {
 
 HFLA_INLINE Floats load_number_vector(const int8_t* from, int64_t stride, int64_t count) {
 #if defined(__AVX2__)
-  if (stride == 1 && count == W) return EightBits::floats(from, 0);
+  if (stride == 1 && count == W) return EightBits::values(from, 0);
 #endif
   Floats result{};
   for (int64_t i = 0; i < count; ++i) result[i] = from[i * stride];

@@ -31,7 +31,7 @@ class RmsNorm {
         weight_(static_cast<const Scalar*>(p.weight)),
         block_rows_(max(ceil_div(kBlockSize, max(1, p.columns)), ceil_div(p.rows, kMaxBlocks))),
         blocks_(ceil_div(p.rows, block_rows_)),
-        workers_(p.rows * p.columns < threads.serial_work ? 1 : max(1, threads.count)) {}
+        workers_(workers_for(threads, p.rows * p.columns)) {}
 
   Status forward(const RmsNormResult& result) const {
     run_tasks(threads_, workers_, blocks_, [&](int64_t, int64_t block) {

@@ -21,9 +21,8 @@
 #include "cpu/dense/kernels.h"
 #include "cpu/dense/nibble_rows.h"
 #include "cpu/dense/quantized_groups.h"
+#include "cpu/dense/quantized_inputs.h"
 #include "cpu/dense/quantized_nibbles.h"
-#include "cpu/dense/rounded_inputs.h"
-#include "cpu/dense/rounded_int4.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -76,7 +75,7 @@ class RoundedInt4 {
   void stage_x() const {
     __builtin_memset(totals_, 0, sizeof(float) * static_cast<size_t>(p_.rows * inputs_.groups()));
     inputs_.stage(totals_, inputs_.groups());
-    if (walks_along_) store_chunks(inputs_.row(0).integers, p_.in / kUnit, chunks_);
+    if (walks_along_) store_chunks(inputs_.row(0).inputs, p_.in / kUnit, chunks_);
   }
 
   // The outputs [begin, end) of all rows.
@@ -260,9 +259,9 @@ class RoundedInt4 {
             }
           }
           ahead += W * kUnitBytes / kStretches;
-          multiply_add<rows>(weight, row_bytes, inputs.integers, x_stride, integers);
+          multiply_add<rows>(weight, row_bytes, inputs.inputs, x_stride, integers);
           weight += kUnitBytes;
-          inputs.integers += kUnit;
+          inputs.inputs += kUnit;
         }
         if (!is_unit && left > 0) {
           int8_t last[W * kUnitBytes] = {};
@@ -270,9 +269,9 @@ class RoundedInt4 {
             for (int64_t i = 0; i < last_bytes_; ++i)
               last[o * kUnitBytes + i] = weight[o * row_bytes + i];
           }
-          multiply_add<rows>(last, kUnitBytes, inputs.integers, x_stride, integers);
+          multiply_add<rows>(last, kUnitBytes, inputs.inputs, x_stride, integers);
           weight += last_bytes_;
-          inputs.integers += kUnit;
+          inputs.inputs += kUnit;
         }
         HFLA_UNROLL
         for (int r = 0; r < rows; ++r) {
@@ -370,7 +369,7 @@ class RoundedInt4 {
 
   const QuantizedLinearProblem& p_;
   const Threads& threads_;
-  RoundedInputs<Nibbles> inputs_;
+  Inputs<Nibbles> inputs_;
   const int64_t row_bytes_, last_bytes_;
   const bool walks_along_;
   const int64_t pair_bytes_ahead_;

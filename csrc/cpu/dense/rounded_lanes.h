@@ -7,7 +7,7 @@
 #include "cpu/common/memory.h"
 #include "cpu/dense/outputs.h"
 #include "cpu/dense/quantized_groups.h"
-#include "cpu/dense/rounded_inputs.h"
+#include "cpu/dense/quantized_inputs.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -20,18 +20,16 @@ HFLA_INLINE Floats fused(Floats a, Floats b, Floats c) {
 template <class Format>
 class RoundedLanes {
  public:
-  using Groups = GroupSums<false>;
-
   // lanes: of all panels.
   RoundedLanes(const QuantizedLinearProblem& p, int64_t lanes, int64_t task_outputs)
       : p_(p), inputs_(p), lanes_(lanes), task_outputs_(task_outputs), groups_(p, task_outputs) {}
 
-  const RoundedInputs<Format>& inputs() const { return inputs_; }
+  const Inputs<Format>& inputs() const { return inputs_; }
   int64_t groups() const { return groups_.count(); }
 
   void carve_shared(Carver& carver) {
     inputs_.carve(carver);
-    totals_ = groups_.carve_totals(carver);
+    totals_ = carver.take<float>(groups_.totals_size());
     steps_ = carver.take<float>(lanes_ * inputs_.blocks());
     lifts_ = carver.take<int32_t>(lanes_ * inputs_.blocks());
     totals_in_lanes_ = carver.take<float>(lanes_ * groups());
@@ -39,12 +37,12 @@ class RoundedLanes {
 
   // A worker's own, for a task.
   struct Own {
-    Groups::Own groups;
+    GroupSums::Own groups;
     float* sums;  // (task_outputs, lanes)
   };
 
   Own carve_own(Carver& carver) const {
-    const Groups::Own groups = groups_.carve_numbers(carver);
+    const GroupSums::Own groups = groups_.carve_numbers(carver);
     return {groups, carver.take<float>(round_up(task_outputs_, W) * lanes_)};
   }
 
@@ -53,11 +51,11 @@ class RoundedLanes {
   // The rows that a vector has from `first` on: as integers; and (blocks or groups, lanes) of what
   // these have.
   void stage(int64_t first, int64_t rows) const {
-    inputs_.stage(first, first + rows, totals_.of_x, groups_.totals_stride());
+    inputs_.stage(first, first + rows, totals_, groups_.totals_stride());
     const auto row = [&](int64_t i) { return inputs_.row(first + i); };
     put_into_lanes(first, rows, inputs_.blocks(), [&](int64_t i) { return row(i).steps; }, steps_);
     put_into_lanes(first, rows, inputs_.blocks(), [&](int64_t i) { return row(i).lifts; }, lifts_);
-    const auto totals = [&](int64_t i) { return groups_.of_row(totals_, first + i).of_x; };
+    const auto totals = [&](int64_t i) { return totals_ + (first + i) * groups_.totals_stride(); };
     put_into_lanes(first, rows, groups(), totals, totals_in_lanes_);
   }
 
@@ -152,10 +150,10 @@ class RoundedLanes {
   }
 
   const QuantizedLinearProblem& p_;
-  RoundedInputs<Format> inputs_;
+  Inputs<Format> inputs_;
   const int64_t lanes_, task_outputs_;
-  const Groups groups_;
-  Groups::Totals totals_{};
+  const GroupSums groups_;
+  float* totals_ = nullptr;           // (rows, groups)
   float* steps_ = nullptr;            // (blocks, lanes)
   int32_t* lifts_ = nullptr;          // (blocks, lanes)
   float* totals_in_lanes_ = nullptr;  // (groups, lanes)

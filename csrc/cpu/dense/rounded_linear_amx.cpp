@@ -117,7 +117,7 @@ class RoundedRowsInTiles {
   void stage_tiles(int64_t first, int64_t rows, int64_t c, int64_t count, uint8_t* to) const {
     alignas(64) uint8_t high[kTileRows][kTileInputs] = {}, low[kTileRows][kTileInputs] = {};
     for (int64_t r = 0; r < rows; ++r) {
-      const int16_t* from = lanes_.inputs().row(first + r).integers + c;
+      const int16_t* from = lanes_.inputs().row(first + r).inputs + c;
       for (int64_t i = 0; i < count; i += kUnit) {
         const __m512i integers = _mm512_loadu_si512(from + i);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(&high[r][i]),

@@ -60,7 +60,7 @@ class Backward {
         upstream_(upstream),
         gradients_(gradients),
         plan_{Blocks(p.num_sequences, p.C, Inputs::head_size(p), threads.count),
-              threads_for(p.B * p.T * p.C * Inputs::kWork, threads),
+              workers_for(threads, p.B * p.T * p.C * Inputs::kWork),
               upstream.y ? 0 : most_tiles(p, kTileTokens)},
         workers_(for_decays(threads, true), plan_) {}
 

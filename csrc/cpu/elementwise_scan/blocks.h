@@ -33,11 +33,6 @@ struct Blocks {
   }
 };
 
-// How many threads have enough to do.
-HFLA_INLINE int64_t threads_for(int64_t numbers, const Threads& threads) {
-  return numbers < threads.serial_work ? 1 : max(1, threads.count);
-}
-
 // The block's channels of a token, in a tensor (B, T, C).
 template <class T>
 HFLA_INLINE const T* token_of(const View& view, int64_t batch, int64_t time, Channels channels) {

@@ -33,7 +33,7 @@ class Forward {
       : p_(p),
         result_(result),
         plan_{Blocks(p.num_sequences, p.C, Inputs::head_size(p), threads.count),
-              threads_for(p.B * p.T * p.C * Inputs::kWork, threads)},
+              workers_for(threads, p.B * p.T * p.C * Inputs::kWork)},
         workers_(for_decays(threads, true), plan_) {}
 
   Status run() {

@@ -18,7 +18,7 @@ class Step {
 
   Status run() const {
     if (has_positive_log_decay<Acc>(p_, threads_, 1, p_.C)) return Status::positive_log_decay;
-    const int64_t workers = threads_for(p_.B * p_.C, threads_);
+    const int64_t workers = workers_for(threads_, p_.B * p_.C);
     run_tasks(threads_, workers, p_.B * blocks_.count,
               [&](int64_t, int64_t i) { step(i / blocks_.count, blocks_[i % blocks_.count]); });
     return Status::ok;

@@ -67,9 +67,9 @@ struct Dots {
   double& at(int64_t part, int64_t head, int64_t token) const {
     return data[(part * heads + head) * tokens + token];
   }
-  // Those of a visit's batch row and head, by time.
-  double* of(int64_t part, const Visit& visit) const {
-    return data + (part * heads + visit.head) * tokens + visit.batch * visit.sequences.T;
+  // Those of a segment's batch row and head, by time.
+  double* of(int64_t part, const Segment& segment) const {
+    return data + (part * heads + segment.head) * tokens + segment.batch * segment.sequences.T;
   }
 };
 
@@ -309,36 +309,36 @@ class Backward {
     const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
     const Tensors at = tensors(begin, end);
     const TensorRows dq{result_.dq, RowsPer::query_head, begin, end};
-    for_each_visit(
-        plan_, task.piece, task.heads, false, [&](const Visit& visit, const Visit& next) {
-          if (writes(role)) {
-            stage_features<Acc>(p_.dtype, visit, at.k, p_.feature_map, {s.k, s.k_stride});
-            stage_values(s, visit, at.v);
-          }
-          if (reads(role)) {
-            stage_features<Acc>(p_.dtype, visit, at.q, p_.feature_map, {s.q, s.k_stride});
-            stage_output_gradients(s, visit);
-          }
-          const Acc* decay = stage_decays(s.decay, visit, total_decays);
-          Upcoming upcoming = next_rows(s, next, at);
-          if (reads(role)) upcoming.add(bytes_of(p_.dtype), dq);
-          const RowArray<Acc> out{s.out_k, s.k_stride};
-          scan<Acc>(role,
-                    {visit.padded_rows(),
-                     value_rows_,
-                     s.dn,
-                     s.v,
-                     s.v_stride,
-                     {s.k, s.k_stride},
-                     out,
-                     nullptr,
-                     decay,
-                     upcoming.get()},
-                    task.keys, by_value(s, task, visit.head));
-          if (!reads(role)) return;
-          store_feature_gradients(visit, at.q, dq, {s.q, s.k_stride}, out, {s.k, s.k_stride},
-                                  shared.q_dots.of(task.part, visit));
-        });
+    traverse(plan_, task.piece, task.heads, false,
+             [&](const Segment& segment, const Segment& next) {
+               if (writes(role)) {
+                 stage_features<Acc>(p_.dtype, segment, at.k, p_.feature_map, {s.k, s.k_stride});
+                 stage_values(s, segment, at.v);
+               }
+               if (reads(role)) {
+                 stage_features<Acc>(p_.dtype, segment, at.q, p_.feature_map, {s.q, s.k_stride});
+                 stage_output_gradients(s, segment);
+               }
+               const Acc* decay = stage_decays(s.decay, segment, total_decays);
+               Upcoming upcoming = next_rows(s, next, at);
+               if (reads(role)) upcoming.add(bytes_of(p_.dtype), dq);
+               const RowArray<Acc> out{s.out_k, s.k_stride};
+               scan<Acc>(role,
+                         {segment.padded_rows(),
+                          value_rows_,
+                          s.dn,
+                          s.v,
+                          s.v_stride,
+                          {s.k, s.k_stride},
+                          out,
+                          nullptr,
+                          decay,
+                          upcoming.get()},
+                         task.keys, by_value(s, task, segment.head));
+               if (!reads(role)) return;
+               store_feature_gradients(segment, at.q, dq, {s.q, s.k_stride}, out, {s.k, s.k_stride},
+                                       shared.q_dots.of(task.part, segment));
+             });
   }
 
   // dk and dv.
@@ -353,17 +353,17 @@ class Backward {
     const TensorRows dv{result_.dv, RowsPer::token, task.values.begin * kLanes<Acc>,
                         min(task.values.end * kLanes<Acc>, p_.V)};
     for (int64_t i = 0; i < task.heads.count(); ++i) s.last_decay[i] = 1;
-    for_each_visit(plan_, task.piece, task.heads, true, [&](const Visit& visit, const Visit& next) {
+    traverse(plan_, task.piece, task.heads, true, [&](const Segment& segment, const Segment& next) {
       if (writes(role)) {
-        stage_features<Acc>(p_.dtype, visit, at.q, p_.feature_map, {s.q, s.k_stride});
-        stage_output_gradients(s, visit);
+        stage_features<Acc>(p_.dtype, segment, at.q, p_.feature_map, {s.q, s.k_stride});
+        stage_output_gradients(s, segment);
       }
       if (reads(role)) {
-        stage_features<Acc>(p_.dtype, visit, at.k, p_.feature_map, {s.k, s.k_stride});
-        stage_values(s, visit, at.v);
+        stage_features<Acc>(p_.dtype, segment, at.k, p_.feature_map, {s.k, s.k_stride});
+        stage_values(s, segment, at.v);
       }
-      const Acc* decay = stage_decays(s.decay + 1, visit, total_decays) ? s.decay : nullptr;
-      s.decay[0] = last_decay(s, task, visit.head);
+      const Acc* decay = stage_decays(s.decay + 1, segment, total_decays) ? s.decay : nullptr;
+      s.decay[0] = last_decay(s, task, segment.head);
       Upcoming upcoming = next_rows(s, next, at);
       if (reads(role)) {
         upcoming.add(bytes_of(p_.dtype), dk);
@@ -371,7 +371,7 @@ class Backward {
       }
       const RowArray<Acc> out_k{s.out_k, s.k_stride};
       scan<Acc>(role,
-                {visit.padded_rows(),
+                {segment.padded_rows(),
                  value_rows_,
                  s.v,
                  s.dn,
@@ -381,12 +381,12 @@ class Backward {
                  nullptr,
                  decay,
                  upcoming.get()},
-                task.keys, by_value(s, task, visit.head));
-      const bool dv_in_place = reads(role) && in_place<Acc>(p_.dtype, visit, dv);
+                task.keys, by_value(s, task, segment.head));
+      const bool dv_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, dv);
       const RowArray<Acc> out_v =
-          dv_in_place ? rows_in_place<Acc>(visit, dv) : RowArray<Acc>{s.out_v, s.v_stride};
+          dv_in_place ? rows_in_place<Acc>(segment, dv) : RowArray<Acc>{s.out_v, s.v_stride};
       scan<Acc>(role,
-                {visit.padded_rows(),
+                {segment.padded_rows(),
                  p_.K,
                  s.k,
                  s.q,
@@ -396,19 +396,19 @@ class Backward {
                  nullptr,
                  decay,
                  {}},
-                task.values, by_key(s, task, visit.head));
-      if (decay) last_decay(s, task, visit.head) = s.decay[visit.padded_rows()];
+                task.values, by_key(s, task, segment.head));
+      if (decay) last_decay(s, task, segment.head) = s.decay[segment.padded_rows()];
       if (!reads(role)) return;
-      store_feature_gradients(visit, k, dk, {s.k, s.k_stride}, out_k, {s.q, s.k_stride},
-                              shared.k_dots.of(task.part, visit));
-      if (!dv_in_place) store_rows<Acc>(p_.dtype, visit, dv, {s.out_v, s.v_stride});
+      store_feature_gradients(segment, k, dk, {s.k, s.k_stride}, out_k, {s.q, s.k_stride},
+                              shared.k_dots.of(task.part, segment));
+      if (!dv_in_place) store_rows<Acc>(p_.dtype, segment, dv, {s.out_v, s.v_stride});
     });
   }
 
   // ---- rows in ----
 
   // All that either sweep reads: whatever its role does not need is asked for in vain.
-  Upcoming next_rows(Scratch& s, const Visit& next, const Tensors& at) const {
+  Upcoming next_rows(Scratch& s, const Segment& next, const Tensors& at) const {
     Upcoming upcoming(next, s.prefetch);
     const int64_t bytes = bytes_of(p_.dtype);
     upcoming.add(bytes, at.q);
@@ -420,40 +420,40 @@ class Backward {
   }
 
   // Null if there are none.
-  const Acc* stage_decays(Acc* decay, const Visit& visit, Acc* total_decays) const {
+  const Acc* stage_decays(Acc* decay, const Segment& segment, Acc* total_decays) const {
     if (!p_.log_decay.data) return nullptr;
-    stage_decay(visit, p_.log_decay, decay);
-    for (int64_t row = 0; total_decays && row < visit.rows(); ++row) {
-      total_decays[visit.head] *= decay[row];
+    stage_decay(segment, p_.log_decay, decay);
+    for (int64_t row = 0; total_decays && row < segment.rows(); ++row) {
+      total_decays[segment.head] *= decay[row];
     }
     return decay;
   }
 
   // [v, 1]
-  void stage_values(Scratch& s, const Visit& visit, const TensorRows& v) const {
-    stage_rows<Acc>(p_.dtype, visit, v, {s.v, s.v_stride});
-    for (int64_t row = 0; row < visit.padded_rows(); ++row) s.v[row * s.v_stride + p_.V] = 0;
-    for_each_present_row(visit, v.per,
+  void stage_values(Scratch& s, const Segment& segment, const TensorRows& v) const {
+    stage_rows<Acc>(p_.dtype, segment, v, {s.v, s.v_stride});
+    for (int64_t row = 0; row < segment.padded_rows(); ++row) s.v[row * s.v_stride + p_.V] = 0;
+    for_each_present_row(segment, v.per,
                          [&](int64_t row, int64_t, int64_t) { s.v[row * s.v_stride + p_.V] = 1; });
   }
 
   // [dn, -⟨dn, y⟩]
-  void stage_output_gradients(Scratch& s, const Visit& visit) const {
+  void stage_output_gradients(Scratch& s, const Segment& segment) const {
     with_dtype_of<Acc>(p_.dtype,
-                       [&](auto scalar) { stage_output_gradients<decltype(scalar)>(s, visit); });
+                       [&](auto scalar) { stage_output_gradients<decltype(scalar)>(s, segment); });
   }
   template <class Scalar>
-  void stage_output_gradients(Scratch& s, const Visit& visit) const {
+  void stage_output_gradients(Scratch& s, const Segment& segment) const {
     const Acc* const den = static_cast<const Acc*>(input_.forward.den);
     for_each_row<const Scalar>(
-        visit, input_.dy, RowsPer::query_head,
+        segment, input_.dy, RowsPer::query_head,
         [&](int64_t row, int64_t i, int64_t g, const Scalar* dy) {
           Acc* const dn = s.dn + row * s.v_stride;
           if (!p_.normalize) return load_row(dy, input_.dy.dim, 0, p_.V, dn);
-          const int64_t token = visit.batch * p_.T + visit.time(i);
-          const Acc scale = 1 / den[token * p_.Hq + visit.head * visit.group + g];
+          const int64_t token = segment.batch * p_.T + segment.time(i);
+          const Acc scale = 1 / den[token * p_.Hq + segment.head * segment.group + g];
           const Scalar* const y =
-              row_at<const Scalar>(input_.forward.y, RowsPer::query_head, visit, i, g);
+              row_at<const Scalar>(input_.forward.y, RowsPer::query_head, segment, i, g);
           Vec<Acc> dot{};
           for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
             const Vec<Acc> x = load_vector(dy, input_.dy.dim, c, count) * scale;
@@ -468,13 +468,13 @@ class Backward {
   // ---- rows out ----
 
   // dx = dφ(x) φ'(x), and ⟨φ(x), dφ(x)⟩ for the decay. `staged` has room for x.
-  void store_feature_gradients(const Visit& visit, const TensorRows& x, const TensorRows& dx,
+  void store_feature_gradients(const Segment& segment, const TensorRows& x, const TensorRows& dx,
                                RowArray<const Acc> mapped, RowArray<Acc> gradients,
                                RowArray<Acc> staged, double* dots) const {
     RowArray<const Acc> from = mapped;  // which is not looked at
-    if (derivative_needs_x(p_.feature_map)) from = find_rows<Acc>(p_.dtype, visit, x, staged);
+    if (derivative_needs_x(p_.feature_map)) from = find_rows<Acc>(p_.dtype, segment, x, staged);
     with_feature_map(p_.feature_map, [&](auto map) {
-      for_each_present_row(visit, dx.per, [&](int64_t row, int64_t i, int64_t g) {
+      for_each_present_row(segment, dx.per, [&](int64_t row, int64_t i, int64_t g) {
         Vec<Acc> dot{};
         for (int64_t c = dx.begin; c < dx.end; c += kLanes<Acc>) {
           Acc* const to = gradients.data + row * gradients.stride + c;
@@ -483,12 +483,12 @@ class Backward {
           store(to, df * map.derivative(load(from.data + row * from.stride + c), f));
         }
         if (!wants_decay_gradient()) return;
-        double& sum_of_group = dots[visit.time(i)];
+        double& sum_of_group = dots[segment.time(i)];
         const bool first_of_group = dx.per == RowsPer::token || g == 0;
         sum_of_group = (first_of_group ? 0 : sum_of_group) + sum<Acc>(dot);
       });
     });
-    store_rows<Acc>(p_.dtype, visit, dx, {gradients.data, gradients.stride});
+    store_rows<Acc>(p_.dtype, segment, dx, {gradients.data, gradients.stride});
   }
 
   // ---- decay ----
@@ -512,15 +512,15 @@ class Backward {
     const Piece piece = whole_sequence(p_, sequence);
     double gradient = dot_of_final_state(sequence, head);
     for (int64_t offset = 0; offset < piece.length(); ++offset) {
-      const Visit visit = visit_segment(p_, piece, head, true, offset, 1);
-      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, visit, 0, 0);
+      const Segment segment = segment_at(p_, piece, head, true, offset, 1);
+      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, segment, 0, 0);
       to = 0;
-      if (visit.masked(0)) continue;
-      if (forgets_all(*row_at<const Acc>(p_.log_decay, RowsPer::token, visit, 0, 0))) {
+      if (segment.masked(0)) continue;
+      if (forgets_all(*row_at<const Acc>(p_.log_decay, RowsPer::token, segment, 0, 0))) {
         gradient = 0;
         continue;
       }
-      const int64_t token = visit.batch * p_.T + visit.time(0);
+      const int64_t token = segment.batch * p_.T + segment.time(0);
       for (int64_t part = 0; part < plan_.parts; ++part) {
         gradient += shared.q_dots.at(part, head, token) - shared.k_dots.at(part, head, token);
       }

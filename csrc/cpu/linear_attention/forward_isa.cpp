@@ -190,28 +190,28 @@ class Forward {
   void sweep(Role role, Scratch& s, const Plan::Task& task, Acc* total_decays = nullptr) {
     const Columns columns = plan_.part(task.part, value_vectors_);
     const Tensors at = tensors(columns);
-    for_each_visit(
+    traverse(
         plan_, plan_.piece(task.piece), task.heads, false,
-        [&](const Visit& visit, const Visit& next) {
-          const RowArray<const Acc> v = stage(role, s, visit, at);
+        [&](const Segment& segment, const Segment& next) {
+          const RowArray<const Acc> v = stage(role, s, segment, at);
           const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
-          for (int64_t row = 0; decay && total_decays && row < visit.rows(); ++row) {
-            total_decays[visit.head] *= decay[row];
+          for (int64_t row = 0; decay && total_decays && row < segment.rows(); ++row) {
+            total_decays[segment.head] *= decay[row];
           }
           if (p_.normalize) {
-            scan_normalizer<Acc>(role, {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, decay,
-                                        z_of(s, task, visit.head), s.den_terms, s.scale});
-            if (reads(role)) invert_denominators(s, visit, task.part == 0);
+            scan_normalizer<Acc>(role, {segment.padded_rows(), p_.K, s.q, s.k, s.k_stride, decay,
+                                        z_of(s, task, segment.head), s.den_terms, s.scale});
+            if (reads(role)) invert_denominators(s, segment, task.part == 0);
           }
-          const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, visit, at.y);
+          const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, at.y);
           const RowArray<Acc> out =
-              y_in_place ? rows_in_place<Acc>(visit, at.y) : RowArray<Acc>{s.out, s.v_stride};
+              y_in_place ? rows_in_place<Acc>(segment, at.y) : RowArray<Acc>{s.out, s.v_stride};
           scan<Acc>(role,
-                    {visit.padded_rows(), p_.K, s.q, s.k, s.k_stride, v, out,
+                    {segment.padded_rows(), p_.K, s.q, s.k, s.k_stride, v, out,
                      p_.normalize ? s.scale : nullptr, decay, upcoming_rows(role, s, next, at)},
-                    columns, kv_of(s, task, visit.head));
+                    columns, kv_of(s, task, segment.head));
           if (reads(role) && !y_in_place) {
-            store_rows<Acc>(p_.dtype, visit, at.y, {s.out, s.v_stride});
+            store_rows<Acc>(p_.dtype, segment, at.y, {s.out, s.v_stride});
           }
         });
   }
@@ -230,7 +230,7 @@ class Forward {
             {result_.y, RowsPer::query_head, begin, end}};
   }
 
-  Prefetch upcoming_rows(Role role, Scratch& s, const Visit& next, const Tensors& at) const {
+  Prefetch upcoming_rows(Role role, Scratch& s, const Segment& next, const Tensors& at) const {
     Upcoming upcoming(next, s.prefetch);
     const int64_t bytes = bytes_of(p_.dtype);
     if (reads(role)) {
@@ -245,26 +245,28 @@ class Forward {
   }
 
   // Returns where v is.
-  RowArray<const Acc> stage(Role role, Scratch& s, const Visit& visit, const Tensors& at) {
-    if (reads(role)) stage_features<Acc>(p_.dtype, visit, at.q, p_.feature_map, {s.q, s.k_stride});
+  RowArray<const Acc> stage(Role role, Scratch& s, const Segment& segment, const Tensors& at) {
+    if (reads(role))
+      stage_features<Acc>(p_.dtype, segment, at.q, p_.feature_map, {s.q, s.k_stride});
     if (!writes(role)) return {};
-    stage_features<Acc>(p_.dtype, visit, at.k, p_.feature_map, {s.k, s.k_stride});
-    if (p_.log_decay.data && !stage_decay(visit, p_.log_decay, s.decay)) {
+    stage_features<Acc>(p_.dtype, segment, at.k, p_.feature_map, {s.k, s.k_stride});
+    if (p_.log_decay.data && !stage_decay(segment, p_.log_decay, s.decay)) {
       __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     }
-    return find_rows<Acc>(p_.dtype, visit, at.v, {s.v, s.v_stride});
+    return find_rows<Acc>(p_.dtype, segment, at.v, {s.v, s.v_stride});
   }
 
   // s.scale: from φ(q)ᵀ z to 1 / (φ(q)ᵀ z + eps). den is kept where it is wanted.
-  void invert_denominators(Scratch& s, const Visit& visit, bool store_den) const {
+  void invert_denominators(Scratch& s, const Segment& segment, bool store_den) const {
     Acc* const den = static_cast<Acc*>(result_.den);
-    for (int64_t row = 0; row < visit.padded_rows(); ++row)
+    for (int64_t row = 0; row < segment.padded_rows(); ++row)
       s.scale[row] += static_cast<Acc>(p_.eps);
-    for (int64_t i = 0; den && store_den && i < visit.count; ++i) {
-      Acc* const to = den + (visit.batch * p_.T + visit.time(i)) * p_.Hq + visit.head * visit.group;
-      for (int64_t g = 0; g < visit.group; ++g) to[g] = s.scale[i * visit.group + g];
+    for (int64_t i = 0; den && store_den && i < segment.count; ++i) {
+      Acc* const to =
+          den + (segment.batch * p_.T + segment.time(i)) * p_.Hq + segment.head * segment.group;
+      for (int64_t g = 0; g < segment.group; ++g) to[g] = s.scale[i * segment.group + g];
     }
-    for (int64_t row = 0; row < visit.padded_rows(); ++row) s.scale[row] = 1 / s.scale[row];
+    for (int64_t row = 0; row < segment.padded_rows(); ++row) s.scale[row] = 1 / s.scale[row];
   }
 
   const LinearAttentionProblem& p_;

@@ -5,7 +5,7 @@
 
 #include "cpu/linear_attention/feature_maps.h"
 #include "cpu/linear_attention/scan.h"
-#include "cpu/sequences/numbers.h"
+#include "cpu/sequences/token_scalars.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -13,16 +13,16 @@ namespace {
 // φ of a tensor's rows. All but plain ones are mapped after they are staged, lest every map be
 // compiled for every dtype and layout.
 template <class Acc>
-HFLA_NOINLINE void stage_features(DType dtype, const Visit& visit, const TensorRows& rows,
+HFLA_NOINLINE void stage_features(DType dtype, const Segment& segment, const TensorRows& rows,
                                   FeatureMap feature_map, RowArray<Acc> to) {
-  const bool plain = are_plain<Acc>(visit, rows);
-  if (!plain) stage_rows<Acc>(dtype, visit, rows, to);
+  const bool plain = are_plain<Acc>(segment, rows);
+  if (!plain) stage_rows<Acc>(dtype, segment, rows, to);
   with_feature_map(feature_map, [&](auto map) {
     if (plain) {
       return with_dtype_of<Acc>(
-          dtype, [&](auto scalar) { stage_plain_rows<decltype(scalar)>(visit, rows, map, to); });
+          dtype, [&](auto scalar) { stage_plain_rows<decltype(scalar)>(segment, rows, map, to); });
     }
-    for_each_present_row(visit, rows.per, [&](int64_t row, int64_t, int64_t) {
+    for_each_present_row(segment, rows.per, [&](int64_t row, int64_t, int64_t) {
       map_row<Acc>(map, rows.begin, rows.end, to.data + row * to.stride);
     });
   });

@@ -35,12 +35,6 @@ struct StepScratch {
     y = carver.take<Acc>(group * v_stride);
     scale = carver.take<Acc>(group);
   }
-
-  static int64_t bytes_needed(const LinearAttentionStep& p) {
-    Carver carver(nullptr);
-    StepScratch(carver, p);
-    return carver.used();
-  }
 };
 
 template <class Scalar>

@@ -59,8 +59,7 @@ class Backward {
         gradients_(gradients),
         blocks_(channel_blocks(p.C)),
         groups_(min(p.num_sequences, kMaxGroups)),
-        plan_{p, p.B * p.T * p.C * p.N < threads.serial_work ? 1 : max(1, threads.count),
-              most_tiles(p, kTileTokens)},
+        plan_{p, workers_for(threads, p.B * p.T * p.C * p.N), most_tiles(p, kTileTokens)},
         workers_(for_decays(threads, true), plan_),
         of_groups_(groups_ * blocks_ * (p.N + 1) * kBlockChannels * kBytes),
         of_blocks_(blocks_ * p.B * p.T * 2 * p.N * kBytes) {}

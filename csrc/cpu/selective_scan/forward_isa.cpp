@@ -32,7 +32,7 @@ class Forward {
   Forward(const SelectiveScanProblem& p, const SelectiveScanResult& result, const Threads& threads)
       : p_(p),
         result_(result),
-        plan_{p, p.B * p.T * p.C * p.N < threads.serial_work ? 1 : max(1, threads.count)},
+        plan_{p, workers_for(threads, p.B * p.T * p.C * p.N)},
         workers_(for_decays(threads, true), plan_) {}
 
   Status run() {

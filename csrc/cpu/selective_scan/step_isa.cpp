@@ -37,7 +37,7 @@ class Step {
  public:
   Step(const SelectiveScanStep& p, const Threads& threads)
       : p_(p),
-        plan_{p, p.B * p.C * p.N < threads.serial_work ? 1 : max(1, threads.count)},
+        plan_{p, workers_for(threads, p.B * p.C * p.N)},
         workers_(for_decays(threads, true), plan_) {}
 
   Status run() {

@@ -146,7 +146,7 @@ class Workers {
   Workers(const Threads& threads, const ItsPlan& plan)
       : threads_(threads),
         plan_(plan),
-        bytes_each_(bytes_needed(plan)),
+        bytes_each_(bytes_needed<Scratch>(plan)),
         buffer_(plan.workers * bytes_each_) {}
 
   bool out_of_memory() const { return !buffer_.data(); }
@@ -162,12 +162,6 @@ class Workers {
   }
 
  private:
-  static int64_t bytes_needed(const ItsPlan& plan) {
-    Carver carver(nullptr);
-    Scratch(carver, plan);
-    return carver.used();
-  }
-
   const Threads threads_;
   const ItsPlan& plan_;
   const int64_t bytes_each_;

@@ -32,7 +32,7 @@ bool has_positive_log_decay(const Problem& p, const Threads& threads, int64_t he
   if (!p.log_decay.data) return false;
   bool found = false;
   const int64_t tasks = p.B * heads;
-  const int64_t workers = tasks * channels < threads.serial_work ? 1 : max(1, threads.count);
+  const int64_t workers = workers_for(threads, tasks * channels);
   run_tasks(threads, workers, tasks, [&](int64_t, int64_t i) {
     const int64_t batch = i / heads;
     if (slot_of(p, batch) < 0) return;
@@ -68,8 +68,8 @@ HFLA_INLINE void fetch_row(const Acc* row) {
 template <class Scratch, class Problem, class Step>
 HFLA_INLINE bool for_each_state(const Problem& p, const Threads& threads, Step step) {
   const int64_t tasks = p.B * p.Hkv;
-  const int64_t workers = tasks * p.K * p.V < threads.serial_work ? 1 : max(1, threads.count);
-  const int64_t bytes_each = Scratch::bytes_needed(p);
+  const int64_t workers = workers_for(threads, tasks * p.K * p.V);
+  const int64_t bytes_each = bytes_needed<Scratch>(p);
   const Buffer buffer(workers * bytes_each);
   if (!buffer.data()) return false;
   run_tasks(threads, workers, tasks, [&](int64_t worker, int64_t i) {

@@ -3,7 +3,7 @@
 // Decays within a chunk of tokens.
 #pragma once
 
-#include "cuda/common/numbers.h"
+#include "cuda/common/scalar_types.h"
 
 namespace hfla::cuda {
 

@@ -18,7 +18,7 @@
 // through shared memory. It may permute the depth, as load_b_for_accumulators then does with b.
 #pragma once
 
-#include "cuda/common/numbers.h"
+#include "cuda/common/scalar_types.h"
 
 namespace hfla::cuda {
 

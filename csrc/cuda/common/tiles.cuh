@@ -3,7 +3,7 @@
 // Matrices in shared memory.
 #pragma once
 
-#include "cuda/common/numbers.h"
+#include "cuda/common/scalar_types.h"
 
 namespace hfla::cuda {
 

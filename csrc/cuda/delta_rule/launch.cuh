@@ -7,11 +7,11 @@
 
 #include "cuda/common/launcher.cuh"
 #include "cuda/delta_rule/finish.cuh"
-#include "cuda/delta_rule/known_back_walk.cuh"
-#include "cuda/delta_rule/known_prepare.cuh"
-#include "cuda/delta_rule/known_state_walk.cuh"
-#include "cuda/delta_rule/known_token_gradients.cuh"
-#include "cuda/delta_rule/known_walk.cuh"
+#include "cuda/delta_rule/fixed_size_back_walk.cuh"
+#include "cuda/delta_rule/fixed_size_prepare.cuh"
+#include "cuda/delta_rule/fixed_size_state_walk.cuh"
+#include "cuda/delta_rule/fixed_size_token_gradients.cuh"
+#include "cuda/delta_rule/fixed_size_walk.cuh"
 #include "cuda/delta_rule/prepare.cuh"
 #include "cuda/delta_rule/token_gradients.cuh"
 #include "cuda/delta_rule/walk.cuh"
@@ -74,95 +74,98 @@ void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, c
   launcher.run(delta_finish_kernel<Scalar>, p.B * heads * blocks, kFinishThreads, 0, arguments);
 }
 
-// ---- where all is known ----
+// ---- where all sizes are fixed ----
 
 template <int K>
-bool is_known(const DeltaRuleProblem& p) {
+bool is_fixed_size(const DeltaRuleProblem& p) {
   return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
          has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) && p.T <= INT32_MAX / 2;
 }
 template <int K>
-bool is_known_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
-                      const CudaDevice& device) {
-  return is_known<K>(p) && has_plain_rows<BFloat16>(p.v) && has_plain_rows<BFloat16>(result.y) &&
-         (!result.errors.data || result.errors.dim == 1) &&
-         KnownShared<K>::kBytes <= device.shared_bytes;
+bool is_fixed_size_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
+                           const CudaDevice& device) {
+  return is_fixed_size<K>(p) && has_plain_rows<BFloat16>(p.v) &&
+         has_plain_rows<BFloat16>(result.y) && (!result.errors.data || result.errors.dim == 1) &&
+         FixedSizeShared<K>::kBytes <= device.shared_bytes;
 }
 template <int K>
-bool is_known_backward(const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
-                       const DeltaRuleGradients& result, const CudaDevice& device) {
+bool is_fixed_size_backward(const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
+                            const DeltaRuleGradients& result, const CudaDevice& device) {
   const int64_t bytes = GradientShared<K>(SharedCarver(nullptr)).bytes;
-  return is_known<K>(p) && has_plain_rows<BFloat16>(input.dy) &&
+  return is_fixed_size<K>(p) && has_plain_rows<BFloat16>(input.dy) &&
          has_plain_rows<float>(input.errors) && has_plain_rows<BFloat16>(result.dq) &&
          has_plain_rows<BFloat16>(result.dk) && has_plain_rows<BFloat16>(result.dv) &&
          BackShared<K>::kBytes <= device.shared_bytes && bytes <= device.shared_bytes;
 }
 
 template <int K, bool backward>
-KnownDeltaRule prepare_known(Launcher& launcher, const DeltaRuleProblem& p) {
-  KnownDeltaRule known{};
-  static_cast<DeltaRuleProblem&>(known) = p;
-  known.pieces = {p.cu_seqlens, p.T, p.num_sequences, kKnownTokens};
-  const int64_t chunks = known.pieces.count() * p.Hkv;
-  known.units = launcher.take<char>(chunks * kKnownUnitBytes);
-  if (backward) known.token_units = launcher.take(chunks * TokenUnit::kBytes / 4);
-  launcher.run(delta_known_prepare_kernel<K, backward>, chunks, kKnownThreads,
-               KnownPrepareShared<K>(SharedCarver(nullptr)).bytes, known);
-  return known;
+FixedSizeDeltaRule prepare_fixed_size(Launcher& launcher, const DeltaRuleProblem& p) {
+  FixedSizeDeltaRule fixed{};
+  static_cast<DeltaRuleProblem&>(fixed) = p;
+  fixed.pieces = {p.cu_seqlens, p.T, p.num_sequences, kFixedSizeTokens};
+  const int64_t chunks = fixed.pieces.count() * p.Hkv;
+  fixed.units = launcher.take<char>(chunks * kFixedSizeUnitBytes);
+  if (backward) fixed.token_units = launcher.take(chunks * TokenUnit::kBytes / 4);
+  launcher.run(delta_fixed_size_prepare_kernel<K, backward>, chunks, kFixedSizeThreads,
+               FixedSizePrepareShared<K>(SharedCarver(nullptr)).bytes, fixed);
+  return fixed;
 }
 
 template <int K>
-void run_known_forward(Launcher& launcher, const DeltaRuleProblem& p,
-                       const DeltaRuleResult& result) {
-  KnownDeltaRule known = prepare_known<K, false>(launcher, p);
-  known.result = result;
-  launcher.run(result.errors.data ? delta_known_outputs_kernel<K, true>
-                                  : delta_known_outputs_kernel<K, false>,
-               p.num_sequences * p.Hkv * ceil_div(p.V, kKnownColumns), kKnownThreads,
-               KnownShared<K>::kBytes, known);
+void run_fixed_size_forward(Launcher& launcher, const DeltaRuleProblem& p,
+                            const DeltaRuleResult& result) {
+  FixedSizeDeltaRule fixed = prepare_fixed_size<K, false>(launcher, p);
+  fixed.result = result;
+  launcher.run(result.errors.data ? delta_fixed_size_outputs_kernel<K, true>
+                                  : delta_fixed_size_outputs_kernel<K, false>,
+               p.num_sequences * p.Hkv * ceil_div(p.V, kFixedSizeColumns), kFixedSizeThreads,
+               FixedSizeShared<K>::kBytes, fixed);
 }
 
 template <int K>
-void run_known_backward(Launcher& launcher, const DeltaRuleProblem& p,
-                        const DeltaRuleUpstream& input, const DeltaRuleGradients& result) {
-  KnownDeltaRule known = prepare_known<K, true>(launcher, p);
-  known.upstream = input, known.gradients = result;
-  const int64_t chunks = known.pieces.count() * p.Hkv, rows = p.B * p.T * p.Hkv;
-  const int64_t walks = p.num_sequences * p.Hkv * ceil_div(p.V, kKnownColumns);
-  known.states = launcher.take<LaneWords>(chunks * K * p.V / 8);
-  known.state_gradients = launcher.take<LaneWords>(chunks * K * p.V / 8);
-  known.errors = launcher.take<BFloat16>(chunks * kKnownTokens * p.V);
-  if (p.q_group > 1) known.dq = launcher.take(rows * K);
-  if (p.k_group > 1) known.dk = launcher.take(rows * K);
-  launcher.run(delta_known_states_kernel<K>, walks, kStateThreads, 2 * StateWalkStage<K>::kBytes,
-               known);
-  launcher.run(delta_known_gradients_kernel<K>, walks, kKnownThreads, BackShared<K>::kBytes, known);
-  launcher.run(delta_known_token_gradients_kernel<K>, chunks, kKnownGradientThreads,
-               GradientShared<K>(SharedCarver(nullptr)).bytes, known);
+void run_fixed_size_backward(Launcher& launcher, const DeltaRuleProblem& p,
+                             const DeltaRuleUpstream& input, const DeltaRuleGradients& result) {
+  FixedSizeDeltaRule fixed = prepare_fixed_size<K, true>(launcher, p);
+  fixed.upstream = input, fixed.gradients = result;
+  const int64_t chunks = fixed.pieces.count() * p.Hkv, rows = p.B * p.T * p.Hkv;
+  const int64_t walks = p.num_sequences * p.Hkv * ceil_div(p.V, kFixedSizeColumns);
+  fixed.states = launcher.take<LaneWords>(chunks * K * p.V / 8);
+  fixed.state_gradients = launcher.take<LaneWords>(chunks * K * p.V / 8);
+  fixed.errors = launcher.take<BFloat16>(chunks * kFixedSizeTokens * p.V);
+  if (p.q_group > 1) fixed.dq = launcher.take(rows * K);
+  if (p.k_group > 1) fixed.dk = launcher.take(rows * K);
+  launcher.run(delta_fixed_size_states_kernel<K>, walks, kStateThreads,
+               2 * StateWalkStage<K>::kBytes, fixed);
+  launcher.run(delta_fixed_size_gradients_kernel<K>, walks, kFixedSizeThreads,
+               BackShared<K>::kBytes, fixed);
+  launcher.run(delta_fixed_size_token_gradients_kernel<K>, chunks, kFixedSizeGradientThreads,
+               GradientShared<K>(SharedCarver(nullptr)).bytes, fixed);
   const auto sum_over_heads = [&](const View& dx, const float* dy, int64_t group) {
     if (group > 1) finish_rows<BFloat16>(launcher, p, dx, dx, dy, group, 1, false);
   };
-  sum_over_heads(result.dq, known.dq, p.q_group);
-  sum_over_heads(result.dk, known.dk, p.k_group);
+  sum_over_heads(result.dq, fixed.dq, p.q_group);
+  sum_over_heads(result.dk, fixed.dk, p.k_group);
 }
 
-// Whether it was known, and has been run. Templates, lest other dtypes' files have these kernels.
+// Whether sizes were fixed, and it has been run. Templates, lest other dtypes' files have these
+// kernels.
 template <class Scalar>
-bool known_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
-                   const CudaDevice& device) {
-  const bool is_64 = is_known_forward<64>(p, result, device);
-  const bool is_128 = is_known_forward<128>(p, result, device);
-  if (is_64) run_known_forward<64>(launcher, p, result);
-  if (is_128) run_known_forward<128>(launcher, p, result);
+bool fixed_size_forward(Launcher& launcher, const DeltaRuleProblem& p,
+                        const DeltaRuleResult& result, const CudaDevice& device) {
+  const bool is_64 = is_fixed_size_forward<64>(p, result, device);
+  const bool is_128 = is_fixed_size_forward<128>(p, result, device);
+  if (is_64) run_fixed_size_forward<64>(launcher, p, result);
+  if (is_128) run_fixed_size_forward<128>(launcher, p, result);
   return is_64 || is_128;
 }
 template <class Scalar>
-bool known_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
-                    const DeltaRuleGradients& result, const CudaDevice& device) {
-  const bool is_64 = is_known_backward<64>(p, input, result, device);
-  const bool is_128 = is_known_backward<128>(p, input, result, device);
-  if (is_64) run_known_backward<64>(launcher, p, input, result);
-  if (is_128) run_known_backward<128>(launcher, p, input, result);
+bool fixed_size_backward(Launcher& launcher, const DeltaRuleProblem& p,
+                         const DeltaRuleUpstream& input, const DeltaRuleGradients& result,
+                         const CudaDevice& device) {
+  const bool is_64 = is_fixed_size_backward<64>(p, input, result, device);
+  const bool is_128 = is_fixed_size_backward<128>(p, input, result, device);
+  if (is_64) run_fixed_size_backward<64>(launcher, p, input, result);
+  if (is_128) run_fixed_size_backward<128>(launcher, p, input, result);
   return is_64 || is_128;
 }
 
@@ -172,7 +175,7 @@ template <class Scalar>
 void delta_forward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleResult& result,
                    const CudaDevice& device) {
   if constexpr (std::is_same_v<Scalar, BFloat16>) {
-    if (known_forward<Scalar>(launcher, p, result, device)) return;
+    if (fixed_size_forward<Scalar>(launcher, p, result, device)) return;
   }
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, false);
   chunks.result = result;
@@ -185,7 +188,7 @@ template <class Scalar>
 void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRuleUpstream& input,
                     const DeltaRuleGradients& result, const CudaDevice& device) {
   if constexpr (std::is_same_v<Scalar, BFloat16>) {
-    if (known_backward<Scalar>(launcher, p, input, result, device)) return;
+    if (fixed_size_backward<Scalar>(launcher, p, input, result, device)) return;
   }
   DeltaRuleChunks chunks = prepare_chunks<Scalar>(launcher, p, true);
   chunks.upstream = input, chunks.gradients = result;

@@ -12,7 +12,7 @@
 // all rows but the last kStepRows are read again, by then from the cache.
 #pragma once
 
-#include "cuda/common/numbers.h"
+#include "cuda/common/scalar_types.h"
 #include "kernels/delta_rule.h"
 
 namespace hfla::cuda {

@@ -30,19 +30,20 @@ int delta_table_step(const DeltaRuleStep& p, void* stream) {
 }
 
 template <int K>
-int delta_load_known() {
-  return load_all(delta_known_prepare_kernel<K, false>, delta_known_prepare_kernel<K, true>,
-                  delta_known_outputs_kernel<K, false>, delta_known_outputs_kernel<K, true>,
-                  delta_known_states_kernel<K>, delta_known_gradients_kernel<K>,
-                  delta_known_token_gradients_kernel<K>);
+int delta_load_fixed_size() {
+  return load_all(delta_fixed_size_prepare_kernel<K, false>,
+                  delta_fixed_size_prepare_kernel<K, true>,
+                  delta_fixed_size_outputs_kernel<K, false>,
+                  delta_fixed_size_outputs_kernel<K, true>, delta_fixed_size_states_kernel<K>,
+                  delta_fixed_size_gradients_kernel<K>, delta_fixed_size_token_gradients_kernel<K>);
 }
 
 template <class Scalar>
 int delta_table_load() {
   if constexpr (std::is_same_v<Scalar, BFloat16>) {
-    const int error = delta_load_known<64>();
+    const int error = delta_load_fixed_size<64>();
     if (error) return error;
-    const int error_of_128 = delta_load_known<128>();
+    const int error_of_128 = delta_load_fixed_size<128>();
     if (error_of_128) return error_of_128;
   }
   return load_all(

@@ -4,7 +4,7 @@
 // so that a NaN goes through.
 #pragma once
 
-#include "cuda/common/numbers.h"
+#include "cuda/common/scalar_types.h"
 #include "kernels/linear_attention.h"
 
 namespace hfla::cuda {

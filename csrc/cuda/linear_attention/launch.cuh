@@ -12,8 +12,8 @@
 //     dφ(k)       [v, 1]    dy'         φ(q)/den    its gradientᵀ    backwards in time
 //     dv          φ(k)      φ(q)/den    dy          its gradient     backwards in time
 //
-// Where the walk is known, the first also finds ⟨dy, y⟩, and one has both of the last two: its
-// state, transposed, is that of dv.
+// Where the walk has a fixed size, the first also finds ⟨dy, y⟩, and one has both of the last two:
+// its state, transposed, is that of dv.
 //
 // Nothing here waits for the device or allocates: the caller provides a workspace, and all
 // decisions depend on shapes alone, so that a CUDA graph can record it.
@@ -29,10 +29,10 @@ namespace hfla::cuda {
 // ---- walks ----
 
 // What a kernel is compiled from: its tiles, and what it knows of the walk.
-template <class S_, class Known_>
+template <class S_, class Fixed_>
 struct KernelOf {
   using S = S_;
-  using Known = Known_;
+  using Fixed = Fixed_;
 };
 template <class... K>
 struct Kernels {};
@@ -54,17 +54,17 @@ struct General<BFloat16> {
                       ForAny<64, 128, 64, 1>, ForAny<128, 144, 64, 2>, ForAny<128, 144, 64, 1>>;
 };
 
-// For those that are known, where they are called most: a block has all of a head, with two warps
+// For those of fixed sizes, where they are called most: a block has all of a head, with two warps
 // for every strip of a chunk.
 template <int D, FeatureMap map>
-using Forward = KernelOf<BlockShape<64, D, D, 2, 2>, KnownWalk<map, false>>;
+using Forward = KernelOf<BlockShape<64, D, D, 2, 2>, FixedSizeWalk<map, false>>;
 template <int D, FeatureMap map>
-using Gradient = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true>>;
+using Gradient = KernelOf<BlockShape<64, D + 16, D, 2, 2>, FixedSizeWalk<map, true>>;
 template <int D, FeatureMap map>
-using TwoGradients = KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true, true>>;
+using TwoGradients = KernelOf<BlockShape<64, D + 16, D, 2, 2>, FixedSizeWalk<map, true, true>>;
 template <int D, FeatureMap map>
 using FindingGradient =
-    KernelOf<BlockShape<64, D + 16, D, 2, 2>, KnownWalk<map, true, false, true>>;
+    KernelOf<BlockShape<64, D + 16, D, 2, 2>, FixedSizeWalk<map, true, false, true>>;
 template <class Scalar>
 struct Special {
   using All = Kernels<>;
@@ -92,7 +92,7 @@ int64_t column_blocks_of(const Walk& walk) {
 }
 
 template <class Scalar, class K>
-constexpr int kSharedBytesOf = Walker<Scalar, typename K::S, typename K::Known>::kSharedBytes;
+constexpr int kSharedBytesOf = Walker<Scalar, typename K::S, typename K::Fixed>::kSharedBytes;
 
 // Blocks that a multiprocessor has room for.
 template <class Scalar, class K>
@@ -133,13 +133,13 @@ auto with_best(const Walk& walk, const CudaDevice& device, Visit visit, Kernels<
 // Whether a walk is what a kernel is compiled for: by its shape,
 template <class K>
 bool has_shape_of(const Walk& walk) {
-  using Known = typename K::Known;
-  constexpr bool is_gradient = Known::kIsGradient;
-  constexpr FeatureMap of_rows = is_gradient ? FeatureMap::identity : Known::kMap,
-                       of_values = is_gradient ? Known::kMap : FeatureMap::identity;
-  if (Known::kHasSecond != bool(walk.second.data)) return false;
-  if (Known::kHasSecond && walk.group() > 1) return false;
-  return Known::kFinds == bool(walk.y.x.data) && walk.K == K::S::kColumns &&
+  using Fixed = typename K::Fixed;
+  constexpr bool is_gradient = Fixed::kIsGradient;
+  constexpr FeatureMap of_rows = is_gradient ? FeatureMap::identity : Fixed::kMap,
+                       of_values = is_gradient ? Fixed::kMap : FeatureMap::identity;
+  if (Fixed::kHasSecond != bool(walk.second.data)) return false;
+  if (Fixed::kHasSecond && walk.group() > 1) return false;
+  return Fixed::kFinds == bool(walk.y.x.data) && walk.K == K::S::kColumns &&
          walk.V == K::S::kColumns && !walk.key_mask && !walk.log_decay.data &&
          walk.T <= INT32_MAX && is_gradient == bool(walk.of.x.data) && walk.read.map == of_rows &&
          walk.write.map == of_rows && walk.values.map == of_values;
@@ -235,7 +235,7 @@ inline Walk make_walk(const LinearAttentionProblem& p) {
 template <class Scalar, class K>
 void launch_walk(Launcher& launcher, const Walk& walk) {
   using S = typename K::S;
-  launcher.run(walk_kernel<Scalar, S, typename K::Known>,
+  launcher.run(walk_kernel<Scalar, S, typename K::Fixed>,
                walk.pieces.count() * walk.num_heads() * column_blocks_of<K>(walk), S::kThreads,
                kSharedBytesOf<Scalar, K>, walk);
 }
@@ -422,7 +422,7 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
     finding.y = {input.forward.y, p.V, FeatureMap::identity, true};
     finding.found = den_grad;
     if (with_kernel<Scalar>(finding, device,
-                            [](auto kernel) { return decltype(kernel)::Known::kFinds; })) {
+                            [](auto kernel) { return decltype(kernel)::Fixed::kFinds; })) {
       dq = finding;
     } else {
       const NormalizerGradient arguments{p, input.dy, input.forward.y, den_grad};
@@ -446,7 +446,7 @@ void backward(Launcher& launcher, const LinearAttentionProblem& p,
   dk.dots = of_decay.k.dots;
   dk.second = result.dv;
   const bool has_dv = with_kernel<Scalar>(
-      dk, device, [](auto kernel) { return decltype(kernel)::Known::kHasSecond; });
+      dk, device, [](auto kernel) { return decltype(kernel)::Fixed::kHasSecond; });
   if (!has_dv) dk.second = {};
 
   Walk dv = make_walk(p);  // whose state is that of dk, but for the normaliser's

@@ -31,7 +31,7 @@ int table_step(const LinearAttentionStep& p, void* stream) {
 
 template <class Scalar, class... K>
 int load_walks(Kernels<K...>) {
-  return load_all(walk_kernel<Scalar, typename K::S, typename K::Known>...);
+  return load_all(walk_kernel<Scalar, typename K::S, typename K::Fixed>...);
 }
 
 template <class Scalar>

@@ -152,7 +152,7 @@ struct BlockShape {
 
 // What is known of a walk where its kernel is compiled: nothing,
 struct AnyWalk {
-  static constexpr bool kKnown = false, kIsGradient = false, kHasSecond = false, kFinds = false;
+  static constexpr bool kIsFixed = false, kIsGradient = false, kHasSecond = false, kFinds = false;
 };
 // or all that a chunk's instructions depend on. K and V are the shape's kColumns, rows are aligned
 // and contiguous, no token is masked, nothing decays, 32 bits hold a token's offset. `map` is that
@@ -160,8 +160,8 @@ struct AnyWalk {
 // first is the normaliser's. Such a walk may have a second out, which the same state gives;
 // or find the extra number of what it reads.
 template <FeatureMap map, bool is_gradient, bool has_second = false, bool finds = false>
-struct KnownWalk {
-  static constexpr bool kKnown = true, kIsGradient = is_gradient, kHasSecond = has_second;
+struct FixedSizeWalk {
+  static constexpr bool kIsFixed = true, kIsGradient = is_gradient, kHasSecond = has_second;
   static constexpr bool kFinds = finds;
   static constexpr FeatureMap kMap = map;
 };
@@ -200,7 +200,7 @@ struct Visit {
   int read_stage = 0, write_stage = 0;  // what is read stays for all that write
 };
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 struct WalkShared {
   using Element = typename OperandsOf<Scalar>::Type::Element;
   using RowsTile = Tile<Element, S::C, S::R>;
@@ -214,8 +214,8 @@ struct WalkShared {
   // log decays and presence.
   static constexpr int kReadAt = 0, kWriteAt = RowsTile::kBytes, kValuesAt = 2 * kWriteAt;
   static constexpr int kOfAt = kValuesAt + ValuesTile::kBytes;
-  static constexpr int kYAt = kOfAt + (Known::kIsGradient ? OfTile::kBytes : 0);
-  static constexpr int kDensAt = kYAt + (Known::kFinds ? OfTile::kBytes : 0);
+  static constexpr int kYAt = kOfAt + (Fixed::kIsGradient ? OfTile::kBytes : 0);
+  static constexpr int kDensAt = kYAt + (Fixed::kFinds ? OfTile::kBytes : 0);
   static constexpr int kOfTokens = 4 * S::C;
   static constexpr int kPresentAt = kDensAt + 3 * kOfTokens;
   static constexpr int kStageBytes = kPresentAt + S::C;

@@ -11,9 +11,9 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 KERNEL LAUNCH_BOUNDS(S::kThreads, S::kBlocks) walk_kernel(const GRID_CONSTANT Walk p) {
-  Walker<Scalar, S, Known>(p).run();
+  Walker<Scalar, S, Fixed>(p).run();
 }
 
 }  // namespace hfla::cuda

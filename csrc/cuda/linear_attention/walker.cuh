@@ -14,21 +14,21 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 class Walker {
   using Operands = typename OperandsOf<Scalar>::Type;
   using Element = typename Operands::Element;
-  using Shared = WalkShared<Scalar, S, Known>;
+  using Shared = WalkShared<Scalar, S, Fixed>;
   static constexpr int kDepth = Operands::kDepth;
   static constexpr int C = S::C, R = S::R, N = S::N;
   // Tiles of 8 columns that a warp has: of its part's, and behind them the normaliser's.
   static constexpr int kTilesC = S::kPartColumns / 8;
-  static constexpr int kTilesN = kTilesC + (Known::kIsGradient ? 0 : 1);
-  // Strips of 16 rows of the state that a warp has. Of the normaliser's, behind those of a known
-  // gradient, it has tiles, lest one warp has a strip more than all others.
-  static constexpr int kStateRows = Known::kIsGradient ? R - 16 : R;
+  static constexpr int kTilesN = kTilesC + (Fixed::kIsGradient ? 0 : 1);
+  // Strips of 16 rows of the state that a warp has. Of the normaliser's, behind those of a
+  // fixed-size gradient, it has tiles, lest one warp has a strip more than all others.
+  static constexpr int kStateRows = Fixed::kIsGradient ? R - 16 : R;
   static constexpr int kStrips = (kStateRows / 16 + S::kStripWarps - 1) / S::kStripWarps;
-  static constexpr int kExtraTiles = Known::kIsGradient ? kTilesC / S::kStripWarps : 0;
+  static constexpr int kExtraTiles = Fixed::kIsGradient ? kTilesC / S::kStripWarps : 0;
   static constexpr int kTogether = kDepth / 8;  // operands b that are loaded at once
   // Steps of kDepth tokens that tensor cores sum up, of which a warp keeps operands a in registers.
   static constexpr int kMostSumSteps = 64 / int(sizeof(typename Operands::A));
@@ -42,7 +42,7 @@ class Walker {
       : p_(p),
         shared_{shared_memory()},
         place_(shared_.place()),
-        decay_{Known::kKnown || !p.log_decay.data ? nullptr : shared_.decays()},
+        decay_{Fixed::kIsFixed || !p.log_decay.data ? nullptr : shared_.decays()},
         warp_(thread_index() / 32 - part() * S::kStripWarps),
         g_(lane().g),
         t_(lane().t) {
@@ -55,7 +55,7 @@ class Walker {
     if (place_.piece.sequence < 0) return;
     for (;;) {
       walk();
-      if (Known::kKnown || rows_left_ <= R) return;
+      if (Fixed::kIsFixed || rows_left_ <= R) return;
       enter_rows(row_begin_ + R);
       sync_block();
     }
@@ -114,7 +114,7 @@ class Walker {
   // ---- the state, of which a warp has the strips of 16 rows warp, warp + kWarps, ... ----
 
   DEV bool strip_exists(int strip) const {
-    if (Known::kKnown && kStateRows / 16 % S::kStripWarps == 0) return true;
+    if (Fixed::kIsFixed && kStateRows / 16 % S::kStripWarps == 0) return true;
     return strip < R / 16 && strip * 16 < rows_left_;
   }
   DEV int strip_of(int s) const { return warp_ + s * S::kStripWarps; }
@@ -135,7 +135,7 @@ class Walker {
 
   // The first of the normaliser's rows, or kNoColumn.
   DEV int extra_row() const {
-    if (Known::kKnown) return has_extra_rows() ? kStateRows : kNoColumn;
+    if (Fixed::kIsFixed) return has_extra_rows() ? kStateRows : kNoColumn;
     const int64_t row = ExtraColumns::begin(p_.V) - row_begin_;
     return p_.transposed && row >= 0 && row < R ? int(row) : kNoColumn;
   }
@@ -222,7 +222,7 @@ class Walker {
       show(rest, c, rests);
     };
     for_each_strip_pair(true, [&](int r, int c, const float* x) {
-      Known::kKnown ? show(r, c, x) : show_extra(r, c, x);
+      Fixed::kIsFixed ? show(r, c, x) : show_extra(r, c, x);
     });
     for_each_extra_pair(show_extra);
   }
@@ -300,7 +300,7 @@ class Walker {
   // So many tokens further in a tensor, with a token's stride.
   template <class T>
   DEV static T* advance(T* x, int64_t tokens, int64_t stride) {
-    if constexpr (!Known::kKnown) return x + tokens * stride;
+    if constexpr (!Fixed::kIsFixed) return x + tokens * stride;
     using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
     const uint32_t bytes = uint32_t(stride) * uint32_t(sizeof(T));
     return reinterpret_cast<T*>(reinterpret_cast<Byte*>(x) +
@@ -312,8 +312,8 @@ class Walker {
 
   // Whether a visit has rows of a tensor.
   DEV bool has(const Visit& visit, Which which) const {
-    if (which == Which::of && !Known::kIsGradient) return false;
-    if (which == Which::y && !Known::kFinds) return false;
+    if (which == Which::of && !Fixed::kIsGradient) return false;
+    if (which == Which::y && !Fixed::kFinds) return false;
     return is_read(which) ? p_.reads && visit.writer == 0 : p_.writes || p_.causal;
   }
   // Whether a visit's rows stay for all that write in its chunk.
@@ -321,11 +321,11 @@ class Walker {
     return which == Which::read || which == Which::of || which == Which::y;
   }
   DEV static Which next(Which which) { return Which(int(which) + 1); }
-  // Calls handle(which) for all that it has: with constants, where the walk is known, else in one
-  // loop, since with a branch for every feature map its code is long.
+  // Calls handle(which) for all that it has: with constants, where the walk has a fixed size, else
+  // in one loop, since with a branch for every feature map its code is long.
   template <class Handle>
   DEV void for_each_tile(const Visit& visit, Handle handle) {
-    if constexpr (Known::kKnown) {
+    if constexpr (Fixed::kIsFixed) {
       UNROLL
       for (int which = 0; which < int(Which::end); ++which) {
         if (has(visit, Which(which))) handle(Which(which));
@@ -360,7 +360,7 @@ class Walker {
     keep_operands(operands, read_tile());
     if (first) read_state<false>(operands);
     const bool stores = is_last_writer();
-    const bool copies_of = !Known::kKnown && stores && p_.of.x.data;  // else it is in the ring
+    const bool copies_of = !Fixed::kIsFixed && stores && p_.of.x.data;  // else it is in the ring
     if (copies_of) {
       if (first) sync_block();  // all have done with the state's tile
       start_of();
@@ -368,7 +368,7 @@ class Walker {
     if (p_.causal) read_chunk<false>(operands, write_tile(), values_tile());
     if (copies_of) copies_.template wait<0>();
     if (stores) store_out();
-    if constexpr (Known::kHasSecond) {
+    if constexpr (Fixed::kHasSecond) {
       keep_operands(operands, shared_.of(visit_.read_stage));
       read_state<true>(operands);
       if (p_.causal) read_chunk<true>(operands, values_tile(), write_tile());
@@ -379,7 +379,7 @@ class Walker {
   DEV void begin_chunk() {
     sum_decays();
     if (p_.reads) show_state();
-    if constexpr (!Known::kKnown) {  // where the first product is added
+    if constexpr (!Fixed::kIsFixed) {  // where the first product is added
       UNROLL
       for (int n = 0; n < kTilesN; ++n) {
         UNROLL
@@ -392,8 +392,8 @@ class Walker {
   DEV auto write_tile() const { return shared_.write(visit_.write_stage); }
   DEV auto values_tile() const { return shared_.values(visit_.write_stage); }
   DEV bool present(int token) const {
-    return Known::kKnown ? token < tokens_of(visit_.chunk)
-                         : shared_.present(visit_.read_stage)[token];
+    return Fixed::kIsFixed ? token < tokens_of(visit_.chunk)
+                           : shared_.present(visit_.read_stage)[token];
   }
 
   // ---- what it reads (walker_loader.cuh, walker_convert.cuh) ----
@@ -409,7 +409,7 @@ class Walker {
                                                      : Shared::RowsTile::kStride;
   }
   DEV int whole_runs(Which which) const {
-    return Known::kKnown ? S::kColumns / kRun : shared_.source(which).whole;
+    return Fixed::kIsFixed ? S::kColumns / kRun : shared_.source(which).whole;
   }
   DEV const Rows& rows_of(Which which) const {
     return which == Which::read    ? p_.read
@@ -419,13 +419,14 @@ class Walker {
                                    : p_.values;
   }
   DEV static bool may_have_den_grad(Which which) {
-    return !Known::kKnown ||
-           (Known::kIsGradient && (which == Which::read || which == Which::write));
+    return !Fixed::kIsFixed ||
+           (Fixed::kIsGradient && (which == Which::read || which == Which::write));
   }
   // Whether a tile's rows are divided here. Which ones may be is known with the walk.
   DEV bool divides(Which which) const {
     if (which == Which::read) return false;
-    if (Known::kKnown && which != (Known::kIsGradient ? Which::values : Which::write)) return false;
+    if (Fixed::kIsFixed && which != (Fixed::kIsGradient ? Which::values : Which::write))
+      return false;
     return rows_of(which).den;
   }
   // Where a run is copied to: its last element comes where its last operand will be.
@@ -448,10 +449,11 @@ class Walker {
     }
   };
   static_assert(R / kRun <= 64 && R / kRun <= S::kThreads);
-  // Whether a thread has an i-th run, of that token. Of a known walk all have as many of a tile.
+  // Whether a thread has an i-th run, of that token. Of a fixed-size walk all have as many of a
+  // tile.
   static constexpr int kOwnRuns = C * S::kColumns / kRun / S::kThreads;
   DEV static bool has_run(int i, int token, int end) {
-    return Known::kKnown ? i < kOwnRuns : token < end;
+    return Fixed::kIsFixed ? i < kOwnRuns : token < end;
   }
 
   DEV Source<Scalar> make_source(Which which) const;
@@ -480,10 +482,10 @@ class Walker {
   DEV float score_weight(int i, int j) const;
   template <int at_once, bool with_extra, class Handle>
   DEV void for_each_row_step(Handle handle) const;
-  // What a warp reads of a chunk, where the walk is known: for the state, and for each step of
-  // tokens.
+  // What a warp reads of a chunk, where the walk has a fixed size: for the state, and for each step
+  // of tokens.
   struct ReadOperands {
-    typename Operands::A kept[Known::kKnown ? R / kDepth : 1];
+    typename Operands::A kept[Fixed::kIsFixed ? R / kDepth : 1];
   };
   template <class Rows>
   DEV void keep_operands(ReadOperands& operands, const Rows& rows) const;
@@ -519,11 +521,13 @@ class Walker {
     int columns;
     bool there;  // the token is not past the end
     bool wide;   // pairs are contiguous and aligned
-    DEV bool has_pair(int c) const { return there && (Known::kKnown || (wide && c + 1 < columns)); }
+    DEV bool has_pair(int c) const {
+      return there && (Fixed::kIsFixed || (wide && c + 1 < columns));
+    }
   };
   using Pair = Run<Scalar, 2>;
 
-  DEV bool is_gradient() const { return Known::kKnown ? Known::kIsGradient : bool(p_.of.x.data); }
+  DEV bool is_gradient() const { return Fixed::kIsFixed ? Fixed::kIsGradient : bool(p_.of.x.data); }
   DEV void store_out();
   DEV void store_second();
   DEV void add_partial(int token, int half, bool last);

@@ -9,8 +9,8 @@
 namespace hfla::cuda {
 
 // By the first warp, every lane C / 32 tokens.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::sum_decays() {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::sum_decays() {
   if (!decay_.sums || warp_ != 0) return;
   constexpr int kEach = C / 32;
   const int lane = thread_index();
@@ -43,23 +43,23 @@ DEV void Walker<Scalar, S, Known>::sum_decays() {
   if (lane == 0) sums[0] = {0, 0, 0};
 }
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::convert() {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::convert() {
   const bool all_present = !p_.key_mask && tokens_of(visit_.chunk) == C;
   for_each_tile(visit_, [&](Which which) { convert_tile(which, all_present); });
   if (kTilesN > kTilesC && has(visit_, Which::values)) set_normalizer_columns();
   if (has_extra_rows()) set_extra_columns();
-  if (Known::kFinds && has(visit_, Which::y)) find_extra_column();
+  if (Fixed::kFinds && has(visit_, Which::y)) find_extra_column();
 }
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::convert_tile(Which which, bool all_present) {
-  if constexpr (Known::kKnown) {
-    const bool is_mapped = which == Which::of  ? Known::kHasSecond
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::convert_tile(Which which, bool all_present) {
+  if constexpr (Fixed::kIsFixed) {
+    const bool is_mapped = which == Which::of  ? Fixed::kHasSecond
                            : which == Which::y ? false
-                                               : (which == Which::values) == Known::kIsGradient;
-    const bool is_operand = !is_mapped || (Known::kMap == FeatureMap::identity && !divides(which));
-    if (!is_operand) convert_whole_runs<Known::kMap>(which);
+                                               : (which == Which::values) == Fixed::kIsGradient;
+    const bool is_operand = !is_mapped || (Fixed::kMap == FeatureMap::identity && !divides(which));
+    if (!is_operand) convert_whole_runs<Fixed::kMap>(which);
     if (!all_present && !is_read(which)) erase_absent(which);
   } else {
     const FeatureMap map = shared_.source(which).map;
@@ -72,15 +72,15 @@ DEV void Walker<Scalar, S, Known>::convert_tile(Which which, bool all_present) {
   }
 }
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <FeatureMap map>
-DEV void Walker<Scalar, S, Known>::convert_whole_runs(Which which) {
+DEV void Walker<Scalar, S, Fixed>::convert_whole_runs(Which which) {
   const int stage = stage_of(which, visit_), stride = stride_of(which);
   const bool divides = this->divides(which);
   const float* const dens = shared_.dens(stage);
   OwnRuns at(0, whole_runs(which));
   Element* to = shared_.tile(which, stage) + at.token * stride + at.column;
-  UNROLL_BY(Known::kKnown ? kOwnRuns : 2)
+  UNROLL_BY(Fixed::kIsFixed ? kOwnRuns : 2)
   for (int i = 0; has_run(i, at.token, C); ++i, at.token += at.step, to += at.step * stride) {
     const Run<Scalar, kRun> run = *reinterpret_cast<const Run<Scalar, kRun>*>(raw(to));
     float x[kRun];
@@ -93,14 +93,14 @@ DEV void Walker<Scalar, S, Known>::convert_whole_runs(Which which) {
     }
     auto operands = make_run<Element>(x);
     // Where no token is, there may be anything.
-    if (!Known::kKnown && !present(at.token)) operands = {};
+    if (!Fixed::kIsFixed && !present(at.token)) operands = {};
     *reinterpret_cast<Run<Element, kRun>*>(to) = operands;
   }
 }
 
-// Zeros in whole runs past the end: in a known walk's last chunk alone.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::erase_absent(Which which) {
+// Zeros in whole runs past the end: in a fixed-size walk's last chunk alone.
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::erase_absent(Which which) {
   OwnRuns at(0, whole_runs(which));
   const int stage = stage_of(which, visit_), stride = stride_of(which);
   NO_UNROLL
@@ -113,8 +113,8 @@ DEV void Walker<Scalar, S, Known>::erase_absent(Which which) {
 
 // Zeros of columns past the end; and number by number what is next to the end, and tensors whose
 // rows are not aligned or not contiguous.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::fetch_other_runs(Which which) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::fetch_other_runs(Which which) {
   const Source<Scalar>& from = shared_.source(which);
   OwnRuns at(from.whole, from.width / kRun - from.whole);
   Element* to = shared_.tile(which, stage_of(which, visit_)) + at.token * stride_of(which);
@@ -131,8 +131,8 @@ DEV void Walker<Scalar, S, Known>::fetch_other_runs(Which which) {
   }
 }
 
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::element(Which which, int token, int c) const {
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::element(Which which, int token, int c) const {
   const Source<Scalar>& from = shared_.source(which);
   const int stage = stage_of(which, visit_);
   if (c < from.columns) {
@@ -144,15 +144,15 @@ DEV float Walker<Scalar, S, Known>::element(Which which, int token, int c) const
   if (i < 0 || i >= ExtraColumns::kCount) return 0;
   return extra_element(which, from.den_grad ? shared_.den_grads(stage)[token] : 1, i);
 }
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::extra_element(Which which, float x, int i) {
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::extra_element(Which which, float x, int i) {
   return which == Which::read ? ExtraColumns::read<Operands>(x, i)
                               : ExtraColumns::write<Operands>(x, i);
 }
 
 // Behind this block's columns of values: ones, where there is a normaliser.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::set_normalizer_columns() {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::set_normalizer_columns() {
   if (thread_index() >= C) return;
   for (int c = 0; c < 8; c += kRun) {
     float x[kRun] = {};
@@ -162,20 +162,20 @@ DEV void Walker<Scalar, S, Known>::set_normalizer_columns() {
 }
 
 // Behind the columns of what is read and written, the extra ones and zeros.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::set_extra_columns() {
-  static_assert(!Known::kIsGradient || 2 * C <= S::kThreads);
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::set_extra_columns() {
+  static_assert(!Fixed::kIsGradient || 2 * C <= S::kThreads);
   const Which which = thread_index() < C ? Which::read : Which::write;
   const int token = thread_index() % C;
   if (thread_index() >= 2 * C || !has(visit_, which)) return;
-  if (Known::kFinds && which == Which::read) return;
+  if (Fixed::kFinds && which == Which::read) return;
   const float* const den_grad = rows_of(which).den_grad;
   float x = 0;
   if (present(token)) x = den_grad ? shared_.den_grads(stage_of(which, visit_))[token] : 1;
   set_extra(which, token, x);
 }
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::set_extra(Which which, int token, float x) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::set_extra(Which which, int token, float x) {
   float first[kRun] = {};
   UNROLL
   for (int i = 0; i < ExtraColumns::kCount; ++i) first[i] = extra_element(which, x, i);
@@ -186,8 +186,8 @@ DEV void Walker<Scalar, S, Known>::set_extra(Which which, int token, float x) {
 }
 
 // -⟨read, y⟩ of every token, whose runs some neighbours have. Each then has one of their tokens.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::find_extra_column() {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::find_extra_column() {
   const OwnRuns at(0, whole_runs(Which::y));
   const auto read = read_tile();
   const auto y = shared_.y(visit_.read_stage);

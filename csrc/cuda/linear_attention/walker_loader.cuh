@@ -9,8 +9,8 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S, class Known>
-DEV Source<Scalar> Walker<Scalar, S, Known>::make_source(Which which) const {
+template <class Scalar, class S, class Fixed>
+DEV Source<Scalar> Walker<Scalar, S, Fixed>::make_source(Which which) const {
   const bool is_read = this->is_read(which);
   const bool is_values = which != Which::read && which != Which::write;
   const Rows& rows = rows_of(which);
@@ -41,16 +41,16 @@ DEV Source<Scalar> Walker<Scalar, S, Known>::make_source(Which which) const {
   return from;
 }
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::start(const Visit& visit) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::start(const Visit& visit) {
   static_assert(C <= S::kThreads);
   if (visit.chunk < place_.chunks) {
     const int token = thread_index(), tokens = tokens_of(visit.chunk);
     const int64_t t = place_.piece.begin + offset_of(visit.chunk) + token;
-    const bool in_mask = !Known::kKnown && token < tokens && p_.key_mask;
+    const bool in_mask = !Fixed::kIsFixed && token < tokens && p_.key_mask;
     const bool masked = in_mask && !p_.key_mask[place_.piece.batch * p_.T + t];
     for_each_tile(visit, [&](Which which) { copy_rows(which, visit, tokens); });
-    if (!Known::kKnown && visit.writer == 0) {
+    if (!Fixed::kIsFixed && visit.writer == 0) {
       if (p_.log_decay.data && token < tokens) {
         const float* const log_decay = static_cast<const float*>(p_.log_decay.data) +
                                        place_.piece.batch * p_.log_decay.batch +
@@ -63,13 +63,13 @@ DEV void Walker<Scalar, S, Known>::start(const Visit& visit) {
   copies_.close();
 }
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::copy_rows(Which which, const Visit& visit, int tokens) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::copy_rows(Which which, const Visit& visit, int tokens) {
   const Source<Scalar>& from = shared_.source(which);
   const int64_t offset = offset_of(visit.chunk);
   const int stage = stage_of(which, visit), stride = stride_of(which);
-  // What a walk that is known has as an argument needs no memory to keep it.
-  const int64_t time = Known::kKnown ? rows_of(which).x.time : from.time;
+  // What a fixed-size walk has as an argument needs no memory to keep it.
+  const int64_t time = Fixed::kIsFixed ? rows_of(which).x.time : from.time;
   OwnRuns at(0, whole_runs(which));
   const Scalar* x = advance(from.x + at.column, offset + at.token, time);
   x += visit.writer * from.writer;
@@ -92,8 +92,8 @@ DEV void Walker<Scalar, S, Known>::copy_rows(Which which, const Visit& visit, in
 }
 
 // What the thread's part of out is the gradient of, pair by pair, for store_out.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::start_of() {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::start_of() {
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const Outs outs = make_outs(16 * warp_ + g_ + 8 * half);
@@ -107,8 +107,8 @@ DEV void Walker<Scalar, S, Known>::start_of() {
 }
 
 // Where the state was. No other thread looks there.
-template <class Scalar, class S, class Known>
-DEV typename Walker<Scalar, S, Known>::Pair* Walker<Scalar, S, Known>::copied_of(int n,
+template <class Scalar, class S, class Fixed>
+DEV typename Walker<Scalar, S, Fixed>::Pair* Walker<Scalar, S, Fixed>::copied_of(int n,
                                                                                  int half) const {
   static_assert(C * S::kColumns * sizeof(Scalar) <= decltype(shared_.state())::kBytes);
   Pair* const pairs = reinterpret_cast<Pair*>(shared_.state().data);

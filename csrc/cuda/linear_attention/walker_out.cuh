@@ -7,10 +7,10 @@
 
 namespace hfla::cuda {
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::store_out() {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::store_out() {
   const bool last = rows_left_ <= R;
-  if (!Known::kKnown && p_.partial) {
+  if (!Fixed::kIsFixed && p_.partial) {
     UNROLL
     for (int half = 0; half < 2; ++half) add_partial(16 * warp_ + g_ + 8 * half, half, last);
     if (!last) return;
@@ -30,15 +30,15 @@ DEV void Walker<Scalar, S, Known>::store_out() {
     const float scale = reciprocal<Scalar>(den);
     Pair pairs[kTilesC];
     float dot = make_pairs(pairs, outs, half, scale, present);
-    if (!Known::kKnown) dot += store_others(outs, half, scale, present);
+    if (!Fixed::kIsFixed) dot += store_others(outs, half, scale, present);
     store_pairs(outs, pairs);
     store_sums(outs, token, den, dot);
   }
 }
 
 // out = what earlier walks have come to, and this one.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::add_partial(int token, int half, bool last) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::add_partial(int token, int half, bool last) {
   float* const row =
       p_.partial + (block_index() * p_.pieces.length + chunk_ - place_.piece.begin + token) * N;
   UNROLL
@@ -53,9 +53,9 @@ DEV void Walker<Scalar, S, Known>::add_partial(int token, int half, bool last) {
   }
 }
 
-// Of a known walk, which has nothing that is not in pairs.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::store_second() {
+// Of a fixed-size walk, which has nothing that is not in pairs.
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::store_second() {
   UNROLL
   for (int half = 0; half < 2; ++half) {
     Pair pairs[kTilesC];
@@ -64,8 +64,8 @@ DEV void Walker<Scalar, S, Known>::store_second() {
   }
 }
 
-template <class Scalar, class S, class Known>
-DEV typename Walker<Scalar, S, Known>::Outs Walker<Scalar, S, Known>::make_outs(
+template <class Scalar, class S, class Fixed>
+DEV typename Walker<Scalar, S, Fixed>::Outs Walker<Scalar, S, Fixed>::make_outs(
     int token, const View& out, int64_t begin_of_out) const {
   const int64_t t = offset_of(visit_.chunk) + token;
   const Source<Scalar>& of = shared_.source(Which::of);
@@ -82,11 +82,11 @@ DEV typename Walker<Scalar, S, Known>::Outs Walker<Scalar, S, Known>::make_outs(
 }
 
 // A row of out. Returns the row's part of dots.
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::make_pairs(Pair (&pairs)[kTilesC], const Outs& outs, int half,
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::make_pairs(Pair (&pairs)[kTilesC], const Outs& outs, int half,
                                                float scale, bool present) const {
-  if constexpr (Known::kIsGradient) {
-    return make_gradients<Known::kMap>(pairs, outs, half, scale, present);
+  if constexpr (Fixed::kIsGradient) {
+    return make_gradients<Fixed::kMap>(pairs, outs, half, scale, present);
   } else if (is_gradient()) {
     return with_map(p_.of.map, [&](auto map) {
       return make_gradients<decltype(map)::value>(pairs, outs, half, scale, present);
@@ -96,35 +96,35 @@ DEV float Walker<Scalar, S, Known>::make_pairs(Pair (&pairs)[kTilesC], const Out
     return 0;
   }
 }
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::make_plain_pairs(Pair (&pairs)[kTilesC], int half, float scale,
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::make_plain_pairs(Pair (&pairs)[kTilesC], int half, float scale,
                                                     bool present) const {
   UNROLL
   for (int n = 0; n < kTilesC; ++n) {
     float x[2];
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      x[i] = Known::kKnown || present ? scale * out_[n][2 * half + i] : 0;
+      x[i] = Fixed::kIsFixed || present ? scale * out_[n][2 * half + i] : 0;
     }
     pairs[n] = make_run<Scalar>(x);
   }
 }
 
 // By the feature map's argument, of what out_ is the gradient by its value.
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <FeatureMap map>
-DEV float Walker<Scalar, S, Known>::make_gradients(Pair (&pairs)[kTilesC], const Outs& outs,
+DEV float Walker<Scalar, S, Fixed>::make_gradients(Pair (&pairs)[kTilesC], const Outs& outs,
                                                    int half, float scale, bool present) const {
   float dot = 0;
   UNROLL
   for (int n = 0; n < kTilesC; ++n) {
-    const bool counts = Known::kKnown || (present && outs.has_pair(8 * n + 2 * t_));
+    const bool counts = Fixed::kIsFixed || (present && outs.has_pair(8 * n + 2 * t_));
     const Pair of = pair_of(n, half);
     float x[2];
     UNROLL
     for (int i = 0; i < 2; ++i) {
       const float argument = of.get(i), gradient = scale * out_[n][2 * half + i];
-      if constexpr (Known::kHasSecond) {  // where it is mapped by now
+      if constexpr (Fixed::kHasSecond) {  // where it is mapped by now
         x[i] = gradient * derivative_of_value<map>(argument);
         continue;
       }
@@ -137,10 +137,10 @@ DEV float Walker<Scalar, S, Known>::make_gradients(Pair (&pairs)[kTilesC], const
 }
 
 // What the pair is the gradient of.
-template <class Scalar, class S, class Known>
-DEV typename Walker<Scalar, S, Known>::Pair Walker<Scalar, S, Known>::pair_of(int n,
+template <class Scalar, class S, class Fixed>
+DEV typename Walker<Scalar, S, Fixed>::Pair Walker<Scalar, S, Fixed>::pair_of(int n,
                                                                               int half) const {
-  if constexpr (Known::kIsGradient) {
+  if constexpr (Fixed::kIsGradient) {
     const auto tile = shared_.of(visit_.read_stage);
     return *reinterpret_cast<const Pair*>(
         tile.at(16 * warp_ + g_ + 8 * half, column_of(n) + 2 * t_));
@@ -149,8 +149,8 @@ DEV typename Walker<Scalar, S, Known>::Pair Walker<Scalar, S, Known>::pair_of(in
   }
 }
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::store_pairs(const Outs& outs,
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::store_pairs(const Outs& outs,
                                                const Pair (&pairs)[kTilesC]) const {
   Pair* const to = reinterpret_cast<Pair*>(outs.out) + t_;
   UNROLL
@@ -160,14 +160,14 @@ DEV void Walker<Scalar, S, Known>::store_pairs(const Outs& outs,
 }
 
 // What there is one of for a whole row.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::store_sums(const Outs& outs, int token, float den,
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::store_sums(const Outs& outs, int token, float den,
                                               float dot) const {
   const bool has_den = kTilesN > kTilesC && p_.divide && place_.column_block == 0 && part() == 0;
   if (has_den && outs.there && t_ == 0) {
     *advance(p_.den + place_.den, offset_of(visit_.chunk) + token, p_.Hq) = den;
   }
-  if (Known::kKnown || !p_.dots) return;  // of decays
+  if (Fixed::kIsFixed || !p_.dots) return;  // of decays
   const int64_t row = place_.piece.batch * p_.T + chunk_ + token;
   dot += shuffle_xor(dot, 1);
   dot += shuffle_xor(dot, 2);
@@ -177,8 +177,8 @@ DEV void Walker<Scalar, S, Known>::store_sums(const Outs& outs, int token, float
 }
 
 // What is not in pairs: an odd last column, and rows that are not aligned or not contiguous.
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::store_others(const Outs& outs, int half, float scale,
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::store_others(const Outs& outs, int half, float scale,
                                                  bool present) {
   float dot = 0;
   if (!outs.there || (outs.wide && outs.columns % 2 == 0)) return dot;
@@ -202,8 +202,8 @@ DEV float Walker<Scalar, S, Known>::store_others(const Outs& outs, int half, flo
 }
 
 // out_[n][i] for indices that are not constant, where an array in registers has none.
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::picked_out(int n, int i) const {
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::picked_out(int n, int i) const {
   float x = 0;
   UNROLL
   for (int m = 0; m < kTilesC; ++m) {

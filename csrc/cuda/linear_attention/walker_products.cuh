@@ -8,26 +8,27 @@
 namespace hfla::cuda {
 
 // Weights. Position i + 1 is after token i; backwards in time all of it is mirrored.
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::read_weight(int i) const {
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::read_weight(int i) const {
   return p_.reversed ? decay_.between(i + 1, C) : decay_.between(0, i + 1);
 }
-template <class Scalar, class S, class Known>
-DEV float Walker<Scalar, S, Known>::write_weight(int j) const {
+template <class Scalar, class S, class Fixed>
+DEV float Walker<Scalar, S, Fixed>::write_weight(int j) const {
   return p_.reversed ? decay_.between(0, j + 1) : decay_.between(j + 1, C);
 }
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <bool reversed>
-DEV float Walker<Scalar, S, Known>::score_weight(int i, int j) const {
+DEV float Walker<Scalar, S, Fixed>::score_weight(int i, int j) const {
   if (reversed ? j < i : j > i) return 0;
   return reversed ? decay_.between(i + 1, j + 1) : decay_.between(j + 1, i + 1);
 }
 
-// Calls handle(r) for steps of kDepth rows of the state: with constants where the walk is known.
-template <class Scalar, class S, class Known>
+// Calls handle(r) for steps of kDepth rows of the state: with constants where the walk has a fixed
+// size.
+template <class Scalar, class S, class Fixed>
 template <int at_once, bool with_extra, class Handle>
-DEV void Walker<Scalar, S, Known>::for_each_row_step(Handle handle) const {
-  if constexpr (Known::kKnown) {
+DEV void Walker<Scalar, S, Fixed>::for_each_row_step(Handle handle) const {
+  if constexpr (Fixed::kIsFixed) {
     UNROLL
     for (int r = 0; r < kStateRows; r += kDepth) handle(r);
     if (with_extra && has_extra_rows()) handle(kStateRows);
@@ -39,9 +40,9 @@ DEV void Walker<Scalar, S, Known>::for_each_row_step(Handle handle) const {
 
 // out += a b, or = if it is the first, of whose columns load(b, c) gives some from c on. All are
 // loaded before the first is used.
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <class Load>
-DEV void Walker<Scalar, S, Known>::add_to_out(const typename Operands::A& a, bool first,
+DEV void Walker<Scalar, S, Fixed>::add_to_out(const typename Operands::A& a, bool first,
                                               Load load) {
   typename Operands::B b[kTilesC / kTogether][kTogether], last[1];
   UNROLL
@@ -56,30 +57,30 @@ DEV void Walker<Scalar, S, Known>::add_to_out(const typename Operands::A& a, boo
   }
 }
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <class Rows>
-DEV void Walker<Scalar, S, Known>::keep_operands(ReadOperands& operands, const Rows& rows) const {
-  if constexpr (Known::kKnown) {
+DEV void Walker<Scalar, S, Fixed>::keep_operands(ReadOperands& operands, const Rows& rows) const {
+  if constexpr (Fixed::kIsFixed) {
     constexpr bool kHasExtra = std::is_same_v<Rows, typename Shared::RowsTile>;
     for_each_row_step<1, kHasExtra>(
         [&](int r) { operands.kept[r / kDepth] = Operands::load_a(rows, 16 * warp_, r); });
   }
 }
-template <class Scalar, class S, class Known>
-DEV typename Walker<Scalar, S, Known>::Operands::A Walker<Scalar, S, Known>::operand(
+template <class Scalar, class S, class Fixed>
+DEV typename Walker<Scalar, S, Fixed>::Operands::A Walker<Scalar, S, Fixed>::operand(
     const ReadOperands& operands, int row) const {
-  return Known::kKnown ? operands.kept[row / kDepth]
-                       : Operands::load_a(read_tile(), 16 * warp_, row);
+  return Fixed::kIsFixed ? operands.kept[row / kDepth]
+                         : Operands::load_a(read_tile(), 16 * warp_, row);
 }
 
 // out = read state, decayed. A warp has the rows 16 warp ... of the chunk. The second one's state
 // is transposed.
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <bool second>
-DEV void Walker<Scalar, S, Known>::read_state(const ReadOperands& operands) {
+DEV void Walker<Scalar, S, Fixed>::read_state(const ReadOperands& operands) {
   const int first = 16 * warp_;
   for_each_row_step<1, !second>([&](int r) {
-    add_to_out(operand(operands, r), Known::kKnown && r == 0, [&](auto& b, int c) {
+    add_to_out(operand(operands, r), Fixed::kIsFixed && r == 0, [&](auto& b, int c) {
       if constexpr (second) {
         Operands::load_b_transposed(b, shared_.state(), r, c);
       } else {
@@ -99,9 +100,9 @@ DEV void Walker<Scalar, S, Known>::read_state(const ReadOperands& operands) {
 // out += (read writtenᵀ, masked and decayed) values: of no tokens that come later than all these
 // rows. Where the normaliser is in another walk than some of the rows that it cancels, products of
 // either alone are large, and what is left of them is lost unless both are multiplied to the full.
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <bool second, class Written, class Values>
-DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands, const Written& written,
+DEV void Walker<Scalar, S, Fixed>::read_chunk(const ReadOperands& operands, const Written& written,
                                               const Values& values) {
   const int first = 16 * warp_, end = p_.reversed ? C : first + 16;
   NO_UNROLL
@@ -111,13 +112,13 @@ DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands, cons
       const auto a = operand(operands, r);
       typename Operands::B b[kTogether];
       Operands::load_b_transposed(b, written, r, token);
-      sum_up(scores, a, b, Known::kKnown && r == 0);
+      sum_up(scores, a, b, Fixed::kIsFixed && r == 0);
     });
     const bool has_later_ones = token + kDepth > first && token < first + 16;
     if (decay_.sums || has_later_ones) {
       p_.reversed ? weigh<true>(scores, token) : weigh<false>(scores, token);
     }
-    const bool cancels_later = !Known::kKnown && p_.partial && p_.read.extra != Extra::none;
+    const bool cancels_later = !Fixed::kIsFixed && p_.partial && p_.read.extra != Extra::none;
     NO_UNROLL
     for (int parts = cancels_later ? Operands::kPartsOfSums : 1; parts > 0; --parts) {
       add_to_out(Operands::from_accumulators(scores), false,
@@ -127,8 +128,8 @@ DEV void Walker<Scalar, S, Known>::read_chunk(const ReadOperands& operands, cons
   }
 }
 
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::subtract_held(float (&scores)[kTogether][4]) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::subtract_held(float (&scores)[kTogether][4]) {
   UNROLL
   for (int n = 0; n < kTogether; ++n) {
     UNROLL
@@ -136,9 +137,9 @@ DEV void Walker<Scalar, S, Known>::subtract_held(float (&scores)[kTogether][4]) 
   }
 }
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <bool reversed>
-DEV void Walker<Scalar, S, Known>::weigh(float (&scores)[kTogether][4], int token) const {
+DEV void Walker<Scalar, S, Fixed>::weigh(float (&scores)[kTogether][4], int token) const {
   UNROLL
   for (int n = 0; n < kTogether; ++n) {
     UNROLL
@@ -153,8 +154,8 @@ DEV void Walker<Scalar, S, Known>::weigh(float (&scores)[kTogether][4], int toke
 // state = decay state + writeᵀ values, decayed. Tensor cores truncate what they add to: a state
 // that stayed in their accumulators would lose a bit of the same sign with every chunk. So theirs
 // are sums over a few tokens, from zero, and it is the next addition that rounds.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::write_chunk(bool first_writer) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::write_chunk(bool first_writer) {
   const float decay = first_writer ? decay_.between(0, C) : 1;
   NO_UNROLL
   for (int token = 0; token < C; token += kSumTokens) {
@@ -182,8 +183,8 @@ DEV void Walker<Scalar, S, Known>::write_chunk(bool first_writer) {
 }
 
 // The normaliser's row, of some columns.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::write_extra_rows(int token) {
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::write_extra_rows(int token) {
   float sums[kExtraTiles][4] = {};
   UNROLL
   for (int step = 0; step < kSumSteps; ++step, token += kDepth) {
@@ -200,8 +201,8 @@ DEV void Walker<Scalar, S, Known>::write_extra_rows(int token) {
 }
 
 // writeᵀ of tokens from `token` on, weighted, in registers: once, for all columns of values.
-template <class Scalar, class S, class Known>
-DEV void Walker<Scalar, S, Known>::load_written(typename Operands::A (&a)[kSumSteps][kStrips],
+template <class Scalar, class S, class Fixed>
+DEV void Walker<Scalar, S, Fixed>::load_written(typename Operands::A (&a)[kSumSteps][kStrips],
                                                 int token) {
   UNROLL
   for (int step = 0; step < kSumSteps; ++step, token += kDepth) {
@@ -222,9 +223,9 @@ DEV void Walker<Scalar, S, Known>::load_written(typename Operands::A (&a)[kSumSt
   }
 }
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <int count>
-DEV void Walker<Scalar, S, Known>::load_values_of(typename Operands::B (&b)[kSumSteps][count],
+DEV void Walker<Scalar, S, Fixed>::load_values_of(typename Operands::B (&b)[kSumSteps][count],
                                                   int token, int column) {
   UNROLL
   for (int step = 0; step < kSumSteps; ++step) {
@@ -232,9 +233,9 @@ DEV void Walker<Scalar, S, Known>::load_values_of(typename Operands::B (&b)[kSum
   }
 }
 
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <int count>
-DEV void Walker<Scalar, S, Known>::add_to_state(const typename Operands::A (&a)[kSumSteps][kStrips],
+DEV void Walker<Scalar, S, Fixed>::add_to_state(const typename Operands::A (&a)[kSumSteps][kStrips],
                                                 const typename Operands::B (&b)[kSumSteps][count],
                                                 int n, float keep) {
   UNROLL
@@ -255,9 +256,9 @@ DEV void Walker<Scalar, S, Known>::add_to_state(const typename Operands::A (&a)[
 }
 
 // sums += a b, or = if it is the first.
-template <class Scalar, class S, class Known>
+template <class Scalar, class S, class Fixed>
 template <int count>
-DEV void Walker<Scalar, S, Known>::sum_up(float (&sums)[count][4], const typename Operands::A& a,
+DEV void Walker<Scalar, S, Fixed>::sum_up(float (&sums)[count][4], const typename Operands::A& a,
                                           const typename Operands::B (&b)[count], bool first) {
   UNROLL
   for (int i = 0; i < count; ++i) Operands::multiply(sums[i], a, b[i], first);

@@ -160,7 +160,7 @@ inline void add_linear_attention(std::vector<Case>& cases, hfla::DType dtype) {
 
 // Kernels that know the walk: of other heads and dtypes there are none. With a normaliser one finds
 // its gradient, too; where queries share keys, dk has a walk without dv.
-inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
+inline void add_fixed_size_walks(std::vector<Case>& cases, hfla::DType dtype) {
   if (dtype != hfla::DType::bf16) return;
   const auto add = [&](const char* name, int64_t D, hfla::FeatureMap map, bool normalize,
                        int64_t groups = 1, int64_t piece_length = 0, bool keeps = true) {
@@ -174,15 +174,15 @@ inline void add_known_walks(std::vector<Case>& cases, hfla::DType dtype) {
     cases.back().small = groups > 1;
   };
   constexpr auto kElu = hfla::FeatureMap::elu_plus_one, kIdentity = hfla::FeatureMap::identity;
-  add("known walks, groups", 64, kElu, true, 2);
-  add("known walks, pieces", 64, kElu, true, 1, 128);
-  add("known walks, pieces, of which nothing is kept", 64, kElu, true, 1, 128, false);
-  add("known walks without a map", 64, kIdentity, true);
-  add("known walks without a map and normaliser", 64, kIdentity, false);
-  add("known walks of 128 features", 128, kElu, true);
-  add("known walks of 128 features without normaliser", 128, kElu, false);
-  add("known walks of 128 features without a map", 128, kIdentity, true);
-  add("known walks of 128 features without a map and normaliser", 128, kIdentity, false);
+  add("fixed-size walks, groups", 64, kElu, true, 2);
+  add("fixed-size walks, pieces", 64, kElu, true, 1, 128);
+  add("fixed-size walks, pieces, of which nothing is kept", 64, kElu, true, 1, 128, false);
+  add("fixed-size walks without a map", 64, kIdentity, true);
+  add("fixed-size walks without a map and normaliser", 64, kIdentity, false);
+  add("fixed-size walks of 128 features", 128, kElu, true);
+  add("fixed-size walks of 128 features without normaliser", 128, kElu, false);
+  add("fixed-size walks of 128 features without a map", 128, kIdentity, true);
+  add("fixed-size walks of 128 features without a map and normaliser", 128, kIdentity, false);
 }
 
 inline void add_steps(std::vector<Case>& cases, hfla::DType dtype) {

@@ -15,7 +15,7 @@ inline std::vector<Case> all_cases(const std::vector<hfla::DType>& dtypes) {
   std::vector<Case> cases;
   for (const hfla::DType dtype : dtypes) {
     add_linear_attention(cases, dtype);
-    add_known_walks(cases, dtype);
+    add_fixed_size_walks(cases, dtype);
     add_steps(cases, dtype);
     add_delta_rule(cases, dtype);
     add_delta_steps(cases, dtype);
@@ -33,14 +33,14 @@ struct ManyRows {
 // each token and head, 2^28 elements.
 inline std::vector<ManyRows> cases_of_one_row() {
   constexpr auto kBf16 = hfla::DType::bf16;
-  DeltaRule known{kBf16, 132, 32, 64, 16, 1, 1};
-  known.mask = false;
+  DeltaRule fixed{kBf16, 132, 32, 64, 16, 1, 1};
+  fixed.mask = false;
   return {{make_case("in many rows", Attention{kBf16, 64 << 10, 34, 8, 8}, 1), 26},
           {make_case("in many rows, pieces", Attention{kBf16, 64 << 10, 34, 8, 8, 1, 2, 1, 1}, 1),
            26},
           {make_case("step in many rows", Step{kBf16, 8, 8, 2, 1}, 1), 26},
           {make_case("delta rule in many rows", DeltaRule{kBf16, 132, 32, 16, 16, 1, 1}, 1), 23},
-          {make_case("delta rule that is known in many rows", known, 1), 22},
+          {make_case("delta rule of a fixed size in many rows", fixed, 1), 22},
           {make_case("step of the delta rule in many rows", DeltaStep{kBf16, 8, 8}, 1), 26}};
 }
 

@@ -154,15 +154,15 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   // Kernels of their own; of forward's, with and without errors to keep; of backward's, with rows
   // of gradients that heads share and that they don't.
   for (const int64_t K : {64, 128}) {
-    DeltaRule known{dtype, kMany, 150, K, kAll ? 112 : 48, 1, 1};
-    known.mask = false;
-    add("delta rule that is known", K == 64, known);
-    known.T = 70, known.V = 48, known.keep_errors = known.backward = false;
-    add("delta rule that is known, without errors", false, known);
+    DeltaRule fixed{dtype, kMany, 150, K, kAll ? 112 : 48, 1, 1};
+    fixed.mask = false;
+    add("delta rule of a fixed size", K == 64, fixed);
+    fixed.T = 70, fixed.V = 48, fixed.keep_errors = fixed.backward = false;
+    add("delta rule of a fixed size, without errors", false, fixed);
   }
   DeltaRule shared{dtype, kMany, 20, 64, 16, 1, 2, 2};
   shared.mask = false;
-  add("delta rule that is known, shared heads", true, shared);
+  add("delta rule of a fixed size, shared heads", true, shared);
 }
 
 inline void add_delta_steps(std::vector<Case>& cases, hfla::DType dtype) {

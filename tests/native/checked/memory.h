@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/common/numbers.h"
+#include "cuda/common/scalar_types.h"
 #include "kernels/common.h"
 
 namespace checked {

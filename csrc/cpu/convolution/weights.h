@@ -33,25 +33,27 @@ HFLA_INLINE int64_t whole_vectors(Channels channels) {
 
 // Row j of `to` (taps, kBlockChannels) gets tap j of these channels; zeros where there is none.
 template <class Acc>
-HFLA_NOINLINE void stage_taps(const Taps& taps, int64_t count, Channels channels, Acc* to) {
-  if (!taps.data) {
+HFLA_NOINLINE void stage_weights(const ConvolutionWeights& weights, int64_t count,
+                                 Channels channels, Acc* to) {
+  if (!weights.data) {
     __builtin_memset(to, 0, sizeof(Acc) * count * kBlockChannels);
     return;
   }
-  with_any_dtype(taps.dtype, [&](auto scalar) {
+  with_any_dtype(weights.dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const Scalar* const from =
-        static_cast<const Scalar*>(taps.data) + channels.begin * taps.channel;
+        static_cast<const Scalar*>(weights.data) + channels.begin * weights.channel;
     if constexpr (sizeof(Scalar) >= sizeof(float)) {
       for (int64_t c = 0; c < channels.count; ++c) {
         for (int64_t j = 0; j < count; ++j) {
-          to[j * kBlockChannels + c] = static_cast<Acc>(from[c * taps.channel + j * taps.tap]);
+          to[j * kBlockChannels + c] =
+              static_cast<Acc>(from[c * weights.channel + j * weights.tap]);
         }
       }
     } else {
       for (int64_t j = 0; j < count; ++j) {
         for_each_vector<float>(0, channels.count, [&](int64_t c, int64_t n) {
-          const Vec<float> x = load_vector(from + j * taps.tap, taps.channel, c, n);
+          const Vec<float> x = load_vector(from + j * weights.tap, weights.channel, c, n);
           for (int64_t i = 0; i < n; ++i) to[j * kBlockChannels + c + i] = static_cast<Acc>(x[i]);
         });
       }
@@ -62,7 +64,7 @@ HFLA_NOINLINE void stage_taps(const Taps& taps, int64_t count, Channels channels
 
 // Back, to a contiguous (C, taps) of some dtype.
 template <class Acc>
-void write_taps(void* data, DType dtype, int64_t count, const Acc* from, Channels channels) {
+void write_weights(void* data, DType dtype, int64_t count, const Acc* from, Channels channels) {
   with_any_dtype(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Wide = AccOf<Scalar>;

@@ -1,12 +1,12 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
 // Backward's way forward: S of every chunk, of the errors that forward has kept, as operands of
-// products over columns (known_chunk.cuh). A block has a sequence, a head and 32 columns, and each
-// of its eight warps 16 of them and a quarter of the channels, which know nothing of the others.
-// All load the next chunk meanwhile, and leave this one's errors as bfloat16.
+// products over columns (fixed_size_chunk.cuh). A block has a sequence, a head and 32 columns, and
+// each of its eight warps 16 of them and a quarter of the channels, which know nothing of the
+// others. All load the next chunk meanwhile, and leave this one's errors as bfloat16.
 #pragma once
 
-#include "cuda/delta_rule/known_state.cuh"
+#include "cuda/delta_rule/fixed_size_state.cuh"
 
 namespace hfla::cuda {
 
@@ -14,8 +14,8 @@ constexpr int kStateThreads = 256;
 
 template <int K>
 struct StateWalkStage {
-  KnownRows<K> k;
-  KnownRows<kKnownColumns, float> errors;
+  FixedSizeRows<K> k;
+  FixedSizeRows<kFixedSizeColumns, float> errors;
   float* end;  // a key unit's
 
   static constexpr int kErrorsAt = decltype(k)::kBytes;
@@ -33,10 +33,11 @@ template <int K>
 class StateWalk {
   using Operands = Bf16Operands;
   using Stage = StateWalkStage<K>;
-  static constexpr int kParts = kKnownColumns / 16, kChannels = K * kParts / (kStateThreads / 32);
+  static constexpr int kParts = kFixedSizeColumns / 16,
+                       kChannels = K * kParts / (kStateThreads / 32);
 
  public:
-  DEV StateWalk(const KnownDeltaRule& p, const KnownPlace& place)
+  DEV StateWalk(const FixedSizeDeltaRule& p, const FixedSizePlace& place)
       : p_(p),
         place_(place),
         part_(thread_index() / 32 % kParts * 16),
@@ -76,13 +77,13 @@ class StateWalk {
     const KeyUnit unit = p_.key_unit(place_.first_chunk + chunk, place_.head);
     start_copies<KeyUnit::kEndBytes, kStateThreads>(copies_, to.end, unit.to(), thread_index());
     copies_.close();
-    k_ += kKnownTokens * p_.k.time, errors_ += kKnownTokens * p_.upstream.errors.time;
+    k_ += kFixedSizeTokens * p_.k.time, errors_ += kFixedSizeTokens * p_.upstream.errors.time;
   }
 
   // In bfloat16, 8 columns of a token to a thread.
   DEV void keep_errors(const Stage& stage, int chunk) const {
-    constexpr int kRun = 8, kRuns = kKnownColumns / kRun;
-    static_assert(kRuns * kKnownTokens == kStateThreads);
+    constexpr int kRun = 8, kRuns = kFixedSizeColumns / kRun;
+    static_assert(kRuns * kFixedSizeTokens == kStateThreads);
     const int token = thread_index() / kRuns, column = thread_index() % kRuns * kRun;
     if (place_.first_column + column >= p_.V) return;
     float x[kRun];
@@ -105,38 +106,38 @@ class StateWalk {
     UNROLL
     for (int c = 0; c < kChannels; c += 16) to[c * 2] = state_.transposed(state_.operand(c));
     const auto [g, t] = lane();
-    KnownValues errors;
+    FixedSizeValues errors;
     UNROLL
-    for (int n = 0; n < kKnownTokens / 8; ++n) {
+    for (int n = 0; n < kFixedSizeTokens / 8; ++n) {
       UNROLL
       for (int i = 0; i < 4; ++i) {
         errors[n][i] = stage.errors.get(8 * n + 2 * t + i % 2, part_ + g + i / 2 * 8);
       }
     }
     scale(errors, stage.end);
-    KnownOperands a;
+    FixedSizeOperands a;
     make_operands(a, errors);
-    state_.go_on(stage.end[kKnownTokens], [&](float (&sums)[2][4], int channel) {
+    state_.go_on(stage.end[kFixedSizeTokens], [&](float (&sums)[2][4], int channel) {
       add_written(sums, stage.k, channel_ + channel, a);
     });
   }
 
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   const int part_, channel_;  // the warp's first ones, of the block's
   const bool there_;
   const RowCopies<K, kStateThreads> rows_;
-  const RowCopies<kKnownColumns, kStateThreads, float> values_;
+  const RowCopies<kFixedSizeColumns, kStateThreads, float> values_;
   const BFloat16* k_;
   const float* errors_;
   CopyGroups copies_;
-  KnownState<kChannels> state_;
+  FixedSizeState<kChannels> state_;
 };
 
 template <int K>
 KERNEL LAUNCH_BOUNDS(kStateThreads, 2)
-    delta_known_states_kernel(const GRID_CONSTANT KnownDeltaRule p) {
-  const KnownPlace place(p);
+    delta_fixed_size_states_kernel(const GRID_CONSTANT FixedSizeDeltaRule p) {
+  const FixedSizePlace place(p);
   StateWalk<K>(p, place).run();
 }
 

@@ -10,17 +10,17 @@
 //
 //     E = M (V - f ∘ K S)   y = f' ∘ (Q S) + A' E        S' = from_C S + Kᵀ (l ∘ E)
 //
-// with K and Q as they are in memory. `prepare` (known_prepare.cuh) makes M, A', f, f' and l, all
-// chunks at a time; `walk` (known_walk.cuh) goes from chunk to chunk.
+// with K and Q as they are in memory. `prepare` (fixed_size_prepare.cuh) makes M, A', f, f' and l,
+// all chunks at a time; `walk` (fixed_size_walk.cuh) goes from chunk to chunk.
 //
 // Backward, with M and A' of before, dS' what comes from the chunks behind, and dv = W:
 //
 //     dE = A'ᵀ dy + l ∘ (K dS')      W = Mᵀ dE      dS = from_C dS' + Qᵀ (f' ∘ dy) - Kᵀ (f ∘ W)
 //
 // `prepare` leaves M and A' transposed; one walk finds S of every chunk again, of the errors that
-// forward has kept (known_state_walk.cuh), and one goes back and leaves every dS'
-// (known_back_walk.cuh). The gradients of q, k, β and the decay then follow, all chunks at a time
-// (known_token_gradients.cuh).
+// forward has kept (fixed_size_state_walk.cuh), and one goes back and leaves every dS'
+// (fixed_size_back_walk.cuh). The gradients of q, k, β and the decay then follow, all chunks at a
+// time (fixed_size_token_gradients.cuh).
 #pragma once
 
 #include "cuda/common/copy_groups.cuh"
@@ -28,7 +28,7 @@
 
 namespace hfla::cuda {
 
-constexpr int kKnownTokens = 64, kKnownThreads = 128, kKnownColumns = 32;  // of a block
+constexpr int kFixedSizeTokens = 64, kFixedSizeThreads = 128, kFixedSizeColumns = 32;  // of a block
 
 // ---- what prepare leaves in device memory ----
 
@@ -40,7 +40,7 @@ struct alignas(16) LaneWords {
 // A lower triangle of C x C, in blocks of 16 x 16, of which a lane has what it needs as operand b
 // of two products: rows of the triangle are columns of b, the first 8 in the first two words.
 struct Triangle {
-  static constexpr int kBlocks = kKnownTokens / kBlockTokens;
+  static constexpr int kBlocks = kFixedSizeTokens / kBlockTokens;
   static constexpr int kWords = kBlocks * (kBlocks + 1) / 2 * 32;
   static constexpr int kBytes = kWords * int(sizeof(LaneWords));
   LaneWords* words;
@@ -64,36 +64,37 @@ struct Triangle {
 
 // Of a chunk and head, what is needed with its keys: M, f, l and from_C,
 struct KeyUnit {
-  static constexpr int kEndBytes = (kKnownTokens + 4) * int(sizeof(float));  // l and from_C
-  static constexpr int kBytes = Triangle::kBytes + kKnownTokens * int(sizeof(float)) + kEndBytes;
+  static constexpr int kEndBytes = (kFixedSizeTokens + 4) * int(sizeof(float));  // l and from_C
+  static constexpr int kBytes =
+      Triangle::kBytes + kFixedSizeTokens * int(sizeof(float)) + kEndBytes;
   char* data;
   DEV Triangle m() const { return {reinterpret_cast<LaneWords*>(data)}; }
   DEV float* from() const { return reinterpret_cast<float*>(data + Triangle::kBytes); }
-  DEV float* to() const { return from() + kKnownTokens; }
-  DEV float* whole() const { return to() + kKnownTokens; }
+  DEV float* to() const { return from() + kFixedSizeTokens; }
+  DEV float* whole() const { return to() + kFixedSizeTokens; }
 };
 // and with its queries: A' and f'.
 struct QueryUnit {
-  static constexpr int kBytes = Triangle::kBytes + kKnownTokens * int(sizeof(float));
+  static constexpr int kBytes = Triangle::kBytes + kFixedSizeTokens * int(sizeof(float));
   char* data;
   DEV Triangle a() const { return {reinterpret_cast<LaneWords*>(data)}; }
   DEV float* from() const { return reinterpret_cast<float*>(data + Triangle::kBytes); }
 };
-constexpr int kKnownUnitBytes = KeyUnit::kBytes + QueryUnit::kBytes;
+constexpr int kFixedSizeUnitBytes = KeyUnit::kBytes + QueryUnit::kBytes;
 
 // What tokens' gradients need: a, β, and 1 or what a norm divides by.
 struct TokenUnit {
-  static constexpr int kBytes = 4 * kKnownTokens * int(sizeof(float));
+  static constexpr int kBytes = 4 * kFixedSizeTokens * int(sizeof(float));
   float* data;
   DEV float* decay() const { return data; }
-  DEV float* beta() const { return data + kKnownTokens; }
-  DEV float* q_norm() const { return data + 2 * kKnownTokens; }
-  DEV float* k_norm() const { return data + 3 * kKnownTokens; }
+  DEV float* beta() const { return data + kFixedSizeTokens; }
+  DEV float* q_norm() const { return data + 2 * kFixedSizeTokens; }
+  DEV float* k_norm() const { return data + 3 * kFixedSizeTokens; }
 };
 
 // ---- what kernels are told ----
 
-struct KnownDeltaRule : DeltaRuleProblem {
+struct FixedSizeDeltaRule : DeltaRuleProblem {
   Pieces pieces;  // chunks
   char* units;    // (chunks, Hv): a key unit and a query unit
   DeltaRuleResult result;
@@ -106,7 +107,7 @@ struct KnownDeltaRule : DeltaRuleProblem {
   float *dq, *dk;                       // (B, T, Hv, K), where heads share queries or keys, or null
 
   DEV KeyUnit key_unit(int64_t chunk, int64_t head) const {
-    return {units + (chunk * Hkv + head) * kKnownUnitBytes};
+    return {units + (chunk * Hkv + head) * kFixedSizeUnitBytes};
   }
   DEV QueryUnit query_unit(int64_t chunk, int64_t head) const {
     return {key_unit(chunk, head).data + KeyUnit::kBytes};
@@ -121,21 +122,21 @@ struct KnownDeltaRule : DeltaRuleProblem {
     return all + ((chunk * Hkv + head) * V + column) * (K / 16 * 32 / 16);
   }
   DEV BFloat16* errors_of(int64_t chunk, int64_t head) const {
-    return errors + (chunk * Hkv + head) * kKnownTokens * V;
+    return errors + (chunk * Hkv + head) * kFixedSizeTokens * V;
   }
 };
 
 // ---- rows of a chunk ----
 
 template <int columns, class Element = BFloat16>
-using KnownRows = Tile<Element, kKnownTokens, columns>;
+using FixedSizeRows = Tile<Element, kFixedSizeTokens, columns>;
 
 // One of `threads` that copy a chunk's rows to tiles of so many columns.
 template <int columns, int threads, class Element = BFloat16>
 struct RowCopies {
-  using Rows = KnownRows<columns, Element>;
+  using Rows = FixedSizeRows<columns, Element>;
   static constexpr int kRun = Rows::kUnit, kPerRow = columns / kRun, kStep = threads / kPerRow;
-  static constexpr int kCopies = kKnownTokens / kStep;
+  static constexpr int kCopies = kFixedSizeTokens / kStep;
   int row, column;  // the first of the thread's; the others follow by kStep rows
 
   DEV explicit RowCopies(int thread) : row(thread / kPerRow), column(thread % kPerRow * kRun) {}
@@ -144,7 +145,7 @@ struct RowCopies {
   DEV void start(CopyGroups& copies, const Rows& to, const Element* from, int64_t stride,
                  int tokens) const {
     Element* const at = to.data + row * Rows::kStride + column;
-    if (tokens == kKnownTokens) {
+    if (tokens == kFixedSizeTokens) {
       UNROLL
       for (int i = 0; i < kCopies; ++i, from += kStep * stride) {
         copies.copy(at + i * kStep * Rows::kStride, from);

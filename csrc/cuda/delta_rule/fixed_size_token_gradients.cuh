@@ -20,18 +20,18 @@
 // values come 32 at a time, in a ring.
 #pragma once
 
-#include "cuda/delta_rule/known_decays.cuh"
-#include "cuda/delta_rule/known_tokens.cuh"
+#include "cuda/delta_rule/fixed_size_decays.cuh"
+#include "cuda/delta_rule/fixed_size_tokens.cuh"
 
 namespace hfla::cuda {
 
-constexpr int kKnownGradientThreads = 256;
+constexpr int kFixedSizeGradientThreads = 256;
 
 // 32 columns, or 16.
 template <int K>
 struct GradientStage {
   static constexpr int kColumns = 32, kBlocks = kColumns / 16;
-  using Rows = KnownRows<kColumns>;
+  using Rows = FixedSizeRows<kColumns>;
   static constexpr int kStateWords = kBlocks * K / 16 * 32;
   static constexpr int kStateBytes = kStateWords * int(sizeof(LaneWords));
   static constexpr int kBytes = 2 * kStateBytes + 3 * Rows::kBytes;
@@ -53,9 +53,9 @@ struct alignas(16) TokenDots {
 
 template <int K>
 struct GradientShared {
-  static constexpr int C = kKnownTokens, kStages = 3;
+  static constexpr int C = kFixedSizeTokens, kStages = 3;
   using Weights = Tile<BFloat16, C, C>;
-  KnownRows<K> q, k;
+  FixedSizeRows<K> q, k;
   char* stages;
   Weights x, y;                    // in place of stages, afterwards: X and Y times β
   Weights x_of_write, y_of_write;  // X and -Y
@@ -76,25 +76,25 @@ struct GradientShared {
     again.take_tile(y_of_write, C);
     static_assert(kStages * GradientStage<K>::kBytes >= 4 * Weights::kBytes);
     numbers.data = carver.take<float>(TokenUnit::kBytes / int64_t(sizeof(float)));
-    within = carver.take<float>(KnownDecays::kWithin);
+    within = carver.take<float>(FixedSizeDecays::kWithin);
     dots = carver.take<TokenDots>(2 * C);
-    state_dots = carver.take<float>(kKnownGradientThreads / 32);
+    state_dots = carver.take<float>(kFixedSizeGradientThreads / 32);
     bytes = carver.used();
   }
 };
 
 template <int K>
-class KnownTokenGradients {
+class FixedSizeTokenGradients {
   using Operands = Bf16Operands;
   using Shared = GradientShared<K>;
   using Stage = GradientStage<K>;
-  static constexpr int C = kKnownTokens, kBlock = kBlockTokens, kBlocks = C / kBlock;
-  static constexpr int kThreads = kKnownGradientThreads, kChannels = K / 2;
+  static constexpr int C = kFixedSizeTokens, kBlock = kBlockTokens, kBlocks = C / kBlock;
+  static constexpr int kThreads = kFixedSizeGradientThreads, kChannels = K / 2;
   using Scores = float[2][2][4];         // 16 x 16, of every second block of columns
   using Sums = float[kChannels / 8][4];  // of the warp's tokens and channels
 
  public:
-  DEV explicit KnownTokenGradients(const KnownDeltaRule& p)
+  DEV explicit FixedSizeTokenGradients(const FixedSizeDeltaRule& p)
       : p_(p),
         shared_(SharedCarver(shared_memory())),
         decays_{shared_.numbers.decay(), shared_.within},
@@ -147,7 +147,7 @@ class KnownTokenGradients {
   // Queries, keys and numbers; they arrive with the first columns.
   DEV void start_rows() {
     const RowCopies<K, kThreads> rows(thread_index());
-    const auto start = [&](const KnownRows<K>& to, const View& x, int64_t head) {
+    const auto start = [&](const FixedSizeRows<K>& to, const View& x, int64_t head) {
       rows.start(copies_, to,
                  at_piece<const BFloat16>(x, piece_, head) + rows.row * x.time + rows.column,
                  x.time, tokens_);
@@ -343,7 +343,7 @@ class KnownTokenGradients {
   // Calls visit(half, the two numbers of `rows`, i, n) for elements i and i + 1 of all tiles n: of
   // the lane's first token, or (half 1) its second.
   template <class Visit>
-  DEV void for_each_pair(const KnownRows<K>& rows, Visit visit) const {
+  DEV void for_each_pair(const FixedSizeRows<K>& rows, Visit visit) const {
     UNROLL
     for (int n = 0; n < kChannels / 8; n += 2) {
       const Operands::A words = Operands::load_a(rows, row_, channel_ + 8 * n);
@@ -486,9 +486,9 @@ class KnownTokenGradients {
     at_piece<float>(to, piece_, head_)[token * to.time] = x;
   }
 
-  const KnownDeltaRule& p_;
+  const FixedSizeDeltaRule& p_;
   const Shared shared_;
-  const KnownDecays decays_;
+  const FixedSizeDecays decays_;
   const int group_, half_, row_, channel_;  // the warp's tokens and channels, and the first of each
   const int head_, chunk_;
   const Piece piece_;
@@ -500,9 +500,9 @@ class KnownTokenGradients {
 };
 
 template <int K>
-KERNEL LAUNCH_BOUNDS(kKnownGradientThreads, 1)
-    delta_known_token_gradients_kernel(const GRID_CONSTANT KnownDeltaRule p) {
-  KnownTokenGradients<K>(p).run();
+KERNEL LAUNCH_BOUNDS(kFixedSizeGradientThreads, 1)
+    delta_fixed_size_token_gradients_kernel(const GRID_CONSTANT FixedSizeDeltaRule p) {
+  FixedSizeTokenGradients<K>(p).run();
 }
 
 }  // namespace hfla::cuda

@@ -1,30 +1,30 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What the walk back has in shared memory (known_back_walk.cuh), and who brings it there: a step
-// before it is needed. Steps are chunks from the last to the first.
+// What the walk back has in shared memory (fixed_size_back_walk.cuh), and who brings it there: a
+// step before it is needed. Steps are chunks from the last to the first.
 #pragma once
 
-#include "cuda/delta_rule/known_place.cuh"
+#include "cuda/delta_rule/fixed_size_place.cuh"
 
 namespace hfla::cuda {
 
 // For the warps that go from state to state.
 template <int K>
 struct BackKeyStage {
-  KnownRows<K> k, q;
+  FixedSizeRows<K> k, q;
   KeyUnit unit;
 };
 // For those that are a step ahead of them.
 struct BackRowStage {
-  KnownRows<kKnownColumns> dy;
+  FixedSizeRows<kFixedSizeColumns> dy;
   QueryUnit unit;
 };
 // What passes between both, of a warp's columns: A'ᵀ dy, as accumulators; f' ∘ dy and W, as
 // operands.
 struct BackStage {
-  static constexpr int kSums = kKnownTokens / 8, kOperands = kKnownTokens / 16;
+  static constexpr int kSums = kFixedSizeTokens / 8, kOperands = kFixedSizeTokens / 16;
   static constexpr int kWords = (kSums + 2 * kOperands) * 32;  // of a warp's lanes
-  static constexpr int kBytes = kKnownColumns / 16 * kWords * int(sizeof(LaneWords));
+  static constexpr int kBytes = kFixedSizeColumns / 16 * kWords * int(sizeof(LaneWords));
   LaneWords* words;
   DEV LaneWords& sums(int n) const { return words[n * 32]; }
   DEV LaneWords& rows(int i) const { return words[(kSums + i) * 32]; }
@@ -34,10 +34,10 @@ struct BackStage {
 // Two of each, for steps by turns.
 template <int K>
 struct BackShared {
-  static constexpr int kQAt = KnownRows<K>::kBytes;
+  static constexpr int kQAt = FixedSizeRows<K>::kBytes;
   static constexpr int kKeyUnitAt = 2 * kQAt;
   static constexpr int kRowsAt = kKeyUnitAt + KeyUnit::kBytes;
-  static constexpr int kQueryUnitAt = kRowsAt + KnownRows<kKnownColumns>::kBytes;
+  static constexpr int kQueryUnitAt = kRowsAt + FixedSizeRows<kFixedSizeColumns>::kBytes;
   static constexpr int kPassedAt = kQueryUnitAt + QueryUnit::kBytes;
   static constexpr int kStageBytes = kPassedAt + BackStage::kBytes;
   static constexpr int kBytes = 2 * kStageBytes;
@@ -55,7 +55,7 @@ struct BackShared {
   }
   // Of the warp, and the other that has its columns.
   DEV static BackStage passed(int step) {
-    const int warp = thread_index() / 32 % (kKnownColumns / 16), lane = thread_index() % 32;
+    const int warp = thread_index() / 32 % (kFixedSizeColumns / 16), lane = thread_index() % 32;
     LaneWords* const words = reinterpret_cast<LaneWords*>(stage(step) + kPassedAt);
     return {words + warp * BackStage::kWords + lane};
   }
@@ -64,10 +64,10 @@ struct BackShared {
 // Starts copies of a step, and keeps nothing in registers from step to step.
 template <int K>
 class BackLoader {
-  static constexpr int kThreads = kKnownThreads / 2;  // the last of a block
+  static constexpr int kThreads = kFixedSizeThreads / 2;  // the last of a block
 
  public:
-  DEV BackLoader(const KnownDeltaRule& p, const KnownPlace& place, CopyGroups& copies)
+  DEV BackLoader(const FixedSizeDeltaRule& p, const FixedSizePlace& place, CopyGroups& copies)
       : p_(p),
         place_(place),
         copies_(copies),
@@ -86,7 +86,7 @@ class BackLoader {
   DEV void start_rows(int step) {
     const BackRowStage to = BackShared<K>::tokens(step);
     const int chunk = place_.chunks - 1 - step;
-    const RowCopies<kKnownColumns, kThreads> rows(thread_);
+    const RowCopies<kFixedSizeColumns, kThreads> rows(thread_);
     if (place_.first_column + rows.column < p_.V) {
       start(rows, to.dy, p_.upstream.dy, head_, chunk, place_.first_column);
     }
@@ -99,13 +99,13 @@ class BackLoader {
   DEV void start(const Copies& rows, const Rows& to, const View& x, int head, int chunk,
                  int column) {
     const BFloat16* const from = place_.rows<const BFloat16>(x, head);
-    const int64_t token = chunk * kKnownTokens + rows.row;
+    const int64_t token = chunk * kFixedSizeTokens + rows.row;
     rows.start(copies_, to, from + token * x.time + column + rows.column, x.time,
                place_.tokens_of(chunk));
   }
 
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   CopyGroups& copies_;
   const int thread_, head_;
 };

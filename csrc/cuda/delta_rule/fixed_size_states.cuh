@@ -1,20 +1,20 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// The half of a walk's warps that go from state to state (known_walk.cuh).
+// The half of a walk's warps that go from state to state (fixed_size_walk.cuh).
 #pragma once
 
-#include "cuda/delta_rule/known_loader.cuh"
-#include "cuda/delta_rule/known_state.cuh"
+#include "cuda/delta_rule/fixed_size_loader.cuh"
+#include "cuda/delta_rule/fixed_size_state.cuh"
 
 namespace hfla::cuda {
 
 template <int K, bool keep_errors>
-class KnownStates {
+class FixedSizeStates {
   using Operands = Bf16Operands;
-  using Shared = KnownShared<K>;
+  using Shared = FixedSizeShared<K>;
 
  public:
-  DEV KnownStates(const KnownDeltaRule& p, const KnownPlace& place)
+  DEV FixedSizeStates(const FixedSizeDeltaRule& p, const FixedSizePlace& place)
       : p_(p),
         place_(place),
         part_(thread_index() / 32 * 16),
@@ -33,8 +33,8 @@ class KnownStates {
     if (!there_) return;
     const KeyStage<K> keys = Shared::keys(chunk);
     const StateStage<K> shown = Shared::states(chunk);
-    KnownValues values = {}, errors = {};
-    KnownOperands a;
+    FixedSizeValues values = {}, errors = {};
+    FixedSizeOperands a;
     UNROLL
     for (int k = 0; k < K; k += Operands::kDepth) {
       const Operands::A state = state_.operand(k);
@@ -47,7 +47,7 @@ class KnownStates {
     if (keep_errors) keep(errors, chunk);
     make_operands(a, errors);
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) shown.errors(i) = words_of(a[i]);
+    for (int i = 0; i < kFixedSizeTokens / 16; ++i) shown.errors(i) = words_of(a[i]);
     scale(errors, keys.unit.to());
     make_operands(a, errors);
     state_.go_on(*keys.unit.whole(),
@@ -56,10 +56,10 @@ class KnownStates {
 
  private:
   // values = V - f ∘ values.
-  DEV void subtract_from_v(const KeyStage<K>& keys, KnownValues& values) const {
+  DEV void subtract_from_v(const KeyStage<K>& keys, FixedSizeValues& values) const {
     const int lane = thread_index() % 32;
     UNROLL
-    for (int n = 0; n < kKnownTokens / 8; n += 2) {
+    for (int n = 0; n < kFixedSizeTokens / 8; n += 2) {
       uint32_t v[4];  // of tiles n and n + 1, columns g and g + 8
       load_matrices<true>(v, keys.v.at(8 * n + lane % 8 + lane / 16 * 8, part_ + lane / 8 % 2 * 8));
       UNROLL
@@ -74,27 +74,27 @@ class KnownStates {
     }
   }
 
-  DEV void keep(const KnownValues& errors, int chunk) const {
+  DEV void keep(const FixedSizeValues& errors, int chunk) const {
     const int64_t time = p_.result.errors.time;
     const auto [g, t] = lane();
     float* const row =
         place_.rows<float>(p_.result.errors, place_.head) + place_.first_column + part_ + g;
     UNROLL
-    for (int n = 0; n < kKnownTokens / 8; ++n) {
+    for (int n = 0; n < kFixedSizeTokens / 8; ++n) {
       UNROLL
       for (int i = 0; i < 2; ++i) {
-        const int token = kKnownTokens * chunk + 8 * n + 2 * t + i;
+        const int token = kFixedSizeTokens * chunk + 8 * n + 2 * t + i;
         if (token >= place_.tokens) continue;
         row[token * time] = errors[n][i], row[token * time + 8] = errors[n][2 + i];
       }
     }
   }
 
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   const int part_;  // the warp's first column, of the block's
   const bool there_;
-  KnownState<K> state_;
+  FixedSizeState<K> state_;
 };
 
 }  // namespace hfla::cuda

@@ -3,8 +3,8 @@
 // y = x Wᵀ + bias for rows of x that fill vectors, rounded to 16 bits, and a W of 8 or 4 bits with
 // scales for groups of inputs: sums of products of integers.
 //
-// As in rows_in_lanes.h, a vector has numbers of as many rows as it has lanes: here two inputs of
-// each, which an instruction multiplies by two weights and adds up. Values become integers of 16
+// As in interleaved_rows.h, a vector has numbers of as many rows as it has lanes: here two inputs
+// of each, which an instruction multiplies by two weights and adds up. Values become integers of 16
 // bits before that, in the first-level cache, a block at a time.
 #pragma once
 
@@ -19,11 +19,11 @@ namespace {
 
 // A unit's values as integers of 16 bits in their order, two to a lane; x lies in that order, too.
 struct BytesInOrder : EightBitShorts {
-  static HFLA_INLINE Ints load_unit(const int8_t* from) { return (Ints)shorts(load(from), 0); }
+  static HFLA_INLINE Ints load_unit(const int8_t* from) { return (Ints)values(load(from), 0); }
 };
 
 // Values are made nonnegative, which x takes back.
-struct NibblesInOrder {
+struct NibblesInOrder : IntegerFormat {
   static constexpr int32_t kLift = 8;
   static constexpr int64_t kBytes = kUnit / 2;
 
@@ -40,7 +40,7 @@ struct NibblesInOrder {
 
 // Whether rows in lanes are faster than the other products. With values of 4 bits few lanes may be
 // empty, for those have less to gain.
-bool rows_gain_in_lanes(const QuantizedLinearProblem& p) {
+bool interleaving_gains(const QuantizedLinearProblem& p) {
   if (p.in == 0) return false;
   if (p.bits == 8) return p.rows >= 10;
   const int64_t lanes = round_up(p.rows, W);
@@ -48,7 +48,7 @@ bool rows_gain_in_lanes(const QuantizedLinearProblem& p) {
 }
 
 template <class Format>
-class RoundedRowsInLanes {
+class RoundedInterleavedRows {
   using Lanes = RoundedLanes<Format>;
 
   // A tile of y: as many sums as registers hold beside the vectors of x and a pair of weights.
@@ -61,7 +61,7 @@ class RoundedRowsInLanes {
   static constexpr int64_t kBytesAhead = 512;  // of W, which is asked for
 
  public:
-  RoundedRowsInLanes(const QuantizedLinearProblem& p, const Threads& threads)
+  RoundedInterleavedRows(const QuantizedLinearProblem& p, const Threads& threads)
       : p_(p),
         threads_(threads),
         row_bytes_(p.in * p.bits / 8),
@@ -119,7 +119,7 @@ class RoundedRowsInLanes {
       HFLA_UNROLL
       for (int64_t i = 0; i < W; ++i) {
         if (i < rows) {
-          __builtin_memcpy(&square[i], lanes_.inputs().row(first + i).integers + 2 * pair,
+          __builtin_memcpy(&square[i], lanes_.inputs().row(first + i).inputs + 2 * pair,
                            sizeof square[i]);
         }
       }

@@ -1,13 +1,13 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What goes from the last chunk to the first, in the words of known_chunk.cuh: dv, and dS' of every
-// chunk as operands of products over columns. As forward's walk (known_walk.cuh), and transposed
-// as there: two warps go from state to state; two make what of a chunk does not depend on states, a
-// step before, store dv a step later, and load what comes.
+// What goes from the last chunk to the first, in the words of fixed_size_chunk.cuh: dv, and dS' of
+// every chunk as operands of products over columns. As forward's walk (fixed_size_walk.cuh), and
+// transposed as there: two warps go from state to state; two make what of a chunk does not depend
+// on states, a step before, store dv a step later, and load what comes.
 #pragma once
 
-#include "cuda/delta_rule/known_back_loader.cuh"
-#include "cuda/delta_rule/known_state.cuh"
+#include "cuda/delta_rule/fixed_size_back_loader.cuh"
+#include "cuda/delta_rule/fixed_size_state.cuh"
 
 namespace hfla::cuda {
 
@@ -17,7 +17,7 @@ class BackStates {
   using Shared = BackShared<K>;
 
  public:
-  DEV BackStates(const KnownDeltaRule& p, const KnownPlace& place)
+  DEV BackStates(const FixedSizeDeltaRule& p, const FixedSizePlace& place)
       : p_(p),
         place_(place),
         part_(thread_index() / 32 * 16),
@@ -37,8 +37,8 @@ class BackStates {
     const BackKeyStage<K> keys = Shared::keys(step);
     const BackStage passed = Shared::passed(step);
     keep(place_.chunks - 1 - step);
-    KnownValues values = {}, gradients = {};
-    KnownOperands a, rows;
+    FixedSizeValues values = {}, gradients = {};
+    FixedSizeOperands a, rows;
     UNROLL
     for (int k = 0; k < K; k += Operands::kDepth) add_state(values, keys.k, k, state_.operand(k));
     add_passed(values, keys.unit.to(), passed);
@@ -46,11 +46,11 @@ class BackStates {
     add_transposed_triangle(gradients, keys.unit.m(), a);
     make_operands(a, gradients);
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) passed.gradients(i) = words_of(a[i]);
+    for (int i = 0; i < kFixedSizeTokens / 16; ++i) passed.gradients(i) = words_of(a[i]);
     scale(gradients, keys.unit.from(), -1);
     make_operands(a, gradients);
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) rows[i] = operand_of(passed.rows(i));
+    for (int i = 0; i < kFixedSizeTokens / 16; ++i) rows[i] = operand_of(passed.rows(i));
     state_.go_on(*keys.unit.whole(), [&](float (&sums)[2][4], int channel) {
       add_written(sums, keys.q, channel, rows);
       add_written(sums, keys.k, channel, a);
@@ -68,9 +68,9 @@ class BackStates {
   }
 
   // values = l ∘ values + A'ᵀ dy.
-  DEV static void add_passed(KnownValues& values, const float* to, const BackStage& passed) {
+  DEV static void add_passed(FixedSizeValues& values, const float* to, const BackStage& passed) {
     UNROLL
-    for (int n = 0; n < kKnownTokens / 8; ++n) {
+    for (int n = 0; n < kFixedSizeTokens / 8; ++n) {
       const auto l = numbers_of(to, n);
       const LaneWords sums = passed.sums(n);
       UNROLL
@@ -80,11 +80,11 @@ class BackStates {
     }
   }
 
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   const int part_;  // the warp's first column, of the block's
   const bool there_;
-  KnownState<K> state_;
+  FixedSizeState<K> state_;
 };
 
 template <int K>
@@ -93,10 +93,10 @@ class BackTokens {
   using Shared = BackShared<K>;
 
  public:
-  DEV BackTokens(const KnownDeltaRule& p, const KnownPlace& place)
+  DEV BackTokens(const FixedSizeDeltaRule& p, const FixedSizePlace& place)
       : p_(p),
         place_(place),
-        part_(thread_index() / 32 % (kKnownColumns / 16) * 16),
+        part_(thread_index() / 32 % (kFixedSizeColumns / 16) * 16),
         there_(place.first_column + part_ < p.V) {}
 
   // Leaves A'ᵀ dy and f' ∘ dy.
@@ -104,9 +104,9 @@ class BackTokens {
     if (!there_) return;
     const BackRowStage tokens = Shared::tokens(step);
     const BackStage passed = Shared::passed(step);
-    KnownOperands dy;
+    FixedSizeOperands dy;
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) {
+    for (int i = 0; i < kFixedSizeTokens / 16; ++i) {
       dy[i] = load_a_transposed<Operands>(tokens.dy, part_, 16 * i);
       float weights[Operands::kColumnsOfA];
       UNROLL
@@ -116,10 +116,10 @@ class BackTokens {
       passed.rows(i) =
           words_of(Operands::load_a_transposed(tokens.dy, part_, 16 * i, true, weights));
     }
-    KnownValues sums = {};
+    FixedSizeValues sums = {};
     add_transposed_triangle(sums, tokens.unit.a(), dy);
     UNROLL
-    for (int n = 0; n < kKnownTokens / 8; ++n) {
+    for (int n = 0; n < kFixedSizeTokens / 8; ++n) {
       passed.sums(n) = {{float_to_bits(sums[n][0]), float_to_bits(sums[n][1]),
                          float_to_bits(sums[n][2]), float_to_bits(sums[n][3])}};
     }
@@ -131,11 +131,11 @@ class BackTokens {
     if (!there_) return;
     const View& dv = p_.gradients.dv;
     const int chunk = place_.chunks - 1 - step;
-    ColumnRows to(place_.rows<BFloat16>(dv, place_.head) + chunk * kKnownTokens * dv.time +
+    ColumnRows to(place_.rows<BFloat16>(dv, place_.head) + chunk * kFixedSizeTokens * dv.time +
                       place_.first_column + part_,
                   dv.time, place_.tokens_of(chunk));
     UNROLL
-    for (int i = 0; i < kKnownTokens / 16; ++i) {
+    for (int i = 0; i < kFixedSizeTokens / 16; ++i) {
       const LaneWords words = passed.gradients(i);
       to.store(words.x[0], words.x[1]);
       to.store(words.x[2], words.x[3]);
@@ -143,17 +143,17 @@ class BackTokens {
   }
 
  private:
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   const int part_;  // the warp's first column, of the block's
   const bool there_;
 };
 
 template <int K>
-KERNEL LAUNCH_BOUNDS(kKnownThreads, 1)
-    delta_known_gradients_kernel(const GRID_CONSTANT KnownDeltaRule p) {
-  const KnownPlace place(p);
-  const bool is_ahead = thread_index() >= kKnownThreads / 2;
+KERNEL LAUNCH_BOUNDS(kFixedSizeThreads, 1)
+    delta_fixed_size_gradients_kernel(const GRID_CONSTANT FixedSizeDeltaRule p) {
+  const FixedSizePlace place(p);
+  const bool is_ahead = thread_index() >= kFixedSizeThreads / 2;
   CopyGroups copies;
   const BackTokens<K> tokens(p, place);
   BackStates<K> states(p, place);

@@ -1,31 +1,31 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What a walk has in shared memory (known_walk.cuh), and who brings it there: keys a chunk before
-// they are needed, and queries a chunk later, since outputs are a chunk behind.
+// What a walk has in shared memory (fixed_size_walk.cuh), and who brings it there: keys a chunk
+// before they are needed, and queries a chunk later, since outputs are a chunk behind.
 #pragma once
 
-#include "cuda/delta_rule/known_place.cuh"
+#include "cuda/delta_rule/fixed_size_place.cuh"
 
 namespace hfla::cuda {
 
-constexpr int kKnownLoaders = kKnownThreads / 2;  // the last threads of a block
+constexpr int kFixedSizeLoaders = kFixedSizeThreads / 2;  // the last threads of a block
 
 template <int K>
 struct KeyStage {
-  KnownRows<K> k;
-  KnownRows<kKnownColumns> v;
+  FixedSizeRows<K> k;
+  FixedSizeRows<kFixedSizeColumns> v;
   KeyUnit unit;
 };
 template <int K>
 struct QueryStage {
-  KnownRows<K> q;
+  FixedSizeRows<K> q;
   QueryUnit unit;
 };
 // What outputs need of a warp's columns: S and E, as operands.
 template <int K>
 struct StateStage {
-  static constexpr int kWords = (K + kKnownTokens) / 16 * 32;  // of a warp's lanes
-  static constexpr int kBytes = kKnownColumns / 16 * kWords * int(sizeof(LaneWords));
+  static constexpr int kWords = (K + kFixedSizeTokens) / 16 * 32;  // of a warp's lanes
+  static constexpr int kBytes = kFixedSizeColumns / 16 * kWords * int(sizeof(LaneWords));
   LaneWords* words;
   DEV LaneWords& state(int i) const { return words[i * 32]; }
   DEV LaneWords& errors(int i) const { return words[(K / 16 + i) * 32]; }
@@ -33,11 +33,11 @@ struct StateStage {
 
 // Two of each, for chunks by turns.
 template <int K>
-struct KnownShared {
-  static constexpr int kVAt = KnownRows<K>::kBytes;
-  static constexpr int kKeyUnitAt = kVAt + KnownRows<kKnownColumns>::kBytes;
+struct FixedSizeShared {
+  static constexpr int kVAt = FixedSizeRows<K>::kBytes;
+  static constexpr int kKeyUnitAt = kVAt + FixedSizeRows<kFixedSizeColumns>::kBytes;
   static constexpr int kQueriesAt = kKeyUnitAt + KeyUnit::kBytes;
-  static constexpr int kQueryUnitAt = kQueriesAt + KnownRows<K>::kBytes;
+  static constexpr int kQueryUnitAt = kQueriesAt + FixedSizeRows<K>::kBytes;
   static constexpr int kStatesAt = kQueryUnitAt + QueryUnit::kBytes;
   static constexpr int kStageBytes = kStatesAt + StateStage<K>::kBytes;
   static constexpr int kBytes = 2 * kStageBytes;
@@ -55,18 +55,18 @@ struct KnownShared {
   }
   // For the warp, and the other that has its columns.
   DEV static StateStage<K> states(int chunk) {
-    const int warp = thread_index() / 32 % (kKnownColumns / 16), lane = thread_index() % 32;
+    const int warp = thread_index() / 32 % (kFixedSizeColumns / 16), lane = thread_index() % 32;
     LaneWords* const words = reinterpret_cast<LaneWords*>(stage(chunk) + kStatesAt);
     return {words + warp * StateStage<K>::kWords + lane};
   }
 };
 
 template <int K>
-class KnownLoader {
-  static constexpr int kThreads = kKnownLoaders;
+class FixedSizeLoader {
+  static constexpr int kThreads = kFixedSizeLoaders;
 
  public:
-  DEV KnownLoader(const KnownDeltaRule& p, const KnownPlace& place)
+  DEV FixedSizeLoader(const FixedSizeDeltaRule& p, const FixedSizePlace& place)
       : p_(p),
         place_(place),
         thread_(thread_index() % kThreads),
@@ -84,18 +84,18 @@ class KnownLoader {
 
   // Of one chunk after the other.
   DEV void start_keys(int chunk) {
-    const KeyStage<K> to = KnownShared<K>::keys(chunk);
+    const KeyStage<K> to = FixedSizeShared<K>::keys(chunk);
     const int tokens = place_.tokens_of(chunk);
     rows_.start(copies_, to.k, k_, p_.k.time, tokens);
     if (has_values_) values_.start(copies_, to.v, v_, p_.v.time, tokens);
     start_unit<KeyUnit>(to.unit.data, key_unit_);
-    k_ += kKnownTokens * p_.k.time, v_ += kKnownTokens * p_.v.time;
+    k_ += kFixedSizeTokens * p_.k.time, v_ += kFixedSizeTokens * p_.v.time;
   }
   DEV void start_queries(int chunk) {
-    const QueryStage<K> to = KnownShared<K>::queries(chunk);
+    const QueryStage<K> to = FixedSizeShared<K>::queries(chunk);
     rows_.start(copies_, to.q, q_, p_.q.time, place_.tokens_of(chunk));
     start_unit<QueryUnit>(to.unit.data, query_unit_);
-    q_ += kKnownTokens * p_.q.time;
+    q_ += kFixedSizeTokens * p_.q.time;
   }
 
   DEV void close() { copies_.close(); }
@@ -106,14 +106,14 @@ class KnownLoader {
   template <class Unit>
   DEV void start_unit(char* to, const char*& from) {
     start_copies<Unit::kBytes, kThreads>(copies_, to, from, thread_);
-    from += p_.Hkv * kKnownUnitBytes;
+    from += p_.Hkv * kFixedSizeUnitBytes;
   }
 
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   const int thread_;
   const RowCopies<K, kThreads> rows_;
-  const RowCopies<kKnownColumns, kThreads> values_;
+  const RowCopies<kFixedSizeColumns, kThreads> values_;
   const BFloat16 *q_, *k_, *v_;
   const char *key_unit_, *query_unit_;
   const bool has_values_;

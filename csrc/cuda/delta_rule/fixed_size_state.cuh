@@ -4,16 +4,17 @@
 // of accumulators.
 #pragma once
 
-#include "cuda/delta_rule/known_place.cuh"
-#include "cuda/delta_rule/known_tokens.cuh"
+#include "cuda/delta_rule/fixed_size_place.cuh"
+#include "cuda/delta_rule/fixed_size_tokens.cuh"
 
 namespace hfla::cuda {
 
 // sums (16 columns, 16 channels) += what tokens write into channels from `channel` on.
 template <class Rows>
-DEV void add_written(float (&sums)[2][4], const Rows& rows, int channel, const KnownOperands& a) {
+DEV void add_written(float (&sums)[2][4], const Rows& rows, int channel,
+                     const FixedSizeOperands& a) {
   UNROLL
-  for (int i = 0; i < kKnownTokens / 16; ++i) {
+  for (int i = 0; i < kFixedSizeTokens / 16; ++i) {
     Bf16Operands::B b[2];
     Bf16Operands::load_b(b, rows, 16 * i, channel);
     Bf16Operands::multiply(sums[0], a[i], b[0]);
@@ -22,10 +23,11 @@ DEV void add_written(float (&sums)[2][4], const Rows& rows, int channel, const K
 }
 
 template <int channels>
-class KnownState {
+class FixedSizeState {
  public:
   // `column` is of the block's.
-  DEV KnownState(const KnownDeltaRule& p, const KnownPlace& place, int channel, int column)
+  DEV FixedSizeState(const FixedSizeDeltaRule& p, const FixedSizePlace& place, int channel,
+                     int column)
       : p_(p), place_(place), channel_(channel), column_(column) {}
 
   // From and to arrays (rows, Hv, K, V); null is zeros, and nowhere.
@@ -74,8 +76,8 @@ class KnownState {
     }
   }
 
-  const KnownDeltaRule& p_;
-  const KnownPlace& place_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePlace& place_;
   const int channel_, column_;
   float x_[channels / 8][4];
 };

@@ -15,9 +15,9 @@
 
 namespace hfla {
 
-class Upcoming {
+class WeightPrefetch {
  public:
-  explicit Upcoming(int64_t workers) : cursors_(static_cast<size_t>(workers)) {}
+  explicit WeightPrefetch(int64_t workers) : cursors_(static_cast<size_t>(workers)) {}
 
   // In the order of operations, before any thread asks.
   void add(int64_t operation, const void* data, int64_t bytes) {

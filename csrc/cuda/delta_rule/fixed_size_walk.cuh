@@ -1,7 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What goes from chunk to chunk, in the words of known_chunk.cuh. A block has a sequence, a head
-// and 32 columns of its state: two warps go from state to state, 16 columns each, which need
+// What goes from chunk to chunk, in the words of fixed_size_chunk.cuh. A block has a sequence, a
+// head and 32 columns of its state: two warps go from state to state, 16 columns each, which need
 // nothing of the others; two make the outputs of the chunk before, and load what comes. All meet
 // once for each chunk.
 //
@@ -10,19 +10,19 @@
 // follows from it.
 #pragma once
 
-#include "cuda/delta_rule/known_outputs.cuh"
-#include "cuda/delta_rule/known_states.cuh"
+#include "cuda/delta_rule/fixed_size_outputs.cuh"
+#include "cuda/delta_rule/fixed_size_states.cuh"
 
 namespace hfla::cuda {
 
 template <int K, bool keep_errors>
-KERNEL LAUNCH_BOUNDS(kKnownThreads, 2)
-    delta_known_outputs_kernel(const GRID_CONSTANT KnownDeltaRule p) {
-  const KnownPlace place(p);
-  const bool makes_outputs = thread_index() >= kKnownThreads - kKnownLoaders;
-  KnownLoader<K> loader(p, place);
-  KnownOutputs<K> outputs(p, place);
-  KnownStates<K, keep_errors> states(p, place);
+KERNEL LAUNCH_BOUNDS(kFixedSizeThreads, 2)
+    delta_fixed_size_outputs_kernel(const GRID_CONSTANT FixedSizeDeltaRule p) {
+  const FixedSizePlace place(p);
+  const bool makes_outputs = thread_index() >= kFixedSizeThreads - kFixedSizeLoaders;
+  FixedSizeLoader<K> loader(p, place);
+  FixedSizeOutputs<K> outputs(p, place);
+  FixedSizeStates<K, keep_errors> states(p, place);
   if (!makes_outputs) {
     states.load();
   } else if (place.chunks > 0) {

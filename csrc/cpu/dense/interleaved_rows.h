@@ -26,7 +26,7 @@ namespace hfla::HFLA_ISA {
 namespace {
 
 template <class Scalar>
-class RowsInLanes {
+class InterleavedRows {
   // A tile of y: as many sums as registers hold beside the vectors of x and a weight.
   static constexpr int kTileOutputs = kHasManyRegisters ? 12 : 6;
   static constexpr int kTileVectors = 2;
@@ -39,7 +39,7 @@ class RowsInLanes {
   static constexpr bool kIsConverted = sizeof(Scalar) != sizeof(float);
 
  public:
-  RowsInLanes(const LinearProblem& p, const Threads& threads)
+  InterleavedRows(const LinearProblem& p, const Threads& threads)
       : p_(p),
         threads_(threads),
         weight_(static_cast<const Scalar*>(p.weight)),

@@ -4,27 +4,27 @@
 #pragma once
 
 #include "cpu/common/exp.h"
-#include "cpu/sequences/visits.h"
+#include "cpu/sequences/traversal.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
 // The numbers, `absent` where the tensor or the token is none.
 template <class Acc>
-void stage_numbers(const Visit& visit, const View& view, Acc absent, Acc* to) {
+void stage_token_scalars(const Segment& segment, const View& view, Acc absent, Acc* to) {
   for_each_row<const Acc>(
-      visit, view, RowsPer::token,
+      segment, view, RowsPer::token,
       [&](int64_t row, int64_t, int64_t, const Acc* from) { to[row] = *from; },
       [&](int64_t row) { to[row] = absent; });
 }
 
 // e^log_decay for every row, 1 where nothing is forgotten. Returns false if a decay would grow.
 template <class Acc>
-bool stage_decay(const Visit& visit, const View& log_decay, Acc* decay) {
-  stage_numbers<Acc>(visit, log_decay, 0, decay);
+bool stage_decay(const Segment& segment, const View& log_decay, Acc* decay) {
+  stage_token_scalars<Acc>(segment, log_decay, 0, decay);
   bool valid = true;
-  for (int64_t row = 0; row < visit.padded_rows(); ++row) valid &= !(decay[row] > 0);
-  for (int64_t row = 0; row < visit.padded_rows(); row += kLanes<Acc>) {
+  for (int64_t row = 0; row < segment.padded_rows(); ++row) valid &= !(decay[row] > 0);
+  for (int64_t row = 0; row < segment.padded_rows(); row += kLanes<Acc>) {
     store(decay + row, exp(load(decay + row)));
   }
   return valid;
@@ -39,7 +39,7 @@ HFLA_NOINLINE bool has_positive_log_decay(const Sequences& p, const SequenceSlot
   if (!log_decay.data) return false;
   bool found = false;
   const int64_t numbers = p.B * p.T * p.Hkv * channels;
-  const int64_t workers = numbers < threads.serial_work ? 1 : max(1, threads.count);
+  const int64_t workers = workers_for(threads, numbers);
   run_tasks(threads, workers, p.num_sequences * p.Hkv, [&](int64_t, int64_t i) {
     const Piece piece = whole_sequence(p, i / p.Hkv);
     if (slot_of(slots, piece.sequence) < 0) return;

@@ -1,11 +1,12 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// x as integers of 16 bits, for products of integers with a W of 8 or 4 bits.
+// x as a W of 8 or 4 bits is multiplied by it: as floats, or as integers of 16 bits.
 //
-// Inputs come in blocks, of a group's inputs at most kBlock. A block of a row of x becomes integers
-// of 16 bits and the power of two that one of them stands for, its step: numbers of half precision
-// that are not much smaller than the largest stay what they are. Sums of their products with values
-// are exact, and become floats, which are scaled, once for each block.
+// Inputs come in blocks, of a group's inputs at most Format::kBlock, whose sums of products are
+// scaled together. For products of integers, a block of a row of x becomes integers of 16 bits and
+// the power of two that one of them stands for, its step: numbers of half precision that are not
+// much smaller than the largest stay what they are, and sums of their products with values are
+// exact.
 #pragma once
 
 #include "cpu/common/memory.h"
@@ -15,45 +16,46 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// Sums of their products fit into 32 bits, and one large input spoils few others' accuracy.
-constexpr int64_t kBlock = 256;
 // Of floats, as bits.
 constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kHalfOfAStep = 0x100;    // what rounding to 15 bits may add
 constexpr uint32_t kSmallestExponent = 15;  // below 2^-112 numbers count as 0
 
-// Format::store_unit(integers, to): puts the integers of a unit's inputs where its values meet
-// them; Format::kLift: what was added to values before they are multiplied.
+// Format::store_unit(inputs, to): puts a unit's inputs where its values meet them, as
+// Format::Inputs are; Format::kLift: what was added to values before they are multiplied.
 template <class Format>
-class RoundedInputs {
+class Inputs {
+  using Input = typename Format::Input;
+  using Lift = typename Format::Lift;
+
  public:
-  explicit RoundedInputs(const QuantizedLinearProblem& p)
+  explicit Inputs(const QuantizedLinearProblem& p)
       : p_(p),
         groups_(p.in / max(1, p.group)),
-        blocks_(groups_ * ceil_div(p.group, kBlock)),
+        blocks_(groups_ * ceil_div(p.group, Format::kBlock)),
         padded_group_(round_up(p.group, kUnit)),
         // Not a power of two, which would put all rows into the same few lines of the cache.
         stride_(groups_ * padded_group_ + kCacheLine / 2) {}
 
   int64_t groups() const { return groups_; }
   int64_t blocks() const { return blocks_; }                  // of a row
-  int64_t stride() const { return stride_; }                  // of integers, from a row to the next
-  int64_t padded() const { return groups_ * padded_group_; }  // integers of a row
+  int64_t stride() const { return stride_; }                  // from a row to the next
+  int64_t padded() const { return groups_ * padded_group_; }  // inputs of a row
 
   // A row's.
   struct Row {
-    const int16_t* integers;  // padded to units, group by group
-    const float* steps;       // for each block
-    const int32_t* lifts;     // what is to be added to sums of products, for values that are lifted
+    const Input* inputs;  // padded to units, group by group
+    const float* steps;   // for each block, of integers
+    const Lift* lifts;    // what is to be added to sums of products, for values that are lifted
   };
   Row row(int64_t row) const {
-    return {integers_ + row * stride_, steps_ + row * blocks_, lifts_ + row * blocks_};
+    return {inputs_ + row * stride_, steps_ + row * blocks_, lifts_ + row * blocks_};
   }
 
   void carve(Carver& carver) {
-    integers_ = carver.take<int16_t>(p_.rows * stride_);
+    inputs_ = carver.take<Input>(p_.rows * stride_);
     steps_ = carver.take<float>(p_.rows * blocks_);
-    lifts_ = carver.take<int32_t>(p_.rows * blocks_);
+    lifts_ = carver.take<Lift>(p_.rows * blocks_);
   }
 
   // totals: (rows, totals_stride), to which the sum of each group is added.
@@ -74,11 +76,15 @@ class RoundedInputs {
   template <class Scalar>
   void stage_row(int64_t row, float* totals) const {
     const Scalar* from = static_cast<const Scalar*>(p_.x) + row * p_.in;
-    int16_t* to = integers_ + row * stride_;
+    Input* to = inputs_ + row * stride_;
     int64_t block = row * blocks_;
     for (int64_t group = 0; group < groups_; ++group, from += p_.group, to += padded_group_) {
-      for (int64_t c = 0; c < p_.group; c += kBlock, ++block) {
-        totals[group] += stage_block(from + c, min(kBlock, p_.group - c), to + c, block);
+      for (int64_t c = 0; c < p_.group; c += Format::kBlock, ++block) {
+        const int64_t inputs = min(Format::kBlock, p_.group - c);
+        if constexpr (Format::kIsRounded)
+          totals[group] += stage_integers(from + c, inputs, to + c, block);
+        else
+          totals[group] += stage_floats(from + c, inputs, to + c, block);
       }
     }
   }
@@ -86,7 +92,7 @@ class RoundedInputs {
   // `count` inputs in the order of their values in the vectors of units, zeros behind them. Returns
   // their sum.
   template <class Scalar>
-  float stage_block(const Scalar* from, int64_t count, int16_t* to, int64_t block) const {
+  float stage_integers(const Scalar* from, int64_t count, int16_t* to, int64_t block) const {
     Bits largest{};
     for_each_vector<float>(0, count, [&](int64_t c, int64_t n) HFLA_INLINE_LAMBDA {
       const Bits magnitude = (Bits)load_vector(from, 1, c, n) & 0x7fffffff;
@@ -124,6 +130,25 @@ class RoundedInputs {
     return rounding.step * static_cast<float>(sum_lanes<int32_t, W>(sum));
   }
 
+  template <class Scalar>
+  float stage_floats(const Scalar* from, int64_t count, float* to, int64_t block) const {
+    float sum = 0, lifted = 0;
+    for (int64_t c = 0; c < count; c += kUnit, to += kUnit) {
+      float x[kUnit] = {};
+      for_each_vector<float>(c, min(count, c + kUnit), [&](int64_t i, int64_t n) {
+        store(x + i - c, load_vector(from, 1, i, n));
+      });
+      HFLA_UNROLL
+      for (int64_t place = 0; place < kUnit; ++place) {
+        sum += x[place];
+        if (Format::is_lifted(place)) lifted += x[place];
+      }
+      Format::store_unit(x, to);
+    }
+    lifts_[block] = -Format::kLift * lifted;
+    return sum;
+  }
+
   struct Rounding {
     float step, inverse;  // 0: the numbers are too small, or not finite, and count as 0 steps
   };
@@ -153,9 +178,9 @@ class RoundedInputs {
 
   const QuantizedLinearProblem& p_;
   const int64_t groups_, blocks_, padded_group_, stride_;
-  int16_t* integers_ = nullptr;  // (rows, stride)
-  float* steps_ = nullptr;       // (rows, blocks)
-  int32_t* lifts_ = nullptr;     // (rows, blocks)
+  Input* inputs_ = nullptr;  // (rows, stride)
+  float* steps_ = nullptr;   // (rows, blocks)
+  Lift* lifts_ = nullptr;    // (rows, blocks)
 };
 
 // Rows that are rounded at once: what they need lies in the caches, and what is made of W serves

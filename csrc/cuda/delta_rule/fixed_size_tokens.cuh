@@ -1,31 +1,32 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What a warp has of a chunk in registers (known_walk.cuh): 16 columns of all tokens, transposed,
-// in the layout of accumulators.
+// What a warp has of a chunk in registers (fixed_size_walk.cuh): 16 columns of all tokens,
+// transposed, in the layout of accumulators.
 #pragma once
 
-#include "cuda/delta_rule/known_chunk.cuh"
+#include "cuda/delta_rule/fixed_size_chunk.cuh"
 
 namespace hfla::cuda {
 
-using KnownValues = float[kKnownTokens / 8][4];
+using FixedSizeValues = float[kFixedSizeTokens / 8][4];
 // As operands of products over tokens.
-using KnownOperands = Bf16Operands::A[kKnownTokens / 16];
+using FixedSizeOperands = Bf16Operands::A[kFixedSizeTokens / 16];
 
 DEV LaneWords words_of(const Bf16Operands::A& a) { return {{a.x[0], a.x[1], a.x[2], a.x[3]}}; }
 DEV Bf16Operands::A operand_of(const LaneWords& words) {
   return {{words.x[0], words.x[1], words.x[2], words.x[3]}};
 }
 
-DEV void make_operands(KnownOperands& a, const KnownValues& values) {
+DEV void make_operands(FixedSizeOperands& a, const FixedSizeValues& values) {
   UNROLL
-  for (int i = 0; i < kKnownTokens / 16; ++i) {
+  for (int i = 0; i < kFixedSizeTokens / 16; ++i) {
     a[i] = Bf16Operands::from_accumulators(values + 2 * i);
   }
 }
 
 // values += a triangle times others.
-DEV void add_triangle(KnownValues& values, const Triangle& triangle, const KnownOperands& others) {
+DEV void add_triangle(FixedSizeValues& values, const Triangle& triangle,
+                      const FixedSizeOperands& others) {
   UNROLL
   for (int row = 0; row < Triangle::kBlocks; ++row) {
     UNROLL
@@ -38,8 +39,8 @@ DEV void add_triangle(KnownValues& values, const Triangle& triangle, const Known
 }
 
 // values += a triangle that was stored transposed, transposed, times others.
-DEV void add_transposed_triangle(KnownValues& values, const Triangle& triangle,
-                                 const KnownOperands& others) {
+DEV void add_transposed_triangle(FixedSizeValues& values, const Triangle& triangle,
+                                 const FixedSizeOperands& others) {
   UNROLL
   for (int column = 0; column < Triangle::kBlocks; ++column) {
     UNROLL
@@ -53,10 +54,10 @@ DEV void add_transposed_triangle(KnownValues& values, const Triangle& triangle,
 
 // values += rows times a part of a state, of 16 channels from `channel` on.
 template <class Rows>
-DEV void add_state(KnownValues& values, const Rows& rows, int channel,
+DEV void add_state(FixedSizeValues& values, const Rows& rows, int channel,
                    const Bf16Operands::A& state) {
   UNROLL
-  for (int n = 0; n < kKnownTokens / 8; n += 2) {
+  for (int n = 0; n < kFixedSizeTokens / 8; n += 2) {
     Bf16Operands::B b[2];
     Bf16Operands::load_b_transposed(b, rows, channel, 8 * n);
     Bf16Operands::multiply(values[n], state, b[0]);
@@ -68,9 +69,9 @@ DEV void add_state(KnownValues& values, const Rows& rows, int channel,
 DEV Run<float, 2> numbers_of(const float* tokens, int tile) {
   return *reinterpret_cast<const Run<float, 2>*>(tokens + 8 * tile + 2 * lane().t);
 }
-DEV void scale(KnownValues& values, const float* tokens, float sign = 1) {
+DEV void scale(FixedSizeValues& values, const float* tokens, float sign = 1) {
   UNROLL
-  for (int n = 0; n < kKnownTokens / 8; ++n) {
+  for (int n = 0; n < kFixedSizeTokens / 8; ++n) {
     const auto factors = numbers_of(tokens, n);
     UNROLL
     for (int i = 0; i < 4; ++i) values[n][i] *= sign * factors.get(i % 2);

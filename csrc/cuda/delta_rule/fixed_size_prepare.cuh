@@ -1,28 +1,28 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// What tokens of a chunk are to each other, all chunks at a time (known_chunk.cuh). A block has a
-// chunk and a head, and each of its four warps 16 tokens' rows of Q Kᵀ and K Kᵀ, up to the
+// What tokens of a chunk are to each other, all chunks at a time (fixed_size_chunk.cuh). A block
+// has a chunk and a head, and each of its four warps 16 tokens' rows of Q Kᵀ and K Kᵀ, up to the
 // diagonal. Products are of keys and queries as they are in memory, so that they are exact; norms,
 // which are the diagonals, decays and strengths are multiplied with them in float32.
 #pragma once
 
+#include "cuda/delta_rule/fixed_size_decays.cuh"
 #include "cuda/delta_rule/inverse.cuh"
-#include "cuda/delta_rule/known_decays.cuh"
 
 namespace hfla::cuda {
 
 template <int K>
-struct KnownPrepareShared {
-  static constexpr int C = kKnownTokens;
+struct FixedSizePrepareShared {
+  static constexpr int C = kFixedSizeTokens;
   using Matrix = Inverse<C>::Matrix;
-  KnownRows<K> q, k;
+  FixedSizeRows<K> q, k;
   Matrix n, inverse;  // in place of them, afterwards
-  KnownDecays decays;
+  FixedSizeDecays decays;
   float* beta;             // (C,)
   float *q_norm, *k_norm;  // (C,): what q and k are multiplied with, but for the scale
   int64_t bytes;
 
-  BOTH explicit KnownPrepareShared(SharedCarver carver) {
+  BOTH explicit FixedSizePrepareShared(SharedCarver carver) {
     SharedCarver again = carver;
     carver.take_tile(q, C);
     carver.take_tile(k, C);
@@ -30,7 +30,7 @@ struct KnownPrepareShared {
     again.take_tile(inverse, C);
     if (again.used() > carver.used()) carver.take<char>(again.used() - carver.used());
     decays.decay = carver.take<float>(C);
-    decays.within = carver.take<float>(KnownDecays::kWithin);
+    decays.within = carver.take<float>(FixedSizeDecays::kWithin);
     beta = carver.take<float>(C);
     q_norm = carver.take<float>(C);
     k_norm = carver.take<float>(C);
@@ -39,13 +39,13 @@ struct KnownPrepareShared {
 };
 
 template <int K, bool backward>
-class KnownPrepare {
+class FixedSizePrepare {
   using Operands = Bf16Operands;
-  static constexpr int C = kKnownTokens, kBlock = kBlockTokens, kBlocks = Triangle::kBlocks;
+  static constexpr int C = kFixedSizeTokens, kBlock = kBlockTokens, kBlocks = Triangle::kBlocks;
   using Block = float[2][4];  // 16 x 16, in the layout of accumulators
 
  public:
-  DEV explicit KnownPrepare(const KnownDeltaRule& p)
+  DEV explicit FixedSizePrepare(const FixedSizeDeltaRule& p)
       : p_(p),
         shared_(SharedCarver(shared_memory())),
         warp_(thread_index() / 32),
@@ -76,8 +76,8 @@ class KnownPrepare {
   DEV void load() {
     CopyGroups copies;
     const int tokens = int(piece_.end - piece_.begin);
-    const RowCopies<K, kKnownThreads> rows(thread_index());
-    const auto start = [&](const KnownRows<K>& to, const View& x, int64_t head) {
+    const RowCopies<K, kFixedSizeThreads> rows(thread_index());
+    const auto start = [&](const FixedSizeRows<K>& to, const View& x, int64_t head) {
       rows.start(copies, to,
                  at_piece<const BFloat16>(x, piece_, head) + rows.row * x.time + rows.column,
                  x.time, tokens);
@@ -100,7 +100,7 @@ class KnownPrepare {
   DEV void store_numbers() const {
     const int token = thread_index();
     if (token >= C) return;
-    const KnownDecays& decays = shared_.decays;
+    const FixedSizeDecays& decays = shared_.decays;
     const float from = decays.from_begin(token), to = decays.to_end(token);
     const float q_norm = shared_.q_norm[token], k_norm = shared_.k_norm[token];
     key_unit_.from()[token] = from * k_norm;
@@ -220,8 +220,8 @@ class KnownPrepare {
 
   DEV int row_of(int i) const { return warp_ * kBlock + g_ + i / 2 * 8; }
 
-  const KnownDeltaRule& p_;
-  const KnownPrepareShared<K> shared_;
+  const FixedSizeDeltaRule& p_;
+  const FixedSizePrepareShared<K> shared_;
   const int warp_, g_, t_, head_, chunk_;
   const Piece piece_;
   const KeyUnit key_unit_;
@@ -232,9 +232,9 @@ class KnownPrepare {
 };
 
 template <int K, bool backward>
-KERNEL LAUNCH_BOUNDS(kKnownThreads, 4)
-    delta_known_prepare_kernel(const GRID_CONSTANT KnownDeltaRule p) {
-  KnownPrepare<K, backward>(p).run();
+KERNEL LAUNCH_BOUNDS(kFixedSizeThreads, 4)
+    delta_fixed_size_prepare_kernel(const GRID_CONSTANT FixedSizeDeltaRule p) {
+  FixedSizePrepare<K, backward>(p).run();
 }
 
 }  // namespace hfla::cuda

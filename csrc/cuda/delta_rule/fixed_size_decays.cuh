@@ -1,22 +1,22 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// Decays from token to token of a chunk, of which each has a number (known_chunk.cuh). Within
+// Decays from token to token of a chunk, of which each has a number (fixed_size_chunk.cuh). Within
 // blocks of 16 tokens they are kept for all pairs; from block to block they are multiplied.
 #pragma once
 
-#include "cuda/delta_rule/known_chunk.cuh"
+#include "cuda/delta_rule/fixed_size_chunk.cuh"
 
 namespace hfla::cuda {
 
-struct KnownDecays {
-  static constexpr int kBlock = kBlockTokens, kBlocks = kKnownTokens / kBlock;
-  static constexpr int kWithin = kKnownTokens * kBlock;
+struct FixedSizeDecays {
+  static constexpr int kBlock = kBlockTokens, kBlocks = kFixedSizeTokens / kBlock;
+  static constexpr int kWithin = kFixedSizeTokens * kBlock;
   float* decay;   // (C,)
   float* within;  // (C, 16): from a token of its block, a column, to a token, a row
 
   // A token's part of `within`: those from it on.
   DEV void multiply(int token) const {
-    if (token >= kKnownTokens) return;
+    if (token >= kFixedSizeTokens) return;
     const int j = token % kBlock;
     float product = 1;
     UNROLL

@@ -13,7 +13,7 @@ namespace hfla::HFLA_ISA {
 namespace {
 
 // The tokens of a segment, in the order in which a scan visits them.
-struct Visit {
+struct Segment {
   const Sequences& sequences;
   int64_t batch, head;         // head: of k and v
   int64_t first, step, count;  // times first, first + step, ...
@@ -32,28 +32,29 @@ struct Visit {
 
 // The segment of `piece` that starts `offset` tokens after its beginning, or before its end; empty
 // beyond the last.
-HFLA_INLINE Visit visit_segment(const Sequences& p, const Piece& piece, int64_t head, bool reversed,
-                                int64_t offset, int64_t segment) {
+HFLA_INLINE Segment segment_at(const Sequences& p, const Piece& piece, int64_t head, bool reversed,
+                               int64_t offset, int64_t length) {
   const int64_t group = p.Hq / p.Hkv;
-  Visit visit{p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
-              reversed ? -1 : 1, max(0, min(segment, piece.length() - offset)), group,
-              // A query sees its own token, and its gradient has to reach it before the token is
-              // left.
-              reversed ? group - 1 : 0, group == 1};
-  for (int64_t i = 0; p.key_mask && i < visit.count; ++i) visit.plain &= !visit.masked(i);
-  return visit;
+  Segment segment{p, piece.batch, head, reversed ? piece.end - 1 - offset : piece.begin + offset,
+                  reversed ? -1 : 1, max(0, min(length, piece.length() - offset)), group,
+                  // A query sees its own token, and its gradient has to reach it before the token
+                  // is left.
+                  reversed ? group - 1 : 0, group == 1};
+  for (int64_t i = 0; p.key_mask && i < segment.count; ++i) segment.plain &= !segment.masked(i);
+  return segment;
 }
 
-// Calls body(visit, the one after it) for all segments of `piece` and all heads, which take turns.
+// Calls body(segment, the one after it) for all segments of `piece` and all heads, which take
+// turns.
 template <class Body>
-HFLA_INLINE void for_each_visit(const Plan& plan, const Piece& piece, Heads heads, bool reversed,
-                                Body body) {
-  const int64_t segment = plan.segment.tokens;
+HFLA_INLINE void traverse(const Plan& plan, const Piece& piece, Heads heads, bool reversed,
+                          Body body) {
+  const int64_t length = plan.segment.tokens;
   const auto at = [&](int64_t turn) {
-    return visit_segment(plan.sequences, piece, heads.begin + turn % heads.count(), reversed,
-                         turn / heads.count() * segment, segment);
+    return segment_at(plan.sequences, piece, heads.begin + turn % heads.count(), reversed,
+                      turn / heads.count() * length, length);
   };
-  const int64_t turns = ceil_div(piece.length(), segment) * heads.count();
+  const int64_t turns = ceil_div(piece.length(), length) * heads.count();
   for (int64_t turn = 0; turn < turns; ++turn) body(at(turn), at(turn + 1));
 }
 
@@ -68,35 +69,35 @@ struct TensorRows {
 };
 
 // In elements, from the beginning of the tensor.
-HFLA_INLINE int64_t row_offset(const View& view, RowsPer per, const Visit& visit, int64_t i,
+HFLA_INLINE int64_t row_offset(const View& view, RowsPer per, const Segment& segment, int64_t i,
                                int64_t g) {
-  const int64_t head = per == RowsPer::query_head ? visit.head * visit.group + g : visit.head;
-  return visit.batch * view.batch + visit.time(i) * view.time + head * view.head;
+  const int64_t head = per == RowsPer::query_head ? segment.head * segment.group + g : segment.head;
+  return segment.batch * view.batch + segment.time(i) * view.time + head * view.head;
 }
 template <class Scalar>
-HFLA_INLINE Scalar* row_at(const View& view, RowsPer per, const Visit& visit, int64_t i,
+HFLA_INLINE Scalar* row_at(const View& view, RowsPer per, const Segment& segment, int64_t i,
                            int64_t g) {
-  return static_cast<Scalar*>(view.data) + row_offset(view, per, visit, i, g);
+  return static_cast<Scalar*>(view.data) + row_offset(view, per, segment, i, g);
 }
 template <class Scalar>
-HFLA_INLINE Scalar* row_at(const TensorRows& rows, const Visit& visit, int64_t i, int64_t g) {
-  return row_at<Scalar>(rows.view, rows.per, visit, i, g);
+HFLA_INLINE Scalar* row_at(const TensorRows& rows, const Segment& segment, int64_t i, int64_t g) {
+  return row_at<Scalar>(rows.view, rows.per, segment, i, g);
 }
 
 // Calls present(row, token, g, pointer into the view) for rows that the tensor has and that are not
 // masked, absent(row) for all others up to the padding. g: which of the token's rows it is.
 template <class Scalar, class Present, class Absent>
-HFLA_INLINE void for_each_row(const Visit& visit, const View& view, RowsPer per, Present present,
-                              Absent absent) {
-  const int64_t count = view.data ? visit.count : 0, group = visit.group;
-  const int64_t begin = per == RowsPer::query_head ? 0 : visit.slot;
-  const int64_t end = per == RowsPer::query_head ? group : visit.slot + 1;
+HFLA_INLINE void for_each_row(const Segment& segment, const View& view, RowsPer per,
+                              Present present, Absent absent) {
+  const int64_t count = view.data ? segment.count : 0, group = segment.group;
+  const int64_t begin = per == RowsPer::query_head ? 0 : segment.slot;
+  const int64_t end = per == RowsPer::query_head ? group : segment.slot + 1;
   const int64_t head_stride = per == RowsPer::query_head ? view.head : 0;
-  const int64_t token_stride = visit.step * view.time;
-  const bool* const keep = visit.plain ? nullptr : visit.keep();
-  Scalar* const first = count ? row_at<Scalar>(view, per, visit, 0, 0) : nullptr;
+  const int64_t token_stride = segment.step * view.time;
+  const bool* const keep = segment.plain ? nullptr : segment.keep();
+  Scalar* const first = count ? row_at<Scalar>(view, per, segment, 0, 0) : nullptr;
   for (int64_t i = 0; i < count; ++i) {
-    const bool masked = keep && !keep[visit.step * i];
+    const bool masked = keep && !keep[segment.step * i];
     for (int64_t g = 0; g < group; ++g) {
       if (!masked && g >= begin && g < end) {
         present(i * group + g, i, g, first + i * token_stride + g * head_stride);
@@ -105,17 +106,17 @@ HFLA_INLINE void for_each_row(const Visit& visit, const View& view, RowsPer per,
       }
     }
   }
-  for (int64_t row = count * group; row < visit.padded_rows(); ++row) absent(row);
+  for (int64_t row = count * group; row < segment.padded_rows(); ++row) absent(row);
 }
 
 // Calls body(row, token, g) for the rows of a tensor that are not masked.
 template <class Body>
-HFLA_INLINE void for_each_present_row(const Visit& visit, RowsPer per, Body body) {
-  const int64_t begin = per == RowsPer::query_head ? 0 : visit.slot;
-  const int64_t end = per == RowsPer::query_head ? visit.group : visit.slot + 1;
-  for (int64_t i = 0; i < visit.count; ++i) {
-    if (!visit.plain && visit.masked(i)) continue;
-    for (int64_t g = begin; g < end; ++g) body(i * visit.group + g, i, g);
+HFLA_INLINE void for_each_present_row(const Segment& segment, RowsPer per, Body body) {
+  const int64_t begin = per == RowsPer::query_head ? 0 : segment.slot;
+  const int64_t end = per == RowsPer::query_head ? segment.group : segment.slot + 1;
+  for (int64_t i = 0; i < segment.count; ++i) {
+    if (!segment.plain && segment.masked(i)) continue;
+    for (int64_t g = begin; g < end; ++g) body(i * segment.group + g, i, g);
   }
 }
 
@@ -129,7 +130,7 @@ struct Prefetch {
 };
 constexpr int64_t kPairBytes = 2 * kCacheLine;
 
-// What a scan asks memory for: rows that the next visit will read or write.
+// What a scan asks memory for: rows that the next segment will read or write.
 class Upcoming {
  public:
   // How many addresses rows of `columns` elements have; `pairs` has room for these.
@@ -138,13 +139,13 @@ class Upcoming {
     return pairs_per_row(columns, sizeof(Scalar));
   }
 
-  Upcoming(const Visit& next, const char** pairs) : next_(next), pairs_(pairs) {}
+  Upcoming(const Segment& next, const char** pairs) : next_(next), pairs_(pairs) {}
 
   // Of elements of so many bytes.
   void add(int64_t bytes, const TensorRows& rows) { add(bytes, next_, rows); }
 
-  // Of another head than the next visit's.
-  void add(int64_t bytes, const Visit& next, const TensorRows& rows) {
+  // Of another head than the next segment's.
+  void add(int64_t bytes, const Segment& next, const TensorRows& rows) {
     const View& view = rows.view;
     if (!view.data || view.dim != 1 || next.count == 0) return;
     const int64_t heads = rows.per == RowsPer::query_head ? next.group : 1;
@@ -168,7 +169,7 @@ class Upcoming {
     return ceil_div(columns * bytes, kPairBytes);
   }
 
-  const Visit& next_;
+  const Segment& next_;
   const char** const pairs_;
   int64_t count_ = 0;
 };
