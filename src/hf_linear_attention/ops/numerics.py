@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 L2_NORM_EPS = 1e-6  # x / sqrt(sum(x^2) + eps), as Transformers norms queries and keys
@@ -74,7 +75,7 @@ def is_transformed() -> bool:
     """Whether a function of torch.func, or forward-mode derivatives, are at work. Compiled ops know
     neither: the former raise, the latter would be zeros without a word.
     """
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or _are_functorch_transforms_active()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

@@ -6,6 +6,7 @@ Shapes: B batch, T time, C channels, S tokens of a state, N packed sequences.
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..arguments import IS_SILU, ConvolutionArguments
 from .gradients import register_gradient
@@ -66,7 +67,7 @@ def step_(
         state_indices = state_indices.contiguous()
     y = _step_(x, weight, bias, key_mask, state, IS_SILU[activation], state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
-    torch.autograd.graph.increment_version((state,))
+    increment_version((state,))
     return y
 
 

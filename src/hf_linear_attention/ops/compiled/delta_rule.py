@@ -7,6 +7,7 @@ dim, V value dim, N packed sequences. Hq and Hk divide Hv.
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..arguments import DeltaArguments
 from ..numerics import accumulation_dtype, needs_grad
@@ -85,7 +86,7 @@ def step_(arguments: DeltaArguments, state: Tensor, state_indices: Tensor | None
     options = scale, normalize_qk, delta
     y = _step_(q, k, v, beta, log_decay, key_mask, state, *options, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
-    torch.autograd.graph.increment_version((state,))
+    increment_version((state,))
     return y
 
 
@@ -120,7 +121,7 @@ def forward_in_slots_(
         contiguous(is_new),
         *options,
     )
-    torch.autograd.graph.increment_version((state,))
+    increment_version((state,))
     return y
 
 

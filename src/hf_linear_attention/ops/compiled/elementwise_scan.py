@@ -6,6 +6,7 @@ Shapes: B batch, T time, C channels, rows of states.
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..arguments import ElementwiseArguments
 from ..numerics import accumulation_dtype
@@ -65,7 +66,7 @@ def step_(
         state_indices = state_indices.contiguous()
     y = _step_(x, as_dtype(log_decay, state.dtype), key_mask, state, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
-    torch.autograd.graph.increment_version((state,))
+    increment_version((state,))
     return y
 
 

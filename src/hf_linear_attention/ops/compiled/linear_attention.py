@@ -7,6 +7,7 @@ sequences.
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..arguments import LinearArguments
 from ..numerics import accumulation_dtype
@@ -87,7 +88,7 @@ def step_(
     options = _INDEX[feature_map], normalize, eps
     y = _step_(q, k, v, log_decay, key_mask, kv, z, *options, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
-    torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
+    increment_version((kv,) if z is None else (kv, z))
     return y
 
 
@@ -120,7 +121,7 @@ def forward_in_slots_(
         *(kv, z, state_indices.contiguous(), contiguous(is_new)),
         *(_INDEX[feature_map], normalize, eps),
     )
-    torch.autograd.graph.increment_version((kv,) if z is None else (kv, z))
+    increment_version((kv,) if z is None else (kv, z))
     return y
 
 

@@ -6,6 +6,7 @@ Shapes: batch, T time, channels, N sums of a state, rows of states.
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..arguments import SelectiveArguments
 from ..checks import check_stable
@@ -84,7 +85,7 @@ def step_(
         state_indices,
     )
     # Lets autograd notice when a backward pass still needs the state as it was.
-    torch.autograd.graph.increment_version((state,))
+    increment_version((state,))
     return y
 
 
