@@ -39,6 +39,7 @@ TITLES = {
     "upstream": "Transformers' own models",
     "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
+    "decode_race": "A token by its trace",
 }
 CONVERSION = "conversion"  # whose page is another
 PANELS = {  # how those begin that the page shows; the files have all
@@ -52,6 +53,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "forward, bits of weights",
         "prompt, float32",
     ),
+    "decode_race": ("",),  # all
     "training": ("training step",),
     "rg_lru": ("RG-LRU", "block"),
     "serving": ("HTTP", "one process", "long prompt"),

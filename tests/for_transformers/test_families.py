@@ -18,7 +18,7 @@ PACKAGE = FOLDER.parents[1]
 # Files that name a class of a model elsewhere, and why.
 MAY_NAME = {
     "fast/rms_norm.py": "Llama's norm is the base of the package's",
-    "remote/stand_ins/rms_norm.py": "as it is of what travels",
+    "remote/stand_ins/fast/rms_norm.py": "as it is of what travels",
     "mixers/parts/rotary.py": "and so are its angles",
     "model/auto.py": "registries, and models that are made of two others",
     "conversion/sources.py": "softmax models that are converted",
