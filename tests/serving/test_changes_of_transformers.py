@@ -9,7 +9,7 @@ import pytest
 
 import changed_transformers
 import hf_linear_attention
-from hf_linear_attention.model import auto as registration
+from hf_linear_attention.model import auto
 from hf_linear_attention.releases import CACHE
 from new_python import run_python
 
@@ -17,15 +17,15 @@ SUPPORT = Path(changed_transformers.__file__)
 
 
 @pytest.mark.thorough
-def test_only_registration_changes_transformers_and_lists_what():
+def test_one_module_changes_transformers_and_lists_what():
     """Of all that models, `use_kernels`, bounded caches and a server do in a process."""
     package = Path(hf_linear_attention.__file__).parents[1]
     ran = run_python(SUPPORT, PYTHONPATH=str(package))
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
-    listed = set(re.findall(r"^- `(.+)`$", registration.__doc__, re.M))
+    listed = set(re.findall(r"^- `(.+)`$", auto.__doc__, re.M))
     if CACHE != "cache":
         listed.remove("PreTrainedModel.__init_subclass__")  # changed for the newest alone
     assert {name for name, _ in found} == listed
     functions = {name: file for name, file in found if file is not None and "[" not in name}
-    assert functions and set(functions.values()) == {"registration"}
+    assert functions and set(functions.values()) == {"auto"}

@@ -142,10 +142,10 @@ if __name__ == "__main__":
     start = holders()
     use()
     from hf_linear_attention import use_kernels_everywhere
-    from hf_linear_attention.model import auto as registration
+    from hf_linear_attention.model import auto
 
-    registration.add_attention("hf_linear_attention_in_vllm", use)  # as its plugin does
+    auto.add_attention("hf_linear_attention_in_vllm", use)  # as its plugin does
     table = {"linear_attention": object}  # as the engine does, while it makes a cache
-    with use_kernels_everywhere(), registration.allocators_of_paged_cache(table):
+    with use_kernels_everywhere(), auto.allocators_of_paged_cache(table):
         found = [(name, code_of(value)) for name, value in changes(start)]
     print(json.dumps(found))
