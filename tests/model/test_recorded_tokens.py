@@ -626,6 +626,20 @@ def test_views_of_views_are_made_at_once_and_those_that_change_nothing_are_not()
     assert torch.equal(run(other), (other + 1) * (other + 1).sum())
 
 
+def test_views_of_weights_are_made_once_and_what_is_computed_of_weights_each_time():
+    x, weight = torch.randn(4), torch.randn(4, 1, 3)
+    recorder = Recorder([x])
+    with recorder:
+        first, second, _ = weight.squeeze(1).unbind(1)
+        y = first.exp() * x + second
+    run = recorder.function(y)
+    names = [operation.function._schema.name for operation in recorder.operations]
+    assert names == ["aten::exp", "aten::mul", "aten::add"]
+    for numbers in (weight.clone(), torch.randn(4, 1, 3)):
+        weight.copy_(numbers)
+        assert torch.equal(run(x), numbers[:, 0, 0].exp() * x + numbers[:, 0, 1])
+
+
 @pytest.mark.parametrize("preset", ["gated_deltanet", "qwen3_next"])
 def test_tokens_are_recorded_after_hidden_states_were_wanted(preset, by_modules):
     model, ids = tiny_model(**shallow(f"preset_{preset}")), random_ids(1, 9)

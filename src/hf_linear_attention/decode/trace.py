@@ -87,6 +87,8 @@ class Recorder(TorchDispatchMode):
         results = result if is_tuple else [result]
         if not reads_given and not any(isinstance(x, Tensor) for x in results):
             return result  # of dtypes, say
+        if func.is_view and not reads_given:
+            return result  # of a constant, whose numbers it shares: one, too
         if not func._schema.is_mutable and any(result is x for x in args):
             return result  # which was of the dtype, say, that it was to be made
         if self._is_given(args[0] if args else None) and is_reshape(func, args[0], result):
