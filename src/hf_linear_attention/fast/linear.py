@@ -25,7 +25,6 @@ few_rows_product = native_op("linear")
 many_rows_product = native_op("many_rows_linear")
 many_rows_product_in = native_op("many_rows_linear_in")  # a dtype that it rounds to
 IS_COMPILED = has_compiled()
-IS_ROUNDING_COMPILED = has_compiled()
 
 
 def processor() -> tuple[str, frozenset[str]]:
@@ -49,7 +48,7 @@ def multiplications_that_are_many() -> dict[torch.dtype, int]:
     """
     text, flags = processor()
     many = {}
-    if "avx2" in flags and has_compiled():
+    if "avx2" in flags and IS_COMPILED:
         if "avx512f" in flags and "AuthenticAMD" in text and torch.backends.mkl.is_available():
             many[torch.float32] = 2**24
         has_fast_bfloat16 = "AuthenticAMD" in text and "avx512_bf16" in flags
@@ -231,7 +230,7 @@ def product_under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Ca
     """That of many rows or torch's, whichever is faster in autocast's dtype."""
     dtype = torch.get_autocast_dtype("cpu")
     is_taken = (
-        IS_ROUNDING_COMPILED
+        IS_COMPILED
         and {x.dtype, weight.dtype} <= {torch.float32, dtype}
         and (bias is None or bias.dtype is weight.dtype)
     )
