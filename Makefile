@@ -95,7 +95,7 @@ test-all: test
 	$(IN_VENV) $(PYTEST) --tier rest $(TEST_FLAGS)
 
 # What a new release of Transformers, PyTorch, PEFT, TRL or torchao has changed for us before.
-RELEASE_TESTS = $(addprefix tests/, cache clients for_transformers generation model serving)
+RELEASE_TESTS = $(addprefix tests/, cache clients upstream generation model serving)
 
 # Whatever pip gives today, in an environment of its own, and not what constraints.txt names: remove
 # that to get what came since. NEWEST_TORCH=torch==2.13.0 names a PyTorch, where pip's is too large.

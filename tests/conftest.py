@@ -6,8 +6,8 @@ import gc
 import pytest
 import torch
 
-from hf_linear_attention.decode import conditions as recordable
-from hf_linear_attention.decode import layers as recorded_tokens
+from hf_linear_attention.decode import conditions
+from hf_linear_attention.decode import layers as decode_layers
 from hf_linear_attention.fast import linear, quantized, rms_norm
 from hf_linear_attention.upstream import experts
 
@@ -44,7 +44,7 @@ def uninitialised_memory_is_nan():
 @pytest.fixture(autouse=True)
 def tokens_are_recorded_at_once(monkeypatch):
     """So that whatever generates some tokens goes through their recordings."""
-    monkeypatch.setattr(recorded_tokens, "TOKENS_BEFORE", 0)
+    monkeypatch.setattr(decode_layers, "TOKENS_BEFORE", 0)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def shapes_given_to(monkeypatch):
     """Called with the name of an op that a layer calls, returns the shapes of x that the op is
     given from then on. Tokens are not recorded meanwhile, for recordings call no function.
     """
-    monkeypatch.setattr(recordable, "ARE_TOKENS_RECORDED", False)
+    monkeypatch.setattr(conditions, "ARE_TOKENS_RECORDED", False)
     callers = {
         "few_rows_product": linear,
         "many_rows_product": linear,

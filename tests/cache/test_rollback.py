@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, set_seed
 
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.cache import rollback as cache_recording
+from hf_linear_attention.cache import rollback
 from hf_linear_attention.cache.layers import RecurrentLayer
 from tiny import (
     NEWER,
@@ -245,7 +245,7 @@ def test_layers_before_a_sliding_window_that_can_not_be_cropped_stay(first, is_r
 
 @pytest.mark.parametrize("variant", ["paper", "gated", "preset_gated_deltanet"])
 def test_a_cache_that_nobody_crops_stays_small(variant, monkeypatch):
-    monkeypatch.setattr(cache_recording, "RECORDED_TOKENS", 8)
+    monkeypatch.setattr(rollback, "RECORDED_TOKENS", 8)
     model = tiny_model(**VARIANTS[variant])
     ids = random_ids(1, 60)
     cache = recording(model)

@@ -17,7 +17,7 @@ from hf_linear_attention.conversion.distillation import (
     DistillationTrainer,
     lora_config,
 )
-from hf_linear_attention.model import loss as loss_linear_attention
+from hf_linear_attention.model import loss as loss_module
 from saved_models import word_tokenizer
 from softmax_models import softmax_model, some_ids
 from trainer_runs import arguments
@@ -51,7 +51,7 @@ def test_the_loss_and_its_gradient_are_the_definitions_in_pieces_too(
     scale = torch.randn(7, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(expected @ scale, student)
     for elements in (2**19, 30):  # in one piece, and two rows at a time
-        monkeypatch.setitem(loss_linear_attention.CHUNK_ELEMENTS, "cpu", elements)
+        monkeypatch.setitem(loss_module.CHUNK_ELEMENTS, "cpu", elements)
         losses = DistillationLoss.apply(student, teacher.clone(), labels, temperature, weight)
         torch.testing.assert_close(losses, expected)
         found = torch.autograd.grad(losses @ scale, student)[0]

@@ -77,5 +77,5 @@ def test_the_newest_releases_are_tested_every_week_without_constraints():
     ).stdout
     assert "--upgrade-strategy eager" in database and "--constraint" not in database
     folders = set(re.findall(r"tests/\w+", database))
-    assert {"tests/for_transformers", "tests/generation", "tests/clients"} <= folders
+    assert {"tests/upstream", "tests/generation", "tests/clients"} <= folders
     assert all((ROOT / folder).is_dir() for folder in folders)

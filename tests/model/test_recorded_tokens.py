@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from hf_linear_attention import LinearAttentionCache
-from hf_linear_attention.decode import layers as recorded_tokens
+from hf_linear_attention.decode import layers as decode_layers
 from hf_linear_attention.decode.layers import recorded_tokens_of
 from hf_linear_attention.decode.trace import Recorder
 from hf_linear_attention.fast.rms_norm import RMSNorm
@@ -525,12 +525,12 @@ def test_a_graph_that_needs_a_state_as_it_was_is_told():
 
 
 def test_recordings_are_few_and_none_where_they_are_in_vain(monkeypatch):
-    monkeypatch.setattr(recorded_tokens, "MOST_RECORDINGS", 4)
+    monkeypatch.setattr(decode_layers, "MOST_RECORDINGS", 4)
     model = tiny_model(num_hidden_layers=1)
     for rows in range(1, 7):
         answers(model, random_ids(rows, 5))
     assert uses(model) == {WHOLE: [1] * 4}  # of the last
-    monkeypatch.setattr(recorded_tokens, "TOKENS_BEFORE", 2)
+    monkeypatch.setattr(decode_layers, "TOKENS_BEFORE", 2)
     model = tiny_model(num_hidden_layers=1)
     for rows in range(1, 7):  # none is remembered until it comes again
         answers(model, random_ids(rows, 5))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_full_backward_hook
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from hf_linear_attention.model import loss as loss_linear_attention
+from hf_linear_attention.model import loss as loss_module
 from hf_linear_attention.model.loss import (
     CrossEntropy,
     LinearCrossEntropy,
@@ -38,10 +38,10 @@ def make_inputs(dtype=torch.float32):
 def way(request, monkeypatch):
     """Of the ways to compute it, one after the other: compiled, or in pieces of so many numbers."""
     if request.param is None:
-        assert loss_linear_attention.IS_COMPILED
+        assert loss_module.IS_COMPILED
     else:
-        monkeypatch.setattr(loss_linear_attention, "IS_COMPILED", False)
-        monkeypatch.setitem(loss_linear_attention.CHUNK_ELEMENTS, "cpu", request.param)
+        monkeypatch.setattr(loss_module, "IS_COMPILED", False)
+        monkeypatch.setitem(loss_module.CHUNK_ELEMENTS, "cpu", request.param)
 
 
 VARIANTS = {
@@ -267,7 +267,7 @@ def test_the_model_uses_it_and_takes_another():
 
 @pytest.fixture(params=[0, 10 * V, 2**20], ids=["as many as features", "ten", "all"])
 def rows_at_a_time(request, monkeypatch):
-    monkeypatch.setattr(loss_linear_attention, "LINEAR_CHUNK_ELEMENTS", request.param)
+    monkeypatch.setattr(loss_module, "LINEAR_CHUNK_ELEMENTS", request.param)
 
 
 def make_head(dtype=torch.float32, C=8):
@@ -412,19 +412,19 @@ def test_a_model_with_more_words_than_it_had_trains_without_logits(tie):
 
 def test_no_logits_are_made_while_a_model_trains_without_them(rows_at_a_time, monkeypatch):
     sizes = []
-    product = loss_linear_attention.plain_product
+    product = loss_module.plain_product
 
     def seen(x, weight):
         y = product(x, weight)
         sizes.append(y.shape)
         return y
 
-    monkeypatch.setattr(loss_linear_attention, "plain_product", seen)
+    monkeypatch.setattr(loss_module, "plain_product", seen)
     model = tiny_model(dtype=torch.float32, fuse_linear_cross_entropy=True).train()
     tokens = random_ids(2, 9)
     model(tokens, labels=tokens).loss.backward()
     V, C = model.config.vocab_size, model.config.hidden_size
-    rows = max(C, loss_linear_attention.LINEAR_CHUNK_ELEMENTS // V)
+    rows = max(C, loss_module.LINEAR_CHUNK_ELEMENTS // V)
     logits = [size for size in sizes if size[1] == V]
     assert sum(size[0] for size in logits) == 2 * 8  # what has a label
     assert all(size[0] <= rows for size in logits)

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hf_linear_attention.decode import conditions as recordable
+from hf_linear_attention.decode import conditions
 
 
 def without_recordings(compute):
@@ -11,7 +11,7 @@ def without_recordings(compute):
 
     def by_modules(*args, **kwargs):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recordable, "ARE_TOKENS_RECORDED", False)
+            patch.setattr(conditions, "ARE_TOKENS_RECORDED", False)
             return compute(*args, **kwargs)
 
     return by_modules

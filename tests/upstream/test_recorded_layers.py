@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_linear_attention import use_kernels
-from hf_linear_attention.decode import conditions as recordable
+from hf_linear_attention.decode import conditions
 from hf_linear_attention.upstream.experts import Experts
 from hf_linear_attention.upstream.recorded_layers import (
     RecordedLayer,
@@ -169,7 +169,7 @@ def test_padding_drafts_and_gradients_are_left_to_the_modules(by_modules):
     for recorded in (True, False):
         read = Reader(model)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recordable, "ARE_TOKENS_RECORDED", recorded)
+            patch.setattr(conditions, "ARE_TOKENS_RECORDED", recorded)
             pieces = [read(ids[:, :4], attention_mask=mask[:, :4])]
             pieces += [
                 read(ids[:, t : t + 1], attention_mask=mask[:, : t + 1]) for t in range(4, 8)
