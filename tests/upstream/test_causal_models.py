@@ -26,6 +26,7 @@ from hf_linear_attention.model.loss import causal_lm_loss
 from hf_linear_attention.releases import CACHE
 from hf_linear_attention.upstream.norms import PlainNorm
 from hf_linear_attention.upstream.tiny_models import COMMON, VOCAB_SIZE, fill_weights
+from hf_linear_attention.upstream.use_kernels import _warned_of
 from tiny import tiny_model
 
 NOTHING = (
@@ -265,6 +266,7 @@ def test_what_is_no_causal_model_stays_and_is_said_to(ids):
         AutoModel.from_config(AutoConfig.for_model("resnet", embedding_size=8, hidden_sizes=[8])),
         AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **sizes)),
     ]
+    _warned_of.clear()  # once for each class, and another test may have had its warning
     for other in others:
         before = fields(other)
         with pytest.warns(UserWarning, match="changes nothing in"):
