@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from needs import HAS_ENGINE
 from saved_models import WITHOUT_PACKAGE, new_process, word_tokenizer
 from tiny import VARIANTS, tiny_model
 
@@ -57,7 +58,7 @@ def saved(tmp_path_factory):
     return SimpleNamespace(folder=folder, texts=texts, chats=chats)
 
 
-@pytest.fixture(scope="module", params=["with", "without", "batched"])
+@pytest.fixture(scope="module", params=["with", "without"] + ["batched"] * HAS_ENGINE)
 def server(request, saved, tmp_path_factory):
     """The URL of a running `transformers serve`, with the package and without, one request at a
     time or all together.
