@@ -1,7 +1,8 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// Operations of torch's between those of this library, which its dispatcher can't call, or takes
-// long to. Each takes its arguments from the stack, and puts its result there.
+// Operations of torch's between those of this library. Where a call is plain, as all of a token's
+// are, it is done here, with the same result: torch takes longer to prepare it. Other calls go to
+// torch. Each takes its arguments from the stack, and puts its result there.
 #pragma once
 
 #include "torch/shim.h"
@@ -11,10 +12,13 @@ namespace hfla {
 // Any op, by its name.
 void call_dispatcher(const char* name, const char* overload, StableIValue* stack);
 
-// Of two tensors, without a factor, which would be a Scalar: a stack can't have that.
+// Of two tensors of one shape, without add's factor, which is no Scalar that a stack can have.
 void add(StableIValue* stack);
+void mul(StableIValue* stack);
 
-// Where the numbers lie in order, as all of a token's do, made here: the dispatcher takes longer.
 void view(StableIValue* stack);
+
+// A row of a table for each index.
+void embedding(StableIValue* stack);
 
 }  // namespace hfla

@@ -78,6 +78,8 @@ AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
 
 AOTITorchError aoti_torch_cpu_add_Tensor(AtenTensorHandle a, AtenTensorHandle b, double alpha,
                                          AtenTensorHandle* new_tensor);
+AOTITorchError aoti_torch_cpu_mul_Tensor(AtenTensorHandle a, AtenTensorHandle b,
+                                         AtenTensorHandle* new_tensor);
 
 AOTITorchError torch_new_list_reserve_size(size_t size, StableListHandle* new_list);
 AOTITorchError torch_list_size(StableListHandle list, size_t* size);

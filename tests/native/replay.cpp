@@ -177,6 +177,9 @@ AOTITorchError aoti_torch_cpu_add_Tensor(AtenTensorHandle, AtenTensorHandle, dou
                                          AtenTensorHandle*) {
   return 1;
 }
+AOTITorchError aoti_torch_cpu_mul_Tensor(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*) {
+  return 1;
+}
 AOTITorchError torch_new_list_reserve_size(size_t, StableListHandle*) { return 1; }
 AOTITorchError torch_list_size(StableListHandle, size_t*) { return 1; }
 AOTITorchError torch_list_get_item(StableListHandle, size_t, StableIValue*) { return 1; }

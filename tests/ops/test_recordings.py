@@ -46,12 +46,31 @@ def test_torchs_operations_are_torchs(dtype, in_team):
     assert results[-1].data_ptr() == results[-3].data_ptr() == a.data_ptr()
 
 
-def test_an_index_outside_of_a_table_is_refused():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1, 7), (2, 3, 40), (129, 128)])
+def test_sums_and_products_of_one_shape_are_torchs(dtype, shape):
+    a, b = torch.randn(2, *shape, dtype=dtype)
+    many_digits = torch.rand(2, *shape, dtype=dtype).mul_(torch.finfo(dtype).max)  # and too large
+    special = torch.tensor([0.0, -0.0, 1e-40, torch.inf, -torch.inf, torch.nan], dtype=dtype)
+    pairs = [(a, b), (*many_digits,), (special.repeat(6), special.repeat_interleave(6))]
+    if a.dim() > 1:
+        pairs.append((a.mT, b.mT.contiguous()))
+    for pair in pairs:
+        operations = [(op, ["a", "b"], [str(op)]) for op in PAIRS]
+        results = recording(operations, ["a", "b"], [*map(str, PAIRS)], False)([*pair])
+        for result, op in zip(results, PAIRS, strict=True):
+            torch.testing.assert_close(result, op(*pair), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_table_are_found(dtype):
+    table = torch.randn(7, 5, dtype=dtype)
     embedding = aten.embedding.default
     run = recording([(embedding, ["table", "i", 3], ["y"])], ["table", "i"], ["y"], False)
-    table = torch.randn(7, 5)
     for indices in (torch.tensor([[6], [0]]), torch.tensor(2), torch.tensor([]).long()):
-        assert torch.equal(run([table, indices])[0], embedding(table, indices))
+        for i, rows in ((indices, table), (indices.int(), table), (indices, table.T)):
+            (y,) = run([rows, i.clamp(max=4)])
+            assert torch.equal(y, embedding(rows, i.clamp(max=4)))
     for index in (7, -1):
         with pytest.raises(RuntimeError, match="aten::embedding"):
             run([table, torch.tensor([index])])
