@@ -20,29 +20,49 @@
 // summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly, and the sum
 // starts afresh.
 //
-// Tasks are as in forward; dq is one task, dk and dv are another.
+// Tasks are as in forward; dq is one task, dk and dv are another. Of long sequences the sums are
+// those of long_scan.h.
 
 #include "cpu/linear_attention/kernels.h"
+#include "cpu/linear_attention/long_scan.h"
 #include "cpu/linear_attention/rows.h"
 #include "cpu/linear_attention/states.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
+// e^g, and g.
+template <class Acc>
+struct Decays {
+  Acc *decay, *logarithm;
+
+  Decays from(int64_t i) const { return {decay + i, logarithm + i}; }
+  void set(int64_t i, Acc factor, Acc log_factor) const {
+    decay[i] = factor;
+    logarithm[i] = log_factor;
+  }
+};
+
 template <class Acc>
 struct BackwardScratch {
   int64_t k_stride, v_stride;
   Acc *q, *k, *out_k;   // (rows, k_stride)
   Acc *v, *dn, *out_v;  // (rows, v_stride), with a column for the normaliser
-  Acc* decay;           // (1 + rows,)
-  Acc* last_decay;      // (heads,)
-  Acc* by_value;        // W or U: (heads, V + 1, K)
-  Acc* by_key;          // R: (heads, K, V)
+  Decays<Acc> decays;   // (1 + rows,)
+  Decays<Acc> last;    // (heads,) of the token that was visited last, which a state swept backwards
+                       // has yet to undergo
+  Sums<Acc> by_value;  // W or U: (heads, V + 1, K)
+  Sums<Acc> by_key;    // R: (heads, K, V)
+  ChunkWeights<Acc> weights;
+  Window* windows;  // (heads,)
   const char** prefetch;
 
   BackwardScratch(Carver& carver, const Plan& plan)
       : k_stride(row_stride<Acc>(plan.sequences.K)),
-        v_stride(row_stride<Acc>(plan.sequences.V + 1)) {
+        v_stride(row_stride<Acc>(plan.sequences.V + 1)),
+        by_value(carver, plan.heads * (plan.sequences.V + 1) * k_stride, is_long(plan)),
+        by_key(carver, plan.heads * plan.sequences.K * v_stride, is_long(plan)),
+        weights(carver, plan.segment.rows, max(k_stride, v_stride), is_long(plan)) {
     const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
     q = carver.take<Acc>(rows * k_stride);
     k = carver.take<Acc>(rows * k_stride);
@@ -50,10 +70,9 @@ struct BackwardScratch {
     v = carver.take<Acc>(rows * v_stride);
     dn = carver.take<Acc>(rows * v_stride);
     out_v = carver.take<Acc>(rows * v_stride);
-    decay = carver.take<Acc>(1 + rows);
-    last_decay = carver.take<Acc>(plan.heads);
-    by_value = carver.take<Acc>(plan.heads * (V + 1) * k_stride);
-    by_key = carver.take<Acc>(plan.heads * K * v_stride);
+    decays = {carver.take<Acc>(1 + rows), carver.take<Acc>(1 + rows)};
+    last = {carver.take<Acc>(plan.heads), carver.take<Acc>(plan.heads)};
+    windows = carver.take<Window>(plan.heads);
     prefetch = carver.take<const char*>(
         rows * (3 * Upcoming::pairs_per_row<Acc>(K) + 4 * Upcoming::pairs_per_row<Acc>(V)));
   }
@@ -106,7 +125,7 @@ class Backward {
         key_vectors_(ceil_div(p.K, kLanes<Acc>)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         value_rows_(p.V + (p.normalize ? 1 : 0)),
-        plan_(make_plan(p, threads, max(key_vectors_, value_vectors_))) {}
+        plan_(make_plan(p, threads, max(key_vectors_, value_vectors_), true, kLevels)) {}
 
   Status run() {
     Carver measured(nullptr);
@@ -169,19 +188,21 @@ class Backward {
 
   // ---- states ----
 
-  Acc* by_value(const Scratch& s, const Task& task, int64_t head) const {
-    return s.by_value + (head - task.heads.begin) * (p_.V + 1) * s.k_stride;
+  Sums<Acc> by_value(const Scratch& s, const Task& task, int64_t head) const {
+    return s.by_value.from((head - task.heads.begin) * (p_.V + 1) * s.k_stride);
   }
-  Acc* by_key(const Scratch& s, const Task& task, int64_t head) const {
-    return s.by_key + (head - task.heads.begin) * p_.K * s.v_stride;
+  Sums<Acc> by_key(const Scratch& s, const Task& task, int64_t head) const {
+    return s.by_key.from((head - task.heads.begin) * p_.K * s.v_stride);
   }
-  // The decay of the token that was visited last, which a state swept backwards has yet to undergo.
-  Acc& last_decay(const Scratch& s, const Task& task, int64_t head) const {
-    return s.last_decay[head - task.heads.begin];
+  Decays<Acc> last(const Scratch& s, const Task& task, int64_t head) const {
+    return s.last.from(head - task.heads.begin);
+  }
+  Window& window(const Scratch& s, const Task& task, int64_t head) const {
+    return s.windows[head - task.heads.begin];
   }
 
   Blocks<Acc> value_blocks(const Scratch& s, const Task& task, int64_t head) const {
-    return {by_value(s, task, head), value_rows_, task.keys, kMaxBlock<Acc>};
+    return {by_value(s, task, head).now, value_rows_, task.keys, kMaxBlock<Acc>};
   }
   // Its rows in tensors: of kv, transposed, and of z.
   template <class Element>
@@ -193,7 +214,7 @@ class Backward {
     return {z, p_.V, value_rows_, p_.K, 0, 1};
   }
   Blocks<Acc> key_blocks(const Scratch& s, const Task& task, int64_t head) const {
-    return {by_key(s, task, head), p_.K, task.values, kMaxBlock<Acc>};
+    return {by_key(s, task, head).now, p_.K, task.values, kMaxBlock<Acc>};
   }
 
   void load_by_value(Scratch& s, const Task& task, int64_t head, State<const Acc> from) const {
@@ -201,6 +222,8 @@ class Backward {
     clear_state(state);
     import_state<Acc>(state, transposed(from.kv));
     if (p_.normalize) import_state<Acc>(state, last_row(from.z));
+    begin_sums(size_of(state), by_value(s, task, head));
+    window(s, task, head) = {0, 0};
   }
 
   void store_by_value(Scratch& s, const Task& task, int64_t head, Acc scale, State<Acc> to) const {
@@ -213,6 +236,37 @@ class Backward {
     const Blocks<Acc> state = key_blocks(s, task, head);
     clear_state(state);
     import_state<Acc>(state, {from.kv, 0, p_.K, p_.V, p_.V, 1});
+    begin_sums(size_of(state), by_key(s, task, head));
+  }
+
+  // Of a task that has both, or W alone, when task.values are none.
+  void end_window_of(const Scratch& s, const Task& task, int64_t head, bool now) const {
+    end_window(window(s, task, head), now, [&](double decay) {
+      settle_sums(size_of(value_blocks(s, task, head)), decay, by_value(s, task, head));
+      settle_sums(size_of(key_blocks(s, task, head)), decay, by_key(s, task, head));
+    });
+  }
+  void end_windows(Role role, const Scratch& s, const Task& task) const {
+    for (int64_t head = task.heads.begin; in_levels(role) && head < task.heads.end; ++head)
+      end_window_of(s, task, head, true);
+  }
+  bool in_levels(Role role) const { return is_long(plan_) && writes(role); }
+
+  // The rows of a segment, for one state.
+  void scan_rows(Role role, const Scratch& s, const Scan<Acc>& rows, Columns columns,
+                 Sums<Acc> state) const {
+    if (columns.count() == 0) return;
+    if (!in_levels(role)) return scan(role, rows, columns, state.now);
+    weigh_chunks(role, rows, rows.decay ? s.decays.logarithm : nullptr, s.weights);
+    scan_long(role, rows, s.weights, columns, state);
+  }
+  // After these rows.
+  void advance_window(Role role, const Scratch& s, const Task& task, const Segment& segment,
+                      const Acc* decay) const {
+    if (!in_levels(role)) return;
+    const Acc* const log_decay = decay ? s.decays.logarithm : nullptr;
+    window(s, task, segment.head).add(segment.padded_rows(), log_decay);
+    end_window_of(s, task, segment.head, false);
   }
 
   // What a piece's own tokens add to the state, or to its gradient, where time is divided.
@@ -230,7 +284,7 @@ class Backward {
       sweep_forwards(Role::write, s, shared, task, decays);
     }
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
-      store_by_value(s, task, head, backwards ? last_decay(s, task, head) : 1,
+      store_by_value(s, task, head, backwards ? *last(s, task, head).decay : 1,
                      pieces.at(task.piece_index, head));
     }
   }
@@ -252,7 +306,8 @@ class Backward {
 
   // ---- gradients ----
 
-  void differentiate_queries(Scratch& s, const Shared& shared, const Task& task) const {
+  void differentiate_queries(Scratch& s, const Shared& shared, Task task) const {
+    task.values = {0, 0};
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       load_by_value(
           s, task, head,
@@ -282,7 +337,7 @@ class Backward {
     for (int64_t head = task.heads.begin; task.piece.first && head < task.heads.end; ++head) {
       const State<Acc> to =
           state_of<Acc>(p_, result_.dinitial_kv, result_.dinitial_z, task.piece.sequence, head);
-      const Acc decay = last_decay(s, task, head);
+      const Acc decay = *last(s, task, head).decay;
       store_by_value(s, task, head, decay, {nullptr, to.z});
       export_state<Acc>(key_blocks(s, task, head), decay, {to.kv, 0, p_.K, p_.V, p_.V, 1});
     }
@@ -319,11 +374,11 @@ class Backward {
                  stage_features<Acc>(p_.dtype, segment, at.q, p_.feature_map, {s.q, s.k_stride});
                  stage_output_gradients(s, segment);
                }
-               const Acc* decay = stage_decays(s.decay, segment, total_decays);
+               const Acc* decay = stage_decays(s.decays, segment, total_decays);
                Upcoming upcoming = next_rows(s, next, at);
                if (reads(role)) upcoming.add(bytes_of(p_.dtype), dq);
                const RowArray<Acc> out{s.out_k, s.k_stride};
-               scan<Acc>(role,
+               scan_rows(role, s,
                          {segment.padded_rows(),
                           value_rows_,
                           s.dn,
@@ -335,10 +390,12 @@ class Backward {
                           decay,
                           upcoming.get()},
                          task.keys, by_value(s, task, segment.head));
+               advance_window(role, s, task, segment, decay);
                if (!reads(role)) return;
                store_feature_gradients(segment, at.q, dq, {s.q, s.k_stride}, out, {s.k, s.k_stride},
                                        shared.q_dots.of(task.part, segment));
              });
+    end_windows(role, s, task);
   }
 
   // dk and dv.
@@ -352,7 +409,7 @@ class Backward {
     const TensorRows dk{result_.dk, RowsPer::token, begin, end};
     const TensorRows dv{result_.dv, RowsPer::token, task.values.begin * kLanes<Acc>,
                         min(task.values.end * kLanes<Acc>, p_.V)};
-    for (int64_t i = 0; i < task.heads.count(); ++i) s.last_decay[i] = 1;
+    for (int64_t i = 0; i < task.heads.count(); ++i) s.last.set(i, 1, 0);
     traverse(plan_, task.piece, task.heads, true, [&](const Segment& segment, const Segment& next) {
       if (writes(role)) {
         stage_features<Acc>(p_.dtype, segment, at.q, p_.feature_map, {s.q, s.k_stride});
@@ -362,15 +419,17 @@ class Backward {
         stage_features<Acc>(p_.dtype, segment, at.k, p_.feature_map, {s.k, s.k_stride});
         stage_values(s, segment, at.v);
       }
-      const Acc* decay = stage_decays(s.decay + 1, segment, total_decays) ? s.decay : nullptr;
-      s.decay[0] = last_decay(s, task, segment.head);
+      const bool decays = stage_decays(s.decays.from(1), segment, total_decays);
+      const Acc* const decay = decays ? s.decays.decay : nullptr;
+      const Decays<Acc> last_of_head = last(s, task, segment.head);
+      s.decays.set(0, *last_of_head.decay, *last_of_head.logarithm);
       Upcoming upcoming = next_rows(s, next, at);
       if (reads(role)) {
         upcoming.add(bytes_of(p_.dtype), dk);
         upcoming.add(bytes_of(p_.dtype), dv);
       }
       const RowArray<Acc> out_k{s.out_k, s.k_stride};
-      scan<Acc>(role,
+      scan_rows(role, s,
                 {segment.padded_rows(),
                  value_rows_,
                  s.v,
@@ -385,7 +444,7 @@ class Backward {
       const bool dv_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, dv);
       const RowArray<Acc> out_v =
           dv_in_place ? rows_in_place<Acc>(segment, dv) : RowArray<Acc>{s.out_v, s.v_stride};
-      scan<Acc>(role,
+      scan_rows(role, s,
                 {segment.padded_rows(),
                  p_.K,
                  s.k,
@@ -397,12 +456,15 @@ class Backward {
                  decay,
                  {}},
                 task.values, by_key(s, task, segment.head));
-      if (decay) last_decay(s, task, segment.head) = s.decay[segment.padded_rows()];
+      advance_window(role, s, task, segment, decay);
+      const int64_t count = segment.padded_rows();
+      if (decay) last_of_head.set(0, s.decays.decay[count], s.decays.logarithm[count]);
       if (!reads(role)) return;
       store_feature_gradients(segment, k, dk, {s.k, s.k_stride}, out_k, {s.q, s.k_stride},
                               shared.k_dots.of(task.part, segment));
       if (!dv_in_place) store_rows<Acc>(p_.dtype, segment, dv, {s.out_v, s.v_stride});
     });
+    end_windows(role, s, task);
   }
 
   // ---- rows in ----
@@ -420,13 +482,13 @@ class Backward {
   }
 
   // Null if there are none.
-  const Acc* stage_decays(Acc* decay, const Segment& segment, Acc* total_decays) const {
+  const Acc* stage_decays(Decays<Acc> to, const Segment& segment, Acc* total_decays) const {
     if (!p_.log_decay.data) return nullptr;
-    stage_decay(segment, p_.log_decay, decay);
+    stage_decay(segment, p_.log_decay, to.decay, to.logarithm);
     for (int64_t row = 0; total_decays && row < segment.rows(); ++row) {
-      total_decays[segment.head] *= decay[row];
+      total_decays[segment.head] *= to.decay[row];
     }
-    return decay;
+    return to.decay;
   }
 
   // [v, 1]

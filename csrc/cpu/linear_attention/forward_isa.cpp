@@ -7,11 +7,12 @@
 // over the piece a segment at a time, of one head after the other: stage φ(q), φ(k) and the decays,
 // advance the normaliser, scan each block of columns, divide. v is read, and y written, where they
 // are if that is possible. Not causal: one sweep that only writes the state, then one that only
-// reads it.
+// reads it. Of long sequences the sums are those of long_scan.h.
 //
 // B batch, T time, Hq, Hkv heads, K key dim, V value dim.
 
 #include "cpu/linear_attention/kernels.h"
+#include "cpu/linear_attention/long_scan.h"
 #include "cpu/linear_attention/rows.h"
 #include "cpu/linear_attention/states.h"
 
@@ -21,25 +22,31 @@ namespace {
 template <class Acc>
 struct ForwardScratch {
   int64_t k_stride, v_stride;
-  Acc *q, *k;          // (rows, k_stride)
-  Acc *v, *out;        // (rows, v_stride)
-  Acc *decay, *scale;  // (rows,)
-  Acc* den_terms;      // (rows, lanes)
-  Acc *state, *z;      // (heads, K v_stride), (heads, k_stride)
+  Acc *q, *k;                      // (rows, k_stride)
+  Acc *v, *out;                    // (rows, v_stride)
+  Acc *decay, *log_decay, *scale;  // (rows,)
+  Acc* den_terms;                  // (rows, lanes)
+  Sums<Acc> state, z;              // (heads, K v_stride), (heads, k_stride)
+  ChunkWeights<Acc> weights;
+  Window* windows;  // (heads,)
   const char** prefetch;
 
   ForwardScratch(Carver& carver, const Plan& plan)
-      : k_stride(row_stride<Acc>(plan.sequences.K)), v_stride(row_stride<Acc>(plan.sequences.V)) {
+      : k_stride(row_stride<Acc>(plan.sequences.K)),
+        v_stride(row_stride<Acc>(plan.sequences.V)),
+        state(carver, plan.heads * plan.sequences.K * v_stride, is_long(plan)),
+        z(carver, plan.heads * k_stride, is_long(plan)),
+        weights(carver, plan.segment.rows, k_stride, is_long(plan)) {
     const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
     q = carver.take<Acc>(rows * k_stride);
     k = carver.take<Acc>(rows * k_stride);
     v = carver.take<Acc>(rows * v_stride);
     out = carver.take<Acc>(rows * v_stride);
     decay = carver.take<Acc>(rows);
+    log_decay = carver.take<Acc>(rows);
     scale = carver.take<Acc>(rows);
     den_terms = carver.take<Acc>(rows * kLanes<Acc>);
-    state = carver.take<Acc>(plan.heads * K * v_stride);
-    z = carver.take<Acc>(plan.heads * k_stride);
+    windows = carver.take<Window>(plan.heads);
     prefetch = carver.take<const char*>(
         rows * 2 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
   }
@@ -58,7 +65,7 @@ class Forward {
         slots_(slots),
         threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_(make_plan(p, threads, value_vectors_)),
+        plan_(make_plan(p, threads, value_vectors_, true, kLevels)),
         z_before_(slots && p.normalize ? p.num_sequences * p.Hkv * p.K * sizeof(Acc) : 0) {}
 
   Status run() {
@@ -160,60 +167,97 @@ class Forward {
     }
   }
 
-  Acc* kv_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
-    return s.state + (head - task.heads.begin) * p_.K * s.v_stride;
+  Sums<Acc> kv_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.state.from((head - task.heads.begin) * p_.K * s.v_stride);
   }
-  Acc* z_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
-    return s.z + (head - task.heads.begin) * s.k_stride;
+  Sums<Acc> z_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.z.from((head - task.heads.begin) * s.k_stride);
+  }
+  Window& window_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
+    return s.windows[head - task.heads.begin];
   }
 
   Blocks<Acc> blocks_of(const Scratch& s, const Plan::Task& task, int64_t head) const {
-    return {kv_of(s, task, head), p_.K, plan_.part(task.part, value_vectors_), kMaxBlock<Acc>};
+    return {kv_of(s, task, head).now, p_.K, plan_.part(task.part, value_vectors_), kMaxBlock<Acc>};
   }
 
   void load_state(Scratch& s, const Plan::Task& task, int64_t head, State<const Acc> from) const {
     const Blocks<Acc> kv = blocks_of(s, task, head);
-    Acc* const z = z_of(s, task, head);
+    const Sums<Acc> z = z_of(s, task, head);
     clear_state(kv);
     import_state<Acc>(kv, {from.kv, 0, p_.K, p_.V, p_.V, 1});
-    __builtin_memset(z, 0, sizeof(Acc) * s.k_stride);
-    if (from.z) __builtin_memcpy(z, from.z, sizeof(Acc) * p_.K);
+    __builtin_memset(z.now, 0, sizeof(Acc) * s.k_stride);
+    if (from.z) __builtin_memcpy(z.now, from.z, sizeof(Acc) * p_.K);
+    begin_sums(size_of(kv), kv_of(s, task, head));
+    begin_sums(s.k_stride, z);
+    window_of(s, task, head) = {0, 0};
   }
 
   // All parts have computed z; the first one stores it.
   void store_state(const Scratch& s, const Plan::Task& task, int64_t head, State<Acc> to) const {
     export_state<Acc>(blocks_of(s, task, head), 1, {to.kv, 0, p_.K, p_.V, p_.V, 1});
-    if (to.z && task.part == 0) __builtin_memcpy(to.z, z_of(s, task, head), sizeof(Acc) * p_.K);
+    if (to.z && task.part == 0) __builtin_memcpy(to.z, z_of(s, task, head).now, sizeof(Acc) * p_.K);
+  }
+
+  void end_window_of(const Scratch& s, const Plan::Task& task, int64_t head, bool now) const {
+    end_window(window_of(s, task, head), now, [&](double decay) {
+      settle_sums(size_of(blocks_of(s, task, head)), decay, kv_of(s, task, head));
+      settle_sums(s.k_stride, decay, z_of(s, task, head));
+    });
   }
 
   // Multiplies the decays into total_decays[head] if there are any.
   void sweep(Role role, Scratch& s, const Plan::Task& task, Acc* total_decays = nullptr) {
     const Columns columns = plan_.part(task.part, value_vectors_);
     const Tensors at = tensors(columns);
-    traverse(
-        plan_, plan_.piece(task.piece), task.heads, false,
-        [&](const Segment& segment, const Segment& next) {
-          const RowArray<const Acc> v = stage(role, s, segment, at);
-          const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
-          for (int64_t row = 0; decay && total_decays && row < segment.rows(); ++row) {
-            total_decays[segment.head] *= decay[row];
-          }
-          if (p_.normalize) {
-            scan_normalizer<Acc>(role, {segment.padded_rows(), p_.K, s.q, s.k, s.k_stride, decay,
-                                        z_of(s, task, segment.head), s.den_terms, s.scale});
-            if (reads(role)) invert_denominators(s, segment, task.part == 0);
-          }
-          const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, at.y);
-          const RowArray<Acc> out =
-              y_in_place ? rows_in_place<Acc>(segment, at.y) : RowArray<Acc>{s.out, s.v_stride};
-          scan<Acc>(role,
-                    {segment.padded_rows(), p_.K, s.q, s.k, s.k_stride, v, out,
-                     p_.normalize ? s.scale : nullptr, decay, upcoming_rows(role, s, next, at)},
-                    columns, kv_of(s, task, segment.head));
-          if (reads(role) && !y_in_place) {
-            store_rows<Acc>(p_.dtype, segment, at.y, {s.out, s.v_stride});
-          }
-        });
+    const bool in_levels = is_long(plan_) && writes(role);
+    traverse(plan_, plan_.piece(task.piece), task.heads, false,
+             [&](const Segment& segment, const Segment& next) {
+               const RowArray<const Acc> v = stage(role, s, segment, at);
+               const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
+               for (int64_t row = 0; decay && total_decays && row < segment.rows(); ++row) {
+                 total_decays[segment.head] *= decay[row];
+               }
+               const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, at.y);
+               const RowArray<Acc> out = y_in_place ? rows_in_place<Acc>(segment, at.y)
+                                                    : RowArray<Acc>{s.out, s.v_stride};
+               const Scan<Acc> rows{segment.padded_rows(),
+                                    p_.K,
+                                    s.q,
+                                    s.k,
+                                    s.k_stride,
+                                    v,
+                                    out,
+                                    p_.normalize ? s.scale : nullptr,
+                                    decay,
+                                    upcoming_rows(role, s, next, at)};
+               const Sums<Acc> kv = kv_of(s, task, segment.head), z = z_of(s, task, segment.head);
+               if (in_levels) {
+                 const Acc* const log_decay = decay ? s.log_decay : nullptr;
+                 weigh_chunks(role, rows, log_decay, s.weights);
+                 window_of(s, task, segment.head).add(rows.count, log_decay);
+               }
+               if (p_.normalize) {
+                 if (in_levels) {
+                   scan_long_normalizer(role, rows, s.weights, z, s.scale);
+                 } else {
+                   scan_normalizer<Acc>(role, {rows.count, p_.K, s.q, s.k, s.k_stride, decay, z.now,
+                                               s.den_terms, s.scale});
+                 }
+                 if (reads(role)) invert_denominators(s, segment, task.part == 0);
+               }
+               if (in_levels) {
+                 scan_long(role, rows, s.weights, columns, kv);
+                 end_window_of(s, task, segment.head, false);
+               } else {
+                 scan(role, rows, columns, kv.now);
+               }
+               if (reads(role) && !y_in_place) {
+                 store_rows<Acc>(p_.dtype, segment, at.y, {s.out, s.v_stride});
+               }
+             });
+    for (int64_t head = task.heads.begin; in_levels && head < task.heads.end; ++head)
+      end_window_of(s, task, head, true);
   }
 
   // The rows that a task reads and writes.
@@ -250,7 +294,7 @@ class Forward {
       stage_features<Acc>(p_.dtype, segment, at.q, p_.feature_map, {s.q, s.k_stride});
     if (!writes(role)) return {};
     stage_features<Acc>(p_.dtype, segment, at.k, p_.feature_map, {s.k, s.k_stride});
-    if (p_.log_decay.data && !stage_decay(segment, p_.log_decay, s.decay)) {
+    if (p_.log_decay.data && !stage_decay(segment, p_.log_decay, s.decay, s.log_decay)) {
       __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
     }
     return find_rows<Acc>(p_.dtype, segment, at.v, {s.v, s.v_stride});

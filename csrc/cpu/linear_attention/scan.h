@@ -56,6 +56,19 @@ struct Pace {
   uint64_t position, step;
 };
 
+// For so many rows of the state, over and over.
+HFLA_INLINE Pace pace_of(const Prefetch& prefetch, int64_t rows) {
+  return {0, (static_cast<uint64_t>(prefetch.count) << 16) / static_cast<uint64_t>(max(1, rows))};
+}
+
+// No further than the second-level cache.
+HFLA_INLINE void prefetch_next(const Prefetch& prefetch, Pace& pace) {
+  const char* const pair = prefetch.pairs[pace.position >> 16];
+  __builtin_prefetch(pair, 0, 2);
+  __builtin_prefetch(pair + kCacheLine, 0, 2);
+  pace.position += pace.step;
+}
+
 // Tokens [first, first + tokens) and the block of columns that begins at `column`.
 template <Role role, bool decays, bool prefetches, int tokens, int block, class Acc>
 HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state,
@@ -77,12 +90,7 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
   const Acc* const read = scan.read + first * scan.weight_stride;
   const int64_t stride = scan.weight_stride;
   for (int64_t r = 0; r < scan.rows; ++r, state += block * W) {
-    if constexpr (prefetches) {  // no further than the second-level cache
-      const char* const pair = scan.prefetch.pairs[pace.position >> 16];
-      __builtin_prefetch(pair, 0, 2);
-      __builtin_prefetch(pair + kCacheLine, 0, 2);
-      pace.position += pace.step;
-    }
+    if constexpr (prefetches) prefetch_next(scan.prefetch, pace);
     Vec<Acc> row[block];
     HFLA_UNROLL
     for (int c = 0; c < block; ++c) row[c] = load(state + c * W);
@@ -115,8 +123,7 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
 template <Role role, bool decays, bool prefetches, int block, class Acc>
 HFLA_NOINLINE void scan_block(const Scan<Acc>& scan, int64_t column, Acc* state) {
   constexpr int tokens = tokens_per_pass(block);
-  Pace pace{0, (static_cast<uint64_t>(scan.prefetch.count) << 16) /
-                   static_cast<uint64_t>(max(1, scan.count / tokens * scan.rows))};
+  Pace pace = pace_of(scan.prefetch, scan.count / tokens * scan.rows);
   for (int64_t first = 0; first < scan.count; first += tokens) {
     fold<role, decays, prefetches, tokens, block>(scan, first, column, state, pace);
   }
@@ -146,22 +153,36 @@ void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
   return scan_block<false, block>(role, scan, column, state);
 }
 
-template <class Acc>
-void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
-  int64_t width;
+template <int width>
+struct BlockWidth {
+  static constexpr int value = width;
+};
+
+// Calls body(its BlockWidth, its first column, where it begins in the state) for the blocks of a
+// state with so many rows.
+template <class Acc, class Body>
+HFLA_INLINE void for_each_block(Columns columns, int64_t rows, Body body) {
+  int64_t width, offset = 0;
   for (int64_t c = columns.begin; c < columns.end; c += width) {
     width = block_width(columns.end - c, kMaxBlock<Acc>);
     const int64_t column = c * kLanes<Acc>;
     if (width == 1) {
-      scan_block<1>(role, scan, column, state);
+      body(BlockWidth<1>{}, column, offset);
     } else if (width == kMaxBlock<Acc>) {
-      scan_block<kMaxBlock<Acc>>(role, scan, column, state);
+      body(BlockWidth<kMaxBlock<Acc>>{}, column, offset);
     } else {
-      scan_block<kMaxBlock<Acc> / 2>(role, scan, column, state);
+      body(BlockWidth<max(1, kMaxBlock<Acc> / 2)>{}, column, offset);
     }
-    state += scan.rows * width * kLanes<Acc>;
-    scan.prefetch = {};
+    offset += rows * width * kLanes<Acc>;
   }
+}
+
+template <class Acc>
+void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
+  for_each_block<Acc>(columns, scan.rows, [&](auto block, int64_t column, int64_t offset) {
+    scan_block<decltype(block)::value>(role, scan, column, state + offset);
+    scan.prefetch = {};
+  });
 }
 
 }  // namespace

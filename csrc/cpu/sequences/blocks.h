@@ -28,6 +28,12 @@ struct Blocks {
   int64_t widest;  // vectors
 };
 
+// In elements.
+template <class Acc>
+int64_t size_of(Blocks<Acc> state) {
+  return state.rows * state.columns.count() * kLanes<Acc>;
+}
+
 // Rows [row_begin, row_end) of a state as a matrix in memory, with the columns that there really
 // are.
 template <class Acc>
@@ -57,7 +63,7 @@ HFLA_INLINE void for_each_element(Blocks<Acc> state, Matrix<MatrixAcc> matrix, V
 
 template <class Acc>
 void clear_state(Blocks<Acc> state) {
-  __builtin_memset(state.data, 0, sizeof(Acc) * state.rows * state.columns.count() * kLanes<Acc>);
+  __builtin_memset(state.data, 0, sizeof(Acc) * size_of(state));
 }
 
 // To a state that has been cleared.

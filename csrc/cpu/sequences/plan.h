@@ -81,9 +81,10 @@ struct Plan {
   const Sequences& sequences;
   SegmentShape segment;
   int64_t workers = 1;
-  int64_t heads = 1;   // of a task
-  int64_t parts = 1;   // of the columns
-  int64_t pieces = 1;  // of each sequence
+  int64_t heads = 1;    // of a task
+  int64_t parts = 1;    // of the columns
+  int64_t pieces = 1;   // of each sequence
+  int64_t longest = 0;  // sequence, in tokens
 
   explicit Plan(const Sequences& p) : sequences(p), segment(p) {}
 
@@ -112,23 +113,28 @@ constexpr int64_t kMinPiece = 128;              // tokens
 constexpr int64_t kMaxHeads = 8;                // of a task
 constexpr int64_t kMaxStateBytes = 256 * 1024;  // of a task's heads, which take turns in the cache
 
+// From so many tokens on a state is kept in levels, where a kernel can (linear_attention/
+// long_scan.h): with fewer, its drift is less than 1e-4 at worst.
+constexpr int64_t kLongSequence = 8192;
+
 // divides_time: pieces of a sequence may be scanned at once, because the states at their ends can
-// be had from what each adds.
+// be had from what each adds. levels: how many floats a number of a long sequence's state takes.
 HFLA_INLINE Plan make_plan(const Sequences& p, const Threads& threads, int64_t max_parts,
-                           bool divides_time = true) {
+                           bool divides_time = true, int64_t levels = 1) {
   Plan plan(p);
+  for (int64_t s = 0; s < p.num_sequences; ++s)
+    plan.longest = max(plan.longest, whole_sequence(p, s).length());
   if (p.B * p.T * (p.Hq + p.Hkv) * (p.K + p.V) < threads.serial_work) return plan;
   plan.workers = max(1, threads.count);
-  int64_t longest = 0;
-  for (int64_t s = 0; s < p.num_sequences; ++s)
-    longest = max(longest, whole_sequence(p, s).length());
+  const int64_t longest = plan.longest;
   // By how much the largest task exceeds a thread's fair share, rounded.
   const int64_t total = p.B * p.T * p.Hkv;
   const int64_t excess = (2 * longest * plan.workers + total) / (2 * total);
   plan.parts = max(1, min(excess, max_parts));
   if (divides_time) plan.pieces = max(1, min(ceil_div(excess, plan.parts), longest / kMinPiece));
   // As many heads as leave every worker its share.
-  const int64_t state_bytes = p.K * p.V * (p.dtype == DType::f64 ? 8 : 4);
+  const int64_t state_bytes =
+      p.K * p.V * (p.dtype == DType::f64 ? 8 : 4) * (longest > kLongSequence ? levels : 1);
   const int64_t tasks = p.num_sequences * p.Hkv;
   for (int64_t heads = 2; heads <= kMaxHeads && excess <= 1; heads *= 2) {
     const bool fair =

@@ -18,10 +18,13 @@ void stage_token_scalars(const Segment& segment, const View& view, Acc absent, A
       [&](int64_t row) { to[row] = absent; });
 }
 
-// e^log_decay for every row, 1 where nothing is forgotten. Returns false if a decay would grow.
+// e^log_decay for every row, 1 where nothing is forgotten, and, where it is wanted, log_decay.
+// Returns false if a decay would grow.
 template <class Acc>
-bool stage_decay(const Segment& segment, const View& log_decay, Acc* decay) {
+bool stage_decay(const Segment& segment, const View& log_decay, Acc* decay,
+                 Acc* logarithm = nullptr) {
   stage_token_scalars<Acc>(segment, log_decay, 0, decay);
+  if (logarithm) __builtin_memcpy(logarithm, decay, sizeof(Acc) * segment.padded_rows());
   bool valid = true;
   for (int64_t row = 0; row < segment.padded_rows(); ++row) valid &= !(decay[row] > 0);
   for (int64_t row = 0; row < segment.padded_rows(); row += kLanes<Acc>) {

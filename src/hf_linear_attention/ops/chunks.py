@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_SIZE = 64  # a power of two
+# Through more of them a float32 state would drift: equal summands are all rounded alike.
+MANY_CHUNKS = 128
 LOWEST_LOG_DECAY = -1e30  # forgets everything, as -inf does, and can still be added up
 
 # (initial state (B, ...) or None, tensors (B, n, ...) or None of the chunks of a sequence) -> what
@@ -103,30 +105,33 @@ def sums_between(g: Tensor) -> Tensor:
 def running(
     initial: Tensor | None,
     added: Tensor,
-    leave: Tensor | None = None,
+    log_leave: Tensor | None = None,
     mixed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """States between chunks: S_{i+1} = leave_i S_i - mixed_i S_i + added_i.
+    """States between chunks: S_{i+1} = exp(log_leave_i) S_i - mixed_i S_i + added_i, of many in
+    float64, where the device has that.
 
     Args:
         initial: (B, ..., K, V) or None for zeros.
-        added, leave, mixed: (B, n, ..., K, V), (B, n, ..., 1 or K, 1), (B, n, ..., K, K).
+        added, log_leave, mixed: (B, n, ..., K, V), (B, n, ..., 1 or K, 1), (B, n, ..., K, K).
 
     Returns:
         S_0, ..., S_{n-1} as added, and S_n.
     """
+    n, dtype = added.shape[1], added.dtype
+    kept = torch.float64 if n > MANY_CHUNKS and added.device.type != "mps" else dtype
     if initial is None:
-        state = added.new_zeros(added.shape[:1] + added.shape[2:])
-    else:
-        state = initial.clone()  # the result must not be the caller's tensor where n is 0
-    n = added.shape[1]
+        state = added.new_zeros(added.shape[:1] + added.shape[2:], dtype=kept)
+    else:  # the result must not be the caller's tensor where n is 0
+        state = initial.to(kept, copy=True)
     none = [None] * n
+    leave = None if log_leave is None else log_leave.to(kept).exp()
     # unbind: n slices would each cost a gradient of all n
     leaves, mixes = (none if x is None else x.unbind(1) for x in (leave, mixed))
     read = []
     for new, left, mix in zip(added.unbind(1), leaves, mixes, strict=True):
-        read.append(state)
+        read.append(state.to(dtype))
         if mix is not None:
-            new = new - mix @ state
+            new = new - mix @ read[-1]
         state = new + state if left is None else torch.addcmul(new, state, left)
-    return torch.stack(read, 1) if read else added, state
+    return torch.stack(read, 1) if read else added, state.to(dtype)

@@ -59,10 +59,10 @@ def chunked_delta_rule(
         rows = torch.stack([queries, keys] if delta else [queries], -3)
         between, from_start, to_end = _products(rows, keys, decays)
         of_queries, *of_rows = between.unbind(-3)  # (B, n, Hk, G, C, C) each
-        leave, queries_in, keys_in, keys_out = None, queries, keys, keys
+        log_leave, queries_in, keys_in, keys_out = None, queries, keys, keys
         if from_start is not None and to_end is not None:
+            log_leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
             from_start, to_end = from_start.exp(), to_end.exp()
-            leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
             queries_in, keys_out = queries * from_start, keys * to_end
             if delta:
                 keys_in = keys * from_start
@@ -78,7 +78,7 @@ def chunked_delta_rule(
             written, asked = inverse @ written, inverse @ keys_in
             mixed = keys_out.mT @ asked  # (B, n, Hk, G, K, K)
         initial = None if initial_state is None else initial_state.unflatten(1, (Hk, -1))
-        read, final = layout.carry(running, initial, keys_out.mT @ written, leave, mixed)
+        read, final = layout.carry(running, initial, keys_out.mT @ written, log_leave, mixed)
         if delta:
             written = written - asked @ read
         y = queries_in @ read + of_queries.tril() @ written

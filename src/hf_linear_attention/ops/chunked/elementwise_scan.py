@@ -59,9 +59,9 @@ def _scan(initial: Tensor | None, x: Tensor, log_decay: Tensor) -> tuple[Tensor,
     """Through the chunks (B, n, L, C) of a sequence: y like x, and the last state (B, C)."""
     from_nothing = _from_nothing(x, log_decay.exp())
     # of all tokens of the chunk up to each; sums, since the gradient of products divides
-    decay = log_decay.cumsum(2).exp()
-    before, state = running(initial, from_nothing[:, :, -1], decay[:, :, -1])
-    return torch.addcmul(from_nothing, decay, before[:, :, None]), state
+    so_far = log_decay.cumsum(2)
+    before, state = running(initial, from_nothing[:, :, -1], so_far[:, :, -1])
+    return torch.addcmul(from_nothing, so_far.exp(), before[:, :, None]), state
 
 
 def _from_nothing(x: Tensor, decay: Tensor) -> Tensor:

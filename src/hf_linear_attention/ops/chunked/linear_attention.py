@@ -49,18 +49,18 @@ def chunked_linear_attention(
         keys = layout.split(phi_k).transpose(2, 3)  # (B, n, Hkv, C, K)
         values = layout.split(value).transpose(2, 3)  # (B, n, Hkv, C, X)
         if log_decay is None:
-            to_end, from_start, over_chunk = keys, queries, None
+            to_end, from_start, log_leave = keys, queries, None
         else:
             g = layout.split(log_decay).transpose(2, 3)  # (B, n, Hkv, C)
             decay = sums_between(g).exp()  # (B, n, Hkv, C, C)
-            so_far = g.cumsum(-1).exp()  # (B, n, Hkv, C)
+            so_far = g.cumsum(-1)  # (B, n, Hkv, C)
             to_end = keys * decay[..., -1, :, None]
-            from_start = queries * so_far[:, :, :, None, :, None]
-            over_chunk = so_far[..., -1, None, None]
+            from_start = queries * so_far.exp()[:, :, :, None, :, None]
+            log_leave = so_far[..., -1, None, None]
 
         # What a chunk adds to the state, and the state that it reads: (B, n, Hkv, K, X).
         added = to_end.mT @ values
-        read, final = layout.carry(running if is_causal else _total, initial, added, over_chunk)
+        read, final = layout.carry(running if is_causal else _total, initial, added, log_leave)
         y = from_start.flatten(3, 4) @ read  # (B, n, Hkv, G * C, X)
         if is_causal:
             scores = queries.flatten(3, 4) @ keys.mT

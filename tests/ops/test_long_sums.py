@@ -1,0 +1,128 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Sums over more tokens than a float32 adds up without drift: in levels, whatever the case."""
+
+import pytest
+import torch
+
+from attention_cases import Case, assert_all_close, make_inputs, run_with_gradients
+from hf_linear_attention.ops.chunks import CHUNK_SIZE, MANY_CHUNKS
+from hf_linear_attention.ops.elementwise_scan import elementwise_scan
+from hf_linear_attention.ops.linear_attention import linear_attention
+
+LONG = MANY_CHUNKS * CHUNK_SIZE  # and in kernels alike
+BACKENDS = ["cpu", "chunked"]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def off_by(actual, expected):
+    """The largest error, relative to the largest value."""
+    return ((actual.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+def summands(T: int, D: int, kind: str, **options) -> dict:
+    """Keys, queries and values that add up: all alike, or random around a mean."""
+    if kind == "alike":
+        q = k = torch.ones(1, T, 1, D)
+        v = torch.full((1, T, 1, D), 0.1)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = torch.rand(3, 1, T, 1, D, generator=generator)
+    return {"q": q, "k": k, "v": v, "feature_map": "identity", **options}
+
+
+def in_float64(inputs: dict) -> dict:
+    return {
+        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in inputs.items()
+    }
+
+
+@every_backend
+@pytest.mark.parametrize("log_decay", [None, -1e-6, -1e-3])
+@pytest.mark.parametrize("kind", ["alike", "random"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_quarter_of_a_million_tokens_are_a_millionth_off(kind, log_decay, normalize, backend):
+    T = 2**18
+    inputs = summands(T, 4, kind, normalize=normalize)
+    if log_decay is not None:
+        inputs["log_decay"] = torch.full((1, T, 1), log_decay)
+    y, state = linear_attention(**inputs, return_state=True, backend=backend)
+    y64, state64 = linear_attention(**in_float64(inputs), return_state=True, backend="chunked")
+    assert off_by(y[:, -64:], y64[:, -64:]) < 1.5e-6
+    assert off_by(state.kv, state64.kv) < 1e-6
+    if normalize:
+        assert off_by(state.z, state64.z) < 1e-6
+
+
+@every_backend
+@pytest.mark.parametrize("log_decay", [None, -1e-6])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_gradients_of_many_tokens_are_exact(log_decay, normalize, backend):
+    T = 4 * LONG
+    inputs = summands(T, 4, "alike", normalize=normalize)
+    if log_decay is not None:
+        inputs["log_decay"] = torch.full((1, T, 1), log_decay)
+
+    def gradients(inputs, backend):
+        leaves = [inputs[name].requires_grad_() for name in ("q", "k", "v")]
+        y = linear_attention(**inputs, backend=backend)
+        return torch.autograd.grad((y * torch.linspace(0, 1, T)[:, None, None]).sum(), leaves)
+
+    inputs["q"] = inputs["q"].clone()
+    exact = gradients(in_float64(inputs), "chunked")
+    for actual, expected in zip(gradients(inputs, backend), exact, strict=True):
+        if expected.abs().max() > 1e-6:  # normalised values that are alike have none of q and k
+            assert off_by(actual, expected) < 3e-6
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(B=1),
+        Case(B=1, decay="mild", initial=True),
+        Case(B=1, decay="resets", mask="middle"),
+        Case(B=1, decay="resets", feature_map="silu", normalize=False),
+        Case(B=1, Hq=6, Hkv=2, decay="mild", mask="left"),
+        Case(B=1, is_causal=False, initial=True),
+        Case(B=1, normalize=False, K=20, V=37, decay="mild", strided=True),
+        Case(B=1, K=64, V=130),
+        Case(B=1, Hkv=1, Hq=3, K=33, V=1, normalize=False),
+        Case(B=1, decay="mild", lengths=(3, 0, LONG + 1, 6)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_values_and_gradients_of_every_case(case, threads):
+    """Just long enough; 4 threads: time is cut into pieces."""
+    T = LONG + 10
+    inputs = make_inputs(Case(**(vars(case) | {"T": T})), torch.float32)
+
+    def run(inputs, backend):
+        return run_with_gradients(
+            lambda **inputs: linear_attention(**inputs, return_state=True, backend=backend), inputs
+        )
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        actual = run(inputs, "cpu")
+    finally:
+        torch.set_num_threads(before)
+    exact = make_inputs(Case(**(vars(case) | {"T": T})), torch.float32)
+    exact = {name: _double(x) for name, x in exact.items()}
+    assert_all_close(actual, run(exact, "chunked"), torch.float32)
+
+
+def _double(x):
+    if isinstance(x, tuple):
+        return type(x)(*map(_double, x))
+    is_number = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().double() if is_number else x
+
+
+def test_chunks_of_the_elementwise_scan_do_not_drift():
+    T = 2**18
+    x, log_decay = torch.ones(1, T, 2), torch.full((1, T, 2), -1e-6)
+    state = elementwise_scan(x, log_decay, return_state=True, backend="chunked")[1]
+    exact = torch.exp(torch.arange(T, dtype=torch.float64) * log_decay[0, 0, 0].double()).sum()
+    assert off_by(state, exact.expand_as(state)) < 1e-6
