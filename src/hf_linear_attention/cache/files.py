@@ -36,7 +36,7 @@ NOT_IN_THE_STATE = {  # fields of a config that change nothing in what a cache h
 # And some that, with a mixer's own, decide on what a layer remembers, and on how it reads that.
 OF_THE_STATE = (
     *("mixer", "decay", "feature_map", "feature_map_kwargs", "conv_kernel_size"),
-    "sliding_window",
+    *("sliding_window", "state_in_fp64"),
     *("num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads"),
     *("head_dim", "linear_key_head_dim", "linear_value_head_dim"),
 )

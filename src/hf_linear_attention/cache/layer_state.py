@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..ops.tokens import Tokens
-from ..recurrences.interface import Inputs, Recurrence, State
+from ..recurrences.interface import Inputs, Recurrence, State, is_floating
 from ..recurrences.sequence_parallel import state_before
 from .protocol import CacheLayer
 from .rollback import Recorded
@@ -42,7 +42,14 @@ class LayerMemory:
         )
 
     def run(self, recurrence: Recurrence, inputs: Inputs) -> Tensor:
-        """The recurrence's outputs for the inputs (B, T, ...)."""
+        """The recurrence's outputs for the inputs (B, T, ...), in their lowest precision."""
+        if not recurrence.in_fp64:
+            return self._run(recurrence, inputs)
+        dtypes = [x.dtype for x in inputs if is_floating(x)]
+        y = self._run(recurrence, recurrence.exact(inputs))
+        return y.to(min(dtypes, key=lambda dtype: dtype.itemsize))
+
+    def _run(self, recurrence: Recurrence, inputs: Inputs) -> Tensor:
         if self.slots is not None:
             return self.slots.run(recurrence, inputs, self.tokens)
         if self.cache is not None:

@@ -196,7 +196,9 @@ class Aaren(LinearAttentionBase):
         super().__init__(config, config.hidden_size, heads, made=("k", "v"))
         self.layer_idx = layer_idx
         self.query = LearnedQuery(heads.keys, heads.key_dim)
-        self.recurrence = AarenRecurrence(heads.values, heads.value_dim, config.attention_eps)
+        self.recurrence = AarenRecurrence(
+            heads.values, heads.value_dim, config.attention_eps, in_fp64=config.state_in_fp64
+        )
         self.add_convolutions(config)
 
     def forward(

@@ -33,7 +33,9 @@ class DeltaRule(LinearAttentionBase):
         self.layer_idx = layer_idx
         self.largest_beta = 2.0 if config.linear_allow_neg_eigval else 1.0
         self.b_proj = nn.Linear(config.hidden_size, heads.values, bias=False)
-        self.recurrence = DeltaRecurrence(heads.values, heads.key_dim, heads.value_dim)
+        self.recurrence = DeltaRecurrence(
+            heads.values, heads.key_dim, heads.value_dim, in_fp64=config.state_in_fp64
+        )
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
 

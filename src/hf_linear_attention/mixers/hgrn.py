@@ -29,7 +29,9 @@ class HGRN(LinearAttentionBase):
         heads = Heads.sharing_queries(config)
         super().__init__(config, config.hidden_size, heads, made=("k", "v"))
         self.layer_idx = layer_idx
-        self.recurrence = ElementwiseRecurrence(heads.values, heads.value_dim)
+        self.recurrence = ElementwiseRecurrence(
+            heads.values, heads.value_dim, in_fp64=config.state_in_fp64
+        )
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
 

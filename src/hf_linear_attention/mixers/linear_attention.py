@@ -164,6 +164,7 @@ class MappedAttention(LinearAttentionBase):
             feature_map=config.feature_map if self.feature_map is None and op_maps else None,
             normalize=config.normalizer == "z",
             eps=config.attention_eps,
+            in_fp64=config.state_in_fp64,
         )
 
 

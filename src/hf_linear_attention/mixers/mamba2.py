@@ -61,6 +61,7 @@ class Mamba2(LinearAttentionBase):
             key_dim=heads.key_dim,
             value_dim=heads.value_dim,
             normalize=False,
+            in_fp64=config.state_in_fp64,
         )
 
     def reset_parameters(self) -> None:

@@ -83,7 +83,11 @@ class WindowedAttention(MappedAttention):
             num_sinks=config.window_sinks,
         )
         self.recurrence = LinearRecurrence(  # of values, and of 1, which sums the denominator
-            heads.values, feature_dim, heads.value_dim + 1, normalize=False
+            heads.values,
+            feature_dim,
+            heads.value_dim + 1,
+            normalize=False,
+            in_fp64=config.state_in_fp64,
         )
         self.pointwise = POINTWISE.get(config.feature_map)
         self.has_positions = config.has_positions(layer_idx)

@@ -123,6 +123,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         gate_act: activation of that gate, "sigmoid" or "silu".
         low_rank_gate: whether its projection is two, with linear_value_head_dim features between.
         attention_eps: added to the denominator of normalizer="z".
+        state_in_fp64: whether what linear attention remembers is kept, and computed, in float64,
+            whatever the model's dtype: for texts of millions of tokens, over which float32 drifts
+            where little is forgotten. States are twice as large. MPS has no float64.
         conv_kernel_size: tokens that a causal depthwise convolution on q, k and v sees; 0: none.
         conv_bias: whether these convolutions have a bias.
         time_step_min, time_step_max, time_step_floor: of "mamba2", between which its steps are
@@ -206,6 +209,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     gate_act: str = "silu"
     low_rank_gate: bool = False
     attention_eps: int | float = 1e-6
+    state_in_fp64: bool = False
     conv_kernel_size: int = 4
     conv_bias: bool = False
     time_step_min: int | float = 0.001

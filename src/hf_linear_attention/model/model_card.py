@@ -12,7 +12,6 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..ops.numerics import accumulation_dtype
 from .presets import LINEAR, PAPER, PRESETS, all_presets
 
 TAGS = ["linear-attention", "custom_code"]
@@ -227,14 +226,13 @@ def describe(model: PreTrainedModel) -> dict[str, str]:
 
 def state_nbytes(model: PreTrainedModel) -> int:
     """Bytes that a cache holds for one row in all layers with recurrences."""
-    recurrences = [
-        recurrence
+    dtype = model.dtype
+    return sum(
+        math.prod(size.shape) * (one.dtype_of_sums(dtype) if size.is_sum else dtype).itemsize
         for layer in model.base_model.layers
-        for recurrence in getattr(layer.self_attn, "recurrences", [])
-    ]
-    sizes = [size for recurrence in recurrences for size in recurrence.state_sizes().values()]
-    dtypes = {True: accumulation_dtype(model.dtype), False: model.dtype}
-    return sum(math.prod(size.shape) * dtypes[size.is_sum].itemsize for size in sizes)
+        for one in getattr(layer.self_attn, "recurrences", ())
+        for size in one.state_sizes().values()
+    )
 
 
 def is_placeholder(card: ModelCard) -> bool:

@@ -10,6 +10,7 @@ Shapes: B batch, T time.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens
 
 # A state: its tensors (B, ...) by name, no two recurrences of a layer using the same; before the
@@ -44,8 +46,15 @@ class SlotPieces(NamedTuple):
     known: tuple[tuple[int, int, int, bool], ...]  # the same: slot, start, stop, is new
 
 
+@dataclass(frozen=True, kw_only=True)
 class Recurrence(ABC):
-    """A value without weights, so that a cache may keep it, copy it, and outlive the model."""
+    """A value without weights, so that a cache may keep it, copy it, and outlive the model.
+
+    in_fp64: whether sums are kept in float64, and so computed in it, whatever the inputs' dtype:
+    then those of millions of tokens do not drift, in pieces of any sizes and token by token.
+    """
+
+    in_fp64: bool = False
 
     # Inputs that leave no trace in the state, and so are not recorded: some of tokens, as queries,
     # and parameters, which are the same for all tokens, as weights.
@@ -127,6 +136,16 @@ class Recurrence(ABC):
                 state[name].copy_(x)
         return torch.cat(outputs, dim=1)
 
+    def dtype_of_sums(self, dtype: torch.dtype) -> torch.dtype:
+        """In a model that computes in `dtype`."""
+        return torch.float64 if self.in_fp64 else accumulation_dtype(dtype)
+
+    def exact(self, inputs: Inputs) -> Inputs:
+        """The inputs in the dtype that sums are computed in, if that is float64."""
+        if not self.in_fp64:
+            return inputs
+        return type(inputs)(*(x.double() if is_floating(x) else x for x in inputs))
+
     def tokens_of(self, inputs: Inputs, take: Callable[[Tensor], Tensor]) -> Inputs:
         """The inputs with `take` of all that is (B, T, ...)."""
         return type(inputs)(
@@ -150,6 +169,10 @@ class Recurrence(ABC):
     def recorded(self, inputs: Inputs) -> Inputs:
         """What `replay` needs of the inputs of a forward."""
         return inputs._replace(**dict.fromkeys((*self.only_read, *self.parameters)))
+
+
+def is_floating(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def sum_of_later(x: Tensor) -> Tensor:

@@ -55,13 +55,13 @@ class SlotLayout:
         cls, layers: Mapping[int, Iterable[Recurrence]], dtype: torch.dtype
     ) -> "SlotLayout":
         """Of each layer's, in a model that computes in `dtype`."""
-        dtypes = {True: torch.promote_types(dtype, torch.float32), False: dtype}
         parts: dict[int, dict[str, Part]] = {}
         nbytes = 0
         for number, recurrences in layers.items():
             for recurrence in recurrences:
                 for name, size in recurrence.state_sizes().items():
-                    part = Part(nbytes, tuple(size.shape), dtypes[size.is_sum])
+                    of_part = recurrence.dtype_of_sums(dtype) if size.is_sum else dtype
+                    part = Part(nbytes, tuple(size.shape), of_part)
                     parts.setdefault(number, {})[name] = part
                     nbytes = round_up(part.stop, ALIGNMENT)
         return cls(parts, nbytes)

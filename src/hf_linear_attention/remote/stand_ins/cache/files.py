@@ -8,7 +8,7 @@ from ....releases import CACHE
 OF_THE_STATE = (
     *("mixer", "decay", "feature_map", "conv_kernel_size", "num_key_value_heads", "head_dim"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
-    *("linear_value_head_dim", "sliding_window"),
+    *("linear_value_head_dim", "sliding_window", "state_in_fp64"),
 )
 
 
