@@ -132,6 +132,14 @@ class Report(Undoable):
     def has_changes(self) -> bool:
         return bool(self.changed or self.losses or self.takes_drafts or self.takes_batches)
 
+    def keep_fp64(self) -> None:
+        """Lets all changed layers that can keep their sums in float64."""
+        for number, change in enumerate(self.changed):
+            layer = change.module()
+            if layer is not None and getattr(layer, "state_in_fp64", None) is not None:
+                vars(layer)["state_in_fp64"] = True
+                self.changed[number] = change._replace(gist=f"{change.gist}, states in float64")
+
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
         so do modules that became of another class meanwhile, as those given to FSDP2 do. If a part
@@ -146,6 +154,7 @@ class Report(Undoable):
             if module is not None and type(module) is now:
                 change_class(module, before)
                 linear.restore(module)
+                vars(module).pop("state_in_fp64", None)  # and so back to its class's
         for loss in self.losses:
             loss.undo()
         for hook in self.hooks:
@@ -170,7 +179,7 @@ class Report(Undoable):
         return "\n".join(f"{n:>{wide}} {name:<{wider}}  {what}" for n, name, what in rows)
 
 
-def use_kernels(model: nn.Module) -> Report:
+def use_kernels(model: nn.Module, *, state_in_fp64: bool = False) -> Report:
     """Makes a model of Transformers' own run on this package's kernels: a recurrent one, or of any
     causal language model on the CPU its norms, products and loss.
 
@@ -195,6 +204,9 @@ def use_kernels(model: nn.Module) -> Report:
 
     Args:
         model: with any weights, in any precision, on any device or several, wrapped by PEFT or not.
+        state_in_fp64: whether recurrent layers keep sums in float64, twice as large, and compute
+            them so, for texts of millions of tokens, over which float32 drifts. The report says
+            which do: not those whose states are on their modules, or that keep their `forward`.
 
     Returns:
         What was changed, and what was left alone. Where nothing was changed it warns, too, once for
@@ -206,6 +218,8 @@ def use_kernels(model: nn.Module) -> Report:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     report = _changed(model)
+    if state_in_fp64:
+        report.keep_fp64()
     if not report.has_changes and all(one.why != IS_OURS for one in report.left):
         _warn_of_nothing(type(model), report)
     return report

@@ -48,7 +48,7 @@ def of_one_rank(recurrence: Recurrence, ranks: int, shared: tuple[str, ...]) -> 
         sizes["num_heads"] = recurrence.num_heads // ranks  # type: ignore[attr-defined]
     elif f"{recurrence.name.removesuffix('_conv')}_proj" in shared:
         sizes["channels"] = recurrence.channels // ranks
-    return dataclasses.replace(recurrence, **sizes)  # type: ignore[type-var]
+    return dataclasses.replace(recurrence, **sizes)  # type: ignore[arg-type]
 
 
 class SlotBatchBuilder(AttentionMetadataBuilder):

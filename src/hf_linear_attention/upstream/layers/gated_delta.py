@@ -68,7 +68,9 @@ class GatedDelta(ConvolvedLayer):
 
     @property
     def recurrence(self) -> DeltaRecurrence:
-        return DeltaRecurrence(self.num_v_heads, self.head_k_dim, self.head_v_dim)
+        return DeltaRecurrence(
+            self.num_v_heads, self.head_k_dim, self.head_v_dim, in_fp64=self.state_in_fp64
+        )
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, T, 2 Hk K + Hv V), the gate (B, T, Hv V), and what the write

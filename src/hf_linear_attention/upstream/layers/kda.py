@@ -55,7 +55,9 @@ class KDA(ConvolvedLayer):
 
     @property
     def recurrence(self) -> DeltaRecurrence:
-        return DeltaRecurrence(self.num_heads, self.head_dim, self.head_dim)
+        return DeltaRecurrence(
+            self.num_heads, self.head_dim, self.head_dim, in_fp64=self.state_in_fp64
+        )
 
     def gate(self, hidden_states: Tensor) -> Tensor:
         """(B, T, H K)"""

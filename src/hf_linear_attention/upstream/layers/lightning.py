@@ -50,6 +50,7 @@ class Lightning(ReplacedLayer):
     then a norm over all heads, and a gate.
     """
 
+    state_in_fp64 = False
     qkv_proj: nn.Module
     act_fn: nn.Module
     norm: nn.Module
@@ -88,7 +89,9 @@ class Lightning(ReplacedLayer):
     @property
     def recurrence(self) -> LinearRecurrence:
         D = self.head_dim
-        return LinearRecurrence(self.num_attention_heads, D, D, normalize=False)
+        return LinearRecurrence(
+            self.num_attention_heads, D, D, normalize=False, in_fp64=self.state_in_fp64
+        )
 
     @property
     def recurrences(self) -> list[Recurrence]:
@@ -108,7 +111,8 @@ class Lightning(ReplacedLayer):
         tokens = tokens_of(hidden_states, cache, attention_mask, kwargs)
         stored = None
         if cache is not None:
-            stored = MiniMaxLayer(cache, self.layer_idx, hidden_states.dtype)
+            dtype = torch.float64 if self.state_in_fp64 else hidden_states.dtype
+            stored = MiniMaxLayer(cache, self.layer_idx, dtype)
         T = hidden_states.shape[1]
         hidden_states, _ = tokens.one_row(hidden_states)
         return hidden_states, LayerMemory(stored, tokens, T)

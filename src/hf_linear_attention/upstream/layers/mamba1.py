@@ -56,7 +56,7 @@ class Mamba1(ConvolvedLayer):
 
     @property
     def recurrence(self) -> SelectiveScanRecurrence:
-        return SelectiveScanRecurrence(self.A_log, self.D)
+        return SelectiveScanRecurrence(self.A_log, self.D, in_fp64=self.state_in_fp64)
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, 2 I) -> what is convolved, and the gate, (B, T, I) each."""

@@ -7,6 +7,7 @@ Shapes: B batch, T time, C channels.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
@@ -30,6 +31,7 @@ class ReplacedLayer(nn.Module):
     """What all of Transformers' recurrent layers on our kernels are asked for."""
 
     takes_tokens_back = True
+    state_in_fp64: bool | None = None  # whatever the model's dtype; None: it can't
     is_cached = True  # what it remembers; else it is on modules
     # What limits nothing in most models, and values at which it does (for trials, see proof.py).
     limits: ClassVar[Mapping[str, Any]] = {}
@@ -47,6 +49,7 @@ class ReplacedLayer(nn.Module):
 class ConvolvedLayer(ReplacedLayer):
     """What is read of Transformers' layers with a convolution before their recurrence."""
 
+    state_in_fp64 = False
     layer_idx: int
     activation: str
     conv1d: nn.Conv1d
@@ -143,7 +146,7 @@ def begin(
         return hidden_states, memory_in_slots(layer_idx, hidden_states, cache)
     T, stored = hidden_states.shape[1], None
     if cache is not None:
-        dtype = hidden_states.dtype
+        dtype = torch.float64 if layer.state_in_fp64 else hidden_states.dtype
         stored = StockLayer(cache, layer_idx, is_transposed, dtype, state_idx)
         stored.check_rows(hidden_states.shape[0])
         if stored.views and isinstance(attention_mask, Tensor):

@@ -76,7 +76,13 @@ class SSD(ConvolvedLayer):
 
     @property
     def recurrence(self) -> LinearRecurrence:
-        return LinearRecurrence(self.num_heads, self.ssm_state_size, self.head_dim, normalize=False)
+        return LinearRecurrence(
+            self.num_heads,
+            self.ssm_state_size,
+            self.head_dim,
+            normalize=False,
+            in_fp64=self.state_in_fp64,
+        )
 
     def project(self, hidden_states: Tensor) -> Tensor:
         return self.in_proj(hidden_states)
