@@ -40,6 +40,7 @@ TITLES = {
     "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
     "decode_race": "A token by its trace",
+    "long": "After many tokens",
 }
 CONVERSION = "conversion"  # whose page is another
 PANELS = {  # how those begin that the page shows; the files have all
@@ -97,6 +98,7 @@ def section(path: Path, document: dict[str, Any]) -> str:
         "compare": section_of_systems,
         "products": section_of_products,
         "upstream": section_of_gains,
+        "long": section_of_errors,
         CONVERSION: section_of_conversion,
     }
     return special.get(document["bench"], section_of_times)(path, document)
@@ -372,6 +374,31 @@ def page(text: str, results: dict[str, list[Result]]) -> str:
     for bench in TITLES:
         text = with_block(text, bench, sections(results[bench]))
     return text
+
+
+def section_of_errors(path: Path, document: dict[str, Any]) -> str:
+    """Of the state after as many tokens as were read in every way, all alike."""
+    rows = [row for row in document["rows"] if row["summands"] == "alike"]
+    by_token = [row["tokens"] for row in rows if row["way"] == "token by token"]
+    length, most = max(by_token), max(row["tokens"] for row in rows)
+    ways = list(dict.fromkeys((row["way"], row["states"]) for row in rows))
+    titles = [f"{way}{'' if states == 'float32' else ', float64'}" for way, states in ways]
+    lines = [
+        f"**After {length:,} tokens that are alike**: the error of the state, relative to the same "
+        f"in float64; at last of one prompt of {most:,}. {place(document)}",
+        "",
+        "| | " + " | ".join(titles) + f" | one prompt of {most:,} |",
+        "|" + "---|" * (len(titles) + 2),
+    ]
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        found = {
+            (row["tokens"], row["way"], row["states"]): row["state"]
+            for row in rows
+            if row["kind"] == kind
+        }
+        cells = [found[length, *way] for way in ways] + [found[most, *ways[0]]]
+        lines.append(f"| {kind} | " + " | ".join(f"{x:.0e}" for x in cells) + " |")
+    return "\n".join([*lines, "", f"![Errors of states, by length]({plot(path)})"])
 
 
 def section_of_conversion(path: Path, document: dict[str, Any]) -> str:

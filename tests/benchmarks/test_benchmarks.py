@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import bench_decode  # noqa: E402
 import bench_decode_race  # noqa: E402
+import bench_long  # noqa: E402
 import bench_ops  # noqa: E402
 import bench_products  # noqa: E402
 import bench_rg_lru  # noqa: E402
@@ -40,7 +41,8 @@ def run(benchmark, folder: Path, monkeypatch, *more: str) -> dict:
     document = json.loads(path.read_text())
     assert document["is_complete"]
     assert not document["is_full"]
-    assert document["limits"]["flops"] > 1e8  # peak.cpp was compiled and has run
+    if benchmark is not bench_long:  # which times nothing
+        assert document["limits"]["flops"] > 1e8  # peak.cpp was compiled and has run
     blocks = report.section(path, document).split("\n\n")
     tables = [block.splitlines() for block in blocks if block.startswith("|")]
     assert tables
@@ -122,6 +124,18 @@ def test_traces_race_compilers(tmp_path, monkeypatch):
     assert len(errors) == len(every) and max(errors.values()) > 0  # compilers round otherwise
     *_, note = document["notes"]
     assert all(f"; {name} " in note for name in every if "compile" in name or "AOT" in name)
+
+
+def test_errors_are_measured_by_length(tmp_path, monkeypatch):
+    document = run(bench_long, tmp_path, monkeypatch)
+    rows = document["rows"]
+    assert {row["kind"] for row in rows} == {*bench_long.KINDS}
+    assert {row["way"] for row in rows} == {*bench_long.WAYS}
+    by_states = {
+        states: [row["state"] for row in rows if (row["kind"], row["states"]) == ("sums", states)]
+        for states in bench_long.STATES
+    }
+    assert max(by_states["float64"]) < 1e-9 < max(by_states["float32"]) < 1e-4
 
 
 def test_a_compiler_pays_when_its_seconds_are_gained_back():
