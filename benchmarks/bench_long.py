@@ -37,12 +37,12 @@ PIECE = 1000
 LAST = 64
 WAYS = ("one prompt", "pieces", "token by token")
 STATES = ("float32", "float64")
-LENGTHS = {
-    "smallest": (2**6, 2**7),
-    "short": (2**10, 2**13, 2**14, 2**17),
-    "full": (10**3, 10**4, 10**5, 10**6, 10**7),
+LENGTHS = {  # odd, for after an even number what reflects is back at zero
+    "smallest": (65, 129),
+    "short": (1001, 4097, 16385, 131073),
+    "full": (1001, 10_001, 100_001, 1_000_001, 10_000_001),
 }
-MOST_TOKENS = {"smallest": 2**7, "short": 2**14, "full": 10**6}  # that are read one by one
+MOST_TOKENS = {"smallest": 129, "short": 16385, "full": 1_000_001}  # that are read one by one
 
 
 class Kind(NamedTuple):
