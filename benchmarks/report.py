@@ -392,11 +392,11 @@ def section_of_errors(path: Path, document: dict[str, Any]) -> str:
     ]
     for kind in dict.fromkeys(row["kind"] for row in rows):
         found = {
-            (row["tokens"], row["way"], row["states"]): row["state"]
+            (row["tokens"], (row["way"], row["states"])): row["state"]
             for row in rows
             if row["kind"] == kind
         }
-        cells = [found[length, *way] for way in ways] + [found[most, *ways[0]]]
+        cells = [found[length, way] for way in ways] + [found[most, ways[0]]]
         lines.append(f"| {kind} | " + " | ".join(f"{x:.0e}" for x in cells) + " |")
     return "\n".join([*lines, "", f"![Errors of states, by length]({plot(path)})"])
 
