@@ -94,6 +94,21 @@ def test_angles_are_those_of_llama(name):
     assert model.model.rotary_emb.attention_scaling == llama.attention_scaling
 
 
+def test_late_angles_are_exact_where_llama_s_are_not():
+    model = tiny_model(**rotary("default"), dtype=torch.float32)
+    llama = LlamaRotaryEmbedding(llama_config("default"))
+    x, early, late = torch.zeros(1, 1, 32), torch.tensor([[4095]]), torch.tensor([[1_000_003]])
+    for ours, theirs in zip(model.model.rotary_emb(x, early), llama(x, early), strict=True):
+        assert torch.equal(ours, theirs)
+    angles = late[0, 0] * model.model.rotary_emb.inv_freq.double()
+    exact = torch.cat([angles, angles]).cos()
+
+    def off_by(rotary_emb) -> float:
+        return (rotary_emb(x, late)[0].flatten() - exact).abs().max().item()
+
+    assert off_by(model.model.rotary_emb) < 1e-6 < 3e-3 < off_by(llama)
+
+
 @pytest.mark.parametrize("name", ["partial", "partial_yarn"])
 def test_angles_of_a_part_are_those_of_qwen(name):
     model = tiny_model(**rotary(name), dtype=torch.float32)

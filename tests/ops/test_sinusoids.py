@@ -9,6 +9,7 @@ import torch
 from hf_linear_attention.fast import sinusoids
 from hf_linear_attention.fast.sinusoids import add_sinusoids, frequencies, sinusoidal_positions
 from hf_linear_attention.ops.compiled.library import ops
+from hf_linear_attention.ops.numerics import angles_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES = [(1, 1, 768), (3, 1, 34), (3, 1, 2)]
@@ -23,7 +24,7 @@ def inputs(shape, dtype, rows=1):
 def in_float64(x, position_ids, scale):
     """With the angles in float32, which they are by definition; no product of it is rounded."""
     C = x.shape[-1]
-    angles = position_ids[..., None].float() * frequencies(C, x.device)
+    angles = angles_of(position_ids, frequencies(C, x.device))
     waves = torch.cat([angles.double().sin(), angles.double().cos()], dim=-1)
     return x.double() * (1 if scale is None else scale) + waves
 
@@ -64,6 +65,25 @@ def test_a_gradient_many_tokens_and_graphs_take_several_operations(monkeypatch):
     leaf = x.clone().requires_grad_()
     add_sinusoids(leaf, position_ids, 3.0).sum().backward()
     assert torch.equal(leaf.grad, torch.full_like(x, 3))
+
+
+LATE = [4096, 65_537, 1_000_003, 10_000_019]
+
+
+@pytest.mark.parametrize("position", LATE)
+def test_late_positions_are_as_exact_as_early_ones(position):
+    x, position_ids = torch.zeros(1, 1, 64), torch.tensor([[position]])
+    exact = position * frequencies(64, x.device).double()
+    exact = torch.cat([exact.sin(), exact.cos()])
+    with torch.no_grad():
+        by_one = add_sinusoids(x, position_ids, None)
+    for waves in (by_one, sinusoidal_positions(position_ids, 64)):
+        assert (waves.flatten() - exact).abs().max() < 1e-6
+
+
+def test_angles_of_early_positions_are_products():
+    position_ids, radians = torch.arange(4096), frequencies(64, torch.device("cpu"))
+    assert torch.equal(angles_of(position_ids, radians), position_ids[:, None].float() * radians)
 
 
 def test_positions_have_no_end():

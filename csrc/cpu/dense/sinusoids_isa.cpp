@@ -20,7 +20,7 @@ class Sinusoids {
   void add_to(int64_t token) const {
     const Scalar* const x = static_cast<const Scalar*>(p_.x) + token * p_.columns;
     Scalar* const y = static_cast<Scalar*>(p_.y) + token * p_.columns;
-    const float position = static_cast<float>(p_.position[token % p_.positions]);
+    const int64_t position = p_.position[token % p_.positions];
     const Vec<Acc> scale = broadcast(static_cast<Acc>(p_.scale));
     for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) {
       store_vector(y, 1, c, count, load_vector(x, 1, c, count) * scale);
@@ -34,9 +34,17 @@ class Sinusoids {
   }
 
  private:
-  float wave(float position, int64_t c) const {
-    if (c < half_) return __builtin_sinf(position * p_.frequencies[c]);
-    return __builtin_cosf(position * p_.frequencies[c - half_]);
+  float wave(int64_t position, int64_t c) const {
+    if (c < half_) return __builtin_sinf(angle(position, p_.frequencies[c]));
+    return __builtin_cosf(angle(position, p_.frequencies[c - half_]));
+  }
+
+  // As Python's angles_of (ops/numerics.py), to the bit.
+  static float angle(int64_t position, float frequency) {
+    constexpr int64_t kEarlyPositions = 4096;
+    constexpr double kTurn = 6.283185307179586;
+    if (position < kEarlyPositions) return static_cast<float>(position) * frequency;
+    return static_cast<float>(__builtin_fmod(static_cast<double>(position) * frequency, kTurn));
   }
 
   const SinusoidsProblem& p_;

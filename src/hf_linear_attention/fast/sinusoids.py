@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.backends import has_compiled, native_op
-from ..ops.numerics import is_transformed
+from ..ops.numerics import angles_of, is_transformed
 
 compiled_add = native_op("add_sinusoids")
 IS_COMPILED = has_compiled()
@@ -26,7 +26,7 @@ def frequencies(dim: int, device: torch.device) -> Tensor:
 
 def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
     """sin and cos of each position at dim / 2 wavelengths, (..., dim) float32, for any position."""
-    angles = position_ids[..., None].float() * frequencies(dim, position_ids.device)
+    angles = angles_of(position_ids, frequencies(dim, position_ids.device))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 

@@ -40,6 +40,24 @@ def without_excess(x: Tensor) -> Tensor:
     return x - x.detach().clamp(min=0)
 
 
+EARLY_POSITIONS = 4096
+
+
+def angles_of(position_ids: Tensor, frequencies: Tensor) -> Tensor:
+    """Positions (...) of whole numbers times frequencies (n,), in radians, float32 (..., n).
+
+    Early ones are float32 products, as Transformers' are. Such a product is 0.03 off at the
+    millionth position: later angles are computed in float64 and have no whole turns. MPS has no
+    float64.
+    """
+    positions = position_ids[..., None]
+    early = positions.float() * frequencies.float()
+    if frequencies.device.type == "mps":
+        return early
+    late = (positions.double() * frequencies.double()).remainder(2 * math.pi).float()
+    return torch.where(positions < EARLY_POSITIONS, early, late)
+
+
 def rates_of(A_log: Tensor) -> Tensor:
     """-exp(A_log) in A_log's dtype. One of infinity times a step of 0 would be NaN, and so is the
     gradient of one close to it.

@@ -4,12 +4,15 @@
 Shapes: B batch, T time, D head dim, R features that are turned.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import dynamic_rope_update
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from ...ops.numerics import ExactBuffers
+from ...ops.numerics import ExactBuffers, angles_of
 
 
 class RotaryEmbedding(ExactBuffers, LlamaRotaryEmbedding):
@@ -26,6 +29,15 @@ class RotaryEmbedding(ExactBuffers, LlamaRotaryEmbedding):
         R = int(config.head_dim * (fields.get("partial_rotary_factor") or 1))
         pair = torch.arange(0, R, 2, dtype=torch.float)
         return 1.0 / (fields["rope_theta"] ** (pair / R)), 1.0
+
+    @dynamic_rope_update
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As Llama's, of x's dtype and device; angles of any position are exact."""
+        inv_freq: Any = self.inv_freq
+        angles = angles_of(position_ids, inv_freq.to(x.device))
+        angles = torch.cat([angles, angles], -1)
+        scale: Any = self.attention_scaling
+        return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
 def rotate(
