@@ -2,6 +2,7 @@
 """The module that takes LlamaRMSNorm's place: when it leaves the norm to the compiled op."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -168,3 +169,13 @@ def test_every_norm_of_a_model_runs_compiled(compiled_calls):
     model = tiny_model(**VARIANTS["gated"])
     model(torch.tensor([[3, 1, 4]])).logits.sum().backward()
     assert len(compiled_calls) == 3 * model.config.num_hidden_layers + 1
+
+
+def test_equal_rows_and_long_ones_do_not_drift():
+    x = torch.full((200_000, 4), 0.3)
+    norm = RMSNorm(4, eps=1e-6)
+    norm(x).sum().backward()
+    of_one = 0.3 / math.sqrt(0.3**2 + 1e-6)
+    assert abs(norm.weight.grad / (len(x) * of_one) - 1).max() < 2e-6
+    long = RMSNorm(10**6, eps=1e-6)(x[:1, :1].expand(1, 10**6))
+    assert (long / of_one - 1).abs().max() < 1e-6

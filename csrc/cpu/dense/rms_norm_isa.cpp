@@ -3,8 +3,9 @@
 // y = weight x / rms(x) for each row of x, and its gradients.
 //
 // A row is read twice, the second time from the first-level cache. The gradient of the weight is
-// added up block by block of rows, then over the blocks, both in an order which depends on the
-// shape only, so that results are the same to the bit with any number of threads.
+// added up run by run of rows, then over the runs of a block, then over the blocks, lest equal
+// terms be rounded alike; in an order which depends on the shape only, so that results are the same
+// to the bit with any number of threads.
 
 #include "cpu/common/memory.h"
 #include "cpu/common/row_sums.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int64_t kBlockSize = 32768;  // elements of x, at least, so that a block is worth a task
 constexpr int64_t kMaxBlocks = 64;     // each of which has a gradient of the weight
+constexpr int64_t kRunRows = 64;
 
 template <class Scalar>
 class RmsNorm {
@@ -41,22 +43,33 @@ class RmsNorm {
   }
 
   Status backward(const RmsNormGradients& gradients) const {
-    const int64_t stride = round_up(p_.columns, W);
-    const int64_t bytes = blocks_ * stride * static_cast<int64_t>(sizeof(Acc));
+    const int64_t stride = round_up(p_.columns, W), size = blocks_ * stride;
+    const bool has_runs = block_rows_ > kRunRows;
+    const int64_t bytes = size * static_cast<int64_t>(sizeof(Acc) + has_runs * sizeof(double)) +
+                          stride * static_cast<int64_t>(sizeof(double));
     const Buffer buffer(bytes);
     if (!buffer.data()) return Status::out_of_memory;
     __builtin_memset(buffer.data(), 0, static_cast<size_t>(bytes));
-    Acc* const dweights = reinterpret_cast<Acc*>(buffer.data());  // (blocks, stride)
+    double* const total = reinterpret_cast<double*>(buffer.data());     // (stride,)
+    double* const ended = total + stride;                               // (blocks, stride)
+    Acc* const runs = reinterpret_cast<Acc*>(ended + has_runs * size);  // alike
     run_tasks(threads_, workers_, blocks_, [&](int64_t, int64_t block) {
-      for_rows(block,
-               [&](int64_t row) { backward_row(gradients, row, dweights + block * stride); });
+      Acc* const run = runs + block * stride;
+      int64_t rows = 0;
+      for_rows(block, [&](int64_t row) {
+        backward_row(gradients, row, run);
+        if (!has_runs || ++rows % kRunRows != 0) return;
+        for (int64_t c = 0; c < stride; ++c) ended[block * stride + c] += run[c];
+        __builtin_memset(run, 0, sizeof(Acc) * stride);
+      });
     });
+    for (int64_t i = 0; i < blocks_; ++i) {
+      for (int64_t c = 0; c < stride; ++c) total[c] += runs[i * stride + c];
+      for (int64_t c = 0; has_runs && c < stride; ++c) total[c] += ended[i * stride + c];
+    }
+    for (int64_t c = 0; c < stride; ++c) runs[c] = static_cast<Acc>(total[c]);
     for_each_vector<Acc>(0, p_.columns, [&](int64_t c, int64_t count) {
-      Vec<Acc> dweight = {};
-      for (int64_t block = 0; block < blocks_; ++block) {
-        dweight += load(dweights + block * stride + c);
-      }
-      store_vector(static_cast<Scalar*>(gradients.dweight), 1, c, count, dweight);
+      store_vector(static_cast<Scalar*>(gradients.dweight), 1, c, count, load(runs + c));
     });
     return Status::ok;
   }
