@@ -1,6 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Sums over more tokens than a float32 adds up without drift: in levels, whatever the case."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -35,6 +37,30 @@ def in_float64(inputs: dict) -> dict:
         name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
         for name, x in inputs.items()
     }
+
+
+@contextmanager
+def of_threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_pieces_of_a_sequence_for_threads_remember_alike():
+    T = 2**17
+    log_decay = torch.full((1, T, 1), -1e-6)
+    inputs = summands(T, 4, "random", normalize=False, log_decay=log_decay)
+    results = []
+    for threads in (1, 4):
+        leaves = [inputs[name].requires_grad_() for name in ("q", "v")]
+        with of_threads(threads):
+            y, state = linear_attention(**inputs, return_state=True, backend="cpu")
+            results.append((y, state.kv, *torch.autograd.grad(y.square().sum(), leaves)))
+    for one, other in zip(*results, strict=True):
+        assert off_by(other, one.double()) < 1e-5
 
 
 @every_backend
@@ -102,12 +128,8 @@ def test_values_and_gradients_of_every_case(case, threads):
             lambda **inputs: linear_attention(**inputs, return_state=True, backend=backend), inputs
         )
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with of_threads(threads):
         actual = run(inputs, "cpu")
-    finally:
-        torch.set_num_threads(before)
     exact = make_inputs(Case(**(vars(case) | {"T": T})), torch.float32)
     exact = {name: _double(x) for name, x in exact.items()}
     assert_all_close(actual, run(exact, "chunked"), torch.float32)

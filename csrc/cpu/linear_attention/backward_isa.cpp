@@ -274,9 +274,9 @@ class Backward {
     const PieceStates<Acc>& pieces = backwards ? shared.backwards : shared.forwards;
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       load_by_value(s, task, head, {nullptr, nullptr});
-      if (task.part == 0) pieces.decay(task.piece_index, head) = 1;
+      if (task.part == 0) pieces.decay(task.piece_index, head) = 0;
     }
-    Acc* const decays = task.part == 0 ? &pieces.decay(task.piece_index, 0) : nullptr;
+    double* const decays = task.part == 0 ? &pieces.decay(task.piece_index, 0) : nullptr;
     task.values = {0, 0};
     if (backwards) {
       sweep_backwards(Role::write, s, shared, task, decays);
@@ -357,9 +357,9 @@ class Backward {
             {input_.forward.y, RowsPer::query_head, 0, p_.V}};
   }
 
-  // dq. Multiplies the decays into total_decays[head] if there are any.
+  // dq. Adds the log decays to total_decays[head] if there are any.
   void sweep_forwards(Role role, Scratch& s, const Shared& shared, const Task& task,
-                      Acc* total_decays = nullptr) const {
+                      double* total_decays = nullptr) const {
     const int64_t begin = task.keys.begin * kLanes<Acc>;
     const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
     const Tensors at = tensors(begin, end);
@@ -400,7 +400,7 @@ class Backward {
 
   // dk and dv.
   void sweep_backwards(Role role, Scratch& s, const Shared& shared, const Task& task,
-                       Acc* total_decays = nullptr) const {
+                       double* total_decays = nullptr) const {
     const bool all_keys = task.values.count() > 0;
     const int64_t begin = task.keys.begin * kLanes<Acc>;
     const int64_t end = min(task.keys.end * kLanes<Acc>, p_.K);
@@ -482,12 +482,10 @@ class Backward {
   }
 
   // Null if there are none.
-  const Acc* stage_decays(Decays<Acc> to, const Segment& segment, Acc* total_decays) const {
+  const Acc* stage_decays(Decays<Acc> to, const Segment& segment, double* total_decays) const {
     if (!p_.log_decay.data) return nullptr;
     stage_decay(segment, p_.log_decay, to.decay, to.logarithm);
-    for (int64_t row = 0; total_decays && row < segment.rows(); ++row) {
-      total_decays[segment.head] *= to.decay[row];
-    }
+    if (total_decays) add_log_decays(segment, to.logarithm, total_decays[segment.head]);
     return to.decay;
   }
 

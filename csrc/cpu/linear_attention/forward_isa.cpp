@@ -137,7 +137,7 @@ class Forward {
     if (!is_computed(plan_.piece(task.piece).sequence)) return;
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       load_state(s, task, head, {nullptr, nullptr});
-      if (task.part == 0) pieces.decay(task.piece, head) = 1;
+      if (task.part == 0) pieces.decay(task.piece, head) = 0;
     }
     sweep(Role::write, s, task, task.part == 0 ? &pieces.decay(task.piece, 0) : nullptr);
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
@@ -206,8 +206,8 @@ class Forward {
     });
   }
 
-  // Multiplies the decays into total_decays[head] if there are any.
-  void sweep(Role role, Scratch& s, const Plan::Task& task, Acc* total_decays = nullptr) {
+  // Adds the log decays to total_decays[head] if there are any.
+  void sweep(Role role, Scratch& s, const Plan::Task& task, double* total_decays = nullptr) {
     const Columns columns = plan_.part(task.part, value_vectors_);
     const Tensors at = tensors(columns);
     const bool in_levels = is_long(plan_) && writes(role);
@@ -215,9 +215,8 @@ class Forward {
              [&](const Segment& segment, const Segment& next) {
                const RowArray<const Acc> v = stage(role, s, segment, at);
                const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
-               for (int64_t row = 0; decay && total_decays && row < segment.rows(); ++row) {
-                 total_decays[segment.head] *= decay[row];
-               }
+               if (decay && total_decays)
+                 add_log_decays(segment, s.log_decay, total_decays[segment.head]);
                const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, at.y);
                const RowArray<Acc> out = y_in_place ? rows_in_place<Acc>(segment, at.y)
                                                     : RowArray<Acc>{s.out, s.v_stride};

@@ -17,6 +17,7 @@
 #include "cpu/common/exp.h"
 #include "cpu/common/sums_of_lanes.h"
 #include "cpu/linear_attention/scan.h"
+#include "cpu/sequences/token_scalars.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
@@ -68,12 +69,6 @@ HFLA_NOINLINE void settle_sums(int64_t count, double decay, Sums<Acc> sums) {
     sums.now[i] = static_cast<Acc>(sums.settled[i]);
     sums.recent[i] = 0;
   }
-}
-
-// e^g is 0 below, and differences of such g are no NaN.
-template <class Acc>
-HFLA_INLINE Acc bounded_log_decay(Acc log_decay) {
-  return log_decay < -1e4 ? Acc(-1e4) : log_decay;
 }
 
 // How far a head's window is.

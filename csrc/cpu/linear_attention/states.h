@@ -4,6 +4,7 @@
 // pieces of a sequence.
 #pragma once
 
+#include "cpu/common/exp.h"
 #include "cpu/sequences/plan.h"
 
 namespace hfla::HFLA_ISA {
@@ -25,17 +26,17 @@ HFLA_INLINE State<Acc> state_of(const HeadSizes& p, Pointer kv, Pointer z, int64
 }
 
 // Where time is divided: for every piece and head the state that its own tokens add up to, and the
-// product of its decays; after `combine`, the state that comes into the piece.
+// sum of its log decays; after `combine`, the state that comes into the piece, and its decay.
 template <class Acc>
 struct PieceStates {
   const HeadSizes& sizes;
-  Acc* states;  // (num_pieces, Hkv, K V + K)
-  Acc* decays;  // (num_pieces, Hkv)
+  Acc* states;     // (num_pieces, Hkv, K V + K)
+  double* decays;  // (num_pieces, Hkv)
 
   PieceStates(Carver& carver, const Plan& plan) : sizes(plan.sequences) {
     const int64_t count = plan.pieces > 1 ? plan.num_pieces() * sizes.Hkv : 0;
     states = carver.take<Acc>(count * (sizes.K * sizes.V + sizes.K));
-    decays = carver.take<Acc>(count);
+    decays = carver.take<double>(count);
   }
 
   State<Acc> at(int64_t piece, int64_t head) const {
@@ -44,7 +45,7 @@ struct PieceStates {
     return {kv, kv + size};
   }
 
-  Acc& decay(int64_t piece, int64_t head) const { return decays[piece * sizes.Hkv + head]; }
+  double& decay(int64_t piece, int64_t head) const { return decays[piece * sizes.Hkv + head]; }
 
   // Pieces of one sequence in the order in which a sweep visits them.
   struct Order {
@@ -54,19 +55,23 @@ struct PieceStates {
   // For one head of one sequence. Not causal: all pieces get the state after the last.
   void combine(Order pieces, int64_t head, State<const Acc> initial, bool is_causal) const {
     const int64_t size = sizes.K * sizes.V;
+    for (int64_t i = 0; i < pieces.count; ++i) {
+      double& of_piece = decay(pieces.first + i * pieces.step, head);
+      of_piece = exp(broadcast(of_piece))[0];
+    }
     for (int64_t e = 0; e < size + sizes.K; ++e) {
       const bool in_kv = e < size;
       const Acc* from = in_kv ? initial.kv : initial.z;
-      Acc carry = from ? from[in_kv ? e : e - size] : 0;
+      double carry = from ? from[in_kv ? e : e - size] : 0;
       for (int64_t i = 0; i < pieces.count; ++i) {
         Acc& slot = at(pieces.first + i * pieces.step, head).kv[e];
         const Acc added = slot;
-        slot = carry;
+        slot = static_cast<Acc>(carry);
         carry = decay(pieces.first + i * pieces.step, head) * carry + added;
       }
       if (is_causal) continue;
       for (int64_t i = 0; i < pieces.count; ++i) {
-        at(pieces.first + i * pieces.step, head).kv[e] = carry;
+        at(pieces.first + i * pieces.step, head).kv[e] = static_cast<Acc>(carry);
       }
     }
   }

@@ -33,6 +33,18 @@ bool stage_decay(const Segment& segment, const View& log_decay, Acc* decay,
   return valid;
 }
 
+// e^g is 0 below, and sums and differences of such g are no infinities and no NaN.
+template <class Acc>
+HFLA_INLINE Acc bounded_log_decay(Acc log_decay) {
+  return log_decay < -1e4 ? Acc(-1e4) : log_decay;
+}
+
+// Of a segment's rows, to a sum.
+template <class Acc>
+HFLA_INLINE void add_log_decays(const Segment& segment, const Acc* log_decay, double& sum) {
+  for (int64_t row = 0; row < segment.rows(); ++row) sum += bounded_log_decay(log_decay[row]);
+}
+
 // Whether a state in a slot would grow: found before any changes, so that whoever catches the error
 // still has the states of before. log_decay has `channels` numbers for a head.
 template <class Acc>
