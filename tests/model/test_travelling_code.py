@@ -15,7 +15,7 @@ from hf_linear_attention.model.saving import CONFIGURATION, MODELING
 from hf_linear_attention.remote import generator
 from hf_linear_attention.remote.code import code_for
 from saved_models import WITHOUT_PACKAGE, run
-from tiny import VARIANTS, tiny_model
+from tiny import VARIANTS, random_ids, tiny_model
 
 ROOT = Path(__file__).parents[2]
 WITH_MORE = {
@@ -231,3 +231,74 @@ def test_names_must_be_imported_as_they_are(line, tmp_path):
     sources = package_of(tmp_path, base="class Base:\n    pass\n", top=line)
     with pytest.raises(ValueError, match="must name it as it is"):
         bundle_of(sources, "top")
+
+
+UNDEFINED = """
+import ast, inspect, json, sys
+import torch
+from transformers import AutoModel
+
+undefined = []
+for folder in sys.argv[1:]:
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    objects = [*model.modules(), model.config]
+    for module in {sys.modules[type(x).__module__] for x in (model, model.config)}:
+        tree = ast.parse(inspect.getsource(module))
+        attributes = [x for x in ast.walk(tree) if isinstance(x, ast.Attribute)]
+        set_somewhere = {x.attr for x in attributes if not isinstance(x.ctx, ast.Load)}
+        classes = [x for x in vars(module).values() if isinstance(x, type)]
+        for node in [x for x in tree.body if isinstance(x, ast.ClassDef)]:
+            of_class = [x for x in classes if issubclass(x, getattr(module, node.name))]
+            known = set_somewhere.union(*map(dir, of_class))
+            bases = {base for one in of_class for base in one.__mro__}
+            known = known.union(*(vars(base).get("__annotations__", ()) for base in bases))
+            made = [dir(x) for x in objects if isinstance(x, tuple(of_class))]
+            if not made and issubclass(getattr(module, node.name), torch.nn.Module):
+                continue  # what its base sets, nobody knows
+            known = known.union(*made)
+            for x in ast.walk(node):
+                if isinstance(x, ast.Attribute) and getattr(x.value, "id", None) in ("self", "cls"):
+                    undefined += [f"{node.name}.{x.attr}"] * (x.attr not in known)
+print(json.dumps(undefined))
+"""
+
+
+@pytest.mark.thorough
+def test_every_attribute_that_is_read_is_defined(tmp_path):
+    names = ("katharopoulos", "gated_deltanet", "kda", "mamba2", "hgrn", "qwen3_next", "window")
+    for name in names:
+        model = tiny_model(**VARIANTS.get(name) or VARIANTS.get(f"preset_{name}", {}))
+        model.save_pretrained(tmp_path / name)
+    folders = [tmp_path / name for name in names]
+    assert run(WITHOUT_PACKAGE + UNDEFINED, *folders, modules=tmp_path) == []
+
+
+BEAMS = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+ids = torch.tensor(json.loads(sys.argv[2]))
+mask = (ids != 0).long()
+options = dict(attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+beams = model.generate(ids, num_beams=3, **options)
+cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+cache.batch_repeat_interleave(2)
+cache.reorder_cache(torch.tensor([0, 2, 3, 1]))
+cache.batch_select_indices(torch.tensor([1, 3]))
+logits = model(ids[:, :1], past_key_values=cache).logits
+print(json.dumps([beams.tolist(), logits[..., -1].tolist()]))
+"""
+
+
+@pytest.mark.parametrize("variant", ["preset_gated_deltanet", "hybrid"])
+def test_rows_of_a_cache_go_along_with_beams(variant, tmp_path):
+    model = tiny_model(**VARIANTS[variant])
+    model.save_pretrained(tmp_path / "model")
+    ids = random_ids(2, 9)
+    ids[0, :3] = 0
+    arguments = (tmp_path / "model", str(ids.tolist()))
+    with_package = run(BEAMS, *arguments, modules=tmp_path)
+    without = run(WITHOUT_PACKAGE + BEAMS, *arguments, modules=tmp_path)
+    assert without[0] == with_package[0]
+    torch.testing.assert_close(torch.tensor(without[1]), torch.tensor(with_package[1]))

@@ -12,7 +12,7 @@ from hf_linear_attention.model.loss import causal_lm_loss
 from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, cast, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
-NO_BEAMS = ("xlstm",)  # whose cache upstream can't reorder
+NO_BEAMS = ("xlstm", "minimax")  # whose states upstream can't reorder, or leaves to others
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hf_linear_attention import use_kernels
+from tiny import tiny_model
 from upstream_models import cache_name, cast, tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,6 +50,16 @@ def test_sums_are_float64_and_answers_stay(model_type, dtype):
 
 
 @pytest.mark.parametrize("model_type", ["recurrent_gemma", "rwkv", "xlstm"])
-def test_layers_that_can_not_are_not_said_to(model_type):
-    report = use_kernels(tiny_upstream(model_type), state_in_fp64=True)
-    assert report.changed and "float64" not in str(report)
+def test_models_that_can_not_are_refused_and_stay(model_type):
+    model = tiny_upstream(model_type)
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match="state_in_fp64 must be left out"):
+        use_kernels(model, state_in_fp64=True)
+    assert [type(module) for module in model.modules()] == classes
+
+
+def test_a_model_of_this_package_has_it_in_its_config():
+    with pytest.raises(ValueError, match="have it in their config"):
+        use_kernels(tiny_model(), state_in_fp64=True)
+    with pytest.raises(ValueError, match="state_in_fp64 must be a bool, got 'no'"):
+        use_kernels(tiny_model(), state_in_fp64="no")

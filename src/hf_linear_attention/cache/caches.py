@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The caches of a linear-attention model, whose size does not depend on the number of tokens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -72,17 +72,20 @@ class RecurrentCache(SavedCache, Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
-        self._map_left_padding(lambda x: x[beam_idx.to(x.device)])
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding[beam_idx.to(self.left_padding.device)]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._check_rows("batch_select_indices")
         super().batch_select_indices(indices)
-        self._map_left_padding(lambda x: x[indices.to(x.device)])
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding[indices.to(self.left_padding.device)]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._check_rows("batch_repeat_interleave")
         super().batch_repeat_interleave(repeats)
-        self._map_left_padding(lambda x: x.repeat_interleave(repeats))
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding.repeat_interleave(repeats)
 
     def _check_rows(self, method: str) -> None:
         """Raises an error where a layer can't have another number of rows, before any has."""
@@ -91,10 +94,6 @@ class RecurrentCache(SavedCache, Cache):
                 f"{method}() is not for a static cache with softmax layers, whose number of rows "
                 "is fixed. Use a LinearAttentionCache; LinearAttentionCache.join makes one of this"
             )
-
-    def _map_left_padding(self, function: Callable[[Tensor], Tensor]) -> None:
-        if self.left_padding is not None:
-            self.left_padding = function(self.left_padding)
 
 
 class LinearAttentionCache(JoinedCache, RecurrentCache, DynamicCache):

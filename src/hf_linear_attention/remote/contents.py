@@ -42,7 +42,7 @@ METHODS_LEFT_OUT = {
     *("_prepare_position_ids_for_generation", "redraw_features"),
     *("step_in_slots_", "run_in_slots_", "replay", "piece", "combine", "recorded", "tokens_of"),
     *("may_be_recorded", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
-    *("from_dict", "from_preset", "from_pretrained", "save_pretrained", "_map_left_padding"),
+    *("from_dict", "from_preset", "from_pretrained", "save_pretrained"),
 }
 BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),

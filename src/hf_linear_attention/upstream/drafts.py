@@ -160,7 +160,8 @@ class DraftsOfMiniMax(Served):
             generation_config, model_kwargs, generation_mode, *args
         )
         uses_cache = generation_config.use_cache is not False
-        if uses_cache and is_drafting(generation_config, generation_mode):
+        has_beams = (generation_config.num_beams or 1) > 1  # Transformers' leaves states to others
+        if uses_cache and (has_beams or is_drafting(generation_config, generation_mode)):
             cache = CroppableMiniMaxCache.made_of(model_kwargs.get(CACHE))
             if generation_config.is_assistant:
                 cache.activate_past_recording()

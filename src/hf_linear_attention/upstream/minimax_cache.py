@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """MiniMax's cache with rollback. Importing this imports Transformers' MiniMax."""
 
+from torch import Tensor
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from ..cache.rollback import Recording, remove_last
@@ -46,6 +47,15 @@ class CroppableMiniMaxCache(MiniMaxCache):
                 layer.crop(-abs(tokens_to_remove))
         for layer_idx, state in states.items():
             self.linear_cache[layer_idx] = state["kv"].clone() if state else []
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """As Transformers', which forgets the states of linear layers."""
+        super().reorder_cache(beam_idx)
+        for layer_idx, state in enumerate(self.linear_cache):
+            if isinstance(state, Tensor):
+                self.linear_cache[layer_idx] = state[beam_idx.to(state.device)]
+        for recording in self.recordings.values():
+            recording.map_rows(lambda x: x[beam_idx.to(x.device)])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max((layer.get_seq_length() for layer in self.layers), default=0)

@@ -132,13 +132,16 @@ class Report(Undoable):
     def has_changes(self) -> bool:
         return bool(self.changed or self.losses or self.takes_drafts or self.takes_batches)
 
-    def keep_fp64(self) -> None:
-        """Lets all changed layers that can keep their sums in float64."""
+    def keep_fp64(self) -> bool:
+        """Lets all changed layers that can keep their sums in float64. Returns whether any can."""
+        found = False
         for number, change in enumerate(self.changed):
             layer = change.module()
             if layer is not None and getattr(layer, "state_in_fp64", None) is not None:
                 vars(layer)["state_in_fp64"] = True
                 self.changed[number] = change._replace(gist=f"{change.gist}, states in float64")
+                found = True
+        return found
 
     def undo(self) -> None:
         """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
@@ -213,13 +216,21 @@ def use_kernels(model: nn.Module, *, state_in_fp64: bool = False) -> Report:
         each class of models.
 
     Raises:
-        ValueError: model is no nn.Module.
+        ValueError: model is no nn.Module; or state_in_fp64 is no bool, or can't be: no layer of
+            the model keeps sums in a cache, or the model is this package's own, whose config
+            has a field of that name.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(state_in_fp64, bool):
+        raise ValueError(f"state_in_fp64 must be a bool, got {state_in_fp64!r}")
     report = _changed(model)
-    if state_in_fp64:
-        report.keep_fp64()
+    if state_in_fp64 and not report.keep_fp64():
+        report.undo()
+        raise ValueError(
+            "state_in_fp64 must be left out where no layer is changed that keeps sums in a cache, "
+            f"as in {type(model).__name__}; models of hf-linear-attention have it in their config"
+        )
     if not report.has_changes and all(one.why != IS_OURS for one in report.left):
         _warn_of_nothing(type(model), report)
     return report
