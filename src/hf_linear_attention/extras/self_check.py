@@ -30,7 +30,15 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from ..model.modeling import LinearAttentionPreTrainedModel
 from ..upstream.use_kernels import is_own, use_kernels
-from .speedup import DTYPES, TOLERANCE, cache_argument, cache_in, cache_to_begin_with, say
+from .speedup import (
+    DTYPES,
+    TOLERANCE,
+    cache_argument,
+    cache_in,
+    cache_to_begin_with,
+    say,
+    say_if_no_folder,
+)
 
 # Of a prompt: beyond a chunk of 64 tokens, in which kernels read.
 TOKENS = 72
@@ -374,6 +382,7 @@ def advice(model: PreTrainedModel, holds: Mapping[str, bool]) -> Iterator[str]:
 def load(flags: argparse.Namespace) -> PreTrainedModel:
     """Of a folder or a name on the Hub. Ends the program where there is no such model."""
     dtype = DTYPES[flags.dtype]
+    say_if_no_folder(flags.model)
     try:
         model_class = class_in_folder(flags.model) if flags.trust_remote_code else None
         return (model_class or AutoModelForCausalLM).from_pretrained(

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import inspect
 import math
+import os
 import re
 import sys
 import time
@@ -275,8 +276,15 @@ def say(what: str) -> None:
     print(f"{what} ...", file=sys.stderr, flush=True)
 
 
+def say_if_no_folder(name: str) -> None:
+    """The Hub may take a minute to be found missing."""
+    if not os.path.isdir(name):
+        say(f"there is no folder {name} here: asking the Hub")
+
+
 def load(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
     """Of a folder or a name on the Hub. Ends the program where there is no such model."""
+    say_if_no_folder(name)
     try:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
     except (OSError, ValueError) as error:
