@@ -296,6 +296,16 @@ def memory_again(client: Client, setting: Setting, before: int) -> int:
     return now
 
 
+def open_files_again(server: Server, before: int) -> int:
+    """The same, when connections that have just been hung up are closed."""
+    for _ in range(TRIES):
+        now = server.open_files()
+        if now <= before + SPARE_FILES:
+            break
+        time.sleep(1)
+    return now
+
+
 def judge(soak: Soak, memory: list[int], files: list[int]) -> None:
     """Of what was counted at the start and at the end."""
     growth = soak.growth()
@@ -367,7 +377,7 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
         soak = Soak(setting, questions, server)
         soak.run()
         memory.append(memory_again(client, setting, memory[0]))
-        files.append(server.open_files())
+        files.append(open_files_again(server, files[0]))
         soak.end_server("SIGTERM")
     finally:
         server.end("SIGKILL")

@@ -43,7 +43,7 @@ class RmsNorm {
   }
 
   Status backward(const RmsNormGradients& gradients) const {
-    const int64_t stride = round_up(p_.columns, W), size = blocks_ * stride;
+    const int64_t stride = round_up(p_.columns, W), size = max(1, blocks_) * stride;
     const bool has_runs = block_rows_ > kRunRows;
     const int64_t bytes = size * static_cast<int64_t>(sizeof(Acc) + has_runs * sizeof(double)) +
                           stride * static_cast<int64_t>(sizeof(double));
