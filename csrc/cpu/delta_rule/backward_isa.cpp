@@ -215,11 +215,12 @@ class Backward {
         find_errors(s, segment, begin, end),
         w_rows,
         plan_.wants_dbeta ? s.dbeta : nullptr};
-    for_each_block(by_key(task, segment.head), [&](auto width, int64_t column, Acc* state) {
-      with_rule(decays_, p_.delta, [&](auto rule) {
-        sweep_values<decltype(rule), decltype(width)::value>(sweep, column, state);
-      });
-    });
+    for_each_block<kSweepVectors<Acc>>(
+        by_key(task, segment.head), [&](auto width, int64_t column, Acc* state) {
+          with_rule(decays_, p_.delta, [&](auto rule) {
+            sweep_values<decltype(rule), decltype(width)::value>(sweep, column, state);
+          });
+        });
     if (!w_in_place) store_rows<Acc>(segment, w, w_rows);
     if (plan_.keeps_w) {
       store_rows<Acc>(p_.dtype, segment, {result_.dv, RowsPer::token, begin, end}, w_rows);
@@ -250,14 +251,15 @@ class Backward {
     stage_value_weights(task, segment, blocks);
     stage_keys(task, segment, blocks * kBlockTokens);
     const KeysSweep<Acc> sweep{task.s.value_weights, blocks, task.s.keys};
-    for_each_block(by_value(task, segment.head), [&](auto width, int64_t column, Acc* state) {
-      with_flag(p_.delta, [&](auto delta) {
-        with_flag(is_per_channel(), [&](auto per_channel) {
-          sweep_keys<direction, decltype(delta)::value, decltype(per_channel)::value,
-                     decltype(width)::value>(sweep, column, state);
+    for_each_block<kSweepVectors<Acc>>(
+        by_value(task, segment.head), [&](auto width, int64_t column, Acc* state) {
+          with_flag(p_.delta, [&](auto delta) {
+            with_flag(is_per_channel(), [&](auto per_channel) {
+              sweep_keys<direction, decltype(delta)::value, decltype(per_channel)::value,
+                         decltype(width)::value>(sweep, column, state);
+            });
+          });
         });
-      });
-    });
     const Segment of_q = of_shared_head(segment, p_.q_group),
                   of_k = of_shared_head(segment, p_.k_group);
     const View q_view = sums(task, plan_.q), k_view = sums(task, plan_.k);

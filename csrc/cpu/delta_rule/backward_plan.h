@@ -17,30 +17,12 @@ namespace {
 template <class Acc>
 constexpr int kSweepVectors = sizeof(Acc) == sizeof(double) ? 1 : 2;  // doubles: for comparisons
 
-// Calls run(width as a type with a constant `value`, first column, the block's memory) for all
-// blocks of a state.
-template <int vectors>
-struct Width {
-  static constexpr int value = vectors;
-};
-template <class Acc, class Run>
-HFLA_INLINE void for_each_block(Blocks<Acc> state, Run run) {
-  constexpr int64_t W = kLanes<Acc>;
-  int64_t c = state.columns.begin;
-  for (; c + kSweepVectors<Acc> <= state.columns.end; c += kSweepVectors<Acc>) {
-    run(Width<kSweepVectors<Acc>>{}, c * W, state.data);
-    state.data += state.rows * kSweepVectors<Acc> * W;
-  }
-  if (kSweepVectors<Acc> > 1 && c < state.columns.end) run(Width<1>{}, c * W, state.data);
-}
-
 // What is done where, apart from the division into tasks.
 struct BackwardPlan : Plan {
   SharedHeads q, k;
   Decays decays;
   bool wants_dbeta;
-  bool keeps_w;         // w has memory of its own: dv is not of the accumulation dtype
-  int64_t longest = 0;  // sequence
+  bool keeps_w;  // w has memory of its own: dv is not of the accumulation dtype
 
   BackwardPlan(const DeltaRuleProblem& p, const DeltaRuleGradients& result, Decays its_decays,
                bool results_are_acc, const Plan& plan)
@@ -49,11 +31,7 @@ struct BackwardPlan : Plan {
         k(share_heads(*this, p.k, result.dk, p.k_group, results_are_acc)),
         decays(its_decays),
         wants_dbeta(result.dbeta.data),
-        keeps_w(!results_are_acc) {
-    for (int64_t s = 0; s < p.num_sequences; ++s) {
-      longest = max(longest, whole_sequence(p, s).length());
-    }
-  }
+        keeps_w(!results_are_acc) {}
 
   // Of two numbers, the heads of a task and those that share one of q or k, one divides the other.
   static Plan with_fitting_heads(Plan plan, const DeltaRuleGroups& groups) {

@@ -125,7 +125,8 @@ class Backward {
         key_vectors_(ceil_div(p.K, kLanes<Acc>)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         value_rows_(p.V + (p.normalize ? 1 : 0)),
-        plan_(make_plan(p, threads, max(key_vectors_, value_vectors_), true, kLevels)) {}
+        plan_(make_plan(p, threads, max(key_vectors_, value_vectors_),
+                        /*divides_time=*/true, kLevels)) {}
 
   Status run() {
     Carver measured(nullptr);
@@ -485,7 +486,7 @@ class Backward {
   const Acc* stage_decays(Decays<Acc> to, const Segment& segment, double* total_decays) const {
     if (!p_.log_decay.data) return nullptr;
     stage_decay(segment, p_.log_decay, to.decay, to.logarithm);
-    if (total_decays) add_log_decays(segment, to.logarithm, total_decays[segment.head]);
+    if (total_decays) total_decays[segment.head] += sum_of_log_decays(segment.rows(), to.logarithm);
     return to.decay;
   }
 

@@ -65,7 +65,7 @@ class Forward {
         slots_(slots),
         threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_(make_plan(p, threads, value_vectors_, true, kLevels)),
+        plan_(make_plan(p, threads, value_vectors_, /*divides_time=*/true, kLevels)),
         z_before_(slots && p.normalize ? p.num_sequences * p.Hkv * p.K * sizeof(Acc) : 0) {}
 
   Status run() {
@@ -216,7 +216,7 @@ class Forward {
                const RowArray<const Acc> v = stage(role, s, segment, at);
                const Acc* decay = p_.log_decay.data ? s.decay : nullptr;
                if (decay && total_decays)
-                 add_log_decays(segment, s.log_decay, total_decays[segment.head]);
+                 total_decays[segment.head] += sum_of_log_decays(segment.rows(), s.log_decay);
                const bool y_in_place = reads(role) && in_place<Acc>(p_.dtype, segment, at.y);
                const RowArray<Acc> out = y_in_place ? rows_in_place<Acc>(segment, at.y)
                                                     : RowArray<Acc>{s.out, s.v_stride};

@@ -80,8 +80,7 @@ struct Window {
   template <class Acc>
   void add(int64_t more, const Acc* log_decay_of) {
     rows += more;
-    for (int64_t i = 0; log_decay_of && i < more; ++i)
-      log_decay += bounded_log_decay(log_decay_of[i]);
+    if (log_decay_of) log_decay += sum_of_log_decays(more, log_decay_of);
   }
 };
 
@@ -221,14 +220,7 @@ HFLA_INLINE void read_tile(const Scan<Acc>& scan, const ChunkWeights<Acc>& weigh
       for (int t = s; t < kTile; ++t) out[t][c] += scores[t * kChunk + first + s - chunk] * value;
     }
   }
-  HFLA_UNROLL
-  for (int t = 0; t < kTile; ++t) {
-    const Acc scale = scan.scale ? scan.scale[first + t] : Acc(1);
-    HFLA_UNROLL
-    for (int c = 0; c < block; ++c) {
-      store(scan.out.data + (first + t) * scan.out.stride + column + c * W, out[t][c] * scale);
-    }
-  }
+  store_out(scan, first, column, out);
 }
 
 // `rows` rows of the state from r on, after the `tokens` tokens of a chunk.
@@ -281,17 +273,18 @@ HFLA_NOINLINE void scan_long_block(Role role, const Scan<Acc>& scan,
 template <class Acc>
 void scan_long(Role role, Scan<Acc> scan, const ChunkWeights<Acc>& weights, Columns columns,
                Sums<Acc> state) {
-  for_each_block<Acc>(columns, scan.rows, [&](auto block, int64_t column, int64_t offset) {
-    constexpr int width = decltype(block)::value;
-    if (width > 1 && scan.prefetch.count > 0) {
-      scan_long_block<(width > 1), width>(role, scan, weights, column, state.now + offset,
-                                          state.recent + offset);
-    } else {
-      scan_long_block<false, width>(role, scan, weights, column, state.now + offset,
-                                    state.recent + offset);
-    }
-    scan.prefetch = {};
-  });
+  for_each_block<kMaxBlock<Acc>>(
+      Blocks<Acc>{state.now, scan.rows, columns, kMaxBlock<Acc>},
+      [&](auto its_width, int64_t column, Acc* now) {
+        constexpr int width = decltype(its_width)::value;
+        Acc* const recent = state.recent + (now - state.now);
+        if (width > 1 && scan.prefetch.count > 0) {
+          scan_long_block<(width > 1), width>(role, scan, weights, column, now, recent);
+        } else {
+          scan_long_block<false, width>(role, scan, weights, column, now, recent);
+        }
+        scan.prefetch = {};
+      });
 }
 
 // As scan_normalizer, of a scan that writes. dots: (count,).

@@ -28,9 +28,9 @@ constexpr bool reads(Role role) { return role != Role::write; }
 // registers are full, enough independent sums are under way, and weights and state are not loaded
 // too often. Doubles are for comparisons, and have one width only.
 template <class Acc>
-constexpr int64_t kMaxBlock = sizeof(Acc) == sizeof(double) ? 1
-                              : kHasManyRegisters           ? 4
-                                                            : 2;
+constexpr int kMaxBlock = sizeof(Acc) == sizeof(double) ? 1
+                          : kHasManyRegisters           ? 4
+                                                        : 2;
 
 constexpr int tokens_per_pass(int64_t block) {
   return kVectorBytes < 64 && block == kMaxBlock<float> ? 2 : 4;
@@ -69,7 +69,20 @@ HFLA_INLINE void prefetch_next(const Prefetch& prefetch, Pace& pace) {
   pace.position += pace.step;
 }
 
-// Tokens [first, first + tokens) and the block of columns that begins at `column`.
+// Of the tokens [first, first + tokens) and the block of columns that begins at `column`.
+template <int tokens, int block, class Acc>
+HFLA_INLINE void store_out(const Scan<Acc>& scan, int64_t first, int64_t column,
+                           const Vec<Acc> (&out)[tokens][block]) {
+  HFLA_UNROLL
+  for (int t = 0; t < tokens; ++t) {
+    const Acc scale = scan.scale ? scan.scale[first + t] : Acc(1);
+    Acc* const to = scan.out.data + (first + t) * scan.out.stride + column;
+    HFLA_UNROLL
+    for (int c = 0; c < block; ++c) store(to + c * kLanes<Acc>, out[t][c] * scale);
+  }
+}
+
+// These tokens and columns.
 template <Role role, bool decays, bool prefetches, int tokens, int block, class Acc>
 HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc* state,
                       Pace& pace) {
@@ -108,16 +121,7 @@ HFLA_INLINE void fold(const Scan<Acc>& scan, int64_t first, int64_t column, Acc*
       for (int c = 0; c < block; ++c) store(state + c * W, row[c]);
     }
   }
-  if constexpr (reads(role)) {
-    HFLA_UNROLL
-    for (int t = 0; t < tokens; ++t) {
-      const Acc scale = scan.scale ? scan.scale[first + t] : Acc(1);
-      HFLA_UNROLL
-      for (int c = 0; c < block; ++c) {
-        store(scan.out.data + (first + t) * scan.out.stride + column + c * W, out[t][c] * scale);
-      }
-    }
-  }
+  if constexpr (reads(role)) store_out(scan, first, column, out);
 }
 
 template <Role role, bool decays, bool prefetches, int block, class Acc>
@@ -153,36 +157,13 @@ void scan_block(Role role, const Scan<Acc>& scan, int64_t column, Acc* state) {
   return scan_block<false, block>(role, scan, column, state);
 }
 
-template <int width>
-struct BlockWidth {
-  static constexpr int value = width;
-};
-
-// Calls body(its BlockWidth, its first column, where it begins in the state) for the blocks of a
-// state with so many rows.
-template <class Acc, class Body>
-HFLA_INLINE void for_each_block(Columns columns, int64_t rows, Body body) {
-  int64_t width, offset = 0;
-  for (int64_t c = columns.begin; c < columns.end; c += width) {
-    width = block_width(columns.end - c, kMaxBlock<Acc>);
-    const int64_t column = c * kLanes<Acc>;
-    if (width == 1) {
-      body(BlockWidth<1>{}, column, offset);
-    } else if (width == kMaxBlock<Acc>) {
-      body(BlockWidth<kMaxBlock<Acc>>{}, column, offset);
-    } else {
-      body(BlockWidth<max(1, kMaxBlock<Acc> / 2)>{}, column, offset);
-    }
-    offset += rows * width * kLanes<Acc>;
-  }
-}
-
 template <class Acc>
 void scan(Role role, Scan<Acc> scan, Columns columns, Acc* state) {
-  for_each_block<Acc>(columns, scan.rows, [&](auto block, int64_t column, int64_t offset) {
-    scan_block<decltype(block)::value>(role, scan, column, state + offset);
-    scan.prefetch = {};
-  });
+  for_each_block<kMaxBlock<Acc>>(Blocks<Acc>{state, scan.rows, columns, kMaxBlock<Acc>},
+                                 [&](auto width, int64_t column, Acc* block) {
+                                   scan_block<decltype(width)::value>(role, scan, column, block);
+                                   scan.prefetch = {};
+                                 });
 }
 
 }  // namespace

@@ -28,6 +28,29 @@ struct Blocks {
   int64_t widest;  // vectors
 };
 
+// Calls run(the block's width as a type with a constant `value`, its first column, its memory) for
+// all blocks of a state. widest: that of the state.
+template <int vectors>
+struct Width {
+  static constexpr int value = vectors;
+};
+template <int widest, class Run>
+HFLA_INLINE void with_width(int64_t width, Run run) {
+  if constexpr (widest > 1) {
+    if (width < widest) return with_width<widest / 2>(width, run);
+  }
+  run(Width<widest>{});
+}
+template <int widest, class Acc, class Run>
+HFLA_INLINE void for_each_block(Blocks<Acc> state, Run run) {
+  int64_t width;
+  for (int64_t c = state.columns.begin; c < state.columns.end; c += width) {
+    width = block_width(state.columns.end - c, widest);
+    with_width<widest>(width, [&](auto its_width) { run(its_width, c * kLanes<Acc>, state.data); });
+    state.data += state.rows * width * kLanes<Acc>;
+  }
+}
+
 // In elements.
 template <class Acc>
 int64_t size_of(Blocks<Acc> state) {

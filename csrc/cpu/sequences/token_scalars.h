@@ -39,10 +39,11 @@ HFLA_INLINE Acc bounded_log_decay(Acc log_decay) {
   return log_decay < -1e4 ? Acc(-1e4) : log_decay;
 }
 
-// Of a segment's rows, to a sum.
 template <class Acc>
-HFLA_INLINE void add_log_decays(const Segment& segment, const Acc* log_decay, double& sum) {
-  for (int64_t row = 0; row < segment.rows(); ++row) sum += bounded_log_decay(log_decay[row]);
+HFLA_INLINE double sum_of_log_decays(int64_t rows, const Acc* log_decay) {
+  double sum = 0;
+  for (int64_t row = 0; row < rows; ++row) sum += bounded_log_decay(log_decay[row]);
+  return sum;
 }
 
 // Whether a state in a slot would grow: found before any changes, so that whoever catches the error
