@@ -286,23 +286,13 @@ def memory_for(client: Client, setting: Setting) -> int:
     return client.longest_prompt() if setting.is_hybrid else client.count_streams(setting.waiting)
 
 
-def memory_again(client: Client, setting: Setting, before: int) -> int:
-    """The same, when those that have just hung up are gone."""
+def again(count: Callable[[], int], is_as_before: Callable[[int], bool]) -> int:
+    """What is counted when those that have just hung up are gone."""
     for _ in range(TRIES):
         time.sleep(1)
-        now = memory_for(client, setting)
-        if now >= before:
+        now = count()
+        if is_as_before(now):
             break
-    return now
-
-
-def open_files_again(server: Server, before: int) -> int:
-    """The same, when connections that have just been hung up are closed."""
-    for _ in range(TRIES):
-        now = server.open_files()
-        if now <= before + SPARE_FILES:
-            break
-        time.sleep(1)
     return now
 
 
@@ -376,8 +366,8 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
         memory, files = [memory_for(client, setting)], [server.open_files()]
         soak = Soak(setting, questions, server)
         soak.run()
-        memory.append(memory_again(client, setting, memory[0]))
-        files.append(open_files_again(server, files[0]))
+        memory.append(again(lambda: memory_for(client, setting), lambda now: now >= memory[0]))
+        files.append(again(server.open_files, lambda now: now <= files[0] + SPARE_FILES))
         soak.end_server("SIGTERM")
     finally:
         server.end("SIGKILL")
