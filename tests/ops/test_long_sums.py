@@ -6,7 +6,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from attention_cases import Case, assert_all_close, make_inputs, run_with_gradients
+from attention_cases import (
+    Case,
+    assert_all_close,
+    make_inputs,
+    run_with_gradients,
+    to_float64,
+)
 from hf_linear_attention.ops.chunks import CHUNK_SIZE, MANY_CHUNKS
 from hf_linear_attention.ops.elementwise_scan import elementwise_scan
 from hf_linear_attention.ops.linear_attention import linear_attention
@@ -30,13 +36,6 @@ def summands(T: int, D: int, kind: str, **options) -> dict:
         generator = torch.Generator().manual_seed(0)
         q, k, v = torch.rand(3, 1, T, 1, D, generator=generator)
     return {"q": q, "k": k, "v": v, "feature_map": "identity", **options}
-
-
-def in_float64(inputs: dict) -> dict:
-    return {
-        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for name, x in inputs.items()
-    }
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def test_a_quarter_of_a_million_tokens_are_a_millionth_off(kind, log_decay, norm
     if log_decay is not None:
         inputs["log_decay"] = torch.full((1, T, 1), log_decay)
     y, state = linear_attention(**inputs, return_state=True, backend=backend)
-    y64, state64 = linear_attention(**in_float64(inputs), return_state=True, backend="chunked")
+    y64, state64 = linear_attention(**to_float64(inputs), return_state=True, backend="chunked")
     assert off_by(y[:, -64:], y64[:, -64:]) < 1.5e-6
     assert off_by(state.kv, state64.kv) < 1e-6
     if normalize:
@@ -95,7 +94,7 @@ def test_gradients_of_many_tokens_are_exact(log_decay, normalize, backend):
         return torch.autograd.grad((y * torch.linspace(0, 1, T)[:, None, None]).sum(), leaves)
 
     inputs["q"] = inputs["q"].clone()
-    exact = gradients(in_float64(inputs), "chunked")
+    exact = gradients(to_float64(inputs), "chunked")
     for actual, expected in zip(gradients(inputs, backend), exact, strict=True):
         if expected.abs().max() > 1e-6:  # normalised values that are alike have none of q and k
             assert off_by(actual, expected) < 3e-6
@@ -130,16 +129,7 @@ def test_values_and_gradients_of_every_case(case, threads):
 
     with of_threads(threads):
         actual = run(inputs, "cpu")
-    exact = make_inputs(Case(**(vars(case) | {"T": T})), torch.float32)
-    exact = {name: _double(x) for name, x in exact.items()}
-    assert_all_close(actual, run(exact, "chunked"), torch.float32)
-
-
-def _double(x):
-    if isinstance(x, tuple):
-        return type(x)(*map(_double, x))
-    is_number = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return x.detach().double() if is_number else x
+    assert_all_close(actual, run(to_float64(inputs), "chunked"), torch.float32)
 
 
 def test_chunks_of_the_elementwise_scan_do_not_drift():

@@ -112,6 +112,12 @@ def tiny_upstream(model_type: str, **changes) -> torch.nn.Module:
     return model
 
 
+def close(actual: torch.Tensor, expected: torch.Tensor, relative: float = 2e-5) -> None:
+    """Relative to the largest value."""
+    size = expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=relative * size)
+
+
 def cache_name(model: torch.nn.Module) -> str:
     """What the installed release calls a cache, among a model's arguments and in its outputs."""
     parameters = inspect.signature(model.forward).parameters

@@ -28,6 +28,7 @@ from hf_linear_attention.upstream.norms import PlainNorm
 from hf_linear_attention.upstream.tiny_models import COMMON, VOCAB_SIZE, fill_weights
 from hf_linear_attention.upstream.use_kernels import _warned_of
 from tiny import tiny_model
+from upstream_models import close
 
 NOTHING = (
     "left alone: no layer of it has a replacement, and it is no causal language model on the CPU"
@@ -87,10 +88,6 @@ def classes(model):
 
 def fields(model):
     return [(type(module), set(vars(module))) for module in model.modules()]
-
-
-def close(mine, theirs):
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * theirs.abs().max().item())
 
 
 def loss_and_gradients(model, ids):

@@ -20,7 +20,7 @@ from torchao.utils import TorchAOBaseTensor
 from hf_linear_attention import use_kernels
 from hf_linear_attention.upstream import replacements
 from sft import PACKED, sft_trainer
-from upstream_models import ONE_OF_EACH, VOCAB_SIZE, tiny_upstream
+from upstream_models import ONE_OF_EACH, VOCAB_SIZE, close, tiny_upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,10 +43,6 @@ def logits(model, ids):
 
 def generated(model, ids):
     return model.generate(ids, max_new_tokens=5, do_sample=False)
-
-
-def close(mine, theirs, relative=2e-5):
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=relative * theirs.abs().max().item())
 
 
 def classes(model):

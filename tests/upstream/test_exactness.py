@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.model.loss import causal_lm_loss
-from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, cast, tiny_upstream
+from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, cast, close, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
 NO_BEAMS = ("xlstm", "minimax")  # whose states upstream can't reorder, or leaves to others
@@ -28,10 +28,6 @@ def models(request):
 @pytest.fixture
 def ids():
     return torch.randint(2, VOCAB_SIZE - 4, (2, T))
-
-
-def close(ours, theirs, relative=2e-5):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=relative * theirs.abs().max().item())
 
 
 def test_logits(models, ids):

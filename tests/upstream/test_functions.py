@@ -24,7 +24,7 @@ from hf_linear_attention.upstream.functions import ByFunctions, functions_class_
 from hf_linear_attention.upstream.proof import proved_functions
 from hf_linear_attention.upstream.proof.proved_functions import routed, stand_in
 from hf_linear_attention.upstream.replacements import Replacement
-from upstream_models import CONFIGS, VOCAB_SIZE, cast, tiny_upstream
+from upstream_models import CONFIGS, VOCAB_SIZE, cast, close, tiny_upstream
 
 T = 19  # more than two chunks of upstream's
 LENGTHS = (7, 1, 12, 3)
@@ -55,10 +55,6 @@ def by_functions(model):
     changed = [one for one in report.changed if "by function" in one.gist]
     assert changed and all(isinstance(one.module(), ByFunctions) for one in changed)
     return report
-
-
-def close(mine, theirs, relative=2e-5):
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=relative * theirs.abs().max().item())
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxCache
 from hf_linear_attention import LinearAttentionCache, LinearAttentionConfig, use_kernels
 from hf_linear_attention.releases import CACHE, CACHE_NAMES
 from hf_linear_attention.upstream.families import replacement_for
-from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, tiny_upstream
+from upstream_models import CONFIGS, VOCAB_SIZE, cache_name, close, tiny_upstream
 
 T = 9
 HIDDEN = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1, 0])  # 1 for real tokens
@@ -91,10 +91,6 @@ def layer(request):
 @pytest.fixture
 def x():
     return torch.randn(1, T, 32)
-
-
-def close(mine, want):
-    torch.testing.assert_close(mine, want, rtol=0, atol=2e-5 * want.abs().max().item())
 
 
 def test_padding_anywhere_neither_writes_nor_forgets(layer, x):

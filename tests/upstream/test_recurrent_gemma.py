@@ -11,7 +11,7 @@ import torch
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.upstream.layers import rg_lru
-from upstream_models import VOCAB_SIZE, tiny_upstream
+from upstream_models import VOCAB_SIZE, close, tiny_upstream
 
 T = 19
 
@@ -31,10 +31,6 @@ def models():
 @pytest.fixture
 def ids():
     return torch.randint(2, VOCAB_SIZE, (2, T), generator=torch.Generator().manual_seed(0))
-
-
-def close(ours, theirs, relative=2e-5):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=relative * theirs.abs().max().item())
 
 
 def block_of(model):

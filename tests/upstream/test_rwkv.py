@@ -12,7 +12,7 @@ import torch
 from hf_linear_attention import use_kernels
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.upstream.layers.wkv import LEAST, WKV
-from upstream_models import VOCAB_SIZE, cast, tiny_upstream
+from upstream_models import VOCAB_SIZE, cast, close, tiny_upstream
 
 T = 19
 
@@ -31,10 +31,6 @@ def models():
 @pytest.fixture
 def ids():
     return torch.randint(2, VOCAB_SIZE, (2, T), generator=torch.Generator().manual_seed(0))
-
-
-def close(ours, theirs, relative=2e-5):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=relative * theirs.abs().max().item())
 
 
 def in_pieces(model, ids, cuts, state=None):

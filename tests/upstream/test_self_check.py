@@ -189,14 +189,6 @@ def test_models_that_do_not_generate_are_refused(model):
 # ---- the command ----
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A saved Qwen3.5."""
-    path = tmp_path_factory.mktemp("model")
-    tiny_upstream("qwen3_5_text").save_pretrained(path)
-    return path
-
-
 def call(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["python -m hf_linear_attention", *map(str, arguments)])
     command.main()

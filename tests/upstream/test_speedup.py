@@ -17,14 +17,6 @@ from upstream_models import tiny_upstream
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A saved Qwen3.5."""
-    path = tmp_path_factory.mktemp("model")
-    tiny_upstream("qwen3_5_text").save_pretrained(path)
-    return path
-
-
 def call(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["python -m hf_linear_attention", *map(str, arguments)])
     monkeypatch.setattr(speedup, "SECONDS", 0.0)

@@ -28,6 +28,7 @@ from upstream_models import (
     SINCE,
     VOCAB_SIZE,
     cache_name,
+    close,
     is_here,
     tiny_upstream,
 )
@@ -50,10 +51,6 @@ def classes(model):
 def logits(model, ids):
     with torch.no_grad():
         return model(input_ids=ids).logits
-
-
-def close(mine, theirs):
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * theirs.abs().max().item())
 
 
 # ---- the table ----

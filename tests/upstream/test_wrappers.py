@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_linear_attention import use_kernels
+from upstream_models import close
 from wrapper_models import GENERATING, WRAPPERS, WRAPPERS_HERE, prompt, tiny_wrapper, words
 
 T = 19  # more than two chunks of upstream's
@@ -26,10 +27,6 @@ def answers(model, **inputs):
     with torch.no_grad():
         output = model(**inputs)
     return output if isinstance(output, torch.Tensor) else output.logits
-
-
-def close(mine, theirs):
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * theirs.abs().max().item())
 
 
 @pytest.mark.parametrize("name", WRAPPERS_HERE)

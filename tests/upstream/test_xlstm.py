@@ -16,7 +16,7 @@ from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.recurrences.matrix_memory import MatrixInputs, MatrixMemory, gates_of
 from hf_linear_attention.upstream.told_states import ToldStates
 from hf_linear_attention.upstream.xlstm_cache import XLSTMStates
-from upstream_models import VOCAB_SIZE, cache_name, tiny_upstream
+from upstream_models import VOCAB_SIZE, cache_name, close, tiny_upstream
 
 T = 19
 HIDDEN = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0])  # 1: real tokens
@@ -38,10 +38,6 @@ def pair(**changes):
 @pytest.fixture
 def ids():
     return torch.randint(2, VOCAB_SIZE, (2, T), generator=torch.Generator().manual_seed(0))
-
-
-def close(ours, theirs, relative=2e-5):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=relative * theirs.abs().max().item())
 
 
 def in_pieces(model, ids, cuts, cache=None, mask=None):

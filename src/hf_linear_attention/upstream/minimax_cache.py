@@ -49,7 +49,7 @@ class CroppableMiniMaxCache(MiniMaxCache):
             self.linear_cache[layer_idx] = state["kv"].clone() if state else []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """As Transformers', which forgets the states of linear layers."""
+        """As Transformers', and the states of linear layers, too."""
         super().reorder_cache(beam_idx)
         for layer_idx, state in enumerate(self.linear_cache):
             if isinstance(state, Tensor):
