@@ -274,7 +274,9 @@ def layer_classes(config: PreTrainedConfig, is_static: bool = False) -> list[typ
     """
     by_type = STATIC_LAYER_CLASSES if is_static else LAYER_CLASSES
     classes = [by_type[layer_type] for layer_type in config.active_layer_types]
-    return [*classes, *([MemoryLayer] * len(classes) if config.add_cross_attention else [])]
+    if config.add_cross_attention:
+        classes += [MemoryLayer] * len(classes)
+    return classes
 
 
 def memory_layer(cache: Cache, layer_idx: int) -> MemoryLayer:

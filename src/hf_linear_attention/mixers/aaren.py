@@ -90,7 +90,7 @@ class AarenRecurrence(Recurrence):
         return y, {"kv": kv, "z": z, "running_max": last.contiguous()}
 
     def step_(self, inputs: AarenInputs, state: State, tokens: Tokens) -> Tensor:
-        y, running_max = self._step_(inputs, state, state["running_max"], tokens, None)
+        y, running_max = self._step_(inputs, state, state["running_max"], tokens)
         state["running_max"].copy_(running_max)
         return y
 
@@ -131,7 +131,7 @@ class AarenRecurrence(Recurrence):
         state: State,
         past_max: Tensor,
         tokens: Tokens,
-        state_indices: Tensor | None,
+        slots: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """y, with "kv" and "z" changed in place, and the running maximum (B, H), which was past_max
         (B, H) before.
@@ -147,7 +147,7 @@ class AarenRecurrence(Recurrence):
             log_decay[:, 0],
             eps=self.eps,
             key_mask=None if tokens.key_mask is None else tokens.key_mask[:, 0],
-            state_indices=state_indices,
+            state_indices=slots,
         )
         return y[:, None], running_max[:, 0]
 

@@ -62,7 +62,7 @@ class MixerFacts(NamedTuple):
 
 
 ONE_QUERY_PER_KEY = {"num_key_value_heads": "num_attention_heads"}
-MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; mixers/tables.py has the modules
+MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS` has the modules
     "linear": MixerFacts(
         reads_the_past=False,
         takes_keys=True,

@@ -18,7 +18,7 @@ from .mamba2 import Mamba2
 from .softmax import LatentAttention, SoftmaxAttention
 from .window import WindowedAttention
 
-# By the config's `mixer`, in layers of the type "linear_attention"; facts.py has their facts.
+# By the config's `mixer`, in layers of the type "linear_attention"; `MIXERS` has their facts.
 RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,
@@ -35,9 +35,9 @@ SOFTMAX_MODULES: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in la
 
 def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
     """The mixer of one layer."""
-    if config.layer_types[layer_idx] == "linear_attention":
-        return {**REGISTERED_MIXERS, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
-    return SOFTMAX_MODULES[config.softmax_mixer](config, layer_idx)
+    if not config.is_recurrent(layer_idx):
+        return SOFTMAX_MODULES[config.softmax_mixer](config, layer_idx)
+    return {**REGISTERED_MIXERS, **RECURRENT_MIXERS}[config.mixer](config, layer_idx)
 
 
 def register_mixer(name: str, mixer: type[nn.Module]) -> None:

@@ -328,11 +328,13 @@ def mask_of_all_keys(
 
 
 def check_memory(
-    config: PreTrainedConfig, B: int, memory: Tensor | None, mask: Tensor | None
+    config: PreTrainedConfig, B: int, memory: Tensor | None, mask: Tensor | None, is_packed: bool
 ) -> None:
     """Raises a ValueError where a memory for cross attention is none for B rows."""
     if memory is None:
         return
+    if is_packed:
+        raise ValueError("encoder_hidden_states must be None with packed sequences")
     size = config.cross_attention_hidden_size or config.hidden_size
     if memory.dim() != 3 or memory.shape[0] != B or memory.shape[2] != size:
         raise ValueError(

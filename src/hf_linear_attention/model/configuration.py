@@ -232,11 +232,14 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         assert self.layer_types is not None
         return self.layer_types[: self.num_hidden_layers]
 
+    def is_recurrent(self, layer_idx: int) -> bool:
+        """Whether a layer's type is "linear_attention"."""
+        assert self.layer_types is not None
+        return self.layer_types[layer_idx] == "linear_attention"
+
     def has_positions(self, layer_idx: int) -> bool:
         """Whether "rotary" positions, if the model has them, turn q and k of a layer."""
-        assert self.layer_types is not None
-        is_linear = self.layer_types[layer_idx] == "linear_attention"
-        if is_linear and not self.linear_rotary:
+        if self.is_recurrent(layer_idx) and not self.linear_rotary:
             return False
         return self.rotary_layers is None or self.rotary_layers[layer_idx]
 

@@ -78,10 +78,6 @@ from .saving import SavedModel
 RENAMED = {r"self_attn\.decay\.query": "self_attn.query.weight"}  # 0.1, where Aaren was a decay
 
 
-# Modules that give them.
-ATTENTION_MAPS: dict[str, type[nn.Module]] = {"attentions": SoftmaxAttention}
-
-
 class LinearAttentionMLP(nn.Module):
     """Llama's: a gate, a product, and back."""
 
@@ -168,6 +164,13 @@ class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientChe
         return hidden_states
 
 
+# What `output_hidden_states` and `output_attentions` ask for, and the modules that give it.
+OUTPUTS_OF: dict[str, type[nn.Module]] = {
+    "hidden_states": LinearAttentionDecoderLayer,
+    "attentions": SoftmaxAttention,
+}
+
+
 class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel):
     """What all models here share: a config, and weights' first values. It is not made by itself."""
 
@@ -182,10 +185,7 @@ class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_record_outputs = {
-        "hidden_states": LinearAttentionDecoderLayer,
-        **ATTENTION_MAPS,
-    }
+    _can_record_outputs = OUTPUTS_OF
 
     def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
@@ -209,7 +209,7 @@ class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        """Transformers looks for its interface in this file only; mixers/softmax.py uses it."""
+        """Transformers looks for its interface in the file of this class alone."""
         return True
 
     @torch.no_grad()
@@ -310,18 +310,17 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 raise
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
-        if self.config.add_cross_attention:
-            check_memory(self.config, B, encoder_hidden_states, encoder_attention_mask)
-        elif encoder_hidden_states is not None:
-            raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
         cu_seqlens = None
         if not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
             packing = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
             check_packing(B, T, *packing)
             counted = position_ids if attention_mask is None and T > 1 else None
             cu_seqlens = find_bounds(B, T, *packing, counted)
-        if cu_seqlens is not None and encoder_hidden_states is not None:
-            raise ValueError("encoder_hidden_states must be None with packed sequences")
+        if self.config.add_cross_attention:
+            memory = encoder_hidden_states, encoder_attention_mask
+            check_memory(self.config, B, *memory, is_packed=cu_seqlens is not None)
+        elif encoder_hidden_states is not None:
+            raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
         check_sequence_group(sequence_group, self.config, cu_seqlens)
         past_key_values = self._cache(past_key_values, use_cache, cu_seqlens, sequence_group)
 
@@ -509,14 +508,16 @@ class LinearAttentionForCausalLM(
                 loss = self.loss_function(
                     logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
                 )
-        wants_maps_of_memory = self.config.add_cross_attention and outputs.attentions is not None
+        cross_attentions = None
+        if self.config.add_cross_attention and outputs.attentions is not None:
+            cross_attentions = ()  # of no layer
         return CausalLMOutputWithCrossAttentions(  # which EncoderDecoderModel asks for
             loss=loss,
             logits=logits,
             **{CACHE: getattr(outputs, CACHE)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            cross_attentions=() if wants_maps_of_memory else None,  # of no layer
+            cross_attentions=cross_attentions,
         )
 
     def _makes_no_logits(self) -> bool:

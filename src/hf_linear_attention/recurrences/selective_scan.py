@@ -5,6 +5,7 @@ Shapes: B batch, T time, H heads of channels, P channels, of a head where there 
 a state for each channel, n pieces of a sequence.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -76,14 +77,12 @@ class SelectiveScanRecurrence(Recurrence):
         key_mask, kv = tokens.key_mask, state["kv"]
         if key_mask is not None:
             key_mask = key_mask[:, 0]
-        rows: dict[str, Any] = {"key_mask": key_mask, "state_indices": slots}
+        step_ = functools.partial(selective_scan_step_, key_mask=key_mask, state_indices=slots)
         A, D = self._weights(x)
         if A.dim() == 2:
-            return selective_scan_step_(x, dt, A, B, C, D, kv, **rows)[:, None]
+            return step_(x, dt, A, B, C, D, kv)[:, None]
         heads = zip(*(z.unbind(1) for z in (x, dt, B, C, kv)), *_of_heads(A, D), strict=True)
-        of_heads = [
-            selective_scan_step_(x, dt, A, B, C, D, kv, **rows) for x, dt, B, C, kv, A, D in heads
-        ]
+        of_heads = [step_(x, dt, A, B, C, D, kv) for x, dt, B, C, kv, A, D in heads]
         return torch.stack(of_heads, 1)[:, None]
 
     def replay(self, inputs: SelectiveInputs, state: State, key_mask: Tensor | None) -> State:

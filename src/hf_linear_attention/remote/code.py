@@ -9,6 +9,7 @@ import gc
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,8 +22,10 @@ from transformers import PreTrainedConfig
 from ..model.saving import CONFIGURATION, MODELING
 from .contents import (
     BASES_LEFT_OUT,
-    FACTS_LEFT_OUT,
+    FIELDS_LEFT_OUT,
     METHODS_LEFT_OUT,
+    METHODS_LEFT_OUT_IF_IDLE,
+    PARAMETERS_LEFT_OUT,
     STAND_INS,
     answers_for,
     definitions_left_out,
@@ -30,7 +33,7 @@ from .contents import (
     rows_for,
     unknown_fields,
 )
-from .generator import Bundle, Definition, Omissions, Sources
+from .generator import Bundle, Definition, Omissions, Sources, leave_out
 
 # Of what these files ask the package for: the name of the module that has it. One that no longer
 # reads models of an older format has no module of that name.
@@ -44,6 +47,8 @@ HEADER = '''\
 Made by hf-linear-attention {version} from its own modules, of which it holds the parts that a model
 of this folder's config needs, in PyTorch alone. Where the package is installed, its classes, with
 compiled kernels, take the place of these: see the end. `pip install hf-linear-attention`
+
+Other files that comments name are the package's.
 """
 '''
 DOCS = {
@@ -75,7 +80,7 @@ def code_for(config: PreTrainedConfig) -> dict[str, str]:
     return _code_for(
         frozenset(answers_for(config).items()),
         frozenset(rows.items()),
-        frozenset(unknown_fields(config) | FACTS_LEFT_OUT),
+        frozenset(unknown_fields(config) | FIELDS_LEFT_OUT),
         frozenset(definitions_left_out(config)),
         tuple(known_values(config).items()),
     )
@@ -95,6 +100,7 @@ def _code_for(
         methods=METHODS_LEFT_OUT,
         bases=BASES_LEFT_OUT,
         fields=fields,
+        parameters=PARAMETERS_LEFT_OUT,
         definitions=definitions,
         values={"KNOWN": dict(known)},
     )
@@ -104,7 +110,24 @@ def _code_for(
         modeling = Bundle(sources(), omissions, without=configuration.definitions)
         modeling.add_module(MADE_OF[MODELING])
         bundles = {CONFIGURATION: configuration, MODELING: modeling}
+        leave_out_idle_methods(*bundles.values())
         return {name: text_of(name, bundle) for name, bundle in bundles.items()}
+
+
+def leave_out_idle_methods(*bundles: Bundle) -> None:
+    """Leaves out what `METHODS_LEFT_OUT_IF_IDLE` names and none of the definitions calls."""
+
+    def idle_methods() -> set[str]:
+        whole = "\n".join(x.source for bundle in bundles for x in bundle.definitions)
+        counts = Counter(re.findall(r"\w+", whole))
+        return {name for name in METHODS_LEFT_OUT_IF_IDLE if counts[name] == 1}
+
+    while idle := idle_methods():  # one may have been called by another alone
+        for bundle in bundles:
+            for own in bundle.needed.values():
+                for line, x in own.items():
+                    if any(f"def {name}(" in x.source for name in idle):
+                        own[line] = x._replace(source=leave_out(x.source, idle, (), ()))
 
 
 @contextmanager

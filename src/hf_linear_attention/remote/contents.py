@@ -33,16 +33,23 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "recording": None,
     "left_padding": None,
     "left_padding_of": None,
+    "padding_before": None,
     "sequence_group": None,
     "shard": None,
     "state_indices": None,
 }
 # Of classes: methods that only the package calls, and bases that it alone has a use for.
 METHODS_LEFT_OUT = {
-    *("_prepare_position_ids_for_generation", "redraw_features"),
+    *("_prepare_position_ids_for_generation", "redraw_features", "dtype_of_sums"),
+    "equal_fields",
     *("step_in_slots_", "run_in_slots_", "replay", "piece", "combine", "recorded", "tokens_of"),
     *("may_be_recorded", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
     *("from_dict", "from_preset", "from_pretrained", "save_pretrained"),
+}
+# And those that go where no other code calls them: it has a use for them in some models.
+METHODS_LEFT_OUT_IF_IDLE = {
+    *("sharing_keys", "sharing_queries", "queries_share_keys", "num_state_heads", "is_recurrent"),
+    *("one_row", "reset_", "state_sizes", "check_crop", "fold"),
 }
 BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),
@@ -51,13 +58,19 @@ BASES_LEFT_OUT = {
 # Whose linear attention is the chunked one where decays are not by channel.
 PLAIN_MIXERS = ("linear", "window")
 
-# Facts of mixers that only the package asks for.
-FACTS_LEFT_OUT = {"needs", "conversions", "presets", "projections"}
+# Fields that only the package asks for: facts of mixers, and others.
+FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "slots"}
+# Of functions: where the states of continuous batching are.
+PARAMETERS_LEFT_OUT = {"slots", "state_indices"}
 
 
 def definitions_left_out(config: PreTrainedConfig) -> set[str]:
     """Of the two modules: what no model of the config has a use for."""
-    return {"RENAMED"} | ({"LinearAttentionForMaskedLM"} if config.is_causal else set())
+    return {
+        "RENAMED",
+        *(["LinearAttentionForMaskedLM"] if config.is_causal else []),
+        *(["of_latent"] if config.softmax_mixer != "mla" else []),
+    }
 
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
@@ -71,6 +84,7 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
         "has_cross_attn": config.add_cross_attention,
         "position_embedding_type": config.position_embedding_type,
         "has_softmax_layers": has_softmax_layers(config),
+        **({} if has_softmax_layers(config) else {"is_recurrent": True}),
         "has_lower_bounds": has_lower_bounds(config),
         "is_by_channel": by_channel,
     }
@@ -80,14 +94,14 @@ def rows_for(config: PreTrainedConfig) -> dict[str, set[Any]]:
     """Of tables: the keys that a model of the config may ask for."""
     types = set(config.layer_types)
     without_masked_lm = {"AutoModelForMaskedLM"} if config.is_causal else set()
-    has_softmax, is_linear = types != {"linear_attention"}, "linear_attention" in types
+    of_softmax = {"attentions"} if has_softmax_layers(config) else set()
     return {
         "AUTO_CLASSES": {auto.__name__ for auto in AUTO_CLASSES} - without_masked_lm,
         "MIXERS": {config.mixer},
-        "RECURRENT_MIXERS": {config.mixer} if is_linear else set(),
+        "RECURRENT_MIXERS": {config.mixer} if "linear_attention" in types else set(),
         "SOFTMAX_MIXERS": {config.softmax_mixer},
-        "SOFTMAX_MODULES": {config.softmax_mixer} if has_softmax else set(),
-        "ATTENTION_MAPS": {"attentions"} if has_softmax else set(),
+        "SOFTMAX_MODULES": {config.softmax_mixer},
+        "OUTPUTS_OF": {"hidden_states", *of_softmax},
         "SOFTMAX_MASKS": types,
         "LAYER_CLASSES": types,
         "STATIC_LAYER_CLASSES": types,

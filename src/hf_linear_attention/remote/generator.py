@@ -127,6 +127,21 @@ def annotations_of(node: ast.AST) -> Iterator[ast.expr]:
             yield getattr(node, field)
 
 
+class Places:
+    """Where the nodes of a syntax tree are in their source."""
+
+    def __init__(self, source: str):
+        self.lines = source.splitlines(keepends=True)
+        self.starts = [0, *itertools.accumulate(map(len, self.lines))]
+
+    def at(self, line: Any, column: Any) -> int:  # columns are of bytes
+        return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
+
+    def span(self, node: Any) -> tuple[int, int]:
+        begin = self.at(node.lineno, node.col_offset)
+        return begin, self.at(node.end_lineno, node.end_col_offset)
+
+
 def fold(source: str, constants: Mapping[str, Any]) -> str:
     """A statement without the branches that never run where `constants` are as they say."""
     while constants.keys() & {*re.findall(r"\w+", source)}:
@@ -143,14 +158,8 @@ def fold(source: str, constants: Mapping[str, Any]) -> str:
 
 def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
     """Places in a source and the texts that stand for them, the outermost first."""
-    lines = source.splitlines(keepends=True)
-    starts = [0, *itertools.accumulate(map(len, lines))]
-
-    def place(line: Any, column: Any) -> int:  # columns are of bytes
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
-
-    def span(node: ast.expr) -> tuple[int, int]:
-        return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+    places = Places(source)
+    lines, starts, span = places.lines, places.starts, places.span
 
     def text(node: ast.expr) -> str:
         return source[slice(*span(node))]
@@ -170,6 +179,8 @@ def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int,
                 if not remains and id(node) in alone:
                     remains = " " * node.col_offset + "pass\n"
                 yield begin, end, remains
+        elif isinstance(node, ast.Assign) and truth_of(node.targets[0], constants) is not None:
+            yield starts[node.lineno - 1], starts[node.end_lineno or node.lineno], ""
         elif isinstance(node, ast.IfExp):
             truth = truth_of(node.test, constants)
             if truth is not None:
@@ -264,7 +275,10 @@ def leave_out(
         is_field = isinstance(node, ast.AnnAssign) and name_of(node.target) in fields
         if is_method or is_field:
             first = last_line + 1 if is_method else node.lineno
-            dropped |= {*range(first, (node.end_lineno or 0) + 1)}
+            last = node.end_lineno or 0
+            if is_field and not lines[first - 2] and not lines[last]:
+                last += 1  # of the blank lines around it one
+            dropped |= {*range(first, last + 1)}
         last_line = node.end_lineno or 0
     dropped |= {*lines_about(lines, fields)}
     kept_bases = [base for base in statement.bases if name_of(base) not in bases]
@@ -329,14 +343,49 @@ def keep_rows(source: str, keys: Collection[Any]) -> str:
 
 
 def leave_out_arguments(source: str, names: Collection[str]) -> str:
-    """A statement whose calls are given nothing under these names."""
-    lines = source.splitlines()
-    dropped: set[int] = set()
-    for call in ast.walk(ast.parse(source)):
-        for argument in getattr(call, "keywords", []):
-            if argument.arg in names:
-                dropped |= {*range(argument.lineno, argument.end_lineno + 1)}
-    return "\n".join(line for n, line in enumerate(lines, 1) if n not in dropped)
+    """A statement whose calls are given nothing under these names, and whose functions have no
+    parameters of these.
+    """
+    if not {*names} & {*re.findall(r"\w+", source)}:
+        return source
+    places = Places(source)
+    cuts: list[tuple[int, int]] = []
+    for node in ast.walk(ast.parse(source)):
+        items = [(x, places.span(a)[0], places.span(b)[1]) for x, a, b in given(node)]
+        kept = [x for x, _, _ in items if x not in names]
+        if items and not kept and isinstance(node, ast.Call):
+            cuts.append((places.span(node.func)[1] + 1, places.span(node)[1] - 1))
+        for i, (name, begin, end) in enumerate(items if kept else ()):
+            if name in names and kept[0] in [x for x, _, _ in items[:i]]:
+                cuts.append((items[i - 1][2], end))
+            elif name in names:  # the first ones
+                cuts.append((begin, items[i + 1][1]))
+    for begin, end in sorted(cuts, reverse=True):
+        source = source[:begin] + source[end:]
+    return SHORT_SIGNATURE.sub(join_if_it_fits, source)
+
+
+def given(node: ast.AST) -> Iterator[tuple[str | None, Any, Any]]:
+    """Arguments of a call, or parameters of a function: names, and the nodes that they begin and
+    end with.
+    """
+    if isinstance(node, ast.Call):
+        yield from ((None, x, x) for x in node.args)
+        yield from ((x.arg, x, x) for x in node.keywords)
+    elif isinstance(node, ast.FunctionDef):
+        args = [*node.args.posonlyargs, *node.args.args]
+        defaults = [*[None] * (len(args) - len(node.args.defaults)), *node.args.defaults]
+        both = zip([*args, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True)
+        yield from ((x.arg, x, default or x) for x, default in both)
+
+
+# Of a function whose parameters have a line of their own: the line before, that one, the next.
+SHORT_SIGNATURE = re.compile(r"^( *def \w+\()\n +([^\n]*[^,\n])\n *(\)[^\n]*)$", re.MULTILINE)
+
+
+def join_if_it_fits(found: re.Match) -> str:
+    line = "".join(found.groups())
+    return line if len(line) <= 100 else found[0]
 
 
 class Sources:
@@ -367,6 +416,7 @@ class Omissions(NamedTuple):
     methods: Collection[str]
     bases: Collection[str]
     fields: Collection[str]  # of the config and of tables, and their description
+    parameters: Collection[str]  # of functions
     values: Mapping[str, Any]  # of variables
     definitions: frozenset[str] = frozenset()  # of whole modules, by name
 
@@ -374,6 +424,7 @@ class Omissions(NamedTuple):
         """The source of a definition without that."""
         source = leave_out(definition.source, self.methods, self.bases, self.fields)
         source = fold(source, self.answers).rstrip()  # where an `if` ended it
+        source = leave_out_arguments(source, self.parameters)
         for name in definition.names:
             if name in self.rows:
                 source = keep_rows(source, self.rows[name])

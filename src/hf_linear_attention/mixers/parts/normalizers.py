@@ -1,6 +1,8 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Normalizers by name: the norm, and the gate if there is one, between a layer's heads and its last
-projection. The config reads this table; output_norm.py has the modules.
+projection.
+
+The config reads this table; output_norm.py has the modules.
 """
 
 from typing import NamedTuple

@@ -29,7 +29,7 @@ def chunked_delta_rule(
     initial_state: Tensor | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, chunk by chunk; arguments as in `delta_rule`, which has checked them.
+    """The recurrence, chunk by chunk; arguments as in `delta_rule`, unchecked.
 
     Hq and Hk divide Hv. Without `delta` a value is written as it is, times beta (None: 1).
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Accumulates in float32, or float64 for
@@ -194,9 +194,7 @@ class _InverseOfUnitLower(torch.autograd.Function):
 
 
 def chunked_delta_rule_step_(arguments: DeltaArguments, state: Tensor) -> Tensor:
-    """One token, `state` updated in place; arguments as in `delta_rule_step_`, which has checked
-    them.
-    """
+    """One token, `state` updated in place; arguments as in `delta_rule_step_`, unchecked."""
     Hv, dtype, key_mask = arguments.v.shape[1], arguments.q.dtype, arguments.key_mask
     with without_autocast(arguments.q.device.type):
         q, k, v, beta, log_decay = _prepared(arguments)

@@ -22,7 +22,7 @@ def chunked_linear_attention(
     initial_state: tuple[Tensor, Tensor | None] | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """The recurrence, chunk by chunk; arguments as in `linear_attention`, which has checked them.
+    """The recurrence, chunk by chunk; arguments as in `linear_attention`, unchecked.
 
     Returns y and the state, (kv, z). Accumulates in float32, or float64 for float64 inputs.
     Differentiable any number of times.
@@ -110,8 +110,7 @@ def _total(initial: Tensor | None, added: Tensor, decay: Tensor | None) -> tuple
 def chunked_step_(arguments: LinearArguments, state: tuple[Tensor, Tensor | None]) -> Tensor:
     """One token, `state` updated in place, normalised where it has a z.
 
-    Arguments as in `linear_attention_step_`, which has checked them.
-    """
+    Arguments as in `linear_attention_step_`, unchecked."""
     q, key_mask = arguments.q, arguments.key_mask
     kv, z = state
     with without_autocast(q.device.type):

@@ -27,7 +27,7 @@ def chunked_selective_scan(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The scan of whole sequences; arguments as in `selective_scan`, which has checked them.
+    """The scan of whole sequences; arguments as in `selective_scan`, unchecked.
 
     Returns y (batch, T, channels) and the state (rows, channels, N). Computes in float32, or
     float64 for float64 inputs. Differentiable any number of times.

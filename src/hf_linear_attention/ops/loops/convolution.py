@@ -16,7 +16,7 @@ def reference_short_convolution(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, token by token; arguments as in `short_convolution`, which has checked them.
+    """The recurrence, token by token; arguments as in `short_convolution`, unchecked.
 
     Returns y (B, T, C) and the state (B or N, S, C). Computes in float32, or float64 for float64
     inputs. Differentiable any number of times.

@@ -17,7 +17,7 @@ def reference_delta_rule(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, token by token; arguments as in `delta_rule`, which has checked them.
+    """The recurrence, token by token; arguments as in `delta_rule`, unchecked.
 
     Hq and Hk divide Hv. Without `delta` a value is written as it is, times beta (None: 1).
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Computes in float32, or float64 for

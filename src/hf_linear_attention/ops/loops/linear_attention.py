@@ -18,7 +18,7 @@ def reference_linear_attention(
     cu_seqlens: Tensor | None = None,
     initial_state: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """The recurrence, token by token; arguments as in `linear_attention`, which has checked them.
+    """The recurrence, token by token; arguments as in `linear_attention`, unchecked.
 
     Returns y and the state, (kv, z). Computes in float32, or float64 for float64 inputs.
     Differentiable any number of times.

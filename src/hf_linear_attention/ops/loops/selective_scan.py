@@ -16,7 +16,7 @@ def reference_selective_scan(
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, token by token; arguments as in `selective_scan`, which has checked them.
+    """The recurrence, token by token; arguments as in `selective_scan`, unchecked.
 
     Returns y (batch, T, channels) and the state (rows, channels, N). Computes in float32, or
     float64 for float64 inputs. Differentiable any number of times.

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What caches can't do without the package."""
+"""Files, pieces and exported graphs of caches need the package."""
 
 from typing import Any
 

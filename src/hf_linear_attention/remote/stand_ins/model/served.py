@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What a model can't generate without the package."""
+"""Speculative decoding and continuous batching need the package."""
 
 from typing import Any
 

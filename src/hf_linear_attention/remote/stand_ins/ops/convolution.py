@@ -33,7 +33,6 @@ def short_convolution_step_(
     *,
     activation: str | None,
     key_mask: Tensor | None,
-    state_indices: None,
 ) -> Tensor:
     """One token x (B, C); `state` changes in place."""
     arguments = ConvolutionArguments(x, weight, bias, key_mask, activation)

@@ -44,7 +44,6 @@ def delta_rule_step_(
     *,
     normalize_qk: bool,
     key_mask: Tensor | None,
-    state_indices: None,
 ) -> Tensor:
     """One token of it for every row; `state` changes in place."""
     arguments = delta_arguments(q, k, v, beta, log_decay, key_mask, normalize_qk)

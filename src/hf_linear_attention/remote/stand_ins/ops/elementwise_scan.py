@@ -28,7 +28,7 @@ def elementwise_scan(
 
 
 def elementwise_scan_step_(
-    x: Tensor, log_decay: Tensor, state: Tensor, *, key_mask: Tensor | None, state_indices: None
+    x: Tensor, log_decay: Tensor, state: Tensor, *, key_mask: Tensor | None
 ) -> Tensor:
     """One token of it, (B, C); `state` changes in place."""
     arguments = ElementwiseArguments(x, at_least_float32(log_decay), key_mask)

@@ -67,7 +67,6 @@ def linear_attention_step_(
     normalize: bool = True,
     eps: float,
     key_mask: Tensor | None,
-    state_indices: None,
 ) -> Tensor:
     """One token of it for every row; `state` changes in place."""
     log_decay, write_strength = (
