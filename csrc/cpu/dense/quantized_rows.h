@@ -28,7 +28,9 @@ class QuantizedRows {
   static constexpr int64_t kBytesAhead = 2048;
 
   // Outputs that are computed together.
-  static constexpr int tile_outputs(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
+  static constexpr int tile_outputs(int rows) {
+    return rows == 1 ? 4 : Format::kIsRounded ? (rows == 2 ? 3 : 2) : rows == 2 ? 2 : 1;
+  }
   static constexpr int64_t kTaskMultiple = 12;  // of all these
   static constexpr int kTileRows = 4;           // of x, that are read together, at most
 
@@ -99,18 +101,20 @@ class QuantizedRows {
   template <int outputs, int rows>
   HFLA_INLINE void add_up(Outputs of, int64_t row, const GroupSums::Own& own, int64_t place) const {
     Floats sums[outputs][rows] = {};
-    if (p_.group == kUnit) {
-      add_up_groups<outputs, rows, true>(of, row, groups_.scales_of(own, place), sums);
-    } else {
-      add_up_groups<outputs, rows, false>(of, row, groups_.scales_of(own, place), sums);
-    }
+    const float* const scales = groups_.scales_of(own, place);
+    if (p_.group == kUnit)
+      add_up_groups<outputs, rows, 1>(of, row, scales, sums);
+    else if (p_.group == 2 * kUnit)
+      add_up_groups<outputs, rows, 2>(of, row, scales, sums);
+    else
+      add_up_groups<outputs, rows, 0>(of, row, scales, sums);
     for_sums_of_lanes<float>(sums, [&](int o, int r, float sum) HFLA_INLINE_LAMBDA {
       own.sums[(row + r) * groups_.sums_stride() + place + o * of.stretch] += sum;
     });
   }
 
-  // is_unit: whether every group is one.
-  template <int outputs, int rows, bool is_unit>
+  // units: of every group, or 0 for any number of values.
+  template <int outputs, int rows, int units>
   HFLA_NOINLINE void add_up_groups(Outputs of, int64_t row, const float* scales,
                                    Floats (&result)[outputs][rows]) const {
     const int8_t* weight = weight_ + of.first * row_bytes_;
@@ -119,13 +123,22 @@ class QuantizedRows {
     const int64_t scale_stretch = of.stretch * scale_out_step_;
     Floats sums[outputs][rows] = {};
     for (int64_t group = 0; group < groups_.count(); ++group) {
-      for (int64_t c = 0; c < (is_unit ? 1 : p_.group); c += Format::kBlock, ++x.steps) {
+      const int64_t size = units > 0 ? units * kUnit : p_.group;
+      for (int64_t c = 0; c < size; c += Format::kBlock, ++x.steps) {
         Sum products[outputs][rows] = {};
-        int64_t left = is_unit ? kUnit : min(Format::kBlock, p_.group - c);
-        for (; left >= kUnit; left -= kUnit, weight += Format::kBytes, x.inputs += kUnit) {
+        int64_t left = min(Format::kBlock, size - c);
+        const auto multiply_add_next = [&]() HFLA_INLINE_LAMBDA {
           multiply_add<outputs, rows>(weight, stretch_bytes, x.inputs, products);
+          weight += Format::kBytes;
+          x.inputs += kUnit;
+        };
+        if constexpr (units > 0) {
+          HFLA_UNROLL
+          for (; left >= kUnit; left -= kUnit) multiply_add_next();
+        } else {
+          for (; left >= kUnit; left -= kUnit) multiply_add_next();
         }
-        if (!is_unit && left > 0) {  // the rest of a unit meets zeros in x
+        if (units == 0 && left > 0) {  // the rest of a unit meets zeros in x
           int8_t last[outputs * Format::kBytes] = {};
           for (int o = 0; o < outputs; ++o) {
             for (int64_t i = 0; i < last_bytes_; ++i) {
