@@ -16,6 +16,8 @@ from attention_cases import (
 from hf_linear_attention.ops.chunks import CHUNK_SIZE, MANY_CHUNKS
 from hf_linear_attention.ops.elementwise_scan import elementwise_scan
 from hf_linear_attention.ops.linear_attention import linear_attention
+from hf_linear_attention.ops.selective_scan import selective_scan
+from hf_linear_attention.upstream.layers.rg_lru import IMPLEMENTATIONS as RG_LRU
 
 LONG = MANY_CHUNKS * CHUNK_SIZE  # and in kernels alike
 BACKENDS = ["cpu", "chunked"]
@@ -132,9 +134,55 @@ def test_values_and_gradients_of_every_case(case, threads):
     assert_all_close(actual, run(to_float64(inputs), "chunked"), torch.float32)
 
 
-def test_chunks_of_the_elementwise_scan_do_not_drift():
-    T = 2**18
-    x, log_decay = torch.ones(1, T, 2), torch.full((1, T, 2), -1e-6)
-    state = elementwise_scan(x, log_decay, return_state=True, backend="chunked")[1]
-    exact = torch.exp(torch.arange(T, dtype=torch.float64) * log_decay[0, 0, 0].double()).sum()
-    assert off_by(state, exact.expand_as(state)) < 1e-6
+T_OF_SCANS, C = 2**16, 3  # where a float32 that adds up token by token is up to a percent off
+
+
+def elementwise(numbers, log_decay, backend):
+    return elementwise_scan(
+        numbers["x"], log_decay, key_mask=numbers["mask"], return_state=True, backend=backend
+    )
+
+
+def selective(numbers, log_decay, backend):
+    """Two states a channel, of which the second forgets twice as fast."""
+    A = -torch.arange(1, 3, dtype=log_decay.dtype).expand(C, 2)
+    dt = (-log_decay).clamp(max=1e4)
+    of_states = torch.ones(1, T_OF_SCANS, 2, dtype=numbers["x"].dtype)
+    x, mask = numbers["x"], numbers["mask"]
+    return selective_scan(
+        x, dt, A, of_states, of_states, key_mask=mask, return_state=True, backend=backend
+    )
+
+
+def rg_lru(numbers, log_decay, backend):
+    """With decays of gates that are all open; sequences begin where tokens would be masked."""
+    gates = torch.full((1, T_OF_SCANS, 1, C), 40.0, dtype=numbers["x"].dtype)
+    gates = gates + 0 * log_decay[:, :, None]
+    begins = torch.zeros(1, T_OF_SCANS, dtype=torch.bool)
+    if numbers["mask"] is not None:
+        begins = ~numbers["mask"]
+    form = RG_LRU[backend]
+    rate = log_decay[0, 0]
+    return form(numbers["x"], gates, gates, rate, begins=begins, initial_state=None)
+
+
+@every_backend
+@pytest.mark.parametrize("decay", ["-1e-6", "-1e-3", "resets"])
+@pytest.mark.parametrize("kind", ["alike", "random"])
+@pytest.mark.parametrize("scan", [elementwise, selective, rg_lru])
+def test_scans_of_channels_do_not_drift(scan, kind, decay, backend):
+    """Values, states and gradients."""
+    shape, generator = (1, T_OF_SCANS, C), torch.Generator().manual_seed(0)
+    x = torch.full(shape, 0.1) if kind == "alike" else torch.rand(shape, generator=generator)
+    log_decay, mask = torch.full(shape, -1e-4 if decay == "resets" else float(decay)), None
+    if decay == "resets":
+        log_decay[:, torch.randint(T_OF_SCANS, (20,), generator=generator)] = -1e30
+        mask = torch.rand(shape[:2], generator=generator) < 0.999
+    results = {}
+    for dtype, form in ((torch.float32, backend), (torch.float64, "chunked")):
+        leaves = [z.to(dtype).requires_grad_() for z in (x, log_decay)]
+        y, state = scan({"x": leaves[0], "mask": mask}, leaves[1], form)
+        gradients = torch.autograd.grad(y.sum(), leaves)
+        results[dtype] = {"y": y, "state": state, "dx": gradients[0], "dlog_decay": gradients[1]}
+    for name, exact in results[torch.float64].items():
+        assert off_by(results[torch.float32][name], exact) < 4e-6, name

@@ -29,19 +29,24 @@ template <class Scalar, class Inputs>
 struct BackwardScratch {
   using Acc = AccOf<Scalar>;
   int64_t stride;
-  Acc* starts;           // the sums before each tile
-  Acc *state, *dstate;   // h and G of the present token
-  Acc* sums;             // over tokens: those gradients that Inputs has of no token
-  Acc *decay, *decayed;  // (kTileTokens,): a_t and a_t h_{t-1}
-  Acc* kept;             // (kTileTokens, Inputs::kKept)
+  Acc* starts;                  // the sums before each tile
+  Acc *state, *dstate;          // h and G of the present token
+  Acc *rest, *drest;            // of long sequences: what their roundings have lost
+  Acc *sums, *rests;            // over tokens: those gradients that Inputs has of no token
+  Acc *decay, *lost, *decayed;  // (kTileTokens,): a_t, 1 - a_t and a_t h_{t-1}
+  Acc* kept;                    // (kTileTokens, Inputs::kKept)
 
   BackwardScratch(Carver& carver, const BackwardPlan& plan)
       : stride(plan.blocks.size),
         starts(carver.take<Acc>(plan.starts * stride)),
         state(carver.take<Acc>(stride)),
         dstate(carver.take<Acc>(stride)),
+        rest(carver.take<Acc>(stride)),
+        drest(carver.take<Acc>(stride)),
         sums(carver.take<Acc>(Inputs::kSums * stride)),
+        rests(carver.take<Acc>(Inputs::kSums * stride)),
         decay(carver.take<Acc>(kTileTokens * stride)),
+        lost(carver.take<Acc>(kTileTokens * stride)),
         decayed(carver.take<Acc>(kTileTokens * stride)),
         kept(carver.take<Acc>(kTileTokens * Inputs::kKept * stride)) {}
 };
@@ -68,21 +73,29 @@ class Backward {
     if (workers_.out_of_memory()) return Status::out_of_memory;
     const Blocks& blocks = plan_.blocks;
     workers_.run(p_.num_sequences * blocks.count, [&](Scratch& s, int64_t i) {
-      backward(s, span_of(p_, i / blocks.count), blocks[i % blocks.count]);
+      const Span span = span_of(p_, i / blocks.count);
+      if (is_long(span))
+        backward<true>(s, span, blocks[i % blocks.count]);
+      else
+        backward<false>(s, span, blocks[i % blocks.count]);
     });
     return Status::ok;
   }
 
  private:
+  template <bool is_long>
   void backward(Scratch& s, const Span& span, Channels channels) const {
     const int64_t tiles = span.tiles(kTileTokens);
-    if (!upstream_.y) keep_starts(s, span, channels, tiles);
+    if (!upstream_.y) keep_starts<is_long>(s, span, channels, tiles);
     stage_state(upstream_.dstate, p_, span, channels, s.dstate);
+    clear(s.drest, s.stride);
     clear(s.sums, Inputs::kSums * s.stride);
+    clear(s.rests, Inputs::kSums * s.stride);
     for (int64_t tile = tiles - 1; tile >= 0; --tile) {
       stage_start(s, span, channels, tile);
-      advance(s, tile_of(span, tile), channels);
-      go_back(s, tile_of(span, tile), channels);
+      clear(s.rest, s.stride);
+      advance<is_long>(s, tile_of(span, tile), channels);
+      go_back<is_long>(s, tile_of(span, tile), channels);
     }
     if (gradients_.dinitial_state) {
       write_state(s.dstate, p_, span, channels, gradients_.dinitial_state);
@@ -95,11 +108,13 @@ class Backward {
     return {span.sequence, span.batch, begin, min(span.end, begin + kTileTokens)};
   }
 
+  template <bool is_long>
   void keep_starts(Scratch& s, const Span& span, Channels channels, int64_t tiles) const {
     stage_state(p_.initial_state, p_, span, channels, s.state);
+    clear(s.rest, s.stride);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       __builtin_memcpy(s.starts + tile * s.stride, s.state, sizeof(Acc) * s.stride);
-      if (tile + 1 < tiles) advance(s, tile_of(span, tile), channels);
+      if (tile + 1 < tiles) advance<is_long>(s, tile_of(span, tile), channels);
     }
   }
 
@@ -119,18 +134,22 @@ class Backward {
   }
 
   // From the sums before a tile to those behind it.
+  template <bool is_long>
   void advance(Scratch& s, const Span& tile, Channels channels) const {
     for (int64_t time = tile.begin; time < tile.end; ++time) {
       if (is_padding(p_, tile.batch, time)) continue;
       const Inputs inputs(p_, tile.batch, time, channels);
-      if (inputs.begins()) clear(s.state, channels.padded<Acc>());
+      if (inputs.begins()) {
+        clear(s.state, channels.padded<Acc>());
+        clear(s.rest, channels.padded<Acc>());
+      }
       const int64_t row = (time - tile.begin) * s.stride;
       for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
         const auto input = inputs(c, count);
-        const Vec<Acc> decayed = input.decay * load(s.state + c);
         store(s.decay + row + c, input.decay);
-        store(s.decayed + row + c, decayed);
-        store(s.state + c, decayed + input.x);
+        if constexpr (is_long) store(s.lost + row + c, input.lost);
+        store(s.decayed + row + c, input.decay * load(s.state + c));
+        add_to_sums<is_long>(input, s.state + c, s.rest + c);
         HFLA_UNROLL
         for (int k = 0; k < Inputs::kKept; ++k) {
           store(s.kept + Inputs::kKept * row + k * s.stride + c, input.kept[k]);
@@ -139,6 +158,7 @@ class Backward {
     }
   }
 
+  template <bool is_long>
   void go_back(Scratch& s, const Span& tile, Channels channels) const {
     for (int64_t time = tile.end - 1; time >= tile.begin; --time) {
       const typename Inputs::Writer writer(gradients_, p_, tile.batch, time, channels);
@@ -152,13 +172,24 @@ class Backward {
           dy.data ? token_of<Scalar>(dy, tile.batch, time, channels) : nullptr;
       const int64_t row = (time - tile.begin) * s.stride;
       for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-        OfSum<Acc> h{load(s.dstate + c), load(s.decay + row + c), load(s.decayed + row + c)};
-        if (of_token) h.G += load_vector(of_token, dy.dim, c, count);
+        const Vec<Acc> of_y = of_token ? load_vector(of_token, dy.dim, c, count) : Vec<Acc>{};
+        Vec<Acc> G = load(s.dstate + c);
+        OfSum<Acc> h{G + of_y, load(s.decay + row + c), load(s.decayed + row + c)};
+        if constexpr (is_long) {
+          Vec<Acc> rest = load(s.drest + c);
+          h.G = add_and_decay(G, rest, h.decay, load(s.lost + row + c), of_y);
+          store(s.dstate + c, G);
+          store(s.drest + c, rest);
+        } else {
+          store(s.dstate + c, h.G * h.decay);
+        }
         const Acc* const kept = s.kept + Inputs::kKept * row + c;
-        writer.write(inputs, c, count, h, kept, s.stride, s.sums);
-        store(s.dstate + c, h.G * h.decay);
+        writer.write(inputs, c, count, h, kept, s.stride, {s.sums, s.rests});
       });
-      if (inputs.begins()) clear(s.dstate, channels.padded<Acc>());
+      if (inputs.begins()) {
+        clear(s.dstate, channels.padded<Acc>());
+        clear(s.drest, channels.padded<Acc>());
+      }
     }
   }
 

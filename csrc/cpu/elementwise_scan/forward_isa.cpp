@@ -16,10 +16,11 @@ struct ForwardPlan {
 
 template <class Scalar>
 struct ForwardScratch {
-  AccOf<Scalar>* state;  // of a block, zeros up to a whole vector
+  AccOf<Scalar>*state, *rest;  // of a block, zeros up to a whole vector
 
   ForwardScratch(Carver& carver, const ForwardPlan& plan)
-      : state(carver.take<AccOf<Scalar>>(plan.blocks.size)) {}
+      : state(carver.take<AccOf<Scalar>>(plan.blocks.size)),
+        rest(carver.take<AccOf<Scalar>>(plan.blocks.size)) {}
 };
 
 template <class Scalar, class Inputs>
@@ -40,35 +41,44 @@ class Forward {
     if (workers_.out_of_memory()) return Status::out_of_memory;
     const Blocks& blocks = plan_.blocks;
     workers_.run(p_.num_sequences * blocks.count, [&](Scratch& s, int64_t i) {
-      forward(s.state, span_of(p_, i / blocks.count), blocks[i % blocks.count]);
+      const Span span = span_of(p_, i / blocks.count);
+      if (is_long(span))
+        forward<true>(s, span, blocks[i % blocks.count]);
+      else
+        forward<false>(s, span, blocks[i % blocks.count]);
     });
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
   }
 
  private:
-  void forward(Acc* state, const Span& span, Channels channels) {
-    stage_state(p_.initial_state, p_, span, channels, state);
+  template <bool is_long>
+  void forward(Scratch& s, const Span& span, Channels channels) {
+    stage_state(p_.initial_state, p_, span, channels, s.state);
+    clear(s.rest, channels.padded<Acc>());
     Vec<Acc> largest{};
     for (int64_t time = span.begin; time < span.end; ++time) {
       Scalar* const y = token_of<Scalar>(result_.y, p_, span.batch, time, channels);
       if (is_padding(p_, span.batch, time)) {
         clear(y, channels.count);
       } else {
-        advance(state, Inputs(p_, span.batch, time, channels), channels, y, largest);
+        advance<is_long>(s, Inputs(p_, span.batch, time, channels), channels, y, largest);
       }
     }
     if (sum<Acc>(largest) > 0) __atomic_store_n(&positive_log_decay_, true, __ATOMIC_RELAXED);
-    write_state(state, p_, span, channels, result_.state);
+    write_state(s.state, p_, span, channels, result_.state);
   }
 
-  HFLA_INLINE void advance(Acc* state, const Inputs& inputs, Channels channels, Scalar* y,
+  template <bool is_long>
+  HFLA_INLINE void advance(Scratch& s, const Inputs& inputs, Channels channels, Scalar* y,
                            Vec<Acc>& largest) const {
-    if (inputs.begins()) clear(state, channels.padded<Acc>());
+    if (inputs.begins()) {
+      clear(s.state, channels.padded<Acc>());
+      clear(s.rest, channels.padded<Acc>());
+    }
     for_each_vector<Acc>(0, channels.count, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
       const auto input = inputs(c, count);
-      const Vec<Acc> h = input.decay * load(state + c) + input.x;
+      const Vec<Acc> h = add_to_sums<is_long>(input, s.state + c, s.rest + c);
       largest = select(input.log_decay > largest, input.log_decay, largest);
-      store(state + c, h);
       store_vector(y, 1, c, count, h);
     });
   }

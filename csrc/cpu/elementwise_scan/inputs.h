@@ -5,21 +5,43 @@
 #pragma once
 
 #include "cpu/elementwise_scan/blocks.h"
+#include "cpu/sequences/long_sums.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
-// h is decayed, and x added. `kept` are rows that gradients are made of.
+// h is decayed, and x added. `lost` is 1 - decay; `kept` are rows that gradients are made of.
 template <class Acc, int rows>
 struct Input {
-  Vec<Acc> log_decay, decay, x;
+  Vec<Acc> log_decay, decay, lost, x;
   Vec<Acc> kept[rows ? rows : 1];
 };
+
+// h, in its place; rest: of long sequences, what its roundings have lost.
+template <bool is_long, class Acc, int rows>
+HFLA_INLINE Vec<Acc> add_to_sums(const Input<Acc, rows>& input, Acc* state, Acc* rest) {
+  Vec<Acc> h = load(state);
+  if constexpr (is_long) {
+    Vec<Acc> lost_before = load(rest);
+    decay_and_add(h, lost_before, input.decay, input.lost, input.x);
+    store(rest, lost_before);
+  } else {
+    h = input.decay * h + input.x;
+  }
+  store(state, h);
+  return h;
+}
 
 // The gradient of h, and what made h.
 template <class Acc>
 struct OfSum {
   Vec<Acc> G, decay, decayed;  // decayed: what the token left of the sum before it
+};
+
+// Of a block of channels.
+template <class Acc>
+struct OverTokens {
+  Acc *sums, *rests;  // rests: what the sums' roundings have lost
 };
 
 template <class Scalar>
@@ -43,7 +65,11 @@ class GivenInputs {
 
   HFLA_INLINE Input<Acc, kKept> operator()(int64_t c, int64_t count) const {
     const Vec<Acc> log_decay = load_vector(log_decay_, p_.log_decay.dim, c, count);
-    return {log_decay, decay_of(log_decay), load_vector(x_, p_.x.dim, c, count), {}};
+    return {log_decay,
+            decay_of(log_decay),
+            Decay<Vec<Acc>>(log_decay).lost,  // computed only where it is used
+            load_vector(x_, p_.x.dim, c, count),
+            {}};
   }
 
   class Writer {
@@ -60,7 +86,7 @@ class GivenInputs {
     }
 
     HFLA_INLINE void write(const GivenInputs&, int64_t c, int64_t count, const OfSum<Acc>& h,
-                           const Acc*, int64_t, Acc*) const {
+                           const Acc*, int64_t, OverTokens<Acc>) const {
       store_vector(dx_, 1, c, count, h.G);
       store_vector(dlog_decay_, 1, c, count, h.G * h.decayed);
     }
@@ -78,31 +104,6 @@ class GivenInputs {
 };
 
 constexpr double kForgetsAll = -1e30;  // a log decay: finite, as it is multiplied with gradients
-
-// e^x and 1 - e^x, each to its last digits, for x not above 0.
-template <class V>
-struct Decay {
-  V left, lost;
-
-  explicit HFLA_INLINE Decay(V x) {
-    using Acc = ElementOf<V>;
-    using C = Exp<Acc>;
-    using Bits = UIntVec<Acc>;
-    // as normal_exp
-    const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
-    const V n = rounded_n - C::kRound;
-    const V r = x - n * C::kLn2High - n * C::kLn2Low;
-    V p = broadcast<Acc>(C::kPolynomial[0]);
-    HFLA_UNROLL
-    for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i)
-      p = p * r + C::kPolynomial[i];
-    p = (p * r + Acc(1)) * r;  // e^r - 1
-    const V power = (V)((Bits)broadcast(Acc(1)) + ((Bits)rounded_n << C::kMantissaBits));
-    const auto all = x < -kNormalExpRange<Acc>;
-    left = select(all, V{}, power * (p + Acc(1)));
-    lost = select(all, broadcast(Acc(1)), (Acc(1) - power) - power * p);
-  }
-};
 
 template <class V>
 HFLA_INLINE V gate_of(V x) {
@@ -152,7 +153,11 @@ class RgLruInputs {
     const Vec<Acc> log_decay = this->log_decay(c, count, r);
     const Decay<Vec<Acc>> a(log_decay);
     const Vec<Acc> root = begins_ ? broadcast(Acc(1)) : roots(a.lost * (a.left + Acc(1)));
-    return {log_decay, begins_ ? Vec<Acc>{} : a.left, x(c, count) * i * root, {i, r, root}};
+    return {log_decay,
+            begins_ ? Vec<Acc>{} : a.left,
+            begins_ ? broadcast(Acc(1)) : a.lost,
+            x(c, count) * i * root,
+            {i, r, root}};
   }
 
   class Writer {
@@ -171,7 +176,7 @@ class RgLruInputs {
     }
 
     HFLA_INLINE void write(const RgLruInputs& of, int64_t c, int64_t count, const OfSum<Acc>& h,
-                           const Acc* kept, int64_t stride, Acc* drate) const {
+                           const Acc* kept, int64_t stride, OverTokens<Acc> drate) const {
       constexpr Acc kLeast = Acc(1 / kMaxRootGradient);
       const Vec<Acc> i = load(kept), r = load(kept + stride), root = load(kept + 2 * stride);
       const Vec<Acc> of_input = h.G * of.x(c, count);
@@ -182,7 +187,10 @@ class RgLruInputs {
       store_vector(dinput_gate_, 1, c, count, of_input * root * i * (Acc(1) - i));
       store_vector(drecurrent_gate_, 1, c, count,
                    dlog_decay * of.log_decay(c, count, r) * (Acc(1) - r));
-      store(drate + c, load(drate + c) + dlog_decay * r);
+      Vec<Acc> sum = load(drate.sums + c), rest = load(drate.rests + c);
+      add_exactly(sum, rest, dlog_decay * r);
+      store(drate.sums + c, sum);
+      store(drate.rests + c, rest);
     }
 
    private:

@@ -30,16 +30,21 @@ template <class Scalar>
 struct BackwardScratch {
   using Acc = AccOf<Scalar>;
   ScanRows<Scalar> rows;
-  Acc* starts;            // (tiles, N, kBlockChannels): states before each tile
-  Acc *dstate, *dA, *dD;  // (N, kBlockChannels) twice, (kBlockChannels,)
-  Acc *dy, *dx, *ddt;     // (kTileTokens, kBlockChannels); first dx holds h
+  Acc* starts;               // (tiles, N, kBlockChannels): states before each tile
+  Acc *dstate, *drest;       // (N, kBlockChannels); drest: as rest
+  Acc *dA, *dD;              // (N, kBlockChannels), (kBlockChannels,)
+  Acc *dA_rests, *dD_rests;  // what these have lost
+  Acc *dy, *dx, *ddt;        // (kTileTokens, kBlockChannels); first dx holds h
 
   BackwardScratch(Carver& carver, const BackwardPlan& plan)
       : rows(carver, plan.p),
         starts(carver.take<Acc>(plan.tiles * plan.p.N * kBlockChannels)),
         dstate(carver.take<Acc>(plan.p.N * kBlockChannels)),
+        drest(carver.take<Acc>(plan.p.N * kBlockChannels)),
         dA(carver.take<Acc>((plan.p.N + 1) * kBlockChannels)),
         dD(dA + plan.p.N * kBlockChannels),
+        dA_rests(carver.take<Acc>((plan.p.N + 1) * kBlockChannels)),
+        dD_rests(dA_rests + plan.p.N * kBlockChannels),
         dy(carver.take<Acc>(kTileTokens * kBlockChannels)),
         dx(carver.take<Acc>(kTileTokens * kBlockChannels)),
         ddt(carver.take<Acc>(kTileTokens * kBlockChannels)) {}
@@ -73,9 +78,14 @@ class Backward {
       const Channels channels = channel_block(p_.C, block);
       s.rows.stage_block(p_, channels);
       __builtin_memset(s.dA, 0, block_bytes());
+      __builtin_memset(s.dA_rests, 0, block_bytes());
       const int64_t end = p_.num_sequences * (group + 1) / groups_;
       for (int64_t n = p_.num_sequences * group / groups_; n < end; ++n) {
-        backward(s, span_of(p_, n), channels, block);
+        const Span span = span_of(p_, n);
+        if (is_long(span))
+          backward<true>(s, span, channels, block);
+        else
+          backward<false>(s, span, channels, block);
       }
       __builtin_memcpy(group_sums(group, block), s.dA, block_bytes());
     });
@@ -93,14 +103,16 @@ class Backward {
 
   size_t block_bytes() const { return static_cast<size_t>((p_.N + 1) * kBlockChannels * kBytes); }
 
+  template <bool is_long>
   void backward(Scratch& s, const Span& span, Channels channels, int64_t block) const {
-    stage_state(p_.initial_state, p_, span, channels, s.rows.state);
+    s.rows.begin_state(p_, span, channels);
     for (int64_t tile = 0; tile < span.tiles(kTileTokens); ++tile) {
       const TileTokens tokens = tile_tokens(p_, span, tile);
       s.rows.stage_tile(p_, tokens, channels);
-      advance(s, tile, tokens.count, channels);
+      advance<is_long>(s, tile, tokens.count, channels);
     }
     stage_state(upstream_.dstate, p_, span, channels, s.dstate);
+    __builtin_memset(s.drest, 0, sizeof(Acc) * static_cast<size_t>(p_.N * kBlockChannels));
     for (int64_t tile = span.tiles(kTileTokens) - 1; tile >= 0; --tile) {
       const TileTokens tokens = tile_tokens(p_, span, tile);
       s.rows.stage_tile(p_, tokens, channels);
@@ -109,7 +121,7 @@ class Backward {
       } else {
         __builtin_memset(s.dy, 0, sizeof(Acc) * kTileTokens * kBlockChannels);
       }
-      differentiate(s, tile, tokens, channels, block);
+      differentiate<is_long>(s, tile, tokens, channels, block);
       finish_channels(s, tokens.count, channels);
       write_channels<Scalar>(s.dx, p_, tokens, channels, gradients_.dx);
       write_channels<Acc>(s.ddt, p_, tokens, channels, gradients_.ddt);
@@ -121,22 +133,26 @@ class Backward {
   }
 
   // From the state before a tile, which is kept, to the one before the next.
+  template <bool is_long>
   void advance(Scratch& s, int64_t tile, int64_t tokens, Channels channels) const {
     const ScanRows<Scalar>& r = s.rows;
     Acc* const start = s.starts + tile * p_.N * kBlockChannels;
     for_each_sum<Acc>(p_.N, channels, [&](int64_t n, int64_t c) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> A = load(r.A + n * kBlockChannels + c);
-      Vec<Acc> S = load(r.state + n * kBlockChannels + c);
-      store(start + n * kBlockChannels + c, S);
+      const int64_t of_n = n * kBlockChannels + c;
+      const Vec<Acc> A = load(r.A + of_n);
+      TileSum<is_long, Acc> S{load(r.state + of_n)};
+      store(start + of_n, S.now);
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t at = i * kBlockChannels + c;
-        S = decay_of(load(r.dt + at) * A) * S + load(r.dx + at) * r.write[n * kTileTokens + i];
+        S.decay(decay_of(load(r.dt + at) * A));
+        S.add(load(r.dx + at) * r.write[n * kTileTokens + i]);
       }
-      store(r.state + n * kBlockChannels + c, S);
+      S.store_after(load(r.dts + c) * A, r.state + of_n, r.rest + of_n);
     });
   }
 
   // s.dx gets h, s.ddt the sum over n, and the token's row of this block dwrite and dread.
+  template <bool is_long>
   void differentiate(Scratch& s, int64_t tile, const TileTokens& tokens, Channels channels,
                      int64_t block) const {
     __builtin_memset(s.dx, 0, sizeof(Acc) * kTileTokens * kBlockChannels);
@@ -144,7 +160,7 @@ class Backward {
     for (int64_t n = 0; n < p_.N; ++n) {
       Vec<Acc> dwrite[kTileTokens] = {}, dread[kTileTokens] = {};
       for (int64_t c = 0; c < channels.padded<Acc>(); c += W) {
-        differentiate_sum(s, tile, tokens.count, n, c, dwrite, dread);
+        differentiate_sum<is_long>(s, tile, tokens.count, n, c, dwrite, dread);
       }
       for (int64_t i = 0; i < tokens.count; ++i) {
         Acc* const sums = block_sums(block, tokens.batch * p_.T + tokens.times[i]);
@@ -155,6 +171,7 @@ class Backward {
   }
 
   // One sum of the states of a vector of channels.
+  template <bool is_long>
   HFLA_INLINE void differentiate_sum(Scratch& s, int64_t tile, int64_t tokens, int64_t n, int64_t c,
                                      Vec<Acc>* dwrite, Vec<Acc>* dread) const {
     const ScanRows<Scalar>& r = s.rows;
@@ -170,28 +187,37 @@ class Backward {
       decayed[i] = decay[i] * S;
       S = decayed[i] + load(r.dx + at) * write[i];
     }
-    Vec<Acc> G = load(s.dstate + of_n), dA = load(s.dA + of_n);
+    TileSum<is_long, Acc> G{load(s.dstate + of_n)};
+    Vec<Acc> dA{};
     for (int64_t i = tokens - 1; i >= 0; --i) {
       const int64_t at = i * kBlockChannels + c;
       const Vec<Acc> dy = load(s.dy + at), dx = load(r.dx + at);
-      G += dy * read[i];
+      G.add(dy * read[i]);
       dread[i] += (decayed[i] + dx * write[i]) * dy;
-      dwrite[i] += G * dx;
-      store(s.dx + at, load(s.dx + at) + G * write[i]);
-      const Vec<Acc> of_exponent = G * decayed[i];
+      dwrite[i] += G.now * dx;
+      store(s.dx + at, load(s.dx + at) + G.now * write[i]);
+      const Vec<Acc> of_exponent = G.now * decayed[i];
       store(s.ddt + at, load(s.ddt + at) + of_exponent * A);
       dA += of_exponent * load(r.dt + at);
-      G *= decay[i];
+      G.decay(decay[i]);
     }
-    store(s.dstate + of_n, G);
-    store(s.dA + of_n, dA);
+    G.store_after(load(r.dts + c) * A, s.dstate + of_n, s.drest + of_n);
+    add_to_total(dA, s.dA + of_n, s.dA_rests + of_n);
+  }
+
+  // What a tile adds.
+  static HFLA_INLINE void add_to_total(Vec<Acc> of_tile, Acc* total, Acc* rest) {
+    Vec<Acc> sum = load(total), lost = load(rest);
+    add_exactly(sum, lost, of_tile);
+    store(total, sum);
+    store(rest, lost);
   }
 
   void finish_channels(Scratch& s, int64_t tokens, Channels channels) const {
     const ScanRows<Scalar>& r = s.rows;
     for (int64_t c = 0; c < channels.padded<Acc>(); c += W) {
       const Vec<Acc> D = load(r.D + c);
-      Vec<Acc> dD = load(s.dD + c);
+      Vec<Acc> dD{};
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t at = i * kBlockChannels + c;
         const Vec<Acc> h = load(s.dx + at), x = load(r.x + at), dy = load(s.dy + at);
@@ -199,7 +225,7 @@ class Backward {
         store(s.ddt + at, load(s.ddt + at) + x * h);
         dD += x * dy;
       }
-      store(s.dD + c, dD);
+      add_to_total(dD, s.dD + c, s.dD_rests + c);
     }
   }
 

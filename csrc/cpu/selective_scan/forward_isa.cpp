@@ -39,24 +39,30 @@ class Forward {
     if (workers_.out_of_memory()) return Status::out_of_memory;
     const int64_t blocks = channel_blocks(p_.C);
     workers_.run(p_.num_sequences * blocks, [&](Scratch& s, int64_t i) {
-      forward(s, span_of(p_, i / blocks), channel_block(p_.C, i % blocks));
+      const Span span = span_of(p_, i / blocks);
+      if (is_long(span))
+        forward<true>(s, span, channel_block(p_.C, i % blocks));
+      else
+        forward<false>(s, span, channel_block(p_.C, i % blocks));
     });
     return Status::ok;
   }
 
  private:
+  template <bool is_long>
   void forward(Scratch& s, const Span& span, Channels channels) const {
     s.rows.stage_block(p_, channels);
-    stage_state(p_.initial_state, p_, span, channels, s.rows.state);
+    s.rows.begin_state(p_, span, channels);
     for (int64_t tile = 0; tile < span.tiles(kTileTokens); ++tile) {
       const TileTokens tokens = tile_tokens(p_, span, tile);
       s.rows.stage_tile(p_, tokens, channels);
-      scan(s, tokens.count, channels);
+      scan<is_long>(s, tokens.count, channels);
       write_channels<Scalar>(s.y, p_, tokens, channels, result_.y);
     }
     write_transposed(s.rows.state, channels, p_.N, state_of<Acc>(result_.state, p_, span));
   }
 
+  template <bool is_long>
   void scan(Scratch& s, int64_t tokens, Channels channels) const {
     const ScanRows<Scalar>& r = s.rows;
     Acc* const y = s.y;
@@ -66,14 +72,16 @@ class Forward {
       }
     }
     for_each_sum<Acc>(p_.N, channels, [&](int64_t n, int64_t c) HFLA_INLINE_LAMBDA {
-      const Vec<Acc> A = load(r.A + n * kBlockChannels + c);
-      Vec<Acc> S = load(r.state + n * kBlockChannels + c);
+      const int64_t of_n = n * kBlockChannels + c;
+      const Vec<Acc> A = load(r.A + of_n);
+      TileSum<is_long, Acc> S{load(r.state + of_n)};
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t at = i * kBlockChannels + c;
-        S = decay_of(load(r.dt + at) * A) * S + load(r.dx + at) * r.write[n * kTileTokens + i];
-        store(y + at, load(y + at) + S * r.read[n * kTileTokens + i]);
+        S.decay(decay_of(load(r.dt + at) * A));
+        S.add(load(r.dx + at) * r.write[n * kTileTokens + i]);
+        store(y + at, load(y + at) + S.now * r.read[n * kTileTokens + i]);
       }
-      store(r.state + n * kBlockChannels + c, S);
+      S.store_after(load(r.dts + c) * A, r.state + of_n, r.rest + of_n);
     });
   }
 

@@ -8,7 +8,7 @@
 // in a register.
 #pragma once
 
-#include "cpu/sequences/channels.h"
+#include "cpu/sequences/long_sums.h"
 #include "cpu/sequences/staging.h"
 #include "kernels/selective_scan.h"
 
@@ -127,8 +127,9 @@ template <class Scalar>
 struct ScanRows {
   using Acc = AccOf<Scalar>;
   Acc *A, *D;         // (N, kBlockChannels), (kBlockChannels,)
-  Acc* state;         // (N, kBlockChannels)
+  Acc *state, *rest;  // (N, kBlockChannels); rest: of long sequences, what state has lost
   Acc *x, *dt, *dx;   // (kTileTokens, kBlockChannels); dx: dt x
+  Acc* dts;           // (kBlockChannels,): the tile's sum of dt
   Acc *write, *read;  // (N, kTileTokens)
   Acc* row;           // (N,)
 
@@ -136,9 +137,11 @@ struct ScanRows {
       : A(carver.take<Acc>(p.N * kBlockChannels)),
         D(carver.take<Acc>(kBlockChannels)),
         state(carver.take<Acc>(p.N * kBlockChannels)),
+        rest(carver.take<Acc>(p.N * kBlockChannels)),
         x(carver.take<Acc>(kTileTokens * kBlockChannels)),
         dt(carver.take<Acc>(kTileTokens * kBlockChannels)),
         dx(carver.take<Acc>(kTileTokens * kBlockChannels)),
+        dts(carver.take<Acc>(kBlockChannels)),
         write(carver.take<Acc>(p.N * kTileTokens)),
         read(carver.take<Acc>(p.N * kTileTokens)),
         row(carver.take<Acc>(round_up(p.N, kLanes<Acc>))) {}
@@ -157,12 +160,47 @@ struct ScanRows {
     stage_channels<Acc>(p.dt, tokens, channels, dt);
     stage_sums<Scalar>(p.write, tokens, p.N, row, write);
     stage_sums<Scalar>(p.read, tokens, p.N, row, read);
-    for (int64_t i = 0; i < tokens.count; ++i) {
-      const int64_t at = i * kBlockChannels;
-      for (int64_t c = 0; c < channels.padded<Acc>(); c += kLanes<Acc>) {
-        store(dx + at + c, load(dt + at + c) * load(x + at + c));
+    for (int64_t c = 0; c < channels.padded<Acc>(); c += kLanes<Acc>) {
+      Vec<Acc> sum{};
+      for (int64_t i = 0; i < tokens.count; ++i) {
+        const int64_t at = i * kBlockChannels + c;
+        store(dx + at, load(dt + at) * load(x + at));
+        sum += load(dt + at);
       }
+      store(dts + c, sum);
     }
+  }
+
+  void begin_state(const SelectiveScanProblem& p, const Span& span, Channels channels) {
+    stage_state(p.initial_state, p, span, channels, state);
+    __builtin_memset(rest, 0, sizeof(Acc) * static_cast<size_t>(p.N * kBlockChannels));
+  }
+};
+
+// A sum of the state, and the tile's tokens that it is taken through: through each, or, of long
+// sequences, at the end, with what they add from zero. Tokens come in either order.
+template <bool is_long, class Acc>
+struct TileSum {
+  Vec<Acc> now, added{};
+
+  HFLA_INLINE void decay(Vec<Acc> left) {
+    now *= left;
+    if constexpr (is_long) added *= left;
+  }
+  HFLA_INLINE void add(Vec<Acc> x) {
+    now += x;
+    if constexpr (is_long) added += x;
+  }
+  // `exponent` is of the whole tile; sum: what it was before.
+  HFLA_INLINE void store_after(Vec<Acc> exponent, Acc* sum, Acc* rest) {
+    if constexpr (is_long) {
+      const Decay<Vec<Acc>> whole(exponent);
+      Vec<Acc> lost = load(rest);
+      now = load(sum);
+      decay_and_add(now, lost, whole.left, whole.lost, added);
+      store(rest, lost);
+    }
+    store(sum, now);
   }
 };
 

@@ -102,6 +102,11 @@ def sums_between(g: Tensor) -> Tensor:
     return torch.where(causal, sums, -torch.inf)
 
 
+def dtype_between(chunks: int, x: Tensor) -> torch.dtype:
+    """The dtype of states that go from one of so many chunks to the next, of inputs like x."""
+    return torch.float64 if chunks > MANY_CHUNKS and x.device.type != "mps" else x.dtype
+
+
 def running(
     initial: Tensor | None,
     added: Tensor,
@@ -119,7 +124,7 @@ def running(
         S_0, ..., S_{n-1} as added, and S_n.
     """
     n, dtype = added.shape[1], added.dtype
-    kept = torch.float64 if n > MANY_CHUNKS and added.device.type != "mps" else dtype
+    kept = dtype_between(n, added)
     if initial is None:
         state = added.new_zeros(added.shape[:1] + added.shape[2:], dtype=kept)
     else:  # the result must not be the caller's tensor where n is 0

@@ -58,7 +58,7 @@ def chunked_short_convolution(
 
 def chunked_short_convolution_step_(arguments: ConvolutionArguments, state: Tensor) -> Tensor:
     """One token of it, with the state updated in place; arguments as in `short_convolution_step_`,
-    which has checked them.
+    unchecked.
     """
     x, weight, bias, key_mask, activation = arguments
     dtype = accumulation_dtype(x.dtype)

@@ -44,7 +44,7 @@ def chunked_elementwise_scan(
 
 def chunked_elementwise_scan_step_(arguments: ElementwiseArguments, state: Tensor) -> Tensor:
     """One token of it, with the state updated in place; arguments as in `elementwise_scan_step_`,
-    which has checked them.
+    unchecked.
     """
     x, log_decay, key_mask = arguments
     y = after = torch.addcmul(x.to(state.dtype), log_decay.exp(), state)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import SelectiveArguments
-from ..chunks import chunks_of
+from ..chunks import chunks_of, dtype_between
 from ..numerics import accumulation_dtype, without_autocast
 from ..tokens import behind
 
@@ -51,7 +51,7 @@ def chunked_selective_scan(
 
 def chunked_selective_scan_step_(arguments: SelectiveArguments, state: Tensor) -> Tensor:
     """One token of it, with the state updated in place; arguments as in `selective_scan_step_`,
-    which has checked them.
+    unchecked.
     """
     x, dt, A, B, C, D, key_mask = arguments
     x_t, B_t, C_t = (z.to(state.dtype) for z in (x, B, C))
@@ -74,18 +74,21 @@ def _scan(
 
     Tokens that fill up a chunk have dt = 0: they write and forget nothing.
     """
+    sums, dtype = dtype_between(x.shape[1], x), x.dtype
+    A = A.to(sums)
     if initial is None:
         state = A.new_zeros(x.shape[0], *A.shape)
-    else:
-        state = initial.clone()  # the result must not be the caller's tensor where n is 0
+    else:  # the result must not be the caller's tensor where n is 0
+        state = initial.to(sums, copy=True)
     read = []
     # unbind: n slices would each cost a gradient of all n
-    for x_i, dt_i, B_i, C_i in zip(*(z.unbind(1) for z in (x, dt, B, C)), strict=True):
+    for of_chunk in zip(*(z.unbind(1) for z in (x, dt, B, C)), strict=True):
+        x_i, dt_i, B_i, C_i = (z.to(sums) for z in of_chunk)
         decay = (dt_i[..., None] * A).exp()  # (batch, L, channels, N)
         write = (dt_i * x_i)[..., None] * B_i[:, :, None]
         states = []
         for of_token, forget in zip(write.unbind(1), decay.unbind(1), strict=True):
             state = torch.addcmul(of_token, forget, state)
             states.append(state)
-        read.append((torch.stack(states, 1) @ C_i[..., None])[..., 0])
-    return torch.stack(read, 1) if read else x, state
+        read.append((torch.stack(states, 1) @ C_i[..., None])[..., 0].to(dtype))
+    return torch.stack(read, 1) if read else x, state.to(dtype)

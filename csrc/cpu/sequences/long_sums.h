@@ -1,0 +1,73 @@
+// Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+//
+// Sums of channels over many tokens that do not drift.
+//
+// A float rounds equal summands all alike, and a decay close to 1 by percents of what it forgets:
+// e^-1e-6 by three. So here a sum forgets by 1 - e^x, which has all its digits, and its rounding
+// errors are kept beside it, as Kahan's are.
+#pragma once
+
+#include "cpu/sequences/channels.h"
+#include "cpu/sequences/plan.h"
+
+namespace hfla::HFLA_ISA {
+namespace {
+
+HFLA_INLINE bool is_long(const Span& span) { return span.end - span.begin > kLongSequence; }
+
+// e^x and 1 - e^x, each to its last digits, for x not above 0.
+template <class V>
+struct Decay {
+  V left, lost;
+
+  explicit HFLA_INLINE Decay(V x) {
+    using Acc = ElementOf<V>;
+    using C = Exp<Acc>;
+    using Bits = UIntVec<Acc>;
+    // as normal_exp
+    const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
+    const V n = rounded_n - C::kRound;
+    const V r = x - n * C::kLn2High - n * C::kLn2Low;
+    V p = broadcast<Acc>(C::kPolynomial[0]);
+    HFLA_UNROLL
+    for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i)
+      p = p * r + C::kPolynomial[i];
+    p = (p * r + Acc(1)) * r;  // e^r - 1
+    const V power = (V)((Bits)broadcast(Acc(1)) + ((Bits)rounded_n << C::kMantissaBits));
+    const auto all = x < -kNormalExpRange<Acc>;
+    left = select(all, V{}, power * (p + Acc(1)));
+    lost = select(all, broadcast(Acc(1)), (Acc(1) - power) - power * p);
+  }
+};
+
+// sum + rest = left (sum + rest) + x, where little is lost; else rest begins anew.
+template <class V>
+HFLA_INLINE void decay_and_add(V& sum, V& rest, V left, V lost, V x) {
+  using Acc = ElementOf<V>;
+  const auto keeps = lost < Acc(0.5);
+  const V more = rest + (x - lost * sum), next = sum + more;
+  rest = select(keeps, more - (next - sum), V{});
+  sum = select(keeps, next, left * sum + x);
+}
+
+// The same in the other order, sum + rest = left (sum + rest + x): returns what is decayed.
+template <class V>
+HFLA_INLINE V add_and_decay(V& sum, V& rest, V left, V lost, V x) {
+  using Acc = ElementOf<V>;
+  const V whole = sum + (rest + x);
+  const auto keeps = lost < Acc(0.5);
+  const V more = rest + (x - lost * whole), next = sum + more;
+  rest = select(keeps, more - (next - sum), V{});
+  sum = select(keeps, next, left * whole);
+  return whole;
+}
+
+template <class V>
+HFLA_INLINE void add_exactly(V& sum, V& rest, V x) {
+  const V more = rest + x, next = sum + more;
+  rest = more - (next - sum);
+  sum = next;
+}
+
+}  // namespace
+}  // namespace hfla::HFLA_ISA
