@@ -81,7 +81,9 @@ struct DeltaRuleStep : HeadSizes, DeltaRuleOptions, DeltaRuleGroups {
   Slots slots;
   void* state;         // (slots, Hv, K, V) acc, updated in place; each slot contiguous
   int64_t state_slot;  // stride between slots
-  View y;              // (B, Hv, V) of dtype
+  // On the CPU, optional: as state, where the states before the token are instead of in it.
+  const void* before;
+  View y;  // (B, Hv, V) of dtype
 };
 
 struct DeltaRuleOnCpu {

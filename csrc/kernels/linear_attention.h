@@ -86,7 +86,10 @@ struct LinearAttentionStep : HeadSizes, LinearAttentionOptions {
   void *kv, *z;  // (slots, Hkv, K, V), (slots, Hkv, K) acc, updated in place; each slot contiguous;
                  // z null when not normalised
   int64_t kv_slot, z_slot;  // strides between slots
-  View y;                   // (B, Hq, V) of dtype
+  // On the CPU, optional: as kv and z, where the states before the token are instead of in these.
+  const void *before, *z_before;
+  void* den;  // on the CPU, optional: (B, Hq) acc, contiguous
+  View y;     // (B, Hq, V) of dtype
 };
 
 struct LinearAttentionOnCpu {

@@ -61,6 +61,22 @@ DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
   return p;
 }
 
+// Of sequences of one token, from states to others.
+DeltaRuleStep step_of(const DeltaRuleProblem& p, const DeltaRuleResult& result) {
+  DeltaRuleStep step{};
+  static_cast<HeadSizes&>(step) = p;
+  static_cast<DeltaRuleOptions&>(step) = p;
+  static_cast<DeltaRuleGroups&>(step) = p;
+  step.q = p.q, step.k = p.k, step.v = p.v, step.beta = p.beta, step.log_decay = p.log_decay;
+  step.decay_per_channel = p.decay_per_channel;
+  step.key_mask = p.key_mask;
+  step.before = p.initial_state;
+  step.state = result.state;
+  step.state_slot = p.Hkv * p.K * p.V;
+  step.y = result.y;
+  return step;
+}
+
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Inputs in = take_inputs(arguments);
@@ -82,6 +98,9 @@ void forward(StableIValue* stack) {
   run(
       device, p.dtype,
       [&](const CpuKernels& cpu, const Threads& threads) {
+        if (p.T == 1 && p.initial_state && !p.cu_seqlens && !keep_errors) {
+          return cpu.delta_rule.step(step_of(p, result), threads);
+        }
         return cpu.delta_rule.forward(p, result, threads);
       },
       [&](const CudaKernels& cuda, const CudaPlace& place) {

@@ -84,6 +84,20 @@ int64_t piece_room(Device device, const LinearAttentionProblem& p) {
   return is_cuda(device) ? room_for_pieces(p) : 0;
 }
 
+// Of sequences of one token, from states to others.
+LinearAttentionStep step_of(const LinearAttentionProblem& p, const LinearAttentionResult& result) {
+  LinearAttentionStep step{};
+  static_cast<HeadSizes&>(step) = p;
+  static_cast<LinearAttentionOptions&>(step) = p;
+  step.q = p.q, step.k = p.k, step.v = p.v, step.log_decay = p.log_decay;
+  step.key_mask = p.key_mask;
+  step.before = p.initial_kv, step.z_before = p.initial_z;
+  step.kv = result.kv, step.z = result.z, step.den = result.den;
+  step.kv_slot = p.Hkv * p.K * p.V, step.z_slot = p.Hkv * p.K;
+  step.y = result.y;
+  return step;
+}
+
 void forward(StableIValue* stack) {
   Arguments arguments(stack);
   const Inputs in = take_inputs(arguments);
@@ -115,6 +129,9 @@ void forward(StableIValue* stack) {
   run(
       device, p.dtype,
       [&](const CpuKernels& cpu, const Threads& threads) {
+        if (p.T == 1 && p.initial_kv && !p.cu_seqlens) {
+          return cpu.linear_attention.step(step_of(p, result), threads);
+        }
         return cpu.linear_attention.forward(p, result, threads);
       },
       [&](const CudaKernels& cuda, const CudaPlace& place) {

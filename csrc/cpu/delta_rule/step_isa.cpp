@@ -1,6 +1,6 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// One token, with the state updated in place. With a = e^g:
+// One token, with the state updated in place, or made of another. With a = e^g:
 //
 //     u = β (v - Sᵀ (a ∘ k)), or β v without delta
 //     y = Sᵀ (a ∘ q) + (kᵀq) u
@@ -63,12 +63,13 @@ class Step {
     const int64_t slot = slot_of(p_, batch);
     if (slot < 0) {
       zero_row(s.y, 0, p_.V);
+      if (p_.before) keep_state(before(state_of(batch, head)), state_of(batch, head), p_.K * p_.V);
     } else {
       const Acc kq = prepare(s, batch, head);
       load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v);
       const Acc beta = p_.beta.data ? *token_row<const Acc>(p_.beta, batch, head) : Acc(1);
-      Acc* const state = static_cast<Acc*>(p_.state) + slot * p_.state_slot + head * p_.K * p_.V;
-      const Token token{s, beta, kq, state};
+      Acc* const state = state_of(slot, head);
+      const Token token{s, beta, kq, before(state), state};
       p_.delta ? update<true>(token) : update<false>(token);
     }
     Scalar* const to = token_row<Scalar>(p_.y, batch, head);
@@ -76,6 +77,11 @@ class Step {
       store_vector(to, p_.y.dim, c, count, load(s.y + c));
     });
   }
+
+  Acc* state_of(int64_t slot, int64_t head) const {
+    return static_cast<Acc*>(p_.state) + slot * p_.state_slot + head * p_.K * p_.V;
+  }
+  const Acc* before(const Acc* state) const { return before_or(state, p_.state, p_.before); }
 
   // The weights of the rows. Returns kᵀq.
   Acc prepare(Scratch& s, int64_t batch, int64_t head) const {
@@ -112,7 +118,8 @@ class Step {
   struct Token {
     const Scratch& s;
     Acc beta, kq;
-    Acc* state;  // (K, V)
+    const Acc* before;  // (K, V)
+    Acc* state;         // (K, V)
   };
 
   template <bool delta>
@@ -129,13 +136,13 @@ class Step {
   template <bool delta, int block, bool partial>
   void update_columns(const Token& token, int64_t c) const {
     const int64_t K = p_.K, V = p_.V, count = partial ? V - c : W;
-    const auto [s, beta, kq, state] = token;
-    const Acc* const next = next_columns<block>(state, c, K, V);
+    const auto [s, beta, kq, from, state] = token;
+    const Acc* const next = next_columns<block>(from, c, K, V);
     Vec<Acc> predicted[block] = {}, out[block] = {}, u[block];
     for (int64_t r = 0; delta && r < K; ++r) {
       HFLA_UNROLL
       for (int b = 0; b < block; ++b) {
-        const Acc* const at = state + r * V + c + b * W;
+        const Acc* const at = from + r * V + c + b * W;
         const Vec<Acc> row = partial ? load_some(at, 1, count) : load(at);
         predicted[b] += s.decayed_k[r] * row;
         out[b] += s.decayed_q[r] * row;
@@ -150,10 +157,10 @@ class Step {
       fetch_row<block>(next + r * V);
       HFLA_UNROLL
       for (int b = 0; b < block; ++b) {
-        Acc* const at = state + r * V + c + b * W;
-        const Vec<Acc> before = partial ? load_some(at, 1, count) : load(at);
+        const int64_t at = r * V + c + b * W;
+        const Vec<Acc> before = partial ? load_some(from + at, 1, count) : load(from + at);
         const Vec<Acc> row = before * s.a[r] + s.k[r] * u[b];
-        partial ? store_some(at, 1, count, row) : store(at, row);
+        partial ? store_some(state + at, 1, count, row) : store(state + at, row);
         if (!delta) out[b] += s.decayed_q[r] * before;
       }
     }

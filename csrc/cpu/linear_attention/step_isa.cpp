@@ -1,6 +1,6 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
-// One token, with the state updated in place:
+// One token, with the state updated in place, or made of another:
 //
 //     S = e^g S + φ(k) vᵀ,   z = e^g z + φ(k),   y = φ(q)ᵀ S / (φ(q)ᵀ z + eps)
 //
@@ -58,6 +58,7 @@ class Step {
     const int64_t slot = slot_of(p_, batch);
     if (slot < 0) {
       __builtin_memset(s.y, 0, sizeof(Acc) * group_ * s.v_stride);
+      if (p_.before) keep_states(batch, head);
       return store_outputs(s, batch, head);
     }
     for (int64_t g = 0; g < group_; ++g) {
@@ -74,10 +75,28 @@ class Step {
     const Acc decay = decay_at(batch, head);
     for (int64_t g = 0; g < group_; ++g) s.scale[g] = 1;
     if (p_.normalize) {
-      update_normalizer(s, decay, static_cast<Acc*>(p_.z) + slot * p_.z_slot + head * p_.K);
+      update_normalizer(s, decay, z_of(slot, head));
+      for (int64_t g = 0; p_.den && g < group_; ++g) {
+        static_cast<Acc*>(p_.den)[batch * p_.Hq + head * group_ + g] = 1 / s.scale[g];
+      }
     }
-    update_state(s, decay, static_cast<Acc*>(p_.kv) + slot * p_.kv_slot + head * p_.K * p_.V);
+    update_state(s, decay, kv_of(slot, head));
     store_outputs(s, batch, head);
+  }
+
+  Acc* kv_of(int64_t slot, int64_t head) const {
+    return static_cast<Acc*>(p_.kv) + slot * p_.kv_slot + head * p_.K * p_.V;
+  }
+  Acc* z_of(int64_t slot, int64_t head) const {
+    return static_cast<Acc*>(p_.z) + slot * p_.z_slot + head * p_.K;
+  }
+
+  void keep_states(int64_t row, int64_t head) const {
+    Acc* const kv = kv_of(row, head);
+    keep_state(before_or(kv, p_.kv, p_.before), kv, p_.K * p_.V);
+    if (!p_.normalize) return;
+    Acc* const z = z_of(row, head);
+    keep_state(before_or(z, p_.z, p_.z_before), z, p_.K);
   }
 
   Acc decay_at(int64_t batch, int64_t head) const {
@@ -86,8 +105,9 @@ class Step {
   }
 
   void update_normalizer(Scratch& s, Acc decay, Acc* z) const {
+    const Acc* const before = before_or(z, p_.z, p_.z_before);
     for_each_vector<Acc>(0, p_.K, [&](int64_t c, int64_t count) {
-      store_vector(z, 1, c, count, load_vector(z, 1, c, count) * decay + load(s.k + c));
+      store_vector(z, 1, c, count, load_vector(before, 1, c, count) * decay + load(s.k + c));
     });
     for (int64_t g = 0; g < group_; ++g) {
       Vec<Acc> dot{};
@@ -114,7 +134,8 @@ class Step {
     Vec<Acc> value[block];
     HFLA_UNROLL
     for (int b = 0; b < block; ++b) value[b] = load(s.v + c + b * W);
-    const Acc* const next = next_columns<block>(kv, c, p_.K, p_.V);
+    const Acc* const before = before_or(kv, p_.kv, p_.before);
+    const Acc* const next = next_columns<block>(before, c, p_.K, p_.V);
     for (int64_t g = 0; g < group_; ++g) {
       const Acc* const q = s.q + g * s.k_stride;
       Vec<Acc> out[block] = {};
@@ -122,8 +143,10 @@ class Step {
         if (g == 0) fetch_row<block>(next + r * p_.V);
         HFLA_UNROLL
         for (int b = 0; b < block; ++b) {
-          Acc* const at = kv + r * p_.V + c + b * W;
-          Vec<Acc> state = partial ? load_some(at, 1, count) : load(at);
+          const int64_t place = r * p_.V + c + b * W;
+          Acc* const at = kv + place;
+          const Acc* const from = g == 0 ? before + place : at;
+          Vec<Acc> state = partial ? load_some(from, 1, count) : load(from);
           if (g == 0) {
             state = state * decay + s.k[r] * value[b];
             partial ? store_some(at, 1, count, state) : store(at, state);

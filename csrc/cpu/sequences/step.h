@@ -47,6 +47,19 @@ bool has_positive_log_decay(const Problem& p, const Threads& threads, int64_t he
   return found;
 }
 
+// What a row's state was before the token: `state` itself, or in the same place of `before`.
+template <class Acc>
+HFLA_INLINE const Acc* before_or(const Acc* state, const void* states, const void* before) {
+  return before ? static_cast<const Acc*>(before) + (state - static_cast<const Acc*>(states))
+                : state;
+}
+
+// The state of padding, which stays as it was.
+template <class Acc>
+HFLA_INLINE void keep_state(const Acc* from, Acc* state, int64_t count) {
+  if (from != state) __builtin_memcpy(state, from, sizeof(Acc) * static_cast<size_t>(count));
+}
+
 // Where the columns are that come after `block` vectors of them from c on, in a state (K, V): the
 // next ones, or the first of the next head. They are fetched meanwhile, row by row: a row of these
 // is too short for the processor to foresee the others.
