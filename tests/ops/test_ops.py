@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from by_name import by_name
-from hf_linear_attention import linear_attention
+from hf_linear_attention import delta_rule, linear_attention
 from hf_linear_attention.ops import compiled as native
 from hf_linear_attention.ops.arguments import LinearArguments
 from hf_linear_attention.ops.compiled.library import LIBRARY_PATH
@@ -872,3 +872,38 @@ def test_a_forked_process_can_use_the_ops():
         "print(os.waitpid(child, 0)[1])"
     )
     assert run_python("-c", program).stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize("op", ["linear_attention", "normalised", "delta_rule", "by channel"])
+def test_one_token_makes_a_state_of_another(op):
+    """Which is left as it was; a row that is padding keeps it."""
+    generator = torch.Generator().manual_seed(0)
+    B, H, K, V = 3, 2, 5, 37
+    q, k = torch.rand(2, B, 1, H, K, generator=generator)
+    v, beta = torch.randn(B, 1, H, V, generator=generator), torch.rand(B, 1, H, generator=generator)
+    kv, z = torch.randn(B, H, K, V, generator=generator), torch.rand(B, H, K, generator=generator)
+    log_decay = -torch.rand(B, 1, H, generator=generator)
+    key_mask = torch.tensor([[True], [False], [True]])
+
+    def run(backend, rows):
+        common = {"key_mask": key_mask[rows], "return_state": True, "backend": backend}
+        of_rows = [x[rows] for x in (q, k, v)]
+        if op == "delta_rule":
+            common |= {"initial_state": kv[rows], "log_decay": log_decay[rows]}
+            return delta_rule(*of_rows, beta[rows], **common)
+        normalize = op == "normalised"
+        before = kv[rows], z[rows] if normalize else None
+        g = log_decay[rows]
+        if op == "by channel":
+            g = g[..., None].expand(*g.shape, K)
+        y, after = linear_attention(
+            *of_rows, g, normalize=normalize, initial_state=before, **common
+        )
+        return y, torch.cat([x.flatten() for x in after if x is not None])
+
+    copies = kv.clone(), z.clone()
+    torch.testing.assert_close(run("cpu", slice(None)), run("chunked", slice(None)))
+    assert torch.equal(kv, copies[0]) and torch.equal(z, copies[1])
+    y, after = run("cpu", slice(1, 2))
+    assert torch.equal(y, torch.zeros_like(y))
+    assert torch.equal(after.flatten()[: kv[1].numel()], kv[1].flatten())
