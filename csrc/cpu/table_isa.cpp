@@ -2,6 +2,7 @@
 //
 // The kernels of one instruction set, as dispatch.cpp finds them.
 
+#include "cpu/attention/kernels.h"
 #include "cpu/convolution/kernels.h"
 #include "cpu/delta_rule/kernels.h"
 #include "cpu/dense/kernels.h"
@@ -33,6 +34,7 @@ const CpuKernels kernels = {
     {rms_norm, rms_norm_backward},
     add_sinusoids,
     {cross_entropy, cross_entropy_backward},
+    attention,
 };
 
 }  // namespace hfla::HFLA_ISA

@@ -4,6 +4,7 @@
 // but for a few that only some products have a use for (cpu/dispatch.cpp).
 #pragma once
 
+#include "kernels/attention.h"
 #include "kernels/convolution.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/delta_rule.h"
@@ -32,6 +33,7 @@ struct CpuKernels {
   RmsNormOnCpu rms_norm;
   SinusoidsOnCpu add_sinusoids;
   CrossEntropyOnCpu cross_entropy;
+  AttentionOnCpu attention;
 };
 
 // For tensors of a dtype: those of the instruction set that is chosen once, by CPUID, or, for
