@@ -6,9 +6,9 @@ import copy
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, StaticCache
-from transformers.cache_utils import DynamicLayer
 
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention.cache.growing import GrowingLayer
 from hf_linear_attention.cache.layers import SlidingWindowLayer
 from hf_linear_attention.releases import CACHE
 from tiny import (
@@ -55,7 +55,7 @@ def test_nbytes_counts_every_tensor():
 
 def test_softmax_layers_keep_their_own_cache_layers():
     cache = LinearAttentionCache(tiny_config(layer_types=HYBRID, sliding_window=5))
-    assert [type(layer) for layer in cache.layers[1:]] == [DynamicLayer, SlidingWindowLayer]
+    assert [type(layer) for layer in cache.layers[1:]] == [GrowingLayer, SlidingWindowLayer]
     assert cache.is_sliding == [False, False, True]
 
 

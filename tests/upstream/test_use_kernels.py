@@ -112,6 +112,7 @@ def test_the_report_says_what_was_changed(model):
         " 1 Qwen3_5RMSNormGated   gated norm\n"
         "16 Linear                product of few rows\n"
         " 7 Qwen3_5RMSNorm        norm\n"
+        " 1 Qwen3_5Attention      attention of few queries\n"
         " 1 Qwen3_5ForCausalLM    loss"
     )
 

@@ -13,13 +13,13 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
     StaticLayer,
 )
 
 from ..recurrences.interface import Recurrence, State
+from .growing import GrowingLayer
 from .rollback import (
     TAKES_NOTHING_BACK,
     Recorded,
@@ -258,7 +258,7 @@ class SlidingWindowLayer(WindowRollback, DynamicSlidingWindowLayer):
 
 LAYER_CLASSES: dict[str, type[CacheLayerMixin]] = {
     "linear_attention": RecurrentLayer,
-    "full_attention": DynamicLayer,
+    "full_attention": GrowingLayer,
     "sliding_attention": SlidingWindowLayer,
 }
 STATIC_LAYER_CLASSES: dict[str, type[CacheLayerMixin]] = {

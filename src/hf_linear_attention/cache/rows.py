@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .growing import GrowingLayer
 from .layers import MemoryLayer, RecurrentLayer, SlidingWindowLayer
 
 # What gathered rows become: the place in this list goes with them.
@@ -18,7 +19,7 @@ KINDS: tuple[type[CacheLayerMixin], ...] = (
     RecurrentLayer,
     MemoryLayer,
     SlidingWindowLayer,
-    DynamicLayer,
+    GrowingLayer,
 )
 
 
@@ -87,7 +88,7 @@ def _kind_of(layer: CacheLayerMixin) -> type[CacheLayerMixin]:
     """Of static layers the class of those that are not."""
     if isinstance(layer, RecurrentLayer):
         return MemoryLayer if isinstance(layer, MemoryLayer) else RecurrentLayer
-    return SlidingWindowLayer if layer.is_sliding else DynamicLayer
+    return SlidingWindowLayer if layer.is_sliding else GrowingLayer
 
 
 def layer_of_rows(rows: dict[str, Tensor]) -> tuple[CacheLayerMixin, Tensor | None]:

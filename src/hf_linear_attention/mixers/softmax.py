@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from ..fast.attention import hastened
 from ..fast.linear import project
 from ..fast.rms_norm import RMSNorm
 from ..ops.tokens import Tokens
@@ -89,8 +90,10 @@ class SoftmaxAttention(nn.Module):
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx, kwargs=kwargs)
         k, v = self.expand(k, v, shard)
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
+        attention: Callable = hastened(
+            ALL_ATTENTION_FUNCTIONS.get_interface(
+                self.config._attn_implementation, eager_attention_forward
+            )
         )
         y, weights = attention(
             self,

@@ -140,20 +140,30 @@ def add_attention(name: str, function: Callable[..., Any]) -> None:
     AttentionInterface.register(name, function)
 
 
-def observe_attention(observe: Callable[[Callable, str], Any]) -> None:
-    """Lets bounded caches see what attention functions do; to others nothing changes.
+_observers: list[Callable[[Callable, str], Any]] = []
+
+
+def observe_attention(observe: Callable[[Callable, str], Any], is_first: bool = False) -> None:
+    """Lets bounded caches see what attention functions do, and modules that `use_kernels` changed
+    have a faster one; to others nothing changes.
 
     A cache sees keys and no queries. Every attention module asks Transformers' interface for its
-    function right after it has updated the cache: `observe(function, name)` says what it gets.
-    Only the package does this, when a bounded cache is made.
+    function right after it has updated the cache: `observe(function, name)` says what it gets, of
+    what one that `is_first` has made of it. Only the package does this, when a bounded cache is
+    made, and where a user asks for `use_kernels`.
     """
+    if observe not in _observers:
+        _observers.insert(0 if is_first else len(_observers), observe)
     get_interface = AttentionInterface.get_interface
     if hasattr(get_interface, "is_observed"):
         return
 
     @functools.wraps(get_interface)
     def get_observed_interface(self, attn_implementation, default):
-        return observe(get_interface(self, attn_implementation, default), attn_implementation)
+        function = get_interface(self, attn_implementation, default)
+        for each in _observers:
+            function = each(function, attn_implementation)
+        return function
 
     get_observed_interface.is_observed = True  # type: ignore[attr-defined]
     AttentionInterface.get_interface = get_observed_interface

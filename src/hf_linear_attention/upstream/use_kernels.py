@@ -22,11 +22,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
+from ..cache.growing import let_cache_grow
 from ..fast import linear, quantized
+from ..fast.attention import IS_COMPILED
 from ..model.auto import before_forwards
 from ..model.configuration import LinearAttentionConfig
 from ..model.served import prepare_server
 from ..releases import CACHE
+from . import attention
 from .families import (
     HEADS,
     LAYERS,
@@ -157,6 +160,7 @@ class Report(Undoable):
             if module is not None and type(module) is now:
                 change_class(module, before)
                 linear.restore(module)
+                attention.restore(module)
                 vars(module).pop("state_in_fp64", None)  # and so back to its class's
         for loss in self.losses:
             loss.undo()
@@ -266,6 +270,7 @@ def _changed_by(model: nn.Module) -> Report:
     core = layers if stays else layers | _embeddings_of_language_models(model)
     if core:
         _replace_parts(report, model, core)
+        _let_caches_grow(report, model)
         _replace_losses(report, model, core)
     if layers:
         of_classes = {layer for layer in layers if not isinstance(layer, ByFunctions)}
@@ -457,6 +462,8 @@ def _replace_part(report: Report, name: str, module: nn.Module) -> None:
     elif type(module) is nn.Linear:
         if _is_on_cpu(module) and linear.IS_COMPILED and quantized.bits_of(module.weight) is None:
             _replace_product(report, name, module, "product of few rows")
+    elif hasattr(module, "num_key_value_groups"):  # which Transformers' function asks for
+        _replace_attention(report, name, module)
     elif [*module._parameters] == ["weight"] and not cls.__module__.startswith("torch."):
         norm = norm_for(cls)
         if norm is not None and _is_on_cpu(module):
@@ -482,6 +489,30 @@ def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) ->
     else:
         linear.hasten(module)  # of the same class, by which quantisers look for it
         report.changed.append(Change(name, ref(module), nn.Linear, nn.Linear, gist))
+
+
+def _replace_attention(report: Report, name: str, module: nn.Module) -> None:
+    cls = type(module)
+    if attention.is_hastened(module):
+        report.left.append(Left(name, cls.__name__, IS_OURS))
+    elif (why := why_it_stays(module)) is not None:
+        report.left.append(Left(name, cls.__name__, why))
+    elif IS_COMPILED and device_type_of(module) in ("cpu", "meta"):
+        attention.hasten(module)
+        report.changed.append(Change(name, ref(module), cls, cls, "attention of few queries"))
+
+
+def _let_caches_grow(report: Report, model: nn.Module) -> None:
+    """Lets caches of softmax layers with ours write a token without a copy of all others."""
+    models = [
+        part
+        for _, part in _models_in(model)
+        if any(map(attention.is_hastened, part.modules()))
+        and let_cache_grow not in part._forward_pre_hooks.values()
+    ]
+    for part in models:
+        if not any(other in models for other in part.modules() if other is not part):
+            report.hooks.append(part.register_forward_pre_hook(let_cache_grow, with_kwargs=True))
 
 
 def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:

@@ -2,6 +2,7 @@
 """The compiled kernels. Importing this raises ImportError where there are none, and says why."""
 
 from . import (
+    attention,
     convolution,
     cross_entropy,
     cuda,
@@ -20,6 +21,7 @@ from . import (
 )
 
 OPS = {
+    "attention": attention.attention,
     "linear_attention": linear_attention.forward,
     "linear_attention_step_": linear_attention.step_,
     "linear_attention_": linear_attention.forward_in_slots_,

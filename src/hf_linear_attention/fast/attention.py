@@ -1,0 +1,91 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' softmax attention, faster on the CPU where a few tokens look at many: PyTorch reads
+keys for each head that shares them, or one query at a time.
+
+Shapes: B batch, Hq query heads, Hkv heads of keys, R queries, S keys, D head dim.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from ..ops.backends import has_compiled, native_op
+from ..ops.numerics import is_transformed, needs_grad
+
+compiled_attention = native_op("attention")
+IS_COMPILED = has_compiled()
+
+MOST_QUERIES = 8
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# What Transformers' function looks at, and ours does not know.
+UNKNOWN = ("softcap", "position_bias", "output_attentions")
+
+
+def hastened(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention function of Transformers, of which that by PyTorch's `sdpa` becomes ours for a
+    few queries; others stay what they are.
+    """
+    is_known = function is sdpa_attention_forward and IS_COMPILED
+    return attention if is_known and not torch.compiler.is_compiling() else function
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As `sdpa_attention_forward`: query (B, Hq, R, D), key and value (B, Hkv, S, D) -> (B, R, Hq,
+    D), and no weights.
+    """
+    R, mask = query.shape[2], attention_mask
+    if (
+        0 < R <= MOST_QUERIES
+        and dropout == 0
+        and are_plain(query, key, value)
+        and (R == 1 if mask is None else fits(mask, query, key))
+        and all(kwargs.get(name) is None or kwargs[name] is False for name in UNKNOWN)
+    ):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if mask is not None:
+            mask = mask.expand(*query.shape[:3], key.shape[2])
+        return compiled_attention(query, key, value, mask, scale), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+
+
+def are_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the compiled op takes these, as they are."""
+    return (
+        all(type(x) is Tensor and x.is_cpu for x in (query, key, value))
+        and query.dtype is key.dtype is value.dtype
+        and query.dtype in DTYPES
+        and key.shape[1] > 0
+        and query.shape[1] % key.shape[1] == 0
+        and key.stride(-1) == value.stride(-1) == 1
+        and not (torch.is_grad_enabled() and needs_grad(query, key, value))
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.jit.is_tracing()
+        and not is_transformed()
+    )
+
+
+def fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a mask can be expanded to (B, Hq, R, S), and is one that the compiled op takes."""
+    B, Hq, R, _ = query.shape
+    return (
+        type(mask) is Tensor
+        and mask.dim() == 4
+        and mask.dtype in (torch.bool, query.dtype)
+        and mask.shape[-1] == key.shape[2]
+        and all(n in (1, m) for n, m in zip(mask.shape[:3], (B, Hq, R), strict=True))
+        and not (torch.is_grad_enabled() and mask.requires_grad)
+    )
