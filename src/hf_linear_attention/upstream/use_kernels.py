@@ -198,8 +198,8 @@ def use_kernels(model: nn.Module, *, state_in_fp64: bool = False) -> Report:
     functions which Transformers routes to other packages keep their `forward`, over functions of
     ours: they are faster and keep packed sequences apart, and no more. `loss_function` is ours
     where Transformers' is of the same formula. A causal language model without recurrent layers, as
-    Llama, gets products of few rows, the loss, and norms of known sources on the CPU. In any model
-    products of few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md).
+    Llama, gets products of few rows, attention of few queries, the loss, and norms of known sources
+    on the CPU. In any model products of few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md).
     Nothing else in the process changes. A recurrent layer whose source in Transformers is unknown
     is changed where a tiny model proves that ours answers the same, and the report says so.
 
