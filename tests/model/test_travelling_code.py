@@ -120,6 +120,9 @@ asked = [
     lambda: type(cache).load("file", model.config),
     lambda: type(cache).join([cache, cache]),
     lambda: cache.crop(-1),
+    lambda: cache.nbytes,
+    lambda: type(model.config).from_preset("retnet"),
+    lambda: model.redraw_features(),
     lambda: list(cache),
     lambda: model.generate_batch([[3, 1]]),
 ]

@@ -186,3 +186,21 @@ def test_scans_of_channels_do_not_drift(scan, kind, decay, backend):
         results[dtype] = {"y": y, "state": state, "dx": gradients[0], "dlog_decay": gradients[1]}
     for name, exact in results[torch.float64].items():
         assert off_by(results[torch.float32][name], exact) < 4e-6, name
+
+
+@pytest.mark.parametrize("T", [LONG, LONG + 1])
+@pytest.mark.parametrize("scan", ["elementwise", "selective"])
+def test_what_overflows_stays_infinite(scan, T):
+    x = torch.ones(1, T, 1)
+    x[0, 5] = torch.inf
+    if scan == "elementwise":
+        log_decay = torch.full_like(x, -1e-6)
+        y = elementwise_scan(x, log_decay, backend="cpu")
+        sums = torch.zeros_like(x)
+        sums[0, :2] = 3e38
+        of_sums = elementwise_scan(sums, torch.zeros_like(x), backend="cpu")
+        assert of_sums[0, [1, 2, -1]].isinf().all()
+    else:
+        ones = torch.ones(1, T, 1)
+        y = selective_scan(x, 1e-6 * ones, -torch.ones(1, 1), ones, ones, backend="cpu")
+    assert y[0, :5].isfinite().all() and y[0, 6:].isinf().all()

@@ -40,24 +40,35 @@ struct Decay {
   }
 };
 
+// What is beside `next`, the rounded sum of `sum` and `more`; nothing beside an infinity.
+template <class V>
+HFLA_INLINE V rest_of(V next, V sum, V more) {
+  const V rest = more - (next - sum);
+  return select(rest == rest, rest, V{});
+}
+
+// Where a sum forgets little, and is no infinity.
+template <class V>
+HFLA_INLINE auto forgets_little(V sum, V lost) {
+  return (lost < ElementOf<V>(0.5)) & (sum - sum == V{});
+}
+
 // sum + rest = left (sum + rest) + x, where little is lost; else rest begins anew.
 template <class V>
 HFLA_INLINE void decay_and_add(V& sum, V& rest, V left, V lost, V x) {
-  using Acc = ElementOf<V>;
-  const auto keeps = lost < Acc(0.5);
+  const auto keeps = forgets_little(sum, lost);
   const V more = rest + (x - lost * sum), next = sum + more;
-  rest = select(keeps, more - (next - sum), V{});
+  rest = select(keeps, rest_of(next, sum, more), V{});
   sum = select(keeps, next, left * sum + x);
 }
 
 // The same in the other order, sum + rest = left (sum + rest + x): returns what is decayed.
 template <class V>
 HFLA_INLINE V add_and_decay(V& sum, V& rest, V left, V lost, V x) {
-  using Acc = ElementOf<V>;
   const V whole = sum + (rest + x);
-  const auto keeps = lost < Acc(0.5);
+  const auto keeps = forgets_little(whole, lost);
   const V more = rest + (x - lost * whole), next = sum + more;
-  rest = select(keeps, more - (next - sum), V{});
+  rest = select(keeps, rest_of(next, sum, more), V{});
   sum = select(keeps, next, left * whole);
   return whole;
 }
@@ -65,7 +76,7 @@ HFLA_INLINE V add_and_decay(V& sum, V& rest, V left, V lost, V x) {
 template <class V>
 HFLA_INLINE void add_exactly(V& sum, V& rest, V x) {
   const V more = rest + x, next = sum + more;
-  rest = more - (next - sum);
+  rest = rest_of(next, sum, more);
   sum = next;
 }
 

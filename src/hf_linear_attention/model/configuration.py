@@ -130,7 +130,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         conv_bias: whether these convolutions have a bias.
         time_step_min, time_step_max, time_step_floor: of "mamba2", between which its steps are
             drawn at first, and the least that they are then.
-        time_step_limit: the least and the largest that they may become; by default 0 and infinity.
+        time_step_limit: the least and the largest steps of "mamba2"; by default 0 and infinity.
         position_embedding_type: "sinusoidal" (added to the embeddings: arXiv 1706.03762, section
             3.5), "learned" (added, too), "rotary" (on q and k, before the feature map) or "none".
         linear_rotary: whether "rotary" positions also turn q and k of mixer="linear", and not only

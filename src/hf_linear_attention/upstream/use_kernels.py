@@ -199,9 +199,10 @@ def use_kernels(model: nn.Module, *, state_in_fp64: bool = False) -> Report:
     ours: they are faster and keep packed sequences apart, and no more. `loss_function` is ours
     where Transformers' is of the same formula. A causal language model without recurrent layers, as
     Llama, gets products of few rows, attention of few queries, the loss, and norms of known sources
-    on the CPU. In any model products of few rows with torchao's weights of 8 and 4 bits become ours (docs/quantization.md).
-    Nothing else in the process changes. A recurrent layer whose source in Transformers is unknown
-    is changed where a tiny model proves that ours answers the same, and the report says so.
+    on the CPU. In any model products of few rows with torchao's weights of 8 and 4 bits become ours
+    (docs/quantization.md). Nothing else in the process changes. A recurrent layer whose source in
+    Transformers is unknown is changed where a tiny model proves that ours answers the same, and the
+    report says so.
 
         report = use_kernels(model)  # print(report) says what was changed, and what was not and why
         report.undo()

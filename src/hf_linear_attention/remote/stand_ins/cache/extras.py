@@ -9,6 +9,7 @@ from ..needs_package import needs_package
 class SavedCache:
     save: Any = needs_package("save()")
     crop: Any = needs_package("crop()")
+    nbytes: Any = property(needs_package("nbytes"))
     __iter__: Any = needs_package("gathering the rows of caches")
 
 

@@ -4,11 +4,15 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..needs_package import needs_package
+
 # The values of fields that it knows.
 KNOWN: dict[str, tuple[Any, ...]] = {}
 
 
 class ConfigChecks:
+    from_preset: Any = needs_package("from_preset()")
+
     if TYPE_CHECKING:  # its fields
 
         def __getattr__(self, name: str) -> Any: ...
