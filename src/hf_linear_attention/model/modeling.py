@@ -310,8 +310,9 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 raise
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
-        cu_seqlens = None
-        if not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
+        if isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
+            cu_seqlens = None
+        else:
             packing = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
             check_packing(B, T, *packing)
             counted = position_ids if attention_mask is None and T > 1 else None
@@ -499,8 +500,9 @@ class LinearAttentionForCausalLM(
             of_model = without_those_of_loss(kwargs, self.loss_function)
         outputs: BaseModelOutputWithPast = self.model(**inputs, **of_model)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        loss, logits = None, None
+        loss = None
         if labels is not None and self._makes_no_logits():
+            logits = None
             loss = linear_causal_lm_loss(hidden_states, self.lm_head.weight, labels, **kwargs)
         else:
             logits = project(self.lm_head, hidden_states)

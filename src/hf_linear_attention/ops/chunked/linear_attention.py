@@ -110,7 +110,8 @@ def _total(initial: Tensor | None, added: Tensor, decay: Tensor | None) -> tuple
 def chunked_step_(arguments: LinearArguments, state: tuple[Tensor, Tensor | None]) -> Tensor:
     """One token, `state` updated in place, normalised where it has a z.
 
-    Arguments as in `linear_attention_step_`, unchecked."""
+    Arguments as in `linear_attention_step_`, unchecked.
+    """
     q, key_mask = arguments.q, arguments.key_mask
     kv, z = state
     with without_autocast(q.device.type):

@@ -1,8 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The delta rule as layers ask for it, by PyTorch alone.
-
-Shapes: as in ops/chunked/delta_rule.py.
-"""
+"""The delta rule as layers ask for it, by PyTorch alone."""
 
 from torch import Tensor
 
