@@ -29,7 +29,6 @@ CHANGES = {
     "rows": lambda x: x.batch_select_indices(torch.tensor([1, 0])),
     "reorder": lambda x: x.reorder_cache(torch.tensor([0, 0])),
     "twice": lambda x: x.batch_repeat_interleave(2) or x.batch_select_indices(torch.arange(2)),
-    "reset": lambda x: x.reset(),
 }
 
 
@@ -66,6 +65,16 @@ def test_a_token_is_written_behind_the_others():
     for step in range(20):
         layer.update(*tokens(1, seed=step))
     assert layer.keys.data_ptr() == before and torch.equal(seen, first)
+
+
+def test_reset_forgets_and_leaves_views_alone():
+    layer = GrowingLayer()
+    seen, _ = layer.update(*tokens(5))
+    before = seen.clone()
+    layer.reset()
+    assert layer.get_seq_length() == 0
+    new = tokens(2, seed=1)
+    assert torch.equal(layer.update(*new)[1], new[1]) and torch.equal(seen, before)
 
 
 def test_inference_mode_and_gradients():

@@ -71,6 +71,14 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = room.keys[:, :, : n + T], room.values[:, :, : n + T]
         return self.keys, self.values
 
+    def reset(self) -> None:
+        """Forgets all tokens, as Transformers does since 5.18; before, it made them zeros, also for
+        who has views of them.
+        """
+        self.room = self.keys = self.values = None  # type: ignore[assignment]
+        self.is_initialized = False
+        super().reset()
+
     def _make_room(self, n: int, key_states: Tensor, value_states: Tensor) -> Room:
         """For n tokens, which are copied, these, and some to come."""
         tokens = n + key_states.shape[-2]
