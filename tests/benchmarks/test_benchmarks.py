@@ -26,6 +26,7 @@ import harness  # noqa: E402
 import llama_cpp_models  # noqa: E402
 import report  # noqa: E402
 from hf_linear_attention.fast.linear import is_fast  # noqa: E402
+from hf_linear_attention.upstream.attention import is_hastened
 from hf_linear_attention.upstream.recorded_layers import RecordedLayer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -240,8 +241,11 @@ def test_a_note_says_where_the_time_of_a_model_goes():
 
 
 def is_other(old: torch.nn.Module, new: torch.nn.Module) -> bool:
-    """Whether a module has another class, or a linear layer another product."""
-    return type(old) is not type(new) or is_fast(vars(new).get("forward"), new)
+    """Whether a module has another class, a linear layer another product, or attention another
+    function.
+    """
+    has_other_function = is_hastened(new) or is_fast(vars(new).get("forward"), new)
+    return type(old) is not type(new) or has_other_function
 
 
 def test_a_contender_has_all_but_one_kind_of_thing_replaced():

@@ -111,6 +111,7 @@ class StepProblem(Structure):
         ("slots", Slots),
         *((n, c_void_p) for n in ("kv", "z")),
         *((n, c_int64) for n in ("kv_slot", "z_slot")),
+        *((n, c_void_p) for n in ("before", "z_before", "den")),
         ("y", View),
     ]
 

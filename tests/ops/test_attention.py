@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from hf_linear_attention import use_kernels
 from hf_linear_attention.fast import attention as fast
 from hf_linear_attention.ops.compiled.attention import attention
-from tiny import random_ids
+from tiny import VARIANTS, random_ids, tiny_model
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 SHAPES = [  # B, Hq, Hkv, R, S, K, V
@@ -147,6 +147,16 @@ def test_a_llama_generates_the_same(llama, calls, options):
         assert 1 in calls or 2 in calls
     calls.clear()
     assert torch.equal(llama.generate(ids, **given), before) and not calls
+
+
+def test_own_layers_keep_it_beside_changed_models(llama, calls):
+    own = tiny_model(dtype=torch.float32, **VARIANTS["hybrid"]).eval()
+    with torch.no_grad():
+        own(random_ids(2, 1))
+        layers = len(calls)
+        with use_kernels(llama):
+            own(random_ids(2, 1))
+        assert layers > 0 and len(calls) == 2 * layers
 
 
 def test_what_is_left_to_pytorch(llama, calls):

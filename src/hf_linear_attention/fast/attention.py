@@ -5,6 +5,7 @@ keys for each head that shares them, or one query at a time.
 Shapes: B batch, Hq query heads, Hkv heads of keys, R queries, S keys, D head dim.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ def hastened(function: Callable[..., Any]) -> Callable[..., Any]:
     """An attention function of Transformers, of which that by PyTorch's `sdpa` becomes ours for a
     few queries; others stay what they are.
     """
-    is_known = function is sdpa_attention_forward and IS_COMPILED
+    is_known = function in (sdpa_attention_forward, attention_of_marked) and IS_COMPILED
     return attention if is_known and not torch.compiler.is_compiling() else function
 
 
@@ -60,6 +61,16 @@ def attention(
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
+
+
+MARK = "_attention_of_hf_linear_attention"  # an attribute of modules, which copies have, too
+
+
+@functools.wraps(sdpa_attention_forward)
+def attention_of_marked(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Ours for modules with a mark, Transformers' for all others."""
+    function = attention if MARK in vars(module) else sdpa_attention_forward
+    return function(module, *args, **kwargs)
 
 
 def are_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -3,17 +3,13 @@
 AttentionInterface for a function, and those that have a mark get another.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from torch import nn
 
-from ..fast.attention import attention, hastened
+from ..fast.attention import MARK, attention, attention_of_marked, hastened
 from ..model.auto import observe_attention
-
-MARK = "_attention_of_hf_linear_attention"  # an attribute of modules, which copies have, too
 
 
 class Mark:
@@ -44,10 +40,4 @@ def is_hastened(module: nn.Module) -> bool:
 
 def _observe(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """What modules get."""
-    return _of_modules if hastened(function) is attention else function
-
-
-@functools.wraps(sdpa_attention_forward)
-def _of_modules(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    function = attention if is_hastened(module) else sdpa_attention_forward
-    return function(module, *args, **kwargs)
+    return attention_of_marked if hastened(function) is attention else function

@@ -61,6 +61,7 @@ from .told_states import take_told, tell_states
 TELLING = {"state": (tell_states, take_told), "states": (tell_lists, take_lists)}
 IS_OURS = "it runs on our kernels already"
 UNKNOWN_NORM = "its source is none that a norm of ours was written for"
+ATTENTION = "attention of few queries"
 NOTHING = "no layer of it has a replacement, and it is no causal language model on the CPU"
 
 
@@ -500,17 +501,13 @@ def _replace_attention(report: Report, name: str, module: nn.Module) -> None:
         report.left.append(Left(name, cls.__name__, why))
     elif IS_COMPILED and device_type_of(module) in ("cpu", "meta"):
         attention.hasten(module)
-        report.changed.append(Change(name, ref(module), cls, cls, "attention of few queries"))
+        report.changed.append(Change(name, ref(module), cls, cls, ATTENTION))
 
 
 def _let_caches_grow(report: Report, model: nn.Module) -> None:
     """Lets caches of softmax layers with ours write a token without a copy of all others."""
-    models = [
-        part
-        for _, part in _models_in(model)
-        if any(map(attention.is_hastened, part.modules()))
-        and let_cache_grow not in part._forward_pre_hooks.values()
-    ]
+    changed = {one.module() for one in report.changed if one.gist == ATTENTION}
+    models = [part for _, part in _models_in(model) if not changed.isdisjoint(part.modules())]
     for part in models:
         if not any(other in models for other in part.modules() if other is not part):
             report.hooks.append(part.register_forward_pre_hook(let_cache_grow, with_kwargs=True))
