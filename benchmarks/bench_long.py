@@ -2,7 +2,7 @@
 """How exact recurrences are after many tokens: errors against float64, by length.
 
     python benchmarks/bench_long.py           # up to 2^17 tokens, in two minutes
-    python benchmarks/bench_long.py --full    # up to 10^7, token by token to 10^6; half an hour
+    python benchmarks/bench_long.py --full    # up to 10^7, token by token to 10^6; two hours
 
 Each recurrence reads tokens that are all alike, for which a sum drifts most, and random ones around
 a mean: as one prompt, in pieces of 1,000 tokens, and token by token, and in float32 and with states
