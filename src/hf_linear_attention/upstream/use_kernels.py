@@ -463,9 +463,10 @@ def _replace_part(report: Report, name: str, module: nn.Module) -> None:
             _replace(report, name, module, replacement, (_by_class,))
     elif type(module) is nn.Linear:
         if _is_on_cpu(module) and linear.IS_COMPILED and quantized.bits_of(module.weight) is None:
-            _replace_product(report, name, module, "product of few rows")
+            _hasten(report, name, module, linear, "product of few rows")
     elif hasattr(module, "num_key_value_groups"):  # which Transformers' function asks for
-        _replace_attention(report, name, module)
+        if IS_COMPILED and device_type_of(module) in ("cpu", "meta"):
+            _hasten(report, name, module, attention, ATTENTION)
     elif [*module._parameters] == ["weight"] and not cls.__module__.startswith("torch."):
         norm = norm_for(cls)
         if norm is not None and _is_on_cpu(module):
@@ -480,28 +481,21 @@ def _replace_quantized_products(report: Report, model: nn.Module) -> None:
         if type(module) is nn.Linear and _is_on_cpu(module) and quantized.IS_COMPILED:
             bits = quantized.bits_of(module.weight)
             if bits is not None:
-                _replace_product(report, name, module, f"product of few rows, {bits} bits")
+                _hasten(report, name, module, linear, f"product of few rows, {bits} bits")
 
 
-def _replace_product(report: Report, name: str, module: nn.Linear, gist: str) -> None:
-    if linear.is_hastened(module):
-        report.left.append(Left(name, "Linear", IS_OURS))
-    elif (why := why_it_stays(module)) is not None:
-        report.left.append(Left(name, "Linear", why))
-    else:
-        linear.hasten(module)  # of the same class, by which quantisers look for it
-        report.changed.append(Change(name, ref(module), nn.Linear, nn.Linear, gist))
-
-
-def _replace_attention(report: Report, name: str, module: nn.Module) -> None:
+def _hasten(report: Report, name: str, module: nn.Module, way: Any, gist: str) -> None:
+    """By `way`, which changes no class: quantisers look for products by theirs. One of `linear` and
+    `attention`.
+    """
     cls = type(module)
-    if attention.is_hastened(module):
+    if way.is_hastened(module):
         report.left.append(Left(name, cls.__name__, IS_OURS))
     elif (why := why_it_stays(module)) is not None:
         report.left.append(Left(name, cls.__name__, why))
-    elif IS_COMPILED and device_type_of(module) in ("cpu", "meta"):
-        attention.hasten(module)
-        report.changed.append(Change(name, ref(module), cls, cls, ATTENTION))
+    else:
+        way.hasten(module)
+        report.changed.append(Change(name, ref(module), cls, cls, gist))
 
 
 def _let_caches_grow(report: Report, model: nn.Module) -> None:
