@@ -61,19 +61,32 @@ HFLA_INLINE Vec<Acc> scale_by_power(Vec<Acc> x, Vec<Acc> n, Vec<Acc> rounded_n) 
 #endif
 }
 
+// x = n log(2) + r, and e^r = 1 + factor r.
+template <class V>
+struct ReducedExp {
+  V rounded_n, r, factor;  // rounded_n: n, and kRound more
+
+  explicit HFLA_INLINE ReducedExp(V x) {
+    using Acc = ElementOf<V>;
+    using C = Exp<Acc>;
+    rounded_n = x * Acc(1.4426950408889634) + C::kRound;
+    r = x - n() * C::kLn2High - n() * C::kLn2Low;
+    V p = broadcast<Acc>(C::kPolynomial[0]);
+    HFLA_UNROLL
+    for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i)
+      p = p * r + C::kPolynomial[i];
+    factor = p * r + Acc(1);
+  }
+
+  HFLA_INLINE V n() const { return rounded_n - Exp<ElementOf<V>>::kRound; }
+};
+
 // As exp below, where x is not above kInfAbove.
 template <class V>
 HFLA_INLINE V bounded_exp(V x) {
   using Acc = ElementOf<V>;
-  using C = Exp<Acc>;
-  x = at_least(C::kZeroBelow, x);
-  const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
-  const V n = rounded_n - C::kRound;
-  const V r = x - n * C::kLn2High - n * C::kLn2Low;
-  V p = broadcast<Acc>(C::kPolynomial[0]);
-  HFLA_UNROLL
-  for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
-  return scale_by_power<Acc>((p * r + Acc(1)) * r + Acc(1), n, rounded_n);
+  const ReducedExp<V> of(at_least(Exp<Acc>::kZeroBelow, x));
+  return scale_by_power<Acc>(of.factor * of.r + Acc(1), of.n(), of.rounded_n);
 }
 
 // Within 2 ulp; exp(-inf) = 0, exp(inf) = inf, and NaN stays NaN.

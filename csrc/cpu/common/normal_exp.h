@@ -16,18 +16,12 @@ constexpr Acc kNormalExpRange = sizeof(Acc) == sizeof(float) ? Acc(87) : Acc(708
 template <class V>
 HFLA_INLINE V normal_exp(V x) {
   using Acc = ElementOf<V>;
-  using C = Exp<Acc>;
   // Unsigned, since that may overflow: beyond the range.
   using Bits = UIntVec<Acc>;
-  const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
-  const V n = rounded_n - C::kRound;
-  const V r = x - n * C::kLn2High - n * C::kLn2Low;
-  V p = broadcast<Acc>(C::kPolynomial[0]);
-  HFLA_UNROLL
-  for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i) p = p * r + C::kPolynomial[i];
-  p = (p * r + Acc(1)) * r + Acc(1);
+  const ReducedExp<V> of(x);
+  const V p = of.factor * of.r + Acc(1);
   // n, in the lowest bits of rounded_n, goes to the exponent; the bits above it leave.
-  return (V)((Bits)p + ((Bits)rounded_n << C::kMantissaBits));
+  return (V)((Bits)p + ((Bits)of.rounded_n << Exp<Acc>::kMantissaBits));
 }
 
 // Of x not below -kNormalExpRange; beyond that, in both directions, it is 0 or 1 to all digits but

@@ -18,6 +18,7 @@
 // is read from the state and written to it.
 #pragma once
 
+#include "cpu/common/constants.h"
 #include "cpu/sequences/staging.h"
 #include "cpu/sequences/token_scalars.h"
 #include "kernels/delta_rule.h"
@@ -39,16 +40,6 @@ struct Rule {
   static constexpr Decays decays = its_decays;
   static constexpr bool delta = its_delta;
 };
-
-// Calls run(the flag as a type with a constant `value`).
-template <bool flag>
-struct FlagConstant {
-  static constexpr bool value = flag;
-};
-template <class Run>
-HFLA_INLINE void with_flag(bool flag, Run run) {
-  flag ? run(FlagConstant<true>{}) : run(FlagConstant<false>{});
-}
 
 // Calls run(the rule).
 template <class Run>

@@ -3,6 +3,7 @@
 // How products share their outputs among threads: in tasks, which are tiles of outputs.
 #pragma once
 
+#include "cpu/common/constants.h"
 #include "cpu/common/memory.h"
 #include "cpu/common/tasks.h"
 #include "cpu/common/transpose.h"
@@ -12,11 +13,6 @@ namespace hfla::HFLA_ISA {
 namespace {
 
 constexpr int64_t kStretchBytes = 32768;  // of W; in shorter ones reading does not get up to speed
-
-template <int number>
-struct Constant {
-  static constexpr int value = number;
-};
 
 // body(Constant<count>), of 1 to `most`.
 template <int most, class Body>

@@ -74,10 +74,9 @@ class Backward {
     const Blocks& blocks = plan_.blocks;
     workers_.run(p_.num_sequences * blocks.count, [&](Scratch& s, int64_t i) {
       const Span span = span_of(p_, i / blocks.count);
-      if (is_long(span))
-        backward<true>(s, span, blocks[i % blocks.count]);
-      else
-        backward<false>(s, span, blocks[i % blocks.count]);
+      with_length(span, [&](auto is_long) {
+        backward<decltype(is_long)::value>(s, span, blocks[i % blocks.count]);
+      });
     });
     return Status::ok;
   }

@@ -42,10 +42,9 @@ class Forward {
     const Blocks& blocks = plan_.blocks;
     workers_.run(p_.num_sequences * blocks.count, [&](Scratch& s, int64_t i) {
       const Span span = span_of(p_, i / blocks.count);
-      if (is_long(span))
-        forward<true>(s, span, blocks[i % blocks.count]);
-      else
-        forward<false>(s, span, blocks[i % blocks.count]);
+      with_length(span, [&](auto is_long) {
+        forward<decltype(is_long)::value>(s, span, blocks[i % blocks.count]);
+      });
     });
     return positive_log_decay_ ? Status::positive_log_decay : Status::ok;
   }

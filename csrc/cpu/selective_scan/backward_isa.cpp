@@ -82,10 +82,9 @@ class Backward {
       const int64_t end = p_.num_sequences * (group + 1) / groups_;
       for (int64_t n = p_.num_sequences * group / groups_; n < end; ++n) {
         const Span span = span_of(p_, n);
-        if (is_long(span))
-          backward<true>(s, span, channels, block);
-        else
-          backward<false>(s, span, channels, block);
+        with_length(span, [&](auto is_long) {
+          backward<decltype(is_long)::value>(s, span, channels, block);
+        });
       }
       __builtin_memcpy(group_sums(group, block), s.dA, block_bytes());
     });

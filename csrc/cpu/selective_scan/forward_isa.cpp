@@ -40,10 +40,9 @@ class Forward {
     const int64_t blocks = channel_blocks(p_.C);
     workers_.run(p_.num_sequences * blocks, [&](Scratch& s, int64_t i) {
       const Span span = span_of(p_, i / blocks);
-      if (is_long(span))
-        forward<true>(s, span, channel_block(p_.C, i % blocks));
-      else
-        forward<false>(s, span, channel_block(p_.C, i % blocks));
+      with_length(span, [&](auto is_long) {
+        forward<decltype(is_long)::value>(s, span, channel_block(p_.C, i % blocks));
+      });
     });
     return Status::ok;
   }

@@ -6,6 +6,7 @@
 // its rows together, padded with zero columns to whole vectors.
 #pragma once
 
+#include "cpu/common/constants.h"
 #include "cpu/sequences/plan.h"
 
 namespace hfla::HFLA_ISA {
@@ -30,16 +31,12 @@ struct Blocks {
 
 // Calls run(the block's width as a type with a constant `value`, its first column, its memory) for
 // all blocks of a state. widest: that of the state.
-template <int vectors>
-struct Width {
-  static constexpr int value = vectors;
-};
 template <int widest, class Run>
 HFLA_INLINE void with_width(int64_t width, Run run) {
   if constexpr (widest > 1) {
     if (width < widest) return with_width<widest / 2>(width, run);
   }
-  run(Width<widest>{});
+  run(Constant<widest>{});
 }
 template <int widest, class Acc, class Run>
 HFLA_INLINE void for_each_block(Blocks<Acc> state, Run run) {

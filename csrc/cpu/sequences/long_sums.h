@@ -7,13 +7,18 @@
 // errors are kept beside it, as Kahan's are.
 #pragma once
 
+#include "cpu/common/constants.h"
 #include "cpu/sequences/channels.h"
 #include "cpu/sequences/plan.h"
 
 namespace hfla::HFLA_ISA {
 namespace {
 
-HFLA_INLINE bool is_long(const Span& span) { return span.end - span.begin > kLongSequence; }
+// Calls run(whether it is, as a type with a constant `value`).
+template <class Run>
+HFLA_INLINE void with_length(const Span& span, Run run) {
+  with_flag(span.end - span.begin > kLongSequence, run);
+}
 
 // e^x and 1 - e^x, each to its last digits, for x not above 0.
 template <class V>
@@ -22,18 +27,11 @@ struct Decay {
 
   explicit HFLA_INLINE Decay(V x) {
     using Acc = ElementOf<V>;
-    using C = Exp<Acc>;
     using Bits = UIntVec<Acc>;
-    // as normal_exp
-    const V rounded_n = x * Acc(1.4426950408889634) + C::kRound;
-    const V n = rounded_n - C::kRound;
-    const V r = x - n * C::kLn2High - n * C::kLn2Low;
-    V p = broadcast<Acc>(C::kPolynomial[0]);
-    HFLA_UNROLL
-    for (unsigned i = 1; i < sizeof(C::kPolynomial) / sizeof(Acc); ++i)
-      p = p * r + C::kPolynomial[i];
-    p = (p * r + Acc(1)) * r;  // e^r - 1
-    const V power = (V)((Bits)broadcast(Acc(1)) + ((Bits)rounded_n << C::kMantissaBits));
+    const ReducedExp<V> of(x);
+    const V p = of.factor * of.r;                                         // e^r - 1
+    const Bits exponent = (Bits)of.rounded_n << Exp<Acc>::kMantissaBits;  // as normal_exp
+    const V power = (V)((Bits)broadcast(Acc(1)) + exponent);
     const auto all = x < -kNormalExpRange<Acc>;
     left = select(all, V{}, power * (p + Acc(1)));
     lost = select(all, broadcast(Acc(1)), (Acc(1) - power) - power * p);
