@@ -33,6 +33,7 @@ const CpuKernels kernels = {
     rounded_linear,
     {rms_norm, rms_norm_backward},
     add_sinusoids,
+    decay_steps,
     {cross_entropy, cross_entropy_backward},
     attention,
 };

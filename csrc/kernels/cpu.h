@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/convolution.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/decay_steps.h"
 #include "kernels/delta_rule.h"
 #include "kernels/elementwise_scan.h"
 #include "kernels/linear.h"
@@ -32,6 +33,7 @@ struct CpuKernels {
   QuantizedLinearOnCpu rounded_linear;  // x is rounded to 16 bits, so that products are of integers
   RmsNormOnCpu rms_norm;
   SinusoidsOnCpu add_sinusoids;
+  DecayStepsOnCpu decay_steps;
   CrossEntropyOnCpu cross_entropy;
   AttentionOnCpu attention;
 };

@@ -22,15 +22,15 @@ struct Ops {
   int64_t count;
 };
 
-extern const Ops attention_ops, convolution_ops, cross_entropy_ops, delta_rule_ops,
+extern const Ops attention_ops, convolution_ops, cross_entropy_ops, decay_steps_ops, delta_rule_ops,
     elementwise_scan_ops, linear_attention_ops, linear_ops, quantized_linear_ops, recording_ops,
     rms_norm_ops, selective_scan_ops, sinusoids_ops;
 
 // Those that compute.
-constexpr const Ops* kKernelOps[] = {&linear_attention_ops, &delta_rule_ops,       &convolution_ops,
-                                     &selective_scan_ops,   &elementwise_scan_ops, &linear_ops,
-                                     &quantized_linear_ops, &rms_norm_ops,         &sinusoids_ops,
-                                     &cross_entropy_ops,    &attention_ops};
+constexpr const Ops* kKernelOps[] = {
+    &linear_attention_ops, &delta_rule_ops,    &convolution_ops,      &selective_scan_ops,
+    &elementwise_scan_ops, &linear_ops,        &quantized_linear_ops, &rms_norm_ops,
+    &sinusoids_ops,        &cross_entropy_ops, &attention_ops,        &decay_steps_ops};
 
 template <int64_t count>
 constexpr Ops ops_of(const Op (&table)[count]) {

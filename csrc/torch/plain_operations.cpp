@@ -2,8 +2,11 @@
 
 #include "torch/plain_operations.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,7 @@ namespace {
 constexpr int64_t kFewNumbers = 16384;  // for which one thread is enough
 
 float to_float(float x) { return x; }
+float to_float(double number) { return static_cast<float>(number); }
 float to_float(uint16_t bfloat16) {
   const uint32_t bits = uint32_t{bfloat16} << 16;
   float x;
@@ -28,31 +32,92 @@ void store_float(float x, uint16_t* bfloat16) {
   *bfloat16 = static_cast<uint16_t>(x == x ? nearest : 0x7fc0);
 }
 
-template <class Number, class Combine>
-void combine(const Tensor& a, const Tensor& b, Tensor& result, int64_t count, Combine combine) {
-  const auto *from_a = static_cast<const Number*>(a.data()),
-             *from_b = static_cast<const Number*>(b.data());
-  auto* const to = static_cast<Number*>(result.mutable_data());
-  for (int64_t i = 0; i < count; ++i) {
-    store_float(combine(to_float(from_a[i]), to_float(from_b[i])), to + i);
+bool is_half(const Tensor& x) { return x.dtype() == aoti_torch_dtype_bfloat16(); }
+
+// Whether its numbers are computed with in float32.
+bool is_plain(const Tensor& x) {
+  return x.dim() <= Tensor::kMaxDim && (is_half(x) || x.dtype() == aoti_torch_dtype_float32());
+}
+
+// Calls body(type of a number) for a plain tensor.
+template <class Body>
+void with_number(const Tensor& x, Body body) {
+  is_half(x) ? body(uint16_t()) : body(float());
+}
+
+// ---- two tensors, element by element ----
+
+// Of a result that two tensors are broadcast to, and of each of them, in the dimensions of it.
+struct Pair {
+  int64_t dim, count = 1;
+  int64_t sizes[Tensor::kMaxDim], strides_a[Tensor::kMaxDim], strides_b[Tensor::kMaxDim];
+  bool is_flat = true;  // each has its numbers in the result's order
+};
+
+// Both plain. False where they are not of sizes that can be broadcast.
+bool broadcast(const Tensor& a, const Tensor& b, Pair& pair) {
+  pair.dim = std::max(a.dim(), b.dim());
+  for (int64_t d = pair.dim; d-- > 0;) {
+    const int64_t in_a = d - (pair.dim - a.dim()), in_b = d - (pair.dim - b.dim());
+    const int64_t size_a = in_a < 0 ? 1 : a.size(in_a), size_b = in_b < 0 ? 1 : b.size(in_b);
+    if (size_a != size_b && size_a != 1 && size_b != 1) return false;
+    const int64_t size = pair.sizes[d] = size_a == 1 ? size_b : size_a;
+    pair.strides_a[d] = size_a == 1 ? 0 : a.strides()[in_a];
+    pair.strides_b[d] = size_b == 1 ? 0 : b.strides()[in_b];
+    pair.is_flat &=
+        size == 1 || (pair.strides_a[d] == pair.count && pair.strides_b[d] == pair.count);
+    pair.count *= size;
+  }
+  return true;
+}
+
+// Calls body(place in a, place in b) for the elements of a result in their order.
+template <class Body>
+void for_each_place(const Pair& pair, int64_t d, int64_t a, int64_t b, const Body& body) {
+  if (d == pair.dim) return body(a, b);
+  for (int64_t i = 0; i < pair.sizes[d]; ++i) {
+    for_each_place(pair, d + 1, a + i * pair.strides_a[d], b + i * pair.strides_b[d], body);
   }
 }
 
-// Gives back op(a, b), rounded as torch's is; or leaves it to torch.
+template <class A, class B, class Number, class Combine>
+void combine(const Pair& pair, const A* a, const B* b, Number* to, Combine op) {
+  if (pair.is_flat) {
+    for (int64_t i = 0; i < pair.count; ++i)
+      store_float(op(to_float(a[i]), to_float(b[i])), to + i);
+  } else {
+    for_each_place(pair, 0, 0, 0, [&](int64_t i, int64_t j) {
+      store_float(op(to_float(a[i]), to_float(b[j])), to++);
+    });
+  }
+}
+
+// A number where torch's operation takes a tensor; to halves each operation rounds it in its own
+// way.
+bool is_number(const Tensor& x) { return x.dim() == 0 && x.dtype() == aoti_torch_dtype_float64(); }
+
+// Gives back op(a, b), rounded as torch's is; or leaves it to torch. To a tensor without dimensions
+// torch gives the dtype of the other.
 template <class Combine>
 bool combine_plain(StableIValue* stack, const Tensor& a, const Tensor& b, Combine op) {
-  const bool is_half = a.dtype() == aoti_torch_dtype_bfloat16();
-  bool is_plain = (is_half || a.dtype() == aoti_torch_dtype_float32()) && b.dtype() == a.dtype() &&
-                  a.dim() == b.dim() && a.dim() <= Tensor::kMaxDim && a.is_contiguous() &&
-                  b.is_contiguous();
-  int64_t count = 1;
-  for (int64_t d = 0; is_plain && d < a.dim(); ++d) {
-    is_plain = a.size(d) == b.size(d);
-    count *= a.size(d);
-  }
-  if (!is_plain || count > kFewNumbers) return false;
-  Tensor result = Tensor::empty(a.dtype(), a.sizes(), a.dim(), a.device());
-  is_half ? combine<uint16_t>(a, b, result, count, op) : combine<float>(a, b, result, count, op);
+  Pair pair;
+  const bool are_two =
+      is_plain(a) && is_plain(b) && (a.dtype() == b.dtype() || (a.dim() > 0 && b.dim() > 0));
+  const bool has_number = is_plain(a) && !is_half(a) && a.dim() > 0 && is_number(b);
+  if (!(are_two || has_number) || !broadcast(a, b, pair) || pair.count > kFewNumbers) return false;
+  const bool has_as_a = has_number || !is_half(a);
+  Tensor result = Tensor::empty(has_as_a ? a.dtype() : b.dtype(), pair.sizes, pair.dim, a.device());
+  const auto into_result = [&](const auto* from_a, const auto* from_b) {
+    with_number(result, [&](auto number) {
+      combine(pair, from_a, from_b, static_cast<decltype(number)*>(result.mutable_data()), op);
+    });
+  };
+  with_number(a, [&](auto number) {
+    const auto* const from_a = static_cast<const decltype(number)*>(a.data());
+    if (has_number) return into_result(from_a, static_cast<const double*>(b.data()));
+    with_number(
+        b, [&](auto other) { into_result(from_a, static_cast<const decltype(other)*>(b.data())); });
+  });
   give_back(stack, result);
   return true;
 }
@@ -87,26 +152,49 @@ void mul(StableIValue* stack) {
 
 void view(StableIValue* stack) {
   Arguments arguments(stack);
-  Tensor x = arguments.tensor();
+  const Tensor x = arguments.tensor();
   const std::vector<int64_t> sizes = arguments.integers();
-  std::vector<int64_t> strides(sizes.size());
-  uint64_t numbers = 1, given = 1;
-  for (int64_t d = 0; d < x.dim(); ++d) numbers *= x.size(d);
-  bool is_plain = x.is_contiguous();
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = given;
-    given *= sizes[d];
-    is_plain &= sizes[d] > 0;
+  const std::vector<int64_t> strides = arguments.integers();
+  const int64_t offset = arguments.integer();
+  int64_t last = offset, last_of_x = 0, dim = static_cast<int64_t>(sizes.size());
+  bool is_within = offset >= 0 && strides.size() == sizes.size();
+  for (int64_t d = 0; is_within && d < dim; ++d) {
+    is_within = sizes[d] > 0 && strides[d] >= 0;
+    last += (sizes[d] - 1) * strides[d];
   }
-  if (!is_plain || given != numbers) {
-    stack[1] = list_of(reinterpret_cast<const StableIValue*>(sizes.data()), sizes.size());
-    give_back(stack, std::move(x));
-    return call_dispatcher("aten::view", "", stack);
-  }
+  for (int64_t d = 0; d < x.dim(); ++d) last_of_x += (x.size(d) - 1) * x.strides()[d];
+  check(is_within && last <= last_of_x, "a view must be within its tensor");
   AtenTensorHandle result = nullptr;
-  HFLA_TORCH_CALL(aoti_torch__reinterpret_tensor(x.get(), int64_t(sizes.size()), sizes.data(),
-                                                 strides.data(), 0, &result));
+  HFLA_TORCH_CALL(
+      aoti_torch__reinterpret_tensor(x.get(), dim, sizes.data(), strides.data(), offset, &result));
   give_back(stack, Tensor(result));
+}
+
+void to_dtype(StableIValue* stack) {
+  Arguments arguments(stack);
+  Tensor x = arguments.tensor();
+  const auto dtype = static_cast<int32_t>(arguments.integer());
+  const bool is_to_half = dtype == aoti_torch_dtype_bfloat16();
+  int64_t count = 1;
+  for (int64_t d = 0; d < x.dim(); ++d) count *= x.size(d);
+  if (!is_plain(x) || !(is_to_half || dtype == aoti_torch_dtype_float32()) || !x.is_contiguous() ||
+      count > kFewNumbers) {
+    const StableIValue rest[] = {0, 0, 0, 0,
+                                 0};  // layout, device, pin_memory, non_blocking, format
+    give_back(stack, std::move(x));
+    stack[1] = reinterpret_cast<StableIValue>(new StableIValue(dtype));
+    std::copy(std::begin(rest), std::end(rest), stack + 2);
+    return call_dispatcher("aten::_to_copy", "", stack);
+  }
+  Tensor result = Tensor::empty(dtype, x.sizes(), x.dim(), x.device());
+  with_number(x, [&](auto number) {
+    const auto* const from = static_cast<const decltype(number)*>(x.data());
+    with_number(result, [&](auto other) {
+      auto* const to = static_cast<decltype(other)*>(result.mutable_data());
+      for (int64_t i = 0; i < count; ++i) store_float(to_float(from[i]), to + i);
+    });
+  });
+  give_back(stack, result);
 }
 
 void embedding(StableIValue* stack) {

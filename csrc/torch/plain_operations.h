@@ -12,11 +12,16 @@ namespace hfla {
 // Any op, by its name.
 void call_dispatcher(const char* name, const char* overload, StableIValue* stack);
 
-// Of two tensors of one shape, without add's factor, which is no Scalar that a stack can have.
+// Without add's factor, which is no Scalar that a stack can have.
 void add(StableIValue* stack);
 void mul(StableIValue* stack);
 
+// Another look at a tensor's numbers: sizes, strides, and an offset from its own first number,
+// where torch's as_strided counts from that of the memory.
 void view(StableIValue* stack);
+
+// A copy in another dtype: the number that torch has for it.
+void to_dtype(StableIValue* stack);
 
 // A row of a table for each index.
 void embedding(StableIValue* stack);

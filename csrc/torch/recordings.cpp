@@ -59,11 +59,12 @@ std::vector<Operation> make_operations() {
     void (*run)(StableIValue*);
   };
   constexpr Known torchs[] = {
-      {"view(Tensor x, int[] size) -> Tensor", "", view},
+      {"as_strided(Tensor x, int[] size, int[] stride, int offset) -> Tensor", "", view},
       {"add(Tensor a, Tensor b) -> Tensor", "Tensor", add},
       {"embedding(Tensor table, Tensor indices, int padding, bool by_count, bool sparse) -> Tensor",
        "", embedding},
       {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", mul},
+      {"_to_copy(Tensor x, int dtype, bool non_blocking) -> Tensor", "", to_dtype},
       {"silu(Tensor x) -> Tensor", "", nullptr},
       {"sigmoid(Tensor x) -> Tensor", "", nullptr},
       {"exp(Tensor x) -> Tensor", "", nullptr},

@@ -9,7 +9,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_linear_attention import use_kernels
 from hf_linear_attention.fast import attention as fast
-from hf_linear_attention.ops.compiled.attention import attention
+from hf_linear_attention.ops.compiled.attention import attention, step_
+from hf_linear_attention.ops.compiled.library import ops
 from tiny import VARIANTS, random_ids, tiny_model
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
@@ -40,6 +41,49 @@ def make_inputs(shape, dtype, mask=None, seed=0):
             mask = mask.masked_fill(~seen, torch.finfo(dtype).min)
         mask = mask.expand(B, Hq, R, S)
     return q, k, v, mask
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_step_writes_a_token_and_sees_it(dtype):
+    for B, Hq, Hkv, room, K, V in [(1, 8, 2, 400, 64, 64), (2, 6, 3, 9, 5, 16), (3, 2, 2, 1, 4, 4)]:
+        _, keys, values, _ = make_inputs((B, Hq, Hkv, 1, room + 2, K, V), dtype)
+        keys, values = keys[:, :, 1 : room + 1], values[:, :, 1 : room + 1]  # of larger memory
+        for used in {0, room // 2, room - 1}:
+            count, tokens = torch.tensor([used]), used + 1
+            q, k, v = (
+                x[:, :, :1] for x in make_inputs((B, Hq, Hkv, 1, 1, K, V), dtype, seed=3)[:3]
+            )
+            k = k.transpose(1, 2).contiguous().transpose(1, 2)
+            given = keys.clone(), values.clone()
+            y = step_(q, k, v, *given, count, 0.3)
+            assert count.item() == tokens
+            for tensor, whole, new in zip(given, (keys, values), (k, v), strict=True):
+                assert torch.equal(tensor[:, :, used:tokens], new)
+                assert torch.equal(tensor[:, :, :used], whole[:, :, :used])
+                assert torch.equal(tensor[:, :, tokens:], whole[:, :, tokens:])
+            expected = attention(q, given[0][:, :, :tokens], given[1][:, :, :tokens], None, 0.3)
+            assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"used": torch.tensor([4])}, "used must have a number from 0 to 3, got 4"),
+        ({"used": torch.tensor([-1])}, "used must have a number from 0 to 3, got -1"),
+        ({"used": torch.tensor(1)}, r"used must have shape \(1,\)"),
+        ({"used": torch.tensor([1.0])}, "used must"),
+        ({"q": torch.ones(1, 4, 2, 8)}, "q must have one token, got 2"),
+        ({"k": torch.ones(1, 2, 2, 8)}, r"k must have shape \(1, 2, 1, 8\)"),
+        ({"v": torch.ones(1, 2, 1, 8).double()}, "v must"),
+        ({"keys": torch.ones(1, 2, 5, 8)}, r"k must have shape \(1, 2, 4, 8\)"),
+    ],
+)
+def test_wrong_arguments_of_a_step_are_named(changes, message):
+    q, token, tokens = torch.ones(1, 4, 1, 8), torch.ones(1, 2, 1, 8), torch.ones(1, 2, 4, 8)
+    given = dict(q=q, k=token, v=token, keys=tokens, values=tokens.clone(), used=torch.tensor([1]))
+    with pytest.raises(RuntimeError, match=f"attention_step_: {message}"):
+        ops.attention_step_(*(given | changes).values(), 1.0)
+    assert given["used"].item() == 1
 
 
 @pytest.mark.parametrize("threads", [1, 3])

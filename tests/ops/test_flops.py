@@ -24,8 +24,10 @@ TOKENS, HQ, HKV, K, V, CHANNELS, N, KERNEL = 2 * 7, 4, 2, 3, 5, 8, 6, 3
 NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "add_sinusoids",
     "attention",  # as PyTorch's own on the CPU is not
+    "attention_step_",
     "cross_entropy",
     "cross_entropy_backward",
+    "decay_steps",
     "elementwise_scan",
     "elementwise_scan_backward",
     "elementwise_scan_step_",

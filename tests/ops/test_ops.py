@@ -807,6 +807,7 @@ OF_EMPTY_ROWS = {
     "int8_linear": lambda x: OP.int8_linear(x, int8, torch.ones(0, 1), None, None),
     "int4_linear, rounded": lambda x: OP.int4_linear(x, int8, torch.ones(1, 0), None, None, True),
     "rms_norm": lambda x: OP.rms_norm(x, torch.ones(0), 1e-6),
+    "decay_steps": lambda x: OP.decay_steps(x, torch.ones(0), torch.ones(0), False)[0],
     "add_sinusoids": lambda x: OP.add_sinusoids(
         x[:, None], torch.zeros(1, 1, dtype=torch.int64), torch.ones(0), 1.0
     ),

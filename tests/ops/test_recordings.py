@@ -32,18 +32,20 @@ def test_torchs_operations_are_torchs(dtype, in_team):
     a, b = torch.randn(3, 40, dtype=dtype), torch.randn(2, 1, 40, dtype=dtype)
     operations = [(op, ["a"], [str(op)]) for op in UNARY]
     operations += [(op, ["a", "b"], [str(op)]) for op in PAIRS]
-    operations.append((aten.view.default, ["a", [5, -1, 8]], ["view"]))
-    operations.append((aten.view.default, ["view", [120]], ["flat"]))
-    operations.append((aten.view.default, ["part", [8, 5, 2]], ["of a part"]))
-    operations.append((aten.view.default, ["turned", [40, 3, 1]], ["of strides"]))
+    view = aten.as_strided.default
+    operations.append((view, ["a", [5, 3, 8], [24, 8, 1], 0], ["view"]))
+    operations.append((view, ["view", [120], [1], 0], ["flat"]))
+    operations.append((view, ["part", [8, 5], [10, 2], 1], ["of a part"]))
+    operations.append((view, ["turned", [40, 2, 5], [1, 40, 0], 40], ["of strides"]))
     given = {"a": a, "b": b, "part": a[1:].flatten(), "turned": a.T}
     wanted = [name for _, _, (name,) in operations]
     results = recording(operations, [*given], wanted, in_team)([*given.values()])
     expected = [*(op(a) for op in UNARY), *(op(a, b) for op in PAIRS)]
-    expected += [a.view(5, 3, 8), a.view(120), a[1:].view(8, 5, 2), a.T.view(40, 3, 1)]
+    expected += [a.view(5, 3, 8), a.view(120), a[1:].view(8, 5, 2)[:, :, 1]]
+    expected += [a.T[:, 1:, None].expand(40, 2, 5)]
     for result, wanted in zip(results, expected, strict=True):
         assert torch.equal(result, wanted)
-    assert results[-1].data_ptr() == results[-3].data_ptr() == a.data_ptr()
+    assert results[-3].data_ptr() == results[-4].data_ptr() == a.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -60,6 +62,33 @@ def test_sums_and_products_of_one_shape_are_torchs(dtype, shape):
         results = recording(operations, ["a", "b"], [*map(str, PAIRS)], False)([*pair])
         for result, op in zip(results, PAIRS, strict=True):
             torch.testing.assert_close(result, op(*pair), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16,) * 2])
+@pytest.mark.parametrize(
+    "shapes",
+    [((2, 1, 40), (40,)), ((3, 1, 5), (1, 4, 1)), ((5,), (2, 0, 5)), ((7,), ()), ((), (2, 3))],
+)
+def test_sums_and_products_of_two_shapes_are_torchs(dtypes, shapes):
+    a, b = (torch.randn(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+    number = torch.tensor(0.1, dtype=torch.float64)
+    for x, y in [(a, b), (b, a), (a, number), (a.movedim(0, -1) if a.dim() > 1 else a, number)]:
+        operations = [(op, ["a", "b"], [str(op)]) for op in PAIRS]
+        results = recording(operations, ["a", "b"], [*map(str, PAIRS)], False)([x, y])
+        for result, op in zip(results, PAIRS, strict=True):
+            assert result.dtype == op(x, y).dtype and torch.equal(result, op(x, y))
+
+
+@pytest.mark.parametrize("before", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("after", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_copies_in_another_dtype_are_torchs(before, after):
+    special = torch.tensor([0.0, -0.0, 1e-40, torch.inf, -torch.inf, torch.nan, 3e38, 1.00390625])
+    copy = aten._to_copy.default
+    run = recording([(copy, ["x", after], ["y"])], ["x"], ["y"], False)
+    for x in (torch.randn(2, 40, dtype=before), special.to(before), torch.randn(3, 4).to(before).T):
+        (y,) = run([x])
+        torch.testing.assert_close(y, x.to(after), rtol=0, atol=0, equal_nan=True)
+        assert y.data_ptr() != x.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -138,7 +167,8 @@ def test_what_is_written_in_place_is_written():
     [
         (aten.add.Tensor, ["a", "b"], True),
         (aten.add.Tensor, ["a", 2.0], False),  # a number where the library takes tensors
-        (aten.view.default, ["a", ["b"]], False),
+        (aten.as_strided.default, ["a", ["b"], [1], 0], False),
+        (aten.view.default, ["a", [4]], False),  # all views are by strides
         (aten.tanh.default, ["a"], False),
         (ops.linear.default, ["a", "b", None], True),
         (ops.linear.default, ["a", None, None], False),
@@ -162,7 +192,9 @@ def test_what_can_be_recorded(function, arguments, expected):
         ([0, 1, 0, 7], "a tensor from 0 to 0, got 7"),
         ([0, 1, 0, -1], "a tensor from 0 to 0, got -1"),
         ([0, 0, 0, -3], "must not end within"),  # a view of so many dimensions
-        ([0, 0, 0, 2, 5, 7], "aten::view: .* failed"),
+        ([0, 0, 0, 1, 5, 1, 1, 0], "aten::as_strided: a view must be within its tensor"),
+        ([0, 0, 0, 1, 4, 1, 1, -1], "aten::as_strided: a view must be within its tensor"),
+        ([0, 0, 0, 1, 4, 2, 1, 1, 0], "aten::as_strided: a view must be within its tensor"),
         ([1, 3], r"results below 1, got 3"),
         ([1, -3], r"results below 1, got -3"),
     ],

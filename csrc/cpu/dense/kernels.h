@@ -5,6 +5,7 @@
 
 #include "cpu/common/isa.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/decay_steps.h"
 #include "kernels/linear.h"
 #include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
@@ -20,6 +21,7 @@ Status rounded_int4(const QuantizedLinearProblem&, const Threads&);  // where va
 Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 Status add_sinusoids(const SinusoidsProblem&);
+Status decay_steps(const DecayStepsProblem&, const Threads&);
 Status cross_entropy(const CrossEntropyProblem&, const CrossEntropyResult&, const Threads&);
 Status cross_entropy_backward(const CrossEntropyProblem&, const CrossEntropyGradients&,
                               const Threads&);

@@ -3,9 +3,9 @@
 them.
 
 Every operation is the one that was called, with the same arguments but for the tensors that are
-others the next time: answers are the same to the last bit. Only where a view is made of a view, the
-last one is made at once, and none where it is what there was. The compiled library calls what it
-knows itself, all that follow each other in one call of its own.
+others the next time: answers are the same to the last bit. Only a view is made of its tensor at
+once, whatever there was between, and none where it is what there was. The compiled library calls
+what it knows itself, all that follow each other in one call of its own.
 """
 
 import functools
@@ -24,6 +24,7 @@ can_record = native_op("can_record")
 native_recording = native_op("recording")
 IS_COMPILED = has_compiled()
 
+AS_STRIDED = torch.ops.aten.as_strided.default  # all views, here
 LARGE_WEIGHT = 65536  # numbers; products with so many are worth several threads
 
 
@@ -69,6 +70,7 @@ class Recorder(TorchDispatchMode):
         self.values: dict[str, Any] = dict(zip(self.inputs, inputs, strict=True))
         self.names = {id(x): name for name, x in self.values.items()}  # of inputs and results
         self.constant_names: dict[int, str] = {}
+        self.numbers: set[str] = set()  # constants that are numbers, and tensors here
         self.operations: list[Operation] = []
         self.viewed: dict[int, Tensor] = {}  # by a view's id, what it is a view of
         # Whether they would be the same the next time: unless an operation gives a number, or as
@@ -77,6 +79,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        args = self._with_tensors(func, args)
         reads_given = any(map(self._is_given, _flat([*args, *kwargs.values()])))
         arguments = [self._name_of(x) for x in args]
         keywords = {name: self._name_of(x) for name, x in kwargs.items()}
@@ -91,24 +94,38 @@ class Recorder(TorchDispatchMode):
             return result  # of a constant, whose numbers it shares: one, too
         if not func._schema.is_mutable and any(result is x for x in args):
             return result  # which was of the dtype, say, that it was to be made
-        if self._is_given(args[0] if args else None) and is_reshape(func, args[0], result):
-            self._note_view(args[0], result)
+        if self._is_given(args[0] if args else None) and are_views(func, args[0], results):
+            for view in results:
+                self._note_view(args[0], view)
             return result
         names = tuple(map(self._new_name, results))
         self.operations.append(Operation(func, arguments, keywords, names, is_tuple))
         return result
 
-    def _note_view(self, x: Tensor, result: Tensor) -> None:
+    def _with_tensors(self, operation: Any, args: Sequence[Any]) -> Sequence[Any]:
+        """Arguments, with a tensor for each number that is added to one of floats, say."""
+        if not all(x.is_floating_point() for x in args if isinstance(x, Tensor)):
+            return args
+        args = list(args)
+        for i, argument in enumerate(operation._schema.arguments[: len(args)]):
+            if type(args[i]) in (int, float) and str(argument.type) == "Tensor":
+                args[i] = torch.tensor(args[i], dtype=torch.float64)
+                self.numbers.add(self._constant(args[i]))
+        return args
+
+    def _note_view(self, x: Tensor, view: Tensor) -> None:
         base = self.viewed.get(id(x), x)
         name = self.names[id(base)]
-        if result.shape == base.shape:
-            self.values[f"v{len(self.values)}"] = result
-            self.names[id(result)] = name
+        offset = view.storage_offset() - base.storage_offset()
+        if (view.shape, view.stride(), offset) == (base.shape, base.stride(), 0):
+            self.values[f"v{len(self.values)}"] = view
+            self.names[id(view)] = name
         else:
-            view, arguments = torch.ops.aten.view.default, [name, self._name_of(list(result.shape))]
-            names = (self._new_name(result),)
-            self.operations.append(Operation(view, arguments, {}, names, False))
-        self.viewed[id(result)] = base
+            layout = [[*view.shape], [*view.stride()], offset]
+            arguments = [name, *map(self._name_of, layout)]
+            names = (self._new_name(view),)
+            self.operations.append(Operation(AS_STRIDED, arguments, {}, names, False))
+        self.viewed[id(view)] = base
 
     def _is_given(self, x: Any) -> bool:
         """Whether x is an input, or a result."""
@@ -164,6 +181,7 @@ class Recorder(TorchDispatchMode):
         made: set[str] = set()
         for operation in self.operations:
             tensors = {x for x in operation.reads if isinstance(self.values[x], Tensor)}
+            tensors -= self.numbers
             is_chance = torch.Tag.nondeterministic_seeded in operation.function.tags
             if tensors <= made and not is_chance and may_change.isdisjoint(operation.results):
                 made.update(operation.results)
@@ -183,16 +201,24 @@ class Recorder(TorchDispatchMode):
 
     def _is_native(self, operation: Operation) -> bool:
         tensors = [x for x in map(self.values.get, operation.reads) if isinstance(x, Tensor)]
+        results = [self.values[name] for name in operation.results if name != "_"]
         return (
             IS_COMPILED
-            and not operation.keywords
+            # torch's sums, say, are laid out as what is added, and the library's are not
+            and (operation.function is AS_STRIDED or all(x.is_contiguous() for x in results))
             and all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in tensors)
             and can_record(operation.function, self._native_arguments(operation))
         )
 
     def _native_arguments(self, operation: Operation) -> list[Any]:
-        """Names of tensors, and all else as it is."""
-        return [self._native_argument(x) for x in operation.arguments]
+        """Names of tensors, and all else as it is, in the order of the schema."""
+        schema = operation.function._schema.arguments
+        names = [argument.name for argument in schema]
+        given = dict(zip(names, operation.arguments, strict=False)) | operation.keywords
+        return [
+            self._native_argument(given[x.name]) if x.name in given else x.default_value
+            for x in schema
+        ]
 
     def _native_argument(self, x: Any) -> Any:
         if isinstance(x, list):
@@ -202,7 +228,7 @@ class Recorder(TorchDispatchMode):
     def _call(self, operation: Operation) -> Call:
         function, arguments, keywords, results, is_tuple = operation
         written = [*map(_text, arguments), *(f"{k}={_text(x)}" for k, x in keywords.items())]
-        name = self._constant(function)
+        name = self._constant(view_of if function is AS_STRIDED else function)
         return Call(name, ", ".join(written), operation.reads, results, is_tuple)
 
     def _native_call(self, group: list[Operation], wanted: set[str]) -> Call:
@@ -238,16 +264,21 @@ def compiled(source: str) -> CodeType:
     return compile(source, "<recorded operations>", "exec")
 
 
-def is_reshape(operation: Any, x: Tensor, result: Any) -> bool:
-    """Whether the result has the numbers of x, in their order, in another shape."""
-    return (
-        operation.is_view
-        and isinstance(result, Tensor)
-        and result.dtype == x.dtype
-        and result.numel() == x.numel()
-        and x.is_contiguous()
-        and result.is_contiguous()
+def are_views(operation: Any, x: Tensor, results: Sequence[Any]) -> bool:
+    """Whether all that it returns are other looks at numbers of x."""
+    return operation.is_view and all(
+        isinstance(view, Tensor)
+        and view.dtype == x.dtype
+        and view.layout is x.layout is torch.strided
+        and view.numel() > 0
+        and not (view.is_conj() or view.is_neg())
+        for view in results
     )
+
+
+def view_of(x: Tensor, size: list[int], stride: list[int], offset: int) -> Tensor:
+    """A look at numbers of x; the offset is from its first one."""
+    return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
 def depends_on_numbers(operation: Any, args: Sequence[Any]) -> bool:

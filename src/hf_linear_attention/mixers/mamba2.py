@@ -13,17 +13,16 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from ..fast.linear import project
-from ..ops.numerics import at_least_float32, bounded
+from ..ops.numerics import bounded, decay_of_steps
 from ..ops.tokens import Tokens
 from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .linear_attention import Heads, LinearAttentionBase
-from .parts.decays import decay_of_steps, inverse_softplus
+from .parts.decays import decay_steps, inverse_softplus
 from .parts.tensor_parallel import HeadShard, find_head_shard
 
 
@@ -106,10 +105,12 @@ class Mamba2(LinearAttentionBase):
         """Of this rank's heads: log decays and write strengths (B, T, H), float32 or better, and D
         (H, 1).
         """
-        dt = F.softplus(at_least_float32(project(self.dt_proj, hidden_states)) + self.dt_bias)
+        x = project(self.dt_proj, hidden_states)
+        dt, log_decay = decay_steps(x, self.dt_bias, self.A_log)
         if self.limits != (0.0, math.inf):  # which it can't leave
             dt = bounded(dt, *self.limits)
-        log_decay, D = decay_of_steps(self.A_log, dt), self.D[:, None]
+            log_decay = decay_of_steps(self.A_log, dt)
+        D = self.D[:, None]
         if shard is not None:
             log_decay, dt, D = shard.take(log_decay, 2), shard.take(dt, 2), shard.take(D, 0)
         return log_decay, dt, D

@@ -66,6 +66,12 @@ def rates_of(A_log: Tensor) -> Tensor:
     return -bounded(A_log, high=most).exp()
 
 
+def decay_of_steps(A_log: Tensor, steps: Tensor) -> Tensor:
+    """-exp(A_log) steps (..., C), for A_log (H,), which C / H steps share; float32 or better."""
+    rates = rates_of(at_least_float32(A_log))
+    return (rates[:, None] * steps.unflatten(-1, (rates.numel(), -1))).flatten(-2)
+
+
 class ExactBuffers(nn.Module):
     """Whose buffers no cast of the model rounds: nothing learned them, or will."""
 

@@ -37,6 +37,8 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "sequence_group": None,
     "shard": None,
     "state_indices": None,
+    "takes_decay_steps": False,
+    "rounds": False,
 }
 # Of classes: methods that only the package calls, and bases that it alone has a use for.
 METHODS_LEFT_OUT = {
@@ -60,8 +62,8 @@ PLAIN_MIXERS = ("linear", "window")
 
 # Fields that only the package asks for: facts of mixers, and others.
 FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "slots"}
-# Of functions: where the states of continuous batching are.
-PARAMETERS_LEFT_OUT = {"slots", "state_indices"}
+# Of functions: where the states of continuous batching are, and how Transformers' models round.
+PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}
 
 
 def definitions_left_out(config: PreTrainedConfig) -> set[str]:

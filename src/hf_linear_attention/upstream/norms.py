@@ -8,6 +8,7 @@ quantised weights, goes the usual way.
 Shapes: C channels.
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
@@ -167,5 +168,5 @@ def unrounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def of_groups(x: Tensor, group_size: int, eps: float) -> Tensor:
     """x (..., C) / rms(x), of each group of channels by itself."""
-    ones = x.new_ones(group_size)
+    ones = torch.ones(group_size, dtype=x.dtype, device=x.device)
     return rms_norm(x.unflatten(-1, (-1, group_size)), ones, eps).flatten(-2)

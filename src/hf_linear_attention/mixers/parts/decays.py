@@ -17,8 +17,19 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from ...fast.linear import project
-from ...ops.numerics import accumulation_dtype, at_least_float32, bounded, rates_of
+from ...ops.backends import has_compiled, native_op
+from ...ops.numerics import (
+    accumulation_dtype,
+    at_least_float32,
+    bounded,
+    decay_of_steps,
+    is_transformed,
+    needs_grad,
+)
 from .tensor_parallel import HeadShard
+
+compiled_decay_steps = native_op("decay_steps")
+IS_COMPILED = has_compiled()
 
 
 class Decay(nn.Module):
@@ -133,8 +144,7 @@ class PerToken(Decay):
         _draw_steps(self.dt_bias, self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        x = at_least_float32(project(self.dt_proj, hidden_states))
-        return decay_of_steps(self.A_log, nn.functional.softplus(x + self.dt_bias))
+        return decay_steps(project(self.dt_proj, hidden_states), self.dt_bias, self.A_log)[1]
 
 
 class Kimi(Decay):
@@ -166,9 +176,9 @@ class Kimi(Decay):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, H, K)"""
-        x = at_least_float32(project(self.f_b_proj, project(self.f_a_proj, hidden_states)))
-        steps = nn.functional.softplus(x + self.dt_bias).unflatten(-1, (self.A_log.numel(), -1))
-        return decay_of_steps(self.A_log[:, None], steps)
+        x = project(self.f_b_proj, project(self.f_a_proj, hidden_states))
+        _, log_decay = decay_steps(x, self.dt_bias, self.A_log)
+        return log_decay.unflatten(-1, (self.A_log.numel(), -1))
 
 
 class GatedPerChannel(Decay):
@@ -324,9 +334,35 @@ def _draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:
     init.copy_(A_log, torch.empty(A_log.shape, device="cpu").uniform_(1, 16).log())
 
 
-def decay_of_steps(A_log: Tensor, steps: Tensor) -> Tensor:
-    """Log decays -exp(A_log) steps, for steps of at least 0 in float32 or better."""
-    return rates_of(at_least_float32(A_log)) * steps
+def decay_steps(
+    x: Tensor, dt_bias: Tensor, A_log: Tensor, rounds: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Steps softplus(x + dt_bias) (B, T, C) and their log decays, in float32 or better."""
+    if takes_decay_steps(x, dt_bias, A_log):
+        return compiled_decay_steps(x, dt_bias, A_log, rounds)
+    if rounds:  # all of it to x's dtype, as Transformers does
+        steps = at_least_float32(nn.functional.softplus(x + dt_bias.to(x.dtype)))
+    else:
+        steps = nn.functional.softplus(at_least_float32(x) + dt_bias)
+    return steps, decay_of_steps(A_log, steps)
+
+
+def takes_decay_steps(x: Tensor, dt_bias: Tensor, A_log: Tensor) -> bool:
+    """Whether these take one operation of the CPU's in place of ten."""
+    return (
+        IS_COMPILED
+        and all(type(y) is Tensor or type(y) is nn.Parameter for y in (x, dt_bias, A_log))
+        and x.is_cpu
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and dt_bias.dtype in (x.dtype, torch.float32)
+        and A_log.dtype in (x.dtype, torch.float32)
+        and dt_bias.is_contiguous()
+        and A_log.is_contiguous()
+        and not (torch.is_grad_enabled() and needs_grad(x, dt_bias, A_log))
+        and not torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and not is_transformed()
+    )
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from . import (
     convolution,
     cross_entropy,
     cuda,
+    decay_steps,
     delta_rule,
     elementwise_scan,
     flops,
@@ -22,6 +23,7 @@ from . import (
 
 OPS = {
     "attention": attention.attention,
+    "attention_step_": attention.step_,
     "linear_attention": linear_attention.forward,
     "linear_attention_step_": linear_attention.step_,
     "linear_attention_": linear_attention.forward_in_slots_,
@@ -44,6 +46,7 @@ OPS = {
     "rms_norm": rms_norm.rms_norm,
     "cross_entropy": cross_entropy.cross_entropy,
     "cross_entropy_backward": cross_entropy.cross_entropy_backward,
+    "decay_steps": decay_steps.decay_steps,
     "add_sinusoids": sinusoids.add_sinusoids,
     "can_record": recordings.can_record,
     "recording": recordings.recording,

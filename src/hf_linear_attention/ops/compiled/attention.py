@@ -7,6 +7,7 @@ from torch import Tensor
 from .library import ops, register_fake
 
 _attention = ops.attention.default
+_step = ops.attention_step_.default
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 
 
@@ -28,6 +29,36 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
         RuntimeError: an argument is wrong; it says which and how.
     """
     return _attention(q, k, v, mask, scale)
+
+
+def step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    used: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attention of one token, whose key and value are written behind those of tokens before.
+
+    Args:
+        q, k, v: (B, Hq, 1, K), (B, Hkv, 1, K), (B, Hkv, 1, V), as of `attention`.
+        keys, values: (B, Hkv, S, K), (B, Hkv, S, V), written in place.
+        used: (1,) int64, how many tokens are in these, fewer than S; one more afterwards.
+
+    Returns:
+        y (B, 1, Hq, V), of all keys up to the token's own.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    return _step(q, k, v, keys, values, used, scale)
+
+
+@register_fake("attention_step_", _registrations)
+def _fake_step(q, k, v, keys, values, used, scale):
+    return q.new_empty(q.shape[0], 1, q.shape[1], v.shape[-1])
 
 
 @register_fake("attention", _registrations)

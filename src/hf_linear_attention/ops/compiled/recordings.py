@@ -19,10 +19,12 @@ _run_recording = ops.run_recording.default._op  # what torch registered, without
 
 
 class Operation(NamedTuple):
-    """One call. Tensors go by names, which are strings."""
+    """One call. Tensors go by names, which are strings. The offset of `as_strided` counts from the
+    first number of the tensor.
+    """
 
     function: torch._ops.OpOverload
-    arguments: Sequence[Any]  # by position
+    arguments: Sequence[Any]  # by position, all that have names, too
     results: Sequence[str]
 
 
@@ -66,7 +68,7 @@ def _encoded(
     for argument, value in zip_longest(function._schema.arguments, arguments, fillvalue=_MISSING):
         if value is _MISSING:
             value = argument.default_value
-        encode = _ENCODERS.get(str(argument.type))
+        encode = _ENCODERS.get(str(argument.real_type))
         integers = None if encode is None else encode(value, argument.default_value, place)
         if integers is None:
             return None
@@ -99,6 +101,10 @@ def _integers(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | 
     return [len(x), *x] if are_integers else None
 
 
+def _dtype(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | None:
+    return [_DTYPES[x]] if x in _DTYPES else None
+
+
 def _only_the_default(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | None:
     return [] if type(x) is type(default) and x == default else None
 
@@ -112,4 +118,12 @@ _ENCODERS = {
     "float": _float,
     "List[int]": _integers,
     "number": _only_the_default,
+    "Optional[int]": _integer,
+    "Optional[ScalarType]": _dtype,
+    "Optional[Layout]": _only_the_default,
+    "Optional[Device]": _only_the_default,
+    "Optional[bool]": _only_the_default,
+    "Optional[MemoryFormat]": _only_the_default,
 }
+# torch's numbers for them
+_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}

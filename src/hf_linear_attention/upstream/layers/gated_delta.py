@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ...mixers.parts.decays import decay_of_steps
-from ...ops.numerics import at_least_float32
+from ...mixers.parts.decays import decay_steps
 from ...recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from .parts import ConvolvedLayer, begin, convolve
 
@@ -53,12 +51,13 @@ class GatedDelta(ConvolvedLayer):
         qkv, z, b, a = self.project(hidden_states)
         qkv = convolve(self.conv1d, qkv, memory)
         q, k, v = qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
+        _, log_decay = decay_steps(a, self.dt_bias, self.A_log)
         inputs = DeltaInputs(
             q.unflatten(-1, (-1, self.head_k_dim)),
             k.unflatten(-1, (-1, self.head_k_dim)),
             v.unflatten(-1, (-1, self.head_v_dim)),
             self.beta(b),
-            decay_of_steps(self.A_log, F.softplus(at_least_float32(a) + self.dt_bias)),
+            log_decay,
         )
         y = memory.run(self.recurrence, inputs)
         memory.write(y.dtype)

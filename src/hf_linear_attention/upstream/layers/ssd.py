@@ -10,14 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.integrations.accelerate import force_accelerate_hooks
 
-from ...mixers.parts.decays import decay_of_steps
-from ...ops.numerics import at_least_float32
+from ...mixers.parts.decays import decay_steps
+from ...ops.numerics import decay_of_steps
 from ...recurrences.linear_attention import LinearInputs, LinearRecurrence
 from .parts import ConvolvedLayer, begin, convolve
 
@@ -64,13 +63,12 @@ class SSD(ConvolvedLayer):
         group_dim = self.n_groups * self.ssm_state_size
         x, k, q = xkq.split([self.intermediate_size, group_dim, group_dim], dim=-1)
         x = x.unflatten(-1, (-1, self.head_dim))
-        dt = self.step_sizes(dt)
+        dt, log_decay = self.steps(dt)
         q, k = (y.unflatten(-1, (self.n_groups, -1)) for y in (q, k))
-        log_decay = decay_of_steps(self.A_log, dt)
         y = memory.run(self.recurrence, LinearInputs(q, k, x, log_decay, write_strength=dt))
         memory.write(y.dtype)
 
-        y = torch.addcmul(y, x, self.D[:, None].to(x.dtype)).flatten(2)
+        y = (y + x * self.D[:, None].to(x.dtype)).flatten(2)
         y = self.gated_norm(y, gate)
         return self.out_proj(y.to(hidden_states.dtype)).view(B, T, -1)
 
@@ -87,10 +85,15 @@ class SSD(ConvolvedLayer):
     def project(self, hidden_states: Tensor) -> Tensor:
         return self.in_proj(hidden_states)
 
-    def step_sizes(self, dt: Tensor) -> Tensor:
-        """(B, T, H), float32 or better. Transformers limits them in prompts, and not in steps."""
-        dt = at_least_float32(F.softplus(dt + self.dt_bias.to(dt.dtype)))
-        return dt.clamp(*self.time_step_limit) if self.has_limits else dt
+    def steps(self, dt: Tensor) -> tuple[Tensor, Tensor]:
+        """Step sizes and log decays (B, T, H), float32 or better. Transformers limits the former in
+        prompts, and not in steps.
+        """
+        dt, log_decay = decay_steps(dt, self.dt_bias, self.A_log, rounds=True)
+        if self.has_limits:
+            dt = dt.clamp(*self.time_step_limit)
+            log_decay = decay_of_steps(self.A_log, dt)
+        return dt, log_decay
 
     @property
     def has_limits(self) -> bool:
