@@ -45,6 +45,12 @@ void with_number(const Tensor& x, Body body) {
   is_half(x) ? body(uint16_t()) : body(float());
 }
 
+int64_t count_of(const Tensor& x) {
+  int64_t count = 1;
+  for (int64_t d = 0; d < x.dim(); ++d) count *= x.size(d);
+  return count;
+}
+
 // ---- two tensors, element by element ----
 
 // Of a result that two tensors are broadcast to, and of each of them, in the dimensions of it.
@@ -54,8 +60,9 @@ struct Pair {
   bool is_flat = true;  // each has its numbers in the result's order
 };
 
-// Both plain. False where they are not of sizes that can be broadcast.
+// False where they can't be broadcast, or have too many dimensions.
 bool broadcast(const Tensor& a, const Tensor& b, Pair& pair) {
+  if (a.dim() > Tensor::kMaxDim || b.dim() > Tensor::kMaxDim) return false;
   pair.dim = std::max(a.dim(), b.dim());
   for (int64_t d = pair.dim; d-- > 0;) {
     const int64_t in_a = d - (pair.dim - a.dim()), in_b = d - (pair.dim - b.dim());
@@ -134,6 +141,47 @@ void combine_two(StableIValue* stack, Combine op, Torchs torchs) {
   give_back(stack, Tensor(result));
 }
 
+// ---- copies ----
+
+template <size_t bytes>
+void copy_numbers(const Pair& pair, char* to, const char* from) {
+  for_each_place(pair, 0, 0, 0, [&](int64_t i, int64_t j) {
+    std::memcpy(to + i * bytes, from + j * bytes, bytes);
+  });
+}
+
+// Writes `from` to all of `to`, of the same dtype; false where it can't.
+bool copy(Tensor& to, const Tensor& from) {
+  Pair pair;
+  if (to.dtype() != from.dtype() || !broadcast(to, from, pair) || pair.dim != to.dim() ||
+      pair.count != count_of(to)) {
+    return false;
+  }
+  auto* const target = static_cast<char*>(to.mutable_data());
+  const auto* const source = static_cast<const char*>(from.data());
+  const size_t bytes = aoti_torch_dtype_element_size(to.dtype());
+  if (pair.is_flat) {
+    std::memcpy(target, source, bytes * static_cast<size_t>(pair.count));
+    return true;
+  }
+  switch (bytes) {
+    case 1:
+      copy_numbers<1>(pair, target, source);
+      return true;
+    case 2:
+      copy_numbers<2>(pair, target, source);
+      return true;
+    case 4:
+      copy_numbers<4>(pair, target, source);
+      return true;
+    case 8:
+      copy_numbers<8>(pair, target, source);
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 void call_dispatcher(const char* name, const char* overload, StableIValue* stack) {
@@ -157,13 +205,14 @@ void view(StableIValue* stack) {
   const std::vector<int64_t> strides = arguments.integers();
   const int64_t offset = arguments.integer();
   int64_t last = offset, last_of_x = 0, dim = static_cast<int64_t>(sizes.size());
-  bool is_within = offset >= 0 && strides.size() == sizes.size();
+  bool is_within = offset >= 0 && strides.size() == sizes.size(), is_empty = false;
   for (int64_t d = 0; is_within && d < dim; ++d) {
-    is_within = sizes[d] > 0 && strides[d] >= 0;
+    is_within = sizes[d] >= 0 && strides[d] >= 0;
+    is_empty |= sizes[d] == 0;
     last += (sizes[d] - 1) * strides[d];
   }
   for (int64_t d = 0; d < x.dim(); ++d) last_of_x += (x.size(d) - 1) * x.strides()[d];
-  check(is_within && last <= last_of_x, "a view must be within its tensor");
+  check(is_within && (is_empty || last <= last_of_x), "a view must be within its tensor");
   AtenTensorHandle result = nullptr;
   HFLA_TORCH_CALL(
       aoti_torch__reinterpret_tensor(x.get(), dim, sizes.data(), strides.data(), offset, &result));
@@ -175,8 +224,7 @@ void to_dtype(StableIValue* stack) {
   Tensor x = arguments.tensor();
   const auto dtype = static_cast<int32_t>(arguments.integer());
   const bool is_to_half = dtype == aoti_torch_dtype_bfloat16();
-  int64_t count = 1;
-  for (int64_t d = 0; d < x.dim(); ++d) count *= x.size(d);
+  const int64_t count = count_of(x);
   if (!is_plain(x) || !(is_to_half || dtype == aoti_torch_dtype_float32()) || !x.is_contiguous() ||
       count > kFewNumbers) {
     const StableIValue rest[] = {0, 0, 0, 0,
@@ -194,6 +242,64 @@ void to_dtype(StableIValue* stack) {
       for (int64_t i = 0; i < count; ++i) store_float(to_float(from[i]), to + i);
     });
   });
+  give_back(stack, result);
+}
+
+void clone(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  check(x.dim() <= Tensor::kMaxDim, "x must have at most ", Tensor::kMaxDim, " dimensions");
+  Tensor result = Tensor::empty(x.dtype(), x.sizes(), x.dim(), x.device());
+  check(copy(result, x), "x must be of a dtype of up to 8 bytes");
+  give_back(stack, result);
+}
+
+void copy_to(StableIValue* stack) {
+  Arguments arguments(stack);
+  Tensor x = arguments.tensor();
+  Tensor source = arguments.tensor();
+  if (!copy(x, source)) {
+    give_back(stack, std::move(x), std::move(source));
+    return call_dispatcher("aten::copy_", "", stack);
+  }
+  give_back(stack, x);
+}
+
+void cat(StableIValue* stack) {
+  Arguments arguments(stack);
+  std::vector<Tensor> parts = arguments.tensors();
+  const int64_t given_dim = arguments.integer();
+  const int64_t dim = parts.empty() ? 0 : parts[0].dim(), along = given_dim + (given_dim < 0) * dim;
+  bool are_plain = !parts.empty() && along >= 0 && along < dim && dim <= Tensor::kMaxDim;
+  int64_t sizes[Tensor::kMaxDim], before = 1;
+  for (int64_t d = 0; are_plain && d < dim; ++d) {
+    sizes[d] = d == along ? 0 : parts[0].size(d);
+    before *= d < along ? sizes[d] : 1;
+  }
+  for (size_t i = 0; are_plain && i < parts.size(); ++i) {
+    const Tensor& part = parts[i];
+    are_plain = part.dim() == dim && part.dtype() == parts[0].dtype() && part.is_contiguous();
+    for (int64_t d = 0; are_plain && d < dim; ++d) {
+      if (d == along) sizes[d] += part.size(d);
+      are_plain = d == along || part.size(d) == sizes[d];
+    }
+  }
+  if (!are_plain) {
+    std::vector<StableIValue> handles;
+    for (Tensor& part : parts) handles.push_back(reinterpret_cast<StableIValue>(part.release()));
+    stack[0] = list_of(handles.data(), handles.size());
+    return call_dispatcher("aten::cat", "", stack);
+  }
+  Tensor result = Tensor::empty(parts[0].dtype(), sizes, dim, parts[0].device());
+  auto* to = static_cast<char*>(result.mutable_data());
+  const size_t bytes = aoti_torch_dtype_element_size(result.dtype());
+  for (int64_t i = 0; i < before; ++i) {
+    for (const Tensor& part : parts) {
+      const size_t size = bytes * static_cast<size_t>(count_of(part) / before);
+      std::memcpy(to, static_cast<const char*>(part.data()) + size * static_cast<size_t>(i), size);
+      to += size;
+    }
+  }
   give_back(stack, result);
 }
 

@@ -23,6 +23,14 @@ void view(StableIValue* stack);
 // A copy in another dtype: the number that torch has for it.
 void to_dtype(StableIValue* stack);
 
+// A contiguous copy.
+void clone(StableIValue* stack);
+
+// Writes the second tensor to the first.
+void copy_to(StableIValue* stack);
+
+void cat(StableIValue* stack);
+
 // A row of a table for each index.
 void embedding(StableIValue* stack);
 

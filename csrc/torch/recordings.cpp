@@ -23,7 +23,7 @@ constexpr size_t kMostArguments = 20;               // of an operation, and resu
 
 // ---- what may be recorded: the ops of this library, and what layers do between them ----
 
-enum class Kind { tensor, optional_tensor, number, integers };  // of an argument
+enum class Kind { tensor, optional_tensor, tensors, number, integers };  // of an argument
 
 struct Operation {
   std::string name;                  // torch's, with the overload's behind a dot
@@ -39,6 +39,7 @@ void read_schema(const std::string& schema, Operation& operation) {
   const size_t arrow = schema.find(") -> ");
   const auto kind_of = [](const std::string& argument) {
     const std::string type = argument.substr(0, argument.find(' '));
+    if (type == "Tensor[]") return Kind::tensors;
     if (type.rfind("Tensor", 0) == 0) {
       return type.back() == '?' ? Kind::optional_tensor : Kind::tensor;
     }
@@ -65,6 +66,11 @@ std::vector<Operation> make_operations() {
        "", embedding},
       {"mul(Tensor a, Tensor b) -> Tensor", "Tensor", mul},
       {"_to_copy(Tensor x, int dtype, bool non_blocking) -> Tensor", "", to_dtype},
+      {"clone(Tensor x) -> Tensor", "", clone},
+      {"copy_(Tensor(a!) x, Tensor source, bool non_blocking) -> Tensor(a!)", "", copy_to},
+      {"cat(Tensor[] parts, int dim) -> Tensor", "", cat},
+      {"cos(Tensor x) -> Tensor", "", nullptr},
+      {"sin(Tensor x) -> Tensor", "", nullptr},
       {"silu(Tensor x) -> Tensor", "", nullptr},
       {"sigmoid(Tensor x) -> Tensor", "", nullptr},
       {"exp(Tensor x) -> Tensor", "", nullptr},
@@ -102,7 +108,7 @@ const std::vector<Operation>& operations() {
 // Integers, read one after another: whether a team is to run it, how many results it has, and their
 // places among all tensors; then the operations, each by its place among operations() and its
 // arguments. Tensors are known by their places: first those that are given, then what operations
-// return, in their order; -1 is none. Of a list of integers, its length comes first. A float is
+// return, in their order; -1 is none. Of a list its length comes first. A float is
 // its bits.
 class Code {
  public:
@@ -150,6 +156,10 @@ void check_arguments(const Operation& operation, Code code, int64_t num_tensors)
       code.take(1);
     } else if (kind == Kind::integers) {
       code.take(*code.take(1));
+    } else if (kind == Kind::tensors) {
+      const int64_t count = *code.take(1);
+      check(count >= 0, "code must not end within an operation");
+      for (int64_t i = 0; i < count; ++i) code.take_below("a tensor", 0, num_tensors);
     } else {
       code.take_below("a tensor", kind == Kind::optional_tensor ? -1 : 0, num_tensors);
     }
@@ -162,6 +172,13 @@ StableIValue argument(Kind kind, Code& code, const std::vector<Tensor>& tensors)
   if (kind == Kind::number) return number;
   if (kind == Kind::integers) {
     return list_of(reinterpret_cast<const StableIValue*>(code.take(number)), number);
+  }
+  if (kind == Kind::tensors) {
+    std::vector<StableIValue> handles;
+    for (const int64_t* place = code.take(number); handles.size() < size_t(number); ++place) {
+      handles.push_back(reinterpret_cast<StableIValue>(another_handle(tensors[*place])));
+    }
+    return list_of(handles.data(), handles.size());
   }
   if (number < 0) return 0;
   const auto value = reinterpret_cast<StableIValue>(another_handle(tensors[number]));
@@ -192,7 +209,7 @@ void find_weights(Code code, const std::vector<Tensor>& given, WeightPrefetch& p
     const Operation& operation = code.take_operation();
     for (const Kind kind : operation.arguments) {
       const int64_t number = *code.take(1);
-      if (kind == Kind::integers) code.take(number);
+      if (kind == Kind::integers || kind == Kind::tensors) code.take(number);
       const bool is_tensor = kind == Kind::tensor || kind == Kind::optional_tensor;
       const bool is_given = is_tensor && number >= 0 && number < int64_t(given.size());
       if (!is_given || !operation.reads_weights) continue;

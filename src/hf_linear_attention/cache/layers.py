@@ -18,7 +18,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from ..recurrences.interface import Recurrence, State
+from ..recurrences.interface import Recurrence, State, layout_of
 from .growing import GrowingLayer
 from .rollback import (
     TAKES_NOTHING_BACK,
@@ -90,6 +90,10 @@ class RecurrentLayer(Rollback, LinearAttentionCacheLayerMixin, CacheLayerMixin):
     def may_be_recorded(self) -> bool:
         """Whether all that a token does to this is to change the tensors in place."""
         return type(self) is RecurrentLayer and self.has_state and not self.record_past
+
+    def layout(self) -> tuple:
+        """What a trace depends on."""
+        return layout_of(self.tensors)
 
     def step_was_taken(self) -> None:
         """Takes note of a token that has changed the tensors in place."""

@@ -50,5 +50,8 @@ class StepCache(Protocol):
     def read(self) -> State:
         """The same, such as may change in place in the current grad mode."""
 
+    def layout(self) -> tuple:
+        """All of them that a trace depends on, their numbers apart."""
+
     def step_was_taken(self) -> None:
         """Takes note of a token that has changed the tensors in place."""

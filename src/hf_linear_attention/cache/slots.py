@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..ops.tokens import Tokens
-from ..recurrences.interface import Inputs, Recurrence, SlotPieces, State
+from ..recurrences.interface import Inputs, Recurrence, SlotPieces, State, layout_of
 
 # What a layer of softmax attention keeps of new tokens, for all that it then attends to:
 # (keys, values, layer_idx, arguments of its attention function) -> (keys, values)
@@ -93,6 +93,10 @@ class SlotLayer:
 
     def read(self) -> State:
         return self.tensors
+
+    def layout(self) -> tuple:
+        """What a trace depends on."""
+        return layout_of(self.tensors)
 
     def step_was_taken(self) -> None:
         """A batch counts no tokens."""

@@ -33,7 +33,7 @@ KNOWN_PACKAGES = ("torch.nn.", "transformers.activations", "transformers.models.
 COLLECTOR = getattr(output_capturing, "_active_collector", None)
 COLLECTING_HOOK = "output_capturing_hook", output_capturing.__name__
 # These, what torch notes about them, and those for state_dict(), which nothing here depends on.
-FOR_HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
+FOR_HOOKS = {name for name in vars(nn.Module()) if "_hooks" in name}
 
 
 class Recording:
@@ -41,16 +41,23 @@ class Recording:
     what they were when this was made.
     """
 
-    def __init__(self, layers: Sequence[nn.Module]):
+    def __init__(self, layers: Sequence[nn.Module], are_called: bool):
         modules = [module for layer in layers for module in layer.modules()]
-        self.attributes = [vars(module) for module in modules]
-        values = {id(x): x for x in chain.from_iterable(map(dict.values, self.attributes))}
+        # The layers themselves by weak references: whoever keeps recordings by layers must not keep
+        # the layers alive, as hooks might that are methods of theirs.
+        self.layers = [*map(ref, layers)]
+        self.inner = [module for module in modules if module not in layers]
+        self.of_layers_then = [*map(without_hooks, layers)]
+        self.attributes = [vars(module) for module in self.inner]
+        values = {id(x): x for x in self._values()}
+        values.update((id(x), x) for of_layer in self.of_layers_then for x in of_layer.values())
         self.attributes += [vars(x) for x in values.values() if isinstance(x, PreTrainedConfig)]
         self.values_then = [*self._values()]
+        values.update((id(x), x) for x in self.values_then)
         # What may change without being replaced. To ask whether those that were empty still are is
         # quicker than to compare them. For hooks, see below.
         for_hooks = {id(vars(module)[name]) for module in modules for name in FOR_HOOKS}
-        containers = [x for x in self.values_then if isinstance(x, (dict, list, set))]
+        containers = [x for x in values.values() if isinstance(x, (dict, list, set))]
         containers = [x for x in containers if id(x) not in for_hooks]
         self.empty = [x for x in containers if not x]
         self.filled = [x for x in containers if x]
@@ -61,14 +68,11 @@ class Recording:
         self.tensors_then = [*self._tensors()]
         self.plain = [x for x in self.tensors_then if x is not None and has_memory(x)]
         self.places_then = [*self._places()]
-        # The layers themselves by weak references: whoever keeps recordings by layers must not keep
-        # the layers alive.
-        self.layers = [*map(ref, layers)]
-        self.inner = [module for module in modules if module not in layers]
         self.classes_then = [*self._classes()]
         self.classes = [*set(self.classes_then)]
         self.forwards_then = [*self._forwards()]
-        self.hooks = [vars(module)[name] for module in modules for name in HOOKS]
+        heard = self.inner if are_called else modules
+        self.hooks = [vars(module)[name] for module in heard for name in HOOKS]
         self.hooks_then = [*map(list, self.hooks)]
         self.next_hook_then = RemovableHandle.next_id
         self.run: Callable[..., Tensor] | None = None
@@ -92,7 +96,11 @@ class Recording:
 
     def _has_the_same_values(self) -> bool:
         try:
-            return self.filled == self.filled_then and [*self._values()] == self.values_then
+            return (
+                self.filled == self.filled_then
+                and [*self._values()] == self.values_then
+                and [*map(without_hooks, referents(self.layers))] == self.of_layers_then
+            )
         except (RuntimeError, ValueError):  # tensors and arrays are neither equal nor not
             return False
 
@@ -120,6 +128,11 @@ class Recording:
 
     def _forwards(self) -> Iterator[Callable]:
         return map(attrgetter("forward"), self.classes)
+
+
+def without_hooks(module: nn.Module) -> dict[str, Any]:
+    """Its attributes, but for hooks."""
+    return {name: x for name, x in vars(module).items() if name not in FOR_HOOKS}
 
 
 def referents(references: Sequence[ref]) -> list[Any]:
@@ -152,16 +165,19 @@ class RecordedTokens:
     tensors and of all else. A copy of the layers, whose weights are others, has none.
 
     are_called: whether the layers are called for each token, and so their own hooks.
+    is_proved: whether a token is known to change tensors alone. Else a recording has to give what
+        modules give at the next token, to the bit.
     """
 
-    def __init__(self, are_called: bool = False) -> None:
+    def __init__(self, are_called: bool = False, is_proved: bool = True) -> None:
         self.are_called = are_called
+        self.is_proved = is_proved
         self.recordings: dict[tuple, Recording] = {}
         self.seen: dict[tuple, int] = {}  # how many tokens, of what has no recording
         self.last: LastStates | None = None
 
     def __reduce__(self):
-        return RecordedTokens, (self.are_called,)
+        return RecordedTokens, (self.are_called, self.is_proved)
 
     def run(
         self,
@@ -201,6 +217,8 @@ class RecordedTokens:
             if recording.run is None:
                 return by_modules()
             recording.uses += 1
+            if recording.uses == 1 and not self.is_proved:
+                return prove(recording, inputs, states, by_modules)
             try:
                 result = recording.run(*inputs)
             except RuntimeError:  # of something that is not looked at; once is enough
@@ -217,7 +235,7 @@ class RecordedTokens:
         self._forget_what_was()
         if not can_be_recorded(layers, self.are_called):
             return by_modules()
-        recording, recorder = Recording(layers), Recorder(inputs)
+        recording, recorder = Recording(layers, self.are_called), Recorder(inputs)
         with recorder:
             result = by_modules()
         if recorder.is_valid and isinstance(result, Tensor):
@@ -234,10 +252,7 @@ class RecordedTokens:
                 return States(tensors, last.layout)
         states = [cache.read() for cache in caches]
         tensors = [*chain.from_iterable(map(dict.values, states))]
-        layout = (
-            *chain.from_iterable(states),
-            *[(x.dtype, x.shape, x.stride()) for x in tensors],
-        )
+        layout = tuple(cache.layout() for cache in caches)
         self.last = LastStates([*map(ref, tensors)], mode, layout)
         return States(tensors, layout)
 
@@ -264,6 +279,35 @@ class RecordedTokens:
 _of_models: WeakKeyDictionary[nn.Module, RecordedTokens] = WeakKeyDictionary()
 
 
+def prove(
+    recording: Recording,
+    inputs: list[Tensor],
+    states: States,
+    by_modules: Callable[[], Any],
+) -> Any:
+    """A token by modules. The recording, which has run on copies of the states, is none from now on
+    if it has not done the same.
+    """
+    assert recording.run is not None
+    copies = [x.clone() for x in states.tensors]
+    others = inputs[: len(inputs) - len(copies)]
+    result = recording.run(*others, *copies)
+    expected = by_modules()
+    if not (
+        isinstance(expected, Tensor)
+        and are_equal(result, expected)
+        and all(map(are_equal, copies, states.tensors))
+    ):
+        recording.run = None
+    return expected
+
+
+def are_equal(a: Tensor, b: Tensor) -> bool:
+    """To the bit, whatever it stands for."""
+    of_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.dtype == b.dtype and torch.equal(a.view(of_bits), b.view(of_bits))
+
+
 def recorded_tokens_of(model: nn.Module) -> RecordedTokens:
     """The recordings of a whole model, which is called for each token."""
     found = _of_models.get(model)
@@ -288,12 +332,17 @@ def can_be_recorded(layers: Sequence[nn.Module], are_called: bool) -> bool:
     return not _has_any_global_hook() and all(
         type(module).__module__.startswith(known)
         and not module.training
-        and isinstance(vars(module).get("forward"), (FastForward, NoneType))
         and not any(isinstance(x, Tensor) for x in vars(module).values())
-        and ((module is layer and are_called) or not any(map(is_heard, hooks_of(module))))
+        and ((module is layer and are_called) or runs_alone(module))
         for layer in layers
         for module in layer.modules()
     )
+
+
+def runs_alone(module: nn.Module) -> bool:
+    """Whether a call of it is what its class does, or a product of ours, and nobody listens."""
+    is_ours = isinstance(vars(module).get("forward"), (FastForward, NoneType))
+    return is_ours and not any(map(is_heard, hooks_of(module)))
 
 
 def hooks_of(module: nn.Module) -> Iterator[Callable]:

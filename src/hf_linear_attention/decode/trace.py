@@ -25,6 +25,7 @@ native_recording = native_op("recording")
 IS_COMPILED = has_compiled()
 
 AS_STRIDED = torch.ops.aten.as_strided.default  # all views, here
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # of what nobody else has
 LARGE_WEIGHT = 65536  # numbers; products with so many are worth several threads
 
 
@@ -72,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self.constant_names: dict[int, str] = {}
         self.numbers: set[str] = set()  # constants that are numbers, and tensors here
         self.operations: list[Operation] = []
+        self.not_read: list[Tensor] = []
         self.viewed: dict[int, Tensor] = {}  # by a view's id, what it is a view of
         # Whether they would be the same the next time: unless an operation gives a number, or as
         # many as numbers say, which what follows may depend on, or writes to what is not given.
@@ -137,6 +139,7 @@ class Recorder(TorchDispatchMode):
         return self.names[id(x)] if self._is_given(x) else self._constant(x)
 
     def _constant(self, x: Any) -> str:
+        self.is_valid &= all(x is not other for other in self.not_read)
         if id(x) not in self.constant_names:
             name = self.constant_names[id(x)] = f"c{len(self.constant_names)}"
             self.values[name] = x
@@ -150,6 +153,12 @@ class Recorder(TorchDispatchMode):
         name = self.names[id(result)] = f"t{len(self.values)}"
         self.values[name] = result
         return name
+
+    def may_not_read(self, *tensors: Tensor) -> None:
+        """Says of tensors that they are others the next time, and no inputs: nothing recorded may
+        depend on them.
+        """
+        self.not_read.extend(tensors)  # which keeps them: no other gets the same id
 
     # ---- as a function ----
 
@@ -266,11 +275,10 @@ def compiled(source: str) -> CodeType:
 
 def are_views(operation: Any, x: Tensor, results: Sequence[Any]) -> bool:
     """Whether all that it returns are other looks at numbers of x."""
-    return operation.is_view and all(
+    return (operation.is_view or operation is UNSAFE_VIEW) and all(
         isinstance(view, Tensor)
         and view.dtype == x.dtype
         and view.layout is x.layout is torch.strided
-        and view.numel() > 0
         and not (view.is_conj() or view.is_neg())
         for view in results
     )

@@ -17,9 +17,13 @@ from ..ops.backends import has_compiled, native_op
 from ..ops.numerics import is_transformed, needs_grad
 
 compiled_attention = native_op("attention")
+compiled_step = native_op("attention_step_")
 IS_COMPILED = has_compiled()
 
 MOST_QUERIES = 8
+# An attribute of keys that a trace sees: the last token's key and value, which attention itself is
+# to write behind the others (cache/growing.py).
+NEW_TOKEN = "_new_token_of_hf_linear_attention"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What Transformers' function looks at, and ours does not know.
 UNKNOWN = ("softcap", "position_bias", "output_attentions")
@@ -55,6 +59,9 @@ def attention(
         and all(kwargs.get(name) is None or kwargs[name] is False for name in UNKNOWN)
     ):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        new = vars(key).pop(NEW_TOKEN, None)  # of a token that is traced
+        if new is not None and R == 1 and mask is None and value is new.values:
+            return compiled_step(query, new.key, new.value, *new.room, scale), None
         if mask is not None:
             mask = mask.expand(*query.shape[:3], key.shape[2])
         return compiled_attention(query, key, value, mask, scale), None

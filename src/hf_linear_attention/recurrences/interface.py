@@ -171,6 +171,11 @@ class Recurrence(ABC):
         return inputs._replace(**dict.fromkeys((*self.only_read, *self.parameters)))
 
 
+def layout_of(state: State) -> tuple:
+    """All of its tensors but their numbers."""
+    return (*state, *[(x.dtype, x.shape, x.stride()) for x in state.values()])
+
+
 def is_floating(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 

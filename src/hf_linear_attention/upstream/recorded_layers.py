@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from ..cache.slots import SlotCache, SlotLayer
 from ..decode.conditions import may_be_recorded
 from ..decode.layers import RecordedTokens
+from ..recurrences.interface import layout_of
 from .layers.parts import CACHES
 
 
@@ -88,6 +89,10 @@ class StockStates(NamedTuple):
 
     def read(self) -> dict[str, Tensor]:
         return self.tensors
+
+    def layout(self) -> tuple:
+        """What a trace depends on."""
+        return layout_of(self.tensors)
 
     def step_was_taken(self) -> None:
         """A stock cache counts no tokens of such layers."""

@@ -29,7 +29,7 @@ from ..model.auto import before_forwards
 from ..model.configuration import LinearAttentionConfig
 from ..model.served import prepare_server
 from ..releases import CACHE
-from . import attention
+from . import attention, recorded_models
 from .families import (
     HEADS,
     LAYERS,
@@ -131,6 +131,7 @@ class Report(Undoable):
     takes_drafts: list[ChangedHead] = field(default_factory=list)
     takes_batches: list[ChangedHead] = field(default_factory=list)
     recorded: list[ChangedLayer] = field(default_factory=list)
+    recorded_models: list[ref[nn.Module]] = field(default_factory=list)
 
     @property
     def has_changes(self) -> bool:
@@ -163,6 +164,9 @@ class Report(Undoable):
                 linear.restore(module)
                 attention.restore(module)
                 vars(module).pop("state_in_fp64", None)  # and so back to its class's
+        for whole in self.recorded_models:
+            if (model := whole()) is not None:
+                recorded_models.restore(model)
         for loss in self.losses:
             loss.undo()
         for hook in self.hooks:
@@ -508,7 +512,15 @@ def _let_caches_grow(report: Report, model: nn.Module) -> None:
 
 
 def _record_tokens(report: Report, model: nn.Module, layers: set[nn.Module]) -> None:
-    """Lets layers around recurrent ones do without their Python for a generated token."""
+    """Lets layers around recurrent ones do without their Python for a generated token, and models
+    of such layers, where that is all that a token does.
+    """
+    for _, part in _models_in(model):
+        if family_of(type(part)).model == type(part).__name__ and not layers.isdisjoint(
+            part.modules()
+        ):
+            if not recorded_models.is_hastened(part) and recorded_models.hasten(part):
+                report.recorded_models.append(ref(part))
     for layer in model.modules():
         before = type(layer)
         if (before.__module__, before.__name__) not in LAYERS or why_it_stays(layer) is not None:

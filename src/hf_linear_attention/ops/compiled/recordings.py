@@ -101,6 +101,15 @@ def _integers(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | 
     return [len(x), *x] if are_integers else None
 
 
+def _tensors(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | None:
+    are_tensors = isinstance(x, list) and all(isinstance(y, str) for y in x)
+    return [len(x), *map(place, x)] if are_tensors else None
+
+
+def _contiguous(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | None:
+    return [] if x in (None, torch.contiguous_format) else None
+
+
 def _dtype(x: Any, default: Any, place: Callable[[str], int]) -> list[int] | None:
     return [_DTYPES[x]] if x in _DTYPES else None
 
@@ -117,13 +126,14 @@ _ENCODERS = {
     "bool": _integer,
     "float": _float,
     "List[int]": _integers,
+    "List[Tensor]": _tensors,
     "number": _only_the_default,
     "Optional[int]": _integer,
     "Optional[ScalarType]": _dtype,
     "Optional[Layout]": _only_the_default,
     "Optional[Device]": _only_the_default,
     "Optional[bool]": _only_the_default,
-    "Optional[MemoryFormat]": _only_the_default,
+    "Optional[MemoryFormat]": _contiguous,
 }
 # torch's numbers for them
 _DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
