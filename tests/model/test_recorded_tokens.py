@@ -64,10 +64,12 @@ def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, by_modu
     model, ids = tiny_model(dtype=dtype, **shallow(variant)), random_ids(2, 9)
     caches = [LinearAttentionCache(model.config) for _ in range(2)]
     assert torch.equal(answers(model, ids, caches[0]), by_modules(model, ids, caches[1]))
-    is_linear = [layer_type == "linear_attention" for layer_type in model.config.layer_types]
-    first = [i for i, linear in enumerate(is_linear) if linear and (i == 0 or not is_linear[i - 1])]
+    growing = {"full_attention"} if model.config.softmax_mixer == "softmax" else set()
+    types = {"linear_attention"} | growing
+    may = [layer_type in types for layer_type in model.config.layer_types]
+    first = [i for i, may_be in enumerate(may) if may_be and (i == 0 or not may[i - 1])]
     expected = {i: [0 if variant in NOT_RECORDED else 5] for i in first}
-    if all(is_linear):
+    if all(may):
         # Learned positions are compared with how many there are.
         if variant == "learned":
             expected = {WHOLE: [0], 0: [4]}
@@ -78,6 +80,10 @@ def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, by_modu
         if isinstance(ours, RecurrentLayer):
             assert ours.num_tokens == theirs.num_tokens == 9
             assert all(torch.equal(x, theirs.tensors[name]) for name, x in ours.tensors.items())
+        else:
+            assert ours.get_seq_length() == theirs.get_seq_length() == 9
+            assert torch.equal(ours.keys, theirs.keys)
+            assert torch.equal(ours.values, theirs.values)
 
 
 def test_a_model_records_once_for_all_its_caches(by_modules):
@@ -91,9 +97,10 @@ def test_a_model_records_once_for_all_its_caches(by_modules):
 
 
 def test_a_draft_of_the_first_layers_ends_with_the_norm(by_modules):
-    """Of the same layers the whole model, which ends with a softmax layer, has a recording."""
-    types = ["linear_attention", "linear_attention", "full_attention"]
-    model, ids = tiny_model(num_hidden_layers=3, layer_types=types), random_ids(1, 6)
+    """Of the same layers the whole model, which ends with a window, has a recording."""
+    types = ["linear_attention", "linear_attention", "sliding_attention"]
+    model = tiny_model(num_hidden_layers=3, layer_types=types, sliding_window=4)
+    ids = random_ids(1, 6)
     whole = answers(model, ids)
     model.config.num_hidden_layers = 2
     draft = answers(model, ids)

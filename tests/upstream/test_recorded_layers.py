@@ -230,3 +230,87 @@ def test_all_that_a_layer_is_given_counts():
     assert given_beside(cache, (object(),), {"cache": cache}) is None
     assert states_in(cache, 0).cached is cache.layers[0]
     assert states_in(cache, 1) is None  # of keys and values, which grow
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "granitemoehybrid"])
+def test_forks_beams_and_pieces_between_tokens_count(model_type, by_modules):
+    """Whatever becomes of a cache between tokens, the next one goes on from that."""
+    model = changed(model_type)
+
+    def run(model, ids):
+        read, logits = Reader(model), []
+        logits.append(read(ids[:, :5]))
+        for t in range(5, 40):
+            piece = ids[:, t : t + (3 if t % 11 == 0 else 1)]
+            logits.append(read(piece)[:, -1])
+            (cache,) = read.cache.values()
+            if t % 7 == 0:
+                cache.reorder_cache(torch.tensor([1, 1]))
+            if t % 9 == 0:  # a fork goes its own way
+                fork = Reader(model)
+                fork.cache, fork.count = copy.deepcopy(read.cache), read.count
+                logits.append(fork(ids[:, :1])[:, -1])
+                logits.append(fork(ids[:, 1:2])[:, -1])
+            if t == 20:
+                read.cache = copy.deepcopy(read.cache)
+        return torch.cat([x.flatten() for x in logits])
+
+    ids = random_ids(2, 45)
+    expected = without_recordings(run)(model, ids)
+    assert torch.equal(run(model, ids), expected)
+    assert max(one.uses for one in whole_of(model)) > 25
+
+
+def test_a_whole_model_that_depends_on_numbers_of_tokens_is_not_recorded(by_modules):
+    """Transformers' Python may look at how many tokens a cache has: the first trace is wrong then,
+    and is found out at the next token, by which nothing was given that is wrong.
+    """
+    model = changed("qwen3_5_text")
+    rotary = type(model.model.rotary_emb)
+    before = rotary.forward
+
+    def by_number(self, x, position_ids):
+        count = position_ids.numpy().max().item()  # no operation of torch's says so
+        return tuple(y * (1 + count) for y in before(self, x, position_ids))
+
+    ids = random_ids(1, 12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary, "forward", by_number)
+        expected = by_modules(model, ids)
+        assert torch.equal(answers(model, ids), expected)
+        assert [one.run for one in whole_of(model)] == [None]
+    assert not torch.equal(answers(model, ids), expected)
+
+
+def test_a_model_that_returns_more_than_hidden_states_is_left_to_its_modules(by_modules):
+    model, ids = changed("mamba2"), random_ids(1, 6)
+    plain = answers(model, ids)
+    read = Reader(model)
+    read(ids[:, :3])
+    for t in range(3, 6):
+        with torch.no_grad():
+            output = model(ids[:, t : t + 1], output_hidden_states=True, **read.cache)
+        assert len(output.hidden_states) == len(model.backbone.layers) + 1
+        assert torch.equal(output.logits[:, 0], plain[:, t])
+    assert torch.equal(answers(model, ids), plain)
+    model.config.output_hidden_states = True
+    read = Reader(model)
+    with torch.no_grad():
+        read(ids[:, :3])
+        output = model(ids[:, 3:4], **read.cache)
+    assert output.hidden_states is not None
+
+
+def test_outputs_are_of_the_models_own_class():
+    model = changed("qwen3_5_text")
+    read, ids = Reader(model), random_ids(1, 8)
+    read(ids[:, :4])
+    kinds = []
+    with torch.no_grad():
+        for t in range(4, 8):
+            output = model.model(ids[:, t : t + 1], **read.cache)
+            kinds.append((type(output), [*output]))
+            assert output[cache_name(model)] is [*read.cache.values()][0]
+            assert output[0] is output.last_hidden_state
+    assert len(set(map(str, kinds))) == 1
+    assert whole_of(model)[0].uses == 3

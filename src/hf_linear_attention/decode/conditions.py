@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
+from ..cache.growing import GrowingLayer
 from ..cache.layers import RecurrentLayer, left_padding_of
+from ..cache.protocol import StepCache
 from ..cache.slots import SlotCache, SlotLayer
 from ..ops.checks import is_traced
 from ..ops.numerics import is_transformed
@@ -43,24 +45,29 @@ def may_be_recorded(
 
 
 def recordable_caches(
-    past_key_values: Cache | SlotCache | None, num_layers: int
-) -> list[RecurrentLayer | SlotLayer | None]:
-    """Of each layer, None where a token does more than to change a state in place."""
+    config: PreTrainedConfig, past_key_values: Cache | SlotCache | None, num_layers: int
+) -> list[StepCache | None]:
+    """Of each layer, None where a token does more than to change tensors in place."""
     if past_key_values is None:
         return [None] * num_layers
     if isinstance(past_key_values, SlotCache):
         caches = map(past_key_values.layers.get, range(num_layers))
     else:
         caches = past_key_values.layers[:num_layers]
-    return [
-        cache if isinstance(cache, (RecurrentLayer, SlotLayer)) and cache.may_be_recorded else None
-        for cache in caches
-    ]
+    return [cache if is_recordable(config, cache) else None for cache in caches]
+
+
+def is_recordable(config: PreTrainedConfig, cache: Any) -> bool:
+    """Whether all that a token does to one layer's cache is to change tensors in place."""
+    if isinstance(cache, GrowingLayer):  # into which the compiled attention writes
+        is_known = config._attn_implementation == "sdpa" and config.softmax_mixer == "softmax"
+        return is_known and cache.may_be_recorded
+    return isinstance(cache, (RecurrentLayer, SlotLayer)) and cache.may_be_recorded
 
 
 def caches_of_a_step(
     config: PreTrainedConfig, input_ids: Tensor, past_key_values: Any
-) -> list[RecurrentLayer] | None:
+) -> list[StepCache] | None:
     """Of all layers, where all that a whole model of `config` does with one token in each row
     (B, 1) is to give logits and to change states in place, as far as can be told here.
     """
@@ -71,5 +78,4 @@ def caches_of_a_step(
         return None
     if getattr(past_key_values, "config", config) is not config:
         return None  # may be of another model: the model looks, and makes it its own
-    are_states = all(isinstance(x, RecurrentLayer) and x.may_be_recorded for x in layers)
-    return layers if are_states else None
+    return layers if all(is_recordable(config, layer) for layer in layers) else None

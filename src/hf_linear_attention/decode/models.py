@@ -57,7 +57,7 @@ class RecordsLayers:
         them, others by run(hidden_states, their numbers).
         """
         num_layers = self.config.num_hidden_layers  # fewer than there are, for drafts
-        for first, caches in stretches(recordable_caches(past_key_values, num_layers)):
+        for first, caches in stretches(recordable_caches(self.config, past_key_values, num_layers)):
             numbers = range(first, first + len(caches))
             by_modules = functools.partial(run, hidden_states, numbers)
             if caches[0] is None:
