@@ -2,9 +2,11 @@
 """The command `python -m hf_linear_attention`. Alone it prints which backends run here, and why
 others do not. `check MODEL` tests whether a model answers the same with a cache and without, and
 with padding; `speedup MODEL` measures the gain of `use_kernels`; `convert MODEL OUT` makes a
-linear-attention model of a softmax model of Transformers.
+linear-attention model of a softmax model of Transformers; `quantize MODEL OUT --bits 4` one with
+weights of 4 bits, or 8.
 """
 
+import importlib
 import os
 import platform
 import sys
@@ -18,7 +20,12 @@ from .fast.linear import product_report, products_in_use
 from .fast.quantized import quantized_report
 from .ops.backends import FORCED_BACKEND, WHY_NO_NATIVE, backend_report, choose_backend
 
-COMMANDS = "'check MODEL', 'speedup MODEL' and 'convert MODEL OUT'"
+COMMANDS = {  # what they are given, and where they are
+    "check": ("MODEL", ".extras.self_check"),
+    "speedup": ("MODEL", ".extras.speedup"),
+    "convert": ("MODEL OUT", ".conversion.command"),
+    "quantize": ("MODEL OUT --bits 4", ".extras.quantize"),
+}
 ENVIRONMENT_PREFIX = "HF_LINEAR_ATTENTION_"
 
 
@@ -28,22 +35,18 @@ def main() -> None:
     elif sys.argv[1] in ("-h", "--help"):
         print(
             "python -m hf_linear_attention prints what runs here; "
-            f"the commands are {COMMANDS}, and each has a --help"
+            f"the commands are {usages()}, and each has a --help"
         )
-    elif sys.argv[1] == "check":
-        from .extras import self_check
-
-        self_check.main(sys.argv[2:])
-    elif sys.argv[1] == "speedup":
-        from .extras import speedup
-
-        speedup.main(sys.argv[2:])
-    elif sys.argv[1] == "convert":
-        from .conversion import command
-
-        command.main(sys.argv[2:])
+    elif sys.argv[1] in COMMANDS:
+        _, module = COMMANDS[sys.argv[1]]
+        importlib.import_module(module, __package__).main(sys.argv[2:])
     else:
-        sys.exit(f"the commands are {COMMANDS}, got {' '.join(sys.argv[1:])!r}")
+        sys.exit(f"the commands are {usages()}, got {' '.join(sys.argv[1:])!r}")
+
+
+def usages() -> str:
+    *all_but_one, last = (f"'{name} {given}'" for name, (given, _) in COMMANDS.items())
+    return f"{', '.join(all_but_one)} and {last}"
 
 
 def print_report() -> None:

@@ -1,0 +1,246 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""`python -m hf_linear_attention quantize MODEL OUT --bits 4`: a folder of the model with weights
+of 8 or 4 bits, which `from_pretrained` loads as they are, and what that costs in bits per byte.
+"""
+
+import argparse
+import inspect
+import math
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TorchAoConfig
+
+from ..conversion.command import save_tokenizer
+from ..model.configuration import LinearAttentionConfig
+from ..upstream.use_kernels import use_kernels
+from .int4_weights import pack_int4_weights
+from .speedup import say, say_if_no_folder
+
+DTYPES = ("bfloat16", "float16", "float32")
+GROUP_SIZES = (64, 32, 128)  # of inputs, by preference: 4.5 bits a weight with the first
+BLOCK_TOKENS = 1024  # of a text, read without those before
+MOST_BYTES = 2**16  # of a text
+
+
+class Left(NamedTuple):
+    """A layer whose weights stay as they are."""
+
+    name: str
+    why: str
+
+
+def quantize(
+    name: str, out: Path, bits: int, dtype: torch.dtype, group_size: int, left: list[Left]
+) -> PreTrainedModel:
+    """Loads a model with weights of so many bits in its linear layers, but those that are left, and
+    saves it. group_size: of inputs that share a scale, for 4 bits; with 8, all of an output do.
+    """
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
+
+    if bits == 8:
+        weights = Int8WeightOnlyConfig(set_inductor_config=False)
+    else:
+        int4: Any = torch.int4  # type: ignore[attr-defined]
+        weights = IntxWeightOnlyConfig(int4, PerGroup(group_size), scale_dtype=torch.bfloat16)
+    config = TorchAoConfig(weights, modules_to_not_convert=[one.name for one in left])
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, quantization_config=config)
+    if bits == 4:
+        pack_int4_weights(model)
+    model.save_pretrained(out)
+    return model.eval()
+
+
+def layers_left(model: PreTrainedModel, bits: int, group_size: int) -> list[Left]:
+    """Linear layers that can't have such weights, or must not."""
+    head, left = tied_head(model), []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        if module is head:
+            left.append(Left(name, "its weight is that of the embeddings (see --untie)"))
+        elif bits == 4 and module.in_features % group_size != 0:
+            why = f"its {module.in_features} inputs are no multiple of {group_size}"
+            left.append(Left(name, why))
+    return left
+
+
+def tied_head(model: PreTrainedModel) -> nn.Module | None:
+    """Its head, if that multiplies by the weight of the embeddings."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is not None and getattr(head, "weight", None) is embeddings.weight
+    return head if is_tied else None
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Gives its head a weight of its own, so that it can be quantised: of embeddings a token reads
+    a row, of the head all of it.
+    """
+    head: Any = tied_head(model)
+    if head is not None:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
+
+
+def group_size_for(model: PreTrainedModel) -> int:
+    """That by which most weights can be quantised."""
+
+    def count(size: int) -> int:
+        layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+        return sum(x.weight.numel() for x in layers if x.in_features % size == 0)
+
+    return max(GROUP_SIZES, key=count)
+
+
+# ---- what it costs ----
+
+
+@torch.no_grad()
+def bits_per_byte(model: PreTrainedModel, tokenizer: Any, text: str) -> float:
+    """Of a text in blocks, of each all tokens but the first."""
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    size = min(BLOCK_TOKENS, longest or BLOCK_TOKENS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it may have nothing to change
+        report = use_kernels(model)
+    with report:
+        loss = math.fsum(_losses(model, ids.split(size, dim=1)))
+    return loss / math.log(2) / len(text.encode())
+
+
+def _losses(model: PreTrainedModel, blocks: Sequence[Tensor]) -> Iterator[float]:
+    """Of each block (1, T) the sum over its tokens."""
+    for block in blocks:
+        if block.shape[1] > 1:
+            logits = model(block, use_cache=False).logits[0, :-1].float()
+            yield F.cross_entropy(logits, block[0, 1:], reduction="sum").item()
+
+
+def default_text() -> str:
+    """English and Python that everybody has: the source of a module of Python's."""
+    return inspect.getsource(argparse)
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Of all parameters; of torchao's, of the tensors that they are made of."""
+    return sum(_bytes_of(weight) for weight in model.parameters())
+
+
+def _bytes_of(weight: Tensor) -> int:
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight.nbytes
+    names, _ = weight.__tensor_flatten__()
+    return sum(getattr(weight, name).nbytes for name in names)
+
+
+# ---- the command ----
+
+
+def main(arguments: list[str]) -> None:
+    """Quantises, saves and says what that cost. Ends the program where it can't be."""
+    flags = parse(arguments)
+    out = Path(flags.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        sys.exit(f"{out} must be a new or an empty folder")
+    if find_spec("torchao") is None:
+        sys.exit("quantize needs torchao: pip install torchao")
+    text = default_text() if flags.text is None else flags.text.read_text()
+    text = text.encode()[:MOST_BYTES].decode(errors="ignore")
+    dtype = getattr(torch, flags.dtype)
+    say_if_no_folder(flags.model)
+    try:
+        say(f"loading {flags.model}")
+        model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=dtype).eval()
+        if getattr(model, "is_quantized", False):
+            sys.exit(f"{flags.model} is quantised already")
+        group_size = flags.group_size or group_size_for(model)
+        tokenizer = tokenizer_of(flags.model)
+        before, size = loss_of(model, tokenizer, text), weight_bytes(model)
+        with tempfile.TemporaryDirectory() as folder:
+            name = flags.model
+            if flags.untie and tied_head(model) is not None:
+                untie(model)
+                model.save_pretrained(folder)
+                name = folder
+            left = layers_left(model, flags.bits, group_size)
+            del model
+            say(f"quantising to {flags.bits} bits")
+            model = quantize(name, out, flags.bits, dtype, group_size, left)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{flags.model} can't be quantised: {error}")
+    after = loss_of(model, tokenizer, text)
+    for one in left:
+        print(f"{one.name} stays {flags.dtype}: {one.why}")
+    print(f"weights: {size / 1e6:.1f} MB in {flags.dtype}, {weight_bytes(model) / 1e6:.1f} MB now")
+    if before is not None and after is not None:
+        print(f"bits per byte: {before:.4f}, {after:.4f} now ({after / before - 1:+.2%})")
+    print(f"tokenizer: {save_tokenizer(flags.model, out)}\nsaved in {out}")
+    if flags.bits == 4 and not isinstance(model.config, LinearAttentionConfig):
+        print("on a CPU, call use_kernels(model): torchao multiplies such weights on GPUs only")
+
+
+def tokenizer_of(name: str) -> Any | None:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        return None  # which is said when it can't be saved
+
+
+def loss_of(model: PreTrainedModel, tokenizer: Any | None, text: str) -> float | None:
+    """Bits per byte; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    say("reading a text")
+    return bits_per_byte(model, tokenizer, text)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m hf_linear_attention quantize",
+        description="A model with weights of 8 or 4 bits, and what that costs.",
+    )
+    parser.add_argument("model", help="a folder, or a name on the Hub")
+    parser.add_argument("out", help="a folder that is not there yet")
+    parser.add_argument("--bits", type=int, choices=(8, 4), required=True, help="of a weight")
+    parser.add_argument(
+        "--group-size",
+        type=positive_even,
+        help="of inputs that share a scale, for 4 bits; default: 64, or what fits more layers",
+    )
+    parser.add_argument(
+        "--untie",
+        action="store_true",
+        help="a head that shares the embeddings' weight gets one of its own, of so many bits: "
+        "tokens take less time, and the folder is larger",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="bfloat16", help="of all else; default: bfloat16"
+    )
+    parser.add_argument(
+        "--text",
+        type=existing_file,
+        help=f"to measure the loss on, {MOST_BYTES} bytes at most; default: a source of Python's",
+    )
+    return parser.parse_args(arguments)
+
+
+def positive_even(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0 or int(text) % 2 != 0:
+        raise argparse.ArgumentTypeError(f"must be a positive even number, got {text!r}")
+    return int(text)
+
+
+def existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"must be a file, got {text!r}")
+    return Path(text)
