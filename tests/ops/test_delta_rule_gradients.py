@@ -161,6 +161,25 @@ def test_gradients_are_the_reference_s(case, delta, decay):
     assert_gradients_are_the_reference_s(arguments, options)
 
 
+# Longer than two of the stretches of tokens that backward's sweeps with decays take turns for.
+STRETCHES = [
+    (1, Case(B=1, T=1100, Hq=1, mask=True, initial=False)),
+    (4, Case(B=1, T=1100, Hv=4, K=40, V=64, lengths=(3, 0, 560, 513, 24))),
+]
+
+
+@pytest.mark.parametrize("delta, decay", [(True, "head"), (True, "channel"), (False, "head")])
+@pytest.mark.parametrize("threads, case", STRETCHES, ids=str)
+def test_stretches_of_tokens(threads, case, delta, decay):
+    before = torch.get_num_threads()
+    arguments, options = make_inputs(replace(case, decay=decay, delta=delta), torch.float32)
+    try:
+        torch.set_num_threads(threads)
+        assert_gradients_are_the_reference_s(arguments, options)
+    finally:
+        torch.set_num_threads(before)
+
+
 SIZES = [(1, 1), (1, 33), (33, 1), (7, 64), (64, 7), (17, 24), (40, 40), (100, 12), (128, 128)]
 
 

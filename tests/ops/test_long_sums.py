@@ -14,6 +14,7 @@ from attention_cases import (
     to_float64,
 )
 from hf_linear_attention.ops.chunks import CHUNK_SIZE, MANY_CHUNKS
+from hf_linear_attention.ops.delta_rule import delta_rule
 from hf_linear_attention.ops.elementwise_scan import elementwise_scan
 from hf_linear_attention.ops.linear_attention import linear_attention
 from hf_linear_attention.ops.selective_scan import selective_scan
@@ -132,6 +133,34 @@ def test_values_and_gradients_of_every_case(case, threads):
     with of_threads(threads):
         actual = run(inputs, "cpu")
     assert_all_close(actual, run(to_float64(inputs), "chunked"), torch.float32)
+
+
+@every_backend
+@pytest.mark.parametrize("mildest", [-5.0, -0.1])
+@pytest.mark.parametrize("kind", ["linear", "by channel", "delta rule", "delta rule by channel"])
+def test_gradients_of_decays_add_up(kind, mildest, backend):
+    """Their sums over tokens, by which a decay is learned, to a part of their norm: what the terms
+    of each token are rounded by must not add up. As one sum over all terms they are 1e-3 off."""
+    B, T, D = 4, 4096, 32
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dy = torch.randn(4, B, T, 1, D, generator=generator)
+    shape = (B, T, 1, D) if "channel" in kind else (B, T, 1)
+    log_decay = mildest * torch.rand(shape, generator=generator)
+    beta = torch.rand(B, T, 1, generator=generator)
+
+    def gradient(dtype, backend):
+        *inputs, strength, g, upstream = (x.to(dtype) for x in (q, k, v, beta, log_decay, dy))
+        g.requires_grad_()
+        if "delta" in kind:
+            y = delta_rule(*inputs, strength, g, normalize_qk=True, backend=backend)
+        else:
+            options = {"feature_map": "identity", "normalize": False, "backend": backend}
+            y = linear_attention(*inputs, g, **options)
+        return torch.autograd.grad(y, g, upstream)[0].double()
+
+    exact, actual = gradient(torch.float64, "chunked"), gradient(torch.float32, backend)
+    error = (actual.sum(1) - exact.sum(1)).abs() / exact.square().sum(1).sqrt()
+    assert error.max() < 2.5e-4
 
 
 T_OF_SCANS, C = 2**16, 3  # where a float32 that adds up token by token is up to a percent off

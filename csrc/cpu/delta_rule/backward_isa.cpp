@@ -1,7 +1,7 @@
 // Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 //
 // Backward: three sweeps, each of which keeps one state; no state of forward is stored, recomputed
-// or inverted. From forward come e_t and the last state.
+// or inverted. From forward come e_t.
 //
 // 1. From the last token to the first, over the gradient of the state: w_t = β_t du_t, which is the
 //    gradient of v_t, and the gradient of β_t (values_sweep.h).
@@ -10,11 +10,15 @@
 //
 // The log decay's gradient needs no sweep. With q scaled, and per channel, or summed over channels,
 //
-//     dg_t = dg_{t+1} + q_t ∘ dq_t - k_t ∘ (p_t + m_t),    dg_T from Σ_columns dS_T ∘ S_T,
+//     dg_t = dg_{t+1} + q_t ∘ dq_t - k_t ∘ (p_t + m_t),    dg_{T+1} = Σ_columns S_T ∘ dS_T,
 //
 // summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly; where it is
 // less than what the terms are rounded by, so is dg_t, which counts as 0. From there the sum starts
-// afresh, without what was rounded before.
+// afresh, without what was rounded before. So it does at anchors, after every few segments, where
+// it is Σ_columns S ∘ R: else what the terms are rounded by would add up. To have both states
+// there, sweeps 2 and 3 take turns where there are decays: one stretch of tokens forwards, while S
+// is kept at its anchors, and the same one backwards. Sweep 1 leaves the R that sweep 3 begins
+// with.
 //
 // Sweep 1 goes by columns of values, which are independent, and sweeps 2 and 3 by columns of keys;
 // they need all values of w_t. A task is a sequence, some heads and a part of the columns. If a
@@ -30,11 +34,9 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// What terms of order 1 are rounded by, and its logarithm.
+// What terms of order 1 are rounded by.
 template <class Acc>
 constexpr double kRounding = sizeof(Acc) == sizeof(float) ? 0x1p-24 : 0x1p-53;
-template <class Acc>
-constexpr double kLogRounding = sizeof(Acc) == sizeof(float) ? -16.64 : -36.74;
 
 template <class Acc>
 class Backward {
@@ -114,16 +116,16 @@ class Backward {
 
   bool is_per_channel() const { return decays_ == Decays::per_channel; }
 
-  // Calls body(segment) for all segments of a task, of one head after the other. All of them go
+  // Calls body(segment) for all segments of a piece, of one head after the other. All of them go
   // forwards, but from the last to the first where the direction is backwards.
   template <class Body>
-  void for_each_segment(const Task& task, Direction direction, Body body) const {
+  void for_each_segment(const Piece& piece, Heads heads, Direction direction, Body body) const {
     const int64_t tokens = plan_.segment.tokens;
-    const int64_t segments = ceil_div(task.piece.length(), tokens);
+    const int64_t segments = ceil_div(piece.length(), tokens);
     for (int64_t i = 0; i < segments; ++i) {
       const int64_t index = direction == Direction::forwards ? i : segments - 1 - i;
-      for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
-        body(segment_at(p_, task.piece, head, false, index * tokens, tokens));
+      for (int64_t head = heads.begin; head < heads.end; ++head) {
+        body(segment_at(p_, piece, head, false, index * tokens, tokens));
       }
     }
   }
@@ -132,6 +134,9 @@ class Backward {
 
   Acc* state_of(const Task& task, int64_t head) const {
     return task.s.state + (head - task.heads.begin) * task.s.state_size;
+  }
+  Acc* gradient_of(const Task& task, int64_t head) const {
+    return task.s.gradient + (head - task.heads.begin) * task.s.state_size;
   }
   // One head's state (K, V) in a tensor that may be absent.
   template <class Element, class Pointer>
@@ -143,16 +148,18 @@ class Backward {
   Blocks<Acc> by_key(const Task& task, int64_t head) const {
     return {state_of(task, head), p_.K, task.values, kSweepVectors<Acc>};
   }
-  Blocks<Acc> by_value(const Task& task, int64_t head) const {
-    return {state_of(task, head), p_.V, task.keys, kSweepVectors<Acc>};
+  Blocks<Acc> by_value(const Task& task, Acc* state) const {
+    return {state, p_.V, task.keys, kSweepVectors<Acc>};
   }
-  void load_transposed(const Task& task, const void* states) const {
-    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
-      const Blocks<Acc> state = by_value(task, head);
-      clear_state(state);
-      import_state<Acc>(state,
-                        {in_tensor<const Acc>(states, task.piece, head), 0, p_.V, p_.K, 1, p_.V});
-    }
+  void load_transposed(Blocks<Acc> state, const Acc* from) const {
+    clear_state(state);
+    import_state<Acc>(state, {from, 0, p_.V, p_.K, 1, p_.V});
+  }
+  // R of one head before a stretch, which is not its sequence's first: no two are in one place.
+  Acc* gradient_before(const Shared& shared, int64_t batch, int64_t time, int64_t head) const {
+    const int64_t stretches = p_.T / plan_.stretch;
+    const int64_t row = batch * stretches + time / plan_.stretch - 1;
+    return shared.gradients + (row * p_.Hkv + head) * p_.K * p_.V;
   }
 
   // ---- sweep 1 ----
@@ -187,8 +194,13 @@ class Backward {
       import_state<Acc>(
           state, {in_tensor<const Acc>(input_.dstate, task.piece, head), 0, p_.K, p_.V, p_.V, 1});
     }
-    for_each_segment(task, Direction::backwards,
-                     [&](const Segment& segment) { sweep_values_of(task, segment); });
+    for_each_segment(task.piece, task.heads, Direction::backwards, [&](const Segment& segment) {
+      sweep_values_of(task, segment);
+      const int64_t before = segment.first - task.piece.begin;
+      if (before == 0 || before % plan_.stretch != 0) return;
+      Acc* const to = gradient_before(task.shared, segment.batch, segment.first, segment.head);
+      export_state<Acc>(by_key(task, segment.head), 1, {to, 0, p_.K, p_.V, p_.V, 1});
+    });
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       export_state<Acc>(
           by_key(task, head), 1,
@@ -234,25 +246,62 @@ class Backward {
   // ---- sweeps 2 and 3 ----
 
   void differentiate_keys(const Task& task) const {
-    load_transposed(task, p_.initial_state);
-    for_each_segment(task, Direction::forwards, [&](const Segment& segment) {
-      sweep_keys_of<Direction::forwards>(task, segment);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_transposed(by_value(task, state_of(task, head)),
+                      in_tensor<const Acc>(p_.initial_state, task.piece, head));
+    }
+    Piece stretch = task.piece;
+    for (; stretch.begin < task.piece.end; stretch.begin = stretch.end) {
+      stretch.end = min(stretch.begin + plan_.stretch, task.piece.end);
+      differentiate_keys(task, stretch);
+    }
+  }
+
+  void differentiate_keys(const Task& task, const Piece& stretch) const {
+    for_each_segment(stretch, task.heads, Direction::forwards, [&](const Segment& segment) {
+      const Blocks<Acc> state = by_value(task, state_of(task, segment.head));
+      sweep_keys_of<Direction::forwards>(task, segment, state);
+      if (ends_at_anchor(stretch, segment)) {
+        __builtin_memcpy(anchor_of(task, stretch, segment), state.data,
+                         sizeof(Acc) * size_of(state));
+      }
     });
-    load_transposed(task, input_.dstate);
-    start_decay_gradient(task);
-    for_each_segment(task, Direction::backwards, [&](const Segment& segment) {
-      sweep_keys_of<Direction::backwards>(task, segment);
+    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
+      load_transposed(by_value(task, gradient_of(task, head)),
+                      stretch.end == task.piece.end
+                          ? in_tensor<const Acc>(input_.dstate, stretch, head)
+                          : gradient_before(task.shared, stretch.batch, stretch.end, head));
+    }
+    for_each_segment(stretch, task.heads, Direction::backwards, [&](const Segment& segment) {
+      const Blocks<Acc> gradient = by_value(task, gradient_of(task, segment.head));
+      if (ends_at_anchor(stretch, segment)) {
+        begin_suffix(task, segment.head, by_value(task, anchor_of(task, stretch, segment)),
+                     gradient);
+      }
+      sweep_keys_of<Direction::backwards>(task, segment, gradient);
     });
   }
 
+  // Whether the state after a segment is kept, and where.
+  bool ends_at_anchor(const Piece& stretch, const Segment& segment) const {
+    const int64_t end = segment.first + segment.count;
+    return plan_.has_decays() && ((end - stretch.begin) % plan_.anchor == 0 || end == stretch.end);
+  }
+  Acc* anchor_of(const Task& task, const Piece& stretch, const Segment& segment) const {
+    const int64_t head = segment.head - task.heads.begin;
+    const int64_t index = (segment.first - stretch.begin) / plan_.anchor;
+    return task.s.anchors + (head * kStretchAnchors + index) * task.s.state_size;
+  }
+
   template <Direction direction>
-  void sweep_keys_of(const Task& task, const Segment& segment) const {
+  void sweep_keys_of(const Task& task, const Segment& segment,
+                     Blocks<Acc> state_or_gradient) const {
     const int64_t blocks = ceil_div(segment.count, kBlockTokens);
     stage_value_weights(task, segment, blocks);
     stage_keys(task, segment, blocks * kBlockTokens);
     const KeysSweep<Acc> sweep{task.s.value_weights, blocks, task.s.keys};
     for_each_block<kSweepVectors<Acc>>(
-        by_value(task, segment.head), [&](auto width, int64_t column, Acc* state) {
+        state_or_gradient, [&](auto width, int64_t column, Acc* state) {
           with_flag(p_.delta, [&](auto delta) {
             with_flag(is_per_channel(), [&](auto per_channel) {
               sweep_keys<direction, decltype(delta)::value, decltype(per_channel)::value,
@@ -352,9 +401,8 @@ class Backward {
   // The heads of q or k of a task that alone adds to them.
   void finish_heads(const Task& task, const SharedHeads& of) const {
     const View view = sums(task, of);
-    Task shared_task = task;
-    shared_task.heads = {of.of(task.heads.begin), of.of(task.heads.end - 1) + 1};
-    for_each_segment(shared_task, Direction::forwards,
+    const Heads heads{of.of(task.heads.begin), of.of(task.heads.end - 1) + 1};
+    for_each_segment(task.piece, heads, Direction::forwards,
                      [&](const Segment& segment) { finish_rows(task.s, segment, of, view); });
   }
 
@@ -417,36 +465,38 @@ class Backward {
     }
   }
 
-  // Of every channel the sum over the tokens visited so far.
+  // The gradient of the decay so far: of every channel, or in the first place of the head.
   double* suffix_of(const Task& task, int64_t head) const {
     return task.s.suffix + (head - task.heads.begin) * task.s.k_stride;
   }
 
-  // Σ_columns dS_T ∘ S_T of every channel.
-  void start_decay_gradient(const Task& task) const {
-    if (!is_per_channel()) return;
-    for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
-      for (int64_t r = 0; r < p_.K; ++r) {
-        suffix_of(task, head)[r] = dot_of_last_state(task.piece, head, r, 1);
+  // Between two tokens it is Σ_columns S ∘ R.
+  void begin_suffix(const Task& task, int64_t head, Blocks<Acc> state, Blocks<Acc> gradient) const {
+    double* const suffix = suffix_of(task, head);
+    double sum_of_channels = 0;
+    for_each_block<kSweepVectors<Acc>>(state, [&](auto width, int64_t column, Acc* block) {
+      constexpr int vectors = decltype(width)::value;
+      const Acc* of_gradient = gradient.data + (block - state.data);
+      Vec<Acc> dots[vectors] = {};
+      for (int64_t r = 0; r < p_.V; ++r) {
+        HFLA_UNROLL
+        for (int c = 0; c < vectors; ++c, block += kLanes<Acc>, of_gradient += kLanes<Acc>) {
+          dots[c] += load(block) * load(of_gradient);
+        }
       }
-    }
+      for (int64_t i = 0; i < vectors * kLanes<Acc>; ++i) {
+        suffix[column + i] = dots[i / kLanes<Acc>][i % kLanes<Acc>];
+        sum_of_channels += suffix[column + i];
+      }
+    });
+    if (!is_per_channel()) suffix[0] = sum_of_channels;
   }
 
-  // ⟨dS_T, S_T⟩ over rows of the state.
-  double dot_of_last_state(const Piece& piece, int64_t head, int64_t row, int64_t rows) const {
-    const Acc* const gradient = in_tensor<const Acc>(input_.dstate, piece, head);
-    const Acc* const state = in_tensor<const Acc>(input_.state, piece, head);
-    double dot = 0;
-    for (int64_t i = row * p_.V; gradient && i < (row + rows) * p_.V; ++i) {
-      dot += static_cast<double>(state[i]) * gradient[i];
-    }
-    return dot;
-  }
-
-  // The rest of it, -k_t ∘ p_t, and per channel the sums over tokens.
+  // The rest of it, -k_t ∘ p_t, and the sums over tokens.
   void end_decay_gradient(const Task& task, const Segment& segment) const {
     if (decays_ == Decays::none) return;
     const KeyRows<Acc>& rows = task.s.keys;
+    double& suffix = *suffix_of(task, segment.head);
     for (int64_t i = segment.count - 1; i >= 0; --i) {
       if (segment.masked(i)) continue;
       if (is_per_channel()) {
@@ -458,7 +508,9 @@ class Backward {
         const int64_t c = v * kLanes<Acc>;
         dot += load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
       }
-      task.shared.dlog_decay.at(task.part, segment, i) -= sum<Acc>(dot);
+      double& to = task.shared.dlog_decay.at(task.part, segment, i);
+      suffix = task.s.decay[i] < kRounding<Acc> ? 0 : suffix + (to - sum<Acc>(dot));
+      to = suffix;
     }
   }
 
@@ -482,24 +534,17 @@ class Backward {
         });
   }
 
-  // dβ, and dg of a decay per head, from their terms.
+  // dβ, and dg of a decay per head, from those of the parts of the columns.
   void finish_numbers(const Shared& shared, const Piece& piece, int64_t head) const {
     const Segment segment = segment_at(p_, piece, head, false, 0, piece.length());
-    double suffix = decays_ == Decays::per_head ? dot_of_last_state(piece, head, 0, p_.K) : 0;
-    for (int64_t i = segment.count - 1; i >= 0; --i) {
-      if (plan_.wants_dbeta) {
-        *row_at<Acc>(result_.dbeta, RowsPer::token, segment, i, 0) =
-            static_cast<Acc>(shared.dbeta.total(plan_.parts, segment, i));
+    const auto finish = [&](const View& result, const PartialNumbers& numbers) {
+      for (int64_t i = 0; i < segment.count; ++i) {
+        *row_at<Acc>(result, RowsPer::token, segment, i, 0) =
+            static_cast<Acc>(numbers.total(plan_.parts, segment, i));
       }
-      if (decays_ != Decays::per_head) continue;
-      Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, segment, i, 0);
-      to = 0;
-      if (segment.masked(i)) continue;
-      const bool forgets =
-          *row_at<const Acc>(p_.log_decay, RowsPer::token, segment, i, 0) < kLogRounding<Acc>;
-      suffix = forgets ? 0 : suffix + shared.dlog_decay.total(plan_.parts, segment, i);
-      to = static_cast<Acc>(suffix);
-    }
+    };
+    if (plan_.wants_dbeta) finish(result_.dbeta, shared.dbeta);
+    if (decays_ == Decays::per_head) finish(result_.dlog_decay, shared.dlog_decay);
   }
 
   const DeltaRuleProblem& p_;

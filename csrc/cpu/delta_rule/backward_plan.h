@@ -17,10 +17,15 @@ namespace {
 template <class Acc>
 constexpr int kSweepVectors = sizeof(Acc) == sizeof(double) ? 1 : 2;  // doubles: for comparisons
 
+// Of sequences with decays: after how many segments the state is kept, and how many of these states
+// make a stretch: so few that they stay in the second-level cache.
+constexpr int64_t kAnchorSegments = 2, kStretchAnchors = 8;
+
 // What is done where, apart from the division into tasks.
 struct BackwardPlan : Plan {
   SharedHeads q, k;
   Decays decays;
+  int64_t anchor, stretch;  // tokens
   bool wants_dbeta;
   bool keeps_w;  // w has memory of its own: dv is not of the accumulation dtype
 
@@ -30,6 +35,8 @@ struct BackwardPlan : Plan {
         q(share_heads(*this, p.q, result.dq, p.q_group, results_are_acc)),
         k(share_heads(*this, p.k, result.dk, p.k_group, results_are_acc)),
         decays(its_decays),
+        anchor(kAnchorSegments * segment.tokens),
+        stretch(has_decays() ? kStretchAnchors * anchor : max(1, longest)),
         wants_dbeta(result.dbeta.data),
         keeps_w(!results_are_acc) {}
 
@@ -42,6 +49,7 @@ struct BackwardPlan : Plan {
     return plan;
   }
 
+  bool has_decays() const { return decays != Decays::none; }
   // Whether a task has all columns.
   bool has_all_columns() const { return parts == 1; }
   // Whether a task alone adds to its heads of q or k, and to all their columns.
@@ -63,8 +71,10 @@ struct BackwardScratch {
   KeyRows<Acc> keys;              // (rows, k_stride)
   Acc *beta, *decay, *factors;    // (rows,)
   Acc* dbeta;                     // (rows, lanes), for the sums
-  Acc* state;                     // (heads, state_size), as each sweep has it
-  double* suffix;                 // (heads, k_stride), of the decay's gradient per channel
+  Acc* state;                     // (heads, state_size), of sweeps 1 and 2
+  Acc* gradient;                  // (heads, state_size), of sweep 3
+  Acc* anchors;                   // (heads, kStretchAnchors, state_size), states of sweep 2
+  double* suffix;                 // (heads, k_stride), of the decay's gradient
   Acc *kept_w, *sums_q, *sums_k;  // (heads, longest, columns), where a task keeps them
 
   BackwardScratch(Carver& carver, const BackwardPlan& plan)
@@ -88,6 +98,8 @@ struct BackwardScratch {
     factors = carver.take<Acc>(rows);
     dbeta = carver.take<Acc>(rows * kLanes<Acc>);
     state = carver.take<Acc>(plan.heads * state_size);
+    gradient = carver.take<Acc>(plan.heads * state_size);
+    anchors = carver.take<Acc>(plan.has_decays() ? plan.heads * kStretchAnchors * state_size : 0);
     suffix = carver.take<double>(plan.heads * k_stride);
     const int64_t tokens = plan.heads * plan.longest;
     kept_w = carver.take<Acc>(plan.keeps_w && plan.has_all_columns() ? tokens * V : 0);
@@ -120,6 +132,7 @@ struct PartialNumbers {
 template <class Acc>
 struct BackwardShared {
   PartialNumbers dbeta, dlog_decay;
+  Acc* gradients;        // (B, T / stretch, Hv, K, V) of the states after stretches but the last
   Acc* w;                // (B, T, Hv, V)
   Acc *sums_q, *sums_k;  // (partials, B, T, their heads, K)
 
@@ -127,6 +140,8 @@ struct BackwardShared {
       : dbeta(carver, plan, plan.wants_dbeta),
         dlog_decay(carver, plan, plan.decays == Decays::per_head) {
     const Sequences& p = plan.sequences;
+    const int64_t stretches = plan.has_decays() ? p.B * (p.T / plan.stretch) : 0;
+    gradients = carver.take<Acc>(stretches * p.Hkv * p.K * p.V);
     w = carver.take<Acc>(plan.keeps_w && !plan.has_all_columns() ? p.B * p.T * p.Hkv * p.V : 0);
     sums_q = take_sums(carver, plan, plan.q);
     sums_k = take_sums(carver, plan, plan.k);

@@ -17,8 +17,9 @@
 //
 //     dg_t = dg_{t+1} + ⟨φ(q_t), dφ(q)_t⟩ - ⟨φ(k_t), dφ(k)_t⟩,    dg_T = ⟨[S, z]_T, U_T⟩,
 //
-// summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly, and the sum
-// starts afresh.
+// summed in double because much of it cancels. What the terms are rounded by would add up: every
+// few segments the first scan keeps [S, z], from which the second has the sum itself. Where e^{g_t}
+// is 0 so is dg_t, exactly, and the sum starts afresh.
 //
 // Tasks are as in forward; dq is one task, dk and dv are another. Of long sequences the sums are
 // those of long_scan.h.
@@ -92,6 +93,48 @@ struct Dots {
   }
 };
 
+// Where decays have a gradient, the state is kept after so many segments of a piece: half as many
+// would halve its error, and cost 2 % more of the time.
+constexpr int64_t kAnchorSegments = 8;
+constexpr int64_t kDotVectors = 64;  // products of a state that are summed up in floats
+
+// What is kept there for every head: the state, and the decay's gradient of the token after it.
+template <class Acc>
+struct Anchors {
+  const Plan& plan;
+  int64_t tokens;      // from one to the next, from the piece's first token on
+  int64_t state_size;  // of all columns
+  Acc* states;         // (B, T / tokens, Hkv, state_size)
+  double* gradients;   // (parts, B, T / tokens, Hkv)
+
+  Anchors(Carver& carver, const Plan& plan, bool wanted)
+      : plan(plan),
+        tokens(kAnchorSegments * plan.segment.tokens),
+        state_size((plan.sequences.V + 1) * row_stride<Acc>(plan.sequences.K)) {
+    const int64_t count = wanted ? plan.sequences.B * per_row() * plan.sequences.Hkv : 0;
+    states = carver.take<Acc>(count * state_size);
+    gradients = carver.take<double>(plan.parts * count);
+  }
+
+  bool is_before(const Piece& piece, int64_t time) const {
+    return time > piece.begin && time < piece.end && (time - piece.begin) % tokens == 0;
+  }
+  Acc* state(const Piece& piece, int64_t head, int64_t time) const {
+    return states + index(piece, head, time) * state_size;
+  }
+  double& gradient(int64_t part, const Piece& piece, int64_t head, int64_t time) const {
+    const Sequences& p = plan.sequences;
+    return gradients[part * p.B * per_row() * p.Hkv + index(piece, head, time)];
+  }
+
+ private:
+  int64_t per_row() const { return plan.sequences.T / tokens; }
+  // They are so far apart, and from the beginning of their piece, that no two are in one place.
+  int64_t index(const Piece& piece, int64_t head, int64_t time) const {
+    return (piece.batch * per_row() + time / tokens - 1) * plan.sequences.Hkv + head;
+  }
+};
+
 // The log decay at which e^g is zero.
 template <class Acc>
 bool forgets_all(Acc log_decay) {
@@ -104,10 +147,13 @@ class Backward {
 
   struct Shared {
     PieceStates<Acc> forwards, backwards;
+    Anchors<Acc> anchors;
     Dots q_dots, k_dots;
 
     Shared(Carver& carver, const Plan& plan, bool with_decay_gradient)
-        : forwards(carver, plan), backwards(carver, plan) {
+        : forwards(carver, plan),
+          backwards(carver, plan),
+          anchors(carver, plan, with_decay_gradient) {
       const Sequences& p = plan.sequences;
       const int64_t count = with_decay_gradient ? plan.parts * p.Hkv * p.B * p.T : 0;
       q_dots = {carver.take<double>(count), p.Hkv, p.B * p.T};
@@ -144,17 +190,19 @@ class Backward {
                   [&](Scratch& s, int64_t i) { sum_piece(s, shared, i >= tasks, at(i % tasks)); });
       workers.run(heads, [&](Scratch&, int64_t i) { combine(shared, i / p_.Hkv, i % p_.Hkv); });
     }
-    // The longer tasks first.
-    workers.run(2 * tasks, [&](Scratch& s, int64_t i) {
-      if (i < tasks) {
-        differentiate_keys_and_values(s, shared, at(i));
-      } else {
-        differentiate_queries(s, shared, at(i - tasks));
-      }
-    });
+    const auto of_queries = [&](Scratch& s, int64_t i) { differentiate_queries(s, shared, at(i)); };
+    const auto of_keys_and_values = [&](Scratch& s, int64_t i) {
+      differentiate_keys_and_values(s, shared, at(i));
+    };
     if (wants_decay_gradient()) {
+      workers.run(tasks, of_queries);
+      workers.run(tasks, of_keys_and_values);
       workers.run(
           heads, [&](Scratch&, int64_t i) { differentiate_decay(shared, i / p_.Hkv, i % p_.Hkv); });
+    } else {  // the longer tasks first
+      workers.run(2 * tasks, [&](Scratch& s, int64_t i) {
+        i < tasks ? of_keys_and_values(s, i) : of_queries(s, i - tasks);
+      });
     }
     return Status::ok;
   }
@@ -393,6 +441,7 @@ class Backward {
                          task.keys, by_value(s, task, segment.head));
                advance_window(role, s, task, segment, decay);
                if (!reads(role)) return;
+               keep_anchor(s, shared.anchors, task, segment);
                store_feature_gradients(segment, at.q, dq, {s.q, s.k_stride}, out, {s.k, s.k_stride},
                                        shared.q_dots.of(task.part, segment));
              });
@@ -461,6 +510,7 @@ class Backward {
       const int64_t count = segment.padded_rows();
       if (decay) last_of_head.set(0, s.decays.decay[count], s.decays.logarithm[count]);
       if (!reads(role)) return;
+      differentiate_anchor(s, shared.anchors, task, segment);
       store_feature_gradients(segment, k, dk, {s.k, s.k_stride}, out_k, {s.q, s.k_stride},
                               shared.k_dots.of(task.part, segment));
       if (!dv_in_place) store_rows<Acc>(p_.dtype, segment, dv, {s.out_v, s.v_stride});
@@ -554,6 +604,36 @@ class Backward {
 
   // ---- decay ----
 
+  // W after a segment, and there ⟨W, e^g U⟩ of the token after it. A part has its own columns.
+  void keep_anchor(const Scratch& s, const Anchors<Acc>& anchors, const Task& task,
+                   const Segment& segment) const {
+    const int64_t time = segment.first + segment.count;
+    if (!wants_decay_gradient() || !anchors.is_before(task.piece, time)) return;
+    const Blocks<Acc> state = value_blocks(s, task, segment.head);
+    __builtin_memcpy(columns_of(anchors.state(task.piece, segment.head, time), task), state.data,
+                     sizeof(Acc) * size_of(state));
+  }
+  void differentiate_anchor(const Scratch& s, const Anchors<Acc>& anchors, const Task& task,
+                            const Segment& segment) const {
+    const int64_t time = segment.time(segment.count - 1);
+    if (!wants_decay_gradient() || !anchors.is_before(task.piece, time)) return;
+    const Acc* const state = columns_of(anchors.state(task.piece, segment.head, time), task);
+    const Blocks<Acc> gradient = value_blocks(s, task, segment.head);
+    constexpr int64_t W = kLanes<Acc>;
+    double dot = 0;
+    for (int64_t row = 0; row < size_of(gradient); row += kDotVectors * W) {
+      Vec<Acc> of_row{};
+      for (int64_t i = row; i < min(row + kDotVectors * W, size_of(gradient)); i += W)
+        of_row += load(state + i) * load(gradient.data + i);
+      dot += sum<Acc>(of_row);
+    }
+    anchors.gradient(task.part, task.piece, segment.head, time) =
+        *last(s, task, segment.head).decay * dot;
+  }
+  Acc* columns_of(Acc* state, const Task& task) const {
+    return state + task.keys.begin * kLanes<Acc> * value_rows_;
+  }
+
   // ⟨[S, z]_T, U_T⟩
   double dot_of_final_state(int64_t sequence, int64_t head) const {
     const State<const Acc> gradient = final_gradient(sequence, head);
@@ -570,8 +650,19 @@ class Backward {
   }
 
   void differentiate_decay(const Shared& shared, int64_t sequence, int64_t head) const {
-    const Piece piece = whole_sequence(p_, sequence);
     double gradient = dot_of_final_state(sequence, head);
+    for (int64_t i = plan_.pieces - 1; i >= 0; --i) {
+      differentiate_decay(shared, plan_.piece(sequence * plan_.pieces + i), head, gradient);
+    }
+  }
+  // gradient: of the token after the piece, then of its first one.
+  void differentiate_decay(const Shared& shared, const Piece& piece, int64_t head,
+                           double& gradient) const {
+    const auto sum_of_parts = [&](auto of_part) {
+      double sum = 0;
+      for (int64_t part = 0; part < plan_.parts; ++part) sum += of_part(part);
+      return sum;
+    };
     for (int64_t offset = 0; offset < piece.length(); ++offset) {
       const Segment segment = segment_at(p_, piece, head, true, offset, 1);
       Acc& to = *row_at<Acc>(result_.dlog_decay, RowsPer::token, segment, 0, 0);
@@ -581,9 +672,14 @@ class Backward {
         gradient = 0;
         continue;
       }
-      const int64_t token = segment.batch * p_.T + segment.time(0);
-      for (int64_t part = 0; part < plan_.parts; ++part) {
-        gradient += shared.q_dots.at(part, head, token) - shared.k_dots.at(part, head, token);
+      const int64_t time = segment.time(0), token = segment.batch * p_.T + time;
+      if (shared.anchors.is_before(piece, time)) {
+        gradient = sum_of_parts(
+            [&](int64_t part) { return shared.anchors.gradient(part, piece, head, time); });
+      } else {
+        gradient += sum_of_parts([&](int64_t part) {
+          return shared.q_dots.at(part, head, token) - shared.k_dots.at(part, head, token);
+        });
       }
       to = static_cast<Acc>(gradient);
     }

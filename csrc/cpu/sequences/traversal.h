@@ -45,16 +45,18 @@ HFLA_INLINE Segment segment_at(const Sequences& p, const Piece& piece, int64_t h
 }
 
 // Calls body(segment, the one after it) for all segments of `piece` and all heads, which take
-// turns.
+// turns. The segments are the same ones in both directions.
 template <class Body>
 HFLA_INLINE void traverse(const Plan& plan, const Piece& piece, Heads heads, bool reversed,
                           Body body) {
-  const int64_t length = plan.segment.tokens;
+  const int64_t length = plan.segment.tokens, segments = ceil_div(piece.length(), length);
+  const int64_t missing = reversed ? segments * length - piece.length() : 0;  // in the first one
   const auto at = [&](int64_t turn) {
+    const int64_t offset = turn / heads.count() * length - missing;
     return segment_at(plan.sequences, piece, heads.begin + turn % heads.count(), reversed,
-                      turn / heads.count() * length, length);
+                      max(0, offset), offset < 0 ? length - missing : length);
   };
-  const int64_t turns = ceil_div(piece.length(), length) * heads.count();
+  const int64_t turns = segments * heads.count();
   for (int64_t turn = 0; turn < turns; ++turn) body(at(turn), at(turn + 1));
 }
 
