@@ -198,14 +198,10 @@ void mul(StableIValue* stack) {
   combine_two(stack, std::multiplies<float>(), aoti_torch_cpu_mul_Tensor);
 }
 
-void view(StableIValue* stack) {
-  Arguments arguments(stack);
-  const Tensor x = arguments.tensor();
-  const std::vector<int64_t> sizes = arguments.integers();
-  const std::vector<int64_t> strides = arguments.integers();
-  const int64_t offset = arguments.integer();
-  int64_t last = offset, last_of_x = 0, dim = static_cast<int64_t>(sizes.size());
-  bool is_within = offset >= 0 && strides.size() == sizes.size(), is_empty = false;
+Tensor view(const Tensor& x, int64_t dim, const int64_t* sizes, const int64_t* strides,
+            int64_t offset) {
+  int64_t last = offset, last_of_x = 0;
+  bool is_within = offset >= 0, is_empty = false;
   for (int64_t d = 0; is_within && d < dim; ++d) {
     is_within = sizes[d] >= 0 && strides[d] >= 0;
     is_empty |= sizes[d] == 0;
@@ -214,9 +210,8 @@ void view(StableIValue* stack) {
   for (int64_t d = 0; d < x.dim(); ++d) last_of_x += (x.size(d) - 1) * x.strides()[d];
   check(is_within && (is_empty || last <= last_of_x), "a view must be within its tensor");
   AtenTensorHandle result = nullptr;
-  HFLA_TORCH_CALL(
-      aoti_torch__reinterpret_tensor(x.get(), dim, sizes.data(), strides.data(), offset, &result));
-  give_back(stack, Tensor(result));
+  HFLA_TORCH_CALL(aoti_torch__reinterpret_tensor(x.get(), dim, sizes, strides, offset, &result));
+  return Tensor(result);
 }
 
 void to_dtype(StableIValue* stack) {

@@ -31,6 +31,7 @@ struct Operation {
   void (*run)(StableIValue* stack);  // null: torch's dispatcher finds it by its name
   std::vector<Kind> arguments;
   int64_t num_results;
+  bool is_view = false;
   bool reads_weights = false;  // whole, those that it is given
 };
 
@@ -60,7 +61,7 @@ std::vector<Operation> make_operations() {
     void (*run)(StableIValue*);
   };
   constexpr Known torchs[] = {
-      {"as_strided(Tensor x, int[] size, int[] stride, int offset) -> Tensor", "", view},
+      {"as_strided(Tensor x, int[] size, int[] stride, int offset) -> Tensor", "", nullptr},
       {"add(Tensor a, Tensor b) -> Tensor", "Tensor", add},
       {"embedding(Tensor table, Tensor indices, int padding, bool by_count, bool sparse) -> Tensor",
        "", embedding},
@@ -83,6 +84,7 @@ std::vector<Operation> make_operations() {
     operation.name = space + schema.substr(0, schema.find('('));
     operation.overload = overload;
     operation.run = run;
+    operation.is_view = operation.name == "aten::as_strided";
     for (const char* product : {"linear", "int8_linear", "int4_linear"}) {
       operation.reads_weights |= operation.name == kSpace + std::string(product);
     }
@@ -186,8 +188,25 @@ StableIValue argument(Kind kind, Code& code, const std::vector<Tensor>& tensors)
                                        : value;
 }
 
+// As read_schema has the arguments of a view.
+Tensor view_in(Code& code, const std::vector<Tensor>& tensors) {
+  const Tensor& x = tensors[*code.take(1)];
+  const int64_t dim = *code.take(1), *const sizes = code.take(dim);
+  const int64_t num_strides = *code.take(1), *const strides = code.take(num_strides);
+  check(num_strides == dim, "a view must have as many strides as sizes");
+  return view(x, dim, sizes, strides, *code.take(1));
+}
+
 void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& tensors) {
   check_arguments(operation, code, tensors.size());
+  if (operation.is_view) {
+    try {
+      tensors.push_back(view_in(code, tensors));
+    } catch (const std::exception& error) {
+      fail(operation.name, ": ", error.what());
+    }
+    return;
+  }
   StableIValue stack[kMostArguments];
   for (size_t i = 0; i < operation.arguments.size(); ++i) {
     stack[i] = argument(operation.arguments[i], code, tensors);

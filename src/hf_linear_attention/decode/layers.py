@@ -6,6 +6,7 @@ one trace, with the norm behind the last.
 Shapes: B batch, C hidden size.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter, eq, is_
@@ -291,10 +292,13 @@ def prove(
     assert recording.run is not None
     copies = [x.clone() for x in states.tensors]
     others = inputs[: len(inputs) - len(copies)]
-    result = recording.run(*others, *copies)
+    result = None
+    with contextlib.suppress(RuntimeError):  # modules will raise it, too, or need not
+        result = recording.run(*others, *copies)
     expected = by_modules()
     if not (
         isinstance(expected, Tensor)
+        and result is not None
         and are_equal(result, expected)
         and all(map(are_equal, copies, states.tensors))
     ):

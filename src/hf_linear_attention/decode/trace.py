@@ -105,8 +105,11 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _with_tensors(self, operation: Any, args: Sequence[Any]) -> Sequence[Any]:
-        """Arguments, with a tensor for each number that is added to one of floats, say."""
-        if not all(x.is_floating_point() for x in args if isinstance(x, Tensor)):
+        """Arguments, with a tensor for each number that is added to one of floats, say: one without
+        dimensions, which changes no dtype but that of others without.
+        """
+        given = [x for x in args if isinstance(x, Tensor)]
+        if not any(x.dim() for x in given) or not all(x.is_floating_point() for x in given):
             return args
         args = list(args)
         for i, argument in enumerate(operation._schema.arguments[: len(args)]):
