@@ -683,3 +683,15 @@ def test_an_array_in_the_place_of_another_is_seen(by_modules):
     answers(model, ids)
     model.config.counts = np.ones(2)
     assert torch.equal(answers(model, ids), by_modules(model, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_numbers_beside_tensors_of_any_kind_give_the_dtype_that_they_gave(dtype):
+    x = torch.arange(1, 5).to(dtype)
+    recorder = Recorder([x])
+    with recorder:
+        y = (x.sum() * 0.5 + 1) * (x + 0.1) * 3 + (x.amax() - 2)
+    run = recorder.function(y)
+    for other in (x, x * 7):
+        expected = (other.sum() * 0.5 + 1) * (other + 0.1) * 3 + (other.amax() - 2)
+        assert run(other).dtype == expected.dtype and torch.equal(run(other), expected)

@@ -194,7 +194,10 @@ def test_what_can_be_recorded(function, arguments, expected):
         ([0, 0, 0, -3], "must not end within"),  # a view of so many dimensions
         ([0, 0, 0, 1, 5, 1, 1, 0], "aten::as_strided: a view must be within its tensor"),
         ([0, 0, 0, 1, 4, 1, 1, -1], "aten::as_strided: a view must be within its tensor"),
-        ([0, 0, 0, 1, 4, 2, 1, 1, 0], "aten::as_strided: a view must have as many strides as sizes"),
+        (
+            [0, 0, 0, 1, 4, 2, 1, 1, 0],
+            "aten::as_strided: a view must have as many strides as sizes",
+        ),
         ([1, 3], r"results below 1, got 3"),
         ([1, -3], r"results below 1, got -3"),
     ],
