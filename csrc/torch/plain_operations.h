@@ -9,8 +9,9 @@
 
 namespace hfla {
 
-// Another look at a tensor's numbers; the offset is from its own first one, where torch's as_strided
-// counts from that of the memory. Without a stack, for half of a token's operations are views.
+// Another look at a tensor's numbers; the offset is from its own first one, where torch's
+// as_strided counts from that of the memory. Without a stack, for half of a token's operations are
+// views.
 Tensor view(const Tensor& x, int64_t dim, const int64_t* sizes, const int64_t* strides,
             int64_t offset);
 
