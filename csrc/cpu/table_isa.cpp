@@ -31,6 +31,7 @@ const CpuKernels kernels = {
     many_rows_linear,
     quantized_linear,
     rounded_linear,
+    dequantize_int4,
     {rms_norm, rms_norm_backward},
     add_sinusoids,
     decay_steps,

@@ -31,6 +31,7 @@ struct CpuKernels {
   ManyRowsLinearOnCpu many_rows_linear;
   QuantizedLinearOnCpu quantized_linear;
   QuantizedLinearOnCpu rounded_linear;  // x is rounded to 16 bits, so that products are of integers
+  QuantizedLinearOnCpu dequantize_int4;  // y is the weight, (out, in)
   RmsNormOnCpu rms_norm;
   SinusoidsOnCpu add_sinusoids;
   DecayStepsOnCpu decay_steps;

@@ -90,7 +90,25 @@ void quantized_linear(StableIValue* stack) {
   give_back(stack, y);
 }
 
-constexpr char kInt8[] = "int8_linear", kInt4[] = "int4_linear";
+void dequantize_int4(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor x = arguments.tensor();
+  const Tensor weight = arguments.tensor();
+  const Tensor scale = arguments.tensor();
+  const Tensor zero_point = arguments.optional_tensor();
+
+  QuantizedLinearProblem p{};
+  p.bits = 4;
+  set_matrices(p, x, weight, Tensor());
+  set_groups(p, x, scale, zero_point, /*out_dim=*/1);
+  Tensor numbers = Tensor::empty(x.dtype(), {p.out, p.in}, x.device());
+  if (p.out == 0 || p.in == 0) return give_back(stack, numbers);
+  p.y = numbers.mutable_data();
+  check_status(cpu(p.dtype).dequantize_int4(p, torch_threads()));
+  give_back(stack, numbers);
+}
+
+constexpr char kInt8[] = "int8_linear", kInt4[] = "int4_linear", kNumbers[] = "dequantize_int4";
 
 constexpr Op kOps[] = {
     op<quantized_linear<8>, kInt8>(
@@ -100,6 +118,10 @@ constexpr Op kOps[] = {
     op<quantized_linear<4>, kInt4>(
         "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, Tensor? bias, "
         "bool rounds_x=False) -> Tensor y",
+        false),
+    op<dequantize_int4, kNumbers>(
+        "dequantize_int4(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point) "
+        "-> Tensor numbers",
         false),
 };
 

@@ -28,6 +28,7 @@ NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "cross_entropy",
     "cross_entropy_backward",
     "decay_steps",
+    "dequantize_int4",
     "elementwise_scan",
     "elementwise_scan_backward",
     "elementwise_scan_step_",

@@ -24,6 +24,9 @@ from hf_linear_attention import pack_int4_weights
 from hf_linear_attention.fast import quantized
 from hf_linear_attention.fast.linear import hasten
 from hf_linear_attention.fast.quantized import FEW_ROWS, dequantize_int4
+from hf_linear_attention.ops.compiled.quantized_linear import (
+    dequantize_int4 as dequantize_int4_op,
+)
 from quantized_cases import (
     OP,
     OPS,
@@ -303,6 +306,25 @@ def test_packing_changes_no_number():
     assert isinstance(layer.weight, Int4Tensor)
     assert layer.weight.qdata.nbytes * 2 == before.qdata.nbytes
     assert torch.equal(dequantize_int4(layer.weight), before.dequantize())
+
+
+@pytest.mark.kernel_numbers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [2, 32, 96])
+def test_weights_as_floats_are_what_torch_makes_of_them(dtype, group):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-128, 128, (7, 96), generator=generator).to(torch.int8)
+    scale, zero = torch.randn(2, 192 // group, 14, generator=generator).to(torch.bfloat16)[..., ::2]
+    low, high = (weight << 4) >> 4, weight >> 4
+    values = torch.stack((low, high), -1).flatten(-2).double().unflatten(-1, (-1, group))
+    for zero_point in (zero, None):
+        x = torch.ones(3, 192, dtype=dtype, requires_grad=True)
+        floats = dequantize_int4_op(x, weight, scale, zero_point)
+        zeros = torch.zeros_like(scale) if zero_point is None else zero_point
+        exact = values * scale.double().t()[..., None] + zeros.double().t()[..., None]
+        assert floats.dtype == dtype and not floats.requires_grad
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(floats.double(), exact.flatten(-2), rtol=eps, atol=1e-6)
 
 
 def test_packing_what_can_not_be_packed_is_refused():

@@ -18,6 +18,7 @@ Status many_rows_linear(const ManyRowsLinearProblem&, const Threads&);
 Status quantized_linear(const QuantizedLinearProblem&, const Threads&);
 Status rounded_linear(const QuantizedLinearProblem&, const Threads&);
 Status rounded_int4(const QuantizedLinearProblem&, const Threads&);  // where values have 4 bits
+Status dequantize_int4(const QuantizedLinearProblem&, const Threads&);
 Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 Status add_sinusoids(const SinusoidsProblem&);

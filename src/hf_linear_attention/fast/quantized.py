@@ -23,6 +23,7 @@ from ..ops.numerics import is_transformed
 
 int8_product = native_op("int8_linear")
 int4_product = native_op("int4_linear")
+compiled_dequantize_int4 = native_op("dequantize_int4")
 IS_COMPILED = has_compiled()
 
 FEW_ROWS = 64  # with more, torchao makes floats of the weight, once for all of them
@@ -196,7 +197,15 @@ class Int4:
         """torchao's own needs mslk, a package for GPUs, so on the CPU there is none."""
         if weight.act_pre_scale is not None:
             x = x * weight.act_pre_scale
-        return F.linear(x, dequantize_int4(weight).to(x.dtype), bias)
+        return F.linear(x, Int4.floats(x, weight), bias)
+
+    @staticmethod
+    def floats(x: Tensor, weight: Any) -> Tensor:
+        """The weight in x's dtype."""
+        is_taken = IS_COMPILED and x.dtype in DTYPES and type(x) is Tensor and not is_transformed()
+        if is_taken and Int4.is_known(weight):
+            return compiled_dequantize_int4(x, weight.qdata, weight.scale, weight.zero_point)
+        return dequantize_int4(weight).to(x.dtype)
 
 
 KINDS: dict[str, Any] = {"Int8Tensor": Int8, "IntxUnpackedToInt8Tensor": Int8, "Int4Tensor": Int4}

@@ -43,6 +43,7 @@ OPS = {
     "expert_linear": linear.expert_linear,
     "int8_linear": quantized_linear.int8_linear,
     "int4_linear": quantized_linear.int4_linear,
+    "dequantize_int4": quantized_linear.dequantize_int4,
     "rms_norm": rms_norm.rms_norm,
     "cross_entropy": cross_entropy.cross_entropy,
     "cross_entropy_backward": cross_entropy.cross_entropy_backward,

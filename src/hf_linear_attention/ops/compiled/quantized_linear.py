@@ -9,6 +9,7 @@ from .library import ops, register_fake
 _registrations = torch.library.Library("hf_linear_attention", "FRAGMENT")  # undone when this goes
 _int8_linear = ops.int8_linear.default
 _int4_linear = ops.int4_linear.default
+_dequantize_int4 = ops.dequantize_int4.default
 
 
 def int8_linear(
@@ -69,12 +70,31 @@ def int4_linear(
     return _int4_linear(x.contiguous(), weight, scale, zero_point, bias, rounds_x)
 
 
+def dequantize_int4(x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+    """W (out, in) = weight scale + zero_point of x's dtype, computed in float32 and rounded once.
+
+    Args:
+        x: (..., in) of which no number is read; float32, bfloat16 or float16.
+        weight, scale, zero_point: as of `int4_linear`.
+
+    Raises:
+        RuntimeError: an argument is wrong; it says which and how.
+    """
+    like = x.new_empty(0, x.shape[-1])
+    return _dequantize_int4(like, weight, scale, zero_point)
+
+
 def _refuse_gradients(x: Tensor, bias: Tensor | None) -> None:
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         raise RuntimeError(
             "the compiled products of quantised weights have no gradient: call them under "
             "torch.no_grad()"
         )
+
+
+@register_fake("dequantize_int4", _registrations)
+def _fake_dequantize_int4(x, weight, scale, zero_point):
+    return x.new_empty(weight.shape[0], x.shape[-1])
 
 
 @register_fake("int8_linear", _registrations)
