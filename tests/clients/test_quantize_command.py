@@ -2,6 +2,7 @@
 """`python -m hf_linear_attention quantize`: folders with weights of 8 and 4 bits of any model."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
     pipeline,
 )
@@ -126,7 +130,9 @@ def test_a_text_of_ones_own_is_read(tmp_path, capsys):
         (["MODEL", "OUT"], "the following arguments are required: --bits"),
         (["MODEL", "OUT", "--bits", "5"], "invalid choice: 5"),
         (["MODEL", "OUT", "--bits", "4", "--group-size", "7"], "positive even number, got '7'"),
-        (["MODEL", "OUT", "--bits", "4", "--text", "NONE"], "must be a file, got"),
+        (["MODEL", "OUT", "--bits", "8", "--group-size", "32"], "--group-size is for 4 bits"),
+        (["MODEL", "OUT", "--bits", "4", "--group-size", "6"], "none of its linear layers can"),
+        (["MODEL", "OUT", "--bits", "4", "--text", "NONE"], "must be a file of text, got"),
         (["NONE", "OUT", "--bits", "4"], "can't be quantised"),
         (["EIGHT", "OUT", "--bits", "4"], "is quantised already"),
     ],
@@ -147,3 +153,60 @@ def test_what_can_not_be_is_said(given, message, tmp_path, capsys):
 def test_it_is_a_command():
     result = run_python("-m", "hf_linear_attention", "quantize", "--help")
     assert result.returncode == 0 and "--bits {8,4}" in result.stdout
+
+
+def test_experts_that_stay_are_said(tmp_path, capsys):
+    config = AutoConfig.for_model(
+        "qwen3_5_moe_text",
+        **SIZES,
+        **HEADS,
+        head_dim=16,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_value_head_dim=32,
+        linear_key_head_dim=32,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    main([str(tmp_path / "model"), str(tmp_path / "out"), "--bits", "4"])
+    printed = capsys.readouterr().out
+    experts = r"model\.layers\.\*\.mlp\.experts\.\w+ stays bfloat16: its \d\.\d MB are no linear"
+    assert re.search(experts, printed)
+    assert "bits per byte" not in printed  # of a tokenizer that makes no tokens
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BertForMaskedLM(BertConfig(**SIZES, num_attention_heads=2)),
+        lambda: LlamaForSequenceClassification(AutoConfig.for_model("llama", **SIZES, **HEADS)),
+    ],
+)
+def test_heads_that_would_be_lost_are_refused(make, tmp_path):
+    make().save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit, match="it must be a causal language model, got "):
+        main([str(tmp_path / "model"), str(tmp_path / "out"), "--bits", "8"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_interrupted_can_be_begun_again(tmp_path, monkeypatch):
+    save("llama", tmp_path / "model")
+    arguments = [str(tmp_path / "model"), str(tmp_path / "new" / "out"), "--bits", "8"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_tokenizer", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            main(arguments)
+    assert [*(tmp_path / "new").iterdir()] == []
+    (tmp_path / "new" / "out").mkdir()
+    main(arguments)
+    assert [x.name for x in (tmp_path / "new").iterdir()] == ["out"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "out")
+
+
+def test_a_folder_that_can_not_be_is_said_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="out can't be written"):
+        main(["no model", str(tmp_path / "file" / "out"), "--bits", "8"])

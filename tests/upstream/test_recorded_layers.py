@@ -314,3 +314,58 @@ def test_outputs_are_of_the_models_own_class():
             assert output[0] is output.last_hidden_state
     assert len(set(map(str, kinds))) == 1
     assert whole_of(model)[0].uses == 3
+
+
+def plain_loop(model, ids, mask_of=lambda t: None, prompt=4):
+    """Tokens one by one, with no positions, and masks (1, ...) by the number of the token."""
+    name, cache, logits = cache_name(model), None, []
+    with torch.no_grad():
+        for piece in (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)):
+            mask = None if cache is None else mask_of(len(logits))
+            given = {} if cache is None else {name: cache}
+            output = model(piece, use_cache=True, attention_mask=mask, **given)
+            cache = output[name]
+            logits.append(output.logits[:, -1])
+    return torch.stack(logits, dim=1), cache
+
+
+@pytest.mark.parametrize("model_type", OFTEN_RECORDED)
+def test_tokens_without_positions_and_with_short_masks_are_what_modules_give(model_type):
+    model, ids = changed(model_type), random_ids(1, 12)
+    masks = {
+        "none": lambda t: None,
+        "of the token alone": lambda t: torch.ones(1, 1, dtype=torch.long),
+        "of all": lambda t: torch.ones(1, 4 + t, dtype=torch.long),
+    }
+    for name, mask_of in masks.items():
+        expected, _ = without_recordings(plain_loop)(model, ids, mask_of)
+        actual, _ = plain_loop(model, ids, mask_of)
+        assert torch.equal(actual, expected), name
+
+
+def test_layers_that_a_config_leaves_out_stay_as_they_are():
+    model, ids = changed("qwen3_5_text"), random_ids(1, 20)
+    layers = model.config.num_hidden_layers
+
+    def run(model, ids):
+        _, cache = plain_loop(model, ids[:, :8])
+        logits = []
+        with torch.no_grad():
+            for number in (1, layers):
+                model.config.num_hidden_layers = number
+                for t in range(8, 14):
+                    output = model(ids[:, t : t + 1], **{cache_name(model): cache})
+                    logits.append(output.logits)
+        return torch.cat(logits, dim=1)
+
+    expected = without_recordings(run)(model, ids)
+    assert torch.equal(run(model, ids), expected)
+
+
+def test_a_token_out_of_range_is_named():
+    model, ids = changed("qwen3_5_text"), random_ids(1, 10)
+    _, cache = plain_loop(model, ids)
+    for token in (VOCAB_SIZE, -1):
+        given = {"use_cache": True, "attention_mask": None, cache_name(model): cache}
+        with torch.no_grad(), pytest.raises(ValueError, match=f"input_ids .*{token}"):
+            model(torch.tensor([[token]]), **given)

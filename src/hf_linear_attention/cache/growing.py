@@ -129,8 +129,9 @@ class GrowingLayer(DynamicLayer):
         return keys.dtype, keys.shape[:2], keys.shape[3], values.shape[3]
 
     def step_was_taken(self) -> None:
-        room, n = self.room, self.get_seq_length() + 1
+        room = self.room
         assert room is not None
+        n = room.used.item()  # attention counts, where the model runs this layer
         self.keys, self.values = room.keys[:, :, :n], room.values[:, :, :n]
 
     # ---- room ----

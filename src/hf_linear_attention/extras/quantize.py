@@ -6,9 +6,11 @@ of 8 or 4 bits, which `from_pretrained` loads as they are, and what that costs i
 import argparse
 import inspect
 import math
+import re
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TorchAoConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    TorchAoConfig,
+)
 
 from ..conversion.command import save_tokenizer
 from ..model.configuration import LinearAttentionConfig
@@ -29,6 +38,8 @@ DTYPES = ("bfloat16", "float16", "float32")
 GROUP_SIZES = (64, 32, 128)  # of inputs, by preference: 4.5 bits a weight with the first
 BLOCK_TOKENS = 1024  # of a text, read without those before
 MOST_BYTES = 2**16  # of a text
+MANY = 2**16  # numbers of a matrix that is worth a line
+HEADS = ("CausalLM", "LMHead", "ConditionalGeneration")  # in names of models that write text
 
 
 class Left(NamedTuple):
@@ -36,6 +47,9 @@ class Left(NamedTuple):
 
     name: str
     why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
 
 
 def quantize(
@@ -73,6 +87,18 @@ def layers_left(model: PreTrainedModel, bits: int, group_size: int) -> list[Left
     return left
 
 
+def others_left(model: PreTrainedModel) -> list[Left]:
+    """Matrices that are no linear layer's, as experts', all of one kind together."""
+    known = {id(x.weight) for x in model.modules() if isinstance(x, (nn.Linear, nn.Embedding))}
+    sizes: Counter[str] = Counter()
+    for name, weight in model.named_parameters():
+        if id(weight) not in known and weight.numel() >= MANY and weight.dim() > 1:
+            sizes[re.sub(r"\d+", "*", name)] += weight.nbytes
+    return [
+        Left(name, f"its {size / 1e6:.1f} MB are no linear layer's") for name, size in sizes.items()
+    ]
+
+
 def tied_head(model: PreTrainedModel) -> nn.Module | None:
     """Its head, if that multiplies by the weight of the embeddings."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -107,7 +133,7 @@ def group_size_for(model: PreTrainedModel) -> int:
 @torch.no_grad()
 def bits_per_byte(model: PreTrainedModel, tokenizer: Any, text: str) -> float:
     """Of a text in blocks, of each all tokens but the first."""
-    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = tokens_of(tokenizer, text)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     size = min(BLOCK_TOKENS, longest or BLOCK_TOKENS)
     with warnings.catch_warnings():
@@ -116,6 +142,12 @@ def bits_per_byte(model: PreTrainedModel, tokenizer: Any, text: str) -> float:
     with report:
         loss = math.fsum(_losses(model, ids.split(size, dim=1)))
     return loss / math.log(2) / len(text.encode())
+
+
+def tokens_of(tokenizer: Any, text: str) -> Tensor:
+    """(1, T)"""
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    return torch.tensor([ids], dtype=torch.long)
 
 
 def _losses(model: PreTrainedModel, blocks: Sequence[Tensor]) -> Iterator[float]:
@@ -154,11 +186,29 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"{out} must be a new or an empty folder")
     if find_spec("torchao") is None:
         sys.exit("quantize needs torchao: pip install torchao")
-    text = default_text() if flags.text is None else flags.text.read_text()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, which it becomes when all is written.
+        unfinished = tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent)
+    except OSError as error:
+        sys.exit(f"{out} can't be written: {error}")
+    with unfinished as folder:
+        made = Path(folder) / "model"
+        quantize_folder(flags, made)
+        if out.exists():
+            out.rmdir()
+        made.rename(out)
+    print(f"saved in {out}")
+
+
+def quantize_folder(flags: argparse.Namespace, out: Path) -> None:
+    """Writes the folder, and says what became of the model."""
+    text = default_text() if flags.text is None else flags.text.read_text(errors="replace")
     text = text.encode()[:MOST_BYTES].decode(errors="ignore")
     dtype = getattr(torch, flags.dtype)
     say_if_no_folder(flags.model)
     try:
+        check_head(AutoConfig.from_pretrained(flags.model))
         say(f"loading {flags.model}")
         model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=dtype).eval()
         if getattr(model, "is_quantized", False):
@@ -173,20 +223,35 @@ def main(arguments: list[str]) -> None:
                 model.save_pretrained(folder)
                 name = folder
             left = layers_left(model, flags.bits, group_size)
+            check_any(model, left)
             del model
             say(f"quantising to {flags.bits} bits")
             model = quantize(name, out, flags.bits, dtype, group_size, left)
     except (OSError, ValueError) as error:
         sys.exit(f"{flags.model} can't be quantised: {error}")
     after = loss_of(model, tokenizer, text)
-    for one in left:
+    for one in [*left, *others_left(model)]:
         print(f"{one.name} stays {flags.dtype}: {one.why}")
     print(f"weights: {size / 1e6:.1f} MB in {flags.dtype}, {weight_bytes(model) / 1e6:.1f} MB now")
     if before is not None and after is not None:
         print(f"bits per byte: {before:.4f}, {after:.4f} now ({after / before - 1:+.2%})")
-    print(f"tokenizer: {save_tokenizer(flags.model, out)}\nsaved in {out}")
+    print(f"tokenizer: {save_tokenizer(flags.model, out)}")
     if flags.bits == 4 and not isinstance(model.config, LinearAttentionConfig):
         print("on a CPU, call use_kernels(model): torchao multiplies such weights on GPUs only")
+
+
+def check_head(config: PreTrainedConfig) -> None:
+    """Raises a ValueError where another head would be lost."""
+    names = config.architectures or []
+    if names and not any(kind in name for name in names for kind in HEADS):
+        raise ValueError(f"it must be a causal language model, got {', '.join(names)}")
+
+
+def check_any(model: PreTrainedModel, left: Sequence[Left]) -> None:
+    """Raises a ValueError where all linear layers are left."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if len(layers) == len(left):
+        raise ValueError(f"none of its linear layers can have such weights, as {left[0]}")
 
 
 def tokenizer_of(name: str) -> Any | None:
@@ -197,8 +262,8 @@ def tokenizer_of(name: str) -> Any | None:
 
 
 def loss_of(model: PreTrainedModel, tokenizer: Any | None, text: str) -> float | None:
-    """Bits per byte; None without a tokenizer."""
-    if tokenizer is None:
+    """Bits per byte; None without a tokenizer, or where it makes no tokens of the text."""
+    if tokenizer is None or tokens_of(tokenizer, text).shape[1] < 2:
         return None
     say("reading a text")
     return bits_per_byte(model, tokenizer, text)
@@ -231,7 +296,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=existing_file,
         help=f"to measure the loss on, {MOST_BYTES} bytes at most; default: a source of Python's",
     )
-    return parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
+    if flags.group_size is not None and flags.bits == 8:
+        parser.error("--group-size is for 4 bits: with 8, an output has one scale")
+    return flags
 
 
 def positive_even(text: str) -> int:
@@ -241,6 +309,6 @@ def positive_even(text: str) -> int:
 
 
 def existing_file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"must be a file, got {text!r}")
+    if not Path(text).is_file() or Path(text).stat().st_size == 0:
+        raise argparse.ArgumentTypeError(f"must be a file of text, got {text!r}")
     return Path(text)

@@ -18,6 +18,9 @@ class Family:
     # Around a recurrent layer, if it remembers nothing else: its generated tokens are recorded.
     layer: str | None = None
 
+    # Whether the model counts positions on from its cache, where it is given none.
+    counts_positions: bool = True
+
     # What generates, where it needs something of the following.
     head: str | None = None
     drafts: type | None = None  # put before the head, for drafts

@@ -8,7 +8,7 @@ trace counts only after it has given, at the next token, what modules give, to t
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -21,7 +21,9 @@ from ..cache.growing import GrowingLayer
 from ..cache.protocol import StepCache
 from ..decode.conditions import may_be_recorded
 from ..decode.layers import RecordedTokens
+from ..ops.checks import check_tokens
 from ..releases import CACHE_NAMES
+from .families import family_of
 from .recorded_layers import given_beside, states_in
 
 RESULT = "last_hidden_state"
@@ -101,7 +103,12 @@ def _forward(
 
     dtype = next(model.parameters()).dtype  # which .to() changes in place
     constants = (dtype, *step.constants)
-    result = trace.tokens.run([model], step.caches, step.inputs, by_modules, constants)
+    try:
+        result = trace.tokens.run([model], step.caches, step.inputs, by_modules, constants)
+    except RuntimeError:
+        if input_ids is not None:
+            check_tokens(input_ids, model.get_input_embeddings())
+        raise
     if outputs is not None:
         return outputs
     # Without __init__, which looks at every field several times.
@@ -121,21 +128,32 @@ def step_of(model: Any, given: Mapping[str, Any]) -> Step | None:
     cache, mask = given[cache_name], given.get("attention_mask")
     if not isinstance(cache, Cache) or not may_be_recorded(first, None, True, cache):
         return None
-    if mask is not None and not (type(mask) is Tensor and mask.dim() == 2 and mask.all()):
-        return None  # padding: what it changes is no matter of one token
     caches = _step_caches(cache)
-    if caches is None:
+    if caches is None or len(caches) != model.config.get_text_config().num_hidden_layers:
+        return None  # as many layers run as the config says
+    if mask is not None and not sees_all(mask, caches):
         return None
     # All are real, which masks say by a number of tokens that is another each time.
     given = dict(given) | ({} if mask is None else {"attention_mask": None})
     cls: type = type(model)
     if given.get("position_ids") is None and "position_ids" in _parameters_of(cls):
+        if not family_of(cls).counts_positions:
+            return None
         past = cache.get_seq_length()
         given["position_ids"] = first.new_full((1, 1), past, dtype=torch.long)
     beside = given_beside(cache, (), given)
     if beside is None:
         return None
     return Step(caches, cache_name, given, beside.tensors, beside.constants)
+
+
+def sees_all(mask: Any, caches: Sequence[StepCache]) -> bool:
+    """Whether a mask says of all tokens so far, and of the new one, that they are real. Tokens that
+    it does not speak of are padding to Transformers.
+    """
+    seen = max((x.get_seq_length() for x in caches if isinstance(x, GrowingLayer)), default=0)
+    is_plain = type(mask) is Tensor and mask.dim() == 2 and mask.shape[1] > seen
+    return is_plain and bool(mask.all())
 
 
 def _step_caches(cache: Cache) -> list[StepCache] | None:

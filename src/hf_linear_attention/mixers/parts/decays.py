@@ -25,6 +25,7 @@ from ...ops.numerics import (
     decay_of_steps,
     is_transformed,
     needs_grad,
+    without_excess,
 )
 from .tensor_parallel import HeadShard
 
@@ -234,6 +235,7 @@ class HGRN2(Decay):
             limits = torch.finfo(torch.float32)
             bound = bounded(bound, limits.tiny, 1 - limits.eps)
             log_decay = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_decay)
+            log_decay = without_excess(log_decay)
         return -torch.expm1(log_decay), log_decay
 
 
