@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Files of llama.cpp's, GGUF, of models that Transformers has saved: one table for each architecture.
+"""GGUF, llama.cpp's files, of models that Transformers has saved: a table for each architecture.
 
 For llama_cpp_worker.py, in whose environment torch is not needed.
 """

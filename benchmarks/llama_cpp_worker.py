@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
+
 from llama_cpp_files import write_gguf
 
 BATCH = 512  # tokens that are read at once, llama.cpp's default

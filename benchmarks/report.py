@@ -37,6 +37,7 @@ TITLES = {
     "decode": "Generation",
     "training": "Training step",
     "upstream": "Transformers' own models",
+    "peers": "Transformers' own models, beside llama.cpp",
     "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
     "decode_race": "A token by its trace",
@@ -55,6 +56,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "prompt, float32",
     ),
     "decode_race": ("",),  # all
+    "peers": ("",),
     "training": ("training step",),
     "rg_lru": ("RG-LRU", "block"),
     "serving": ("HTTP", "one process", "long prompt"),
