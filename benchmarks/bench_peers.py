@@ -212,8 +212,9 @@ class Bench:
             self.verify_llama(self.llama)
 
     def verify_llama(self, llama: LlamaCpp) -> None:
-        """llama.cpp 0.3.36's products on AMX leave out all rows but the first where a product has
-        another dimension for rows, as one of Qwen3.5's has: it is timed with one row there.
+        """With one row it has to be right. With several, llama-cpp-python 0.3.36 on a processor with
+        AMX gave the first row right and all others wrong, in 8 and 4 bits, by Qwen3.5's product
+        "ssm_out" alone: such a kind is timed with one row only.
         """
         for kind, error in llama.verify(rows=1).items():
             self.report.errors[f"{self.name}, {LLAMA}, {kind}"] = error
