@@ -212,9 +212,9 @@ class Bench:
             self.verify_llama(self.llama)
 
     def verify_llama(self, llama: LlamaCpp) -> None:
-        """With one row it has to be right. With several, llama-cpp-python 0.3.36 on a processor with
-        AMX gave the first row right and all others wrong, in 8 and 4 bits, by Qwen3.5's product
-        "ssm_out" alone: such a kind is timed with one row only.
+        """With one row it has to be right. With several, llama-cpp-python 0.3.36 on a processor
+        with AMX gave the first row right and all others wrong, in 8 and 4 bits, by Qwen3.5's
+        product "ssm_out" alone: such a kind is timed with one row only.
         """
         for kind, error in llama.verify(rows=1).items():
             self.report.errors[f"{self.name}, {LLAMA}, {kind}"] = error
