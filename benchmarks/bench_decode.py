@@ -48,7 +48,7 @@ from transformers.cache_utils import (
 from harness import Report, Work, check_close, parser, within
 from hf_linear_attention import LinearAttentionCache, use_large_pages
 from identity import without_attention
-from llama_cpp_models import STEPS, LlamaCpp
+from llama_cpp_models import STEPS, LlamaCpp, name_of
 from models import (
     SIZE,
     SMALLEST,
@@ -281,7 +281,7 @@ class Bench:
         if report.flags.llama is None:
             report.notes.append("without llama.cpp: --llama was not given")
         else:
-            self.llama = LlamaCpp(report.flags.llama, self.models["Llama"], setting.size)
+            self.llama = LlamaCpp(report.flags.llama, self.models["Llama"])
             report.notes.append(f"llama-cpp-python {self.llama.version}, its cache in float16")
 
     def verify(self) -> None:
@@ -292,7 +292,8 @@ class Bench:
         with torch_products():
             errors[NN_LINEAR] = verify(self.models["ours"], size)
         if self.llama is not None:
-            errors |= self.llama.verify()
+            of_kinds = self.llama.verify()
+            errors |= {name_of(kind): error for kind, error in of_kinds.items()}
 
     def halves(self) -> dict[str, PreTrainedModel]:
         """The pair in bfloat16, verified, beside ours in float32."""

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""llama.cpp in a process of its own, for bench_decode.py: runs one of Transformers' Llamas.
+"""llama.cpp in a process of its own: runs models of Transformers that llama_cpp_files.py knows.
 
 Started by the Python of an environment that has llama-cpp-python (which compiles llama.cpp for
 the machine), gguf and safetensors; torch is not needed there. Answers lines of JSON.
@@ -14,83 +14,23 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gguf
 import llama_cpp
 import numpy as np
-from gguf import GGMLQuantizationType
-from safetensors.numpy import load_file
+
+from llama_cpp_files import write_gguf
 
 BATCH = 512  # tokens that are read at once, llama.cpp's default
-NAMES = {  # of weights in Transformers: in llama.cpp's files
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def new_name(name: str) -> str:
-    name = name.removesuffix(".weight")
-    if name.startswith("model.layers."):
-        layer, name = name.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{layer}.{NAMES[name]}.weight"
-    return f"{NAMES[name]}.weight"
-
-
-def pairs_side_by_side(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rotary positions turn the numbers i and i + D / 2 of a head in Transformers, and 2 i and
-    2 i + 1 in llama.cpp.
-    """
-    halves = weight.reshape(heads, 2, -1, weight.shape[-1])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(folder: Path, kind: str, path: Path) -> None:
-    """A saved Llama in float32 as a file of llama.cpp's. kind: of all matrices but the embeddings',
-    of which a token reads one row.
-    """
-    config = json.loads((folder / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if "q_proj" in name or "k_proj" in name:
-            weight = pairs_side_by_side(weight, heads)
-        as_it_is = weight.ndim == 1 or "embed_tokens" in name
-        dtype = GGMLQuantizationType["F32" if as_it_is else kind]
-        writer.add_tensor(new_name(name), gguf.quantize(weight, dtype), raw_dtype=dtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+SPARE = 64  # tokens that a sequence has room for beyond its context
 
 
 class Decoder(NamedTuple):
-    """Sequences of one model that have read `context` tokens each."""
+    """Sequences of one model that have read their contexts."""
 
     llama: Any  # ctypes' pointer to llama.cpp's context
     batch: Any
     vocab_size: int
-    rows: int
-    context: int
+    contexts: np.ndarray  # (rows, tokens)
+    states: list[Any]  # of each row after its context, as bytes
 
     def read(self, tokens: np.ndarray, start: int) -> np.ndarray:
         """tokens (rows, n), at the positions from start on: logits (rows, vocab_size) after the
@@ -119,11 +59,29 @@ class Decoder(NamedTuple):
                 last.append(np.ctypeslib.as_array(logits, (self.vocab_size,)).copy())
         return np.stack(last)
 
-    def forget(self, start: int) -> None:
-        """All from the position start on, in all rows."""
-        memory = llama_cpp.llama_get_memory(self.llama)
-        for row in range(self.rows):
-            llama_cpp.llama_memory_seq_rm(memory, row, start, -1)
+    def save(self) -> None:
+        for row in range(len(self.contexts)):
+            size = llama_cpp.llama_state_seq_get_size(self.llama, row)
+            state = (ctypes.c_uint8 * size)()
+            llama_cpp.llama_state_seq_get_data(self.llama, state, size, row)
+            self.states.append(state)
+
+    def forget(self) -> None:
+        """All of all rows."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.llama), False)
+
+    def rewind(self) -> None:
+        """Back to the contexts. Recurrent states can't be rid of tokens, so all come anew."""
+        self.forget()
+        for row, state in enumerate(self.states):
+            if not llama_cpp.llama_state_seq_set_data(self.llama, state, len(state), row):
+                raise RuntimeError(f"llama.cpp could not go back to the context of row {row}")
+
+    def read_one_by_one(self, tokens: np.ndarray, start: int) -> np.ndarray:
+        """As `read`, each token of the rows by itself."""
+        for i, token in enumerate(np.split(tokens, tokens.shape[1], axis=1)):
+            logits = self.read(token, start + i)
+        return logits
 
 
 class Worker:
@@ -155,7 +113,7 @@ class Worker:
         given = np.array(tokens)
         rows, n = given.shape
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = rows * (context + n + 64)
+        settings.n_ctx = rows * (context + SPARE)
         settings.n_batch = settings.n_ubatch = BATCH
         settings.n_seq_max = rows
         settings.n_threads = settings.n_threads_batch = self.threads
@@ -163,25 +121,43 @@ class Worker:
         if not llama:
             raise RuntimeError(f"llama.cpp could not make a context of {settings.n_ctx} tokens")
         batch = llama_cpp.llama_batch_init(BATCH, 0, rows)
-        decoder = Decoder(llama, batch, vocab_size, rows, context)
+        contexts = given[:, np.arange(context) % n]
+        decoder = Decoder(llama, batch, vocab_size, contexts, [])
         self.decoders[kind] = decoder
         logits = decoder.read(given, 0)
         if context > n:
-            decoder.read(np.resize(given, (rows, context - n)), n)
-        else:
-            decoder.forget(context)
+            decoder.read(contexts[:, n:], n)
+        decoder.save()
         return {"logits": logits.tolist()}
 
-    def sample(self, kind: str, steps: int) -> dict:
-        """Seconds for each of so many tokens after the context, all rows at once."""
+    def follow(self, kind: str, tokens: list[list[int]]) -> dict:
+        """The logits after tokens (rows, n) that follow the contexts, read one by one."""
         decoder = self.decoders[kind]
-        token = np.zeros((decoder.rows, 1), dtype=np.int64)
-        start = time.perf_counter()
-        for i in range(steps):
-            decoder.read(token, decoder.context + i)
-        seconds = (time.perf_counter() - start) / steps
-        decoder.forget(decoder.context)
-        return {"seconds": seconds}
+        decoder.rewind()
+        logits = decoder.read_one_by_one(np.array(tokens), decoder.contexts.shape[1])
+        return {"logits": logits.tolist()}
+
+    def sample(self, kind: str, steps: int, untimed: int = 0) -> dict:
+        """Seconds for each of so many tokens after the contexts, all rows at once. untimed: how
+        many are read before, so that caches of the processor hold what they may.
+        """
+        decoder = self.decoders[kind]
+        rows, start = decoder.contexts.shape
+        decoder.rewind()
+        if untimed:
+            decoder.read_one_by_one(np.zeros((rows, untimed), dtype=np.int64), start)
+        tokens = np.zeros((rows, steps), dtype=np.int64)
+        begin = time.perf_counter()
+        decoder.read_one_by_one(tokens, start + untimed)
+        return {"seconds": (time.perf_counter() - begin) / steps}
+
+    def sample_prompt(self, kind: str) -> dict:
+        """Seconds to read the contexts."""
+        decoder = self.decoders[kind]
+        decoder.forget()
+        begin = time.perf_counter()
+        decoder.read(decoder.contexts, 0)
+        return {"seconds": time.perf_counter() - begin}
 
     def release(self, kind: str) -> dict:
         """Frees what `prepare` made."""

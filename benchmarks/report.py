@@ -42,6 +42,7 @@ TITLES = {
     "decode_race": "A token by its trace",
     "long": "After many tokens",
 }
+UNPUBLISHED = {"peers": "Transformers' own models, beside llama.cpp"}  # not on the page yet
 CONVERSION = "conversion"  # whose page is another
 PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
@@ -55,6 +56,7 @@ PANELS = {  # how those begin that the page shows; the files have all
         "prompt, float32",
     ),
     "decode_race": ("",),  # all
+    "peers": ("",),
     "training": ("training step",),
     "rg_lru": ("RG-LRU", "block"),
     "serving": ("HTTP", "one process", "long prompt"),
@@ -126,13 +128,14 @@ def beside(path: Path, suffix: str) -> str:
 
 def section_of_times(path: Path, document: dict[str, Any]) -> str:
     bench = document["bench"]
+    title = (TITLES | UNPUBLISHED)[bench]
     headline = [row for row in document["rows"] if row["panel"].startswith(PANELS[bench])]
     lines = [
-        f"**{TITLES[bench]}**: median ms, and in brackets how many times as long as "
+        f"**{title}**: median ms, and in brackets how many times as long as "
         f"{document['baseline']}. {place(document)}{disturbance_of(headline)}",
         "",
         *tables(headline, document["baseline"]),
-        f"![{TITLES[bench]}: times on logarithmic axes]({plot(path)})",
+        f"![{title}: times on logarithmic axes]({plot(path)})",
     ]
     return "\n".join(lines)
 

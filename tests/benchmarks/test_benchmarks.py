@@ -17,6 +17,7 @@ import bench_decode  # noqa: E402
 import bench_decode_race  # noqa: E402
 import bench_long  # noqa: E402
 import bench_ops  # noqa: E402
+import bench_peers  # noqa: E402
 import bench_products  # noqa: E402
 import bench_rg_lru  # noqa: E402
 import bench_serving  # noqa: E402
@@ -160,6 +161,9 @@ class LlamaByTransformers:
         assert Path(command[1]).is_file()
         self.models = {}
 
+    def close(self):
+        pass
+
     def ask(self, do, kind, **arguments):
         return getattr(self, do)(kind, **arguments)
 
@@ -167,13 +171,21 @@ class LlamaByTransformers:
         self.models[kind] = AutoModelForCausalLM.from_pretrained(folder)
         return {"version": "1.2"}
 
-    @torch.no_grad()
     def prepare(self, kind, tokens, context):
         assert len(tokens[0]) <= context
-        return {"logits": self.models[kind](torch.tensor(tokens)).logits[:, -1].tolist()}
+        self.context = torch.tensor(tokens)
+        return {}
 
-    def sample(self, kind, steps):
+    @torch.no_grad()
+    def follow(self, kind, tokens):
+        tokens = torch.cat([self.context, torch.tensor(tokens)], dim=1)
+        return {"logits": self.models[kind](tokens).logits[:, -1].tolist()}
+
+    def sample(self, kind, steps, untimed):
         return {"seconds": 1e-3 * steps}
+
+    def sample_prompt(self, kind):
+        return {"seconds": 1e-3}
 
     def release(self, kind):
         return {}
@@ -182,16 +194,30 @@ class LlamaByTransformers:
 def test_llama_cpp_is_measured_beside_weights_of_few_bits(monkeypatch):
     monkeypatch.setattr(llama_cpp_models, "Worker", LlamaByTransformers)
     model = bench_decode.make_model("Llama", size=bench_decode.SMALLEST)
-    llama = llama_cpp_models.LlamaCpp(Path("python"), model, bench_decode.SMALLEST)
+    llama = llama_cpp_models.LlamaCpp(Path("python"), model)
     names = set(map(llama_cpp_models.name_of, llama_cpp_models.KINDS))
-    assert llama.verify() == dict.fromkeys(names, pytest.approx(0, abs=1e-5))
+    assert llama.verify() == dict.fromkeys(llama_cpp_models.KINDS, pytest.approx(0, abs=1e-5))
     with llama.at(rows=2, context=16) as (samples, work):
         assert samples.keys() == work.keys() == names
         assert {sample() for sample in samples.values()} == {1e-3 * llama_cpp_models.STEPS}
     with torch.no_grad():
         model.lm_head.weight.neg_()
-    with pytest.raises(SystemExit, match="llama.cpp's Llama, F32 is wrong"):
+    with pytest.raises(SystemExit, match="llama.cpp's llama, F32 is wrong"):
         llama.verify()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("has_llama", [False, True])
+def test_transformers_models_are_measured_beside_llama_cpp(tmp_path, monkeypatch, has_llama):
+    monkeypatch.setattr(llama_cpp_models, "Worker", LlamaByTransformers)
+    document = run(bench_peers, tmp_path, monkeypatch, *(["--llama", "python"] * has_llama))
+    peers = {bench_peers.LLAMA} if has_llama else set()
+    for name in bench_peers.WHOLE:
+        for form in bench_peers.FORMATS:
+            before = {bench_peers.BEFORE} if form == "float32" else set()
+            for work in ("a token, 1 row", "a token, 2 rows", "prompt"):
+                found = contenders(document, f"{name}, {form}, {work}")
+                assert found == {bench_peers.AFTER} | before | peers
 
 
 def test_a_training_step_is_measured(tmp_path, monkeypatch):
