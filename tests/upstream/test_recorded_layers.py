@@ -362,10 +362,10 @@ def test_layers_that_a_config_leaves_out_stay_as_they_are():
     assert torch.equal(run(model, ids), expected)
 
 
-def test_a_token_out_of_range_is_named():
+@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
+def test_a_token_out_of_range_is_named(token):
     model, ids = changed("qwen3_5_text"), random_ids(1, 10)
     _, cache = plain_loop(model, ids)
-    for token in (VOCAB_SIZE, -1):
-        given = {"use_cache": True, "attention_mask": None, cache_name(model): cache}
-        with torch.no_grad(), pytest.raises(IndexError, match=f"input_ids .*got {token} to"):
-            model(torch.full_like(ids, token)[:, :1], **given)
+    given = {"use_cache": True, "attention_mask": None, cache_name(model): cache}
+    with torch.no_grad(), pytest.raises(IndexError, match=f"input_ids .*got {token} to"):
+        model(torch.full_like(ids, token)[:, :1], **given)
