@@ -129,8 +129,9 @@ def step_of(model: Any, given: Mapping[str, Any]) -> Step | None:
     if not isinstance(cache, Cache) or not may_be_recorded(first, None, True, cache):
         return None
     caches = _step_caches(cache)
-    if caches is None or len(caches) != model.config.get_text_config().num_hidden_layers:
-        return None  # as many layers run as the config says
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if caches is None or len(caches) != layers:
+        return None  # others may run than those of the cache
     if mask is not None and not sees_all(mask, caches):
         return None
     # All are real, which masks say by a number of tokens that is another each time.
