@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import moving_average
 from hf_linear_attention import LinearAttentionCache, StaticLinearAttentionCache
+from hf_linear_attention.cache.layers import RecurrentLayer
 from hf_linear_attention.mixers.facts import REGISTERED_MIXERS
 from hf_linear_attention.model.model_card import state_nbytes
 from hf_linear_attention.ops.tokens import Tokens
@@ -91,7 +92,7 @@ def test_caches_are_saved_joined_and_branched(model, tmp_path):
 def test_the_card_knows_its_size_and_the_model_is_saved(model, tmp_path):
     cache = LinearAttentionCache(model.config)
     read(model, random_ids(1, 3), past_key_values=cache)
-    layers = [layer for layer in cache.layers if hasattr(layer, "tensors")]
+    layers = [layer for layer in cache.layers if isinstance(layer, RecurrentLayer)]
     assert state_nbytes(model) == sum(layer.tensors["m"].nbytes for layer in layers)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)

@@ -14,6 +14,7 @@ from test_remote_code import WITHOUT_PACKAGE, run, word_tokenizer
 from transformers import Trainer, TrainingArguments
 
 from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache.layers import RecurrentLayer
 from hf_linear_attention.model.model_card import PLACEHOLDER, linked, state_nbytes
 from hf_linear_attention.model.modeling import AUTO_CLASSES
 from hf_linear_attention.model.presets import PRESETS
@@ -115,7 +116,7 @@ def test_the_memory_is_that_of_the_cache(variant, dtype):
     cache = LinearAttentionCache(model.config)
     with torch.no_grad():
         model(random_ids(3, 5), past_key_values=cache)
-    linear = [layer.tensors for layer in cache.layers if hasattr(layer, "tensors")]
+    linear = [layer.tensors for layer in cache.layers if isinstance(layer, RecurrentLayer)]
     nbytes = sum(x.nbytes for tensors in linear for x in tensors.values())
     assert 3 * state_nbytes(model) == nbytes
 

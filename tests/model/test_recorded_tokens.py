@@ -695,3 +695,19 @@ def test_numbers_beside_tensors_of_any_kind_give_the_dtype_that_they_gave(dtype)
     for other in (x, x * 7):
         expected = (other.sum() * 0.5 + 1) * (other + 0.1) * 3 + (other.amax() - 2)
         assert run(other).dtype == expected.dtype and torch.equal(run(other), expected)
+
+
+@pytest.mark.parametrize("variant", ["hybrid", "softmax_first", "preset_softmax"])
+def test_padding_before_texts_is_no_matter_of_a_trace_of_softmax_layers(variant):
+    """A trace of tokens without padding was there before."""
+    model, ids = tiny_model(**VARIANTS[variant]), random_ids(2, 5)
+    padded = torch.cat([torch.full((2, 3), 0), ids], dim=1)
+    mask = torch.tensor([[0] * 3 + [1] * 5, [1] * 8])
+    how = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+
+    def run(model):
+        model.generate(padded, **how)
+        return model.generate(padded, attention_mask=mask, **how)
+
+    expected = without_recordings(run)(model)
+    assert torch.equal(run(model), expected)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hf_linear_attention import LinearAttentionCache
+from hf_linear_attention.cache.layers import RecurrentLayer
 from hf_linear_attention.serving.slot_layout import SlotLayout
 from saved_models import WITHOUT_PACKAGE, run
 from tiny import NEWER, VARIANTS, random_ids, shallow, tiny_model
@@ -22,7 +23,7 @@ def model_of(variant: str, dtype: torch.dtype = torch.float32, **options):
 
 def sums_of(cache) -> list[torch.Tensor]:
     """Of all layers with recurrences."""
-    layers = [layer.tensors for layer in cache.layers if hasattr(layer, "tensors")]
+    layers = [layer.tensors for layer in cache.layers if isinstance(layer, RecurrentLayer)]
     return [x for of_layer in layers for name, x in of_layer.items() if name in ("kv", "z", "h")]
 
 
@@ -64,7 +65,8 @@ def test_sums_are_float64_and_all_else_is_the_models(variant, dtype):
     assert logits.dtype is dtype
     sums = sums_of(cache)
     assert sums and all(x.dtype is torch.float64 for x in sums)
-    windows = [x for layer in cache.layers for x in getattr(layer, "tensors", {}).values()]
+    recurrent = [layer for layer in cache.layers if isinstance(layer, RecurrentLayer)]
+    windows = [x for layer in recurrent for x in layer.tensors.values()]
     assert {x.dtype for x in windows} <= {torch.float64, torch.float32, dtype}
 
 

@@ -113,7 +113,8 @@ def test_another_command_is_named(monkeypatch):
 
 def test_help_names_the_commands(monkeypatch, capsys):
     call(monkeypatch, "--help")
-    assert "'check MODEL', 'speedup MODEL' and 'convert MODEL OUT'" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "'check MODEL', 'speedup MODEL', 'convert MODEL OUT' and 'quantize MODEL OUT" in printed
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "minimax"])

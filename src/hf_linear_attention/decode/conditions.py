@@ -17,6 +17,7 @@ from ..cache.protocol import StepCache
 from ..cache.slots import SlotCache, SlotLayer
 from ..ops.checks import is_traced
 from ..ops.numerics import is_transformed
+from ..ops.tokens import Tokens
 
 RECORD_SETTING = "HF_LINEAR_ATTENTION_RECORD_TOKENS"
 ARE_TOKENS_RECORDED = os.environ.get(RECORD_SETTING, "1") != "0"  # read once, at import
@@ -45,16 +46,26 @@ def may_be_recorded(
 
 
 def recordable_caches(
-    config: PreTrainedConfig, past_key_values: Cache | SlotCache | None, num_layers: int
+    config: PreTrainedConfig,
+    past_key_values: Cache | SlotCache | None,
+    num_layers: int,
+    tokens: Tokens,
 ) -> list[StepCache | None]:
-    """Of each layer, None where a token does more than to change tensors in place."""
+    """Of each layer, None where a token does more than to change tensors in place, or has a mask
+    for keys, which no trace knows.
+    """
     if past_key_values is None:
         return [None] * num_layers
     if isinstance(past_key_values, SlotCache):
         caches = map(past_key_values.layers.get, range(num_layers))
     else:
         caches = past_key_values.layers[:num_layers]
-    return [cache if is_recordable(config, cache) else None for cache in caches]
+    has_mask = tokens.attention_masks.get("full_attention") is not None
+    untraced: tuple[type, ...] = (GrowingLayer,) if has_mask else ()
+    return [
+        cache if is_recordable(config, cache) and not isinstance(cache, untraced) else None
+        for cache in caches
+    ]
 
 
 def is_recordable(config: PreTrainedConfig, cache: Any) -> bool:

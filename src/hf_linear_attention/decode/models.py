@@ -50,6 +50,7 @@ class RecordsLayers:
         self,
         run: Callable[..., Tensor],
         hidden_states: Tensor,
+        tokens: Tokens,
         position_embeddings: tuple[Tensor, ...],
         past_key_values: Any,
     ) -> Tensor:
@@ -57,7 +58,8 @@ class RecordsLayers:
         them, others by run(hidden_states, their numbers).
         """
         num_layers = self.config.num_hidden_layers  # fewer than there are, for drafts
-        for first, caches in stretches(recordable_caches(self.config, past_key_values, num_layers)):
+        all_caches = recordable_caches(self.config, past_key_values, num_layers, tokens)
+        for first, caches in stretches(all_caches):
             numbers = range(first, first + len(caches))
             by_modules = functools.partial(run, hidden_states, numbers)
             if caches[0] is None:

@@ -23,6 +23,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
+from ..cache.layers import RecurrentLayer
 from ..model.auto import observe_attention
 
 HIDDEN = -1  # instead of the position of a key that no later query may see
@@ -253,7 +254,7 @@ class BoundedCache(Cache):
             if isinstance(layer, BoundedLayer):
                 if layer.is_initialized:
                     tensors += layer.keys, layer.values, layer.positions
-            elif hasattr(layer, "tensors"):  # of a linear-attention layer
+            elif isinstance(layer, RecurrentLayer):  # of a linear-attention layer
                 tensors += layer.tensors.values()
             else:  # of a recurrent layer of Transformers, or of none that remembers
                 for name in ("conv_states", "recurrent_states"):

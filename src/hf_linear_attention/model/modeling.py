@@ -346,7 +346,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             hidden_states, tokens, past_key_values
         ):
             hidden_states = self._run_recorded(
-                run, hidden_states, position_embeddings or (), past_key_values
+                run, hidden_states, tokens, position_embeddings or (), past_key_values
             )
         else:
             hidden_states = run(hidden_states, range(self.config.num_hidden_layers))

@@ -45,7 +45,7 @@ METHODS_LEFT_OUT = {
     *("_prepare_position_ids_for_generation", "redraw_features", "dtype_of_sums"),
     "equal_fields",
     *("step_in_slots_", "run_in_slots_", "replay", "piece", "combine", "recorded", "tokens_of"),
-    *("may_be_recorded", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
+    *("may_be_recorded", "layout", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
     *("from_dict", "from_preset", "from_pretrained", "save_pretrained"),
 }
 # And those that go where no other code calls them: it has a use for them in some models.
