@@ -70,7 +70,7 @@ class GrowingLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         n, T = self.get_seq_length(), key_states.shape[-2]
-        tracer = _get_current_dispatch_mode()
+        tracer = None if torch.compiler.is_compiling() else _get_current_dispatch_mode()
         if T == 1 and self.room is not None and hasattr(tracer, "may_not_read"):
             return self._update_in_trace(tracer, n, key_states, value_states)
         if (
