@@ -86,7 +86,6 @@ void attention_step(StableIValue* stack) {
   Tensor keys = arguments.tensor(), values = arguments.tensor(), used = arguments.tensor();
   AttentionProblem p = make_problem(q, keys, values, arguments.number());
   check(p.R == 1, "q must have one token, got ", p.R);
-  check(p.R == 1, "q must have one token, got ", p.R);
   check_contiguous_tensor("used", used, q.device(), aoti_torch_dtype_int64(), {1});
   auto* const tokens = static_cast<int64_t*>(used.mutable_data());
   check(*tokens >= 0 && *tokens < p.S, "used must have a number from 0 to ", p.S - 1, ", got ",
