@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from bench_upstream import AFTER, make_model
-from harness import Report, Timing, Work, check_close, parser
+from harness import Report, Timing, Work, check_close, parser, sample_of
 from hf_linear_attention import use_kernels, use_large_pages
 from hf_linear_attention.extras import speedup
 from llama_cpp_models import (
@@ -282,8 +282,7 @@ class Bench:
         form, T = FORMATS[format_name], self.setting.prompt
         tokens = random_tokens(self.before, 1, T)
         samples = {
-            name: partial(seconds_of, speedup.read_prompt(model, tokens))
-            for name, model in models.items()
+            name: sample_of(speedup.read_prompt(model, tokens)) for name, model in models.items()
         }
         # The peak is one of float32.
         flops = 2 * T * count_weights(self.before) if form.dtype == torch.float32 else None
@@ -303,12 +302,6 @@ class Bench:
     ) -> None:
         timings: dict[str, Timing] = self.report.time(samples, self.setting.budget)
         self.report.add(f"{self.name}, {panel}", case, x, timings, work)
-
-
-def seconds_of(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def main() -> None:

@@ -81,11 +81,15 @@ class GrowingLayer(DynamicLayer):
         ):
             self.room = None
             return super().update(key_states, value_states, *args, **kwargs)
-        room = self._room_for(n, key_states, value_states)
-        room.keys[:, :, n : n + T], room.values[:, :, n : n + T] = key_states, value_states
-        room.used.fill_(n + T)
-        self.keys, self.values = room.keys[:, :, : n + T], room.values[:, :, : n + T]
+        self._write(n, key_states, value_states).used.fill_(n + T)
         return self.keys, self.values
+
+    def _write(self, n: int, key_states: Tensor, value_states: Tensor) -> Room:
+        """Writes tokens behind the n that are there, without counting them in the room."""
+        room, end = self._room_for(n, key_states, value_states), n + key_states.shape[-2]
+        room.keys[:, :, n:end], room.values[:, :, n:end] = key_states, value_states
+        self.keys, self.values = room.keys[:, :, :end], room.values[:, :, :end]
+        return room
 
     def _update_in_trace(
         self, tracer: Any, n: int, key_states: Tensor, value_states: Tensor
@@ -94,9 +98,7 @@ class GrowingLayer(DynamicLayer):
         it. Where anything else reads these keys, the trace is none.
         """
         with _disable_current_modes():
-            room = self._room_for(n, key_states, value_states)
-            room.keys[:, :, n : n + 1], room.values[:, :, n : n + 1] = key_states, value_states
-            self.keys, self.values = room.keys[:, :, : n + 1], room.values[:, :, : n + 1]
+            room = self._write(n, key_states, value_states)
         tracer.may_not_read(self.keys, self.values)
         setattr(self.keys, NEW_TOKEN, NewToken(key_states, value_states, room, self.values))
         return self.keys, self.values

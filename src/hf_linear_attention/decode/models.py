@@ -2,7 +2,7 @@
 """Traces of whole models: how a model records one token, and replays it in place of its modules."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,14 @@ from ..ops.tokens import Tokens
 from ..releases import CACHE
 from .conditions import caches_of_a_step, may_be_recorded, recordable_caches
 from .layers import RecordedTokens, recorded_tokens_of, stretches
+
+
+def outputs_of(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """What a model returns, without its __init__, which looks at every field several times."""
+    outputs = kind.__new__(kind)
+    for name, value in fields.items():
+        outputs[name] = value
+    return outputs
 
 
 class CountsCasts:
@@ -137,7 +145,6 @@ class RecordsSteps:
             check_tokens(input_ids, self.get_input_embeddings())
             raise
         if outputs is None:
-            # Without __init__, which looks at every field several times.
-            outputs = CausalLMOutputWithCrossAttentions.__new__(CausalLMOutputWithCrossAttentions)
-            outputs["logits"], outputs[CACHE] = logits, past_key_values
+            fields = {"logits": logits, CACHE: past_key_values}
+            outputs = outputs_of(CausalLMOutputWithCrossAttentions, fields)
         return outputs

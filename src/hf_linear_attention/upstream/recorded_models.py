@@ -21,6 +21,7 @@ from ..cache.growing import GrowingLayer
 from ..cache.protocol import StepCache
 from ..decode.conditions import may_be_recorded
 from ..decode.layers import RecordedTokens
+from ..decode.models import outputs_of
 from ..ops.checks import check_tokens
 from ..releases import CACHE_NAMES
 from .families import family_of
@@ -111,11 +112,8 @@ def _forward(
         raise
     if outputs is not None:
         return outputs
-    # Without __init__, which looks at every field several times.
-    kind = trace.template["class"]
-    outputs = kind.__new__(kind)
-    outputs[RESULT], outputs[step.cache_name] = result, step.given[step.cache_name]
-    return outputs
+    fields = {RESULT: result, step.cache_name: step.given[step.cache_name]}
+    return outputs_of(trace.template["class"], fields)
 
 
 def step_of(model: Any, given: Mapping[str, Any]) -> Step | None:
