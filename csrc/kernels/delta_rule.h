@@ -6,7 +6,8 @@
 //     S' = a_t ∘ S_{t-1}   e_t = v_t - S'ᵀ k_t   u_t = β_t e_t   S_t = S' + k_t u_tᵀ
 //     y_t = scale S_tᵀ q_t
 //
-// Without `delta`, u_t = β_t v_t: linear attention with a write strength. Letters as in common.h,
+// Without `delta`, u_t = β_t v_t: linear attention with a write strength. With an erase key p_t the
+// state is asked by it, and before it decays: e_t = v_t - S_{t-1}ᵀ p_t. Letters as in common.h,
 // but for the heads: every head of v has a state, Hv of them, and may share its key and its query
 // with others: Hk and Hq divide Hv, and state h reads key head h / (Hv / Hk), query head
 // h / (Hv / Hq).
@@ -40,6 +41,7 @@ struct DeltaRuleProblem : Sequences, DeltaRuleOptions, DeltaRuleGroups {
   View beta;                  // (B, T, Hv) acc, optional: ones
   View log_decay;             // (B, T, Hv) or (B, T, Hv, K) acc, optional
   bool decay_per_channel;     // log_decay has K numbers per head
+  View erase_key;             // (B, T, Hv, K) acc, optional; only on the CPU, and with `delta`
   const void* initial_state;  // (rows, Hv, K, V) acc, contiguous, optional
 };
 
@@ -68,6 +70,7 @@ struct DeltaRuleGradients {
   View dq, dk, dv;       // shaped as q, k, v, of dtype
   View dbeta;            // (B, T, Hv) acc; without data when there is no beta
   View dlog_decay;       // shaped as log_decay, acc; without data when there is none
+  View derase_key;       // shaped as erase_key, acc; without data when there is none
   void* dinitial_state;  // null when there is no initial state
 };
 
@@ -77,6 +80,7 @@ struct DeltaRuleStep : HeadSizes, DeltaRuleOptions, DeltaRuleGroups {
   View beta;       // (B, Hv) acc, optional
   View log_decay;  // (B, Hv) or (B, Hv, K) acc, optional
   bool decay_per_channel;
+  View erase_key;        // (B, Hv, K) acc, optional; only on the CPU, and with `delta`
   const bool* key_mask;  // (B,) contiguous, optional
   Slots slots;
   void* state;         // (slots, Hv, K, V) acc, updated in place; each slot contiguous

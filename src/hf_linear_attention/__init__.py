@@ -24,6 +24,7 @@ from .model.modeling import (
 )
 from .ops.convolution import short_convolution, short_convolution_step_
 from .ops.delta_rule import delta_rule, delta_rule_step_
+from .ops.dplr_delta_rule import dplr_delta_rule, dplr_delta_rule_step_
 from .ops.elementwise_scan import elementwise_scan, elementwise_scan_step_
 from .ops.feature_maps import FeatureMap, register_feature_map
 from .ops.in_slots import delta_rule_, linear_attention_, short_convolution_
@@ -64,6 +65,8 @@ __all__ = [
     "delta_rule",
     "delta_rule_",
     "delta_rule_step_",
+    "dplr_delta_rule",
+    "dplr_delta_rule_step_",
     "elementwise_scan",
     "elementwise_scan_step_",
     "linear_attention",

@@ -21,19 +21,20 @@ every_dtype = pytest.mark.parametrize(
 )
 every_decay = pytest.mark.parametrize("decay", (None, "head", "channel"))
 with_and_without_delta = pytest.mark.parametrize("delta", [True, False], ids=["delta", "sum"])
-INPUTS = ("q", "k", "v", "beta", "log_decay", "initial_state")
+INPUTS = ("q", "k", "v", "beta", "log_decay")
+NAMED = ("erase_key", "initial_state")  # inputs, too
 RESULTS = ("y", "state")
 
 
 def leaves_of(arguments, options):
     """The inputs that there are, by name."""
-    named = dict(zip(INPUTS, (*arguments, options["initial_state"]), strict=True))
+    named = dict(zip(INPUTS, arguments, strict=True)) | {name: options[name] for name in NAMED}
     return {name: x for name, x in named.items() if x is not None}
 
 
 def run(function, leaves, options):
     inputs = [leaves.get(name) for name in INPUTS]
-    return function(*inputs[:-1], **options | {"initial_state": inputs[-1]})
+    return function(*inputs, **options | {name: leaves.get(name) for name in NAMED})
 
 
 def upstream_of(outputs):
@@ -98,6 +99,7 @@ CHECKED = [
     Case(**TINY, beta=False, initial=False),
     Case(**TINY, Hq=1, Hk=1, Hv=2, mask=True),
     Case(**TINY | {"T": 7}, Hq=2, Hk=1, Hv=2, lengths=(3, 0, 4)),
+    Case(**TINY, Hq=1, Hk=1, Hv=2, mask=True, erase=True),
 ]
 
 
@@ -149,6 +151,10 @@ CASES = [
     # what may be absent
     Case(beta=False, initial=False),
     Case(normalize_qk=False, T=70),
+    # erase keys
+    Case(erase=True, T=70),
+    Case(erase=True, Hq=2, Hk=1, Hv=4, T=33, mask=True),
+    Case(erase=True, B=1, T=90, lengths=(7, 0, 83), layout="strided", K=20, V=7),
 ]
 
 
@@ -165,6 +171,7 @@ def test_gradients_are_the_reference_s(case, delta, decay):
 STRETCHES = [
     (1, Case(B=1, T=1100, Hq=1, mask=True, initial=False)),
     (4, Case(B=1, T=1100, Hv=4, K=40, V=64, lengths=(3, 0, 560, 513, 24))),
+    (2, Case(B=1, T=1100, Hv=4, K=40, V=64, mask=True, erase=True)),
 ]
 
 

@@ -67,6 +67,10 @@ CASES = [
     # what may be absent
     Case(beta=False, initial=False),
     Case(normalize_qk=False, T=70),
+    # erase keys
+    Case(erase=True, T=70),
+    Case(erase=True, Hq=2, Hk=1, Hv=4, T=33, mask=True),
+    Case(erase=True, B=1, T=90, lengths=(7, 0, 83), layout="strided", K=20, V=7),
 ]
 
 
@@ -200,10 +204,11 @@ def test_threads_divide_heads_sequences_and_columns(decay, threads):
 # ---- a step ----
 
 
-def step(*token):
+def step(*token, erase_key=None):
     """The token's arguments are in the order of the op's."""
     *tensors, state, scale, normalize_qk, delta = token
-    return delta_rule.step_(DeltaArguments(*tensors, scale, normalize_qk, delta), state)
+    arguments = DeltaArguments(*tensors, scale, normalize_qk, delta, erase_key)
+    return delta_rule.step_(arguments, state)
 
 
 def step_arguments(case, dtype):
@@ -228,10 +233,12 @@ def test_a_step_is_one_token(dtype, decay, delta):
         Case(K=1, V=1),
         Case(B=0),
         Case(layout="expanded", V=72),
+        Case(erase=True, K=20, V=7, Hk=1, mask=True),
     ):
         case = replace(case, decay=decay, delta=delta)
         token, arguments, options = step_arguments(case, dtype)
-        y = step(*token)
+        erase_key = options["erase_key"]
+        y = step(*token, erase_key=None if erase_key is None else erase_key[:, 0])
         wanted, wanted_state = expected(arguments, options)
         assert_close(y, wanted[:, 0], dtype)
         assert_close(token[6], wanted_state, token[6].dtype)
@@ -339,7 +346,7 @@ def test_errors_are_kept_for_gradients_only():
 @every_decay
 def test_the_op_passes_opcheck(decay, delta):
     (q, k, v, beta, log_decay), options = make_inputs(
-        Case(T=5, K=4, V=3, decay=decay, delta=delta), torch.float64
+        Case(T=5, K=4, V=3, decay=decay, delta=delta, erase=True), torch.float64
     )
     checks = ("test_schema", "test_faketensor")
     for keep in (True, False):
@@ -347,7 +354,12 @@ def test_the_op_passes_opcheck(decay, delta):
         torch.library.opcheck(
             torch.ops.hf_linear_attention.delta_rule.default, arguments, test_utils=checks
         )
-    token, *_ = step_arguments(Case(decay=decay, delta=delta), torch.float32)
+    (*token, mask, state, scale, normalize, _), _, options = step_arguments(
+        Case(decay=decay, delta=delta, erase=True), torch.float32
+    )
+    erase_key = None if options["erase_key"] is None else options["erase_key"][:, 0]
     torch.library.opcheck(
-        torch.ops.hf_linear_attention.delta_rule_step_.default, token, test_utils=checks
+        torch.ops.hf_linear_attention.delta_rule_step_.default,
+        (*token, erase_key, mask, state, scale, normalize, delta),
+        test_utils=checks,
     )

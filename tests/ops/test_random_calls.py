@@ -88,6 +88,7 @@ def random_call(rng):
         resets=rng.random() < 0.5,
         strength=rng.choice(("one", "two", "ends")),
         zero_keys=rng.random() < 0.2,
+        erase=rng.choice((None, None, "keys", "values")),
     )
     return case.function, rule_cases.make_inputs(case, dtype, seed=rng.randrange(2**31)), dtype
 
@@ -300,6 +301,7 @@ def arguments_of_op(rng):
         "v": torch.randn(B, T, H, V),
         "beta": torch.rand(B, T, H),
         "log_decay": -torch.rand(B, T, H, *([K] if rng.random() < 0.5 else [])),
+        "erase_key": torch.randn(B, T, H, K) * K**-0.5 if rng.random() < 0.5 else None,
         "key_mask": torch.rand(B, T) < 0.5,
         "cu_seqlens": torch.tensor([0, T], dtype=torch.int32) if B == 1 else None,
         "initial_state": torch.randn(B, H, K, V),

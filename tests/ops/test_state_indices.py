@@ -41,6 +41,7 @@ class Sizes(NamedTuple):
     V: int = 5
     decay: str | None = "head"  # "channel"
     strength: bool = False  # write strengths
+    erase: bool = False  # an erase key
 
 
 # By the name of a case: the step, and what it is called with beside tensors.
@@ -54,6 +55,7 @@ CASES: dict[str, tuple[Any, Sizes, dict[str, Any]]] = {
     "mamba": (LINEAR, Sizes(Hq=1, Hk=1, V=40, strength=True), {"normalize": False}),
     "delta": (delta_rule_step_, Sizes(Hq=1, Hk=1), {"normalize_qk": True}),
     "delta, wide": (delta_rule_step_, Sizes(K=40, V=33, decay="channel"), {"normalize_qk": True}),
+    "delta, erase": (delta_rule_step_, Sizes(Hv=4, decay="channel", erase=True), {}),
     "delta, more queries": (delta_rule_step_, Sizes(Hq=4, decay=None), {"normalize_qk": True}),
     "convolution": (short_convolution_step_, Sizes(K=5, V=70), {}),
 }
@@ -80,6 +82,8 @@ def make_token(case: str, B: int, dtype: torch.dtype) -> dict[str, Any]:
         token["log_decay"] = -normal(B, s.Hv, *channels).abs().to(acc)
     if step_ is delta_rule_step_:
         token["beta"] = normal(B, s.Hv).sigmoid().to(acc)
+        if s.erase:
+            token["erase_key"] = (normal(B, s.Hv, s.K) / s.K).to(dtype)
     elif s.strength:
         token["write_strength"] = normal(B, s.Hv).sigmoid().to(acc)
     return token | options
@@ -252,7 +256,11 @@ def test_a_step_by_slot_waits_for_no_device(case):
 # Of a case: its compiled op, the arguments before key_mask, and those behind the state.
 OPS = {
     "linear": (ops.linear_attention_step_, ("q", "k", "v", "log_decay"), (1, True, 1e-6)),
-    "delta": (ops.delta_rule_step_, ("q", "k", "v", "beta", "log_decay"), (1.0, True, True)),
+    "delta": (
+        ops.delta_rule_step_,
+        ("q", "k", "v", "beta", "log_decay", "erase_key"),
+        (1.0, True, True),
+    ),
     "convolution": (ops.short_convolution_step_, ("x", "weight", "bias"), (True,)),
 }
 
@@ -261,7 +269,7 @@ def arguments_of_op(case: str, slots: int) -> tuple[Any, ...]:
     """For 3 rows: all but state_indices."""
     _, tensors, options = OPS[case]
     token, states = make_token(case, 3, torch.float32), make_states(case, slots, torch.float32)
-    return (*(token[name] for name in tensors), None, *states, *options)
+    return (*(token.get(name) for name in tensors), None, *states, *options)
 
 
 @pytest.mark.parametrize("case", OPS)
@@ -366,7 +374,7 @@ OF_SEQUENCES = {
     delta_rule_step_: (delta_rule, delta_rule_),
     short_convolution_step_: (short_convolution, short_convolution_),
 }
-OF_TOKENS = ("q", "k", "v", "x", "log_decay", "beta", "write_strength")
+OF_TOKENS = ("q", "k", "v", "x", "log_decay", "beta", "write_strength", "erase_key")
 
 
 def make_sequences(case: str, B: int, T: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -492,7 +500,11 @@ def test_a_prompt_in_pieces_and_a_token_are_the_whole(case, backend):
 IN_PLACE_OPS = {
     "linear": (ops.linear_attention_, ("q", "k", "v", "log_decay"), (1, True, 1e-6)),
     "linear, sums": (ops.linear_attention_, ("q", "k", "v", "log_decay"), (0, False, 1e-6)),
-    "delta": (ops.delta_rule_, ("q", "k", "v", "beta", "log_decay"), (0.5, True, True)),
+    "delta": (
+        ops.delta_rule_,
+        ("q", "k", "v", "beta", "log_decay", "erase_key"),
+        (0.5, True, True),
+    ),
 }
 
 

@@ -35,6 +35,7 @@ class RuleCase:
     strided: bool = False
     normalize_qk: bool = True  # of the delta rule
     zero_keys: bool = False
+    erase: str | None = None  # heads of erase keys, of the delta rule: "keys" or "values"
     scale: float | None = None
     feature_map: str | None = None  # of linear attention
     normalize: bool = False
@@ -97,6 +98,14 @@ _SHARED = [
 _DELTA = [
     RuleCase(normalize_qk=False, strength="one", decay="channel"),
     RuleCase(normalize_qk=False, decay=None, scale=0.3, T=30),
+    RuleCase(erase="values"),
+    RuleCase(erase="keys", decay=None, Hv=4, T=150, initial=True),
+    RuleCase(erase="values", decay="channel", Hv=4, Hq=1, mask="middle", initial=True),
+    RuleCase(erase="keys", decay="channel", resets=True, T=150, strength="two"),
+    RuleCase(erase="values", resets=True, mask="left", strided=True, Hq=4),
+    RuleCase(erase="keys", B=1, T=150, lengths=(0, 1, 64, 0, 65, 20, 0), decay="channel"),
+    RuleCase(erase="values", T=0, initial=True),
+    RuleCase(erase="values", T=1, decay="channel", K=40, V=33),
 ]
 _LINEAR = [
     RuleCase(normalize=True, decay="channel", feature_map="elu+1", initial=True),
@@ -142,6 +151,8 @@ def make_inputs(
     if case.zero_keys:
         inputs["k"][:, ::3] = 0
         inputs["q"][:, 1::3] = 0
+    if case.op == "delta_rule" and case.erase is not None:
+        inputs["erase_key"] = normal({"keys": case.Hk, "values": case.Hv}[case.erase], K) * K**-0.5
     if case.op == "delta_rule":
         inputs |= {"normalize_qk": case.normalize_qk, "scale": case.scale}
     else:

@@ -15,10 +15,11 @@
 // summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly; where it is
 // less than what the terms are rounded by, so is dg_t, which counts as 0. From there the sum starts
 // afresh, without what was rounded before. So it does at anchors, after every few segments, where
-// it is Σ_columns S ∘ R: else what the terms are rounded by would add up. To have both states
-// there, sweeps 2 and 3 take turns where there are decays: one stretch of tokens forwards, while S
-// is kept at its anchors, and the same one backwards. Sweep 1 leaves the R that sweep 3 begins
-// with.
+// it is Σ_columns S ∘ R: else what the terms are rounded by would add up. With an erase key, which
+// asks before the decay, k ∘ m is not part of dg_t, but p ∘ m is what the sum loses behind it. To
+// have both states there, sweeps 2 and 3 take turns where there are decays: one stretch of tokens
+// forwards, while S is kept at its anchors, and the same one backwards. Sweep 1 leaves the R that
+// sweep 3 begins with.
 //
 // Sweep 1 goes by columns of values, which are independent, and sweeps 2 and 3 by columns of keys;
 // they need all values of w_t. A task is a sequence, some heads and a part of the columns. If a
@@ -115,6 +116,7 @@ class Backward {
   }
 
   bool is_per_channel() const { return decays_ == Decays::per_channel; }
+  bool erases() const { return plan_.asks == Asks::erase_key; }
 
   // Calls body(segment) for all segments of a piece, of one head after the other. All of them go
   // forwards, but from the last to the first where the direction is backwards.
@@ -229,7 +231,7 @@ class Backward {
         plan_.wants_dbeta ? s.dbeta : nullptr};
     for_each_block<kSweepVectors<Acc>>(
         by_key(task, segment.head), [&](auto width, int64_t column, Acc* state) {
-          with_rule(decays_, p_.delta, [&](auto rule) {
+          with_rule(decays_, plan_.asks, [&](auto rule) {
             sweep_values<decltype(rule), decltype(width)::value>(sweep, column, state);
           });
         });
@@ -302,9 +304,9 @@ class Backward {
     const KeysSweep<Acc> sweep{task.s.value_weights, blocks, task.s.keys};
     for_each_block<kSweepVectors<Acc>>(
         state_or_gradient, [&](auto width, int64_t column, Acc* state) {
-          with_flag(p_.delta, [&](auto delta) {
+          with_asks(plan_.asks, [&](auto rule) {
             with_flag(is_per_channel(), [&](auto per_channel) {
-              sweep_keys<direction, decltype(delta)::value, decltype(per_channel)::value,
+              sweep_keys<direction, decltype(rule), decltype(per_channel)::value,
                          decltype(width)::value>(sweep, column, state);
             });
           });
@@ -319,10 +321,14 @@ class Backward {
       add_rows<Acc>(of_q, dq, plan_.q.is_first(segment.head, plan_.heads),
                     static_cast<Acc>(p_.scale), found_q);
       const bool first = plan_.k.is_first(segment.head, plan_.heads);
-      if (p_.delta) add_rows<Acc>(of_k, dk, first, -1, found_k);
+      if (erases()) {
+        add_rows<Acc>(segment, key_columns(task, result_.derase_key), true, -1, found_k);
+      } else if (p_.delta) {
+        add_rows<Acc>(of_k, dk, first, -1, found_k);
+      }
       begin_decay_gradient(task, segment);
     } else {
-      const bool first = !p_.delta && plan_.k.is_first(segment.head, plan_.heads);
+      const bool first = plan_.asks != Asks::key && plan_.k.is_first(segment.head, plan_.heads);
       add_rows<Acc>(of_k, dk, first, 1, found_k);
       end_decay_gradient(task, segment);
     }
@@ -340,8 +346,8 @@ class Backward {
         decays_ == Decays::per_head ? task.s.decay : nullptr};
     if (p_.delta) rows.w = find_rows<Acc>(segment, all_values(w_view), {task.s.w, task.s.v_stride});
     for (int64_t b = 0; b < blocks; ++b) {
-      with_flag(p_.delta, [&](auto delta) {
-        make_value_block<decltype(delta)::value>(task.s.value_weights, rows, b);
+      with_asks(plan_.asks, [&](auto rule) {
+        make_value_block<decltype(rule)>(task.s.value_weights, rows, b);
       });
     }
   }
@@ -364,13 +370,17 @@ class Backward {
     };
     stage(of_shared_head(segment, p_.q_group), p_.q, static_cast<Acc>(p_.scale), task.s.keys.q);
     stage(of_shared_head(segment, p_.k_group), p_.k, 1, task.s.keys.k);
-    if (!is_per_channel()) return;
-    const RowArray<const Acc> from = find_rows<Acc>(segment, key_columns(task, p_.log_decay),
-                                                    {task.s.keys.decay, task.s.k_stride});
-    for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
-      store(task.s.keys.decay + row * task.s.k_stride + c,
-            exp(load(from.data + row * from.stride + c)));
-    });
+    const auto stage_own = [&](const View& view, Acc* to, auto map) {
+      const RowArray<const Acc> from =
+          find_rows<Acc>(segment, key_columns(task, view), {to, task.s.k_stride});
+      for_each_key(task, rows, [&](int64_t row, int64_t c) HFLA_INLINE_LAMBDA {
+        store(to + row * task.s.k_stride + c, map(load(from.data + row * from.stride + c)));
+      });
+    };
+    if (is_per_channel()) {
+      stage_own(p_.log_decay, task.s.keys.decay, [](Vec<Acc> x) { return exp(x); });
+    }
+    if (erases()) stage_own(p_.erase_key, task.s.keys.erase_key, [](Vec<Acc> x) { return x; });
   }
 
   // Calls body(row, column) for all vectors of staged rows in the task's columns of keys.
@@ -438,7 +448,7 @@ class Backward {
   // q_t ∘ dq_t - k_t ∘ m_t, which waits for the rest of it: per channel in the result.
   void begin_decay_gradient(const Task& task, const Segment& segment) const {
     if (decays_ == Decays::none) return;
-    with_flag(p_.delta, [&](auto delta) {
+    with_flag(plan_.asks == Asks::key, [&](auto delta) {
       with_flag(is_per_channel(), [&](auto per_channel) {
         begin_decay_gradient<decltype(delta)::value, decltype(per_channel)::value>(task, segment);
       });
@@ -503,15 +513,26 @@ class Backward {
         sum_decay_gradient(task, segment, i);
         continue;
       }
-      Vec<Acc> dot{};
+      Vec<Acc> dot{}, asked{};
       for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
         const int64_t c = v * kLanes<Acc>;
         dot += load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+        if (erases()) asked += erased(task, segment, i, c);
       }
       double& to = task.shared.dlog_decay.at(task.part, segment, i);
       suffix = task.s.decay[i] < kRounding<Acc> ? 0 : suffix + (to - sum<Acc>(dot));
       to = suffix;
+      suffix += sum<Acc>(asked);
     }
+  }
+
+  // -p_t ∘ m_t of a token and a vector of columns.
+  Vec<Acc> erased(const Task& task, const Segment& segment, int64_t i, int64_t column) const {
+    const TensorRows result = key_columns(task, result_.derase_key);
+    const Acc* const from = row_at<const Acc>(result, segment, i, 0);
+    const int64_t count = min(kLanes<Acc>, p_.K - column);
+    return load(task.s.keys.at(task.s.keys.erase_key, i, column)) *
+           load_vector<Acc>(from, result.view.dim, column, count);
   }
 
   void sum_decay_gradient(const Task& task, const Segment& segment, int64_t i) const {
@@ -524,11 +545,13 @@ class Backward {
                                 load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
           const Acc* const decay = rows.at(rows.decay, i, c);
           double* const sums = suffix_of(task, segment.head) + c;
-          Acc lanes[kLanes<Acc>];
+          Acc lanes[kLanes<Acc>], asked[kLanes<Acc>];
           store(lanes, term);
+          store(asked, erases() ? erased(task, segment, i, c) : Vec<Acc>{});
           for (int64_t lane = 0; lane < kLanes<Acc>; ++lane) {
             sums[lane] = decay[lane] < kRounding<Acc> ? 0 : sums[lane] + lanes[lane];
             lanes[lane] = static_cast<Acc>(sums[lane]);
+            sums[lane] += asked[lane];
           }
           store_vector<Acc>(to, result.view.dim, c, count, load(lanes));
         });

@@ -25,6 +25,7 @@ constexpr int64_t kAnchorSegments = 2, kStretchAnchors = 8;
 struct BackwardPlan : Plan {
   SharedHeads q, k;
   Decays decays;
+  Asks asks;
   int64_t anchor, stretch;  // tokens
   bool wants_dbeta;
   bool keeps_w;  // w has memory of its own: dv is not of the accumulation dtype
@@ -35,6 +36,7 @@ struct BackwardPlan : Plan {
         q(share_heads(*this, p.q, result.dq, p.q_group, results_are_acc)),
         k(share_heads(*this, p.k, result.dk, p.k_group, results_are_acc)),
         decays(its_decays),
+        asks(asks_of(p)),
         anchor(kAnchorSegments * segment.tokens),
         stretch(has_decays() ? kStretchAnchors * anchor : max(1, longest)),
         wants_dbeta(result.dbeta.data),
@@ -81,7 +83,7 @@ struct BackwardScratch {
       : k_stride(row_stride<Acc>(plan.sequences.K)),
         v_stride(row_stride<Acc>(plan.sequences.V)),
         state_size(max(plan.sequences.K * v_stride, plan.sequences.V * k_stride)),
-        weights(carver, plan, plan.decays),
+        weights(carver, plan, plan.decays, plan.asks),
         value_weights(carver, plan.sequences.V, plan.segment) {
     const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
     dy = carver.take<Acc>(rows * v_stride);
@@ -91,6 +93,7 @@ struct BackwardScratch {
     keys.q = carver.take<Acc>(rows * k_stride);
     keys.k = carver.take<Acc>(rows * k_stride);
     keys.decay = carver.take<Acc>(plan.decays == Decays::per_channel ? rows * k_stride : 0);
+    keys.erase_key = carver.take<Acc>(plan.asks == Asks::erase_key ? rows * k_stride : 0);
     keys.dq = carver.take<Acc>(rows * k_stride);
     keys.dk = carver.take<Acc>(rows * k_stride);
     beta = carver.take<Acc>(rows);

@@ -24,6 +24,7 @@ constexpr int kBlockVectors = sizeof(Acc) == sizeof(double) ? 1 : 2;
 
 struct ForwardPlan : Plan {
   Decays decays;
+  Asks asks;
 };
 
 // What a scan reads and writes beside the weights and the state.
@@ -35,23 +36,25 @@ struct ScanRows {
 
 // From what a block's tokens read of the state to what they give and write: `sum` comes in as the
 // sums of reads, `written` goes out as what k̂ is multiplied with, or k where the decay is per head.
-template <Decays decays, bool delta, int width, class Acc>
+template <class Rule, int width, class Acc>
 HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& rows, int64_t first,
                              int64_t column,
-                             const Vec<Acc> (&sum)[(delta ? 2 : 1) * kBlockTokens][width],
+                             const Vec<Acc> (&sum)[(Rule::delta ? 2 : 1) * kBlockTokens][width],
                              Vec<Acc> (&written)[kBlockTokens][width]) {
   constexpr int C = kBlockTokens;
+  constexpr bool delta = Rule::delta, per_head = Rule::decays == Decays::per_head;
   constexpr int of_queries = delta ? C : 0;  // place in `sum`
   Vec<Acc> u[C][width];
   HFLA_UNROLL
   for (int i = 0; i < C; ++i) {
-    const Acc from_start = decays == Decays::per_head ? terms.from_start[i] : Acc(1);
+    const Acc from_start = per_head ? terms.from_start[i] : Acc(1);
+    const Acc asked_from_start = per_head ? terms.asked_from_start[i] : Acc(1);
     HFLA_UNROLL
     for (int c = 0; c < width; ++c) {
       const int64_t at = column + c * kLanes<Acc>;
       Vec<Acc> e = load(rows.values.data + (first + i) * rows.values.stride + at);
       if constexpr (delta) {
-        e -= from_start * sum[i][c];
+        e -= asked_from_start * sum[i][c];
         HFLA_UNROLL
         for (int j = 0; j < i; ++j) e -= terms.pairs.keys[i][j] * u[j][c];
         if (rows.errors.data) store(rows.errors.data + (first + i) * rows.errors.stride + at, e);
@@ -61,7 +64,7 @@ HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& 
       HFLA_UNROLL
       for (int j = 0; j <= i; ++j) out += terms.pairs.queries[i][j] * u[j][c];
       store(rows.out.data + (first + i) * rows.out.stride + at, out);
-      written[i][c] = decays == Decays::per_head ? terms.to_end[i] * u[i][c] : u[i][c];
+      written[i][c] = per_head ? terms.to_end[i] * u[i][c] : u[i][c];
     }
   }
 }
@@ -73,21 +76,21 @@ HFLA_NOINLINE void scan_columns(const Weights<Acc>& w, int64_t blocks, const Sca
   constexpr Decays decays = Rule::decays;
   constexpr bool delta = Rule::delta;
   constexpr int C = kBlockTokens, reads = (delta ? 2 : 1) * C;
-  using At = Tile<Acc, decays>;
+  using At = Tile<Acc, decays, Rule::erases>;
   constexpr Shrink shrink = shrink_of(decays);
   Vec<Acc> written[C][width], sum[reads][width], none[1][width] = {};
   const auto weights = [&](int64_t writer, int64_t reader) HFLA_INLINE_LAMBDA {
-    const Acc* const from = w.template tiles_of<decays>(writer);
-    const Acc* const to = w.template tiles_of<decays>(reader);
+    const Acc* const from = w.template tiles_of<Rule>(writer);
+    const Acc* const to = w.template tiles_of<Rule>(reader);
     return PassWeights<Acc>{from + At::kKeysOut, to + (delta ? At::kKeys : At::kQueries),
                             from + At::kDecay, w.terms[writer].whole};
   };
   pass<0, reads, width, At::kSize, shrink>(w.K, weights(0, 0), state, none, sum, pace);
-  solve_block<decays, delta>(w.terms[0], rows, 0, column, sum, written);
+  solve_block<Rule>(w.terms[0], rows, 0, column, sum, written);
   for (int64_t block = 1; block < blocks; ++block) {
     pass<C, reads, width, At::kSize, shrink>(w.K, weights(block - 1, block), state, written, sum,
                                              pace);
-    solve_block<decays, delta>(w.terms[block], rows, block * C, column, sum, written);
+    solve_block<Rule>(w.terms[block], rows, block * C, column, sum, written);
   }
   pass<C, 0, width, At::kSize, shrink>(w.K, weights(blocks - 1, blocks - 1), state, written, none,
                                        pace);
@@ -102,14 +105,14 @@ struct ForwardScratch {
   const char** prefetch;
 
   ForwardScratch(Carver& carver, const ForwardPlan& plan)
-      : v_stride(row_stride<Acc>(plan.sequences.V)), weights(carver, plan, plan.decays) {
+      : v_stride(row_stride<Acc>(plan.sequences.V)), weights(carver, plan, plan.decays, plan.asks) {
     const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
     v = carver.take<Acc>(rows * v_stride);
     out = carver.take<Acc>(rows * v_stride);
     errors = carver.take<Acc>(rows * v_stride);
     state = carver.take<Acc>(plan.heads * K * v_stride);
     prefetch = carver.take<const char*>(
-        rows * 3 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
+        rows * 4 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
   }
 };
 
@@ -128,7 +131,7 @@ class Forward {
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
         plan_{make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors<Acc>),
                         /*divides_time=*/false),
-              decays_of(p.log_decay, p.decay_per_channel)} {}
+              decays_of(p.log_decay, p.decay_per_channel), asks_of(p)} {}
 
   Status run() {
     Workers<Scratch, ForwardPlan> workers(threads_, plan_);
@@ -226,7 +229,7 @@ class Forward {
             Acc* state, const Prefetch& prefetch) const {
     const int64_t parts = ceil_div(columns.count(), kBlockVectors<Acc>);
     const int64_t tiles = (blocks + 1) * ceil_div(p_.K, kLanes<Acc>);
-    with_rule(plan_.decays, p_.delta, [&](auto rule) {
+    with_rule(plan_.decays, plan_.asks, [&](auto rule) {
       using Rule = decltype(rule);
       int64_t c = columns.begin, part = 0;
       for (; c + kBlockVectors<Acc> <= columns.end; c += kBlockVectors<Acc>, ++part) {
@@ -249,6 +252,7 @@ class Forward {
     if (plan_.decays == Decays::per_channel) {
       upcoming.add(sizeof(Acc), {p_.log_decay, RowsPer::token, 0, p_.K});
     }
+    if (p_.erase_key.data) upcoming.add(sizeof(Acc), {p_.erase_key, RowsPer::token, 0, p_.K});
     upcoming.add(bytes, at.v);
     upcoming.add(bytes, at.y);
     upcoming.add(sizeof(Acc), at.errors);

@@ -15,11 +15,16 @@
 //     p_i  = e^{c_C - c_i} ∘ (R_C u_i)
 //            + Σ_{j>=i} P_ji e^{c_j - c_i} ∘ q_j - Σ_{j>i} M_ji e^{c_j - c_i} ∘ k_j
 //
+// An erase key p asks before its token's decay: then m_t = S_{t-1} w_t and R_{t-1} = a_t ∘ G_t -
+// p_t w_tᵀ, and beside M there is c_{i-1} in the place of c_i, c_{j-1} in that of c_j, and p_j in
+// that of k_j in p_i; dk_t = p_t, dp_t = -m_t.
+//
 // A decay per channel lies along the vectors here: what decays between two tokens is multiplied by
 // the decays between them. Of a decay per head the products are in P and M.
 #pragma once
 
 #include "cpu/delta_rule/pass.h"
+#include "cpu/delta_rule/weights.h"
 #include "cpu/sequences/staging.h"
 
 namespace hfla::HFLA_ISA {
@@ -40,8 +45,9 @@ template <class Acc>
 struct ValueTerms {
   Acc dy_u[kBlockTokens][kBlockTokens];  // P
   Acc w_u[kBlockTokens][kBlockTokens];   // M
-  // e^{c_i} and e^{c_C - c_i} of a decay per head, else 1.
-  Acc from_start[kBlockTokens], to_end[kBlockTokens];
+  // e^{c_i} and e^{c_C - c_i} of a decay per head, else 1. With an erase key asked_from_start is
+  // e^{c_{i-1}}.
+  Acc from_start[kBlockTokens], asked_from_start[kBlockTokens], to_end[kBlockTokens];
 };
 
 // Of the tokens of a segment.
@@ -70,25 +76,28 @@ struct ValueRows {
 };
 
 template <class Acc>
-void include_decay_per_head(ValueTerms<Acc>& terms, const Acc* decay) {
+void include_decay_per_head(ValueTerms<Acc>& terms, bool erases, const Acc* decay) {
   constexpr int C = kBlockTokens;
   Acc whole = 1;
   for (int i = 0; i < C; ++i) {
+    const Acc before = whole;
     whole *= decay[i];
     terms.from_start[i] = whole;
+    terms.asked_from_start[i] = erases ? before : whole;
   }
   for (int j = 0; j < C; ++j) {
     Acc between = 1;
     for (int i = j + 1; i < C; ++i) {
+      const Acc before = between;
       between *= decay[i];
       terms.dy_u[i][j] *= between;
-      terms.w_u[i][j] *= between;
+      terms.w_u[i][j] *= erases ? before : between;
     }
     terms.to_end[j] = between;
   }
 }
 
-template <bool delta, class Acc>
+template <class Rule, class Acc>
 void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& rows, int64_t block) {
   using At = ValueTile<Acc>;
   constexpr int64_t W = kLanes<Acc>;
@@ -108,7 +117,7 @@ void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& ro
       store(tile + At::kU + i * W, u[i]);
       HFLA_UNROLL
       for (int j = 0; j <= i; ++j) dy_u[i][j] += dy * u[j];
-      if constexpr (delta) {
+      if constexpr (Rule::delta) {
         const Vec<Acc> w = load(row(rows.w, i) + c);
         store(tile + At::kW + i * W, w);
         HFLA_UNROLL
@@ -118,23 +127,23 @@ void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& ro
   }
   ValueTerms<Acc>& terms = weights.terms[block];
   for (int i = 0; i < C; ++i) {
-    terms.from_start[i] = terms.to_end[i] = 1;
+    terms.from_start[i] = terms.asked_from_start[i] = terms.to_end[i] = 1;
     for (int j = 0; j <= i; ++j) {
       terms.dy_u[i][j] = sum<Acc>(dy_u[i][j]);
       terms.w_u[i][j] = j < i ? sum<Acc>(w_u[i][j]) : 0;
     }
   }
-  if (rows.decay) include_decay_per_head(terms, rows.decay + first);
+  if (rows.decay) include_decay_per_head(terms, Rule::erases, rows.decay + first);
 }
 
 // ---- the sweeps ----
 
 // The rows of a segment along K, (tokens, stride): normalised k, normalised and scaled q,
-// e^log_decay where it is per channel; dq, and dk: m_t forwards, p_t backwards.
+// e^log_decay where it is per channel, an erase key; dq, and dk: m_t forwards, p_t backwards.
 template <class Acc>
 struct KeyRows {
   int64_t stride;
-  Acc *q, *k, *decay, *dq, *dk;
+  Acc *q, *k, *decay, *erase_key, *dq, *dk;
 
   Acc* at(Acc* rows, int64_t token, int64_t column) const { return rows + token * stride + column; }
 };
@@ -157,7 +166,7 @@ struct Counts {
 
 // One vector of columns: from S_0 dy_i and S_0 w_i to dq_i and m_i, and what k_i adds to S_C.
 // Returns the decay of the block.
-template <bool delta, bool per_channel, class Acc, class Read, class Values>
+template <class Rule, bool per_channel, class Acc, class Read, class Values>
 HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, int64_t column,
                                             Read read, Values values) {
   constexpr int C = kBlockTokens;
@@ -167,6 +176,15 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
   HFLA_UNROLL
   for (int i = 0; i < C; ++i) {
     const int64_t token = b * C + i;
+    const auto store_m = [&](Vec<Acc> asked_from_start) HFLA_INLINE_LAMBDA {
+      Vec<Acc> m = asked_from_start * read(C + i);
+      HFLA_UNROLL
+      for (int j = 0; j < i; ++j) m += terms.w_u[i][j] * values(j);
+      store(rows.at(rows.dk, token, column), m);
+    };
+    if constexpr (Rule::erases) {
+      store_m(per_channel ? from_start : broadcast(terms.asked_from_start[i]));
+    }
     if constexpr (per_channel) {
       const Vec<Acc> a = load(rows.at(rows.decay, token, column));
       from_start *= a;
@@ -180,12 +198,7 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
     HFLA_UNROLL
     for (int j = 0; j <= i; ++j) dq += terms.dy_u[i][j] * values(j);
     store(rows.at(rows.dq, token, column), dq);
-    if constexpr (delta) {
-      Vec<Acc> m = from_start * read(C + i);
-      HFLA_UNROLL
-      for (int j = 0; j < i; ++j) m += terms.w_u[i][j] * values(j);
-      store(rows.at(rows.dk, token, column), m);
-    }
+    if constexpr (Rule::delta && !Rule::erases) store_m(from_start);
   }
   HFLA_UNROLL
   for (int i = 0; !per_channel && i < C; ++i) values(i) *= terms.to_end[i];
@@ -193,10 +206,11 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
 }
 
 // One vector of columns: from R_C u_i to p_i, and what q_i and -k_i add to R_0.
-template <bool delta, bool per_channel, class Acc, class Read, class Values>
+template <class Rule, bool per_channel, class Acc, class Read, class Values>
 HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b, int64_t column,
                                              Read read, Values values) {
   constexpr int C = kBlockTokens;
+  constexpr bool delta = Rule::delta, erases = Rule::erases;
   const ValueTerms<Acc>& terms = s.weights.terms[b];
   const KeyRows<Acc>& rows = s.rows;
   Vec<Acc> to_end = broadcast(Acc(1));
@@ -205,7 +219,9 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
     const int64_t token = b * C + i;
     if constexpr (!per_channel) to_end = broadcast(terms.to_end[i]);
     values(i) = load(rows.at(rows.q, token, column));
-    if constexpr (delta) values(C + i) = -load(rows.at(rows.k, token, column));
+    if constexpr (delta) {
+      values(C + i) = -load(rows.at(erases ? rows.erase_key : rows.k, token, column));
+    }
     Vec<Acc> p = to_end * read(i);
     HFLA_UNROLL
     for (int j = i; j < C; ++j) p += terms.dy_u[j][i] * values(j);
@@ -218,7 +234,9 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
       HFLA_UNROLL
       for (int j = i; j < C; ++j) {
         values(j) *= a;
-        if constexpr (delta) values(C + j) *= a;
+        if constexpr (delta) {
+          if (!erases || j > i) values(C + j) *= a;
+        }
       }
     }
   }
@@ -226,16 +244,16 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
   HFLA_UNROLL
   for (int i = 0; i < C; ++i) {
     values(i) *= terms.from_start[i];
-    if constexpr (delta) values(C + i) *= terms.from_start[i];
+    if constexpr (delta) values(C + i) *= terms.asked_from_start[i];
   }
   return broadcast(terms.from_start[C - 1]);
 }
 
 // A segment, for one block of columns.
-template <Direction direction, bool delta, bool per_channel, int block, class Acc>
+template <Direction direction, class Rule, bool per_channel, int block, class Acc>
 HFLA_NOINLINE void sweep_keys(const KeysSweep<Acc>& s, int64_t column, Acc* state) {
   using At = ValueTile<Acc>;
-  using Count = Counts<direction, delta>;
+  using Count = Counts<direction, Rule::delta>;
   constexpr bool forwards = direction == Direction::forwards;
   constexpr int writes = Count::kWrites, reads = Count::kReads;
   static_assert(At::kW == At::kDy + kBlockTokens * kLanes<Acc>, "one after the other");
@@ -263,8 +281,8 @@ HFLA_NOINLINE void sweep_keys(const KeysSweep<Acc>& s, int64_t column, Acc* stat
       const auto value = [&](int i) HFLA_INLINE_LAMBDA -> Vec<Acc>& { return values[i][c]; };
       const int64_t at = column + c * kLanes<Acc>;
       store(decay + c * kLanes<Acc>,
-            forwards ? differentiate_forwards<delta, per_channel>(s, b, at, read, value)
-                     : differentiate_backwards<delta, per_channel>(s, b, at, read, value));
+            forwards ? differentiate_forwards<Rule, per_channel>(s, b, at, read, value)
+                     : differentiate_backwards<Rule, per_channel>(s, b, at, read, value));
     }
     last = b;
   }

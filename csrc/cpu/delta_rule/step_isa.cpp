@@ -6,6 +6,8 @@
 //     y = Sᵀ (a ∘ q) + (kᵀq) u
 //     S = a ∘ S + k uᵀ
 //
+// and with an erase key p u = β (v - Sᵀ p).
+//
 // It moves far more bytes than it computes. A task, a batch row and a head, takes a few vectors of
 // columns at a time: it reads them once for both products, and finds them in the cache when it
 // updates them. Without delta, u is known before, and once is enough.
@@ -26,14 +28,14 @@ constexpr int kStepBlock = kVectorBytes == 64 ? 8 : 4;
 // What a head's token brings, in the accumulation type.
 template <class Acc>
 struct StepScratch {
-  Acc *k, *a, *decayed_k, *decayed_q;  // (K,)
-  Acc *v, *y;                          // (V,)
+  Acc *k, *a, *asking, *decayed_q;  // (K,); asking: a ∘ k, or p
+  Acc *v, *y;                       // (V,)
 
   StepScratch(Carver& carver, const DeltaRuleStep& p) {
     const int64_t rows = round_up(p.K, kLanes<Acc>), columns = round_up(p.V, kLanes<Acc>);
     k = carver.take<Acc>(rows);
     a = carver.take<Acc>(rows);
-    decayed_k = carver.take<Acc>(rows);
+    asking = carver.take<Acc>(rows);
     decayed_q = carver.take<Acc>(rows);
     v = carver.take<Acc>(columns);
     y = carver.take<Acc>(columns);
@@ -97,8 +99,12 @@ class Step {
       const Vec<Acc> a = load(s.a + r), k = load(s.k + r) * k_factor, x = load(q + r) * q_factor;
       products += k * x;
       store(s.k + r, k);
-      store(s.decayed_k + r, a * k);
+      store(s.asking + r, a * k);
       store(s.decayed_q + r, a * x);
+    }
+    if (p_.erase_key.data) {
+      load_row(token_row<const Acc>(p_.erase_key, batch, head), p_.erase_key.dim, 0, p_.K,
+               s.asking);
     }
     return sum<Acc>(products);
   }
@@ -144,7 +150,7 @@ class Step {
       for (int b = 0; b < block; ++b) {
         const Acc* const at = from + r * V + c + b * W;
         const Vec<Acc> row = partial ? load_some(at, 1, count) : load(at);
-        predicted[b] += s.decayed_k[r] * row;
+        predicted[b] += s.asking[r] * row;
         out[b] += s.decayed_q[r] * row;
       }
     }

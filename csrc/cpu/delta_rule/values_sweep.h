@@ -12,6 +12,8 @@
 //
 //     du_i = R_Cᵀ k̂_i + Σ_{j>=i} B_ji dy_j - Σ_{j>i} A_ji w_j
 //     R_0 = d ∘ R_C + Σ_i q̃_i dy_iᵀ - Σ_i k̃_i w_iᵀ
+//
+// With an erase key p, R_{t-1} = a_t ∘ G_t - p_t w_tᵀ, and p̃ is in the place of k̃.
 #pragma once
 
 #include "cpu/delta_rule/pass.h"
@@ -68,7 +70,7 @@ HFLA_INLINE void differentiate_values(const ValuesSweep<Acc>& s, int64_t b, int6
     HFLA_UNROLL
     for (int c = 0; c < block; ++c) {
       values[kDy + i][c] *= terms.from_start[i];
-      if constexpr (delta) values[i][c] *= -terms.from_start[i];
+      if constexpr (delta) values[i][c] *= -terms.asked_from_start[i];
     }
   }
 }
@@ -78,14 +80,14 @@ template <class Rule, int block, class Acc>
 HFLA_NOINLINE void sweep_values(const ValuesSweep<Acc>& s, int64_t column, Acc* state) {
   constexpr Decays decays = Rule::decays;
   constexpr bool delta = Rule::delta;
-  using At = Tile<Acc, decays>;
+  using At = Tile<Acc, decays, Rule::erases>;
   constexpr int C = kBlockTokens, writes = kValueWrites<delta>;
   constexpr Shrink shrink = shrink_of(decays);
   static_assert(At::kQueries == At::kKeys + C * kLanes<Acc>, "one after the other");
   const int64_t K = s.weights.K;
   const auto weights = [&](int64_t written, int64_t read) HFLA_INLINE_LAMBDA {
-    const Acc* const from = s.weights.template tiles_of<decays>(written);
-    const Acc* const to = s.weights.template tiles_of<decays>(read);
+    const Acc* const from = s.weights.template tiles_of<Rule>(written);
+    const Acc* const to = s.weights.template tiles_of<Rule>(read);
     return PassWeights<Acc>{from + (delta ? At::kKeys : At::kQueries), to + At::kKeysOut,
                             from + At::kDecay, s.weights.terms[written].whole};
   };

@@ -9,6 +9,10 @@
 //     e_i = v_i - S₀ᵀ k̃_i - Σ_{j<i} A_ij u_j         u_i = β_i e_i, or β_i v_i without delta
 //     y_i = S₀ᵀ q̃_i + Σ_{j<=i} B_ij u_j              S_C = d ∘ S₀ + Σ_i k̂_i u_iᵀ
 //
+// An erase key p asks the state before it decays, so that in the place of k̃_i and A_ij there are
+//
+//     p̃_i = e^{c_{i-1}} ∘ p_i    Σ_r p_i k_j e^{c_{i-1} - c_j}
+//
 // Here q has the scale in it, and q and k are normalised if that is asked for. What decays between
 // two tokens is a product of the a = e^g of the tokens between them, never a quotient: no exponent
 // is above 0, and a = 0 is exact.
@@ -33,26 +37,47 @@ HFLA_INLINE Decays decays_of(const View& log_decay, bool per_channel) {
   return per_channel ? Decays::per_channel : Decays::per_head;
 }
 
-// What the innermost loops are compiled for, one for each rule: the kind of decays, and whether it
-// is the delta rule. All around them is compiled once, and decides as it runs.
-template <Decays its_decays, bool its_delta>
+// What a token asks the state by, before it writes: with nothing it is no delta rule.
+enum class Asks { nothing, key, erase_key };
+
+HFLA_INLINE Asks asks_of(const DeltaRuleProblem& p) {
+  return !p.delta ? Asks::nothing : p.erase_key.data ? Asks::erase_key : Asks::key;
+}
+
+// What the innermost loops are compiled for, one for each rule: the kind of decays, and what asks.
+// All around them is compiled once, and decides as it runs.
+template <Decays its_decays, Asks its_asks>
 struct Rule {
   static constexpr Decays decays = its_decays;
-  static constexpr bool delta = its_delta;
+  static constexpr Asks asks = its_asks;
+  static constexpr bool delta = asks != Asks::nothing, erases = asks == Asks::erase_key;
 };
+
+// Calls run(a rule), whose decays mean nothing.
+template <class Run>
+HFLA_INLINE void with_asks(Asks asks, Run run) {
+  switch (asks) {
+    case Asks::nothing:
+      return run(Rule<Decays::none, Asks::nothing>{});
+    case Asks::key:
+      return run(Rule<Decays::none, Asks::key>{});
+    case Asks::erase_key:
+      return run(Rule<Decays::none, Asks::erase_key>{});
+  }
+}
 
 // Calls run(the rule).
 template <class Run>
-HFLA_INLINE void with_rule(Decays decays, bool delta, Run run) {
-  with_flag(delta, [&](auto is_delta) {
-    constexpr bool its_delta = decltype(is_delta)::value;
+HFLA_INLINE void with_rule(Decays decays, Asks asks, Run run) {
+  with_asks(asks, [&](auto rule) {
+    constexpr Asks its_asks = decltype(rule)::asks;
     switch (decays) {
       case Decays::none:
-        return run(Rule<Decays::none, its_delta>{});
+        return run(Rule<Decays::none, its_asks>{});
       case Decays::per_head:
-        return run(Rule<Decays::per_head, its_delta>{});
+        return run(Rule<Decays::per_head, its_asks>{});
       case Decays::per_channel:
-        return run(Rule<Decays::per_channel, its_delta>{});
+        return run(Rule<Decays::per_channel, its_asks>{});
     }
   });
 }
@@ -65,15 +90,15 @@ static_assert(kRowMultiple % kBlockTokens == 0);
 // The weights of a block lie in tiles of as many channels as a vector has lanes: (K / lanes, token
 // of one kind after the other, lanes). So they are stored as whole vectors, and those of a channel
 // are at constant distances from one pointer, whatever K is. These are the places in a tile.
-template <class Acc, Decays decays>
+template <class Acc, Decays decays, bool erases>
 struct Tile {
-  static constexpr bool kDecayed = decays == Decays::per_channel;
+  static constexpr bool kDecayed = decays == Decays::per_channel, kHasKeysOut = kDecayed || erases;
   static constexpr int64_t kTokens = kBlockTokens * kLanes<Acc>;
-  static constexpr int64_t kKeys = 0;                              // k̃, or k
-  static constexpr int64_t kQueries = kTokens;                     // q̃, or q
-  static constexpr int64_t kKeysOut = kDecayed ? 2 * kTokens : 0;  // k̂, or k
-  static constexpr int64_t kDecay = 3 * kTokens;                   // d; only per channel
-  static constexpr int64_t kSize = kDecayed ? 3 * kTokens + kLanes<Acc> : 2 * kTokens;
+  static constexpr int64_t kKeys = 0;                                 // k̃, or k; p̃, or p
+  static constexpr int64_t kQueries = kTokens;                        // q̃, or q
+  static constexpr int64_t kKeysOut = kHasKeysOut ? 2 * kTokens : 0;  // k̂, or k
+  static constexpr int64_t kDecay = 3 * kTokens;                      // d; only per channel
+  static constexpr int64_t kSize = (kHasKeysOut ? 3 : 2) * kTokens + (kDecayed ? kLanes<Acc> : 0);
 };
 
 // Sums over channels for the pairs of a block's tokens.
@@ -89,8 +114,8 @@ struct BlockTerms {
   PairSums<Acc> pairs;  // A and B
   Acc beta[kBlockTokens];
   // Of a decay per head, else 1: e^{c_i}, which goes with k and q in a tile for k̃ and q̃;
-  // e^{c_C - c_i}, which goes with k for k̂; d.
-  Acc from_start[kBlockTokens], to_end[kBlockTokens];
+  // e^{c_C - c_i}, which goes with k for k̂; d. With an erase key asked_from_start is e^{c_{i-1}}.
+  Acc from_start[kBlockTokens], asked_from_start[kBlockTokens], to_end[kBlockTokens];
   Acc whole;
 };
 
@@ -98,39 +123,41 @@ struct BlockTerms {
 template <class Acc>
 struct Weights {
   int64_t K, stride;
-  Acc *q, *k, *log_decay;    // (rows, stride), where they can't be read in the tensors themselves
-  Acc *q_factor, *k_factor;  // (rows,) scale and norms
-  Acc *decay, *beta;         // (rows,)
-  PairSums<Acc>* pairs;      // (blocks,)
-  BlockTerms<Acc>* terms;    // (blocks,)
-  Acc* tiles;                // (blocks, tiles, Tile::kSize)
+  Acc *q, *k, *log_decay, *erase_key;  // (rows, stride), where tensors can't be read themselves
+  Acc *q_factor, *k_factor;            // (rows,) scale and norms
+  Acc *decay, *beta;                   // (rows,)
+  PairSums<Acc>* pairs;                // (blocks,)
+  BlockTerms<Acc>* terms;              // (blocks,)
+  Acc* tiles;                          // (blocks, tiles, Tile::kSize)
 
   // Whose k and q the tiles are made of.
   struct Origin {
     int64_t batch, first, q_head, k_head;
   } origin{-1, -1, -1, -1};
 
-  Weights(Carver& carver, const Plan& plan, Decays decays)
+  Weights(Carver& carver, const Plan& plan, Decays decays, Asks asks)
       : K(plan.sequences.K), stride(row_stride<Acc>(K)) {
     const int64_t rows = plan.segment.rows, blocks = rows / kBlockTokens;
-    const bool per_channel = decays == Decays::per_channel;
+    const bool per_channel = decays == Decays::per_channel, erases = asks == Asks::erase_key;
     q = carver.take<Acc>(rows * stride);
     k = carver.take<Acc>(rows * stride);
     log_decay = carver.take<Acc>(per_channel ? rows * stride : 0);
+    erase_key = carver.take<Acc>(erases ? rows * stride : 0);
     q_factor = carver.take<Acc>(rows);
     k_factor = carver.take<Acc>(rows);
     decay = carver.take<Acc>(rows);
     beta = carver.take<Acc>(rows);
     pairs = carver.take<PairSums<Acc>>(blocks);
     terms = carver.take<BlockTerms<Acc>>(blocks);
-    const int64_t tile =
-        per_channel ? Tile<Acc, Decays::per_channel>::kSize : Tile<Acc, Decays::per_head>::kSize;
+    const int64_t tile = per_channel ? Tile<Acc, Decays::per_channel, false>::kSize
+                         : erases    ? Tile<Acc, Decays::none, true>::kSize
+                                     : Tile<Acc, Decays::none, false>::kSize;
     tiles = carver.take<Acc>(blocks * ceil_div(K, kLanes<Acc>) * tile);
   }
 
-  template <Decays decays>
+  template <class Rule>
   const Acc* tiles_of(int64_t block) const {
-    return tiles + block * ceil_div(K, kLanes<Acc>) * Tile<Acc, decays>::kSize;
+    return tiles + block * ceil_div(K, kLanes<Acc>) * Tile<Acc, Rule::decays, Rule::erases>::kSize;
   }
 };
 
@@ -163,33 +190,38 @@ void find_factors(RowArray<const Acc> rows, int64_t count, int64_t columns, bool
 // The rows of a segment that weights are made of.
 template <class Acc>
 struct WeightRows {
-  RowArray<const Acc> q, k, log_decay;
+  RowArray<const Acc> q, k, log_decay, erase_key;
 };
 
 // The tiles and sums of one block. Returns false if a decay would grow.
-template <Decays decays, class Acc>
+template <Decays decays, bool erases, class Acc>
 bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t block) {
   constexpr int64_t W = kLanes<Acc>;
   constexpr int C = kBlockTokens;
-  using At = Tile<Acc, decays>;
+  using At = Tile<Acc, decays, erases>;
   const int64_t first = block * C;
   const auto row = [&](RowArray<const Acc> from, int i)
                        HFLA_INLINE_LAMBDA { return from.data + (first + i) * from.stride; };
   Vec<Acc> keys[C][C] = {}, queries[C][C] = {}, largest{};
   Acc* tile = w.tiles + block * ceil_div(w.K, W) * At::kSize;
   for (int64_t c = 0; c < w.K; c += W, tile += At::kSize) {
-    Vec<Acc> k[C], q[C], a[C], from_start = broadcast(Acc(1));
+    Vec<Acc> k[C], q[C], a[C], p[C], from_start = broadcast(Acc(1));
     HFLA_UNROLL
     for (int i = 0; i < C; ++i) {
       k[i] = load(row(rows.k, i) + c) * w.k_factor[first + i];
       q[i] = load(row(rows.q, i) + c) * w.q_factor[first + i];
+      if constexpr (erases) {
+        p[i] = load(row(rows.erase_key, i) + c);
+        store(tile + At::kKeys + i * W, At::kDecayed ? from_start * p[i] : p[i]);
+      }
       if constexpr (At::kDecayed) {
         const Vec<Acc> log_decay = load(row(rows.log_decay, i) + c);
         largest = select(log_decay > largest, log_decay, largest);
         a[i] = exp(log_decay);
         from_start *= a[i];
       }
-      store(tile + At::kKeys + i * W, At::kDecayed ? from_start * k[i] : k[i]);
+      if constexpr (!erases)
+        store(tile + At::kKeys + i * W, At::kDecayed ? from_start * k[i] : k[i]);
       store(tile + At::kQueries + i * W, At::kDecayed ? from_start * q[i] : q[i]);
     }
     HFLA_UNROLL
@@ -198,11 +230,12 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
       queries[j][j] += q[j] * decayed;
       HFLA_UNROLL
       for (int i = j + 1; i < C; ++i) {
+        if constexpr (erases) keys[i][j] += p[i] * decayed;
         if constexpr (At::kDecayed) decayed *= a[i];
-        keys[i][j] += k[i] * decayed;
+        if constexpr (!erases) keys[i][j] += k[i] * decayed;
         queries[i][j] += q[i] * decayed;
       }
-      if constexpr (At::kDecayed) store(tile + At::kKeysOut + j * W, decayed);
+      if constexpr (At::kHasKeysOut) store(tile + At::kKeysOut + j * W, decayed);
     }
     if constexpr (At::kDecayed) store(tile + At::kDecay, from_start);
   }
@@ -215,25 +248,28 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
 }
 
 template <class Acc>
-void make_terms(const Weights<Acc>& w, bool per_head, int64_t block) {
+void make_terms(const Weights<Acc>& w, bool per_head, bool erases, int64_t block) {
   constexpr int C = kBlockTokens;
   BlockTerms<Acc>& terms = w.terms[block];
   terms.pairs = w.pairs[block];
   terms.whole = 1;
   for (int i = 0; i < C; ++i) {
     terms.beta[i] = w.beta[block * C + i];
-    terms.from_start[i] = terms.to_end[i] = 1;
+    terms.from_start[i] = terms.asked_from_start[i] = terms.to_end[i] = 1;
   }
   if (!per_head) return;
   for (int i = 0; i < C; ++i) {
+    const Acc before = terms.whole;
     terms.whole *= w.decay[block * C + i];
     terms.from_start[i] = terms.whole;
+    terms.asked_from_start[i] = erases ? before : terms.whole;
   }
   for (int j = 0; j < C; ++j) {
     Acc between = 1;
     for (int i = j + 1; i < C; ++i) {
+      const Acc before = between;
       between *= w.decay[block * C + i];
-      terms.pairs.keys[i][j] *= between;
+      terms.pairs.keys[i][j] *= erases ? before : between;
       terms.pairs.queries[i][j] *= between;
     }
     terms.to_end[j] = between;
@@ -250,31 +286,38 @@ bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Segment& segm
                 of_k = of_shared_head(segment, p.k_group);
   const typename Weights<Acc>::Origin o{segment.batch, segment.first, of_q.head, of_k.head},
       &was = w.origin;
+  const bool per_channel = decays == Decays::per_channel, erases = p.erase_key.data;
   bool valid = true;
-  if (decays == Decays::per_channel || o.batch != was.batch || o.first != was.first ||
+  if (per_channel || erases || o.batch != was.batch || o.first != was.first ||
       o.q_head != was.q_head || o.k_head != was.k_head) {
     w.origin = o;
     WeightRows<Acc> rows{
         find_rows<Acc>(p.dtype, of_q, {p.q, RowsPer::token, 0, p.K}, {w.q, w.stride}),
         find_rows<Acc>(p.dtype, of_k, {p.k, RowsPer::token, 0, p.K}, {w.k, w.stride}),
         {}};
-    if (decays == Decays::per_channel) {
+    if (per_channel) {
       rows.log_decay =
           find_rows<Acc>(segment, {p.log_decay, RowsPer::token, 0, p.K}, {w.log_decay, w.stride});
+    }
+    if (erases) {
+      rows.erase_key =
+          find_rows<Acc>(segment, {p.erase_key, RowsPer::token, 0, p.K}, {w.erase_key, w.stride});
     }
     find_factors<Acc>(rows.q, padded, p.K, p.normalize_qk, static_cast<Acc>(p.scale), w.q_factor);
     find_factors<Acc>(rows.k, padded, p.K, p.normalize_qk, 1, w.k_factor);
     // Without decays in the tiles, these are the same for all rules.
-    const bool per_channel = decays == Decays::per_channel;
-    for (int64_t block = 0; block < blocks; ++block) {
-      valid &= per_channel ? make_block<Decays::per_channel>(w, rows, block)
-                           : make_block<Decays::none>(w, rows, block);
-    }
+    with_flag(erases, [&](auto flag) {
+      constexpr bool its_erases = decltype(flag)::value;
+      for (int64_t block = 0; block < blocks; ++block) {
+        valid &= per_channel ? make_block<Decays::per_channel, its_erases>(w, rows, block)
+                             : make_block<Decays::none, its_erases>(w, rows, block);
+      }
+    });
   }
   stage_token_scalars<Acc>(segment, p.beta, p.beta.data ? 0 : 1, w.beta);
   if (decays == Decays::per_head) valid &= stage_decay<Acc>(segment, p.log_decay, w.decay);
   for (int64_t block = 0; block < blocks; ++block) {
-    make_terms<Acc>(w, decays == Decays::per_head, block);
+    make_terms<Acc>(w, decays == Decays::per_head, erases, block);
   }
   return valid;
 }

@@ -27,7 +27,9 @@ class LinearArguments(NamedTuple):
 
 
 class DeltaArguments(NamedTuple):
-    """Of `delta_rule`; without `delta`, beta v is written, whatever the state holds."""
+    """Of `delta_rule`; without `delta`, beta v is written, whatever the state holds. An erase key
+    asks the state before it decays.
+    """
 
     q: Tensor  # (B, T, Hq, K)
     k: Tensor  # (B, T, Hk, K)
@@ -38,6 +40,7 @@ class DeltaArguments(NamedTuple):
     scale: float = 1.0
     normalize_qk: bool = False
     delta: bool = True
+    erase_key: Tensor | None = None  # (B, T, Hv, K); None: k, of the state that has decayed
 
 
 IS_SILU = {"silu": True, None: False}  # by activation

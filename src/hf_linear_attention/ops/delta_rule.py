@@ -8,6 +8,7 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim
 packed sequences.
 """
 
+import torch
 from torch import Tensor
 
 from .arguments import DeltaArguments
@@ -24,6 +25,7 @@ from .chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
 from .loops.delta_rule import reference_delta_rule
 from .slots import check_slots
 from .sums import run_with_copies, step_with_copies_
+from .tokens import behind
 
 
 def delta_rule(
@@ -35,6 +37,7 @@ def delta_rule(
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
+    erase_key: Tensor | None = None,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
@@ -46,6 +49,8 @@ def delta_rule(
         S' = exp(log_decay_t) S_{t-1}                     (a number, or one for each row of S)
         S_t = S' + beta_t k_t (v_t - S'^T k_t)^T
         y_t = scale S_t^T q_t
+
+    or with an erase key p_t, S' + beta_t k_t (v_t - S'^T p_t)^T.
 
     A state is asked for what it holds under a key, and changed by a part beta of what that lacks of
     the value. beta = 1 with keys of norm 1 replaces the value; beta in (1, 2) makes eigenvalues of
@@ -63,6 +68,8 @@ def delta_rule(
         scale: of the outputs; by default K ** -0.5.
         normalize_qk: divides q and k by their norms, as x / sqrt(sum(x^2) + 1e-6). The rule needs
             keys of norm 1 or less, or beta that makes up for it: otherwise states grow without end.
+        erase_key: (B, T, Hk, K) or (B, T, Hv, K), under which states are asked, where that is not
+            the key under which they are written. It is not normalised.
         key_mask: (B, T), bool or 0/1, false for padding: such a token is neither written nor
             forgotten, its output and all its gradients are 0, and whatever its inputs hold (NaN,
             too) reaches nothing.
@@ -85,10 +92,13 @@ def delta_rule(
 
     Source: Schlag et al., arXiv 2102.11174 (the rule), Yang et al., "Gated Delta Networks",
     arXiv 2412.06464 (a decay per head), Kimi Team, "Kimi Linear", arXiv 2510.26692 (one per
-    channel), Grazzi et al., arXiv 2411.12537 (negative eigenvalues).
+    channel), Grazzi et al., arXiv 2411.12537 (negative eigenvalues); the erase key is that of Gated
+    DeltaNet-2 (p = b * k, channel by channel) and of other systems that write and erase apart.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    if erase_key is not None:
+        arguments = with_erase_key(arguments, erase_key)
     y, state = run(OP, arguments, cu_seqlens, initial_state, backend)
     return (y, state) if return_state else y
 
@@ -103,6 +113,7 @@ def delta_rule_step_(
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
+    erase_key: Tensor | None = None,
     key_mask: Tensor | None = None,
     state_indices: Tensor | None = None,
     backend: str | None = None,
@@ -115,6 +126,7 @@ def delta_rule_step_(
         state: (B, Hv, K, V), float32, or float64 for float64 inputs. Each row is contiguous, and
             rows are as far apart as they like. No other argument may share memory with it.
         log_decay, key_mask: (B, Hv) or (B, Hv, K), and (B,).
+        erase_key: (B, Hk, K) or (B, Hv, K).
         state_indices: (B,) int32, the slot of `state` for each row, as in `linear_attention_step_`.
         The others: as in `delta_rule`.
 
@@ -127,17 +139,41 @@ def delta_rule_step_(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    if erase_key is not None:
+        arguments = with_erase_key(arguments, erase_key)
     return step_(OP, arguments, state, state_indices, backend)
 
 
+def with_erase_key(arguments: DeltaArguments, erase_key: Tensor) -> DeltaArguments:
+    """With one that asks the state before it decays, for every value head: Diag(a) p for p."""
+    k, v, log_decay, key_mask = arguments.k, arguments.v, arguments.log_decay, arguments.key_mask
+    shapes = {(*v.shape[:-2], x.shape[-2], k.shape[-1]) for x in (k, v)}
+    erase_key = check_per_token("erase_key", erase_key, arguments.q, *sorted(shapes))
+    if erase_key.shape[-2] != v.shape[-2]:
+        erase_key = erase_key.repeat_interleave(v.shape[-2] // k.shape[-2], -2)
+    if log_decay is None:
+        return arguments._replace(erase_key=erase_key)
+    if key_mask is not None:  # for its gradient, which may be NaN
+        log_decay = torch.where(behind(key_mask != 0, log_decay), log_decay, 0)
+    decay = log_decay.to(erase_key.dtype).exp()
+    if decay.dim() < erase_key.dim():
+        decay = decay[..., None]
+    return arguments._replace(erase_key=decay * erase_key)
+
+
 def _check_arguments(arguments: DeltaArguments, has_time: bool) -> DeltaArguments:
-    q, k, v, beta, log_decay, key_mask, *_ = arguments
+    q, k, v, beta, log_decay, key_mask, *_, erase_key = arguments
     check_qkv(q, k, v, 4 if has_time else 3)
     key_mask = check_key_mask(key_mask, q)
     if beta is not None:
         beta = check_per_token("beta", beta, q, tuple(v.shape[:-1]))
     log_decay = check_log_decay(log_decay, q, v, key_mask)
-    return arguments._replace(beta=beta, log_decay=log_decay, key_mask=key_mask)
+    if erase_key is not None:
+        shape = (*v.shape[:-1], q.shape[-1])
+        erase_key = check_per_token("erase_key", erase_key, q, shape)
+    return arguments._replace(
+        beta=beta, log_decay=log_decay, key_mask=key_mask, erase_key=erase_key
+    )
 
 
 def _check_state(
@@ -157,14 +193,24 @@ IMPLEMENTATIONS: Implementations = {
         reference_delta_rule, step_by(reference_delta_rule), reads_cu_seqlens=True
     ),
 }
-# For several queries of a state, Hq > Hv.
-WITH_COPIES = through(
-    IMPLEMENTATIONS, run_with_copies, step_with_copies_, checks=False, finds_slots=False
-)
+NO_ERASE_KEYS = Missing("its kernels take no erase_key yet, nor what is made of it")
+ERASING = {**IMPLEMENTATIONS, "cuda": NO_ERASE_KEYS}  # with an erase key
+
+
+def with_copies(implementations: Implementations) -> Implementations:
+    """For several queries of a state, Hq > Hv."""
+    return through(
+        implementations, run_with_copies, step_with_copies_, checks=False, finds_slots=False
+    )
+
+
+WITH_COPIES, ERASING_WITH_COPIES = with_copies(IMPLEMENTATIONS), with_copies(ERASING)
 
 
 def _for_tokens(arguments: DeltaArguments) -> Implementations:
     shares_states = arguments.q.shape[-2] > arguments.v.shape[-2]
+    if arguments.erase_key is not None:
+        return ERASING_WITH_COPIES if shares_states else ERASING
     return WITH_COPIES if shares_states else IMPLEMENTATIONS
 
 
@@ -181,7 +227,7 @@ _NOT_ON_CUDA = Missing(
 
 def for_sequences_of(q: Tensor, implementations: Implementations) -> Implementations:
     """These, for sequences with heads of q's size."""
-    large = q.shape[-1] > MOST_KEY_DIM_ON_CUDA
+    large = q.shape[-1] > MOST_KEY_DIM_ON_CUDA and implementations["cuda"] is not NO_ERASE_KEYS
     return {**implementations, "cuda": _NOT_ON_CUDA} if large else implementations
 
 

@@ -96,6 +96,7 @@ def delta_rule_(
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
+    erase_key: Tensor | None = None,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     state_indices: Tensor | None = None,
@@ -119,6 +120,8 @@ def delta_rule_(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    if erase_key is not None:
+        arguments = delta_rule.with_erase_key(arguments, erase_key)
     where = _Packed(cu_seqlens, state_indices, is_new)
     return _run_in_slots_(delta_rule.OP, arguments, state, where, backend)
 

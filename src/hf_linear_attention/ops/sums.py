@@ -187,8 +187,11 @@ def step_with_copies_(step_: Step, arguments: DeltaArguments, state: Tensor) -> 
 
 
 def with_copies(arguments: DeltaArguments, G: int) -> DeltaArguments:
-    """With G copies of each value head, beta and decays."""
+    """With G copies of each value head, beta, decays and erase keys."""
     dim = arguments.v.dim() - 2
     v = arguments.v.repeat_interleave(G, dim)
-    beta, log_decay = (None if x is None else x.repeat_interleave(G, dim) for x in arguments[3:5])
-    return arguments._replace(v=v, beta=beta, log_decay=log_decay)
+    beta, log_decay, erase_key = (
+        None if x is None else x.repeat_interleave(G, dim)
+        for x in (arguments.beta, arguments.log_decay, arguments.erase_key)
+    )
+    return arguments._replace(v=v, beta=beta, log_decay=log_decay, erase_key=erase_key)

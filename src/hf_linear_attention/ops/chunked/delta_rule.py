@@ -9,7 +9,7 @@ dim, V value dim, N packed sequences, n chunks of C tokens.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..arguments import DeltaArguments
 from ..chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
@@ -42,8 +42,8 @@ def chunked_delta_rule(
     layout = chunks_of(T, cu_seqlens, chunk_size)
     dtype = arguments.q.dtype
     with without_autocast(arguments.q.device.type):  # it would take the sums to half precision
-        q, k, v, beta, g = _prepared(arguments)
-        if q.shape[2] != Hk:
+        q, k, v, beta, g, erase_key = _prepared(arguments)
+        if q.shape[2] != Hk or erase_key is not None:
             q, k = (x.repeat_interleave(Hv // x.shape[2], 2) for x in (q, k))
             Hk = Hv
 
@@ -55,22 +55,27 @@ def chunked_delta_rule(
         decays = None if g is None else of_chunks(g)  # (B, n, Hk, G, C), and K with channels
         strength = None if beta is None else of_chunks(beta)[..., None]
 
-        # Keys meet keys only where a value is corrected by what the state holds.
-        rows = torch.stack([queries, keys] if delta else [queries], -3)
+        # Keys meet keys only where a value is corrected by what the state holds. An erase key asks
+        # before its token's decay, as a key of the token before it would.
+        asking = keys if erase_key is None else of_chunks(erase_key).roll(-1, -2)
+        rows = torch.stack([queries, asking] if delta else [queries], -3)
         between, from_start, to_end = _products(rows, keys, decays)
         of_queries, *of_rows = between.unbind(-3)  # (B, n, Hk, G, C, C) each
-        log_leave, queries_in, keys_in, keys_out = None, queries, keys, keys
+        keys_in = asking if erase_key is None else asking.roll(1, -2)
+        log_leave, queries_in, keys_out = None, queries, keys
         if from_start is not None and to_end is not None:
             log_leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
             from_start, to_end = from_start.exp(), to_end.exp()
             queries_in, keys_out = queries * from_start, keys * to_end
+            if erase_key is not None:
+                from_start = nn.functional.pad(from_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
             if delta:
-                keys_in = keys * from_start
+                keys_in = keys_in * from_start
 
         written = values if strength is None else strength * values
         mixed = None
         if delta:  # u = inverse beta (v - S^T k): a part from values, and one to take from S
-            (of_keys,) = of_rows
+            (of_keys,) = of_rows if erase_key is None else (of_rows[0].roll(1, -2),)
             if strength is not None:
                 of_keys, keys_in = strength * of_keys, strength * keys_in
             invert = _inverse_of_unit_lower if is_transformed() else _InverseOfUnitLower.apply
@@ -91,22 +96,23 @@ def chunked_delta_rule(
 
 def _prepared(
     arguments: DeltaArguments,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """All in the accumulation dtype, without a trace of padding; q scaled, q and k normed."""
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _ = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _, erase_key = arguments
     dtype = accumulation_dtype(q.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
         log_decay = bounded(log_decay, LOWEST_LOG_DECAY)
     if key_mask is not None:
         q, k, v = (torch.where(behind(key_mask, x), x, 0) for x in (q, k, v))
-        beta, log_decay = (
-            None if x is None else torch.where(behind(key_mask, x), x, 0) for x in (beta, log_decay)
+        beta, log_decay, erase_key = (
+            None if x is None else torch.where(behind(key_mask, x), x, 0)
+            for x in (beta, log_decay, erase_key)
         )
     if normalize_qk:
         # divided: in the gradient x would meet that of the norm, which may be as large
         q, k = (x / (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).sqrt() for x in (q, k))
-    return q * scale, k, v, beta, log_decay
+    return q * scale, k, v, beta, log_decay, erase_key
 
 
 def _products(
@@ -197,14 +203,16 @@ def chunked_delta_rule_step_(arguments: DeltaArguments, state: Tensor) -> Tensor
     """One token, `state` updated in place; arguments as in `delta_rule_step_`, unchecked."""
     Hv, dtype, key_mask = arguments.v.shape[1], arguments.q.dtype, arguments.key_mask
     with without_autocast(arguments.q.device.type):
-        q, k, v, beta, log_decay = _prepared(arguments)
+        q, k, v, beta, log_decay, erase_key = _prepared(arguments)
         q, k = (x.repeat_interleave(Hv // x.shape[1], 1)[..., None, :] for x in (q, k))
+        written = v[..., None, :]
+        if erase_key is not None:
+            written = written - erase_key[..., None, :] @ state
         if log_decay is not None:
             if log_decay.dim() == 2:
                 log_decay = log_decay[..., None]
             state.mul_(log_decay.exp()[..., None])
-        written = v[..., None, :]
-        if arguments.delta:
+        if arguments.delta and erase_key is None:
             written = written - k @ state
         if beta is not None:
             written = beta[..., None, None] * written

@@ -23,7 +23,7 @@ def reference_delta_rule(
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Computes in float32, or float64 for
     float64 inputs. Differentiable any number of times.
     """
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, erase_key = arguments
     dtype = accumulation_dtype(q.dtype)
     Hv, V = v.shape[2:]
     K = k.shape[3]
@@ -48,10 +48,12 @@ def reference_delta_rule(
                 outputs.append(q.new_zeros(Hv, V))
                 continue
             key, value = of_every_head(k[b, t]), v[b, t].to(dtype)
+            if erase_key is not None:
+                value = value - (S * erase_key[b, t].to(dtype)[:, :, None]).sum(1)
             if log_decay is not None:
                 remember = log_decay[b, t].exp()  # (Hv,) or (Hv, K)
                 S = remember.view(Hv, -1, 1) * S
-            if delta:
+            if delta and erase_key is None:
                 value = value - (S * key[:, :, None]).sum(1)
             if beta is not None:
                 value = beta[b, t][:, None] * value
