@@ -27,9 +27,7 @@ class LinearArguments(NamedTuple):
 
 
 class DeltaArguments(NamedTuple):
-    """Of `delta_rule`; without `delta`, beta v is written, whatever the state holds. An erase key
-    asks the state before it decays.
-    """
+    """Of `delta_rule`; without `delta`, beta v is written, whatever the state holds."""
 
     q: Tensor  # (B, T, Hq, K)
     k: Tensor  # (B, T, Hk, K)
@@ -40,7 +38,7 @@ class DeltaArguments(NamedTuple):
     scale: float = 1.0
     normalize_qk: bool = False
     delta: bool = True
-    erase_key: Tensor | None = None  # (B, T, Hv, K); None: k, of the state that has decayed
+    erase_key: Tensor | None = None  # (B, T, Hv, K), before the decay; None: k, behind it
 
 
 IS_SILU = {"silu": True, None: False}  # by activation

@@ -102,7 +102,7 @@ def _prepared(
     dtype = accumulation_dtype(q.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
-        log_decay = bounded(log_decay, LOWEST_LOG_DECAY)
+        log_decay = bounded(log_decay.to(dtype), LOWEST_LOG_DECAY)
     if key_mask is not None:
         q, k, v = (torch.where(behind(key_mask, x), x, 0) for x in (q, k, v))
         beta, log_decay, erase_key = (

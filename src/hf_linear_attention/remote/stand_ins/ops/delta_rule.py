@@ -5,7 +5,6 @@ from torch import Tensor
 
 from ....ops.arguments import DeltaArguments
 from ....ops.chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
-from ....ops.numerics import at_least_float32
 
 
 def delta_rule(
@@ -27,7 +26,8 @@ def delta_rule(
         S' = exp(log_decay_t) S_{t-1}                     (a number, or one for each row of S)
         S_t = S' + beta_t k_t (v_t - S'^T k_t)^T,  y_t = S_t^T q_t / sqrt(K)
     """
-    arguments = delta_arguments(q, k, v, beta, log_decay, key_mask, normalize_qk)
+    scale = q.shape[-1] ** -0.5
+    arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
     return chunked_delta_rule(arguments, cu_seqlens, initial_state)
 
 
@@ -43,20 +43,6 @@ def delta_rule_step_(
     key_mask: Tensor | None,
 ) -> Tensor:
     """One token of it for every row; `state` changes in place."""
-    arguments = delta_arguments(q, k, v, beta, log_decay, key_mask, normalize_qk)
-    return chunked_delta_rule_step_(arguments, state)
-
-
-def delta_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    normalize_qk: bool,
-) -> DeltaArguments:
-    if log_decay is not None:
-        log_decay = at_least_float32(log_decay)
     scale = q.shape[-1] ** -0.5
-    return DeltaArguments(q, k, v, at_least_float32(beta), log_decay, key_mask, scale, normalize_qk)
+    arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    return chunked_delta_rule_step_(arguments, state)
