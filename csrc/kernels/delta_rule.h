@@ -7,9 +7,10 @@
 //     y_t = scale S_tᵀ q_t
 //
 // Without `delta`, u_t = β_t v_t: linear attention with a write strength. With an erase key p_t the
-// state is asked by it, and before it decays: e_t = v_t - S_{t-1}ᵀ p_t. Letters as in common.h,
-// but for the heads: every head of v has a state, Hv of them, and may share its key and its query
-// with others: Hk and Hq divide Hv, and state h reads key head h / (Hv / Hk), query head
+// state is asked by it, and before it decays: e_t = v_t - S_{t-1}ᵀ p_t. What it finds may be added
+// along a direction b_t instead: e_t = S_{t-1}ᵀ p_t, S_t = S' + b_t e_tᵀ + k_t v_tᵀ. Letters as in
+// common.h, but for the heads: every head of v has a state, Hv of them, and may share its key and
+// its query with others: Hk and Hq divide Hv, and state h reads key head h / (Hv / Hk), query head
 // h / (Hv / Hq).
 #pragma once
 
@@ -37,11 +38,12 @@ struct DeltaRuleGroups {
 // Everything that forward and backward read alike. A scan has one row for every token and head of
 // the state, so that Hq and Hkv of Sequences are both Hv.
 struct DeltaRuleProblem : Sequences, DeltaRuleOptions, DeltaRuleGroups {
-  View q, k, v;               // (B, T, Hq, K), (B, T, Hk, K), (B, T, Hv, V) of dtype
-  View beta;                  // (B, T, Hv) acc, optional: ones
-  View log_decay;             // (B, T, Hv) or (B, T, Hv, K) acc, optional
-  bool decay_per_channel;     // log_decay has K numbers per head
-  View erase_key;             // (B, T, Hv, K) acc, optional; only on the CPU, and with `delta`
+  View q, k, v;            // (B, T, Hq, K), (B, T, Hk, K), (B, T, Hv, V) of dtype
+  View beta;               // (B, T, Hv) acc, optional: ones
+  View log_decay;          // (B, T, Hv) or (B, T, Hv, K) acc, optional
+  bool decay_per_channel;  // log_decay has K numbers per head
+  // (B, T, Hv, K) acc, optional, and only on the CPU: p with `delta`, b with p and without β.
+  View erase_key, add_along;
   const void* initial_state;  // (rows, Hv, K, V) acc, contiguous, optional
 };
 
@@ -67,11 +69,11 @@ struct DeltaRuleUpstream {
 };
 
 struct DeltaRuleGradients {
-  View dq, dk, dv;       // shaped as q, k, v, of dtype
-  View dbeta;            // (B, T, Hv) acc; without data when there is no beta
-  View dlog_decay;       // shaped as log_decay, acc; without data when there is none
-  View derase_key;       // shaped as erase_key, acc; without data when there is none
-  void* dinitial_state;  // null when there is no initial state
+  View dq, dk, dv;              // shaped as q, k, v, of dtype
+  View dbeta;                   // (B, T, Hv) acc; without data when there is no beta
+  View dlog_decay;              // shaped as log_decay, acc; without data when there is none
+  View derase_key, dadd_along;  // shaped as these, acc; without data when there is none
+  void* dinitial_state;         // null when there is no initial state
 };
 
 // One token for every batch row; the time stride of the views is unused.
@@ -80,8 +82,8 @@ struct DeltaRuleStep : HeadSizes, DeltaRuleOptions, DeltaRuleGroups {
   View beta;       // (B, Hv) acc, optional
   View log_decay;  // (B, Hv) or (B, Hv, K) acc, optional
   bool decay_per_channel;
-  View erase_key;        // (B, Hv, K) acc, optional; only on the CPU, and with `delta`
-  const bool* key_mask;  // (B,) contiguous, optional
+  View erase_key, add_along;  // (B, Hv, K), as in DeltaRuleProblem
+  const bool* key_mask;       // (B,) contiguous, optional
   Slots slots;
   void* state;         // (slots, Hv, K, V) acc, updated in place; each slot contiguous
   int64_t state_slot;  // stride between slots

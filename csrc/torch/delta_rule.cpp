@@ -12,14 +12,15 @@ namespace {
 
 // Shared by forward and backward, in the order of both schemas.
 struct Inputs {
-  Tensor q, k, v, beta, log_decay, erase_key, key_mask, cu_seqlens, initial_state;
+  Tensor q, k, v, beta, log_decay, erase_key, add_along, key_mask, cu_seqlens, initial_state;
 };
 
 // Braces evaluate from left to right.
 Inputs take_inputs(Arguments& arguments) {
   return {arguments.tensor(),          arguments.tensor(),          arguments.tensor(),
           arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
-          arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor()};
+          arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
+          arguments.optional_tensor()};
 }
 
 DeltaRuleOptions take_options(Arguments& arguments) {
@@ -40,13 +41,18 @@ bool check_log_decay(const Tensor& log_decay, const Dimensions& d,
   return has_channels;
 }
 
-// Without one there is nothing to check.
-void check_erase_key(const Tensor& erase_key, const Dimensions& d, bool delta,
-                     std::initializer_list<int64_t> shape) {
+// Without an erase key there is nothing to check.
+void check_erase(const Tensor& erase_key, const Tensor& add_along, const Tensor& beta,
+                 const Dimensions& d, bool delta, std::initializer_list<int64_t> shape) {
+  check(erase_key || !add_along, "add_along must be None without erase_key");
   if (!erase_key) return;
+  const int32_t acc = accumulation_dtype(d.dtype);
   check(!is_cuda(d.device), "erase_key must be None on CUDA");
   check(delta, "erase_key must be None without delta");
-  check_tensor("erase_key", erase_key, d.device, accumulation_dtype(d.dtype), shape);
+  check_tensor("erase_key", erase_key, d.device, acc, shape);
+  if (!add_along) return;
+  check(!beta, "beta must be None with add_along");
+  check_tensor("add_along", add_along, d.device, acc, shape);
 }
 
 DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
@@ -63,12 +69,12 @@ DeltaRuleProblem make_problem(const Inputs& in, const DeltaRuleOptions& options,
   if (in.beta) check_tensor("beta", in.beta, d.device, acc, {p.B, p.T, p.Hkv});
   p.decay_per_channel =
       in.log_decay && check_log_decay(in.log_decay, d, {p.B, p.T, p.Hkv}, {p.B, p.T, p.Hkv, p.K});
-  check_erase_key(in.erase_key, d, options.delta, {p.B, p.T, p.Hkv, p.K});
+  check_erase(in.erase_key, in.add_along, in.beta, d, options.delta, {p.B, p.T, p.Hkv, p.K});
   p.initial_state = check_optional("initial_state", in.initial_state, d.device, acc,
                                    {p.num_sequences, p.Hkv, p.K, p.V});
   p.q = input(in.q), p.k = input(in.k), p.v = input(in.v);
   p.beta = input(in.beta), p.log_decay = input(in.log_decay);
-  p.erase_key = input(in.erase_key);
+  p.erase_key = input(in.erase_key), p.add_along = input(in.add_along);
   return p;
 }
 
@@ -80,7 +86,7 @@ DeltaRuleStep step_of(const DeltaRuleProblem& p, const DeltaRuleResult& result) 
   static_cast<DeltaRuleGroups&>(step) = p;
   step.q = p.q, step.k = p.k, step.v = p.v, step.beta = p.beta, step.log_decay = p.log_decay;
   step.decay_per_channel = p.decay_per_channel;
-  step.erase_key = p.erase_key;
+  step.erase_key = p.erase_key, step.add_along = p.add_along;
   step.key_mask = p.key_mask;
   step.before = p.initial_state;
   step.state = result.state;
@@ -123,10 +129,11 @@ void forward(StableIValue* stack) {
 
 void forward_in_slots(StableIValue* stack) {
   Arguments arguments(stack);
-  const Inputs in{
-      arguments.tensor(),          arguments.tensor(),          arguments.tensor(),
-      arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
-      arguments.optional_tensor(), arguments.optional_tensor(), Tensor()};
+  const Inputs in{arguments.tensor(),          arguments.tensor(),
+                  arguments.tensor(),          arguments.optional_tensor(),
+                  arguments.optional_tensor(), arguments.optional_tensor(),
+                  arguments.optional_tensor(), arguments.optional_tensor(),
+                  arguments.optional_tensor(), Tensor()};
   Tensor state = arguments.tensor();
   const Tensor state_indices = arguments.tensor();
   const Tensor is_new = arguments.optional_tensor();
@@ -171,13 +178,14 @@ void backward(StableIValue* stack) {
   const auto gradient = [&](const Tensor& input) { return empty_like(input, acc, device); };
   Tensor dq = gradient(in.q), dk = gradient(in.k), dv = gradient(in.v);
   Tensor dbeta = gradient(in.beta), dlog_decay = gradient(in.log_decay);
-  Tensor derase_key = gradient(in.erase_key);
+  Tensor derase_key = gradient(in.erase_key), dadd_along = gradient(in.add_along);
   Tensor dinitial_state = gradient(in.initial_state);
   DeltaRuleGradients result{};
   result.dq = output(dq), result.dk = output(dk), result.dv = output(dv);
   if (in.beta) result.dbeta = output(dbeta);
   if (in.log_decay) result.dlog_decay = output(dlog_decay);
   if (in.erase_key) result.derase_key = output(derase_key);
+  if (in.add_along) result.dadd_along = output(dadd_along);
   if (in.initial_state) result.dinitial_state = dinitial_state.mutable_data();
   run(
       device, p.dtype,
@@ -187,7 +195,7 @@ void backward(StableIValue* stack) {
       [&](const CudaKernels& cuda, const CudaPlace& place) {
         return cuda.delta_rule->backward(p, upstream, result, place);
       });
-  give_back(stack, dq, dk, dv, dbeta, dlog_decay, derase_key, dinitial_state);
+  give_back(stack, dq, dk, dv, dbeta, dlog_decay, derase_key, dadd_along, dinitial_state);
 }
 
 void step(StableIValue* stack) {
@@ -198,6 +206,7 @@ void step(StableIValue* stack) {
   const Tensor beta = arguments.optional_tensor();
   const Tensor log_decay = arguments.optional_tensor();
   const Tensor erase_key = arguments.optional_tensor();
+  const Tensor add_along = arguments.optional_tensor();
   const Tensor key_mask = arguments.optional_tensor();
   Tensor state = arguments.tensor();
   const DeltaRuleOptions options = take_options(arguments);
@@ -212,7 +221,7 @@ void step(StableIValue* stack) {
   p.Hq = p.Hkv;
   if (beta) check_tensor("beta", beta, d.device, acc, {p.B, p.Hkv});
   p.decay_per_channel = log_decay && check_log_decay(log_decay, d, {p.B, p.Hkv}, {p.B, p.Hkv, p.K});
-  check_erase_key(erase_key, d, options.delta, {p.B, p.Hkv, p.K});
+  check_erase(erase_key, add_along, beta, d, options.delta, {p.B, p.Hkv, p.K});
   p.key_mask = check_mask("key_mask", key_mask, d.device, {p.B});
   const int64_t slots = num_slots(state, state_indices, p.B);
   p.state_slot = check_slots("state", state, d.device, acc, {slots, p.Hkv, p.K, p.V});
@@ -221,7 +230,7 @@ void step(StableIValue* stack) {
 
   p.q = token_input(q), p.k = token_input(k), p.v = token_input(v);
   p.beta = token_input(beta), p.log_decay = token_input(log_decay);
-  p.erase_key = token_input(erase_key);
+  p.erase_key = token_input(erase_key), p.add_along = token_input(add_along);
   p.state = state.mutable_data();
   p.y = token_view(y.mutable_data(), y);
   run(
@@ -239,7 +248,7 @@ constexpr char kForward[] = "delta_rule", kBackward[] = "delta_rule_backward",
 constexpr Op kOps[] = {
     op<forward, kForward>(
         "delta_rule(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-        "Tensor? erase_key, "
+        "Tensor? erase_key, Tensor? add_along, "
         "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
         "float scale, bool normalize_qk, bool delta, bool keep_errors) "
         "-> (Tensor y, Tensor errors, Tensor state)",
@@ -247,21 +256,21 @@ constexpr Op kOps[] = {
     op<backward, kBackward>(
         "delta_rule_backward(Tensor? dy, Tensor? dstate, "
         "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-        "Tensor? erase_key, "
+        "Tensor? erase_key, Tensor? add_along, "
         "Tensor? key_mask, Tensor? cu_seqlens, Tensor? initial_state, "
         "Tensor errors, Tensor state, float scale, bool normalize_qk, bool delta) "
         "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dlog_decay, "
-        "Tensor derase_key, Tensor dinitial_state)",
+        "Tensor derase_key, Tensor dadd_along, Tensor dinitial_state)",
         true),
     op<step, kStep>(
         "delta_rule_step_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-        "Tensor? erase_key, "
+        "Tensor? erase_key, Tensor? add_along, "
         "Tensor? key_mask, Tensor(a!) state, float scale, bool normalize_qk, bool delta, "
         "Tensor? state_indices=None) -> Tensor y",
         true),
     op<forward_in_slots, kForwardInSlots>(
         "delta_rule_(Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? log_decay, "
-        "Tensor? erase_key, "
+        "Tensor? erase_key, Tensor? add_along, "
         "Tensor? key_mask, Tensor? cu_seqlens, Tensor(a!) state, Tensor state_indices, "
         "Tensor? is_new, float scale, bool normalize_qk, bool delta) -> Tensor y",
         false),

@@ -22,7 +22,7 @@ every_dtype = pytest.mark.parametrize(
 every_decay = pytest.mark.parametrize("decay", (None, "head", "channel"))
 with_and_without_delta = pytest.mark.parametrize("delta", [True, False], ids=["delta", "sum"])
 INPUTS = ("q", "k", "v", "beta", "log_decay")
-NAMED = ("erase_key", "initial_state")  # inputs, too
+NAMED = ("erase_key", "add_along", "initial_state")  # inputs, too
 RESULTS = ("y", "state")
 
 
@@ -100,6 +100,7 @@ CHECKED = [
     Case(**TINY, Hq=1, Hk=1, Hv=2, mask=True),
     Case(**TINY | {"T": 7}, Hq=2, Hk=1, Hv=2, lengths=(3, 0, 4)),
     Case(**TINY, Hq=1, Hk=1, Hv=2, mask=True, erase=True),
+    Case(**TINY, Hq=1, Hk=1, Hv=2, mask=True, erase=True, along=True),
 ]
 
 
@@ -155,6 +156,10 @@ CASES = [
     Case(erase=True, T=70),
     Case(erase=True, Hq=2, Hk=1, Hv=4, T=33, mask=True),
     Case(erase=True, B=1, T=90, lengths=(7, 0, 83), layout="strided", K=20, V=7),
+    # and what they find is added along another direction
+    Case(erase=True, along=True, T=70),
+    Case(erase=True, along=True, Hq=2, Hk=1, Hv=4, T=33, mask=True),
+    Case(erase=True, along=True, B=1, T=90, lengths=(7, 0, 83), layout="strided", K=20, V=7),
 ]
 
 
@@ -172,6 +177,7 @@ STRETCHES = [
     (1, Case(B=1, T=1100, Hq=1, mask=True, initial=False)),
     (4, Case(B=1, T=1100, Hv=4, K=40, V=64, lengths=(3, 0, 560, 513, 24))),
     (2, Case(B=1, T=1100, Hv=4, K=40, V=64, mask=True, erase=True)),
+    (2, Case(B=1, T=1100, Hv=4, K=40, V=64, mask=True, erase=True, along=True)),
 ]
 
 

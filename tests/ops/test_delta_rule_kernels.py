@@ -71,6 +71,10 @@ CASES = [
     Case(erase=True, T=70),
     Case(erase=True, Hq=2, Hk=1, Hv=4, T=33, mask=True),
     Case(erase=True, B=1, T=90, lengths=(7, 0, 83), layout="strided", K=20, V=7),
+    # and what they find is added along another direction
+    Case(erase=True, along=True, T=70),
+    Case(erase=True, along=True, Hq=2, Hk=1, Hv=4, T=33, mask=True),
+    Case(erase=True, along=True, B=1, T=90, lengths=(7, 0, 83), layout="strided", K=20, V=7),
 ]
 
 
@@ -204,10 +208,16 @@ def test_threads_divide_heads_sequences_and_columns(decay, threads):
 # ---- a step ----
 
 
-def step(*token, erase_key=None):
+def erase_of(options):
+    """Of the first token, by name."""
+    found = {name: options[name] for name in ("erase_key", "add_along")}
+    return {name: None if x is None else x[:, 0] for name, x in found.items()}
+
+
+def step(*token, **erase):
     """The token's arguments are in the order of the op's."""
     *tensors, state, scale, normalize_qk, delta = token
-    arguments = DeltaArguments(*tensors, scale, normalize_qk, delta, erase_key)
+    arguments = DeltaArguments(*tensors, scale, normalize_qk, delta, **erase)
     return delta_rule.step_(arguments, state)
 
 
@@ -234,11 +244,12 @@ def test_a_step_is_one_token(dtype, decay, delta):
         Case(B=0),
         Case(layout="expanded", V=72),
         Case(erase=True, K=20, V=7, Hk=1, mask=True),
+        Case(erase=True, along=True, K=20, V=7, Hk=1, mask=True),
+        Case(erase=True, along=True, K=64, V=128),
     ):
         case = replace(case, decay=decay, delta=delta)
         token, arguments, options = step_arguments(case, dtype)
-        erase_key = options["erase_key"]
-        y = step(*token, erase_key=None if erase_key is None else erase_key[:, 0])
+        y = step(*token, **erase_of(options))
         wanted, wanted_state = expected(arguments, options)
         assert_close(y, wanted[:, 0], dtype)
         assert_close(token[6], wanted_state, token[6].dtype)
@@ -346,7 +357,7 @@ def test_errors_are_kept_for_gradients_only():
 @every_decay
 def test_the_op_passes_opcheck(decay, delta):
     (q, k, v, beta, log_decay), options = make_inputs(
-        Case(T=5, K=4, V=3, decay=decay, delta=delta, erase=True), torch.float64
+        Case(T=5, K=4, V=3, decay=decay, delta=delta, erase=True, along=True), torch.float64
     )
     checks = ("test_schema", "test_faketensor")
     for keep in (True, False):
@@ -355,11 +366,10 @@ def test_the_op_passes_opcheck(decay, delta):
             torch.ops.hf_linear_attention.delta_rule.default, arguments, test_utils=checks
         )
     (*token, mask, state, scale, normalize, _), _, options = step_arguments(
-        Case(decay=decay, delta=delta, erase=True), torch.float32
+        Case(decay=decay, delta=delta, erase=True, along=True), torch.float32
     )
-    erase_key = None if options["erase_key"] is None else options["erase_key"][:, 0]
     torch.library.opcheck(
         torch.ops.hf_linear_attention.delta_rule_step_.default,
-        (*token, erase_key, mask, state, scale, normalize, delta),
+        (*token, *erase_of(options).values(), mask, state, scale, normalize, delta),
         test_utils=checks,
     )

@@ -271,7 +271,7 @@ def broken(x, rng, kinds=("rank", "size", "dtype"), dims=(0, 1)):
     if kind == "rank":
         return x[None]
     if kind == "dtype":
-        return x.to(torch.int32)
+        return x.to(torch.int64 if x.dtype == torch.int32 else torch.int32)
     if kind == "device":
         return x.to("meta")
     # Heads and features of another size may be right.
@@ -295,17 +295,23 @@ def test_a_call_with_one_thing_wrong_raises(seed):
 def arguments_of_op(rng):
     """Valid arguments of the compiled delta rule itself, whose checks guard memory."""
     B, T, H, K, V = (rng.choice((1, 2, 5)) for _ in range(5))
-    return {
+    arguments = {
         "q": torch.randn(B, T, H, K),
         "k": torch.randn(B, T, H, K),
         "v": torch.randn(B, T, H, V),
         "beta": torch.rand(B, T, H),
         "log_decay": -torch.rand(B, T, H, *([K] if rng.random() < 0.5 else [])),
-        "erase_key": torch.randn(B, T, H, K) * K**-0.5 if rng.random() < 0.5 else None,
+        "erase_key": torch.randn(B, T, H, K) * K**-0.5 if rng.random() < 0.7 else None,
+        "add_along": torch.randn(B, T, H, K) * K**-0.5 if rng.random() < 0.5 else None,
         "key_mask": torch.rand(B, T) < 0.5,
         "cu_seqlens": torch.tensor([0, T], dtype=torch.int32) if B == 1 else None,
         "initial_state": torch.randn(B, H, K, V),
     }
+    if arguments["erase_key"] is None:
+        arguments["add_along"] = None
+    if arguments["add_along"] is not None:
+        arguments["beta"] = None
+    return arguments
 
 
 @over_seeds(100)

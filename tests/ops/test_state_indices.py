@@ -258,7 +258,7 @@ OPS = {
     "linear": (ops.linear_attention_step_, ("q", "k", "v", "log_decay"), (1, True, 1e-6)),
     "delta": (
         ops.delta_rule_step_,
-        ("q", "k", "v", "beta", "log_decay", "erase_key"),
+        ("q", "k", "v", "beta", "log_decay", "erase_key", "add_along"),
         (1.0, True, True),
     ),
     "convolution": (ops.short_convolution_step_, ("x", "weight", "bias"), (True,)),
@@ -502,7 +502,7 @@ IN_PLACE_OPS = {
     "linear, sums": (ops.linear_attention_, ("q", "k", "v", "log_decay"), (0, False, 1e-6)),
     "delta": (
         ops.delta_rule_,
-        ("q", "k", "v", "beta", "log_decay", "erase_key"),
+        ("q", "k", "v", "beta", "log_decay", "erase_key", "add_along"),
         (0.5, True, True),
     ),
 }

@@ -23,6 +23,7 @@ class Case:
     beta: bool = True
     delta: bool = True
     erase: bool = False  # an erase key, with delta
+    along: bool = False  # what it finds is added along another direction, without beta
     mask: bool = False
     lengths: tuple[int, ...] | None = None
     initial: bool = True
@@ -67,12 +68,14 @@ def make_inputs(case, dtype):
     beta = 2 * torch.sigmoid(normal(B, T, Hv, to=acc)) if case.beta else None
     sizes = {None: None, "head": (B, T, Hv), "channel": (B, T, Hv, case.K)}[case.decay]
     log_decay = None if sizes is None else -normal(*sizes, to=acc).abs() / 4
-    erase_key = key_mask = cu_seqlens = initial_state = None
+    erase_key = add_along = key_mask = cu_seqlens = initial_state = None
     if case.erase and case.delta:
         erase_key = normal(B, T, Hv, case.K, to=acc) * case.K**-0.5
+    if case.along and case.delta:
+        beta, add_along = None, normal(B, T, Hv, case.K, to=acc) * case.K**-0.5
     if case.mask:
         key_mask = torch.rand(B, T, generator=g) < 0.6
-        for x in (q, k, v, beta, log_decay, erase_key):
+        for x in (q, k, v, beta, log_decay, erase_key, add_along):
             if x is not None and case.layout != "expanded":
                 x[~key_mask] = torch.nan
     rows = B
@@ -84,6 +87,7 @@ def make_inputs(case, dtype):
         initial_state = initial_state.to(acc)
     return (q, k, v, beta, log_decay), {
         "erase_key": erase_key,
+        "add_along": add_along,
         "key_mask": key_mask,
         "cu_seqlens": cu_seqlens,
         "initial_state": initial_state,

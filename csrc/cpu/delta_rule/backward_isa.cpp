@@ -16,10 +16,10 @@
 // less than what the terms are rounded by, so is dg_t, which counts as 0. From there the sum starts
 // afresh, without what was rounded before. So it does at anchors, after every few segments, where
 // it is Σ_columns S ∘ R: else what the terms are rounded by would add up. With an erase key, which
-// asks before the decay, k ∘ m is not part of dg_t, but p ∘ m is what the sum loses behind it. To
-// have both states there, sweeps 2 and 3 take turns where there are decays: one stretch of tokens
-// forwards, while S is kept at its anchors, and the same one backwards. Sweep 1 leaves the R that
-// sweep 3 begins with.
+// asks before the decay, k ∘ m is not part of dg_t, but p ∘ m is what the sum loses behind it;
+// where what it finds is added along b, b ∘ db is a term as k ∘ dk is. To have both states there,
+// sweeps 2 and 3 take turns where there are decays: one stretch of tokens forwards, while S is kept
+// at its anchors, and the same one backwards. Sweep 1 leaves the R that sweep 3 begins with.
 //
 // Sweep 1 goes by columns of values, which are independent, and sweeps 2 and 3 by columns of keys;
 // they need all values of w_t. A task is a sequence, some heads and a part of the columns. If a
@@ -116,7 +116,7 @@ class Backward {
   }
 
   bool is_per_channel() const { return decays_ == Decays::per_channel; }
-  bool erases() const { return plan_.asks == Asks::erase_key; }
+  bool erases() const { return p_.erase_key.data; }
 
   // Calls body(segment) for all segments of a piece, of one head after the other. All of them go
   // forwards, but from the last to the first where the direction is backwards.
@@ -228,6 +228,7 @@ class Backward {
                        {s.dy, s.v_stride}),
         find_errors(s, segment, begin, end),
         w_rows,
+        {s.v, s.v_stride},
         plan_.wants_dbeta ? s.dbeta : nullptr};
     for_each_block<kSweepVectors<Acc>>(
         by_key(task, segment.head), [&](auto width, int64_t column, Acc* state) {
@@ -237,7 +238,8 @@ class Backward {
         });
     if (!w_in_place) store_rows<Acc>(segment, w, w_rows);
     if (plan_.keeps_w) {
-      store_rows<Acc>(p_.dtype, segment, {result_.dv, RowsPer::token, begin, end}, w_rows);
+      const RowArray<Acc> dv = plan_.adds_along() ? RowArray<Acc>{s.v, s.v_stride} : w_rows;
+      store_rows<Acc>(p_.dtype, segment, {result_.dv, RowsPer::token, begin, end}, dv);
     }
     for (int64_t i = 0; plan_.wants_dbeta && i < segment.count; ++i) {
       task.shared.dbeta.at(task.part, segment, i) =
@@ -322,7 +324,8 @@ class Backward {
                     static_cast<Acc>(p_.scale), found_q);
       const bool first = plan_.k.is_first(segment.head, plan_.heads);
       if (erases()) {
-        add_rows<Acc>(segment, key_columns(task, result_.derase_key), true, -1, found_k);
+        const Acc sign = plan_.adds_along() ? 1 : -1;
+        add_rows<Acc>(segment, key_columns(task, result_.derase_key), true, sign, found_k);
       } else if (p_.delta) {
         add_rows<Acc>(of_k, dk, first, -1, found_k);
       }
@@ -330,6 +333,10 @@ class Backward {
     } else {
       const bool first = plan_.asks != Asks::key && plan_.k.is_first(segment.head, plan_.heads);
       add_rows<Acc>(of_k, dk, first, 1, found_k);
+      if (plan_.adds_along()) {
+        const RowArray<const Acc> found{task.s.keys.dadd_along, task.s.k_stride};
+        add_rows<Acc>(segment, key_columns(task, result_.dadd_along), true, 1, found);
+      }
       end_decay_gradient(task, segment);
     }
   }
@@ -342,8 +349,13 @@ class Backward {
         find_rows<Acc>(p_.dtype, segment, all_values(input_.dy), {task.s.dy, task.s.v_stride}),
         {},
         find_errors(task.s, segment, 0, p_.V),
+        {},
         task.s.beta,
         decays_ == Decays::per_head ? task.s.decay : nullptr};
+    if (plan_.adds_along()) {
+      rows.values =
+          find_rows<Acc>(p_.dtype, segment, all_values(p_.v), {task.s.v, task.s.v_stride});
+    }
     if (p_.delta) rows.w = find_rows<Acc>(segment, all_values(w_view), {task.s.w, task.s.v_stride});
     for (int64_t b = 0; b < blocks; ++b) {
       with_asks(plan_.asks, [&](auto rule) {
@@ -380,7 +392,13 @@ class Backward {
     if (is_per_channel()) {
       stage_own(p_.log_decay, task.s.keys.decay, [](Vec<Acc> x) { return exp(x); });
     }
-    if (erases()) stage_own(p_.erase_key, task.s.keys.erase_key, [](Vec<Acc> x) { return x; });
+    if (erases()) {
+      const Acc sign = plan_.adds_along() ? -1 : 1;
+      stage_own(p_.erase_key, task.s.keys.erase_key, [&](Vec<Acc> x) { return sign * x; });
+    }
+    if (plan_.adds_along()) {
+      stage_own(p_.add_along, task.s.keys.add_along, [](Vec<Acc> x) { return x; });
+    }
   }
 
   // Calls body(row, column) for all vectors of staged rows in the task's columns of keys.
@@ -516,7 +534,7 @@ class Backward {
       Vec<Acc> dot{}, asked{};
       for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
         const int64_t c = v * kLanes<Acc>;
-        dot += load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+        dot += written(task, i, c);
         if (erases()) asked += erased(task, segment, i, c);
       }
       double& to = task.shared.dlog_decay.at(task.part, segment, i);
@@ -526,13 +544,22 @@ class Backward {
     }
   }
 
+  // k_t ∘ p_t of a token and a vector of columns, and b_t ∘ db_t.
+  Vec<Acc> written(const Task& task, int64_t i, int64_t column) const {
+    const KeyRows<Acc>& rows = task.s.keys;
+    const auto at = [&](Acc* of) { return load(rows.at(of, i, column)); };
+    const Vec<Acc> k = at(rows.k) * at(rows.dk);
+    return plan_.adds_along() ? k + at(rows.add_along) * at(rows.dadd_along) : k;
+  }
+
   // -p_t ∘ m_t of a token and a vector of columns.
   Vec<Acc> erased(const Task& task, const Segment& segment, int64_t i, int64_t column) const {
     const TensorRows result = key_columns(task, result_.derase_key);
     const Acc* const from = row_at<const Acc>(result, segment, i, 0);
     const int64_t count = min(kLanes<Acc>, p_.K - column);
-    return load(task.s.keys.at(task.s.keys.erase_key, i, column)) *
-           load_vector<Acc>(from, result.view.dim, column, count);
+    const Vec<Acc> product = load(task.s.keys.at(task.s.keys.erase_key, i, column)) *
+                             load_vector<Acc>(from, result.view.dim, column, count);
+    return plan_.adds_along() ? -product : product;
   }
 
   void sum_decay_gradient(const Task& task, const Segment& segment, int64_t i) const {
@@ -541,8 +568,8 @@ class Backward {
     Acc* const to = row_at<Acc>(result, segment, i, 0);
     for_each_vector<Acc>(
         result.begin, result.end, [&](int64_t c, int64_t count) HFLA_INLINE_LAMBDA {
-          const Vec<Acc> term = load_vector<Acc>(to, result.view.dim, c, count) -
-                                load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+          const Vec<Acc> term =
+              load_vector<Acc>(to, result.view.dim, c, count) - written(task, i, c);
           const Acc* const decay = rows.at(rows.decay, i, c);
           double* const sums = suffix_of(task, segment.head) + c;
           Acc lanes[kLanes<Acc>], asked[kLanes<Acc>];

@@ -28,7 +28,7 @@ struct BackwardPlan : Plan {
   Asks asks;
   int64_t anchor, stretch;  // tokens
   bool wants_dbeta;
-  bool keeps_w;  // w has memory of its own: dv is not of the accumulation dtype
+  bool keeps_w;  // w has memory of its own: dv is not of the accumulation dtype, or not w
 
   BackwardPlan(const DeltaRuleProblem& p, const DeltaRuleGradients& result, Decays its_decays,
                bool results_are_acc, const Plan& plan)
@@ -40,7 +40,7 @@ struct BackwardPlan : Plan {
         anchor(kAnchorSegments * segment.tokens),
         stretch(has_decays() ? kStretchAnchors * anchor : max(1, longest)),
         wants_dbeta(result.dbeta.data),
-        keeps_w(!results_are_acc) {}
+        keeps_w(!results_are_acc || adds_along()) {}
 
   // Of two numbers, the heads of a task and those that share one of q or k, one divides the other.
   static Plan with_fitting_heads(Plan plan, const DeltaRuleGroups& groups) {
@@ -51,6 +51,7 @@ struct BackwardPlan : Plan {
     return plan;
   }
 
+  bool adds_along() const { return asks == Asks::and_adds_along; }
   bool has_decays() const { return decays != Decays::none; }
   // Whether a task has all columns.
   bool has_all_columns() const { return parts == 1; }
@@ -69,7 +70,7 @@ struct BackwardScratch {
   int64_t k_stride, v_stride, state_size;
   Weights<Acc> weights;
   ValueWeights<Acc> value_weights;
-  Acc *dy, *errors, *w;           // (rows, v_stride)
+  Acc *dy, *errors, *w, *v;       // (rows, v_stride); v: also dv
   KeyRows<Acc> keys;              // (rows, k_stride)
   Acc *beta, *decay, *factors;    // (rows,)
   Acc* dbeta;                     // (rows, lanes), for the sums
@@ -84,16 +85,20 @@ struct BackwardScratch {
         v_stride(row_stride<Acc>(plan.sequences.V)),
         state_size(max(plan.sequences.K * v_stride, plan.sequences.V * k_stride)),
         weights(carver, plan, plan.decays, plan.asks),
-        value_weights(carver, plan.sequences.V, plan.segment) {
+        value_weights(carver, plan.sequences.V, plan.segment, plan.adds_along()) {
     const int64_t rows = plan.segment.rows, K = plan.sequences.K, V = plan.sequences.V;
     dy = carver.take<Acc>(rows * v_stride);
     errors = carver.take<Acc>(rows * v_stride);
     w = carver.take<Acc>(rows * v_stride);
+    const bool along = plan.adds_along(), erases = along || plan.asks == Asks::erase_key;
+    v = carver.take<Acc>(along ? rows * v_stride : 0);
     keys.stride = k_stride;
     keys.q = carver.take<Acc>(rows * k_stride);
     keys.k = carver.take<Acc>(rows * k_stride);
     keys.decay = carver.take<Acc>(plan.decays == Decays::per_channel ? rows * k_stride : 0);
-    keys.erase_key = carver.take<Acc>(plan.asks == Asks::erase_key ? rows * k_stride : 0);
+    keys.erase_key = carver.take<Acc>(erases ? rows * k_stride : 0);
+    keys.add_along = carver.take<Acc>(along ? rows * k_stride : 0);
+    keys.dadd_along = carver.take<Acc>(along ? rows * k_stride : 0);
     keys.dq = carver.take<Acc>(rows * k_stride);
     keys.dk = carver.take<Acc>(rows * k_stride);
     beta = carver.take<Acc>(rows);

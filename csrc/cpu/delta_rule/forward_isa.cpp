@@ -17,10 +17,12 @@
 namespace hfla::HFLA_ISA {
 namespace {
 
-// The widest block of columns, in vectors: every weight that is loaded serves so many. Doubles are
-// for comparisons, and have one width only.
+// The widest block of columns, in vectors: every weight that is loaded serves so many. Two writes
+// of a token leave registers for one. Doubles are for comparisons, and have one width only.
 template <class Acc>
-constexpr int kBlockVectors = sizeof(Acc) == sizeof(double) ? 1 : 2;
+constexpr int widest_block(Asks asks) {
+  return sizeof(Acc) == sizeof(double) || asks == Asks::and_adds_along ? 1 : 2;
+}
 
 struct ForwardPlan : Plan {
   Decays decays;
@@ -40,11 +42,12 @@ template <class Rule, int width, class Acc>
 HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& rows, int64_t first,
                              int64_t column,
                              const Vec<Acc> (&sum)[(Rule::delta ? 2 : 1) * kBlockTokens][width],
-                             Vec<Acc> (&written)[kBlockTokens][width]) {
+                             Vec<Acc> (&written)[Rule::writes * kBlockTokens][width]) {
   constexpr int C = kBlockTokens;
   constexpr bool delta = Rule::delta, per_head = Rule::decays == Decays::per_head;
   constexpr int of_queries = delta ? C : 0;  // place in `sum`
-  Vec<Acc> u[C][width];
+  constexpr bool along = Rule::along;
+  Vec<Acc> u[C][width], erased[C][width];
   HFLA_UNROLL
   for (int i = 0; i < C; ++i) {
     const Acc from_start = per_head ? terms.from_start[i] : Acc(1);
@@ -52,19 +55,28 @@ HFLA_INLINE void solve_block(const BlockTerms<Acc>& terms, const ScanRows<Acc>& 
     HFLA_UNROLL
     for (int c = 0; c < width; ++c) {
       const int64_t at = column + c * kLanes<Acc>;
-      Vec<Acc> e = load(rows.values.data + (first + i) * rows.values.stride + at);
+      const Vec<Acc> v = load(rows.values.data + (first + i) * rows.values.stride + at);
+      Vec<Acc> e = along ? Vec<Acc>{} : v;
       if constexpr (delta) {
         e -= asked_from_start * sum[i][c];
         HFLA_UNROLL
-        for (int j = 0; j < i; ++j) e -= terms.pairs.keys[i][j] * u[j][c];
+        for (int j = 0; j < i; ++j) {
+          e -= terms.pairs.keys[i][j] * u[j][c];
+          if constexpr (along) e -= terms.pairs.keys_along[i][j] * erased[j][c];
+        }
         if (rows.errors.data) store(rows.errors.data + (first + i) * rows.errors.stride + at, e);
       }
-      u[i][c] = terms.beta[i] * e;
+      u[i][c] = terms.beta[i] * (along ? v : e);
+      erased[i][c] = e;
       Vec<Acc> out = from_start * sum[of_queries + i][c];
       HFLA_UNROLL
-      for (int j = 0; j <= i; ++j) out += terms.pairs.queries[i][j] * u[j][c];
+      for (int j = 0; j <= i; ++j) {
+        out += terms.pairs.queries[i][j] * u[j][c];
+        if constexpr (along) out += terms.pairs.queries_along[i][j] * erased[j][c];
+      }
       store(rows.out.data + (first + i) * rows.out.stride + at, out);
       written[i][c] = per_head ? terms.to_end[i] * u[i][c] : u[i][c];
+      if constexpr (along) written[C + i][c] = per_head ? terms.to_end[i] * e : e;
     }
   }
 }
@@ -75,10 +87,10 @@ HFLA_NOINLINE void scan_columns(const Weights<Acc>& w, int64_t blocks, const Sca
                                 int64_t column, Acc* state, Pace pace) {
   constexpr Decays decays = Rule::decays;
   constexpr bool delta = Rule::delta;
-  constexpr int C = kBlockTokens, reads = (delta ? 2 : 1) * C;
-  using At = Tile<Acc, decays, Rule::erases>;
+  constexpr int C = kBlockTokens, reads = (delta ? 2 : 1) * C, writes = Rule::writes * C;
+  using At = Tile<Acc, Rule>;
   constexpr Shrink shrink = shrink_of(decays);
-  Vec<Acc> written[C][width], sum[reads][width], none[1][width] = {};
+  Vec<Acc> written[writes][width], sum[reads][width], none[1][width] = {};
   const auto weights = [&](int64_t writer, int64_t reader) HFLA_INLINE_LAMBDA {
     const Acc* const from = w.template tiles_of<Rule>(writer);
     const Acc* const to = w.template tiles_of<Rule>(reader);
@@ -88,12 +100,12 @@ HFLA_NOINLINE void scan_columns(const Weights<Acc>& w, int64_t blocks, const Sca
   pass<0, reads, width, At::kSize, shrink>(w.K, weights(0, 0), state, none, sum, pace);
   solve_block<Rule>(w.terms[0], rows, 0, column, sum, written);
   for (int64_t block = 1; block < blocks; ++block) {
-    pass<C, reads, width, At::kSize, shrink>(w.K, weights(block - 1, block), state, written, sum,
-                                             pace);
+    pass<writes, reads, width, At::kSize, shrink>(w.K, weights(block - 1, block), state, written,
+                                                  sum, pace);
     solve_block<Rule>(w.terms[block], rows, block * C, column, sum, written);
   }
-  pass<C, 0, width, At::kSize, shrink>(w.K, weights(blocks - 1, blocks - 1), state, written, none,
-                                       pace);
+  pass<writes, 0, width, At::kSize, shrink>(w.K, weights(blocks - 1, blocks - 1), state, written,
+                                            none, pace);
 }
 
 template <class Acc>
@@ -112,7 +124,7 @@ struct ForwardScratch {
     errors = carver.take<Acc>(rows * v_stride);
     state = carver.take<Acc>(plan.heads * K * v_stride);
     prefetch = carver.take<const char*>(
-        rows * 4 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
+        rows * 5 * (Upcoming::pairs_per_row<Acc>(K) + Upcoming::pairs_per_row<Acc>(V)));
   }
 };
 
@@ -129,7 +141,7 @@ class Forward {
         slots_(slots),
         threads_(for_decays(threads, p.log_decay.data)),
         value_vectors_(ceil_div(p.V, kLanes<Acc>)),
-        plan_{make_plan(p, threads, ceil_div(value_vectors_, kBlockVectors<Acc>),
+        plan_{make_plan(p, threads, ceil_div(value_vectors_, widest_block<Acc>(asks_of(p))),
                         /*divides_time=*/false),
               decays_of(p.log_decay, p.decay_per_channel), asks_of(p)} {}
 
@@ -150,7 +162,7 @@ class Forward {
     if (slots_ && slot_of(*slots_, piece.sequence) < 0) return;
     const Columns columns = plan_.part(task.part, value_vectors_);
     const auto blocks_of = [&](int64_t head) {
-      return Blocks<Acc>{state_of(s, task, head), p_.K, columns, kBlockVectors<Acc>};
+      return Blocks<Acc>{state_of(s, task, head), p_.K, columns, widest_block<Acc>(plan_.asks)};
     };
     for (int64_t head = task.heads.begin; head < task.heads.end; ++head) {
       clear_state(blocks_of(head));
@@ -227,17 +239,18 @@ class Forward {
 
   void scan(const Weights<Acc>& w, int64_t blocks, const ScanRows<Acc>& rows, Columns columns,
             Acc* state, const Prefetch& prefetch) const {
-    const int64_t parts = ceil_div(columns.count(), kBlockVectors<Acc>);
+    const int64_t parts = ceil_div(columns.count(), widest_block<Acc>(plan_.asks));
     const int64_t tiles = (blocks + 1) * ceil_div(p_.K, kLanes<Acc>);
     with_rule(plan_.decays, plan_.asks, [&](auto rule) {
       using Rule = decltype(rule);
+      constexpr int widest = widest_block<Acc>(Rule::asks);
       int64_t c = columns.begin, part = 0;
-      for (; c + kBlockVectors<Acc> <= columns.end; c += kBlockVectors<Acc>, ++part) {
-        scan_columns<Rule, kBlockVectors<Acc>>(w, blocks, rows, c * kLanes<Acc>, state,
-                                               share_of(prefetch, part, parts, tiles));
-        state += p_.K * kBlockVectors<Acc> * kLanes<Acc>;
+      for (; c + widest <= columns.end; c += widest, ++part) {
+        scan_columns<Rule, widest>(w, blocks, rows, c * kLanes<Acc>, state,
+                                   share_of(prefetch, part, parts, tiles));
+        state += p_.K * widest * kLanes<Acc>;
       }
-      if (kBlockVectors<Acc> > 1 && c < columns.end) {
+      if (widest > 1 && c < columns.end) {
         scan_columns<Rule, 1>(w, blocks, rows, c * kLanes<Acc>, state,
                               share_of(prefetch, part, parts, tiles));
       }
@@ -253,6 +266,7 @@ class Forward {
       upcoming.add(sizeof(Acc), {p_.log_decay, RowsPer::token, 0, p_.K});
     }
     if (p_.erase_key.data) upcoming.add(sizeof(Acc), {p_.erase_key, RowsPer::token, 0, p_.K});
+    if (p_.add_along.data) upcoming.add(sizeof(Acc), {p_.add_along, RowsPer::token, 0, p_.K});
     upcoming.add(bytes, at.v);
     upcoming.add(bytes, at.y);
     upcoming.add(sizeof(Acc), at.errors);

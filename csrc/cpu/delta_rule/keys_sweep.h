@@ -17,7 +17,9 @@
 //
 // An erase key p asks before its token's decay: then m_t = S_{t-1} w_t and R_{t-1} = a_t ∘ G_t -
 // p_t w_tᵀ, and beside M there is c_{i-1} in the place of c_i, c_{j-1} in that of c_j, and p_j in
-// that of k_j in p_i; dk_t = p_t, dp_t = -m_t.
+// that of k_j in p_i; dk_t = p_t, dp_t = -m_t. Where what it finds is added along b, and -p
+// is in the place of p, b_t e_tᵀ is in S_t, too: b_j with dy_i·e_j and w_i·e_j is beside k_j in
+// dq_i and m_i, and db_t = G_t e_t is made as p_t is.
 //
 // A decay per channel lies along the vectors here: what decays between two tokens is multiplied by
 // the decays between them. Of a decay per head the products are in P and M.
@@ -34,17 +36,21 @@ enum class Direction { forwards, backwards };
 
 // ---- what a block of tokens needs, whatever the column ----
 
-// The places in a tile of weights: dy, w, u of all tokens, (V / lanes, 3 kBlockTokens, lanes).
-template <class Acc>
+// The places in a tile of weights: dy, w, u of all tokens, and e where u is not made of it, (V /
+// lanes, 3 or 4 kBlockTokens, lanes).
+template <class Acc, bool along>
 struct ValueTile {
   static constexpr int64_t kTokens = kBlockTokens * kLanes<Acc>;
-  static constexpr int64_t kDy = 0, kW = kTokens, kU = 2 * kTokens, kSize = 3 * kTokens;
+  static constexpr int64_t kDy = 0, kW = kTokens, kU = 2 * kTokens, kE = 3 * kTokens;
+  static constexpr int64_t kSize = (along ? 4 : 3) * kTokens;
 };
 
 template <class Acc>
 struct ValueTerms {
   Acc dy_u[kBlockTokens][kBlockTokens];  // P
   Acc w_u[kBlockTokens][kBlockTokens];   // M
+  Acc dy_e[kBlockTokens][kBlockTokens],
+      w_e[kBlockTokens][kBlockTokens];  // with e_j in place of u_j
   // e^{c_i} and e^{c_C - c_i} of a decay per head, else 1. With an erase key asked_from_start is
   // e^{c_{i-1}}.
   Acc from_start[kBlockTokens], asked_from_start[kBlockTokens], to_end[kBlockTokens];
@@ -57,21 +63,24 @@ struct ValueWeights {
   ValueTerms<Acc>* terms;  // (blocks,)
   Acc* tiles;              // (blocks, tiles, ValueTile::kSize)
 
-  ValueWeights(Carver& carver, int64_t V, const SegmentShape& segment) : V(V) {
+  ValueWeights(Carver& carver, int64_t V, const SegmentShape& segment, bool along) : V(V) {
     const int64_t blocks = segment.rows / kBlockTokens;
+    const int64_t tile = along ? ValueTile<Acc, true>::kSize : ValueTile<Acc, false>::kSize;
     terms = carver.take<ValueTerms<Acc>>(blocks);
-    tiles = carver.take<Acc>(blocks * ceil_div(V, kLanes<Acc>) * ValueTile<Acc>::kSize);
+    tiles = carver.take<Acc>(blocks * ceil_div(V, kLanes<Acc>) * tile);
   }
 
+  template <bool along>
   Acc* tiles_of(int64_t block) const {
-    return tiles + block * ceil_div(V, kLanes<Acc>) * ValueTile<Acc>::kSize;
+    return tiles + block * ceil_div(V, kLanes<Acc>) * ValueTile<Acc, along>::kSize;
   }
 };
 
-// What they are made of: rows of a segment, and numbers per token. w is not read without delta.
+// What they are made of: rows of a segment, and numbers per token. w is not read without delta,
+// values are only where u is not made of errors.
 template <class Acc>
 struct ValueRows {
-  RowArray<const Acc> dy, w, errors;
+  RowArray<const Acc> dy, w, errors, values;
   const Acc *beta, *decay;  // decay: per head; null: none, or per channel
 };
 
@@ -90,8 +99,11 @@ void include_decay_per_head(ValueTerms<Acc>& terms, bool erases, const Acc* deca
     for (int i = j + 1; i < C; ++i) {
       const Acc before = between;
       between *= decay[i];
+      const Acc asked = erases ? before : between;
       terms.dy_u[i][j] *= between;
-      terms.w_u[i][j] *= erases ? before : between;
+      terms.dy_e[i][j] *= between;
+      terms.w_u[i][j] *= asked;
+      terms.w_e[i][j] *= asked;
     }
     terms.to_end[j] = between;
   }
@@ -99,29 +111,38 @@ void include_decay_per_head(ValueTerms<Acc>& terms, bool erases, const Acc* deca
 
 template <class Rule, class Acc>
 void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& rows, int64_t block) {
-  using At = ValueTile<Acc>;
+  constexpr bool along = Rule::along;
+  using At = ValueTile<Acc, along>;
   constexpr int64_t W = kLanes<Acc>;
   constexpr int C = kBlockTokens;
   const int64_t first = block * C;
   const auto row = [&](RowArray<const Acc> from, int i)
                        HFLA_INLINE_LAMBDA { return from.data + (first + i) * from.stride; };
-  Vec<Acc> dy_u[C][C] = {}, w_u[C][C] = {};
-  Acc* tile = weights.tiles_of(block);
+  Vec<Acc> dy_u[C][C] = {}, w_u[C][C] = {}, dy_e[C][C] = {}, w_e[C][C] = {};
+  Acc* tile = weights.template tiles_of<along>(block);
   for (int64_t c = 0; c < weights.V; c += W, tile += At::kSize) {
-    Vec<Acc> u[C];
+    Vec<Acc> u[C], e[C];
     HFLA_UNROLL
     for (int i = 0; i < C; ++i) {
-      u[i] = rows.beta[first + i] * load(row(rows.errors, i) + c);
+      e[i] = load(row(rows.errors, i) + c);
+      u[i] = rows.beta[first + i] * (along ? load(row(rows.values, i) + c) : e[i]);
+      if constexpr (along) store(tile + At::kE + i * W, e[i]);
       const Vec<Acc> dy = load(row(rows.dy, i) + c);
       store(tile + At::kDy + i * W, dy);
       store(tile + At::kU + i * W, u[i]);
       HFLA_UNROLL
-      for (int j = 0; j <= i; ++j) dy_u[i][j] += dy * u[j];
+      for (int j = 0; j <= i; ++j) {
+        dy_u[i][j] += dy * u[j];
+        if constexpr (along) dy_e[i][j] += dy * e[j];
+      }
       if constexpr (Rule::delta) {
         const Vec<Acc> w = load(row(rows.w, i) + c);
         store(tile + At::kW + i * W, w);
         HFLA_UNROLL
-        for (int j = 0; j < i; ++j) w_u[i][j] += w * u[j];
+        for (int j = 0; j < i; ++j) {
+          w_u[i][j] += w * u[j];
+          if constexpr (along) w_e[i][j] += w * e[j];
+        }
       }
     }
   }
@@ -131,6 +152,8 @@ void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& ro
     for (int j = 0; j <= i; ++j) {
       terms.dy_u[i][j] = sum<Acc>(dy_u[i][j]);
       terms.w_u[i][j] = j < i ? sum<Acc>(w_u[i][j]) : 0;
+      terms.dy_e[i][j] = along ? sum<Acc>(dy_e[i][j]) : 0;
+      terms.w_e[i][j] = along && j < i ? sum<Acc>(w_e[i][j]) : 0;
     }
   }
   if (rows.decay) include_decay_per_head(terms, Rule::erases, rows.decay + first);
@@ -139,11 +162,11 @@ void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& ro
 // ---- the sweeps ----
 
 // The rows of a segment along K, (tokens, stride): normalised k, normalised and scaled q,
-// e^log_decay where it is per channel, an erase key; dq, and dk: m_t forwards, p_t backwards.
+// e^log_decay where it is per channel, p and b; dq, and dk: m_t forwards, p_t backwards; db.
 template <class Acc>
 struct KeyRows {
   int64_t stride;
-  Acc *q, *k, *decay, *erase_key, *dq, *dk;
+  Acc *q, *k, *decay, *erase_key, *add_along, *dq, *dk, *dadd_along;
 
   Acc* at(Acc* rows, int64_t token, int64_t column) const { return rows + token * stride + column; }
 };
@@ -157,11 +180,13 @@ struct KeysSweep {
 
 // How many tokens' vectors a block of tokens adds to the state, and how many reads it for. Without
 // delta, the terms with w fall away.
-template <Direction direction, bool delta>
+template <Direction direction, class Rule>
 struct Counts {
-  static constexpr int kTwice = (delta ? 2 : 1) * kBlockTokens;
-  static constexpr int kWrites = direction == Direction::forwards ? kBlockTokens : kTwice;
-  static constexpr int kReads = direction == Direction::forwards ? kTwice : kBlockTokens;
+  static constexpr int kGradients = (Rule::delta ? 2 : 1) * kBlockTokens;  // dy and w
+  static constexpr int kValues = Rule::writes * kBlockTokens;              // u, or u and e
+  static constexpr bool forwards = direction == Direction::forwards;
+  static constexpr int kWrites = forwards ? kValues : kGradients;
+  static constexpr int kReads = forwards ? kGradients : kValues;
 };
 
 // One vector of columns: from S_0 dy_i and S_0 w_i to dq_i and m_i, and what k_i adds to S_C.
@@ -172,6 +197,7 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
   constexpr int C = kBlockTokens;
   const ValueTerms<Acc>& terms = s.weights.terms[b];
   const KeyRows<Acc>& rows = s.rows;
+  constexpr bool along = Rule::along;
   Vec<Acc> from_start = broadcast(Acc(1));
   HFLA_UNROLL
   for (int i = 0; i < C; ++i) {
@@ -179,7 +205,10 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
     const auto store_m = [&](Vec<Acc> asked_from_start) HFLA_INLINE_LAMBDA {
       Vec<Acc> m = asked_from_start * read(C + i);
       HFLA_UNROLL
-      for (int j = 0; j < i; ++j) m += terms.w_u[i][j] * values(j);
+      for (int j = 0; j < i; ++j) {
+        m += terms.w_u[i][j] * values(j);
+        if constexpr (along) m += terms.w_e[i][j] * values(C + j);
+      }
       store(rows.at(rows.dk, token, column), m);
     };
     if constexpr (Rule::erases) {
@@ -189,19 +218,29 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
       const Vec<Acc> a = load(rows.at(rows.decay, token, column));
       from_start *= a;
       HFLA_UNROLL
-      for (int j = 0; j < i; ++j) values(j) *= a;
+      for (int j = 0; j < i; ++j) {
+        values(j) *= a;
+        if constexpr (along) values(C + j) *= a;
+      }
     } else {
       from_start = broadcast(terms.from_start[i]);
     }
     values(i) = load(rows.at(rows.k, token, column));
+    if constexpr (along) values(C + i) = load(rows.at(rows.add_along, token, column));
     Vec<Acc> dq = from_start * read(i);
     HFLA_UNROLL
-    for (int j = 0; j <= i; ++j) dq += terms.dy_u[i][j] * values(j);
+    for (int j = 0; j <= i; ++j) {
+      dq += terms.dy_u[i][j] * values(j);
+      if constexpr (along) dq += terms.dy_e[i][j] * values(C + j);
+    }
     store(rows.at(rows.dq, token, column), dq);
     if constexpr (Rule::delta && !Rule::erases) store_m(from_start);
   }
   HFLA_UNROLL
-  for (int i = 0; !per_channel && i < C; ++i) values(i) *= terms.to_end[i];
+  for (int i = 0; !per_channel && i < C; ++i) {
+    values(i) *= terms.to_end[i];
+    if constexpr (along) values(C + i) *= terms.to_end[i];
+  }
   return from_start;
 }
 
@@ -228,6 +267,14 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
     HFLA_UNROLL
     for (int j = i + 1; delta && j < C; ++j) p += terms.w_u[j][i] * values(C + j);
     store(rows.at(rows.dk, token, column), p);
+    if constexpr (Rule::along) {
+      Vec<Acc> db = to_end * read(C + i);
+      HFLA_UNROLL
+      for (int j = i; j < C; ++j) db += terms.dy_e[j][i] * values(j);
+      HFLA_UNROLL
+      for (int j = i + 1; j < C; ++j) db += terms.w_e[j][i] * values(C + j);
+      store(rows.at(rows.dadd_along, token, column), db);
+    }
     if constexpr (per_channel) {
       const Vec<Acc> a = load(rows.at(rows.decay, token, column));
       to_end *= a;
@@ -252,16 +299,18 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
 // A segment, for one block of columns.
 template <Direction direction, class Rule, bool per_channel, int block, class Acc>
 HFLA_NOINLINE void sweep_keys(const KeysSweep<Acc>& s, int64_t column, Acc* state) {
-  using At = ValueTile<Acc>;
-  using Count = Counts<direction, Rule::delta>;
+  using At = ValueTile<Acc, Rule::along>;
+  using Count = Counts<direction, Rule>;
   constexpr bool forwards = direction == Direction::forwards;
   constexpr int writes = Count::kWrites, reads = Count::kReads;
   static_assert(At::kW == At::kDy + kBlockTokens * kLanes<Acc>, "one after the other");
   constexpr Shrink shrink = Shrink::columns;
   Acc decay[block * kLanes<Acc>];  // of the block that writes
   const auto weights = [&](int64_t written, int64_t read) HFLA_INLINE_LAMBDA {
-    return PassWeights<Acc>{s.weights.tiles_of(written) + (forwards ? At::kU : At::kDy),
-                            s.weights.tiles_of(read) + (forwards ? At::kDy : At::kU), decay, 1};
+    const Acc* const from = s.weights.template tiles_of<Rule::along>(written);
+    const Acc* const to = s.weights.template tiles_of<Rule::along>(read);
+    return PassWeights<Acc>{from + (forwards ? At::kU : At::kDy),
+                            to + (forwards ? At::kDy : At::kU), decay, 1};
   };
   const int64_t V = s.weights.V;
   NoPace no_pace;

@@ -6,7 +6,9 @@
 //     y = Sᵀ (a ∘ q) + (kᵀq) u
 //     S = a ∘ S + k uᵀ
 //
-// and with an erase key p u = β (v - Sᵀ p).
+// and with an erase key p u = β (v - Sᵀ p), or where what it finds is added along b
+//
+//     e = Sᵀ p    u = β v    y = Sᵀ (a ∘ q) + (kᵀq) u + (bᵀq) e    S = a ∘ S + k uᵀ + b eᵀ
 //
 // It moves far more bytes than it computes. A task, a batch row and a head, takes a few vectors of
 // columns at a time: it reads them once for both products, and finds them in the cache when it
@@ -28,12 +30,13 @@ constexpr int kStepBlock = kVectorBytes == 64 ? 8 : 4;
 // What a head's token brings, in the accumulation type.
 template <class Acc>
 struct StepScratch {
-  Acc *k, *a, *asking, *decayed_q;  // (K,); asking: a ∘ k, or p
-  Acc *v, *y;                       // (V,)
+  Acc *k, *b, *a, *asking, *decayed_q;  // (K,); asking: a ∘ k, or p
+  Acc *v, *y;                           // (V,)
 
   StepScratch(Carver& carver, const DeltaRuleStep& p) {
     const int64_t rows = round_up(p.K, kLanes<Acc>), columns = round_up(p.V, kLanes<Acc>);
     k = carver.take<Acc>(rows);
+    b = carver.take<Acc>(p.add_along.data ? rows : 0);
     a = carver.take<Acc>(rows);
     asking = carver.take<Acc>(rows);
     decayed_q = carver.take<Acc>(rows);
@@ -67,12 +70,16 @@ class Step {
       zero_row(s.y, 0, p_.V);
       if (p_.before) keep_state(before(state_of(batch, head)), state_of(batch, head), p_.K * p_.V);
     } else {
-      const Acc kq = prepare(s, batch, head);
+      const Products products = prepare(s, batch, head);
       load_row(token_row<const Scalar>(p_.v, batch, head), p_.v.dim, 0, p_.V, s.v);
       const Acc beta = p_.beta.data ? *token_row<const Acc>(p_.beta, batch, head) : Acc(1);
       Acc* const state = state_of(slot, head);
-      const Token token{s, beta, kq, before(state), state};
-      p_.delta ? update<true>(token) : update<false>(token);
+      const Token token{s, beta, products, before(state), state};
+      if (p_.add_along.data) {
+        update<true, true>(token);
+      } else {
+        p_.delta ? update<true, false>(token) : update<false, false>(token);
+      }
     }
     Scalar* const to = token_row<Scalar>(p_.y, batch, head);
     for_each_vector<Acc>(0, p_.V, [&](int64_t c, int64_t count) {
@@ -85,8 +92,12 @@ class Step {
   }
   const Acc* before(const Acc* state) const { return before_or(state, p_.state, p_.before); }
 
-  // The weights of the rows. Returns kᵀq.
-  Acc prepare(Scratch& s, int64_t batch, int64_t head) const {
+  struct Products {
+    Acc kq, bq;  // kᵀq, bᵀq
+  };
+
+  // The weights of the rows.
+  Products prepare(Scratch& s, int64_t batch, int64_t head) const {
     Acc* const q = s.decayed_q;
     load_row(token_row<const Scalar>(p_.q, batch, head / p_.q_group), p_.q.dim, 0, p_.K, q);
     load_row(token_row<const Scalar>(p_.k, batch, head / p_.k_group), p_.k.dim, 0, p_.K, s.k);
@@ -94,10 +105,14 @@ class Step {
     find_factors<Acc>({q, 0}, 1, p_.K, p_.normalize_qk, static_cast<Acc>(p_.scale), &q_factor);
     find_factors<Acc>({s.k, 0}, 1, p_.K, p_.normalize_qk, 1, &k_factor);
     stage_decays(batch, head, s.a);
-    Vec<Acc> products{};
+    if (p_.add_along.data) {
+      load_row(token_row<const Acc>(p_.add_along, batch, head), p_.add_along.dim, 0, p_.K, s.b);
+    }
+    Vec<Acc> kq{}, bq{};
     for (int64_t r = 0; r < p_.K; r += W) {
       const Vec<Acc> a = load(s.a + r), k = load(s.k + r) * k_factor, x = load(q + r) * q_factor;
-      products += k * x;
+      kq += k * x;
+      if (p_.add_along.data) bq += load(s.b + r) * x;
       store(s.k + r, k);
       store(s.asking + r, a * k);
       store(s.decayed_q + r, a * x);
@@ -106,7 +121,7 @@ class Step {
       load_row(token_row<const Acc>(p_.erase_key, batch, head), p_.erase_key.dim, 0, p_.K,
                s.asking);
     }
-    return sum<Acc>(products);
+    return {sum<Acc>(kq), sum<Acc>(bq)};
   }
 
   // e^log_decay for every row.
@@ -123,26 +138,27 @@ class Step {
   // One head's token, whatever the column.
   struct Token {
     const Scratch& s;
-    Acc beta, kq;
+    Acc beta;
+    Products products;
     const Acc* before;  // (K, V)
     Acc* state;         // (K, V)
   };
 
-  template <bool delta>
+  template <bool delta, bool along>
   void update(const Token& token) const {
     int64_t c = 0;
     for (; c + kStepBlock * W <= p_.V; c += kStepBlock * W) {
-      update_columns<delta, kStepBlock, false>(token, c);
+      update_columns<delta, along, kStepBlock, false>(token, c);
     }
-    for (; c + W <= p_.V; c += W) update_columns<delta, 1, false>(token, c);
-    if (c < p_.V) update_columns<delta, 1, true>(token, c);
+    for (; c + W <= p_.V; c += W) update_columns<delta, along, 1, false>(token, c);
+    if (c < p_.V) update_columns<delta, along, 1, true>(token, c);
   }
 
   // The columns from `c` on; partial: fewer than a vector are left.
-  template <bool delta, int block, bool partial>
+  template <bool delta, bool along, int block, bool partial>
   void update_columns(const Token& token, int64_t c) const {
     const int64_t K = p_.K, V = p_.V, count = partial ? V - c : W;
-    const auto [s, beta, kq, from, state] = token;
+    const auto [s, beta, products, from, state] = token;
     const Acc* const next = next_columns<block>(from, c, K, V);
     Vec<Acc> predicted[block] = {}, out[block] = {}, u[block];
     for (int64_t r = 0; delta && r < K; ++r) {
@@ -157,7 +173,7 @@ class Step {
     HFLA_UNROLL
     for (int b = 0; b < block; ++b) {
       const Vec<Acc> v = load(s.v + c + b * W);
-      u[b] = beta * (delta ? v - predicted[b] : v);
+      u[b] = beta * (delta && !along ? v - predicted[b] : v);
     }
     for (int64_t r = 0; r < K; ++r) {
       fetch_row<block>(next + r * V);
@@ -165,13 +181,18 @@ class Step {
       for (int b = 0; b < block; ++b) {
         const int64_t at = r * V + c + b * W;
         const Vec<Acc> before = partial ? load_some(from + at, 1, count) : load(from + at);
-        const Vec<Acc> row = before * s.a[r] + s.k[r] * u[b];
+        Vec<Acc> row = before * s.a[r] + s.k[r] * u[b];
+        if (along) row += s.b[r] * predicted[b];
         partial ? store_some(state + at, 1, count, row) : store(state + at, row);
         if (!delta) out[b] += s.decayed_q[r] * before;
       }
     }
     HFLA_UNROLL
-    for (int b = 0; b < block; ++b) store(s.y + c + b * W, out[b] + kq * u[b]);
+    for (int b = 0; b < block; ++b) {
+      Vec<Acc> y = out[b] + products.kq * u[b];
+      if (along) y += products.bq * predicted[b];
+      store(s.y + c + b * W, y);
+    }
   }
 
   const DeltaRuleStep& p_;

@@ -13,7 +13,9 @@
 //     du_i = R_Cᵀ k̂_i + Σ_{j>=i} B_ji dy_j - Σ_{j>i} A_ji w_j
 //     R_0 = d ∘ R_C + Σ_i q̃_i dy_iᵀ - Σ_i k̃_i w_iᵀ
 //
-// With an erase key p, R_{t-1} = a_t ∘ G_t - p_t w_tᵀ, and p̃ is in the place of k̃.
+// With an erase key p, R_{t-1} = a_t ∘ G_t - p_t w_tᵀ, and p̃ is in the place of k̃. Where what it
+// finds is added along b, and -p is in the place of p, du_t is the gradient of v_t, and w_t = G_tᵀ
+// b_t that of e_t, made as du_t is.
 #pragma once
 
 #include "cpu/delta_rule/pass.h"
@@ -28,7 +30,7 @@ struct ValuesSweep {
   const Weights<Acc>& weights;
   int64_t blocks;                  // of tokens
   RowArray<const Acc> dy, errors;  // (tokens, V)
-  RowArray<Acc> w;                 // (tokens, V)
+  RowArray<Acc> w, du;             // (tokens, V); du is wanted where it is not part of w
   Acc* dbeta;                      // (tokens, lanes), to which products are added; null: not wanted
 };
 
@@ -38,10 +40,11 @@ template <bool delta>
 constexpr int kValueWrites = (delta ? 2 : 1) * kBlockTokens;
 
 // From du as read from R to what is written to R.
-template <bool delta, int block, class Acc>
+template <class Rule, int block, class Acc>
 HFLA_INLINE void differentiate_values(const ValuesSweep<Acc>& s, int64_t b, int64_t column,
-                                      const Vec<Acc> (&read)[kBlockTokens][block],
-                                      Vec<Acc> (&values)[kValueWrites<delta>][block]) {
+                                      const Vec<Acc> (&read)[Rule::writes * kBlockTokens][block],
+                                      Vec<Acc> (&values)[kValueWrites<Rule::delta>][block]) {
+  constexpr bool delta = Rule::delta;
   constexpr int C = kBlockTokens, kDy = delta ? C : 0;
   const BlockTerms<Acc>& terms = s.weights.terms[b];
   HFLA_UNROLL
@@ -57,7 +60,15 @@ HFLA_INLINE void differentiate_values(const ValuesSweep<Acc>& s, int64_t b, int6
       for (int j = i; j < C; ++j) du += terms.pairs.queries[j][i] * values[kDy + j][c];
       HFLA_UNROLL
       for (int j = i + 1; delta && j < C; ++j) du -= terms.pairs.keys[j][i] * values[j][c];
-      const Vec<Acc> w = terms.beta[i] * du;
+      Vec<Acc> w = terms.beta[i] * du;
+      if constexpr (Rule::along) {
+        store(s.du.data + token * s.du.stride + at, du);
+        w = terms.to_end[i] * read[C + i][c];
+        HFLA_UNROLL
+        for (int j = i; j < C; ++j) w += terms.pairs.queries_along[j][i] * values[kDy + j][c];
+        HFLA_UNROLL
+        for (int j = i + 1; j < C; ++j) w -= terms.pairs.keys_along[j][i] * values[j][c];
+      }
       if constexpr (delta) values[i][c] = w;
       store(s.w.data + token * s.w.stride + at, w);
       if (s.dbeta) products += du * load(s.errors.data + token * s.errors.stride + at);
@@ -80,8 +91,8 @@ template <class Rule, int block, class Acc>
 HFLA_NOINLINE void sweep_values(const ValuesSweep<Acc>& s, int64_t column, Acc* state) {
   constexpr Decays decays = Rule::decays;
   constexpr bool delta = Rule::delta;
-  using At = Tile<Acc, decays, Rule::erases>;
-  constexpr int C = kBlockTokens, writes = kValueWrites<delta>;
+  using At = Tile<Acc, Rule>;
+  constexpr int C = kBlockTokens, writes = kValueWrites<delta>, reads = Rule::writes * C;
   constexpr Shrink shrink = shrink_of(decays);
   static_assert(At::kQueries == At::kKeys + C * kLanes<Acc>, "one after the other");
   const int64_t K = s.weights.K;
@@ -92,14 +103,15 @@ HFLA_NOINLINE void sweep_values(const ValuesSweep<Acc>& s, int64_t column, Acc* 
                             from + At::kDecay, s.weights.terms[written].whole};
   };
   NoPace no_pace;
-  Vec<Acc> du[C][block], values[writes][block], nothing[1][block] = {};
+  Vec<Acc> du[reads][block], values[writes][block], nothing[1][block] = {};
   for (int64_t b = s.blocks - 1; b >= 0; --b) {
     if (b == s.blocks - 1) {
-      pass<0, C, block, At::kSize, shrink>(K, weights(b, b), state, nothing, du, no_pace);
+      pass<0, reads, block, At::kSize, shrink>(K, weights(b, b), state, nothing, du, no_pace);
     } else {
-      pass<writes, C, block, At::kSize, shrink>(K, weights(b + 1, b), state, values, du, no_pace);
+      pass<writes, reads, block, At::kSize, shrink>(K, weights(b + 1, b), state, values, du,
+                                                    no_pace);
     }
-    differentiate_values<delta, block>(s, b, column, du, values);
+    differentiate_values<Rule, block>(s, b, column, du, values);
   }
   pass<writes, 0, block, At::kSize, shrink>(K, weights(0, 0), state, values, nothing, no_pace);
 }

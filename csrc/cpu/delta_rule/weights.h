@@ -13,6 +13,10 @@
 //
 //     p̃_i = e^{c_{i-1}} ∘ p_i    Σ_r p_i k_j e^{c_{i-1} - c_j}
 //
+// Where what it finds is added along b, -p is in the place of p and e_i is without v_i: u_i is
+// β_i v_i, and b_i e_iᵀ is written beside k_i u_iᵀ. So there are b̂ beside k̂, and sums with b_j
+// beside those with k_j.
+//
 // Here q has the scale in it, and q and k are normalised if that is asked for. What decays between
 // two tokens is a product of the a = e^g of the tokens between them, never a quotient: no exponent
 // is above 0, and a = 0 is exact.
@@ -38,10 +42,12 @@ HFLA_INLINE Decays decays_of(const View& log_decay, bool per_channel) {
 }
 
 // What a token asks the state by, before it writes: with nothing it is no delta rule.
-enum class Asks { nothing, key, erase_key };
+enum class Asks { nothing, key, erase_key, and_adds_along };
 
 HFLA_INLINE Asks asks_of(const DeltaRuleProblem& p) {
-  return !p.delta ? Asks::nothing : p.erase_key.data ? Asks::erase_key : Asks::key;
+  if (!p.delta) return Asks::nothing;
+  if (!p.erase_key.data) return Asks::key;
+  return p.add_along.data ? Asks::and_adds_along : Asks::erase_key;
 }
 
 // What the innermost loops are compiled for, one for each rule: the kind of decays, and what asks.
@@ -50,7 +56,10 @@ template <Decays its_decays, Asks its_asks>
 struct Rule {
   static constexpr Decays decays = its_decays;
   static constexpr Asks asks = its_asks;
-  static constexpr bool delta = asks != Asks::nothing, erases = asks == Asks::erase_key;
+  static constexpr bool delta = asks != Asks::nothing;
+  static constexpr bool along = asks == Asks::and_adds_along;
+  static constexpr bool erases = asks == Asks::erase_key || along;  // by an erase key
+  static constexpr int writes = along ? 2 : 1;                      // of a token
 };
 
 // Calls run(a rule), whose decays mean nothing.
@@ -63,6 +72,8 @@ HFLA_INLINE void with_asks(Asks asks, Run run) {
       return run(Rule<Decays::none, Asks::key>{});
     case Asks::erase_key:
       return run(Rule<Decays::none, Asks::erase_key>{});
+    case Asks::and_adds_along:
+      return run(Rule<Decays::none, Asks::and_adds_along>{});
   }
 }
 
@@ -90,15 +101,19 @@ static_assert(kRowMultiple % kBlockTokens == 0);
 // The weights of a block lie in tiles of as many channels as a vector has lanes: (K / lanes, token
 // of one kind after the other, lanes). So they are stored as whole vectors, and those of a channel
 // are at constant distances from one pointer, whatever K is. These are the places in a tile.
-template <class Acc, Decays decays, bool erases>
+template <class Acc, class Rule>
 struct Tile {
-  static constexpr bool kDecayed = decays == Decays::per_channel, kHasKeysOut = kDecayed || erases;
+  static constexpr bool kDecayed = Rule::decays == Decays::per_channel;
+  static constexpr bool kHasKeysOut = kDecayed || Rule::erases;
   static constexpr int64_t kTokens = kBlockTokens * kLanes<Acc>;
   static constexpr int64_t kKeys = 0;                                 // k̃, or k; p̃, or p
   static constexpr int64_t kQueries = kTokens;                        // q̃, or q
   static constexpr int64_t kKeysOut = kHasKeysOut ? 2 * kTokens : 0;  // k̂, or k
-  static constexpr int64_t kDecay = 3 * kTokens;                      // d; only per channel
-  static constexpr int64_t kSize = (kHasKeysOut ? 3 : 2) * kTokens + (kDecayed ? kLanes<Acc> : 0);
+  static constexpr int64_t kAlongOut = 3 * kTokens;                   // b̂, or b
+  static constexpr int64_t kDecay = (Rule::along ? 4 : 3) * kTokens;  // d; only per channel
+  static constexpr int64_t kSize = kDecayed      ? kDecay + kLanes<Acc>
+                                   : kHasKeysOut ? kDecay
+                                                 : 2 * kTokens;
 };
 
 // Sums over channels for the pairs of a block's tokens.
@@ -106,6 +121,8 @@ template <class Acc>
 struct PairSums {
   Acc keys[kBlockTokens][kBlockTokens];     // A, but for a decay per head: j < i
   Acc queries[kBlockTokens][kBlockTokens];  // B, but for a decay per head: j <= i
+  Acc keys_along[kBlockTokens][kBlockTokens],
+      queries_along[kBlockTokens][kBlockTokens];  // with b_j
 };
 
 // What else there is to a block, for one head of the state.
@@ -123,12 +140,13 @@ struct BlockTerms {
 template <class Acc>
 struct Weights {
   int64_t K, stride;
-  Acc *q, *k, *log_decay, *erase_key;  // (rows, stride), where tensors can't be read themselves
-  Acc *q_factor, *k_factor;            // (rows,) scale and norms
-  Acc *decay, *beta;                   // (rows,)
-  PairSums<Acc>* pairs;                // (blocks,)
-  BlockTerms<Acc>* terms;              // (blocks,)
-  Acc* tiles;                          // (blocks, tiles, Tile::kSize)
+  // (rows, stride), where they can't be read in the tensors themselves
+  Acc *q, *k, *log_decay, *erase_key, *add_along;
+  Acc *q_factor, *k_factor;  // (rows,) scale and norms
+  Acc *decay, *beta;         // (rows,)
+  PairSums<Acc>* pairs;      // (blocks,)
+  BlockTerms<Acc>* terms;    // (blocks,)
+  Acc* tiles;                // (blocks, tiles, Tile::kSize)
 
   // Whose k and q the tiles are made of.
   struct Origin {
@@ -138,26 +156,28 @@ struct Weights {
   Weights(Carver& carver, const Plan& plan, Decays decays, Asks asks)
       : K(plan.sequences.K), stride(row_stride<Acc>(K)) {
     const int64_t rows = plan.segment.rows, blocks = rows / kBlockTokens;
-    const bool per_channel = decays == Decays::per_channel, erases = asks == Asks::erase_key;
+    const bool per_channel = decays == Decays::per_channel;
+    const bool along = asks == Asks::and_adds_along, erases = along || asks == Asks::erase_key;
     q = carver.take<Acc>(rows * stride);
     k = carver.take<Acc>(rows * stride);
     log_decay = carver.take<Acc>(per_channel ? rows * stride : 0);
     erase_key = carver.take<Acc>(erases ? rows * stride : 0);
+    add_along = carver.take<Acc>(along ? rows * stride : 0);
     q_factor = carver.take<Acc>(rows);
     k_factor = carver.take<Acc>(rows);
     decay = carver.take<Acc>(rows);
     beta = carver.take<Acc>(rows);
     pairs = carver.take<PairSums<Acc>>(blocks);
     terms = carver.take<BlockTerms<Acc>>(blocks);
-    const int64_t tile = per_channel ? Tile<Acc, Decays::per_channel, false>::kSize
-                         : erases    ? Tile<Acc, Decays::none, true>::kSize
-                                     : Tile<Acc, Decays::none, false>::kSize;
-    tiles = carver.take<Acc>(blocks * ceil_div(K, kLanes<Acc>) * tile);
+    with_rule(decays, asks, [&](auto rule) {
+      constexpr int64_t tile = Tile<Acc, decltype(rule)>::kSize;
+      tiles = carver.take<Acc>(blocks * ceil_div(K, kLanes<Acc>) * tile);
+    });
   }
 
   template <class Rule>
   const Acc* tiles_of(int64_t block) const {
-    return tiles + block * ceil_div(K, kLanes<Acc>) * Tile<Acc, Rule::decays, Rule::erases>::kSize;
+    return tiles + block * ceil_div(K, kLanes<Acc>) * Tile<Acc, Rule>::kSize;
   }
 };
 
@@ -190,30 +210,34 @@ void find_factors(RowArray<const Acc> rows, int64_t count, int64_t columns, bool
 // The rows of a segment that weights are made of.
 template <class Acc>
 struct WeightRows {
-  RowArray<const Acc> q, k, log_decay, erase_key;
+  RowArray<const Acc> q, k, log_decay, erase_key, add_along;
 };
 
 // The tiles and sums of one block. Returns false if a decay would grow.
-template <Decays decays, bool erases, class Acc>
+template <class Rule, class Acc>
 bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t block) {
   constexpr int64_t W = kLanes<Acc>;
   constexpr int C = kBlockTokens;
-  using At = Tile<Acc, decays, erases>;
+  constexpr bool erases = Rule::erases, along = Rule::along;
+  using At = Tile<Acc, Rule>;
   const int64_t first = block * C;
   const auto row = [&](RowArray<const Acc> from, int i)
                        HFLA_INLINE_LAMBDA { return from.data + (first + i) * from.stride; };
   Vec<Acc> keys[C][C] = {}, queries[C][C] = {}, largest{};
+  Vec<Acc> keys_along[C][C] = {}, queries_along[C][C] = {};
   Acc* tile = w.tiles + block * ceil_div(w.K, W) * At::kSize;
   for (int64_t c = 0; c < w.K; c += W, tile += At::kSize) {
-    Vec<Acc> k[C], q[C], a[C], p[C], from_start = broadcast(Acc(1));
+    Vec<Acc> k[C], q[C], a[C], p[C], b[C], from_start = broadcast(Acc(1));
     HFLA_UNROLL
     for (int i = 0; i < C; ++i) {
       k[i] = load(row(rows.k, i) + c) * w.k_factor[first + i];
       q[i] = load(row(rows.q, i) + c) * w.q_factor[first + i];
       if constexpr (erases) {
         p[i] = load(row(rows.erase_key, i) + c);
+        if constexpr (along) p[i] = -p[i];
         store(tile + At::kKeys + i * W, At::kDecayed ? from_start * p[i] : p[i]);
       }
+      if constexpr (along) b[i] = load(row(rows.add_along, i) + c);
       if constexpr (At::kDecayed) {
         const Vec<Acc> log_decay = load(row(rows.log_decay, i) + c);
         largest = select(log_decay > largest, log_decay, largest);
@@ -226,16 +250,21 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
     }
     HFLA_UNROLL
     for (int j = 0; j < C; ++j) {
-      Vec<Acc> decayed = k[j];
+      Vec<Acc> decayed = k[j], decayed_b = along ? b[j] : k[j];
       queries[j][j] += q[j] * decayed;
+      if constexpr (along) queries_along[j][j] += q[j] * decayed_b;
       HFLA_UNROLL
       for (int i = j + 1; i < C; ++i) {
         if constexpr (erases) keys[i][j] += p[i] * decayed;
+        if constexpr (along) keys_along[i][j] += p[i] * decayed_b;
         if constexpr (At::kDecayed) decayed *= a[i];
+        if constexpr (At::kDecayed && along) decayed_b *= a[i];
         if constexpr (!erases) keys[i][j] += k[i] * decayed;
         queries[i][j] += q[i] * decayed;
+        if constexpr (along) queries_along[i][j] += q[i] * decayed_b;
       }
       if constexpr (At::kHasKeysOut) store(tile + At::kKeysOut + j * W, decayed);
+      if constexpr (along) store(tile + At::kAlongOut + j * W, decayed_b);
     }
     if constexpr (At::kDecayed) store(tile + At::kDecay, from_start);
   }
@@ -243,6 +272,8 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
   for (int i = 0; i < C; ++i) {
     for (int j = 0; j < i; ++j) pairs.keys[i][j] = sum<Acc>(keys[i][j]);
     for (int j = 0; j <= i; ++j) pairs.queries[i][j] = sum<Acc>(queries[i][j]);
+    for (int j = 0; along && j < i; ++j) pairs.keys_along[i][j] = sum<Acc>(keys_along[i][j]);
+    for (int j = 0; along && j <= i; ++j) pairs.queries_along[i][j] = sum<Acc>(queries_along[i][j]);
   }
   return !(At::kDecayed && sum<Acc>(largest) > 0);
 }
@@ -269,8 +300,11 @@ void make_terms(const Weights<Acc>& w, bool per_head, bool erases, int64_t block
     for (int i = j + 1; i < C; ++i) {
       const Acc before = between;
       between *= w.decay[block * C + i];
-      terms.pairs.keys[i][j] *= erases ? before : between;
+      const Acc asked = erases ? before : between;
+      terms.pairs.keys[i][j] *= asked;
+      terms.pairs.keys_along[i][j] *= asked;
       terms.pairs.queries[i][j] *= between;
+      terms.pairs.queries_along[i][j] *= between;
     }
     terms.to_end[j] = between;
   }
@@ -303,16 +337,19 @@ bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Segment& segm
       rows.erase_key =
           find_rows<Acc>(segment, {p.erase_key, RowsPer::token, 0, p.K}, {w.erase_key, w.stride});
     }
+    if (p.add_along.data) {
+      rows.add_along =
+          find_rows<Acc>(segment, {p.add_along, RowsPer::token, 0, p.K}, {w.add_along, w.stride});
+    }
     find_factors<Acc>(rows.q, padded, p.K, p.normalize_qk, static_cast<Acc>(p.scale), w.q_factor);
     find_factors<Acc>(rows.k, padded, p.K, p.normalize_qk, 1, w.k_factor);
-    // Without decays in the tiles, these are the same for all rules.
-    with_flag(erases, [&](auto flag) {
-      constexpr bool its_erases = decltype(flag)::value;
-      for (int64_t block = 0; block < blocks; ++block) {
-        valid &= per_channel ? make_block<Decays::per_channel, its_erases>(w, rows, block)
-                             : make_block<Decays::none, its_erases>(w, rows, block);
-      }
-    });
+    // Without decays in the tiles, and where no erase key asks, these are the same for all rules.
+    with_rule(per_channel ? Decays::per_channel : Decays::none, erases ? asks_of(p) : Asks::key,
+              [&](auto rule) {
+                for (int64_t block = 0; block < blocks; ++block) {
+                  valid &= make_block<decltype(rule)>(w, rows, block);
+                }
+              });
   }
   stage_token_scalars<Acc>(segment, p.beta, p.beta.data ? 0 : 1, w.beta);
   if (decays == Decays::per_head) valid &= stage_decay<Acc>(segment, p.log_decay, w.decay);

@@ -39,6 +39,7 @@ class DeltaArguments(NamedTuple):
     normalize_qk: bool = False
     delta: bool = True
     erase_key: Tensor | None = None  # (B, T, Hv, K), before the decay; None: k, behind it
+    add_along: Tensor | None = None  # (B, T, Hv, K), with erase_key and without beta; None: k
 
 
 IS_SILU = {"silu": True, None: False}  # by activation

@@ -162,7 +162,7 @@ def with_erase_key(arguments: DeltaArguments, erase_key: Tensor) -> DeltaArgumen
 
 
 def _check_arguments(arguments: DeltaArguments, has_time: bool) -> DeltaArguments:
-    q, k, v, beta, log_decay, key_mask, *_, erase_key = arguments
+    q, k, v, beta, log_decay, key_mask, *_, erase_key, _ = arguments
     check_qkv(q, k, v, 4 if has_time else 3)
     key_mask = check_key_mask(key_mask, q)
     if beta is not None:

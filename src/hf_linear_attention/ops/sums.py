@@ -190,8 +190,10 @@ def with_copies(arguments: DeltaArguments, G: int) -> DeltaArguments:
     """With G copies of each value head, beta, decays and erase keys."""
     dim = arguments.v.dim() - 2
     v = arguments.v.repeat_interleave(G, dim)
-    beta, log_decay, erase_key = (
-        None if x is None else x.repeat_interleave(G, dim)
-        for x in (arguments.beta, arguments.log_decay, arguments.erase_key)
-    )
-    return arguments._replace(v=v, beta=beta, log_decay=log_decay, erase_key=erase_key)
+    of_heads = ("beta", "log_decay", "erase_key", "add_along")
+    copies = {
+        name: x.repeat_interleave(G, dim)
+        for name in of_heads
+        if (x := getattr(arguments, name)) is not None
+    }
+    return arguments._replace(v=v, **copies)

@@ -98,7 +98,7 @@ def _prepared(
     arguments: DeltaArguments,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """All in the accumulation dtype, without a trace of padding; q scaled, q and k normed."""
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _, erase_key = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _, erase_key, _ = arguments
     dtype = accumulation_dtype(q.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:

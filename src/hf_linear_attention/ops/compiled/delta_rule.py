@@ -35,9 +35,9 @@ def forward(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, erase_key = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, *erase = arguments
     # Only a gradient needs what each token found missing, which is as large as v.
-    differentiable = q, k, v, beta, log_decay, erase_key, initial_state
+    differentiable = q, k, v, beta, log_decay, *erase, initial_state
     keep_errors = delta and torch.is_grad_enabled() and needs_grad(*differentiable)
     dtype = accumulation_dtype(q.dtype)
     y, _, state = _forward(
@@ -46,7 +46,7 @@ def forward(
         v,
         as_dtype(beta, dtype),
         as_dtype(log_decay, dtype),
-        as_dtype(erase_key, dtype),
+        *(as_dtype(x, dtype) for x in erase),
         as_mask(key_mask, q),
         as_bounds(cu_seqlens),
         contiguous(initial_state),
@@ -73,20 +73,20 @@ def step_(arguments: DeltaArguments, state: Tensor, state_indices: Tensor | None
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, erase_key = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, *erase = arguments
     dtype = state.dtype
     if beta is not None and beta.dtype is not dtype:
         beta = as_dtype(beta, dtype)
     if log_decay is not None and log_decay.dtype is not dtype:
         log_decay = as_dtype(log_decay, dtype)
-    if erase_key is not None and erase_key.dtype is not dtype:
-        erase_key = as_dtype(erase_key, dtype)
+    if erase[0] is not None:
+        erase = [as_dtype(x, dtype) for x in erase]
     if key_mask is not None:
         key_mask = as_mask(key_mask, q)
     if state_indices is not None:
         state_indices = state_indices.contiguous()
     options = scale, normalize_qk, delta
-    y = _step_(q, k, v, beta, log_decay, erase_key, key_mask, state, *options, state_indices)
+    y = _step_(q, k, v, beta, log_decay, *erase, key_mask, state, *options, state_indices)
     # Lets autograd notice when a backward pass still needs the state as it was.
     increment_version((state,))
     return y
@@ -113,10 +113,11 @@ def forward_in_slots_(
     Raises:
         RuntimeError: an argument is wrong; it says which and how.
     """
-    q, k, v, beta, log_decay, key_mask, *options, erase_key = arguments
+    q, k, v, beta, log_decay, key_mask, *options, erase_key, add_along = arguments
     dtype = accumulation_dtype(q.dtype)
     y = _forward_in_slots_(
-        *(q, k, v, as_dtype(beta, dtype), as_dtype(log_decay, dtype), as_dtype(erase_key, dtype)),
+        *(q, k, v),
+        *(as_dtype(x, dtype) for x in (beta, log_decay, erase_key, add_along)),
         as_mask(key_mask, q),
         as_bounds(cu_seqlens),
         state,
@@ -139,6 +140,7 @@ def _fake_forward(
     beta,
     log_decay,
     erase_key,
+    add_along,
     key_mask,
     cu_seqlens,
     initial_state,
@@ -157,19 +159,19 @@ def _fake_forward(
 
 
 @register_fake("delta_rule_backward", _registrations)
-def _fake_backward(
-    dy, dstate, q, k, v, beta, log_decay, erase_key, key_mask, cu_seqlens, initial_state, *others
-):
+def _fake_backward(dy, dstate, q, k, v, beta, log_decay, erase_key, add_along, *others):
     acc = accumulation_dtype(q.dtype)
 
     def gradient_of(x):
         return q.new_empty(0, dtype=acc) if x is None else x.new_empty(x.shape)
 
-    return tuple(map(gradient_of, (q, k, v, beta, log_decay, erase_key, initial_state)))
+    _, _, initial_state, *_ = others
+    differentiable = q, k, v, beta, log_decay, erase_key, add_along, initial_state
+    return tuple(map(gradient_of, differentiable))
 
 
 @register_fake("delta_rule_step_", _registrations)
-def _fake_step_(q, k, v, beta, log_decay, erase_key, key_mask, state, *options, state_indices=None):
+def _fake_step_(q, k, v, beta, log_decay, erase_key, add_along, key_mask, state, *others):
     return v.new_empty(v.shape)
 
 

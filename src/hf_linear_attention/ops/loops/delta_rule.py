@@ -23,7 +23,8 @@ def reference_delta_rule(
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Computes in float32, or float64 for
     float64 inputs. Differentiable any number of times.
     """
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, erase_key = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, delta, *_ = arguments
+    erase_key, add_along = arguments.erase_key, arguments.add_along
     dtype = accumulation_dtype(q.dtype)
     Hv, V = v.shape[2:]
     K = k.shape[3]
@@ -49,7 +50,8 @@ def reference_delta_rule(
                 continue
             key, value = of_every_head(k[b, t]), v[b, t].to(dtype)
             if erase_key is not None:
-                value = value - (S * erase_key[b, t].to(dtype)[:, :, None]).sum(1)
+                found = (S * erase_key[b, t].to(dtype)[:, :, None]).sum(1)
+                value = value - found if add_along is None else value
             if log_decay is not None:
                 remember = log_decay[b, t].exp()  # (Hv,) or (Hv, K)
                 S = remember.view(Hv, -1, 1) * S
@@ -58,6 +60,8 @@ def reference_delta_rule(
             if beta is not None:
                 value = beta[b, t][:, None] * value
             S = S + key[:, :, None] * value[:, None, :]
+            if add_along is not None:
+                S = S + add_along[b, t].to(dtype)[:, :, None] * found[:, None, :]
             y = scale * (S * of_every_head(q[b, t])[:, :, None]).sum(1)
             outputs.append(y.to(q.dtype))
         states.append(S)
