@@ -37,12 +37,12 @@ TITLES = {
     "decode": "Generation",
     "training": "Training step",
     "upstream": "Transformers' own models",
+    "peers": "Beside llama.cpp",
     "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
     "decode_race": "A token by its trace",
     "long": "After many tokens",
 }
-UNPUBLISHED = {"peers": "Transformers' own models, beside llama.cpp"}  # not on the page yet
 CONVERSION = "conversion"  # whose page is another
 PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
@@ -128,7 +128,7 @@ def beside(path: Path, suffix: str) -> str:
 
 def section_of_times(path: Path, document: dict[str, Any]) -> str:
     bench = document["bench"]
-    title = (TITLES | UNPUBLISHED)[bench]
+    title = TITLES[bench]
     headline = [row for row in document["rows"] if row["panel"].startswith(PANELS[bench])]
     lines = [
         f"**{title}**: median ms, and in brackets how many times as long as "
