@@ -143,7 +143,8 @@ def _check_state(
 def as_delta_rule(arguments: DPLRArguments) -> DeltaArguments:
     """What the delta rule's kernels and its loop take."""
     q, k, v, a, b, log_decay, key_mask, scale = arguments
-    b = b.to(a.dtype)
+    if not q.shape[-2] == k.shape[-2] == v.shape[-2]:
+        raise ValueError("q, k and v must have as many heads")  # _check_arguments says it better
     return DeltaArguments(q, k, v, None, log_decay, key_mask, scale, erase_key=a, add_along=b)
 
 
@@ -215,7 +216,7 @@ def _run_in_slots_(
 
 
 IMPLEMENTATIONS: Implementations = {
-    **through(ERASING, _run, _step_, run_in_slots=_run_in_slots_, checks=False),
+    **through(ERASING, _run, _step_, _run_in_slots_),
     **through({"chunked": ERASING["chunked"]}, _run_in_two, _step_in_two_),
 }
 
