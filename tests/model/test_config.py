@@ -99,8 +99,16 @@ def test_the_paper_s_form_is_the_one_of_its_preset_and_of_folders_that_say_nothi
         ({**MAMBA2, "time_step_min": 5.0}, "time_step_min, time_step_max .*got 5.0, 2.0 and"),
         ({**MAMBA2, "time_step_floor": 0}, "time_step_floor must be more than 0"),
         ({**MAMBA2, "time_step_limit": [0.1]}, "time_step_limit must be two numbers .*0.1"),
-        ({"linear_num_key_heads": 2}, "linear_num_key_heads must be num_key_value_heads=4 .*got 2"),
-        ({"linear_num_value_heads": 8}, "linear_num_value_heads must be num_att.*=4 .*got 8"),
+        (
+            {**WINDOW, "linear_num_key_heads": 2},
+            "linear_num_key_heads must be num_key_value_heads=4 .*got 2",
+        ),
+        ({"decay": "kda_bounded", "decay_lower_bound": 1}, "decay_lower_bound=1 must be less than"),
+        ({"output_norm_eps": -1.0}, "output_norm_eps=-1.0 must be at least 0"),
+        (
+            {**WINDOW, "linear_num_value_heads": 8},
+            "linear_num_value_heads must be num_att.*=4 .*got 8",
+        ),
         ({**MAMBA2, "time_step_max": float("inf")}, "time_step_max .*finite, .*got .*, inf and"),
         ({**MAMBA2, "time_step_floor": float("nan")}, "time_step_floor must be .*finite, .* nan"),
         ({"expand_k": 0.01}, "linear_key_head_dim=0 must be at least 1"),
