@@ -2,6 +2,7 @@
 """Linear attention for Transformers. Importing this makes the Auto classes know the models."""
 
 from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache
+from .checkpoints.load import from_checkpoint
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport
 from .extras.bounded_caches import SinkCache, TOVACache
@@ -66,6 +67,7 @@ __all__ = [
     "delta_rule_step_",
     "elementwise_scan",
     "elementwise_scan_step_",
+    "from_checkpoint",
     "linear_attention",
     "linear_attention_",
     "linear_attention_step_",
