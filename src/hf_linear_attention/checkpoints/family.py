@@ -39,7 +39,6 @@ COMMON: Keys = {  # and of all but Mamba-2
     **OF_ALL,
     "hidden_ratio": 4,
     "intermediate_size": None,
-    "elementwise_affine": True,
     "attn": None,
     "attnres_block_size": None,
     "max_position_embeddings": 2048,
@@ -313,6 +312,8 @@ def attention_keys(config: Any) -> list[Keys] | Keys | None:
     types = config.active_layer_types
     if {*types} == {LINEAR}:
         return None
+    if LINEAR not in types:
+        raise ValueError(f"layer_types must hold {LINEAR!r}, got {sorted({*types})}")
     expect(config, softmax_mixer="softmax", use_qk_norm=False, attn_output_gate=False)
     expect(config, attention_bias=False, position_embedding_type="rotary")
     specs = []

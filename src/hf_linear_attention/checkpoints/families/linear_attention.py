@@ -120,6 +120,7 @@ LINEAR_ATTN = Family(
     class_name="LinearAttention",
     keys={
         "num_hidden_layers": 24,
+        "elementwise_affine": True,
         "num_heads": 4,
         "num_kv_heads": None,
         "expand_k": 1.0,
@@ -182,6 +183,7 @@ RETNET = Family(
     class_name="RetNet",
     keys={
         "num_hidden_layers": 24,
+        "elementwise_affine": True,
         "hidden_ratio": 2,
         "num_heads": 8,
         "num_kv_heads": None,
@@ -236,6 +238,7 @@ GLA = Family(
     class_name="GLA",
     keys={
         "num_hidden_layers": 24,
+        "elementwise_affine": True,
         "num_heads": 4,
         "num_kv_heads": None,
         "expand_k": 0.5,
@@ -304,6 +307,7 @@ HGRN2 = Family(
     class_name="HGRN2",
     keys={
         "num_hidden_layers": 24,
+        "elementwise_affine": True,
         "num_heads": None,
         "expand_ratio": 128,
         "use_lower_bound": True,
@@ -370,6 +374,7 @@ HGRN = Family(
     class_name="HGRN",
     keys={
         "num_hidden_layers": 24,
+        "elementwise_affine": True,
         "expand_ratio": 1,
         "use_lower_bound": True,
         "use_short_conv": False,

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from ..family import FULL, SLIDING, Family, Keys, Rule, expect, head_fields, rotary_fields
+from ..family import COMMON, FULL, SLIDING, Family, Keys, Rule, expect, head_fields, rotary_fields
 
 
 def transformer_fields(keys: Keys) -> dict[str, Any]:
@@ -52,4 +52,6 @@ TRANSFORMER = Family(
     fields=transformer_fields,
     back=transformer_keys,
     names=no_names,
+    unused=("elementwise_affine",),
+    common={name: value for name, value in COMMON.items() if name != "attn"},
 )
