@@ -24,7 +24,7 @@ def read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     Raises:
         OSError: there is none. ValueError: it holds no object.
     """
-    path = find(name, CONFIG, hub)
+    path = find(name, CONFIG, hub, is_needed=True)
     if path is None:
         raise OSError(f"{name} must have a {CONFIG}, and has none")
     try:
@@ -41,20 +41,22 @@ def _read_object(value: dict[str, Any]) -> Any:
     return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
-def find(name: str, file: str, hub: dict[str, Any]) -> Path | None:
+def find(name: str, file: str, hub: dict[str, Any], is_needed: bool = False) -> Path | None:
     """A file of a folder or of a model on the Hub; None where it has none of that name.
 
     Raises:
-        OSError: there is no such folder, nor such a model; or nobody can be asked.
+        OSError: there is no such folder, nor such a model; nobody can be asked; or, of the Hub, a
+            file that is needed is not there.
     """
     folder = Path(name)
     if folder.is_dir():
+        folder = folder / hub.get("subfolder", "")
         return folder / file if (folder / file).is_file() else None
     if folder.exists():
         raise OSError(f"{name} must be a folder, got a file")
     if folder.is_absolute() or name.startswith("."):
         raise OSError(f"{name} must be a folder, and is not there")
-    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
+    found = cached_file(name, file, _raise_exceptions_for_missing_entries=is_needed, **hub)
     return None if found is None else Path(found)
 
 

@@ -78,7 +78,7 @@ def assemble(
     Raises:
         ValueError: there is none; the message names the weights.
     """
-    rules = rules_of(family, keys)
+    rules = with_joined_mlps(rules_of(family, keys), weights)
     report = CheckpointReport("", tuple(config.active_layer_types))
     report.left_out = left_out(family, keys, rules, weights)
     missing = [rule.theirs for rule in rules if rule.theirs and rule.theirs not in weights]
@@ -101,6 +101,22 @@ def assemble(
     without = sorted(shapes.keys() - state.keys())
     assert not without, f"no rule gives {without}"
     return state, report
+
+
+def with_joined_mlps(rules: list[Rule], weights: Mapping[str, Tensor]) -> list[Rule]:
+    """Rules as of fla's releases of 2024, whose gate_proj had the rows of up_proj below its own,
+    where there is no up_proj.
+    """
+    joined = {}
+    for theirs, ours in rules:
+        if theirs is not None and theirs.endswith("mlp.up_proj.weight") and theirs not in weights:
+            joined[theirs] = ours
+    changed = []
+    for theirs, ours in rules:
+        above = None if theirs is None else theirs.replace("gate_proj", "up_proj")
+        if theirs not in joined:
+            changed.append(Rule(theirs, ours + joined.get(above, ()) if above else ours))
+    return changed
 
 
 def left_out(
