@@ -148,6 +148,8 @@ def different_fields(ours: LinearAttentionConfig, theirs: LinearAttentionConfig)
         ignored |= {*OF_LINEAR_LAYERS, *OF_GATES}
     if kinds == {LINEAR}:
         ignored |= {"use_qk_norm", "attn_output_gate", "softmax_mixer"}
+    if not ours.use_qk_norm:
+        ignored.add("qk_norm_eps")
     if SLIDING not in kinds:
         ignored.add("sliding_window")
     if ours.conv_kernel_size == 0:

@@ -361,7 +361,9 @@ def convolutions(keys: Keys, *names: str) -> list[Rule]:
 def attention_names(keys: Keys) -> list[Rule]:
     """Of softmax layers."""
     biases = [f"{x}_proj.bias" for x in "qkv"] if keys.get("qkv_bias") else []
-    return [*weights("q_proj", "k_proj", "v_proj", "o_proj"), *same(*biases)]
+    has_norms = keys.get("qk_norm") is True  # DeltaNet's is a word, and of other layers
+    norms = weights("q_norm", "k_norm") if has_norms else []
+    return [*weights("q_proj", "k_proj", "v_proj", "o_proj"), *same(*biases), *norms]
 
 
 def rules_of(family: Family, keys: Keys) -> list[Rule]:

@@ -36,6 +36,7 @@ DERIVED = {  # fields that None leaves to the others, each after those that it i
     "attention_out_bias": lambda config: config.attention_bias,
     "gate_bias": lambda config: config.attention_bias,
     "output_norm_eps": lambda config: config.rms_norm_eps,
+    "qk_norm_eps": lambda config: config.rms_norm_eps,
     "scale_embeddings": lambda config: config.position_embedding_type == "sinusoidal",
     "layer_types": lambda config: ["linear_attention"] * config.num_hidden_layers,
 }
@@ -114,6 +115,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         use_qk_norm: whether softmax layers, and those of mixer="window", bring each head's q and k
             to unit mean square, by norms with a weight. Not with layers of softmax_mixer="mla",
             which have a norm of the latent vector alone.
+        qk_norm_eps: the epsilon of these norms; by default rms_norm_eps.
         attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
             runs before them (`ops/feature_maps.py`), or one registered by
@@ -210,6 +212,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     qk_rope_head_dim: int | None = None
     v_head_dim: int | None = None
     use_qk_norm: bool = False
+    qk_norm_eps: int | float | None = None
     attn_output_gate: bool = False
     feature_map: str = "identity"
     feature_map_kwargs: dict[str, Any] | None = None

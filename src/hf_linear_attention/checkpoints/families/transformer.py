@@ -5,6 +5,8 @@ from typing import Any
 
 from ..family import COMMON, FULL, SLIDING, Family, Keys, Rule, expect, head_fields, rotary_fields
 
+QK_NORM_EPS = 1e-5  # whatever norm_eps says: fla's layer does not pass it on
+
 
 def transformer_fields(keys: Keys) -> dict[str, Any]:
     kind = FULL if keys["window_size"] is None else SLIDING
@@ -15,6 +17,7 @@ def transformer_fields(keys: Keys) -> dict[str, Any]:
         "attention_out_bias": False,
         "layer_types": [kind] * keys["num_hidden_layers"],
         "sliding_window": keys["window_size"],
+        **({"use_qk_norm": True, "qk_norm_eps": QK_NORM_EPS} if keys["qk_norm"] else {}),
     }
 
 
@@ -22,12 +25,13 @@ def transformer_keys(config: Any) -> Keys:
     kinds = {*config.active_layer_types}
     if kinds not in ({FULL}, {SLIDING}):
         expect(config, layer_types=[FULL] * config.num_hidden_layers)
-    expect(config, softmax_mixer="softmax", use_qk_norm=False, attn_output_gate=False)
+    expect(config, softmax_mixer="softmax", attn_output_gate=False)
     expect(config, position_embedding_type="rotary", attention_out_bias=False)
     return {
         "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_key_value_heads,
         "qkv_bias": config.attention_bias,
+        "qk_norm": config.use_qk_norm,
         "window_size": config.sliding_window if kinds == {SLIDING} else None,
         "rope_theta": config.rope_parameters["rope_theta"],
     }
@@ -48,7 +52,6 @@ TRANSFORMER = Family(
         "window_size": None,
         "rope_theta": 10000.0,
     },
-    needs={"qk_norm": (False,)},
     fields=transformer_fields,
     back=transformer_keys,
     names=no_names,
