@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from fake_hub import running_hub
 from hf_linear_attention import __main__ as command
 from hf_linear_attention import export_checkpoint, from_checkpoint
 from hf_linear_attention.checkpoints.load import load_checkpoint
 from hf_linear_attention.checkpoints.tables import FAMILIES, NOT_COMPUTED
-from saved_models import last_line, new_process
+from saved_models import WITHOUT_PACKAGE, last_line, new_process, run
 from tiny import tiny_model, tokenizer_of_letters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,6 +29,20 @@ FROM_HUB = """
 import json
 from hf_linear_attention import from_checkpoint
 print(json.dumps(from_checkpoint("someone/model").num_parameters()))
+"""
+COMPARE = """
+import json, sys
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+differences = []
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    expected = load_file(folder + ".safetensors")
+    with torch.no_grad():
+        logits = model(expected["ids"]).logits
+    differences.append((logits - expected["logits"]).abs().max().item())
+print(json.dumps(differences))
 """
 
 
@@ -123,6 +137,21 @@ def test_a_head_that_is_the_embeddings_may_be_there_twice(tmp_path):
     assert left_out == {"lm_head.weight": "the head is the embeddings"}
 
 
+def test_bounds_that_no_layer_has_are_left_out(tmp_path):
+    """In HGRN2 all layers but the first have one: here that alone is recurrent."""
+    folder = shutil.copytree(FOLDERS / "hgrn2", tmp_path / "copy")
+    change_config(folder, attn={"layers": [1], "num_heads": 2})
+
+    def make_softmax(tensors):
+        for name, other in {"f": "k", "i": "v"}.items():
+            x = tensors.pop(f"model.layers.1.attn.{name}_proj.weight")
+            tensors[f"model.layers.1.attn.{other}_proj.weight"] = x
+        del tensors["model.layers.1.attn.g_norm.weight"]
+
+    change_weights(folder, make_softmax)
+    assert load_checkpoint(folder).report.left_out.keys() == {"model.lower_bounds"}
+
+
 def test_a_checkpoint_is_found_on_the_hub(folder, tmp_path):
     with running_hub() as hub:
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -142,6 +171,20 @@ def test_a_checkpoint_is_found_on_the_hub(folder, tmp_path):
         call = [sys.executable, "-c", FROM_HUB]
         result = subprocess.run(call, **process, capture_output=True, timeout=300)
     assert last_line(result) == from_checkpoint(folder).num_parameters()
+
+
+def test_what_is_loaded_and_saved_runs_without_the_package(tmp_path):
+    cases = ("kda_bounded", "gla_hybrid", "hgrn2_hybrid", "transformer_norms", "mamba2")
+    folders = []
+    for case in cases:
+        ids = load_file(FOLDERS / case / "expected.safetensors")["input_ids"]
+        model = from_checkpoint(FOLDERS / case, dtype="float32")
+        with torch.no_grad():
+            save_file({"ids": ids, "logits": model(ids).logits}, tmp_path / f"{case}.safetensors")
+        model.save_pretrained(tmp_path / case)
+        folders.append(tmp_path / case)
+    differences = run(WITHOUT_PACKAGE + COMPARE, *folders, modules=tmp_path)
+    assert len(differences) == len(cases) and max(differences) < 1e-4
 
 
 # ---- what may not ----
@@ -196,9 +239,10 @@ def test_what_is_not_computed_is_refused_by_name(keys, message, folder):
         ("hgrn", {"attn": {"layers": [0], "num_heads": 4, "num_kv_heads": 2}}, "num_kv_heads=2"),
         ("kda", {"lower_bound": -5.0}, "lower_bound .* null without safe_gate, .* got -5.0"),
         ("linear_attn", {"feature_map": "hedgehog"}, "feature_map .* got 'hedgehog'"),
+        ("transformer", {"rope_theta": None}, "rope_theta .* must be a positive number, got None"),
         ("linear_attn", {"norm_q": True}, "norm_q .* must be False, got True"),
         ("mamba2", {"norm_before_gate": True}, "norm_before_gate .* must be False, got True"),
-        ("mamba2", {"layer_norm_epsilon": 1e-5}, "a Mamba-2 of Transformers, which loads it"),
+        ("mamba2", {"layer_norm_epsilon": 1e-5}, "says that it is of Transformers"),
         ("mamba2", {"D_has_hdim": True}, "D_has_hdim .* must be False"),
     ],
 )
@@ -281,6 +325,7 @@ def call(monkeypatch, *arguments):
 
 def test_commands_go_there_and_back_with_the_tokenizer(folder, tmp_path, monkeypatch, capsys):
     tokenizer_of_letters("th/he").save_pretrained(folder)
+    GenerationConfig(repetition_penalty=1.25, eos_token_id=2).save_pretrained(folder)
     call(monkeypatch, "import", folder, tmp_path / "ours")
     printed = capsys.readouterr().out
     assert "copied: 37 weights" in printed and "left out: nothing" in printed
@@ -291,6 +336,8 @@ def test_commands_go_there_and_back_with_the_tokenizer(folder, tmp_path, monkeyp
     expected = from_checkpoint(folder).state_dict()
     assert all(torch.equal(x, expected[name]) for name, x in ours.state_dict().items())
     call(monkeypatch, "export-fla", tmp_path / "ours", tmp_path / "theirs")
+    for name in ("ours", "theirs"):
+        assert GenerationConfig.from_pretrained(tmp_path / name).repetition_penalty == 1.25
     assert "model type: gated_deltanet" in capsys.readouterr().out
     before, after = (load_file(x / "model.safetensors") for x in (folder, tmp_path / "theirs"))
     assert before.keys() == after.keys()

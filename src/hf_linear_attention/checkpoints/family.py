@@ -96,65 +96,6 @@ DECODER = Skeleton(
 )
 
 
-@dataclass(frozen=True)
-class Family:
-    """One model type.
-
-    class_name: of its model, without "ForCausalLM".
-    keys: of its config.json, beside COMMON's, with the values that they have where missing.
-    needs: values that alone are computed, by key; others are refused.
-    fields: what they say of our config, but for what `around` makes of the rest.
-    back: of our config, the keys that `fields` would read; a ValueError where there are none.
-    names: of weights of a recurrent mixer.
-    unused: keys that fla has in its config, and no layer of its reads.
-    left_out: patterns of weights that a checkpoint may have, and why no model needs them.
-    has_lower_bounds: whether layers share a table of what they remember at least.
-    """
-
-    class_name: str
-    keys: Keys
-    fields: Callable[[Keys], dict[str, Any]]
-    back: Callable[[Any], Keys]
-    names: Callable[[Keys], list[Rule]]
-    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    skeleton: Skeleton = DECODER
-    has_lower_bounds: bool = False
-    common: Keys = field(default_factory=lambda: COMMON)
-    around: Callable[[Keys], dict[str, Any]] = lambda keys: common_fields(keys)
-
-    @property
-    def defaults(self) -> Keys:
-        return {**self.common, **self.keys}
-
-    def read(self, config: Keys) -> Keys:
-        """All keys that say what is computed.
-
-        Raises:
-            ValueError: a value is none that we compute; the message names it.
-        """
-        keys = {name: config.get(name, default) for name, default in self.defaults.items()}
-        keys["given"] = config
-        for name, choices in {**COMMON_NEEDS, **self.needs}.items():
-            if name in keys and keys[name] not in choices:
-                raise refusal(name, " or ".join(map(repr, choices)), keys[name])
-        return keys
-
-    def not_read(self, config: Keys) -> list[str]:
-        """Keys that neither fla nor we know."""
-        known = {*self.defaults, *self.unused, *OF_KERNELS, *OF_TRANSFORMERS}
-        return sorted(config.keys() - known)
-
-    def config_for(self, keys: Keys) -> LinearAttentionConfig:
-        """Our config for these keys.
-
-        Raises:
-            ValueError: there is none; the message names the key, or the field.
-        """
-        return LinearAttentionConfig(**{**self.around(keys), **self.fields(keys)})
-
-
 def refusal(key: str, expected: str, got: Any) -> ValueError:
     """That a value of a config.json is none that is computed here."""
     return ValueError(f"{key} of its config.json must be {expected}, got {got!r}")
@@ -298,7 +239,9 @@ def head_fields(hidden_size: int, num_heads: int, num_kv_heads: int | None) -> d
     }
 
 
-def rotary_fields(theta: float) -> dict[str, Any]:
+def rotary_fields(theta: Any) -> dict[str, Any]:
+    if not isinstance(theta, (int, float)) or theta <= 0:
+        raise refusal("rope_theta", "a positive number", theta)
     return {
         "position_embedding_type": "rotary",
         "rope_parameters": {"rope_type": "default", "rope_theta": float(theta)},
@@ -364,6 +307,70 @@ def attention_names(keys: Keys) -> list[Rule]:
     has_norms = keys.get("qk_norm") is True  # DeltaNet's is a word, and of other layers
     norms = weights("q_norm", "k_norm") if has_norms else []
     return [*weights("q_proj", "k_proj", "v_proj", "o_proj"), *same(*biases), *norms]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model type.
+
+    class_name: of its model, without "ForCausalLM".
+    keys: of its config.json, beside `common`, with the values that they have where missing.
+    needs: values that alone are computed, by key; others are refused.
+    fields: what they say of our config, beside what `around` makes of the rest.
+    back: of our config, the keys that `fields` would read; a ValueError where there are none.
+    names: of weights of a recurrent mixer.
+    unused: keys that fla has in its config, and no layer of its reads.
+    left_out: patterns of weights that a checkpoint may have, and why no model needs them.
+    has_lower_bounds: whether layers share a table of what they remember at least.
+    others: keys by which another package's models of this type are known, and what these are.
+    common, around: keys that other families have, too, and what they say of our config.
+    """
+
+    class_name: str
+    keys: Keys
+    fields: Callable[[Keys], dict[str, Any]]
+    back: Callable[[Any], Keys]
+    names: Callable[[Keys], list[Rule]]
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    skeleton: Skeleton = DECODER
+    has_lower_bounds: bool = False
+    others: Mapping[str, str] = field(default_factory=dict)
+    common: Keys = field(default_factory=COMMON.copy)
+    around: Callable[[Keys], dict[str, Any]] = common_fields
+
+    @property
+    def defaults(self) -> Keys:
+        return {**self.common, **self.keys}
+
+    def read(self, config: Keys) -> Keys:
+        """All keys that say what is computed.
+
+        Raises:
+            ValueError: a value is none that we compute; the message names it.
+        """
+        for name, what in self.others.items():
+            if name in config:
+                raise ValueError(f"{name} in its config.json says that it is {what}")
+        keys = {name: config.get(name, default) for name, default in self.defaults.items()}
+        for name, choices in {**COMMON_NEEDS, **self.needs}.items():
+            if name in keys and keys[name] not in choices:
+                raise refusal(name, " or ".join(map(repr, choices)), keys[name])
+        return keys
+
+    def not_read(self, config: Keys) -> list[str]:
+        """Keys that neither fla nor we know."""
+        known = {*self.defaults, *self.unused, *OF_KERNELS, *OF_TRANSFORMERS}
+        return sorted(config.keys() - known)
+
+    def config_for(self, keys: Keys) -> LinearAttentionConfig:
+        """Our config for these keys.
+
+        Raises:
+            ValueError: there is none; the message names the key, or the field.
+        """
+        return LinearAttentionConfig(**{**self.around(keys), **self.fields(keys)})
 
 
 def rules_of(family: Family, keys: Keys) -> list[Rule]:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.utils.hub import cached_file
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # by preference; shards have an index
 
 
@@ -27,6 +29,21 @@ def read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     path = find(name, CONFIG, hub, is_needed=True)
     if path is None:
         raise OSError(f"{name} must have a {CONFIG}, and has none")
+    return read_object(path)
+
+
+def read_generation_config(name: str, hub: dict[str, Any]) -> GenerationConfig | None:
+    """How a model is to generate, if its folder says so.
+
+    Raises:
+        ValueError: what it says is no such thing.
+    """
+    path = find(name, GENERATION_CONFIG, hub)
+    return None if path is None else GenerationConfig.from_dict(read_object(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Of a JSON file."""
     try:
         config = json.loads(path.read_text("utf-8"), object_hook=_read_object)
     except ValueError as error:

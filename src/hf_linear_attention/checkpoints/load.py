@@ -12,7 +12,7 @@ from torch import Tensor
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .family import Family, Keys, Rule, rules_of
-from .files import Weights, read_config
+from .files import Weights, read_config, read_generation_config
 from .report import CheckpointReport
 from .tables import family_of
 
@@ -58,6 +58,7 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
         family = family_of(config)
         keys = family.read(config)
         ours = family.config_for(keys)
+        generation = read_generation_config(str(name), hub)
         weights = Weights(str(name), hub)
         state, report = assemble(family, keys, ours, weights)
     except ValueError as error:
@@ -67,6 +68,8 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
     model = LinearAttentionForCausalLM.from_pretrained(
         None, config=ours, state_dict=state, dtype=dtype_of(dtype, config, state), **kwargs
     )
+    if generation is not None:
+        model.generation_config = generation
     return Loaded(model, report)
 
 

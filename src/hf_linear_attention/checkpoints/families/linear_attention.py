@@ -27,6 +27,7 @@ from ..family import (
 FEATURE_MAPS = {"elu": "elu+1", "relu": "relu", "identity": "identity"}
 HGRN2_EPS = 1e-5  # of its output norm, whatever norm_eps says: fla's layer does not pass it on
 NOT_CONVOLVED = {"use_short_conv": (False,)}
+UNBOUNDED = {r"lower_bounds": "only layers behind the first have bounds"}  # where there is no rule
 
 
 def linear_fields(keys: Keys) -> dict[str, Any]:
@@ -318,6 +319,7 @@ HGRN2 = Family(
     fields=hgrn2_fields,
     back=hgrn2_keys,
     names=hgrn2_names,
+    left_out=UNBOUNDED,
     has_lower_bounds=True,
 )
 
@@ -384,5 +386,6 @@ HGRN = Family(
     fields=hgrn_fields,
     back=hgrn_keys,
     names=hgrn_names,
+    left_out=UNBOUNDED,
     has_lower_bounds=True,
 )

@@ -36,8 +36,6 @@ CONVOLVED = ("v_conv1d", "B_conv1d", "C_conv1d")
 
 
 def mamba2_fields(keys: Keys) -> dict[str, Any]:
-    if "layer_norm_epsilon" in keys["given"]:
-        raise ValueError("it is a Mamba-2 of Transformers, which loads it; use_kernels runs it")
     D = whole("hidden_size * expand", keys["hidden_size"] * keys["expand"])
     H = whole("hidden_size * expand / head_dim", D / keys["head_dim"])
     low, high = keys["dt_limit"]
@@ -131,6 +129,7 @@ MAMBA2 = Family(
     back=mamba2_keys,
     names=mamba2_names,
     unused=("num_heads", "A_init_range", "conv_init"),  # heads follow; of first values
+    others={"layer_norm_epsilon": "of Transformers, which loads it; use_kernels runs it"},
     skeleton=SKELETON,
     common={},
     around=shared_fields,
