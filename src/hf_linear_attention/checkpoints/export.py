@@ -19,7 +19,7 @@ from .report import CheckpointReport
 from .tables import FAMILIES
 from .writing import whole_folder
 
-# Fields of our config that change nothing in what a model computes, or only in training.
+# Fields of our config that change no result of a trained model.
 OF_NO_MATTER = (
     *("use_cache", "state_in_fp64", "attention_dropout", "expand_k", "expand_v"),
     *("max_position_embeddings", "time_step_min", "time_step_max", "time_step_floor"),
@@ -34,14 +34,14 @@ OF_LINEAR_LAYERS = (
     *("linear_allow_neg_eigval", "output_norm_eps", *OF_LINEAR_HEADS),
 )
 OF_GATES = ("gate_act", "low_rank_gate", "gate_bias")
-FOLDED = ("scale_embeddings", "output_norm_eps", "gate_bias")  # differences that weights can hold
+FOLDED = ("scale_embeddings", "output_norm_eps", "gate_bias")  # weights can make up for these
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
 class Form(NamedTuple):
-    """A model as one of theirs.
+    """The model of theirs that computes the same.
 
-    factors: by which weights are multiplied, by patterns of the ends of our names.
+    factors: the factors of weights, by the ends of our names for them.
     """
 
     model_type: str
@@ -51,12 +51,12 @@ class Form(NamedTuple):
 
 
 def export_checkpoint(model: LinearAttentionForCausalLM, folder: str | Path) -> CheckpointReport:
-    """Writes a model as a folder that flash-linear-attention 0.6.0 loads, all of it or nothing, and
-    says what became of every weight.
+    """Writes a model as a folder that flash-linear-attention 0.6.0 loads, completely or not at all,
+    and reports on every weight.
 
     Raises:
         OSError: the folder can't be written, or is not empty.
-        ValueError: no model of theirs computes the same; the message says why, for each.
+        ValueError: no model of theirs computes the same; the message has a reason for each.
     """
     if not isinstance(model, LinearAttentionForCausalLM):
         raise ValueError(f"model must be a LinearAttentionForCausalLM, got {type(model).__name__}")
@@ -71,10 +71,10 @@ def export_checkpoint(model: LinearAttentionForCausalLM, folder: str | Path) -> 
 
 
 def find_form(config: LinearAttentionConfig) -> Form:
-    """The first of their models that computes the same.
+    """The first family whose model computes the same.
 
     Raises:
-        ValueError: none does.
+        ValueError: there is no such family; the message has a reason for each.
     """
     reasons = []
     for model_type, family in FAMILIES.items():
@@ -90,7 +90,7 @@ def find_form(config: LinearAttentionConfig) -> Form:
 
 
 def shared_keys(config: LinearAttentionConfig) -> Keys:
-    """Keys that all families have, and those that all have but Mamba-2."""
+    """The keys that all families set alike."""
     names = OF_ALL.keys() - {"norm_eps", "hidden_act"}
     return {
         **{name: getattr(config, name) for name in names},
@@ -102,10 +102,10 @@ def shared_keys(config: LinearAttentionConfig) -> Keys:
 
 
 def factors_between(ours: LinearAttentionConfig, theirs: LinearAttentionConfig) -> dict[str, float]:
-    """By which weights are to be multiplied so that a model of one config is of another.
+    """The factors of weights that make a model of one config compute what the other does.
 
     Raises:
-        ValueError: no weights make the difference; the message names the field.
+        ValueError: no factor makes up for a field; the message names it.
     """
     different = different_fields(ours, theirs)
     for name in different:
@@ -127,7 +127,9 @@ def factors_between(ours: LinearAttentionConfig, theirs: LinearAttentionConfig) 
 
 
 def factor_of_values(ours: LinearAttentionConfig, theirs: LinearAttentionConfig) -> float:
-    """A norm with another epsilon is the same for inputs of another size, which go as values do."""
+    """The factor of v_proj that makes up for another epsilon of the output norm: the norm's input
+    grows with the values, and x / sqrt(x² + eps) is (f x) / sqrt((f x)² + f² eps).
+    """
     eps, other = ours.output_norm_eps, theirs.output_norm_eps
     assert eps is not None and other is not None  # derived
     is_linear = ours.mixer == "linear" and ours.conv_kernel_size == 0 and ours.value_act is None
@@ -137,7 +139,7 @@ def factor_of_values(ours: LinearAttentionConfig, theirs: LinearAttentionConfig)
 
 
 def different_fields(ours: LinearAttentionConfig, theirs: LinearAttentionConfig) -> list[str]:
-    """Fields that make another model of one than of the other."""
+    """The fields by which the two models differ, without fields that neither model uses."""
     kinds = {*ours.active_layer_types}
     ignored = {*OF_NO_MATTER, *unused_fields(ours)}
     if kinds == {LINEAR} and ours.position_embedding_type != "rotary":
@@ -163,7 +165,7 @@ def different_fields(ours: LinearAttentionConfig, theirs: LinearAttentionConfig)
 
 
 def _value(config: LinearAttentionConfig, name: str) -> Any:
-    """A field, in one form where it may have several."""
+    """A field's value in a normal form."""
     value = getattr(config, name)
     if name == "layer_types":
         return config.active_layer_types
@@ -178,7 +180,7 @@ def _value(config: LinearAttentionConfig, name: str) -> Any:
 def disassemble(
     form: Form, model: LinearAttentionForCausalLM
 ) -> tuple[dict[str, Tensor], CheckpointReport]:
-    """Their state dict of our weights."""
+    """Their state dict, and the report on it."""
     report = CheckpointReport(form.model_type, tuple(model.config.active_layer_types))
     state = {name: x.detach() for name, x in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
@@ -214,7 +216,7 @@ def multiplied(name: str, x: Tensor, factors: dict[str, float]) -> Tensor:
 
 
 def described(form: Form, model: LinearAttentionForCausalLM) -> Keys:
-    """The config.json."""
+    """The entries of the config.json."""
     keys = {name: _writable(form.keys[name]) for name in form.family.defaults}
     return {
         "architectures": [f"{form.family.class_name}ForCausalLM"],

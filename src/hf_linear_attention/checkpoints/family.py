@@ -1,9 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""What a family is: how a config.json of flash-linear-attention (fla) maps to our config, and the
-names of its weights to ours. All of it goes by the config alone, and no tensor is looked at.
+"""A family is one model type of flash-linear-attention (fla): the mapping from its config.json to
+our config, and from its weights' names to ours. Both are functions of the config.json alone.
 
-"Theirs" is what fla has, as its version 0.6.0 reads it; keys are of its config.json, fields of our
-config.
+In this folder "theirs" means fla's, as fla 0.6.0 reads it. A key is an entry of fla's config.json,
+a field an attribute of our config.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..model.configuration import LinearAttentionConfig
 
-Keys = dict[str, Any]  # of a config.json, those that are missing included
+Keys = dict[str, Any]  # the entries of a config.json, with defaults for missing ones
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 ATTENTION_DEFAULTS = {
     "num_kv_heads": None,
@@ -21,7 +21,7 @@ ATTENTION_DEFAULTS = {
     "window_size": None,
     "rope_theta": 10000.0,
 }
-# Keys that say what is computed, as fla has them where they are missing: of all models,
+# The keys that all families read, with fla's defaults.
 OF_ALL: Keys = {
     "hidden_size": 2048,
     "hidden_act": "swish",
@@ -35,7 +35,7 @@ OF_ALL: Keys = {
     "eos_token_id": 2,
     "fuse_linear_cross_entropy": False,
 }
-COMMON: Keys = {  # and of all but Mamba-2
+COMMON: Keys = {  # the keys that all families but Mamba-2 read
     **OF_ALL,
     "hidden_ratio": 4,
     "intermediate_size": None,
@@ -43,17 +43,17 @@ COMMON: Keys = {  # and of all but Mamba-2
     "attnres_block_size": None,
     "max_position_embeddings": 2048,
 }
-# Which no layer has another value of: what it would compute is none of our ops.
+# The values that we compute; others are refused.
 COMMON_NEEDS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("swish", "silu"),
     "attnres_block_size": (None,),
 }
-# Which change the speed of fla's kernels, or how they train, and nothing that a model computes.
+# Keys that change the speed or the training of fla's models, and no result.
 OF_KERNELS = (
     *("attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy", "use_l2warp", "chunk_size"),
     *("residual_in_fp32", "rescale_prenorm_residual"),
 )
-# Which Transformers writes, and keeps to itself.
+# Keys that Transformers writes into every config.json.
 OF_TRANSFORMERS = (
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("name_or_path", "_name_or_path", "problem_type"),
@@ -61,8 +61,8 @@ OF_TRANSFORMERS = (
 
 
 class Rule(NamedTuple):
-    """One weight of theirs, and ours of which it is made, one below the other along the first
-    dimension. theirs None: they have none, and would multiply by 1.
+    """One weight of theirs, and our weights that it consists of, in order along dimension 0.
+    theirs is None for a norm without weight in their model: ours gets a weight of ones.
     """
 
     theirs: str | None
@@ -70,12 +70,12 @@ class Rule(NamedTuple):
 
 
 class Skeleton(NamedTuple):
-    """Names of the weights around the mixers, ours: theirs; of layers behind their prefixes."""
+    """The names of all weights outside the mixers."""
 
-    prefix: str  # theirs, of a layer, whose number is {}
-    mixer: str  # theirs, of what is self_attn with us
-    top: dict[str, str]
-    block: dict[str, str]
+    prefix: str  # of a layer in their model; {} is the layer's number
+    mixer: str  # their prefix for the module that is self_attn here
+    top: dict[str, str]  # our name: theirs
+    block: dict[str, str]  # the same for a layer, without its prefix
 
 
 DECODER = Skeleton(
@@ -97,15 +97,15 @@ DECODER = Skeleton(
 
 
 def refusal(key: str, expected: str, got: Any) -> ValueError:
-    """That a value of a config.json is none that is computed here."""
+    """The error for a value of a config.json that we do not compute."""
     return ValueError(f"{key} of its config.json must be {expected}, got {got!r}")
 
 
-# ---- keys that all have ----
+# ---- keys of all families ----
 
 
 def common_fields(keys: Keys) -> dict[str, Any]:
-    """The fields of our config that are read alike for all families but Mamba-2's."""
+    """The fields of our config that all families but Mamba-2 set alike."""
     return {
         **shared_fields(keys),
         "intermediate_size": mlp_width(keys),
@@ -114,7 +114,7 @@ def common_fields(keys: Keys) -> dict[str, Any]:
 
 
 def shared_fields(keys: Keys) -> dict[str, Any]:
-    """Of these, what Mamba-2 has, too."""
+    """The fields of our config that all families set alike."""
     names = (
         *("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings"),
         *("initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"),
@@ -129,7 +129,7 @@ def shared_fields(keys: Keys) -> dict[str, Any]:
 
 
 def mlp_width(keys: Keys) -> int:
-    """Features of an MLP: those given, or a multiple of 256."""
+    """The features of an MLP: intermediate_size, or fla's multiple of 256 for its hidden_ratio."""
     if keys["intermediate_size"] is not None:
         return keys["intermediate_size"]
     ratio = 4 if keys["hidden_ratio"] is None else keys["hidden_ratio"]
@@ -137,10 +137,10 @@ def mlp_width(keys: Keys) -> int:
 
 
 def whole(name: str, value: float) -> int:
-    """A number of features, of which fla makes an integer as here.
+    """A number of features as an integer.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is a fraction.
     """
     if not math.isclose(value, round(value), rel_tol=1e-5):
         raise refusal(name, "such that features are whole numbers", value)
@@ -148,14 +148,14 @@ def whole(name: str, value: float) -> int:
 
 
 def gate_fields(is_gated: bool, activation: str) -> dict[str, Any]:
-    """Of the norm of each head's output, and the gate behind it."""
+    """The fields for a norm of each head's output, with or without a gate behind it."""
     if not is_gated:
         return {"normalizer": "rms_norm"}
     return {"normalizer": "gated_rms_norm", "gate_act": activation}
 
 
 def share_of(part: int, whole: int) -> int | float:
-    """A number that times whole is part."""
+    """part / whole, as an integer if it is one."""
     return part // whole if part % whole == 0 else part / whole
 
 
@@ -170,10 +170,10 @@ def expect(config: Any, **values: Any) -> None:
 
 
 def attention_fields(keys: Keys, **of_pure: Any) -> dict[str, Any]:
-    """What `attn` says of our config; without it, of_pure.
+    """The fields for a hybrid's softmax layers; for a model without them, of_pure.
 
     Raises:
-        ValueError: it asks for layers that differ in more than their window.
+        ValueError: the softmax layers differ in more than whether they have a window.
     """
     specs = attention_specs(keys)
     if not specs:
@@ -199,10 +199,10 @@ def attention_fields(keys: Keys, **of_pure: Any) -> dict[str, Any]:
 
 
 def attention_specs(keys: Keys) -> list[Keys]:
-    """Of `attn`, what each kind of its layers is: a dict, or a list of them since fla 0.6.0.
+    """The specifications in `attn`, with defaults: one object, or since fla 0.6.0 a list of them.
 
     Raises:
-        ValueError: that is none.
+        ValueError: `attn` has another form.
     """
     given = keys.get("attn")
     specs = [] if given is None else [given] if isinstance(given, dict) else given
@@ -231,7 +231,7 @@ def layer_types(keys: Keys) -> list[str]:
 
 
 def head_fields(hidden_size: int, num_heads: int, num_kv_heads: int | None) -> dict[str, Any]:
-    """Of softmax layers."""
+    """The fields for the heads of softmax layers."""
     return {
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads if num_kv_heads is None else num_kv_heads,
@@ -249,8 +249,10 @@ def rotary_fields(theta: Any) -> dict[str, Any]:
 
 
 def attention_keys(config: Any) -> list[Keys] | Keys | None:
-    """`attn` of our config: an object, or several where there are layers with a window and
-    without. A ValueError where softmax layers have what fla's have not.
+    """The value of `attn` for our config: one object, or two for layers with and without a window.
+
+    Raises:
+        ValueError: fla's softmax layers do not compute what ours do.
     """
     types = config.active_layer_types
     if {*types} == {LINEAR}:
@@ -280,12 +282,12 @@ def attention_keys(config: Any) -> list[Keys] | Keys | None:
 
 
 def same(*names: str) -> list[Rule]:
-    """Weights that have their names with us."""
+    """Rules for weights with equal names."""
     return [Rule(name, (name,)) for name in names]
 
 
 def renamed(**names: str) -> list[Rule]:
-    """Weights by their names with us, without ".weight", and theirs; "__" stands for a dot."""
+    """Rules for weights of modules, given as our_name="their_name"; "__" stands for a dot."""
     return [
         Rule(f"{theirs}.weight", (f"{ours.replace('__', '.')}.weight",))
         for ours, theirs in names.items()
@@ -293,16 +295,17 @@ def renamed(**names: str) -> list[Rule]:
 
 
 def weights(*modules: str) -> list[Rule]:
+    """Rules for the weights of modules with equal names."""
     return same(*(f"{module}.weight" for module in modules))
 
 
 def convolutions(keys: Keys, *names: str) -> list[Rule]:
-    """Of short convolutions, where there are any."""
+    """Rules for the weights of short convolutions, if the model has them."""
     return weights(*(f"{name}_conv1d" for name in names)) if keys["use_short_conv"] else []
 
 
 def attention_names(keys: Keys) -> list[Rule]:
-    """Of softmax layers."""
+    """Rules for a softmax layer."""
     biases = [f"{x}_proj.bias" for x in "qkv"] if keys.get("qkv_bias") else []
     has_norms = keys.get("qk_norm") is True  # DeltaNet's is a word, and of other layers
     norms = weights("q_norm", "k_norm") if has_norms else []
@@ -311,19 +314,19 @@ def attention_names(keys: Keys) -> list[Rule]:
 
 @dataclass(frozen=True)
 class Family:
-    """One model type.
+    """Everything known of one model type.
 
-    class_name: of its model, without "ForCausalLM".
-    keys: of its config.json, beside `common`, with the values that they have where missing.
-    needs: values that alone are computed, by key; others are refused.
-    fields: what they say of our config, beside what `around` makes of the rest.
-    back: of our config, the keys that `fields` would read; a ValueError where there are none.
-    names: of weights of a recurrent mixer.
-    unused: keys that fla has in its config, and no layer of its reads.
-    left_out: patterns of weights that a checkpoint may have, and why no model needs them.
-    has_lower_bounds: whether layers share a table of what they remember at least.
-    others: keys by which another package's models of this type are known, and what these are.
-    common, around: keys that other families have, too, and what they say of our config.
+    class_name: the name of its model class, without "ForCausalLM".
+    keys: the keys that this family reads beside `common`, with fla's defaults.
+    needs: the values that we compute, by key; others are refused.
+    fields: the function from keys to fields of our config.
+    back: its inverse, from our config to keys; it raises a ValueError if no keys fit.
+    names: the rules for the weights of a recurrent mixer.
+    unused: keys of fla's config class that none of its layers reads.
+    left_out: patterns of weights that no model needs, with the reason.
+    has_lower_bounds: whether the model has HGRN's table of lower bounds.
+    others: keys that mark a folder of another package with the same model type, and its owner.
+    common, around: the keys shared with other families, and the function from them to fields.
     """
 
     class_name: str
@@ -345,10 +348,10 @@ class Family:
         return {**self.common, **self.keys}
 
     def read(self, config: Keys) -> Keys:
-        """All keys that say what is computed.
+        """The keys of a config.json that this family reads, with defaults for missing ones.
 
         Raises:
-            ValueError: a value is none that we compute; the message names it.
+            ValueError: we do not compute a value; the message names it.
         """
         for name, what in self.others.items():
             if name in config:
@@ -360,7 +363,7 @@ class Family:
         return keys
 
     def not_read(self, config: Keys) -> list[str]:
-        """Keys that neither fla nor we know."""
+        """The keys of a config.json that neither fla nor we know."""
         known = {*self.defaults, *self.unused, *OF_KERNELS, *OF_TRANSFORMERS}
         return sorted(config.keys() - known)
 
@@ -368,13 +371,13 @@ class Family:
         """Our config for these keys.
 
         Raises:
-            ValueError: there is none; the message names the key, or the field.
+            ValueError: the keys do not fit our model; the message names the key or the field.
         """
         return LinearAttentionConfig(**{**self.around(keys), **self.fields(keys)})
 
 
 def rules_of(family: Family, keys: Keys) -> list[Rule]:
-    """Of all weights of a model."""
+    """The rules for all weights of a model."""
     skeleton = family.skeleton
     top = dict(skeleton.top)
     if keys["tie_word_embeddings"]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The files of a checkpoint, in a folder or on the Hub: its config.json, and its weights, which are
-mapped into memory and read when they are asked for.
+mapped into memory and read from the disk at their first use.
 """
 
 import json
@@ -24,7 +24,7 @@ def read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """The config.json of a folder or of a model on the Hub.
 
     Raises:
-        OSError: there is none. ValueError: it holds no object.
+        OSError: there is no such file. ValueError: it is no JSON object.
     """
     path = find(name, CONFIG, hub, is_needed=True)
     if path is None:
@@ -33,17 +33,17 @@ def read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_generation_config(name: str, hub: dict[str, Any]) -> GenerationConfig | None:
-    """How a model is to generate, if its folder says so.
+    """The generation_config.json of a folder or of a model on the Hub, if it has one.
 
     Raises:
-        ValueError: what it says is no such thing.
+        ValueError: it is no JSON object, or has wrong values.
     """
     path = find(name, GENERATION_CONFIG, hub)
     return None if path is None else GenerationConfig.from_dict(read_object(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Of a JSON file."""
+    """The object in a JSON file."""
     try:
         config = json.loads(path.read_text("utf-8"), object_hook=_read_object)
     except ValueError as error:
@@ -54,7 +54,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_object(value: dict[str, Any]) -> Any:
-    """Transformers writes what is no JSON, as infinity, as an object."""
+    """Transformers writes infinity and NaN, which JSON has not, as objects with one key."""
     return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 

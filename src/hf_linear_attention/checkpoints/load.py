@@ -22,8 +22,8 @@ OF_HUB = (
 )
 ONES = "ones, for its norms have no weights"
 TIED = "the head is the embeddings"
-ROTATION = "it follows from the config"
-# Which any checkpoint may have beside the weights of its layers.
+ROTATION = "the config gives it"
+# Patterns of tensors that any checkpoint may hold and no model needs.
 LEFT_OUT = {r"rotary\.inv_freq|rotary_emb\.inv_freq": ROTATION}
 
 
@@ -44,14 +44,14 @@ def from_checkpoint(
 
     Raises:
         OSError: there is no such checkpoint, or a file of it is missing.
-        ValueError: its config says what is not computed here, or weights are missing, have no
-            place, or not the shape that they should have. The message names them.
+        ValueError: the config has a value that we do not compute, or weights are missing, unknown
+            or of another shape. The message names the value or the weights.
     """
     return load_checkpoint(name_or_folder, dtype, **kwargs).model
 
 
 def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any) -> Loaded:
-    """As `from_checkpoint`, and what became of every weight."""
+    """As `from_checkpoint`, with a report on every weight."""
     hub = {key: kwargs.pop(key) for key in OF_HUB if key in kwargs}
     try:
         config = read_config(str(name), hub)
@@ -76,10 +76,10 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
 def assemble(
     family: Family, keys: Keys, config: LinearAttentionConfig, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], CheckpointReport]:
-    """Our state dict of their weights, parts of which are views of these.
+    """Our state dict, made of views of their weights.
 
     Raises:
-        ValueError: there is none; the message names the weights.
+        ValueError: weights are missing, unknown or of another shape; the message names them.
     """
     rules = with_joined_mlps(rules_of(family, keys), weights)
     report = CheckpointReport("", tuple(config.active_layer_types))
@@ -107,8 +107,8 @@ def assemble(
 
 
 def with_joined_mlps(rules: list[Rule], weights: Mapping[str, Tensor]) -> list[Rule]:
-    """Rules as of fla's releases of 2024, whose gate_proj had the rows of up_proj below its own,
-    where there is no up_proj.
+    """The rules for folders of fla's releases of 2024, which have no up_proj: its rows are in
+    gate_proj, below gate_proj's own.
     """
     joined = {}
     for theirs, ours in rules:
@@ -125,10 +125,10 @@ def with_joined_mlps(rules: list[Rule], weights: Mapping[str, Tensor]) -> list[R
 def left_out(
     family: Family, keys: Keys, rules: list[Rule], weights: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Weights that no rule names, and why they are not needed.
+    """The weights without a rule, with the reason why no model needs them.
 
     Raises:
-        ValueError: some might be.
+        ValueError: for some weights there is no such reason.
     """
     patterns = {**LEFT_OUT, **family.left_out}
     if keys["tie_word_embeddings"]:
@@ -147,14 +147,14 @@ def left_out(
 
 
 def shapes_of(config: LinearAttentionConfig) -> dict[str, torch.Size]:
-    """Of all parameters of a model."""
+    """The shapes of all parameters of a model."""
     with torch.device("meta"):
         model = LinearAttentionForCausalLM(config)
     return {name: x.shape for name, x in model.named_parameters()}
 
 
 def check_shape(name: str, x: Tensor, parts: list[torch.Size]) -> None:
-    """Raises a ValueError where x has not the parts, one below the other."""
+    """Raises a ValueError if x is not the parts' concatenation along dimension 0."""
     expected = (sum(shape[0] for shape in parts), *parts[0][1:])
     if x.shape != expected:
         raise ValueError(
@@ -163,7 +163,7 @@ def check_shape(name: str, x: Tensor, parts: list[torch.Size]) -> None:
 
 
 def dtype_of(dtype: Any, config: Keys, state: Mapping[str, Tensor]) -> Any:
-    """The one that is asked for; "auto": that of the config.json, or of most numbers."""
+    """The dtype asked for; for "auto" the config.json's, or that of most weights."""
     if dtype != "auto":
         return dtype
     said = config.get("dtype") or config.get("torch_dtype")

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The report of a checkpoint's weights: what became of each."""
+"""The report on the weights of an import or an export."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ from ..conversion.report import listed
 
 @dataclass
 class CheckpointReport:
-    """Every weight that is read is in `copied`, `folded` or `left_out`, every one that is written
-    in `copied`, `folded` or `made`, by its name. `str(report)` is for people.
+    """Every weight that was read is in `copied`, `folded` or `left_out`, every weight that was
+    written in `copied`, `folded` or `made`. `str(report)` is for people.
 
-    model_type: of flash-linear-attention.
-    layer_types: of our model.
-    copied: the same numbers, by their names there and here.
-    folded: of which others are made, and how.
-    made: of nothing, and how.
-    left_out: and why.
+    model_type: flash-linear-attention's name of the model.
+    layer_types: the types of our model's layers.
+    copied: weights with the same numbers, their name there: our name.
+    folded: names there of weights with other numbers or several parts: the change.
+    made: names of weights without an original: their numbers.
+    left_out: names of weights without a use: the reason.
     not_read: keys of the config.json that neither package knows.
     """
 

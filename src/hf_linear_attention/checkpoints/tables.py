@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The table of families: which model types of flash-linear-attention load here."""
+"""The table of families: the model types of flash-linear-attention that load here."""
 
 from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
@@ -19,7 +19,7 @@ FAMILIES: dict[str, Family] = {  # by model type
     "mamba2": MAMBA2,
     "transformer": TRANSFORMER,
 }
-# What fla has beside these, and which of its layers none of our mixers computes.
+# The other model types of fla 0.6.0, and the parts of them that our mixers do not compute.
 NOT_COMPUTED = {
     "abc": "slots of memory",
     "bitnet": "weights of three values",
@@ -47,10 +47,10 @@ NOT_COMPUTED = {
 
 
 def family_of(config: Keys) -> Family:
-    """Of a config.json.
+    """The family of a config.json.
 
     Raises:
-        ValueError: its model is none that loads here; the message lists those.
+        ValueError: its model type does not load here; the message lists the model types that do.
     """
     model_type = str(config.get("model_type"))
     if model_type == "linear_attention":

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Folders that are there when they are whole."""
+"""Folders that appear only when they are complete."""
 
 import tempfile
 from collections.abc import Iterator
@@ -8,17 +8,18 @@ from pathlib import Path
 
 
 def check_empty(out: Path) -> None:
-    """Raises a FileExistsError where a folder can't be written without losing something."""
+    """Raises a FileExistsError if `out` is anything but a new or an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} must be a new or an empty folder")
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes it at the end: whoever is killed before leaves none.
+    """A temporary folder beside `out` that is renamed to `out` at the end. A killed process leaves
+    no `out`.
 
     Raises:
-        OSError: it can't be written, or there is something already.
+        OSError: the folder can't be written, or `out` is not empty.
     """
     check_empty(out)
     out.parent.mkdir(parents=True, exist_ok=True)
