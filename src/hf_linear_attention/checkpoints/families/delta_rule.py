@@ -20,11 +20,11 @@ from ..family import (
 )
 
 GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
-CONVOLVED = {"use_short_conv": (True,)}  # its SiLU comes with the convolution
+CONVOLVED = {"use_short_conv": (True,)}  # without, fla keeps the SiLU, and we have none
 
 
 def delta_fields(keys: Keys) -> dict[str, Any]:
-    """Of all whose keys and queries have norm 1, after convolutions."""
+    """The fields that all delta-rule models set alike."""
     return {
         "mixer": "delta_rule",
         "feature_map": "identity",
@@ -34,7 +34,7 @@ def delta_fields(keys: Keys) -> dict[str, Any]:
 
 
 def delta_keys(config: Any, decay: str) -> Keys:
-    """Of all, where a model's layers are such."""
+    """The keys that all delta-rule models set alike; a ValueError for other layers."""
     expect(config, mixer="delta_rule", decay=decay, conv_bias=False, attention_bias=False)
     return {
         "use_short_conv": config.conv_kernel_size > 0,
@@ -52,7 +52,7 @@ def delta_names(keys: Keys) -> list[Rule]:
 
 
 def grouped_fields(keys: Keys) -> dict[str, Any]:
-    """Of layers whose heads of values share keys: fla's head_dim is that of keys."""
+    """The fields for heads of values that share keys. fla's head_dim is the size of a key."""
     H, K = keys["num_heads"], keys["head_dim"]
     return {
         "linear_num_key_heads": H,

@@ -2,8 +2,9 @@
 """Models of linear attention, with decays or without: the linear transformer, RetNet, GLA, HGRN and
 HGRN2.
 
-fla scales queries by K ** -0.5, and has a norm behind the heads. Dividing what is normalised by
-sqrt(K) is multiplying the norm's epsilon by K: that is our output_norm_eps, and no weight changes.
+fla scales queries by K ** -0.5 and normalises each head's output. A norm of outputs / sqrt(K) equals
+a norm of the outputs with an epsilon K times as large. We load that as output_norm_eps and change no
+weight, for q_proj / sqrt(K) would not be exact in half precision.
 """
 
 from typing import Any
@@ -25,13 +26,13 @@ from ..family import (
 )
 
 FEATURE_MAPS = {"elu": "elu+1", "relu": "relu", "identity": "identity"}
-HGRN2_EPS = 1e-5  # of its output norm, whatever norm_eps says: fla's layer does not pass it on
+HGRN2_EPS = 1e-5  # fla's layer does not pass norm_eps to the kernel of its output norm
 NOT_CONVOLVED = {"use_short_conv": (False,)}
 UNBOUNDED = {r"lower_bounds": "only layers behind the first have bounds"}  # where there is no rule
 
 
 def linear_fields(keys: Keys) -> dict[str, Any]:
-    """Of layers with queries of K features, and output norms of each head."""
+    """The fields that the linear transformer, RetNet and GLA set alike."""
     C, H = keys["hidden_size"], keys["num_heads"]
     K = whole("hidden_size * expand_k / num_heads", C * keys["expand_k"] / H)
     return {
@@ -69,7 +70,7 @@ def linear_keys(config: Any, decay: str) -> Keys:
 
 
 def gated_keys(config: Any) -> Keys:
-    """Of RetNet and GLA."""
+    """The keys that RetNet and GLA set alike."""
     if config.is_gated:
         expect(config, gate_act="silu", low_rank_gate=False)
     maps = {ours: theirs for theirs, ours in GATED_MAPS.items()}
@@ -83,7 +84,7 @@ def norm_names(keys: Keys, theirs: str, ours: str = "o_norm.weight") -> list[Rul
 
 
 def gated_norm_names(keys: Keys) -> list[Rule]:
-    """Of RetNet and GLA: the module's name goes by whether one kernel norms and gates."""
+    """The rules for RetNet's and GLA's norm, whose name depends on fuse_norm, and for the gate."""
     if not keys["use_output_gate"]:
         return norm_names(keys, "g_norm")
     name = "g_norm_swish_gate" if keys["fuse_norm"] else "g_norm"
@@ -264,7 +265,7 @@ GLA = Family(
 
 def hgrn2_fields(keys: Keys) -> dict[str, Any]:
     C, K = keys["hidden_size"], keys["expand_ratio"]
-    if K is None:  # else it wins over num_heads, which fla's layer then does not read
+    if K is None:  # fla's layer reads num_heads only then
         if keys["num_heads"] is None:
             raise ValueError("expand_ratio or num_heads of its config.json must be given")
         K = whole("hidden_size / num_heads", C / keys["num_heads"])
@@ -330,7 +331,7 @@ HGRN2 = Family(
 def hgrn_fields(keys: Keys) -> dict[str, Any]:
     C = keys["hidden_size"]
     D = whole("hidden_size * expand_ratio", C * keys["expand_ratio"])
-    # Heads are shares of channels, any number of them: features of 64, if they come out even.
+    # HGRN has no heads; ours are any equal shares of its channels.
     H = D // 64 if D % 64 == 0 else 1
     fields = attention_fields(keys, num_attention_heads=H, head_dim=D // H)
     H = fields["num_attention_heads"]

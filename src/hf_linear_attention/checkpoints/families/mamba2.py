@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Mamba-2 as flash-linear-attention has it: Transformers' names, but other keys in its config.json.
-One product and one convolution there are several here.
+in_proj and conv1d of that model are split into several modules here.
 """
 
 import math
@@ -31,7 +31,7 @@ SKELETON = Skeleton(
     },
     {"input_layernorm.weight": "norm.weight"},
 )
-PROJECTED = ("g_proj", "v_proj", "B_proj", "C_proj", "dt_proj")  # by one product, in this order
+PROJECTED = ("g_proj", "v_proj", "B_proj", "C_proj", "dt_proj")  # in_proj, in this order
 CONVOLVED = ("v_conv1d", "B_conv1d", "C_conv1d")
 
 
@@ -128,7 +128,7 @@ MAMBA2 = Family(
     fields=mamba2_fields,
     back=mamba2_keys,
     names=mamba2_names,
-    unused=("num_heads", "A_init_range", "conv_init"),  # heads follow; of first values
+    unused=("num_heads", "A_init_range", "conv_init"),  # derived from others; initialisation
     others={"layer_norm_epsilon": "of Transformers, which loads it; use_kernels runs it"},
     skeleton=SKELETON,
     common={},

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..family import COMMON, FULL, SLIDING, Family, Keys, Rule, expect, head_fields, rotary_fields
 
-QK_NORM_EPS = 1e-5  # whatever norm_eps says: fla's layer does not pass it on
+QK_NORM_EPS = 1e-5  # fla's layer does not pass norm_eps to these norms
 
 
 def transformer_fields(keys: Keys) -> dict[str, Any]:
