@@ -236,7 +236,6 @@ def test_what_is_not_computed_is_refused_by_name(keys, message, folder):
         ("hgrn2", {"use_short_conv": True}, "use_short_conv .* must be False, got True"),
         ("hgrn2", {"use_lower_bound": False}, "use_lower_bound .* must be True, got False"),
         ("hgrn2", {"expand_ratio": None, "num_heads": None}, "or num_heads .* must be given"),
-        ("hgrn", {"attn": {"layers": [0], "num_heads": 4, "num_kv_heads": 2}}, "num_kv_heads=2"),
         ("kda", {"lower_bound": -5.0}, "lower_bound .* null without safe_gate, .* got -5.0"),
         ("linear_attn", {"feature_map": "hedgehog"}, "feature_map .* got 'hedgehog'"),
         ("transformer", {"rope_theta": None}, "rope_theta .* must be a positive number, got None"),

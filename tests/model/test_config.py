@@ -88,7 +88,7 @@ def test_the_paper_s_form_is_the_one_of_its_preset_and_of_folders_that_say_nothi
         ({**HGRN, "decay": "gla"}, "decay must be 'hgrn2' with mixer='hgrn', got 'gla'"),
         ({**HGRN, "normalizer": "z"}, "normalizer must be 'rms_norm' or .*hgrn.*got 'z'"),
         ({**HGRN, "is_causal": False}, 'mixer must not be "hgrn" with is_causal=False'),
-        ({**HGRN, "num_key_value_heads": 2}, "num_key_value_heads must be .*hgrn.*got 2"),
+        ({**HGRN, "num_key_value_heads": 2}, "linear_num_key_heads must be .*hgrn.*got 2"),
         ({**HGRN, "expand_k": 1}, "linear_key_head_dim must be linear_value_head_dim=12 .*got 8"),
         ({**AAREN, "decay": "per_head"}, "decay must be 'none' with mixer='aaren', got 'per_head'"),
         ({**AAREN, "is_causal": False}, 'mixer must not be "aaren" with is_causal=False'),

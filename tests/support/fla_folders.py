@@ -105,6 +105,7 @@ CASES: dict[str, Case] = {
         "HGRN2", {**SIZES, "expand_ratio": 8, "num_hidden_layers": 3, "attn": HYBRID}
     ),
     "hgrn": Case("HGRN", SIZES),
+    "hgrn_hybrid": Case("HGRN", {**SIZES, "num_hidden_layers": 3, "attn": HYBRID}),
     "kda": Case("KDA", {**SIZES, **HEADS, "head_dim": 8}),
     "kda_bounded": Case(
         "KDA",

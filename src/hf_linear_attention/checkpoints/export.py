@@ -144,7 +144,7 @@ def different_fields(ours: LinearAttentionConfig, theirs: LinearAttentionConfig)
     ignored = {*OF_NO_MATTER, *unused_fields(ours)}
     if kinds == {LINEAR} and ours.position_embedding_type != "rotary":
         ignored |= {*OF_SOFTMAX_HEADS}
-    if kinds == {LINEAR} and ours.mixer == "hgrn":  # whose heads are any shares of its channels
+    if ours.mixer == "hgrn":  # whose heads are any shares of its channels
         ignored |= {*OF_LINEAR_HEADS}
     if LINEAR not in kinds:
         ignored |= {*OF_LINEAR_LAYERS, *OF_GATES}

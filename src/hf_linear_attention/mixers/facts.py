@@ -127,9 +127,13 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             "decay": ("hgrn2",),
         },
         # Heads are shares of channels, which have one gate and one value each.
-        equal={**ONE_QUERY_PER_KEY, "linear_key_head_dim": "linear_value_head_dim"},
+        equal={
+            "linear_num_key_heads": "linear_num_value_heads",
+            "linear_key_head_dim": "linear_value_head_dim",
+        },
         projections=("k_proj", "v_proj"),
         takes_keys=True,
+        has_own_heads=True,
     ),
     "window": MixerFacts(
         needs={"feature_map": WEIGHTS, "normalizer": ("z",), "value_act": (None,)},

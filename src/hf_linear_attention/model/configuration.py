@@ -85,8 +85,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             "linear_attention"; by default num_key_value_heads, num_attention_heads,
             head_dim * expand_k and head_dim * expand_v. Value heads share key heads, whose number
             divides theirs; with mixer="linear" the former are heads of queries, and values have as
-            many heads as keys. With mixer="aaren", "hgrn" and "window" the numbers are the
-            defaults.
+            many heads as keys. With mixer="aaren" and "window" the numbers are the defaults.
         expand_k, expand_v: how much wider than head_dim keys and values are there.
         max_position_embeddings: rows of the table of learned positions; other kinds of positions
             have no limit. Where rope_parameters stretch them, the length from which on they do,

@@ -2,9 +2,9 @@
 """Models of linear attention, with decays or without: the linear transformer, RetNet, GLA, HGRN and
 HGRN2.
 
-fla scales queries by K ** -0.5 and normalises each head's output. A norm of outputs / sqrt(K) equals
-a norm of the outputs with an epsilon K times as large. We load that as output_norm_eps and change no
-weight, for q_proj / sqrt(K) would not be exact in half precision.
+fla scales queries by K ** -0.5 and normalises each head's output. A norm of outputs / sqrt(K) is a
+norm of the outputs with an epsilon K times as large. We load that as output_norm_eps and change no
+weight: q_proj / sqrt(K) would not be exact in half precision.
 """
 
 from typing import Any
@@ -333,13 +333,6 @@ def hgrn_fields(keys: Keys) -> dict[str, Any]:
     D = whole("hidden_size * expand_ratio", C * keys["expand_ratio"])
     # HGRN has no heads; ours are any equal shares of its channels.
     H = D // 64 if D % 64 == 0 else 1
-    fields = attention_fields(keys, num_attention_heads=H, head_dim=D // H)
-    H = fields["num_attention_heads"]
-    if fields.get("num_key_value_heads", H) != H or D % H != 0:
-        raise ValueError(
-            f"attn of its config.json must have heads that {D} channels can share, each with keys "
-            f"of its own, got num_heads={H} and num_kv_heads={fields['num_key_value_heads']}"
-        )
     return {
         "mixer": "hgrn",
         "decay": "hgrn2",
@@ -347,17 +340,19 @@ def hgrn_fields(keys: Keys) -> dict[str, Any]:
         "value_act": "silu",
         "normalizer": "gated_rms_norm_of_all_heads",
         "gate_act": "silu",
+        "linear_num_key_heads": H,
+        "linear_num_value_heads": H,
         "linear_key_head_dim": D // H,
         "linear_value_head_dim": D // H,
         "conv_kernel_size": 0,
-        **fields,
+        **attention_fields(keys, num_attention_heads=H, head_dim=D // H),
     }
 
 
 def hgrn_keys(config: Any) -> Keys:
     expect(config, mixer="hgrn", value_act="silu", conv_kernel_size=0, low_rank_gate=False)
     expect(config, normalizer="gated_rms_norm_of_all_heads", gate_act="silu")
-    D = config.num_attention_heads * config.linear_value_head_dim
+    D = config.linear_num_value_heads * config.linear_value_head_dim
     return {
         "expand_ratio": share_of(D, config.hidden_size),
         "attn": attention_keys(config),
