@@ -344,6 +344,13 @@ def test_commands_go_there_and_back_with_the_tokenizer(folder, tmp_path, monkeyp
     assert AutoTokenizer.from_pretrained(tmp_path / "theirs")("the").input_ids
 
 
+def test_a_folder_without_a_tokenizer_gets_none(tmp_path, monkeypatch, capsys):
+    """Transformers has one without words for all folders of this model type."""
+    call(monkeypatch, "import", FOLDERS / "mamba2", tmp_path / "ours")
+    assert "tokenizer: none, for there is no tokenizer.json" in capsys.readouterr().out
+    assert not (tmp_path / "ours" / "tokenizer.json").exists()
+
+
 @pytest.mark.parametrize("name", ["import", "export-fla"])
 def test_what_commands_can_not_do_ends_them_with_the_reason(name, folder, tmp_path, monkeypatch):
     (tmp_path / "full").mkdir()
