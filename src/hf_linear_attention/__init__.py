@@ -2,6 +2,8 @@
 """Linear attention for Transformers. Importing this makes the Auto classes know the models."""
 
 from .cache.caches import LinearAttentionCache, StaticLinearAttentionCache
+from .checkpoints.export import export_checkpoint
+from .checkpoints.load import from_checkpoint
 from .conversion.convert import Conversion, convert
 from .conversion.report import ConversionReport
 from .extras.bounded_caches import SinkCache, TOVACache
@@ -69,6 +71,8 @@ __all__ = [
     "dplr_delta_rule_step_",
     "elementwise_scan",
     "elementwise_scan_step_",
+    "export_checkpoint",
+    "from_checkpoint",
     "linear_attention",
     "linear_attention_",
     "linear_attention_step_",

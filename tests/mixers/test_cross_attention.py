@@ -65,7 +65,7 @@ def test_it_is_the_formula(variant):
     x, memory = torch.randn(3, 5, 32).double(), random_memory()
     y = layer(x, memory, MASK)
 
-    K, V, Hq = config.linear_key_head_dim, config.linear_value_head_dim, config.num_attention_heads
+    K, V, Hq = config.linear_key_head_dim, config.linear_value_head_dim, layer.heads.queries
     q, k = (z.unflatten(-1, (-1, K)) for z in (layer.q_proj(x), layer.k_proj(memory)))
     v = layer.v_proj(memory).unflatten(-1, (-1, V))
     if config.value_act == "silu":

@@ -26,8 +26,8 @@ def build(name, head_dim=D, num_key_value_heads=Hkv, **kwargs):
     config = SimpleNamespace(
         feature_map=name,
         feature_map_kwargs=kwargs,
-        num_attention_heads=Hq,
-        num_key_value_heads=num_key_value_heads,
+        linear_num_value_heads=Hq,
+        linear_num_key_heads=num_key_value_heads,
         linear_key_head_dim=head_dim,
     )
     return build_feature_map(config)

@@ -54,6 +54,8 @@ AXES = {
         "layer_types": HYBRID,
         "sliding_window": 5,
         "num_key_value_heads": 2,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
         "decay": "per_token",
         "conv_kernel_size": 3,
         "position_embedding_type": "rotary",

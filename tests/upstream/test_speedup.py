@@ -114,7 +114,8 @@ def test_another_command_is_named(monkeypatch):
 def test_help_names_the_commands(monkeypatch, capsys):
     call(monkeypatch, "--help")
     printed = capsys.readouterr().out
-    assert "'check MODEL', 'speedup MODEL', 'convert MODEL OUT' and 'quantize MODEL OUT" in printed
+    assert "'check MODEL', 'speedup MODEL', 'convert MODEL OUT', 'quantize MODEL OUT" in printed
+    assert "'import MODEL OUT' and 'export-fla MODEL OUT'" in printed
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "minimax"])

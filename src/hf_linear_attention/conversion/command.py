@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.hub import cached_file
 
 from .convert import KEPT, config_for, convert, forms
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# A model with none of these files has no tokenizer, but AutoTokenizer returns one without words for
+# some model types, as mamba2.
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "spiece.model"),
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -36,12 +43,20 @@ def main(arguments: list[str]) -> None:
 def save_tokenizer(name: str, out: Path) -> str:
     """Saves the tokenizer of a model, with its chat template, and says which it is."""
     try:
+        if not has_tokenizer(name):
+            return f"none, for there is no {' or '.join(TOKENIZER_FILES)}"
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         return f"none, for none can be loaded: {error}"
     tokenizer.save_pretrained(out)
     template = "with" if tokenizer.chat_template else "without"
     return f"{type(tokenizer).__name__}, {template} a chat template"
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether a folder, or a model on the Hub, has a file of a tokenizer."""
+    options = {"_raise_exceptions_for_missing_entries": False}
+    return any(cached_file(name, file, **options) is not None for file in TOKENIZER_FILES)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -34,14 +34,14 @@ class ConversionReport:
             [
                 f"layers: {layers}",
                 f"copied: {len(self.copied)} parameters, as they were",
-                *(f"changed, {change}:\n{_listed(names)}" for change, names in how.items()),
-                f"new, to be trained:\n{_listed(self.new)}",
-                f"left out:\n{_listed(self.left_out)}",
+                *(f"changed, {change}:\n{listed(names)}" for change, names in how.items()),
+                f"new, to be trained:\n{listed(self.new)}",
+                f"left out:\n{listed(self.left_out)}",
             ]
         )
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """A line for each name, those that differ in the number of a layer in one."""
     layers: dict[str, list[int]] = {}
     for name in names:

@@ -88,7 +88,7 @@ SOURCES: dict[str, Source] = {  # by model type
     "linear_attention": Source(  # of this package, with softmax layers only
         "LinearAttentionForCausalLM",
         (
-            *("attention_bias", "attention_out_bias", "mlp_bias", "use_qk_norm"),
+            *("attention_bias", "attention_out_bias", "mlp_bias", "use_qk_norm", "qk_norm_eps"),
             *("position_embedding_type", "scale_embeddings", "rotary_layers"),
         ),
         turns_part=True,

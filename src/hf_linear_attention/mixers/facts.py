@@ -31,6 +31,7 @@ class MixerFacts(NamedTuple):
     projections: modules that lead to these heads; "o_proj" leads back.
     reads_the_past: whether it has no form without an order of tokens.
     takes_keys: whether it takes the keys that a decay gives.
+    has_own_heads: whether its numbers of heads need not be those of softmax layers.
     has_positions: whether "rotary" positions turn its queries and keys.
     conversions: what softmax layers may become by it, by name: fields of the config, without
         convolutions, which softmax layers have not; conv_kernel_size=4 adds them.
@@ -44,6 +45,7 @@ class MixerFacts(NamedTuple):
     projections: tuple[str, ...] = QKV
     reads_the_past: bool = True
     takes_keys: bool = False
+    has_own_heads: bool = False
     has_positions: bool = False
     conversions: dict[str, dict[str, Any]] = {}
     presets: dict[str, Any] = {}
@@ -58,7 +60,8 @@ class MixerFacts(NamedTuple):
             "linear_num_key_heads": "num_key_value_heads",
             "linear_num_value_heads": "num_attention_heads",
         }
-        return {**(of_softmax if self.queries_share_keys else {}), **self.equal}
+        is_bound = self.queries_share_keys and not self.has_own_heads
+        return {**(of_softmax if is_bound else {}), **self.equal}
 
 
 ONE_QUERY_PER_KEY = {"num_key_value_heads": "num_attention_heads"}
@@ -66,6 +69,7 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
     "linear": MixerFacts(
         reads_the_past=False,
         takes_keys=True,
+        has_own_heads=True,
         has_positions=True,
         conversions={
             "hedgehog": {"feature_map": "hedgehog"},
@@ -123,9 +127,13 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             "decay": ("hgrn2",),
         },
         # Heads are shares of channels, which have one gate and one value each.
-        equal={**ONE_QUERY_PER_KEY, "linear_key_head_dim": "linear_value_head_dim"},
+        equal={
+            "linear_num_key_heads": "linear_num_value_heads",
+            "linear_key_head_dim": "linear_value_head_dim",
+        },
         projections=("k_proj", "v_proj"),
         takes_keys=True,
+        has_own_heads=True,
     ),
     "window": MixerFacts(
         needs={"feature_map": WEIGHTS, "normalizer": ("z",), "value_act": (None,)},

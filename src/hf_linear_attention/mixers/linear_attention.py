@@ -18,6 +18,7 @@ from ..ops.feature_maps import POINTWISE, build_feature_map
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Recurrence
 from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
+from .facts import facts_of
 from .parts.decays import build_decay, decay_class
 from .parts.output_norm import build_norm, normalize
 from .parts.rotary import rotate
@@ -36,10 +37,13 @@ class Heads(NamedTuple):
 
     @classmethod
     def sharing_queries(cls, config: PreTrainedConfig) -> "Heads":
-        """Of layers whose queries share keys and values, as softmax's do."""
-        Hkv = config.num_key_value_heads
-        dims = config.linear_key_head_dim, config.linear_value_head_dim
-        return cls(config.num_attention_heads, Hkv, Hkv, *dims)
+        """Of layers whose queries share keys and values, as softmax's do. Those of cross attention
+        have softmax's numbers where the mixer's do not share.
+        """
+        Hq, Hkv = config.num_attention_heads, config.num_key_value_heads
+        if facts_of(config.mixer).queries_share_keys:
+            Hq, Hkv = config.linear_num_value_heads, config.linear_num_key_heads
+        return cls(Hq, Hkv, Hkv, config.linear_key_head_dim, config.linear_value_head_dim)
 
     @classmethod
     def sharing_keys(cls, config: PreTrainedConfig) -> "Heads":
@@ -68,6 +72,7 @@ class LinearAttentionBase(nn.Module):
         """made: what is projected to heads; a subclass makes the rest in another way."""
         super().__init__()
         C, bias = config.hidden_size, config.attention_bias
+        gate_bias = config.gate_bias
         self.heads = heads
         sizes = {
             "q": heads.queries * heads.key_dim,
@@ -87,9 +92,9 @@ class LinearAttentionBase(nn.Module):
         self.has_low_rank_gate = self.is_gated and config.low_rank_gate
         if self.has_low_rank_gate:
             self.g_a_proj = nn.Linear(C, heads.value_dim, bias=bias)
-            self.g_b_proj = nn.Linear(heads.value_dim, out_size, bias=bias)
+            self.g_b_proj = nn.Linear(heads.value_dim, out_size, bias=gate_bias)
         elif self.is_gated:
-            self.g_proj = nn.Linear(C, out_size, bias=bias)
+            self.g_proj = nn.Linear(C, out_size, bias=gate_bias)
         if self.is_gated:
             self.gate_act = ACT2FN[config.gate_act]
         self.o_norm = build_norm(config, out_heads, heads.value_dim, heads.keys)

@@ -54,8 +54,8 @@ class SoftmaxAttention(nn.Module):
         self.o_proj = nn.Linear(config.num_attention_heads * D, C, bias=config.attention_out_bias)
         self.has_qk_norm = config.use_qk_norm
         if self.has_qk_norm:
-            self.q_norm = RMSNorm(D, eps=config.rms_norm_eps)
-            self.k_norm = RMSNorm(D, eps=config.rms_norm_eps)
+            self.q_norm = RMSNorm(D, eps=config.qk_norm_eps)
+            self.k_norm = RMSNorm(D, eps=config.qk_norm_eps)
 
     def project(
         self, hidden_states: Tensor, tokens: Tokens

@@ -93,8 +93,8 @@ class WindowedAttention(MappedAttention):
         self.has_positions = config.has_positions(layer_idx)
         self.has_qk_norm = config.use_qk_norm
         if self.has_qk_norm:
-            self.q_norm = RMSNorm(heads.key_dim, eps=config.rms_norm_eps)
-            self.k_norm = RMSNorm(heads.key_dim, eps=config.rms_norm_eps)
+            self.q_norm = RMSNorm(heads.key_dim, eps=config.qk_norm_eps)
+            self.k_norm = RMSNorm(heads.key_dim, eps=config.qk_norm_eps)
         self.mixing = Mixing(heads.queries)
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)

@@ -44,7 +44,10 @@ SIZES = (
     "cross_attention_hidden_size",
 )
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
-NOT_NEGATIVE = ("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps")
+NOT_NEGATIVE = (
+    *("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps"),
+    *("output_norm_eps", "qk_norm_eps"),
+)
 
 
 def has_rotary(config: Any) -> bool:
@@ -62,6 +65,7 @@ USED_BY: dict[str, Callable[[Any], bool]] = {
     "rope_parameters": has_rotary,
     "linear_rotary": turns_linear,
     "gate_act": lambda config: config.is_gated,
+    "decay_lower_bound": lambda config: config.decay == "kda_bounded",
     "attention_eps": lambda config: config.normalizer == "z",
 }
 
@@ -240,6 +244,10 @@ class ConfigChecks:
 
     def _check_decay(self):
         """Raises a ValueError where a decay has no use for the features or keys that it gets."""
+        if not -math.inf < self.decay_lower_bound < 0:
+            raise ValueError(
+                f"decay_lower_bound={self.decay_lower_bound} must be less than 0 and finite"
+            )
         decay = decay_class(self.decay)
         if decay.per_channel and self.feature_map not in POINTWISE:
             raise ValueError(
@@ -277,7 +285,7 @@ class ConfigChecks:
                 raise ValueError(f"{name}={value} must be at least {smallest}")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
-            if not 0 <= value < math.inf:  # neither is NaN
+            if value is not None and not 0 <= value < math.inf:  # neither is NaN
                 raise ValueError(f"{name}={value} must be at least 0 and finite")
         is_derived = self.head_dim is None or "head_dim" in self.__dict__.get("_derived", [])
         if is_derived and self.hidden_size % self.num_attention_heads != 0:

@@ -34,6 +34,9 @@ DERIVED = {  # fields that None leaves to the others, each after those that it i
     "qk_rope_head_dim": lambda config: of_latent(config, max(config.head_dim // 2, 1)),
     "v_head_dim": lambda config: of_latent(config, config.head_dim),
     "attention_out_bias": lambda config: config.attention_bias,
+    "gate_bias": lambda config: config.attention_bias,
+    "output_norm_eps": lambda config: config.rms_norm_eps,
+    "qk_norm_eps": lambda config: config.rms_norm_eps,
     "scale_embeddings": lambda config: config.position_embedding_type == "sinusoidal",
     "layer_types": lambda config: ["linear_attention"] * config.num_hidden_layers,
 }
@@ -46,6 +49,7 @@ DERIVED_FROM = (
     "expand_v",
     "num_hidden_layers",
     "attention_bias",
+    "rms_norm_eps",
     "position_embedding_type",
     "softmax_mixer",
 )
@@ -64,6 +68,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         initializer_range, attention_bias, mlp_bias, tie_word_embeddings, use_cache: as in Llama.
         attention_out_bias: whether the projection behind attention has a bias; by default as
             attention_bias says of those before it. Qwen2 has the others alone.
+        gate_bias: whether the projection that gives the gate of linear attention has a bias; by
+            default as attention_bias says of the others. Kimi Linear's second one has.
         intermediate_size: features of the MLPs; 0: there are none.
         fuse_linear_cross_entropy: whether a causal language model, while it trains on labels,
             computes its loss from the last hidden states a few rows at a time, and returns no
@@ -78,7 +84,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             heads of keys and of values, and their features, in layers of the type
             "linear_attention"; by default num_key_value_heads, num_attention_heads,
             head_dim * expand_k and head_dim * expand_v. Value heads share key heads, whose number
-            divides theirs. With mixer="linear", "aaren" and "hgrn" the numbers are the defaults.
+            divides theirs; with mixer="linear" the former are heads of queries, and values have as
+            many heads as keys. With mixer="aaren" and "window" the numbers are the defaults.
         expand_k, expand_v: how much wider than head_dim keys and values are there.
         max_position_embeddings: rows of the table of learned positions; other kinds of positions
             have no limit. Where rope_parameters stretch them, the length from which on they do,
@@ -107,6 +114,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         use_qk_norm: whether softmax layers, and those of mixer="window", bring each head's q and k
             to unit mean square, by norms with a weight. Not with layers of softmax_mixer="mla",
             which have a norm of the latent vector alone.
+        qk_norm_eps: the epsilon of these norms; by default rms_norm_eps.
         attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
             runs before them (`ops/feature_maps.py`), or one registered by
@@ -116,10 +124,13 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         value_act: activation of v, None or "silu".
         decay: how linear attention forgets, by name (`mixers/parts/decays.py`), or one
             registered by `register_decay`.
+        decay_lower_bound: of decay="kda_bounded", the least log decay of a token, negative.
         normalizer: "z" divides by phi(q) z + attention_eps; "rms_norm" instead brings every head's
             output to unit mean square; "gated_rms_norm" then multiplies it by a gate. So do, for
             all heads at once, "rms_norm_of_all_heads" and "gated_rms_norm_of_all_heads";
             "rms_norm_of_gated" gates first, for the heads at once that share a key.
+        output_norm_eps: the epsilon of that norm; by default rms_norm_eps. Queries scaled by s,
+            as some models scale them, are the same as this divided by s * s.
         gate_act: activation of that gate, "sigmoid" or "silu".
         low_rank_gate: whether its projection is two, with linear_value_head_dim features between.
         attention_eps: added to the denominator of normalizer="z".
@@ -200,14 +211,18 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     qk_rope_head_dim: int | None = None
     v_head_dim: int | None = None
     use_qk_norm: bool = False
+    qk_norm_eps: int | float | None = None
     attn_output_gate: bool = False
     feature_map: str = "identity"
     feature_map_kwargs: dict[str, Any] | None = None
     value_act: str | None = None
     decay: str = "per_token"
+    decay_lower_bound: int | float = -5.0
     normalizer: str = "gated_rms_norm"
     gate_act: str = "silu"
     low_rank_gate: bool = False
+    gate_bias: bool | None = None
+    output_norm_eps: int | float | None = None
     attention_eps: int | float = 1e-6
     state_in_fp64: bool = False
     conv_kernel_size: int = 4
@@ -247,7 +262,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     def num_state_heads(self) -> int:
         """Heads of a "linear_attention" layer's states, each of which forgets by itself."""
         shares_keys = facts_of(self.mixer).queries_share_keys
-        heads = self.num_key_value_heads if shares_keys else self.linear_num_value_heads
+        heads = self.linear_num_key_heads if shares_keys else self.linear_num_value_heads
         assert heads is not None  # derived
         return heads
 

@@ -341,7 +341,7 @@ def build_feature_map(config: PreTrainedConfig) -> FeatureMap | None:
     if config.feature_map in POINTWISE:
         return None
     module = _module_class(config.feature_map)
-    heads = config.num_attention_heads, config.num_key_value_heads
+    heads = config.linear_num_value_heads, config.linear_num_key_heads
     return module(*heads, config.linear_key_head_dim, **kwargs)
 
 

@@ -89,7 +89,8 @@ def fields_of_shares(config: PreTrainedConfig) -> set[str]:
     """What of a config ranks have equal shares of."""
     fields = {"intermediate_size"}
     if LINEAR in config.layer_types:
-        fields |= {*facts_of(config.mixer).heads}
+        facts = facts_of(config.mixer)
+        fields |= {*facts.heads, *(["linear_num_key_heads"] if facts.has_own_heads else [])}
     if set(config.layer_types) != {LINEAR}:
         fields |= {*SOFTMAX_MIXERS[config.softmax_mixer].heads}
     return fields

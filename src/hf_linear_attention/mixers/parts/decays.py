@@ -182,6 +182,27 @@ class Kimi(Decay):
         return log_decay.unflatten(-1, (self.A_log.numel(), -1))
 
 
+class BoundedKimi(Kimi):
+    """b sigmoid(exp(A_h) (W_b W_a x_t + c)), with the config's decay_lower_bound b: no token
+    forgets more than that. As flash-linear-attention's `safe_gate`.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.lower_bound = config.decay_lower_bound
+
+    def reset_parameters(self) -> None:
+        """Writes A_log and dt_bias, as there; the model's `_init_weights` calls it."""
+        _draw_steps(self.dt_bias, self.A_log)
+        init.zeros_(self.A_log)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, hidden) -> (B, T, H, K)"""
+        x = project(self.f_b_proj, project(self.f_a_proj, hidden_states))
+        x = (at_least_float32(x) + self.dt_bias).unflatten(-1, (self.A_log.numel(), -1))
+        return self.lower_bound * (at_least_float32(self.A_log).exp()[:, None] * x).sigmoid()
+
+
 class GatedPerChannel(Decay):
     """log sigmoid(x W1 W2 + b) / 16, learned, W1 to 16 features: each token says how much of every
     channel is forgotten. Yang et al., "Gated Linear Attention", arXiv 2312.06635, section 4.4.
@@ -286,6 +307,7 @@ DECAYS: dict[str, type[Decay]] = {
     "per_head": PerHead,
     "per_token": PerToken,
     "kda": Kimi,
+    "kda_bounded": BoundedKimi,
     "gla": GatedPerChannel,
     "hgrn2": HGRN2,
 }

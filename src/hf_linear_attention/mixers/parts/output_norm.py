@@ -50,7 +50,7 @@ def build_norm(
     normalizer = NORMALIZERS[config.normalizer]
     if normalizer is None:
         return None
-    return HeadsRMSNorm(normalizer, num_heads, value_dim, num_key_heads, config.rms_norm_eps)
+    return HeadsRMSNorm(normalizer, num_heads, value_dim, num_key_heads, config.output_norm_eps)
 
 
 def normalize(

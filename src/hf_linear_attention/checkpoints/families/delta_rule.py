@@ -1,0 +1,241 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The delta rule's models: DeltaNet, Gated DeltaNet and Kimi Delta Attention."""
+
+from typing import Any
+
+from ..family import (
+    Family,
+    Keys,
+    Rule,
+    attention_fields,
+    attention_keys,
+    convolutions,
+    expect,
+    gate_fields,
+    refusal,
+    renamed,
+    share_of,
+    weights,
+    whole,
+)
+
+GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
+CONVOLVED = {"use_short_conv": (True,)}  # without, fla keeps the SiLU, and we have none
+
+
+def delta_fields(keys: Keys) -> dict[str, Any]:
+    """The fields that all delta-rule models set alike."""
+    return {
+        "mixer": "delta_rule",
+        "feature_map": "identity",
+        "conv_kernel_size": keys["conv_size"],
+        "linear_allow_neg_eigval": keys["allow_neg_eigval"],
+    }
+
+
+def delta_keys(config: Any, decay: str) -> Keys:
+    """The keys that all delta-rule models set alike; a ValueError for other layers."""
+    expect(config, mixer="delta_rule", decay=decay, conv_bias=False, attention_bias=False)
+    return {
+        "use_short_conv": config.conv_kernel_size > 0,
+        "conv_size": config.conv_kernel_size,
+        "allow_neg_eigval": config.linear_allow_neg_eigval,
+        "attn": attention_keys(config),
+    }
+
+
+def delta_names(keys: Keys) -> list[Rule]:
+    return [
+        *weights("q_proj", "k_proj", "v_proj", "b_proj", "o_proj", "o_norm"),
+        *convolutions(keys, "q", "k", "v"),
+    ]
+
+
+def grouped_fields(keys: Keys) -> dict[str, Any]:
+    """The fields for heads of values that share keys. fla's head_dim is the size of a key."""
+    H, K = keys["num_heads"], keys["head_dim"]
+    return {
+        "linear_num_key_heads": H,
+        "linear_num_value_heads": H if keys["num_v_heads"] is None else keys["num_v_heads"],
+        "linear_key_head_dim": K,
+        "linear_value_head_dim": whole("head_dim * expand_v", K * keys["expand_v"]),
+        **attention_fields(keys, num_attention_heads=H, head_dim=K),
+    }
+
+
+def grouped_keys(config: Any) -> Keys:
+    return {
+        "num_heads": config.linear_num_key_heads,
+        "num_v_heads": config.linear_num_value_heads,
+        "head_dim": config.linear_key_head_dim,
+        "expand_v": share_of(config.linear_value_head_dim, config.linear_key_head_dim),
+    }
+
+
+# ---- DeltaNet ----
+
+
+def delta_net_fields(keys: Keys) -> dict[str, Any]:
+    C, H = keys["hidden_size"], keys["num_heads"]
+    K = whole("hidden_size * expand_k / num_heads", C * keys["expand_k"] / H)
+    return {
+        "decay": "none",
+        **delta_fields(keys),
+        **gate_fields(keys["use_gate"], "silu"),
+        "linear_num_key_heads": H,
+        "linear_num_value_heads": H,
+        "linear_key_head_dim": K,
+        "linear_value_head_dim": whole(
+            "hidden_size * expand_v / num_heads", C * keys["expand_v"] / H
+        ),
+        **attention_fields(keys, num_attention_heads=H, head_dim=K),
+    }
+
+
+def delta_net_keys(config: Any) -> Keys:
+    H = config.linear_num_key_heads
+    expect(config, linear_num_value_heads=H)
+    return {
+        **delta_keys(config, "none"),
+        "use_gate": config.is_gated,
+        "num_heads": H,
+        "expand_k": share_of(H * config.linear_key_head_dim, config.hidden_size),
+        "expand_v": share_of(H * config.linear_value_head_dim, config.hidden_size),
+    }
+
+
+def delta_net_names(keys: Keys) -> list[Rule]:
+    return [*delta_names(keys), *(weights("g_proj") if keys["use_gate"] else [])]
+
+
+DELTA_NET = Family(
+    class_name="DeltaNet",
+    keys={
+        "num_hidden_layers": 24,
+        "num_heads": 16,
+        "expand_k": 1.0,
+        "expand_v": 1.0,
+        "use_gate": False,
+        "use_beta": True,
+        "use_short_conv": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+        "qk_norm": "l2",
+        "qk_activation": "silu",
+    },
+    needs={**CONVOLVED, "use_beta": (True,), "qk_norm": ("l2",), "qk_activation": ("silu",)},
+    fields=delta_net_fields,
+    back=delta_net_keys,
+    names=delta_net_names,
+    unused=("use_output_norm",),  # there is a norm whatever it says
+)
+
+
+# ---- Gated DeltaNet ----
+
+
+def gated_deltanet_fields(keys: Keys) -> dict[str, Any]:
+    return {
+        "decay": "per_token",
+        **delta_fields(keys),
+        **gate_fields(keys["use_gate"], GATES[keys["output_gate_activation"]]),
+        **grouped_fields(keys),
+    }
+
+
+def gated_deltanet_keys(config: Any) -> Keys:
+    return {
+        **delta_keys(config, "per_token"),
+        **grouped_keys(config),
+        "use_gate": config.is_gated,
+        "output_gate_activation": config.gate_act if config.is_gated else "swish",
+    }
+
+
+def gated_deltanet_names(keys: Keys) -> list[Rule]:
+    return [
+        *delta_net_names(keys),
+        *renamed(decay__dt_proj="a_proj"),
+        *(Rule(name, (f"decay.{name}",)) for name in ("A_log", "dt_bias")),
+    ]
+
+
+GATED_DELTANET = Family(
+    class_name="GatedDeltaNet",
+    keys={
+        "num_hidden_layers": 21,
+        "num_heads": 6,
+        "num_v_heads": None,
+        "head_dim": 256,
+        "expand_v": 2.0,
+        "use_gate": True,
+        "output_gate_activation": "swish",
+        "use_short_conv": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+    },
+    needs={**CONVOLVED, "output_gate_activation": tuple(GATES)},
+    fields=gated_deltanet_fields,
+    back=gated_deltanet_keys,
+    names=gated_deltanet_names,
+    left_out={r"attn\.D": "early releases of fla wrote it, and multiplied by it nowhere"},
+)
+
+
+# ---- Kimi Delta Attention ----
+
+
+def kda_fields(keys: Keys) -> dict[str, Any]:
+    bound = keys["lower_bound"]
+    if (bound is not None) != keys["safe_gate"]:
+        raise refusal("lower_bound", "null without safe_gate, and given with it", bound)
+    is_bounded = {"decay": "kda_bounded", "decay_lower_bound": bound}
+    return {
+        **({"decay": "kda"} if bound is None else is_bounded),
+        **delta_fields(keys),
+        **gate_fields(True, "sigmoid"),
+        "low_rank_gate": True,
+        "gate_bias": True,
+        **grouped_fields(keys),
+    }
+
+
+def kda_keys(config: Any) -> Keys:
+    is_bounded = config.decay == "kda_bounded"
+    return {
+        **delta_keys(config, config.decay if is_bounded else "kda"),
+        **grouped_keys(config),
+        "safe_gate": is_bounded,
+        "lower_bound": config.decay_lower_bound if is_bounded else None,
+    }
+
+
+def kda_names(keys: Keys) -> list[Rule]:
+    return [
+        *delta_names(keys),
+        *renamed(decay__f_a_proj="f_proj.0", decay__f_b_proj="f_proj.1"),
+        *renamed(g_a_proj="g_proj.0", g_b_proj="g_proj.1"),
+        Rule("g_proj.1.bias", ("g_b_proj.bias",)),
+        *(Rule(name, (f"decay.{name}",)) for name in ("A_log", "dt_bias")),
+    ]
+
+
+KDA = Family(
+    class_name="KDA",
+    keys={
+        "num_hidden_layers": 24,
+        "num_heads": 16,
+        "num_v_heads": None,
+        "head_dim": 128,
+        "expand_v": 1.0,
+        "use_short_conv": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+        "safe_gate": False,
+        "lower_bound": None,
+    },
+    needs=CONVOLVED,
+    fields=kda_fields,
+    back=kda_keys,
+    names=kda_names,
+)

@@ -1,0 +1,136 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Mamba-2 as flash-linear-attention has it: Transformers' names, but other keys in its config.json.
+in_proj and conv1d of that model are split into several modules here.
+"""
+
+import math
+from typing import Any
+
+from ..family import (
+    LINEAR,
+    OF_ALL,
+    Family,
+    Keys,
+    Rule,
+    Skeleton,
+    expect,
+    renamed,
+    same,
+    share_of,
+    shared_fields,
+    whole,
+)
+
+SKELETON = Skeleton(
+    "backbone.layers.{}.",
+    "mixer.",
+    {
+        "model.embed_tokens.weight": "backbone.embeddings.weight",
+        "model.norm.weight": "backbone.norm_f.weight",
+        "lm_head.weight": "lm_head.weight",
+    },
+    {"input_layernorm.weight": "norm.weight"},
+)
+PROJECTED = ("g_proj", "v_proj", "B_proj", "C_proj", "dt_proj")  # in_proj, in this order
+CONVOLVED = ("v_conv1d", "B_conv1d", "C_conv1d")
+
+
+def mamba2_fields(keys: Keys) -> dict[str, Any]:
+    D = whole("hidden_size * expand", keys["hidden_size"] * keys["expand"])
+    H = whole("hidden_size * expand / head_dim", D / keys["head_dim"])
+    low, high = keys["dt_limit"]
+    return {
+        "mixer": "mamba2",
+        "decay": "none",
+        "feature_map": "identity",
+        "normalizer": "rms_norm_of_gated",
+        "gate_act": "silu",
+        "intermediate_size": 0,
+        "num_attention_heads": H,
+        "head_dim": keys["head_dim"],
+        "linear_num_key_heads": keys["n_groups"],
+        "linear_num_value_heads": H,
+        "linear_key_head_dim": keys["state_size"],
+        "linear_value_head_dim": keys["head_dim"],
+        "attention_bias": keys["use_bias"],
+        "conv_kernel_size": keys["conv_kernel"],
+        "conv_bias": keys["use_conv_bias"],
+        "time_step_min": keys["dt_min"],
+        "time_step_max": keys["dt_max"],
+        "time_step_floor": keys["dt_init_floor"],
+        "time_step_limit": None if (low, high) == (0.0, math.inf) else [low, high],
+        "position_embedding_type": "none",
+    }
+
+
+def mamba2_keys(config: Any) -> Keys:
+    expect(config, mixer="mamba2", intermediate_size=0)
+    expect(config, attention_out_bias=config.attention_bias, gate_bias=config.attention_bias)
+    if {*config.active_layer_types} != {LINEAR}:
+        expect(config, layer_types=[LINEAR] * config.num_hidden_layers)
+    D = config.linear_num_value_heads * config.linear_value_head_dim
+    return {
+        "expand": share_of(D, config.hidden_size),
+        "head_dim": config.linear_value_head_dim,
+        "num_heads": config.linear_num_value_heads,
+        "n_groups": config.linear_num_key_heads,
+        "state_size": config.linear_key_head_dim,
+        "use_bias": config.attention_bias,
+        "conv_kernel": config.conv_kernel_size,
+        "use_conv_bias": config.conv_bias,
+        "dt_min": config.time_step_min,
+        "dt_max": config.time_step_max,
+        "dt_init_floor": config.time_step_floor,
+        "dt_limit": list(config.time_step_limit or (0.0, math.inf)),
+        "hidden_act": "silu",
+    }
+
+
+def mamba2_names(keys: Keys) -> list[Rule]:
+    biases = {"in_proj": PROJECTED, "conv1d": CONVOLVED, "out_proj": ("o_proj",)}
+    has_bias = {"conv1d": keys["use_conv_bias"]}
+    return [
+        *same("A_log", "D", "dt_bias"),
+        *renamed(o_norm="norm"),
+        *(
+            Rule(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours))
+            for theirs, ours in biases.items()
+            for kind in ("weight", "bias")
+            if kind == "weight" or has_bias.get(theirs, keys["use_bias"])
+        ),
+    ]
+
+
+MAMBA2 = Family(
+    class_name="Mamba2",
+    keys={
+        **OF_ALL,
+        "num_hidden_layers": 48,
+        "hidden_act": "silu",
+        "norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "expand": 2,
+        "head_dim": 64,
+        "n_groups": 1,
+        "state_size": 128,
+        "use_bias": False,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "dt_min": 0.001,
+        "dt_max": 0.1,
+        "dt_init_floor": 1e-4,
+        "dt_limit": (0.0, math.inf),
+        "D_has_hdim": False,
+        "rmsnorm": True,
+        "norm_before_gate": False,
+    },
+    needs={"D_has_hdim": (False,), "rmsnorm": (True,), "norm_before_gate": (False,)},
+    fields=mamba2_fields,
+    back=mamba2_keys,
+    names=mamba2_names,
+    unused=("num_heads", "A_init_range", "conv_init"),  # derived from others; initialisation
+    others={"layer_norm_epsilon": "of Transformers, which loads it; use_kernels runs it"},
+    skeleton=SKELETON,
+    common={},
+    around=shared_fields,
+)

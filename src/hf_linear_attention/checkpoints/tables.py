@@ -1,0 +1,65 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The table of families: the model types of flash-linear-attention that load here."""
+
+from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
+from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
+from .families.mamba2 import MAMBA2
+from .families.transformer import TRANSFORMER
+from .family import Family, Keys
+
+FAMILIES: dict[str, Family] = {  # by model type
+    "linear_attn": LINEAR_ATTN,
+    "retnet": RETNET,
+    "gla": GLA,
+    "hgrn": HGRN,
+    "hgrn2": HGRN2,
+    "delta_net": DELTA_NET,
+    "gated_deltanet": GATED_DELTANET,
+    "kda": KDA,
+    "mamba2": MAMBA2,
+    "transformer": TRANSFORMER,
+}
+# The other model types of fla 0.6.0, and the parts of them that our mixers do not compute.
+NOT_COMPUTED = {
+    "abc": "slots of memory",
+    "bitnet": "weights of three values",
+    "comba": "a second key that corrects",
+    "deltaformer": "softmax over a delta rule",
+    "forgetting_transformer": "softmax attention that decays",
+    "gated_deltaproduct": "several writes for each token",
+    "gsa": "slots of memory",
+    "lightnet": "normalised keys",
+    "log_linear_mamba2": "states in a hierarchy",
+    "mamba": "Mamba's state space; Transformers loads it",
+    "mamba3": "Mamba-3's rotated state space",
+    "mesa_net": "a system of equations for each token",
+    "mla": "latent attention with positions",
+    "mom": "a mixture of memories",
+    "nsa": "sparse softmax attention",
+    "path_attn": "positions of products",
+    "precond_gated_deltanet": "preconditioned keys",
+    "precond_kda": "preconditioned keys",
+    "rodimus": "its own gates",
+    "rwkv6": "token shifts",
+    "rwkv7": "token shifts and states of rank one plus a diagonal",
+    "samba": "Mamba's state space",
+}
+
+
+def family_of(config: Keys) -> Family:
+    """The family of a config.json.
+
+    Raises:
+        ValueError: its model type does not load here; the message lists the model types that do.
+    """
+    model_type = str(config.get("model_type"))
+    if model_type == "linear_attention":
+        raise ValueError("it is a model of this package, which from_pretrained loads")
+    if model_type not in FAMILIES:
+        what = NOT_COMPUTED.get(model_type)
+        why = "" if what is None else f", whose layers have {what}"
+        raise ValueError(
+            f"model_type of its config.json must be one of {', '.join(map(repr, FAMILIES))}, got "
+            f"{model_type!r}{why}"
+        )
+    return FAMILIES[model_type]
