@@ -75,6 +75,10 @@ CHANGES = {
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
     },
+    "rwkv7": {
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 10, "gate_low_rank_dim": 7},
+        "learn_initial_state": True,
+    },
     "sliding": {"sliding_window": 4},
     "hybrid": {"num_hidden_layers": 4, "num_key_value_heads": 2},
     "deltanet": {"linear_allow_neg_eigval": True, "linear_key_head_dim": 5},
@@ -141,7 +145,18 @@ def tiny_model(
     model_class=LinearAttentionForCausalLM, dtype=torch.float64, seed=0, **kwargs
 ) -> LinearAttentionForCausalLM:
     torch.manual_seed(seed)
-    return model_class(tiny_config(**kwargs)).to(dtype).eval()
+    model = model_class(tiny_config(**kwargs)).to(dtype).eval()
+    if model.config.mixer == "rwkv7":
+        fill_zeros(model)
+    return model
+
+
+@torch.no_grad()
+def fill_zeros(model: torch.nn.Module) -> None:
+    """Draws the weights that are 0 at first, as all that adds to hidden states may be."""
+    for parameter in model.parameters():
+        if not parameter.any():
+            parameter.normal_(std=0.4)
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
