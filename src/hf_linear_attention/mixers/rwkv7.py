@@ -77,13 +77,13 @@ class LowRank(nn.Module):
         dtype = accumulation_dtype(torch.get_default_dtype())
         self.bias = nn.Parameter(torch.zeros(size, dtype=dtype)) if bias else None
 
-    def reset_parameters(self) -> None:
-        """Writes all of it, so that it is the bias, 0; the model's `_init_weights` calls it."""
+    def draw(self) -> None:
+        """Writes both projections, so that all is the bias. Not `reset_parameters`: Transformers
+        passes over modules of others that have no parameters of their own.
+        """
         size, rank = self.b_proj.weight.shape
         init.zeros_(self.a_proj.weight)
         draw_orthogonal(self.b_proj.weight, 0.1 * max(1.0, math.sqrt(rank / size)))
-        if self.bias is not None:
-            init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         y = project(self.b_proj, self.act(project(self.a_proj, x)))
@@ -169,6 +169,8 @@ class RWKV7(nn.Module):
         draw_orthogonal(self.k_proj.weight, 0.1)
         draw_orthogonal(self.v_proj.weight)
         init.zeros_(self.o_proj.weight)
+        for name in ("w", "a", "v", "g") if self.layer_idx > 0 else ("w", "a", "g"):
+            getattr(self, f"{name}_lora").draw()
         if self.initial_state is not None:
             init.zeros_(self.initial_state)
 

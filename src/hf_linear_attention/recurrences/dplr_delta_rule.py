@@ -83,7 +83,7 @@ class DPLRRecurrence(Recurrence):
 
     @staticmethod
     def _begun(state: State, first_state: Tensor, rows: int) -> Tensor:
-        """"kv" of rows that have begun, from one of any."""
+        """ "kv" of rows that have begun, from one of any."""
         if "kv" not in state:
             return first_state.expand(rows, *first_state.shape).contiguous()
         return state["kv"] + (1 - state["has_begun"])[..., None, None] * first_state
