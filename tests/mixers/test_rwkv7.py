@@ -12,7 +12,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from hf_linear_attention import (
+    LinearAttentionCache,
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+)
 from hf_linear_attention.ops.tokens import Tokens
 from hf_linear_attention.recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
 from tiny import VARIANTS, random_ids, tiny_model
@@ -242,8 +246,6 @@ def test_only_the_first_states_need_be_trained():
 
 def test_tokens_are_taken_back_to_the_first_state():
     model, ids = tiny_model(**TINY), random_ids(2, 9)
-    from hf_linear_attention import LinearAttentionCache
-
     cache = LinearAttentionCache(model.config)
     cache.activate_past_recording()
     with torch.no_grad():
@@ -252,3 +254,16 @@ def test_tokens_are_taken_back_to_the_first_state():
         cache.crop(-7)
         rest = model(ids[:, 2:], cache=cache).logits
         assert_same(rest, model(ids).logits[:, 2:])
+
+
+@torch.no_grad()
+def test_a_token_that_may_be_taken_back_is_not_the_state_of_the_next():
+    """What is recorded of a token must not change as the state does."""
+    model, ids = tiny_model(**TINY), random_ids(2, 9)
+    cache = LinearAttentionCache(model.config)
+    model(ids[:, :4], cache=cache)
+    cache.activate_past_recording()
+    for token in ids[:, 4:8].split(1, 1):
+        model(token, cache=cache)
+    cache.crop(-3)
+    assert_same(model(ids[:, 5:], cache=cache).logits, model(ids).logits[:, 5:])

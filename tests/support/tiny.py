@@ -104,10 +104,11 @@ VARIANTS = {
 }
 # Of newer kinds of states those that many tests run over: the delta rule's, with value heads that
 # share key heads, and with a decay for every channel beside latent softmax attention; and sums,
-# with decays that give the keys, and with write strengths; and a window, with sums of what left it.
+# with decays that give the keys, and with write strengths; a window, with sums of what left it; and
+# RWKV-7's, with the tokens before, and values that its layers hand on.
 NEWER = (
     *("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2"),
-    "window",
+    *("window", "preset_rwkv7"),
 )
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""RWKV-7 as a layer of a model: a delta rule whose tokens say for each channel how much is forgotten,
-and how strongly and with what the values under a key are replaced. And the MLP that goes with it.
+"""RWKV-7 as a layer of a model: a delta rule whose tokens say for each channel how much is
+forgotten, and how strongly what is found under a key is replaced. And the MLP that goes with it.
 
 Both read each token beside the one before it. Values of all layers are mixed with the first one's.
 
@@ -31,6 +31,7 @@ from .linear_attention import Heads
 from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
 LARGEST_DECAY = math.exp(-0.5)  # of -log w: so w is at least 0.545
+OF_MLP = "mlp_token_before"  # a state of the layer, which the MLP changes
 MIXES = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 # How the share of the token before grows over the channels of a layer, at first.
 EXPONENTS = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}
@@ -42,10 +43,6 @@ def low_rank(config: PreTrainedConfig, name: str, factor: float) -> int:
     if given is not None:
         return given
     return max(32, round(factor * config.hidden_size**0.5 / 32) * 32)
-
-
-def token_before(name: str, config: PreTrainedConfig) -> Delay:
-    return Delay(name, config.hidden_size)
 
 
 def beside(x: Tensor, delay: Delay, memory: LayerMemory) -> Tensor:
@@ -148,11 +145,11 @@ class RWKV7(nn.Module):
         self.initial_state = None
         if config.learn_initial_state:
             self.initial_state = nn.Parameter(torch.zeros(H, K, V))
-        self.delay = token_before("token_before", config)
+        self.delay = Delay("token_before", C)
         self.recurrence = DPLRRecurrence(
             *(H, K, V, config.learn_initial_state), in_fp64=config.state_in_fp64
         )
-        self.of_mlp = (mlp_delay(config),) if config.intermediate_size > 0 else ()
+        self.of_mlp = (Delay(OF_MLP, C),) if config.intermediate_size > 0 else ()
         self._reset_vectors()
 
     @property
@@ -244,10 +241,6 @@ class RWKV7(nn.Module):
         return x if shard is None else shard.take(x, dim)
 
 
-def mlp_delay(config: PreTrainedConfig) -> Delay:
-    return token_before("mlp_token_before", config)
-
-
 class ShiftedMLP(nn.Module):
     """W_down act(W_up (x_t + (x_(t-1) - x_t) x_k)): a token beside the one before, and no gate."""
 
@@ -259,7 +252,7 @@ class ShiftedMLP(nn.Module):
         self.up_proj = nn.Linear(C, size, bias=bias)
         self.down_proj = nn.Linear(size, C, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
-        self.delay = mlp_delay(config)
+        self.delay = Delay(OF_MLP, C)
         self._reset_vectors()
 
     def reset_parameters(self) -> None:

@@ -91,12 +91,10 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
             space, whose other fields `model/presets.py` has: linear_num_key_heads are its groups,
             linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
-            channels, whose other fields `model/presets.py` has, too; or "rwkv7", RWKV-7's, whose
-            other fields it has as well: with LayerNorms, and MLPs that see the token before, in
-            models of such layers alone; or "window", softmax attention over a window of the last
-            tokens and linear attention over all older ones, under one denominator, for layers that
-            were softmax attention (`mixers/window.py`). It takes normalizer="z", adds no
-            attention_eps, and a feature_map whose weights are not negative.
+            channels, or "rwkv7", RWKV-7's layers, both with fields as there; or "window", softmax
+            attention over a window of the last tokens and linear attention over all older ones,
+            under one denominator, for layers that were softmax attention. It takes normalizer="z",
+            adds no attention_eps, and a feature_map whose weights are not negative.
         window_size, window_sinks: tokens of that window, the current one included, and how many of
             the first tokens softmax attention goes on seeing.
         linear_allow_neg_eigval: whether beta, how much of a value "delta_rule" writes, is up to 2

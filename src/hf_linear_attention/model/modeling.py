@@ -302,7 +302,8 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.position_embedding_type == "rotary":
             self.rotary_emb = RotaryEmbedding(config)
-        if facts_of(config.mixer).block == "rwkv7":
+        self.hands_values_on = facts_of(config.mixer).block == "rwkv7"
+        if self.hands_values_on:
             self.layers = nn.ModuleList(
                 RWKV7DecoderLayer(config, layer_idx)
                 for layer_idx in range(config.num_hidden_layers)
@@ -420,7 +421,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
     ) -> Tensor:
         """Those layers, and the norm after the last."""
         layers = list(self.layers)
-        if facts_of(self.config.mixer).block == "rwkv7":
+        if self.hands_values_on:
             v_first = None
             for i in numbers:
                 hidden_states, v_first = layers[i](hidden_states, v_first, **kwargs)

@@ -116,7 +116,7 @@ class DPLRRecurrence(Recurrence):
         return super().replay(inputs._replace(q=inputs.k), state, key_mask)  # nobody reads
 
     def piece(self, inputs: DPLRInputs, tokens: Tokens) -> dict[str, Tensor]:
-        """The state, "transition" (B, H, K, K), by which a piece multiplies the state that it begins
+        """The state, "transition" (B, H, K, K), by which a piece multiplies the one that it begins
         with, and "first_state" where there is one.
 
         Columns of a state know nothing of each other, so one run makes both: to the columns of the
