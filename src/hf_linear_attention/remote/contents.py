@@ -84,7 +84,7 @@ def definitions_left_out(config: PreTrainedConfig) -> set[str]:
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     """Of what branches ask for, by the names that they have for it."""
-    by_channel = decay_class(config.decay).per_channel
+    by_channel = decay_class(config.decay).per_channel or config.mixer == "rwkv7"
     plain = {"is_plain_attention": True} if config.mixer in PLAIN_MIXERS and not by_channel else {}
     return {
         **plain,
