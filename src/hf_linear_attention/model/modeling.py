@@ -304,10 +304,8 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             self.rotary_emb = RotaryEmbedding(config)
         self.hands_values_on = facts_of(config.mixer).block == "rwkv7"
         if self.hands_values_on:
-            self.layers = nn.ModuleList(
-                RWKV7DecoderLayer(config, layer_idx)
-                for layer_idx in range(config.num_hidden_layers)
-            )
+            numbers = range(config.num_hidden_layers)
+            self.layers = nn.ModuleList(RWKV7DecoderLayer(config, i) for i in numbers)
             self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
         else:
             self.layers = nn.ModuleList(
