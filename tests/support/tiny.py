@@ -76,8 +76,9 @@ CHANGES = {
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
     },
     "rwkv7": {
-        **{"linear_key_head_dim": 6, "linear_value_head_dim": 10, "gate_low_rank_dim": 7},
-        "learn_initial_state": True,
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},
+        **{"decay_low_rank_dim": 5, "a_low_rank_dim": 4, "v_low_rank_dim": 3},
+        **{"gate_low_rank_dim": 7, "learn_initial_state": True},
     },
     "sliding": {"sliding_window": 4},
     "hybrid": {"num_hidden_layers": 4, "num_key_value_heads": 2},
@@ -123,9 +124,12 @@ def over_variants(some: Iterable[str], name: str, values: Iterable) -> pytest.Ma
 
 
 def shallow(variant: str) -> dict:
-    """The variant with one layer of each type, for tests that take time for each layer."""
+    """The variant with one layer of each type, for tests that take time for each layer; with two
+    of RWKV-7's, of which the second takes values of the first.
+    """
     fields = VARIANTS[variant]
     types = list(dict.fromkeys(fields.get("layer_types", ["linear_attention"])))
+    types *= 2 if fields.get("mixer") == "rwkv7" else 1
     return {**fields, "layer_types": types, "num_hidden_layers": len(types)}
 
 
