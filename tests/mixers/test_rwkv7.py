@@ -55,7 +55,7 @@ def model_of_reference(**fields) -> LinearAttentionForCausalLM:
     sizes = dict(REFERENCE["sizes"])
     num_heads = sizes["hidden_size"] // sizes["head_dim"]
     config = LinearAttentionConfig.from_preset(
-        "rwkv7", **sizes, num_attention_heads=num_heads, expand_v=1, **fields
+        "rwkv7", **sizes, num_attention_heads=num_heads, **fields
     )
     return LinearAttentionForCausalLM(config).double()
 

@@ -105,13 +105,16 @@ class HeadsLayerNorm(nn.Module):
 
 
 class RWKV7(nn.Module):
-    """For each head S_t of (K, V), of r, k, v, and a, all of what the token and the one before are:
+    """For each head S_t of (K, V), of r, w, k, v and a, each made of a token and the one before:
 
         S_t = (Diag(w_t) - (kappa_t a_t) kappa_t^T) S_(t-1) + k'_t v_t^T,  y_t = S_t^T r_t
 
     with kappa = k k_k, divided by its norm, k' = k (1 + (a - 1) k_a), and log w from -e^(-1/2) to
     0. Then come a norm of each head, a bonus for the token itself, and a gate.
     """
+
+    x_r: Tensor
+    initial_state: Tensor | None
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         super().__init__()
@@ -142,9 +145,8 @@ class RWKV7(nn.Module):
             self.v_lora = LowRank((C, ranks["v"], H * V), nn.Identity())
         self.g_lora = LowRank((C, ranks["gate"], H * V), nn.Sigmoid(), bias=False)
         self.g_norm = HeadsLayerNorm(H, V, K * config.rms_norm_eps)
-        self.initial_state = None
-        if config.learn_initial_state:
-            self.initial_state = nn.Parameter(torch.zeros(H, K, V))
+        first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
+        self.register_parameter("initial_state", first)
         self.delay = Delay("token_before", C)
         self.recurrence = DPLRRecurrence(
             *(H, K, V, config.learn_initial_state), in_fp64=config.state_in_fp64
@@ -189,7 +191,7 @@ class RWKV7(nn.Module):
         init.copy_(self.w_lora.bias, slow_to_fast + 0.5 + 2.5 * zigzag)
         init.copy_(self.a_lora.bias, -0.19 + 0.3 * zigzag + 0.4 * (at - 0.5))
         if layer > 0:
-            at = torch.linspace(0, 1, self.v_lora.bias.numel(), device="cpu")
+            at = torch.linspace(0, 1, self.v_proj.out_features, device="cpu")
             init.copy_(self.v_lora.bias, 0.73 - 0.4 * (at - 0.5))
         init.constant_(self.g_norm.weight, ((layer + 1) / L) ** 0.7)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..ops.dplr_delta_rule import dplr_delta_rule, dplr_delta_rule_step_
 from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens
-from .interface import Recurrence, State, StateSize
+from .interface import Inputs, Recurrence, State, StateSize
 
 
 class DPLRInputs(NamedTuple):  # arguments of `dplr_delta_rule`
@@ -109,8 +109,9 @@ class DPLRRecurrence(Recurrence):
         )
         return y[:, None]
 
-    def recorded(self, inputs: DPLRInputs) -> DPLRInputs:
-        return inputs._replace(q=None)  # a state of no tokens begins with the first one again
+    def recorded(self, inputs: Inputs) -> Inputs:
+        # and the first state, with which one of no tokens begins again
+        return inputs._replace(**dict.fromkeys(self.only_read))
 
     def replay(self, inputs: DPLRInputs, state: State, key_mask: Tensor | None) -> State:
         return super().replay(inputs._replace(q=inputs.k), state, key_mask)  # nobody reads
