@@ -167,6 +167,19 @@ def test_other_layers_beside_it_are_refused():
         LinearAttentionConfig.from_preset("rwkv7", layer_types=types, num_hidden_layers=2)
 
 
+def test_pipelines_are_refused():
+    """A stage would begin without the first layer's values."""
+
+    class Elsewhere(torch.nn.Module):  # as Transformers' PipelineIdentityLayer
+        def forward(self, hidden_states, *args, **kwargs):
+            return hidden_states
+
+    model, ids = tiny_model(**TINY), random_ids(2, 6)
+    model.model.layers[0] = Elsewhere()
+    with pytest.raises(RuntimeError, match="RWKV-7 hand on .* pipelines"):
+        model(ids)
+
+
 # A state to begin with.
 
 

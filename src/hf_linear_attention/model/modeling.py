@@ -422,7 +422,13 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         if self.hands_values_on:
             v_first = None
             for i in numbers:
-                hidden_states, v_first = layers[i](hidden_states, v_first, **kwargs)
+                handed_on = layers[i](hidden_states, v_first, **kwargs)
+                if isinstance(handed_on, Tensor):
+                    raise RuntimeError(
+                        "layers of RWKV-7 hand on hidden states and values: pipelines, whose stages "
+                        "hand on hidden states alone, can't run them"
+                    )
+                hidden_states, v_first = handed_on
         else:
             for i in numbers:
                 hidden_states = layers[i](hidden_states, *memory, **kwargs)
