@@ -425,8 +425,8 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 handed_on = layers[i](hidden_states, v_first, **kwargs)
                 if isinstance(handed_on, Tensor):
                     raise RuntimeError(
-                        "layers of RWKV-7 hand on hidden states and values: pipelines, whose stages "
-                        "hand on hidden states alone, can't run them"
+                        "layers of RWKV-7 hand on hidden states and values: pipelines can't run "
+                        "them, whose stages hand on hidden states alone"
                     )
                 hidden_states, v_first = handed_on
         else:
