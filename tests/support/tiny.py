@@ -152,16 +152,18 @@ def tiny_model(
     torch.manual_seed(seed)
     model = model_class(tiny_config(**kwargs)).to(dtype).eval()
     if model.config.mixer == "rwkv7":
-        fill_zeros(model)
+        draw_all_products(model)
     return model
 
 
 @torch.no_grad()
-def fill_zeros(model: torch.nn.Module) -> None:
-    """Draws the weights that are 0 at first, as all that adds to hidden states may be."""
-    for parameter in model.parameters():
-        if not parameter.any():
-            parameter.normal_(std=0.4)
+def draw_all_products(model: torch.nn.Module) -> None:
+    """As they are at first in other models: RWKV-7's layers begin with products that are 0."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.normal_(std=model.config.initializer_range)
+        if getattr(module, "initial_state", None) is not None:
+            module.initial_state.normal_()
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
