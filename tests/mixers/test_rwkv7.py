@@ -161,12 +161,6 @@ def test_only_its_own_layers_are_not_to_be_split():
     assert set(model._no_split_modules) == {"RWKV7DecoderLayer"}
 
 
-def test_other_layers_beside_it_are_refused():
-    types = ["linear_attention", "full_attention"]
-    with pytest.raises(ValueError, match="layer_types must be .*rwkv7"):
-        LinearAttentionConfig.from_preset("rwkv7", layer_types=types, num_hidden_layers=2)
-
-
 def test_pipelines_are_refused():
     """A stage would begin without the first layer's values."""
 
