@@ -97,6 +97,10 @@ PRESET_VARIANTS = {
 }
 AXES["mamba2_alone"] = {**PRESET_VARIANTS["preset_mamba2"], "intermediate_size": 0}
 AXES["mamba2_one_group"] = {**PRESET_VARIANTS["preset_mamba2"], "linear_num_key_heads": 1}
+AXES["rwkv7_alone"] = {
+    **PRESET_VARIANTS["preset_rwkv7"],
+    **{"intermediate_size": 0, "learn_initial_state": False},
+}
 # katharopoulos and dpfp are "paper" and, but for a decay, "dpfp"
 COVERED = ("preset_katharopoulos", "preset_dpfp")
 VARIANTS = {
