@@ -251,6 +251,16 @@ def test_only_the_first_states_need_be_trained():
     assert model(ids, labels=ids).loss < before
 
 
+def test_weights_without_first_states_load_into_a_model_that_learns_them(tmp_path):
+    model, ids = tiny_model(**VARIANTS["rwkv7_alone"]), random_ids(2, 9)
+    model.save_pretrained(tmp_path)
+    loaded = LinearAttentionForCausalLM.from_pretrained(
+        tmp_path, learn_initial_state=True, dtype=torch.float64
+    )
+    assert all(not layer.self_attn.initial_state.any() for layer in loaded.model.layers)
+    assert_same(loaded(ids).logits, model(ids).logits)
+
+
 def test_tokens_are_taken_back_to_the_first_state():
     model, ids = tiny_model(**TINY), random_ids(2, 9)
     cache = LinearAttentionCache(model.config)

@@ -50,6 +50,7 @@ def beside(x: Tensor, delay: Delay, memory: LayerMemory) -> Tensor:
     return memory.run(delay, DelayInputs(x)) - x
 
 
+@torch.no_grad()
 def draw_orthogonal(weight: Tensor, gain: float = 1.0) -> None:
     """Writes a matrix with orthogonal rows or columns, in any dtype, if it was not loaded."""
     if not getattr(weight, "_is_hf_initialized", False):

@@ -420,7 +420,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         """Those layers, and the norm after the last."""
         layers = list(self.layers)
         if self.hands_values_on:
-            v_first = None
+            v_first = None  # `numbers` begin with 0: caches of all layers are of one kind
             for i in numbers:
                 handed_on = layers[i](hidden_states, v_first, **kwargs)
                 if isinstance(handed_on, Tensor):
