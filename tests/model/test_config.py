@@ -17,6 +17,7 @@ from tiny import VARIANTS, tiny_config
 AAREN = {"mixer": "aaren", "feature_map": "exp"}
 MAMBA2 = VARIANTS["preset_mamba2"]
 HGRN = VARIANTS["preset_hgrn"]
+RWKV7 = VARIANTS["preset_rwkv7"]
 DELTA = {"mixer": "delta_rule", "feature_map": "identity", "normalizer": "rms_norm"}
 WINDOW = {"mixer": "window"}
 MLA = {"softmax_mixer": "mla", "layer_types": ["full_attention"] * 3}
@@ -108,6 +109,18 @@ def test_the_paper_s_form_is_the_one_of_its_preset_and_of_folders_that_say_nothi
         (
             {**WINDOW, "linear_num_value_heads": 8},
             "linear_num_value_heads must be num_att.*=4 .*got 8",
+        ),
+        ({"normalizer": "layer_norm"}, "normalizer must be 'z' or .*mixer='linear', got 'layer_n"),
+        ({**RWKV7, "normalizer": "z"}, "normalizer must be 'layer_norm' with mixer='rwkv7'"),
+        ({**RWKV7, "decay": "gla"}, "decay must be 'none' with mixer='rwkv7', got 'gla'"),
+        ({**RWKV7, "is_causal": False}, 'mixer must not be "rwkv7" with is_causal=False'),
+        ({**RWKV7, "add_cross_attention": True}, "add_cross_attention must be False with .*rwkv7"),
+        ({**RWKV7, "conv_kernel_size": 4}, "conv_kernel_size must be 0 with mixer='rwkv7', got 4"),
+        ({**RWKV7, "linear_num_key_heads": 2}, "linear_num_key_heads must be .*=4 .*rwkv7.*got 2"),
+        ({**RWKV7, "a_low_rank_dim": 0}, "a_low_rank_dim=0 must be at least 1"),
+        (
+            {**RWKV7, "layer_types": ["full_attention", *["linear_attention"] * 2]},
+            "layer_types must be \"linear_attention\" alone with mixer='rwkv7'",
         ),
         ({**MAMBA2, "time_step_max": float("inf")}, "time_step_max .*finite, .*got .*, inf and"),
         ({**MAMBA2, "time_step_floor": float("nan")}, "time_step_floor must be .*finite, .* nan"),

@@ -77,6 +77,11 @@ CHANGES = {
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
     },
+    "rwkv7": {
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},
+        **{"decay_low_rank_dim": 5, "a_low_rank_dim": 4, "v_low_rank_dim": 3},
+        **{"gate_low_rank_dim": 7, "learn_initial_state": True},
+    },
     "sliding": {"sliding_window": 4},
     "hybrid": {"num_hidden_layers": 4, "num_key_value_heads": 2},
     "deltanet": {"linear_allow_neg_eigval": True, "linear_key_head_dim": 5},
@@ -94,6 +99,10 @@ PRESET_VARIANTS = {
 }
 AXES["mamba2_alone"] = {**PRESET_VARIANTS["preset_mamba2"], "intermediate_size": 0}
 AXES["mamba2_one_group"] = {**PRESET_VARIANTS["preset_mamba2"], "linear_num_key_heads": 1}
+AXES["rwkv7_alone"] = {
+    **PRESET_VARIANTS["preset_rwkv7"],
+    **{"intermediate_size": 0, "learn_initial_state": False},
+}
 # katharopoulos and dpfp are "paper" and, but for a decay, "dpfp"
 COVERED = ("preset_katharopoulos", "preset_dpfp")
 VARIANTS = {
@@ -102,10 +111,11 @@ VARIANTS = {
 }
 # Of newer kinds of states those that many tests run over: the delta rule's, with value heads that
 # share key heads, and with a decay for every channel beside latent softmax attention; and sums,
-# with decays that give the keys, and with write strengths; and a window, with sums of what left it.
+# with decays that give the keys, and with write strengths; a window, with sums of what left it; and
+# RWKV-7's, with the tokens before, and values that its layers hand on.
 NEWER = (
     *("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2"),
-    "window",
+    *("window", "preset_rwkv7"),
 )
 
 
@@ -120,9 +130,12 @@ def over_variants(some: Iterable[str], name: str, values: Iterable) -> pytest.Ma
 
 
 def shallow(variant: str) -> dict:
-    """The variant with one layer of each type, for tests that take time for each layer."""
+    """The variant with one layer of each type, for tests that take time for each layer; with two
+    of RWKV-7's, of which the second takes values of the first.
+    """
     fields = VARIANTS[variant]
     types = list(dict.fromkeys(fields.get("layer_types", ["linear_attention"])))
+    types *= 2 if fields.get("mixer") == "rwkv7" else 1
     return {**fields, "layer_types": types, "num_hidden_layers": len(types)}
 
 
@@ -143,7 +156,20 @@ def tiny_model(
     model_class=LinearAttentionForCausalLM, dtype=torch.float64, seed=0, **kwargs
 ) -> LinearAttentionForCausalLM:
     torch.manual_seed(seed)
-    return model_class(tiny_config(**kwargs)).to(dtype).eval()
+    model = model_class(tiny_config(**kwargs)).to(dtype).eval()
+    if model.config.mixer == "rwkv7":
+        draw_all_products(model)
+    return model
+
+
+@torch.no_grad()
+def draw_all_products(model: torch.nn.Module) -> None:
+    """As they are at first in other models: RWKV-7's layers begin with products that are 0."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.normal_(std=model.config.initializer_range)
+        if getattr(module, "initial_state", None) is not None:
+            module.initial_state.normal_()
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -49,7 +49,9 @@ def join_in_time(forwards: list[Recorded]) -> Recorded:
     for same_part in zip(*(forward.parts for forward in forwards), strict=True):
         recurrence, first = same_part[0]
         pieces = zip(*(inputs for _, inputs in same_part), strict=True)
-        parts.append((recurrence, type(first)(*map(_cat, pieces))))
+        joined = type(first)(*map(_cat, pieces))
+        same = {name: getattr(first, name) for name in recurrence.parameters}
+        parts.append((recurrence, joined._replace(**same)))
     masks = [forward.key_mask for forward in forwards]
     if any(mask is not None for mask in masks):  # where there is none, all tokens are real
         masks = [

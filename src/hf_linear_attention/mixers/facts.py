@@ -14,6 +14,7 @@ WEIGHTS = (
     *("elu+1", "relu", "relu2", "exp", "softmax"),
     *("polynomial2", "taylor", "dpfp", "t2r", "hedgehog"),
 )
+RMS_NORMS = tuple(name for name, norm in NORMALIZERS.items() if norm is not None)
 NOT_ROTARY = ("sinusoidal", "none", "learned")
 DELTA = {"feature_map": "identity", "normalizer": "rms_norm"}
 GATED = {"normalizer": "gated_rms_norm", "gate_act": "silu"}
@@ -33,6 +34,8 @@ class MixerFacts(NamedTuple):
     takes_keys: whether it takes the keys that a decay gives.
     has_own_heads: whether its numbers of heads need not be those of softmax layers.
     has_positions: whether "rotary" positions turn its queries and keys.
+    block: the layer around it: "llama", or "rwkv7", which has other norms and another MLP, and no
+        layers of other types beside it.
     conversions: what softmax layers may become by it, by name: fields of the config, without
         convolutions, which softmax layers have not; conv_kernel_size=4 adds them.
     presets: of a user's mixer, as `model/presets.py` has those of the package's.
@@ -47,6 +50,7 @@ class MixerFacts(NamedTuple):
     takes_keys: bool = False
     has_own_heads: bool = False
     has_positions: bool = False
+    block: str = "llama"
     conversions: dict[str, dict[str, Any]] = {}
     presets: dict[str, Any] = {}
 
@@ -67,6 +71,7 @@ class MixerFacts(NamedTuple):
 ONE_QUERY_PER_KEY = {"num_key_value_heads": "num_attention_heads"}
 MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS` has the modules
     "linear": MixerFacts(
+        needs={"normalizer": ("z", *RMS_NORMS)},
         reads_the_past=False,
         takes_keys=True,
         has_own_heads=True,
@@ -123,7 +128,7 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
     "hgrn": MixerFacts(
         needs={
             "feature_map": ("identity",),
-            "normalizer": tuple(name for name in NORMALIZERS if name != "z"),
+            "normalizer": RMS_NORMS,
             "decay": ("hgrn2",),
         },
         # Heads are shares of channels, which have one gate and one value each.
@@ -134,6 +139,25 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
         projections=("k_proj", "v_proj"),
         takes_keys=True,
         has_own_heads=True,
+    ),
+    "rwkv7": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("layer_norm",),
+            "value_act": (None,),
+            "decay": ("none",),
+            "conv_kernel_size": (0,),
+            "position_embedding_type": NOT_ROTARY,
+            "add_cross_attention": (False,),
+        },
+        equal={"linear_num_key_heads": "linear_num_value_heads"},
+        fields=(
+            *("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"),
+            "learn_initial_state",
+        ),
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+        projections=("r_proj", "k_proj", "v_proj"),
+        block="rwkv7",
     ),
     "window": MixerFacts(
         needs={"feature_map": WEIGHTS, "normalizer": ("z",), "value_act": (None,)},

@@ -2,8 +2,9 @@
 """The tables of mixers: what a decoder layer mixes its tokens by.
 
 A mixer is a module made of (config, layer_idx). Its forward takes hidden states (B, T, C), the
-`Tokens` and the cache, and returns hidden states (B, T, C) and attention weights or None. One with
-a cache of fixed size lists its `recurrences`.
+`Tokens` and the cache, and returns hidden states (B, T, C) and attention weights or None; those of
+RWKV-7's layers (`MixerFacts.block`) are called as these say. One with a cache of fixed size lists
+its layer's `recurrences`.
 """
 
 from torch import nn
@@ -15,6 +16,7 @@ from .facts import MIXERS, REGISTERED_MIXERS, MixerFacts
 from .hgrn import HGRN
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
+from .rwkv7 import RWKV7
 from .softmax import LatentAttention, SoftmaxAttention
 from .window import WindowedAttention
 
@@ -25,6 +27,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "delta_rule": DeltaRule,
     "mamba2": Mamba2,
     "hgrn": HGRN,
+    "rwkv7": RWKV7,
     "window": WindowedAttention,
 }
 SOFTMAX_MODULES: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types

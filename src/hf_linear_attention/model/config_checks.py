@@ -41,6 +41,10 @@ SIZES = (
     "sliding_window",
     "window_size",
     "window_sinks",
+    "decay_low_rank_dim",
+    "a_low_rank_dim",
+    "v_low_rank_dim",
+    "gate_low_rank_dim",
     "cross_attention_hidden_size",
 )
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
@@ -213,6 +217,11 @@ class ConfigChecks:
     def _check_mixers(self):
         """Raises a ValueError where a value is another than a mixer's definition has."""
         facts, layer_types = facts_of(self.mixer), set(self.layer_types or [])
+        if facts.block == "rwkv7" and layer_types != {"linear_attention"}:
+            raise ValueError(
+                f'layer_types must be "linear_attention" alone with mixer={self.mixer!r}, got '
+                f"{sorted(layer_types)}"
+            )
         self._check_needs("mixer", facts)
         if layer_types != {"linear_attention"}:
             self._check_needs("softmax_mixer", SOFTMAX_MIXERS[self.softmax_mixer])

@@ -42,15 +42,18 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..cache.caches import LinearAttentionCache, cache_for_model
+from ..cache.layer_state import LayerMemory
 from ..cache.slots import SlotCache
 from ..decode.models import CountsCasts, RecordsLayers, RecordsSteps
 from ..fast.linear import is_bare, project
 from ..fast.rms_norm import RMSNorm
 from ..fast.sinusoids import add_sinusoids
 from ..mixers.cross import CrossAttention
+from ..mixers.facts import facts_of
 from ..mixers.parts.decays import has_lower_bounds, share_lower_bounds
 from ..mixers.parts.rotary import RotaryEmbedding
 from ..mixers.parts.tensor_parallel import keep_meshes
+from ..mixers.rwkv7 import ShiftedMLP
 from ..mixers.softmax import SoftmaxAttention
 from ..mixers.tables import build_mixer
 from ..ops.checks import check_tokens
@@ -164,9 +167,56 @@ class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientChe
         return hidden_states
 
 
+class RWKV7DecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointingLayer):
+    """RWKV-7's: x + mixer(norm(x)), then x + mlp(norm(x)), where both keep the token before in the
+    memory of the layer, and the norms are LayerNorms, of embeddings before the first layer, too.
+    The mixer takes the first layer's values, which layers hand on.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        if layer_idx == 0:
+            self.pre_norm = nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = build_mixer(config, layer_idx)
+        self.has_mlp = config.intermediate_size > 0
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if self.has_mlp:
+            self.mlp = ShiftedMLP(config, layer_idx)
+            self.post_attention_layernorm = nn.LayerNorm(
+                config.hidden_size, eps=config.rms_norm_eps
+            )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        v_first: Tensor | None = None,  # by position, for gradient checkpointing
+        *,
+        tokens: Tokens,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor]:
+        """hidden_states (B, T, C), and the first layer's values, None in the first -> (B, T, C),
+        and these values.
+        """
+        past_key_values = kwargs.get(CACHE)
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        memory = LayerMemory(cache, tokens, hidden_states.shape[1])
+        if self.layer_idx == 0:
+            hidden_states = self.pre_norm(hidden_states)
+        mixed, v_first = self.self_attn(
+            self.input_layernorm(hidden_states), v_first, tokens=tokens, memory=memory
+        )
+        hidden_states = hidden_states + mixed
+        if self.has_mlp:
+            x = self.post_attention_layernorm(hidden_states)
+            hidden_states = hidden_states + self.mlp(x, tokens=tokens, memory=memory)
+        memory.write(mixed.dtype)
+        return hidden_states, v_first
+
+
 # What `output_hidden_states` and `output_attentions` ask for, and the modules that give it.
 OUTPUTS_OF: dict[str, type[nn.Module]] = {
-    "hidden_states": LinearAttentionDecoderLayer,
+    "hidden_states": GradientCheckpointingLayer,
     "attentions": SoftmaxAttention,
 }
 
@@ -189,6 +239,8 @@ class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel
 
     def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
+        if facts_of(config.mixer).block == "rwkv7":
+            self._no_split_modules = [RWKV7DecoderLayer.__name__]  # the only ones
         self.model_tags = list(TAGS)
         self.card_metadata = {}  # of the model card: license, language, ...
         register_base_model(config, LinearAttentionModel)
@@ -250,11 +302,17 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.position_embedding_type == "rotary":
             self.rotary_emb = RotaryEmbedding(config)
-        self.layers = nn.ModuleList(
-            LinearAttentionDecoderLayer(config, layer_idx)
-            for layer_idx in range(config.num_hidden_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hands_values_on = facts_of(config.mixer).block == "rwkv7"
+        if self.hands_values_on:
+            numbers = range(config.num_hidden_layers)
+            self.layers = nn.ModuleList(RWKV7DecoderLayer(config, i) for i in numbers)
+            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
+        else:
+            self.layers = nn.ModuleList(
+                LinearAttentionDecoderLayer(config, layer_idx)
+                for layer_idx in range(config.num_hidden_layers)
+            )
+            self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         if has_lower_bounds(config):
             self.lower_bounds = share_lower_bounds(self, config)
         self.post_init()
@@ -361,8 +419,19 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
     ) -> Tensor:
         """Those layers, and the norm after the last."""
         layers = list(self.layers)
-        for i in numbers:
-            hidden_states = layers[i](hidden_states, *memory, **kwargs)
+        if self.hands_values_on:
+            v_first = None  # `numbers` begin with 0: caches of all layers are of one kind
+            for i in numbers:
+                handed_on = layers[i](hidden_states, v_first, **kwargs)
+                if isinstance(handed_on, Tensor):
+                    raise RuntimeError(
+                        "layers of RWKV-7 hand on hidden states and values: pipelines can't run "
+                        "them, whose stages hand on hidden states alone"
+                    )
+                hidden_states, v_first = handed_on
+        else:
+            for i in numbers:
+                hidden_states = layers[i](hidden_states, *memory, **kwargs)
         is_last = numbers.stop == self.config.num_hidden_layers
         return self.norm(hidden_states) if is_last else hidden_states
 

@@ -3,8 +3,8 @@
 
 `LinearAttentionConfig.from_preset(name, **overrides)` reads this table. A preset says how
 attention works; sizes are the user's, and the rest of the model, pre-norm layers with RMSNorm and a
-gated MLP over scaled embeddings, is the same for all, so that they can be compared. `differs` says
-where attention itself is not as in the source.
+gated MLP over scaled embeddings, is the same for all but RWKV-7, so that they can be compared.
+`differs` says where attention itself is not as in the source.
 """
 
 import copy
@@ -208,6 +208,19 @@ PRESETS: dict[str, Preset] = {
     "kda": Preset(
         "Kimi Team, Kimi Linear (Kimi Delta Attention), arXiv 2510.26692",
         KIMI_DELTA_RULE,
+    ),
+    "rwkv7": Preset(
+        "Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, arXiv 2503.14456",
+        {
+            "mixer": "rwkv7",
+            "feature_map": "identity",
+            "normalizer": "layer_norm",
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "position_embedding_type": "none",
+            "scale_embeddings": False,
+        },
+        differs="embeddings and the head start as those of the other systems here",
     ),
     "aaren": Preset(
         "Feng et al., Attention as an RNN, arXiv 2405.13956",

@@ -61,9 +61,15 @@ BASES_LEFT_OUT = {
 PLAIN_MIXERS = ("linear", "window")
 
 # Fields that only the package asks for: facts of mixers, and others.
-FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "slots"}
+FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "block", "slots"}
 # Of functions: where the states of continuous batching are, and how Transformers' models round.
 PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}
+# The layers around mixers, by what `MixerFacts.block` says.
+CLASSES_OF_BLOCK = {
+    "llama": {"LinearAttentionMLP", "LinearAttentionDecoderLayer"},
+    "rwkv7": {"RWKV7DecoderLayer"},
+}
+CLASSES_OF_BLOCKS = set().union(*CLASSES_OF_BLOCK.values())
 
 
 def definitions_left_out(config: PreTrainedConfig) -> set[str]:
@@ -72,16 +78,19 @@ def definitions_left_out(config: PreTrainedConfig) -> set[str]:
         "RENAMED",
         *(["LinearAttentionForMaskedLM"] if config.is_causal else []),
         *(["of_latent"] if config.softmax_mixer != "mla" else []),
+        *(CLASSES_OF_BLOCKS - CLASSES_OF_BLOCK[facts_of(config.mixer).block]),
     }
 
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     """Of what branches ask for, by the names that they have for it."""
-    by_channel = decay_class(config.decay).per_channel
+    by_channel = decay_class(config.decay).per_channel or config.mixer == "rwkv7"
     plain = {"is_plain_attention": True} if config.mixer in PLAIN_MIXERS and not by_channel else {}
     return {
         **plain,
         **WITHOUT_PACKAGE,
+        "block": facts_of(config.mixer).block,
+        "hands_values_on": facts_of(config.mixer).block == "rwkv7",
         "add_cross_attention": config.add_cross_attention,
         "has_cross_attn": config.add_cross_attention,
         "position_embedding_type": config.position_embedding_type,

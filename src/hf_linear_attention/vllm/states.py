@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from ..cache.slots import SlotBatch, SlotCache, SlotLayer, is_step
 from ..mixers.facts import facts_of
 from ..mixers.tables import build_mixer
-from ..recurrences.convolution import ConvolutionWindow
+from ..recurrences.convolution import TokenWindow
 from ..recurrences.interface import Recurrence, State
 from ..serving.slot_layout import SlotLayout
 
@@ -44,7 +44,7 @@ def layout_of_layer(config: PreTrainedConfig, dtype: torch.dtype, ranks: int) ->
 def of_one_rank(recurrence: Recurrence, ranks: int, shared: tuple[str, ...]) -> Recurrence:
     """The recurrence with its share of the heads, or of the channels of `shared` projections."""
     sizes: dict[str, int] = {}
-    if not isinstance(recurrence, ConvolutionWindow):
+    if not isinstance(recurrence, TokenWindow):
         sizes["num_heads"] = recurrence.num_heads // ranks  # type: ignore[attr-defined]
     elif f"{recurrence.name.removesuffix('_conv')}_proj" in shared:
         sizes["channels"] = recurrence.channels // ranks

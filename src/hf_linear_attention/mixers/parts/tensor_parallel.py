@@ -52,7 +52,8 @@ def modules_of_layers(config: PreTrainedConfig) -> set[str]:
         self_attn |= {*SOFTMAX_MIXERS[config.softmax_mixer].projections}
     names = set()
     if config.intermediate_size > 0:
-        names |= {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+        names |= {"mlp.up_proj", "mlp.down_proj"}
+        names |= {"mlp.gate_proj"} if facts_of(config.mixer).block == "llama" else set()
     names |= {f"self_attn.{name}" for name in self_attn}
     if config.add_cross_attention:
         names |= {f"cross_attn.{name}" for name in {*QKV, *gate, "o_proj"}}

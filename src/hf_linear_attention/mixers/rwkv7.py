@@ -1,0 +1,279 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""RWKV-7 as a layer of a model: a delta rule whose tokens say for each channel how much is
+forgotten, and how strongly what is found under a key is replaced. And the MLP that goes with it.
+
+Both read each token beside the one before it. Values of all layers are mixed with the first one's.
+
+Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", arXiv 2503.14456; sizes
+and names as in flash-linear-attention, first values as in the authors' training code (RWKV-LM).
+
+Shapes: B batch, T time (where sequences are packed: 1 row of all tokens), C hidden size, H heads, K
+key dim, V value dim.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+
+from ..cache.layer_state import LayerMemory
+from ..fast.linear import project
+from ..ops.numerics import accumulation_dtype, at_least_float32
+from ..ops.tokens import Tokens
+from ..recurrences.delay import Delay, DelayInputs
+from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
+from ..recurrences.interface import Recurrence
+from .linear_attention import Heads
+from .parts.tensor_parallel import HeadShard, call, find_head_shard
+
+LARGEST_DECAY = math.exp(-0.5)  # of -log w: so w is at least 0.545
+OF_MLP = "mlp_token_before"  # a state of the layer, which the MLP changes
+MIXES = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
+# How the share of the token before grows over the channels of a layer, at first.
+EXPONENTS = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}
+
+
+def low_rank(config: PreTrainedConfig, name: str, factor: float) -> int:
+    """A field of the config, or factor sqrt(C), more for larger heads, to a multiple of 32."""
+    given = getattr(config, name)
+    if given is not None:
+        return given
+    return max(32, round(factor * config.hidden_size**0.5 / 32) * 32)
+
+
+def beside(x: Tensor, delay: Delay, memory: LayerMemory) -> Tensor:
+    """What is to be added to x (B, T, C) for the token before."""
+    return memory.run(delay, DelayInputs(x)) - x
+
+
+@torch.no_grad()
+def draw_orthogonal(weight: Tensor, gain: float = 1.0) -> None:
+    """Writes a matrix with orthogonal rows or columns, in any dtype, if it was not loaded."""
+    if not getattr(weight, "_is_hf_initialized", False):
+        dtype = accumulation_dtype(weight.dtype)
+        drawn = torch.empty_like(weight, dtype=dtype)
+        weight.copy_(init.orthogonal_(drawn, gain=gain))
+
+
+class LowRank(nn.Module):
+    """W_b act(W_a x) + bias, (B, T, C) -> (B, T, features) in float32 or better, and without a bias
+    in x's dtype.
+    """
+
+    def __init__(self, sizes: tuple[int, int, int], act: nn.Module, bias: bool = True):
+        """sizes: of x, between, and of what comes out."""
+        super().__init__()
+        C, rank, size = sizes
+        self.a_proj = nn.Linear(C, rank, bias=False)
+        self.act = act
+        self.b_proj = nn.Linear(rank, size, bias=False)
+        # float32 where the model is in half precision: decays of many tokens are multiplied
+        dtype = accumulation_dtype(torch.get_default_dtype())
+        self.bias = nn.Parameter(torch.zeros(size, dtype=dtype)) if bias else None
+
+    def draw(self) -> None:
+        """Writes both projections, so that all is the bias. Not `reset_parameters`: Transformers
+        passes over modules of others that have no parameters of their own.
+        """
+        size, rank = self.b_proj.weight.shape
+        init.zeros_(self.a_proj.weight)
+        draw_orthogonal(self.b_proj.weight, 0.1 * max(1.0, math.sqrt(rank / size)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = project(self.b_proj, self.act(project(self.a_proj, x)))
+        return y if self.bias is None else at_least_float32(y) + self.bias
+
+
+class HeadsLayerNorm(nn.Module):
+    """LayerNorm of each head of (B, T, H, V), with a weight and a bias for each channel of each."""
+
+    has_parameters_per_head = True
+
+    def __init__(self, num_heads: int, value_dim: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_heads * value_dim))
+        self.bias = nn.Parameter(torch.zeros(num_heads * value_dim))
+
+    def forward(self, y: Tensor) -> Tensor:
+        normed = F.layer_norm(at_least_float32(y), y.shape[-1:], eps=self.eps)
+        by_head = y.shape[-2:]
+        return normed * self.weight.view(by_head) + self.bias.view(by_head)
+
+
+class RWKV7(nn.Module):
+    """For each head S_t of (K, V), of r, w, k, v and a, each made of a token and the one before:
+
+        S_t = (Diag(w_t) - (kappa_t a_t) kappa_t^T) S_(t-1) + k'_t v_t^T,  y_t = S_t^T r_t
+
+    with kappa = k k_k, divided by its norm, k' = k (1 + (a - 1) k_a), and log w from -e^(-1/2) to
+    0. Then come a norm of each head, a bonus for the token itself, and a gate.
+    """
+
+    x_r: Tensor
+    initial_state: Tensor | None
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.num_layers = config.num_hidden_layers
+        self.heads = heads = Heads.sharing_keys(config)
+        C, H, K, V = config.hidden_size, heads.values, heads.key_dim, heads.value_dim
+        bias, out_bias = config.attention_bias, config.attention_out_bias
+        for name in MIXES:
+            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, C)))
+        self.k_k = nn.Parameter(torch.empty(H * K))
+        self.k_a = nn.Parameter(torch.empty(H * K))
+        self.r_k = nn.Parameter(torch.empty(H, K))
+        self.r_proj = nn.Linear(C, H * K, bias=bias)
+        self.k_proj = nn.Linear(C, H * K, bias=bias)
+        self.v_proj = nn.Linear(C, H * V, bias=bias)
+        self.o_proj = nn.Linear(H * V, C, bias=out_bias)
+        wider = K / 64
+        ranks = {
+            "decay": low_rank(config, "decay_low_rank_dim", 2.5 * wider),
+            "a": low_rank(config, "a_low_rank_dim", 2.5 * wider),
+            "v": low_rank(config, "v_low_rank_dim", 1.7 * wider),
+            "gate": low_rank(config, "gate_low_rank_dim", 5.0),
+        }
+        self.w_lora = LowRank((C, ranks["decay"], H * K), nn.Tanh())
+        self.a_lora = LowRank((C, ranks["a"], H * K), nn.Identity())
+        if layer_idx > 0:
+            self.v_lora = LowRank((C, ranks["v"], H * V), nn.Identity())
+        self.g_lora = LowRank((C, ranks["gate"], H * V), nn.Sigmoid(), bias=False)
+        self.g_norm = HeadsLayerNorm(H, V, K * config.rms_norm_eps)
+        first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
+        self.register_parameter("initial_state", first)
+        self.delay = Delay("token_before", C)
+        self.recurrence = DPLRRecurrence(
+            *(H, K, V, config.learn_initial_state), in_fp64=config.state_in_fp64
+        )
+        self.of_mlp = (Delay(OF_MLP, C),) if config.intermediate_size > 0 else ()
+        self._reset_vectors()
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers, its MLP included."""
+        return [self.delay, self.recurrence, *self.of_mlp]
+
+    def reset_parameters(self) -> None:
+        """Writes all of the layer: at first it adds nothing, for o_proj is 0. The model's
+        `_init_weights` calls it.
+        """
+        self._reset_vectors()
+        draw_orthogonal(self.r_proj.weight)
+        draw_orthogonal(self.k_proj.weight, 0.1)
+        draw_orthogonal(self.v_proj.weight)
+        init.zeros_(self.o_proj.weight)
+        for name in ("w", "a", "v", "g") if self.layer_idx > 0 else ("w", "a", "g"):
+            getattr(self, f"{name}_lora").draw()
+        if self.initial_state is not None:
+            init.zeros_(self.initial_state)
+
+    @torch.no_grad()
+    def _reset_vectors(self) -> None:
+        L, layer = self.num_layers, self.layer_idx
+        depth, room = layer / max(L - 1, 1), 1 - layer / L
+        of_channels = torch.arange(self.x_r.numel(), device="cpu") / self.x_r.numel()
+        for name, exponent in EXPONENTS.items():
+            init.copy_(getattr(self, name), 1 - of_channels.pow(exponent * room).view(1, 1, -1))
+        at = torch.linspace(0, 1, self.k_k.numel(), device="cpu")  # of a key's channels
+        K = self.heads.key_dim
+        in_head = torch.linspace(-1, 1, K, device="cpu") if K > 1 else torch.zeros(1, device="cpu")
+        zigzag = (in_head * in_head.abs()).repeat(self.heads.values)
+        init.copy_(self.k_k, 0.71 - 0.1 * (at - 0.5))
+        init.constant_(self.k_a, 1.02)
+        init.constant_(self.r_k, -0.04)
+        slow_to_fast = -6 + 6 * at.pow(1 + depth**0.3)
+        init.copy_(self.w_lora.bias, slow_to_fast + 0.5 + 2.5 * zigzag)
+        init.copy_(self.a_lora.bias, -0.19 + 0.3 * zigzag + 0.4 * (at - 0.5))
+        if layer > 0:
+            at = torch.linspace(0, 1, self.v_proj.out_features, device="cpu")
+            init.copy_(self.v_lora.bias, 0.73 - 0.4 * (at - 0.5))
+        init.constant_(self.g_norm.weight, ((layer + 1) / L) ** 0.7)
+
+    def forward(
+        self, hidden_states: Tensor, v_first: Tensor | None, tokens: Tokens, memory: LayerMemory
+    ) -> tuple[Tensor, Tensor]:
+        """hidden_states (B, T, C) and the first layer's values, None in the first -> (B, T, C), and
+        these values, (1, B T, features) where sequences are packed.
+        """
+        x, _ = tokens.one_row(hidden_states)
+        delta = beside(x, self.delay, memory)
+        of_r, of_w, of_k, of_v, of_a, of_g = (
+            torch.addcmul(x, delta, getattr(self, name).to(x.dtype)) for name in MIXES
+        )
+        r, k, v = project(self.r_proj, of_r), project(self.k_proj, of_k), project(self.v_proj, of_v)
+        shard = find_head_shard(k, self.k_proj, self.heads.values, "linear_num_value_heads")
+        if self.layer_idx == 0:
+            v_first = v
+        else:
+            assert v_first is not None
+            share = self.of_own_heads(self.v_lora(of_v), shard).sigmoid()
+            v = torch.lerp(v, v_first.to(v.dtype), share.to(v.dtype))
+        log_decay = self.of_own_heads(self.w_lora(of_w), shard).sigmoid() * -LARGEST_DECAY
+        rate = self.of_own_heads(self.a_lora(of_a), shard).sigmoid()
+        gate = self.of_own_heads(self.g_lora(of_g), shard)
+
+        kappa = at_least_float32(k * self.of_own_heads(self.k_k, shard, 0))
+        k = (k * (1 + (rate - 1) * self.of_own_heads(self.k_a, shard, 0))).to(v.dtype)
+        r, k, kappa, rate, log_decay = (self.by_heads(y) for y in (r, k, kappa, rate, log_decay))
+        v = v.view(*v.shape[:2], -1, self.heads.value_dim)
+        kappa = F.normalize(kappa, dim=-1)
+        r, erased, written = (y.to(v.dtype) for y in (r, -kappa, kappa * rate))
+        inputs = DPLRInputs(r, k, v, erased, written, log_decay)
+        if self.initial_state is not None:
+            first_state = self.of_own_heads(self.initial_state, shard, 0)
+            inputs = inputs._replace(first_state=first_state)
+        y = call(self.g_norm, shard, memory.run(self.recurrence, inputs))
+        bonus = (at_least_float32(r) * k * self.of_own_heads(self.r_k, shard, 0)).sum(-1)
+        y = (y + bonus[..., None] * v).flatten(2).to(v.dtype) * gate
+        return project(self.o_proj, y).view(hidden_states.shape), v_first
+
+    def by_heads(self, x: Tensor) -> Tensor:
+        """(B, T, features) -> (B, T, heads, K)"""
+        return x.view(*x.shape[:2], -1, self.heads.key_dim)
+
+    @staticmethod
+    def of_own_heads(x: Tensor, shard: HeadShard | None, dim: int = 2) -> Tensor:
+        """Of what all ranks have for all heads, in dimension `dim`, this rank's."""
+        return x if shard is None else shard.take(x, dim)
+
+
+class ShiftedMLP(nn.Module):
+    """W_down act(W_up (x_t + (x_(t-1) - x_t) x_k)): a token beside the one before, and no gate."""
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        C, size, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.room = 1 - layer_idx / config.num_hidden_layers
+        self.x_k = nn.Parameter(torch.empty(C))
+        self.up_proj = nn.Linear(C, size, bias=bias)
+        self.down_proj = nn.Linear(size, C, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.delay = Delay(OF_MLP, C)
+        self._reset_vectors()
+
+    def reset_parameters(self) -> None:
+        """Writes all of it: at first it adds nothing, for down_proj is 0. The model's
+        `_init_weights` calls it.
+        """
+        self._reset_vectors()
+        draw_orthogonal(self.up_proj.weight)
+        init.zeros_(self.down_proj.weight)
+
+    @torch.no_grad()
+    def _reset_vectors(self) -> None:
+        of_channels = torch.arange(self.x_k.numel(), device="cpu") / self.x_k.numel()
+        init.copy_(self.x_k, 1 - of_channels.pow(self.room**4))
+
+    def forward(self, hidden_states: Tensor, tokens: Tokens, memory: LayerMemory) -> Tensor:
+        """(B, T, C) -> (B, T, C)"""
+        x, _ = tokens.one_row(hidden_states)
+        x = torch.addcmul(x, beside(x, self.delay, memory), self.x_k.to(x.dtype))
+        y = project(self.down_proj, self.act_fn(project(self.up_proj, x)))
+        return y.view(hidden_states.shape)
