@@ -13,6 +13,7 @@ from torch import Tensor
 from ..model.config_checks import unused_fields
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
+from .families.rwkv7 import RANKS
 from .family import LINEAR, OF_ALL, SLIDING, Family, Keys, rules_of
 from .files import CONFIG
 from .report import CheckpointReport
@@ -138,10 +139,14 @@ def factor_of_values(ours: LinearAttentionConfig, theirs: LinearAttentionConfig)
     return math.sqrt(other / eps)
 
 
+# Fields that None leaves to others, with the numbers that a family's `back` writes for them.
+WRITTEN_IN_NUMBERS = RANKS
+
+
 def different_fields(ours: LinearAttentionConfig, theirs: LinearAttentionConfig) -> list[str]:
     """The fields by which the two models differ, without fields that neither model uses."""
     kinds = {*ours.active_layer_types}
-    ignored = {*OF_NO_MATTER, *unused_fields(ours)}
+    ignored = {*OF_NO_MATTER, *WRITTEN_IN_NUMBERS, *unused_fields(ours)}
     if kinds == {LINEAR} and ours.position_embedding_type != "rotary":
         ignored |= {*OF_SOFTMAX_HEADS}
     if ours.mixer == "hgrn":  # whose heads are any shares of its channels

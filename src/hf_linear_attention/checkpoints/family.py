@@ -322,6 +322,7 @@ class Family:
     fields: the function from keys to fields of our config.
     back: its inverse, from our config to keys; it raises a ValueError if no keys fit.
     names: the rules for the weights of a recurrent mixer.
+    names_of_some: of weights that not all layers have, below the layer's prefix, by its number.
     unused: keys of fla's config class that none of its layers reads.
     left_out: patterns of weights that no model needs, with the reason.
     has_lower_bounds: whether the model has HGRN's table of lower bounds.
@@ -334,6 +335,7 @@ class Family:
     fields: Callable[[Keys], dict[str, Any]]
     back: Callable[[Any], Keys]
     names: Callable[[Keys], list[Rule]]
+    names_of_some: Callable[[Keys, int], list[Rule]] = lambda keys, layer: []
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -390,7 +392,7 @@ def rules_of(family: Family, keys: Keys) -> list[Rule]:
         theirs, ours = skeleton.prefix.format(layer), f"model.layers.{layer}."
         block = [Rule(x, (y,)) for y, x in skeleton.block.items()]
         mixer = family.names(keys) if kind == LINEAR else attention_names(keys)
-        rules += _below(theirs, ours, block)
+        rules += _below(theirs, ours, [*block, *family.names_of_some(keys, layer)])
         rules += _below(theirs + skeleton.mixer, f"{ours}self_attn.", mixer)
     return rules
 

@@ -3,17 +3,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .family import Family, Keys, Rule, rules_of
 from .files import Weights, read_config, read_generation_config
 from .report import CheckpointReport
+from .rwkv_file import RwkvFile, is_file
 from .tables import family_of
 
 OF_HUB = (
@@ -35,10 +39,11 @@ class Loaded(NamedTuple):
 def from_checkpoint(
     name_or_folder: str, dtype: str | torch.dtype = "auto", **kwargs: Any
 ) -> LinearAttentionForCausalLM:
-    """A checkpoint of flash-linear-attention as a model of this package.
+    """A checkpoint of flash-linear-attention or of RWKV-7's authors as a model of this package.
 
     Args:
-        name_or_folder: a folder with config.json and weights, or a name on the Hub.
+        name_or_folder: a folder with config.json and weights, or a name on the Hub; or a file of
+            RWKV-7's authors, .pth.
         dtype: of the model; "auto": the checkpoint's.
         kwargs: as of `from_pretrained`: revision, token, device_map and others.
 
@@ -54,13 +59,11 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
     """As `from_checkpoint`, with a report on every weight."""
     hub = {key: kwargs.pop(key) for key in OF_HUB if key in kwargs}
     try:
-        config = read_config(str(name), hub)
+        config, open_weights, generation = read_checkpoint(name, hub)
         family = family_of(config)
         keys = family.read(config)
         ours = family.config_for(keys)
-        generation = read_generation_config(str(name), hub)
-        weights = Weights(str(name), hub)
-        state, report = assemble(family, keys, ours, weights)
+        state, report = assemble(family, keys, ours, open_weights())
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     report.model_type = config["model_type"]
@@ -71,6 +74,17 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
     if generation is not None:
         model.generation_config = generation
     return Loaded(model, report)
+
+
+def read_checkpoint(
+    name: str, hub: dict[str, Any]
+) -> tuple[Keys, Callable[[], Mapping[str, Tensor]], GenerationConfig | None]:
+    """Its config.json, what opens its weights, and how it generates."""
+    if is_file(name):
+        file = RwkvFile(Path(name))
+        return file.config(), lambda: file, None
+    generation = read_generation_config(str(name), hub)
+    return read_config(str(name), hub), partial(Weights, str(name), hub), generation
 
 
 def assemble(

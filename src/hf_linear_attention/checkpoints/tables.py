@@ -4,6 +4,7 @@
 from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
+from .families.rwkv7 import RWKV7
 from .families.transformer import TRANSFORMER
 from .family import Family, Keys
 
@@ -17,6 +18,7 @@ FAMILIES: dict[str, Family] = {  # by model type
     "gated_deltanet": GATED_DELTANET,
     "kda": KDA,
     "mamba2": MAMBA2,
+    "rwkv7": RWKV7,
     "transformer": TRANSFORMER,
 }
 # The other model types of fla 0.6.0, and the parts of them that our mixers do not compute.
@@ -41,7 +43,6 @@ NOT_COMPUTED = {
     "precond_kda": "preconditioned keys",
     "rodimus": "its own gates",
     "rwkv6": "token shifts",
-    "rwkv7": "token shifts and states of rank one plus a diagonal",
     "samba": "Mamba's state space",
 }
 

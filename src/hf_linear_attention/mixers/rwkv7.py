@@ -37,12 +37,21 @@ MIXES = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 EXPONENTS = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}
 
 
-def low_rank(config: PreTrainedConfig, name: str, factor: float) -> int:
-    """A field of the config, or factor sqrt(C), more for larger heads, to a multiple of 32."""
-    given = getattr(config, name)
-    if given is not None:
-        return given
-    return max(32, round(factor * config.hidden_size**0.5 / 32) * 32)
+def low_rank_sizes(config: PreTrainedConfig) -> dict[str, int]:
+    """Features between the projections of low rank: fields of the config, or factors of sqrt(C),
+    larger for larger heads, to a multiple of 32.
+    """
+    wider = config.linear_key_head_dim / 64
+    factors = {
+        "decay_low_rank_dim": 2.5 * wider,
+        "a_low_rank_dim": 2.5 * wider,
+        "v_low_rank_dim": 1.7 * wider,
+        "gate_low_rank_dim": 5.0,
+    }
+    return {
+        name: getattr(config, name) or max(32, round(factor * config.hidden_size**0.5 / 32) * 32)
+        for name, factor in factors.items()
+    }
 
 
 def beside(x: Tensor, delay: Delay, memory: LayerMemory) -> Tensor:
@@ -133,18 +142,12 @@ class RWKV7(nn.Module):
         self.k_proj = nn.Linear(C, H * K, bias=bias)
         self.v_proj = nn.Linear(C, H * V, bias=bias)
         self.o_proj = nn.Linear(H * V, C, bias=out_bias)
-        wider = K / 64
-        ranks = {
-            "decay": low_rank(config, "decay_low_rank_dim", 2.5 * wider),
-            "a": low_rank(config, "a_low_rank_dim", 2.5 * wider),
-            "v": low_rank(config, "v_low_rank_dim", 1.7 * wider),
-            "gate": low_rank(config, "gate_low_rank_dim", 5.0),
-        }
-        self.w_lora = LowRank((C, ranks["decay"], H * K), nn.Tanh())
-        self.a_lora = LowRank((C, ranks["a"], H * K), nn.Identity())
+        ranks = low_rank_sizes(config)
+        self.w_lora = LowRank((C, ranks["decay_low_rank_dim"], H * K), nn.Tanh())
+        self.a_lora = LowRank((C, ranks["a_low_rank_dim"], H * K), nn.Identity())
         if layer_idx > 0:
-            self.v_lora = LowRank((C, ranks["v"], H * V), nn.Identity())
-        self.g_lora = LowRank((C, ranks["gate"], H * V), nn.Sigmoid(), bias=False)
+            self.v_lora = LowRank((C, ranks["v_low_rank_dim"], H * V), nn.Identity())
+        self.g_lora = LowRank((C, ranks["gate_low_rank_dim"], H * V), nn.Sigmoid(), bias=False)
         self.g_norm = HeadsLayerNorm(H, V, K * config.rms_norm_eps)
         first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
         self.register_parameter("initial_state", first)

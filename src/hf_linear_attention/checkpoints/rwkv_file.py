@@ -1,0 +1,112 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""The files (.pth) of RWKV-7's authors, as folders of flash-linear-attention would hold them: the
+config.json that follows from the shapes, and the weights under its names.
+"""
+
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .family import Keys, refusal
+
+HEAD_DIM = 64  # of all that is published; their norm of heads has an epsilon for this alone
+END_OF_TEXT = 0  # in their vocabulary
+# Their names, as patterns, by flash-linear-attention's: of the model, and of a layer.
+OF_MODEL = {
+    r"emb\.weight": "model.embeddings.weight",
+    r"ln_out\.(weight|bias)": r"model.norm.\1",
+    r"head\.weight": "lm_head.weight",
+}
+OF_LAYER = {
+    r"ln0\.(weight|bias)": r"pre_norm.\1",
+    r"ln1\.(weight|bias)": r"attn_norm.\1",
+    r"ln2\.(weight|bias)": r"ffn_norm.\1",
+    r"att\.(x_[rwkvag]|r_k|k_k|k_a)": r"attn.\1",
+    r"att\.receptance\.weight": "attn.r_proj.weight",
+    r"att\.(k)ey\.weight|att\.(v)alue\.weight|att\.(o)utput\.weight": r"attn.\1\2\3_proj.weight",
+    r"att\.ln_x\.(weight|bias)": r"attn.g_norm.\1",
+    r"att\.([wavg])0": r"attn.\1_lora.lora.2.bias",
+    r"att\.([wavg])1": r"attn.\1_lora.lora.0.weight",
+    r"att\.([wavg])2": r"attn.\1_lora.lora.2.weight",
+    r"ffn\.(x_k|key\.weight|value\.weight)": r"ffn.\1",
+}
+LAYER = r"blocks\.(\d+)\."
+# How tensors differ in form, by patterns of their names.
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    r"att\.[wavg][12]$": Tensor.t,
+    r"att\.([wav]0|k_k|k_a)$|ffn\.x_k$": Tensor.flatten,
+}
+
+
+class RwkvFile(Mapping[str, Tensor]):
+    """Tensors by flash-linear-attention's names, or their own where it has none."""
+
+    def __init__(self, path: Path):
+        try:
+            self.tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path} can't be read: {error}") from error
+        is_rwkv7 = isinstance(self.tensors, dict) and "blocks.0.att.r_k" in self.tensors
+        if not is_rwkv7:
+            raise ValueError(f"{path} must hold RWKV-7's weights, and has no blocks.0.att.r_k")
+        self.own = {name_of(name): name for name in self.tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        own = self.own[name]
+        x = self.tensors[own]
+        form = next((form for ends, form in FORMS.items() if re.search(ends, own)), None)
+        return x if form is None else form(x)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def config(self) -> Keys:
+        """Raises a ValueError where heads have another size than all published ones."""
+        H, K = self.tensors["blocks.0.att.r_k"].shape
+        if K != HEAD_DIM:
+            raise refusal("blocks.0.att.r_k", f"of heads of {HEAD_DIM} features", K)
+        vocab_size, C = self["model.embeddings.weight"].shape
+        layers = [re.match(LAYER, own) for own in self.tensors]
+        of_second = "model.layers.1.attn.v_lora.lora.0.weight"  # the first has none
+        of_first = "model.layers.0.attn.{}_lora.lora.0.weight"
+        ranks = {
+            "decay_low_rank_dim": len(self[of_first.format("w")]),
+            "a_low_rank_dim": len(self[of_first.format("a")]),
+            "gate_low_rank_dim": len(self[of_first.format("g")]),
+            "v_low_rank_dim": len(self[of_second]) if of_second in self else 1,
+        }
+        return {
+            "model_type": "rwkv7",
+            "vocab_size": vocab_size,
+            "hidden_size": C,
+            "num_hidden_layers": 1 + max(int(layer[1]) for layer in layers if layer),
+            "num_heads": H,
+            "head_dim": K,
+            "attention_hidden_size": H * K,
+            "intermediate_size": len(self["model.layers.0.ffn.key.weight"]),
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF_TEXT),
+            **ranks,
+        }
+
+
+def name_of(own: str) -> str:
+    """Of a tensor; its own where flash-linear-attention has none."""
+    layer = re.match(LAYER, own)
+    prefix = "" if layer is None else f"model.layers.{layer[1]}."
+    rest = own if layer is None else own[layer.end() :]
+    for pattern, theirs in (OF_MODEL if layer is None else OF_LAYER).items():
+        if re.fullmatch(pattern, rest):
+            return prefix + re.sub(pattern, theirs, rest)
+    return own
+
+
+def is_file(name: Any) -> bool:
+    return Path(name).suffix == ".pth" and Path(name).is_file()

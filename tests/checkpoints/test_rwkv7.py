@@ -1,0 +1,143 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""RWKV-7 from folders of flash-linear-attention and of rwkv7-hf, and from its authors' files: the
+logits of their packages, which gave them in tests/data.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_linear_attention import (
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+    export_checkpoint,
+    from_checkpoint,
+)
+from hf_linear_attention.checkpoints.load import load_checkpoint
+from hf_linear_attention.checkpoints.rwkv_file import name_of
+
+DATA = Path(__file__).parents[1] / "data"
+sys.path += [str(DATA / "rwkv7_of_fla"), str(DATA / "rwkv7_of_authors")]
+from formulas import weight  # noqa: E402
+from weights import IDS, weights  # noqa: E402
+
+OF_FLA = json.loads((DATA / "rwkv7_of_fla" / "reference.json").read_text())
+OF_AUTHORS = json.loads((DATA / "rwkv7_of_authors" / "reference.json").read_text())
+CONFIGS = {"fla": "config.json", "rwkv7-hf": "config_of_rwkv7_hf.json"}
+every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With weights by the formula, under the names that flash-linear-attention has."""
+    path = tmp_path / "fla"
+    path.mkdir()
+    (path / "config.json").write_text((DATA / "rwkv7_of_fla" / "config.json").read_text())
+    shapes = json.loads((DATA / "rwkv7_of_fla" / "shapes.json").read_text())
+    like = {name: torch.empty(shape) for name, shape in shapes.items()}
+    tensors = {name: weight(i, like[name], name) for i, name in enumerate(sorted(like))}
+    assert tensors.keys() == OF_FLA["gradients"].keys()
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model.eval()(torch.tensor(ids)).logits
+
+
+@every_config
+def test_folders_give_the_logits_of_their_package(folder, config):
+    (folder / "config.json").write_text((DATA / "rwkv7_of_fla" / config).read_text())
+    model = from_checkpoint(folder, dtype=torch.float64)
+    expected = torch.tensor(OF_FLA["logits"], dtype=torch.float64)
+    torch.testing.assert_close(logits_of(model, OF_FLA["ids"]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_they_go_back_bit_for_bit(folder, tmp_path):
+    model = from_checkpoint(folder, dtype=torch.float64)
+    export_checkpoint(model, tmp_path / "back")
+    before = load_file(folder / "model.safetensors")
+    after = load_file(tmp_path / "back" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(after[name].equal(x) for name, x in before.items())
+    again = from_checkpoint(tmp_path / "back", dtype=torch.float64)
+    assert logits_of(again, OF_FLA["ids"]).equal(logits_of(model, OF_FLA["ids"]))
+
+
+def test_a_file_of_the_authors_gives_the_logits_of_theirs(tmp_path):
+    path = tmp_path / "model.pth"
+    torch.save(weights(), path)
+    model, report = load_checkpoint(str(path))
+    expected = torch.tensor(OF_AUTHORS["logits"])
+    torch.testing.assert_close(logits_of(model, [IDS])[0], expected, rtol=1e-4, atol=1e-4)
+    mixed = {f"model.layers.0.attn.v_lora.lora.{x}" for x in ("0.weight", "2.weight", "2.bias")}
+    assert report.left_out.keys() == mixed
+    assert len(report.copied) + len(mixed) == len(weights())
+
+
+def test_half_precision_stays(tmp_path):
+    torch.save({name: x.bfloat16() for name, x in weights().items()}, tmp_path / "model.pth")
+    model = from_checkpoint(tmp_path / "model.pth")
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert model.config.intermediate_size == 96 and model.config.num_attention_heads == 2
+
+
+def test_what_is_refused_of_folders_is_named(folder):
+    path = folder / "config.json"
+    given = json.loads(path.read_text())
+    for changed, message in (
+        ({"norm_first": False}, "norm_first of its config.json must be True, got False"),
+        ({"norm_bias": False}, "norm_bias of its config.json must be True, got False"),
+        ({"hidden_act": "relu"}, "hidden_act of its config.json must be 'sqrelu', got 'relu'"),
+        ({"attn": {"layers": [1], "num_heads": 2}}, "attn of its config.json must be None"),
+        ({"value_dim": [16, 32, 16]}, "value_dim of its config.json must be the same multiple"),
+        ({"num_heads": 3}, "head_dim of its config.json must be such that 3 heads have 16"),
+    ):
+        path.write_text(json.dumps({**given, **changed}))
+        with pytest.raises(ValueError, match=message):
+            from_checkpoint(folder)
+
+
+def test_what_is_refused_of_files_is_named(tmp_path):
+    path = tmp_path / "model.pth"
+    tensors = weights()
+    for changed, message in (
+        ({"blocks.0.att.r_k": torch.zeros(4, 32)}, "r_k .*must be of heads of 64 features, got 32"),
+        ({"blocks.1.ffn.s_emb.weight": torch.zeros(2, 2)}, "blocks.1.ffn.s_emb.weight"),
+    ):
+        torch.save({**tensors, **changed}, path)
+        with pytest.raises(ValueError, match=message):
+            from_checkpoint(path)
+    del tensors["blocks.1.att.w1"]
+    torch.save(tensors, path)
+    with pytest.raises(ValueError, match="model.layers.1.attn.w_lora.lora.0.weight"):
+        from_checkpoint(path)
+    torch.save({"a": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="must hold RWKV-7's weights"):
+        from_checkpoint(path)
+    path.write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="can't be read"):
+        from_checkpoint(path)
+
+
+def test_names_of_authors():
+    assert name_of("blocks.3.att.output.weight") == "model.layers.3.attn.o_proj.weight"
+    assert name_of("blocks.3.att.g1") == "model.layers.3.attn.g_lora.lora.0.weight"
+    assert name_of("blocks.3.att.time_decay") == "blocks.3.att.time_decay"
+
+
+def test_a_model_whose_ranks_follow_from_its_width_is_exported(tmp_path):
+    fields = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+    config = LinearAttentionConfig.from_preset("rwkv7", vocab_size=41, **fields)
+    model = LinearAttentionForCausalLM(config).double()
+    export_checkpoint(model, tmp_path / "out")
+    again = from_checkpoint(tmp_path / "out", dtype=torch.float64)
+    torch.testing.assert_close(logits_of(again, [[1, 2, 3]]), logits_of(model, [[1, 2, 3]]))
+    assert again.config.gate_low_rank_dim == 32
