@@ -28,7 +28,7 @@ from tiny import VARIANTS, random_ids, shallow, tiny_model
 from without_recordings import without_recordings
 
 # Their decays for every channel are looked at, token by token.
-NOT_RECORDED = ("per_channel", "preset_gla", "preset_hgrn2", "preset_rwkv7", "rwkv7_alone")
+NOT_RECORDED = ("per_channel", "preset_gla", "preset_hgrn2")
 WHOLE = "whole tokens"
 
 

@@ -26,10 +26,7 @@ PURE = [
     if set(tiny_config(**fields).layer_types) == {"linear_attention"}
 ]
 # Their steps look at numbers: at decays of every channel, or at which rows have a slot.
-NOT_RECORDED = (
-    *("aaren", "preset_aaren", "per_channel", "preset_gla", "preset_hgrn2"),
-    *("preset_rwkv7", "rwkv7_alone"),
-)
+NOT_RECORDED = ("aaren", "preset_aaren", "per_channel", "preset_gla", "preset_hgrn2")
 SLOTS = 6
 # Batches of (sequence, first token, last token), which an engine might make of two sequences.
 BATCHES = [
