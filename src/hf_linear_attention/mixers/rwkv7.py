@@ -54,11 +54,6 @@ def low_rank_sizes(config: PreTrainedConfig) -> dict[str, int]:
     }
 
 
-def beside(x: Tensor, delay: Delay, memory: LayerMemory) -> Tensor:
-    """What is to be added to x (B, T, C) for the token before."""
-    return memory.run(delay, DelayInputs(x)) - x
-
-
 @torch.no_grad()
 def draw_orthogonal(weight: Tensor, gain: float = 1.0) -> None:
     """Writes a matrix with orthogonal rows or columns, in any dtype, if it was not loaded."""
@@ -206,9 +201,9 @@ class RWKV7(nn.Module):
         these values, (1, B T, features) where sequences are packed.
         """
         x, _ = tokens.one_row(hidden_states)
-        delta = beside(x, self.delay, memory)
+        before = memory.run(self.delay, DelayInputs(x))
         of_r, of_w, of_k, of_v, of_a, of_g = (
-            torch.addcmul(x, delta, getattr(self, name).to(x.dtype)) for name in MIXES
+            torch.lerp(x, before, getattr(self, name).to(x.dtype)) for name in MIXES
         )
         r, k, v = project(self.r_proj, of_r), project(self.k_proj, of_k), project(self.v_proj, of_v)
         shard = find_head_shard(k, self.k_proj, self.heads.values, "linear_num_value_heads")
@@ -277,6 +272,7 @@ class ShiftedMLP(nn.Module):
     def forward(self, hidden_states: Tensor, tokens: Tokens, memory: LayerMemory) -> Tensor:
         """(B, T, C) -> (B, T, C)"""
         x, _ = tokens.one_row(hidden_states)
-        x = torch.addcmul(x, beside(x, self.delay, memory), self.x_k.to(x.dtype))
+        before = memory.run(self.delay, DelayInputs(x))
+        x = torch.lerp(x, before, self.x_k.to(x.dtype))
         y = project(self.down_proj, self.act_fn(project(self.up_proj, x)))
         return y.view(hidden_states.shape)
