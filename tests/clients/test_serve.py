@@ -43,7 +43,7 @@ def saved(tmp_path_factory):
     tokenizer = word_tokenizer(eos_token="w40")
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }} w2 {% endfor %}"
     tokenizer.save_pretrained(folder)
-    model = tiny_model(dtype=torch.float32, pad_token_id=0, **VARIANTS["hybrid"])
+    model = tiny_model(dtype=torch.float32, seed=1, pad_token_id=0, **VARIANTS["hybrid"])
     model.save_pretrained(folder)
 
     def answer(prompt: str) -> str:
