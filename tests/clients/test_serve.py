@@ -43,7 +43,7 @@ def saved(tmp_path_factory):
     tokenizer = word_tokenizer(eos_token="w40")
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }} w2 {% endfor %}"
     tokenizer.save_pretrained(folder)
-    model = tiny_model(dtype=torch.float32, seed=1, pad_token_id=0, **VARIANTS["hybrid"])
+    model = tiny_model(dtype=torch.float32, seed=2, pad_token_id=0, **VARIANTS["hybrid"])
     model.save_pretrained(folder)
 
     def answer(prompt: str) -> str:
@@ -54,7 +54,8 @@ def saved(tmp_path_factory):
     texts = {prompt: answer(prompt) for prompt in PROMPTS}
     chats = {prompt: answer(f"{prompt} w2") for prompt in PROMPTS}
     assert len({*texts.values(), *chats.values()}) == 2 * len(PROMPTS)
-    assert not any("w0" in answer.split() for answer in chats.values())  # it would be left out
+    answers = [*texts.values(), *chats.values()]
+    assert not any("w0" in answer.split() for answer in answers)  # it would be left out
     return SimpleNamespace(folder=folder, texts=texts, chats=chats)
 
 
