@@ -219,7 +219,7 @@ def fit(system: System, trial: Trial) -> LinearAttentionConfig:
     width = trial.size.intermediate_size
     target = num_weights(make_config(SYSTEMS[BASELINE], trial, width))
     config = make_config(system, trial, width)
-    per_unit = 3 * config.hidden_size * config.num_hidden_layers  # gate, up and down
+    per_unit = num_weights(make_config(system, trial, width + 1)) - num_weights(config)
     fitted = width + round((target - num_weights(config)) / per_unit)
     if fitted >= 1:
         config = make_config(system, trial, fitted)

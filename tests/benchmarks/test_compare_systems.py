@@ -251,7 +251,8 @@ def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
         assert deep <= set(TOO_DEEP)
         assert set(PRESETS) == set(SYSTEMS) | set(TOO_DEEP)
         assert trial.systems == (*SYSTEMS, *POSITIONS)
-        assert all(fitted(name, trial).scale_embeddings for name in trial.systems)
+        scaled = [name for name in trial.systems if name != "rwkv7"]  # which norms embeddings
+        assert all(fitted(name, trial).scale_embeddings for name in scaled)
 
 
 def test_every_system_trains_on_the_same_tokens(text, monkeypatch):

@@ -46,9 +46,9 @@ def test_its_size_does_not_depend_on_the_number_of_tokens(variant):
 def test_nbytes_counts_every_tensor():
     model = tiny_model(**VARIANTS["hybrid"])
     _, cache = read(model, random_ids(2, 9))
-    kv = 2 * 2 * 8 * 8 * 8  # B Hkv K V float64
-    z = 2 * 2 * 8 * 8
-    conv = 2 * 2 * (32 + 16 + 16) * 8  # B (kernel size - 1) channels float64
+    kv = 2 * 4 * 8 * 8 * 8  # B Hkv K V float64
+    z = 2 * 4 * 8 * 8
+    conv = 2 * 2 * (64 + 32 + 32) * 8  # B (kernel size - 1) channels float64
     full, sliding = 2 * 2 * 2 * 9 * 8 * 8, 2 * 2 * 2 * 4 * 8 * 8
     assert cache.nbytes == kv + z + conv + full + sliding
 

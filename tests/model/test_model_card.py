@@ -71,7 +71,8 @@ def test_it_says_how_the_model_is_built(tmp_path):
         "decay": "per_token",
         "normaliser": "z",
         "short convolution": "3 tokens",
-        "memory of linear attention": "1,088 bytes for each row",
+        "heads of linear attention": "8, 4 of keys with 8 features and of values with 8",
+        "memory of linear attention": "2,176 bytes for each row",
         "memory of softmax attention": "128 bytes for each token, "
         "128 bytes for each token of the last 5",
     }

@@ -195,7 +195,7 @@ options = 1.0, True, True
 for K in (256, 257):
     q = k = torch.ones(1, 2, 1, K)
     v, state = torch.ones(1, 2, 1, 3), torch.ones(1, 1, K, 3)
-    inputs = q, k, v, None, None, None, None, None
+    inputs = q, k, v, *[None] * 7
     for call in (
         lambda: op.delta_rule(*inputs, *options, True),
         lambda: op.delta_rule_backward(v, None, *inputs, torch.ones(1, 2, 1, 3), state, *options),

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..mixers.facts import facts_of
 from .presets import LINEAR, PAPER, PRESETS, all_presets
 
 TAGS = ["linear-attention", "custom_code"]
@@ -197,8 +198,12 @@ def describe(model: PreTrainedModel) -> dict[str, str]:
         Hv, V = config.linear_num_value_heads, config.linear_value_head_dim
         as_softmax = config.num_key_value_heads, config.num_attention_heads
         if (Hk, Hv) != as_softmax or {K, V} != {config.head_dim}:
+            shares = facts_of(config.mixer).queries_share_keys
+            of_keys = f"{Hk} of keys with {K} features"
             rows["heads of linear attention"] = (
-                f"{Hk} of keys with {K} features, {Hv} of values with {V}"
+                f"{Hv}, {of_keys} and of values with {V}"
+                if shares
+                else f"{of_keys}, {Hv} of values with {V}"
             )
         rows |= {
             "mixer": config.mixer,

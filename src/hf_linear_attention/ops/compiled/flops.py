@@ -33,9 +33,10 @@ def linear_attention(given: Given) -> int:
 
 def delta_rule(given: Given) -> int:
     """2 K V for each token and value head for what the state holds of a key (with `delta`), for
-    what is written, and for what is read.
+    what is written, once or twice (with `add_along`), and for what is read.
     """
-    return 2 * prod(given["v"]) * given["q"][-1] * (2 + given["delta"])
+    writes = 1 + (given.get("add_along") is not None)
+    return 2 * prod(given["v"]) * given["q"][-1] * (1 + writes + given["delta"])
 
 
 def selective_scan(given: Given) -> int:
