@@ -38,7 +38,7 @@ def in_float64(case):
 
 def test_there_is_a_folder_of_every_family():
     kinds = {from_checkpoint_type(case) for case in CASES}
-    assert kinds == FAMILIES.keys()
+    assert kinds == FAMILIES.keys() - {"rwkv7"}  # whose are in test_rwkv7_checkpoints.py
 
 
 def from_checkpoint_type(case):
