@@ -62,7 +62,7 @@ def dplr_delta_rule(
     Args:
         q, k, v: (B, T, H, K), (B, T, H, K), (B, T, H, V), of one dtype: float32, bfloat16, float16
             or float64, of any strides.
-        a, b: (B, T, H, K), of any of these dtypes; b is taken in q's, a in float32 or better.
+        a, b: (B, T, H, K), of any of these dtypes, taken in float32 or better.
         log_decay: (B, T, H), or (B, T, H, K) for one per channel, at most 0.
         scale: of the outputs; by default K ** -0.5. RWKV-7 has 1.
         key_mask, cu_seqlens, initial_state, return_state, backend: as in `delta_rule`.
@@ -126,7 +126,7 @@ def _check_arguments(arguments: DPLRArguments, has_time: bool) -> DPLRArguments:
             raise ValueError(f"{name} must have q's {q.shape[-2]} heads, got {x.shape[-2]}")
     key_mask = check_key_mask(key_mask, q)
     a = check_per_token("a", a, q, tuple(q.shape))
-    b = check_per_token("b", b, q, tuple(q.shape)).to(q.dtype)
+    b = check_per_token("b", b, q, tuple(q.shape))
     log_decay = check_log_decay(log_decay, q, v, key_mask)
     return arguments._replace(a=a, b=b, log_decay=log_decay, key_mask=key_mask)
 
@@ -158,7 +158,7 @@ def in_two(arguments: DPLRArguments) -> DeltaArguments:
 
     return DeltaArguments(
         alternately(torch.zeros_like(q), q),
-        alternately(b, k),
+        alternately(b, k.to(b.dtype)),
         alternately(torch.zeros_like(v), v),
         log_decay=None
         if log_decay is None
