@@ -77,6 +77,7 @@ CHANGES = {
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
     },
+    "gdn2": {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
     "rwkv7": {
         **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},
         **{"decay_low_rank_dim": 5, "a_low_rank_dim": 4, "v_low_rank_dim": 3},

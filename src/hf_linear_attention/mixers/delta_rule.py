@@ -9,6 +9,8 @@ Shapes: B batch, T time, C hidden size, Hk heads of queries and keys, Hv heads o
 K key dim, V value dim.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
@@ -17,9 +19,10 @@ from ..fast.linear import project
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
 from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
+from ..recurrences.interface import Recurrence
 from .linear_attention import Heads, LinearAttentionBase
 from .parts.decays import build_decay
-from .parts.tensor_parallel import find_head_shard
+from .parts.tensor_parallel import HeadShard, find_head_shard
 
 
 class DeltaRule(LinearAttentionBase):
@@ -33,7 +36,7 @@ class DeltaRule(LinearAttentionBase):
         self.layer_idx = layer_idx
         self.largest_beta = 2.0 if config.linear_allow_neg_eigval else 1.0
         self.b_proj = nn.Linear(config.hidden_size, heads.values, bias=False)
-        self.recurrence = DeltaRecurrence(
+        self.recurrence: Recurrence = DeltaRecurrence(
             heads.values, heads.key_dim, heads.value_dim, in_fp64=config.state_in_fp64
         )
         self.add_convolutions(config)
@@ -57,13 +60,18 @@ class DeltaRule(LinearAttentionBase):
         v = self.convolve("v", v, shard, memory)
         q = self.convolve("q", q, shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in another
+        y = memory.run(self.recurrence, self.inputs(hidden_states, q, k, v, shard))
+        memory.write(v.dtype)
+        return self.project_out(hidden_states, y, shard).view(B, T, C), None
+
+    def inputs(
+        self, hidden_states: Tensor, q: Tensor, k: Tensor, v: Tensor, shard: HeadShard | None
+    ) -> Any:
+        """The recurrence's, of queries, keys and values by heads."""
         beta = self.largest_beta * at_least_float32(project(self.b_proj, hidden_states)).sigmoid()
         log_decay = self.decay(hidden_states)
         if shard is not None:
             beta = shard.take(beta, 2)
             log_decay = None if log_decay is None else shard.take(log_decay, 2)
-
-        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in another
-        y = memory.run(self.recurrence, DeltaInputs(q, k, v, beta, log_decay))
-        memory.write(v.dtype)
-        return self.project_out(hidden_states, y, shard).view(B, T, C), None
+        return DeltaInputs(q, k, v, beta, log_decay)

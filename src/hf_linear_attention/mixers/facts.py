@@ -112,6 +112,16 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             },
         },
     ),
+    "gdn2": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+            "decay": ("kda", "kda_bounded"),
+        },
+        equal={"linear_num_key_heads": "linear_num_value_heads"},
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
     "mamba2": MixerFacts(
         needs={
             "feature_map": ("identity",),

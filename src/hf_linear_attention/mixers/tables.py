@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from .aaren import Aaren
 from .delta_rule import DeltaRule
 from .facts import MIXERS, REGISTERED_MIXERS, MixerFacts
+from .gdn2 import GatedDeltaNet2
 from .hgrn import HGRN
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
@@ -25,6 +26,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,
     "delta_rule": DeltaRule,
+    "gdn2": GatedDeltaNet2,
     "mamba2": Mamba2,
     "hgrn": HGRN,
     "rwkv7": RWKV7,

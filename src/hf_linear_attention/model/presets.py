@@ -209,6 +209,10 @@ PRESETS: dict[str, Preset] = {
         "Kimi Team, Kimi Linear (Kimi Delta Attention), arXiv 2510.26692",
         KIMI_DELTA_RULE,
     ),
+    "gdn2": Preset(
+        "Hatamizadeh et al., Gated DeltaNet-2, arXiv 2605.22791",
+        {**KIMI_DELTA_RULE, "mixer": "gdn2"},
+    ),
     "rwkv7": Preset(
         "Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, arXiv 2503.14456",
         {

@@ -201,8 +201,10 @@ def import_lines(bundle: Bundle) -> list[str]:
         groups[is_outside(module)].append(f"import {module}")
     for module in sorted(named):
         groups[is_outside(module)] += from_lines(module, named[module])
-    if bundle.elsewhere:
-        groups.append(from_lines("." + CONFIGURATION, bundle.elsewhere))
+    source = "\n".join(x.source for x in (*bundle.definitions, *bundle.effects))
+    elsewhere = bundle.elsewhere & {*re.findall(r"\w+", source)}  # idle methods used others
+    if elsewhere:
+        groups.append(from_lines("." + CONFIGURATION, elsewhere))
     return "\n\n".join("\n".join(group) for group in groups if group).split("\n")
 
 
