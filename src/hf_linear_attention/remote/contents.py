@@ -60,6 +60,8 @@ BASES_LEFT_OUT = {
 # Whose linear attention is the chunked one where decays are not by channel.
 PLAIN_MIXERS = ("linear", "window")
 
+ERASING_MIXERS = ("gdn2", "rwkv7")  # whose delta rule has erase keys
+
 # Fields that only the package asks for: facts of mixers, and others.
 FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "block", "slots"}
 # Of functions: where the states of continuous batching are, and how Transformers' models round.
@@ -89,6 +91,7 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     return {
         **plain,
         **WITHOUT_PACKAGE,
+        **({} if config.mixer in ERASING_MIXERS else {"erase_key": None}),
         "block": facts_of(config.mixer).block,
         "hands_values_on": facts_of(config.mixer).block == "rwkv7",
         "add_cross_attention": config.add_cross_attention,

@@ -55,13 +55,14 @@ def chunked_delta_rule(
         decays = None if g is None else of_chunks(g)  # (B, n, Hk, G, C), and K with channels
         strength = None if beta is None else of_chunks(beta)[..., None]
 
-        # Keys meet keys only where a value is corrected by what the state holds. An erase key asks
-        # before its token's decay, as a key of the token before it would.
-        asking = keys if erase_key is None else of_chunks(erase_key).roll(-1, -2)
+        asking = keys_in = keys
+        if erase_key is not None:  # before its token's decay, as a key of the token before would
+            keys_in = of_chunks(erase_key)
+            asking = keys_in.roll(-1, -2)
+        # Keys meet keys only where a value is corrected by what the state holds.
         rows = torch.stack([queries, asking] if delta else [queries], -3)
         between, from_start, to_end = _products(rows, keys, decays)
         of_queries, *of_rows = between.unbind(-3)  # (B, n, Hk, G, C, C) each
-        keys_in = asking if erase_key is None else asking.roll(1, -2)
         log_leave, queries_in, keys_out = None, queries, keys
         if from_start is not None and to_end is not None:
             log_leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
