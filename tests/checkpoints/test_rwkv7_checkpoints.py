@@ -99,6 +99,9 @@ def test_what_is_refused_of_folders_is_named(folder):
         ({"attn": {"layers": [1], "num_heads": 2}}, "attn of its config.json must be None"),
         ({"value_dim": [16, 32, 16]}, "value_dim of its config.json must be the same multiple"),
         ({"num_heads": 3}, "head_dim of its config.json must be such that 3 heads have 16"),
+        ({"value_dim": "x"}, "value_dim of its config.json must be the same multiple"),
+        ({"value_dim": [16]}, "value_dim of its config.json must be the same multiple"),
+        ({"norm_eps": "a"}, "rms_norm_eps"),
     ):
         path.write_text(json.dumps({**given, **changed}))
         with pytest.raises(ValueError, match=message):
@@ -109,7 +112,9 @@ def test_what_is_refused_of_files_is_named(tmp_path):
     path = tmp_path / "model.pth"
     tensors = weights()
     for changed, message in (
-        ({"blocks.0.att.r_k": torch.zeros(4, 32)}, "r_k .*must be of heads of 64 features, got 32"),
+        ({"blocks.0.att.r_k": torch.zeros(4, 32)}, r"r_k must have the shape \(heads, 64\), got"),
+        ({"blocks.0.att.r_k": torch.zeros(128)}, r"r_k must have the shape .*got \(128,\)"),
+        ({"head.weight": torch.zeros(11, 128).char()}, "lm_head.weight must hold floating numbers"),
         ({"blocks.1.ffn.s_emb.weight": torch.zeros(2, 2)}, "blocks.1.ffn.s_emb.weight"),
     ):
         torch.save({**tensors, **changed}, path)
@@ -122,6 +127,12 @@ def test_what_is_refused_of_files_is_named(tmp_path):
     torch.save({"a": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="must hold RWKV-7's weights"):
         from_checkpoint(path)
+    del tensors["emb.weight"]
+    torch.save(tensors, path)
+    with pytest.raises(ValueError, match="must have the weights model.embeddings.weight"):
+        from_checkpoint(path)
+    with pytest.raises(FileNotFoundError, match="nothere.pth must be a file"):
+        from_checkpoint("nothere.pth")
     path.write_bytes(b"no weights")
     with pytest.raises(ValueError, match="can't be read"):
         from_checkpoint(path)
@@ -141,3 +152,21 @@ def test_a_model_whose_ranks_follow_from_its_width_is_exported(tmp_path):
     again = from_checkpoint(tmp_path / "out", dtype=torch.float64)
     torch.testing.assert_close(logits_of(again, [[1, 2, 3]]), logits_of(model, [[1, 2, 3]]))
     assert again.config.gate_low_rank_dim == 32
+
+
+def test_a_head_of_its_own_stays_whatever_the_config_says(folder):
+    """As in Transformers, which does not tie them either."""
+    path = folder / "config.json"
+    expected = logits_of(from_checkpoint(folder, dtype=torch.float64), OF_FLA["ids"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    model, report = load_checkpoint(str(folder), dtype=torch.float64)
+    assert not model.config.tie_word_embeddings and not report.left_out
+    assert logits_of(model, OF_FLA["ids"]).equal(expected)
+
+
+def test_a_model_without_mlps_is_not_exported(tmp_path):
+    config = LinearAttentionConfig.from_preset(
+        "rwkv7", hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=0
+    )
+    with pytest.raises(ValueError, match="rwkv7: intermediate_size must be more than 0"):
+        export_checkpoint(LinearAttentionForCausalLM(config), tmp_path / "out")

@@ -284,3 +284,10 @@ def test_a_token_that_may_be_taken_back_is_not_the_state_of_the_next():
         model(token, cache=cache)
     cache.crop(-3)
     assert_same(model(ids[:, 5:], cache=cache).logits, model(ids).logits[:, 5:])
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5)])
+def test_no_tokens_and_no_rows_are_read(shape):
+    model = tiny_model(**TINY)
+    with torch.no_grad():
+        assert model(torch.zeros(shape, dtype=torch.long)).logits.shape == (*shape, 41)

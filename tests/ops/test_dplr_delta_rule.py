@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_linear_attention import delta_rule, dplr_delta_rule, dplr_delta_rule_step_
+from hf_linear_attention import (
+    delta_rule,
+    delta_rule_step_,
+    dplr_delta_rule,
+    dplr_delta_rule_step_,
+)
 
 BACKENDS = ["cpu", "chunked", "reference"]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -200,3 +205,29 @@ def test_an_erase_key_is_refused_by_name():
         delta_rule(q, k, v, ones, decay, erase_key=k[:, :1])
     with pytest.raises(RuntimeError, match="its kernels take no erase_key yet|q is on cpu"):
         delta_rule(q, k, v, ones, decay, erase_key=k, backend="cuda")
+
+
+@every_backend
+def test_what_is_not_there_is_named(backend):
+    inputs = make_inputs(T=4)
+    for name in ("a", "b"):
+        with pytest.raises(ValueError, match=f"{name} must be a tensor of shape .*got None"):
+            dplr_delta_rule(**{**inputs, name: None}, backend=backend)
+
+
+def test_other_arguments_beside_an_erase_key_are_named():
+    inputs = make_inputs(T=4)
+    q, k, v, decay = (inputs[name] for name in ("q", "k", "v", "log_decay"))
+    ones, state = torch.ones(v.shape[:-1], dtype=v.dtype), torch.zeros(2, 2, 7, 5).double()
+    for changed, message in (
+        ({"log_decay": decay[:, :3]}, "log_decay must have shape"),
+        ({"key_mask": torch.ones(2, 3)}, "key_mask must have shape"),
+        ({"v": v[0, 0, 0]}, "v must have the 4 dimensions"),
+        ({"k": k[:, :, :0]}, "k must have at least one head"),
+    ):
+        given = {"q": q, "k": k, "v": v, "beta": ones, "log_decay": decay, **changed}
+        with pytest.raises(ValueError, match=message):
+            delta_rule(**given, erase_key=k)
+    token = {"q": q[:, 0], "k": k[:, 0], "v": v[:, 0], "beta": ones[:, 0], "state": state}
+    with pytest.raises(ValueError, match="log_decay must have shape"):
+        delta_rule_step_(**token, log_decay=decay[:, 0, :1], erase_key=k[:, 0])

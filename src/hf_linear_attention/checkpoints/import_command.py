@@ -33,7 +33,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python -m hf_linear_attention import",
         description="A checkpoint of flash-linear-attention as a model of this package.",
     )
-    parser.add_argument("model", help="a folder, or a name on the Hub")
+    parser.add_argument("model", help="a folder, a name on the Hub, or RWKV-7's .pth")
     parser.add_argument("out", help="a folder that is not there yet")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's")
     return parser.parse_args(arguments)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -62,9 +63,11 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
         config, open_weights, generation = read_checkpoint(name, hub)
         family = family_of(config)
         keys = family.read(config)
+        weights = open_weights()
+        keys["tie_word_embeddings"] &= not has_own_head(family, weights)
         ours = family.config_for(keys)
-        state, report = assemble(family, keys, ours, open_weights())
-    except ValueError as error:
+        state, report = assemble(family, keys, ours, weights)
+    except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{name}: {error}") from error
     report.model_type = config["model_type"]
     report.not_read = tuple(family.not_read(config))
@@ -85,6 +88,17 @@ def read_checkpoint(
         return file.config(), lambda: file, None
     generation = read_generation_config(str(name), hub)
     return read_config(str(name), hub), partial(Weights, str(name), hub), generation
+
+
+def has_own_head(family: Family, weights: Mapping[str, Tensor]) -> bool:
+    """Whether there is a head with other numbers than the embeddings, whatever a config.json says:
+    Transformers does not tie them either.
+    """
+    top = family.skeleton.top
+    head, embeddings = top["lm_head.weight"], top["model.embed_tokens.weight"]
+    if head not in weights or embeddings not in weights:
+        return False
+    return not weights[head].equal(weights[embeddings])
 
 
 def assemble(
@@ -109,7 +123,7 @@ def assemble(
             report.made.update(dict.fromkeys(ours, ONES))
             continue
         x = weights[theirs]
-        check_shape(theirs, x, [shapes[name] for name in ours])
+        check_weight(theirs, x, [shapes[name] for name in ours])
         state.update(zip(ours, x.split([shapes[name][0] for name in ours]), strict=True))
         if len(ours) == 1:
             report.copied[theirs] = ours[0]
@@ -167,8 +181,10 @@ def shapes_of(config: LinearAttentionConfig) -> dict[str, torch.Size]:
     return {name: x.shape for name, x in model.named_parameters()}
 
 
-def check_shape(name: str, x: Tensor, parts: list[torch.Size]) -> None:
-    """Raises a ValueError if x is not the parts' concatenation along dimension 0."""
+def check_weight(name: str, x: Tensor, parts: list[torch.Size]) -> None:
+    """Raises a ValueError where x has not the parts, one below the other, or is quantised."""
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must hold floating numbers, got {x.dtype}")
     expected = (sum(shape[0] for shape in parts), *parts[0][1:])
     if x.shape != expected:
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .family import Keys, refusal
+from .family import Keys
 
 HEAD_DIM = 64  # of all that is published; their norm of heads has an epsilon for this alone
 END_OF_TEXT = 0  # in their vocabulary
@@ -57,6 +57,10 @@ class RwkvFile(Mapping[str, Tensor]):
         self.own = {name_of(name): name for name in self.tensors}
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.own:
+            raise ValueError(
+                f"it must have the weights {name}, under the authors' name, and has not"
+            )
         own = self.own[name]
         x = self.tensors[own]
         form = next((form for ends, form in FORMS.items() if re.search(ends, own)), None)
@@ -69,10 +73,14 @@ class RwkvFile(Mapping[str, Tensor]):
         return len(self.own)
 
     def config(self) -> Keys:
-        """Raises a ValueError where heads have another size than all published ones."""
-        H, K = self.tensors["blocks.0.att.r_k"].shape
-        if K != HEAD_DIM:
-            raise refusal("blocks.0.att.r_k", f"of heads of {HEAD_DIM} features", K)
+        """Raises a ValueError where heads have another size than all published ones, or weights
+        are missing that say how large a model is.
+        """
+        shape = tuple(self.tensors["blocks.0.att.r_k"].shape)
+        if len(shape) != 2 or shape[1] != HEAD_DIM:
+            expected = f"(heads, {HEAD_DIM})"
+            raise ValueError(f"blocks.0.att.r_k must have the shape {expected}, got {shape}")
+        H, K = shape
         vocab_size, C = self["model.embeddings.weight"].shape
         layers = [re.match(LAYER, own) for own in self.tensors]
         of_second = "model.layers.1.attn.v_lora.lora.0.weight"  # the first has none
@@ -109,4 +117,10 @@ def name_of(own: str) -> str:
 
 
 def is_file(name: Any) -> bool:
-    return Path(name).suffix == ".pth" and Path(name).is_file()
+    """Whether that is such a file. Raises a FileNotFoundError where it should be, and is not."""
+    path = Path(name)
+    if path.suffix.lower() != ".pth":
+        return False
+    if not path.is_file():
+        raise FileNotFoundError(f"{name} must be a file, and is not there")
+    return True

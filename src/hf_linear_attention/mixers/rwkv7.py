@@ -219,8 +219,9 @@ class RWKV7(nn.Module):
 
         kappa = at_least_float32(k * self.of_own_heads(self.k_k, shard, 0))
         k = (k * (1 + (rate - 1) * self.of_own_heads(self.k_a, shard, 0))).to(v.dtype)
-        r, k, kappa, rate, log_decay = (self.by_heads(y) for y in (r, k, kappa, rate, log_decay))
-        v = v.view(*v.shape[:2], -1, self.heads.value_dim)
+        of_keys = r, k, kappa, rate, log_decay
+        r, k, kappa, rate, log_decay = (self.by_heads(y, self.heads.key_dim) for y in of_keys)
+        v = self.by_heads(v, self.heads.value_dim)
         kappa = F.normalize(kappa, dim=-1)
         r, erased, written = (y.to(v.dtype) for y in (r, -kappa, kappa * rate))
         inputs = DPLRInputs(r, k, v, erased, written, log_decay)
@@ -232,9 +233,11 @@ class RWKV7(nn.Module):
         y = (y + bonus[..., None] * v).flatten(2).to(v.dtype) * gate
         return project(self.o_proj, y).view(hidden_states.shape), v_first
 
-    def by_heads(self, x: Tensor) -> Tensor:
-        """(B, T, features) -> (B, T, heads, K)"""
-        return x.view(*x.shape[:2], -1, self.heads.key_dim)
+    @staticmethod
+    def by_heads(x: Tensor, dim: int) -> Tensor:
+        """(B, T, features) -> (B, T, heads, dim)"""
+        B, T, features = x.shape
+        return x.view(B, T, features // dim, dim)
 
     @staticmethod
     def of_own_heads(x: Tensor, shard: HeadShard | None, dim: int = 2) -> Tensor:

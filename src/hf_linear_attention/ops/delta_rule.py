@@ -140,12 +140,22 @@ def delta_rule_step_(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
     if erase_key is not None:
-        arguments = with_erase_key(arguments, erase_key)
+        arguments = with_erase_key(arguments, erase_key, has_time=False)
     return step_(OP, arguments, state, state_indices, backend)
 
 
-def with_erase_key(arguments: DeltaArguments, erase_key: Tensor) -> DeltaArguments:
+def with_erase_key(
+    arguments: DeltaArguments, erase_key: Tensor, has_time: bool = True
+) -> DeltaArguments:
     """With one that asks the state before it decays, for every value head: Diag(a) p for p."""
+    try:
+        return _before_decay(arguments, erase_key)
+    except Exception:  # of another argument, of which the checks say more
+        _check_arguments(arguments, has_time)
+        raise
+
+
+def _before_decay(arguments: DeltaArguments, erase_key: Tensor) -> DeltaArguments:
     k, v, log_decay, key_mask = arguments.k, arguments.v, arguments.log_decay, arguments.key_mask
     shapes = {(*v.shape[:-2], x.shape[-2], k.shape[-1]) for x in (k, v)}
     erase_key = check_per_token("erase_key", erase_key, arguments.q, *sorted(shapes))

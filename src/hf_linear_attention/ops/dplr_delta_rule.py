@@ -125,6 +125,9 @@ def _check_arguments(arguments: DPLRArguments, has_time: bool) -> DPLRArguments:
         if x.shape[-2] != q.shape[-2]:
             raise ValueError(f"{name} must have q's {q.shape[-2]} heads, got {x.shape[-2]}")
     key_mask = check_key_mask(key_mask, q)
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor of shape {tuple(q.shape)}, got {x!r}")
     a = check_per_token("a", a, q, tuple(q.shape))
     b = check_per_token("b", b, q, tuple(q.shape))
     log_decay = check_log_decay(log_decay, q, v, key_mask)
@@ -143,8 +146,8 @@ def _check_state(
 def as_delta_rule(arguments: DPLRArguments) -> DeltaArguments:
     """What the delta rule's kernels and its loop take."""
     q, k, v, a, b, log_decay, key_mask, scale = arguments
-    if not q.shape[-2] == k.shape[-2] == v.shape[-2]:
-        raise ValueError("q, k and v must have as many heads")  # _check_arguments says it better
+    if a is None or b is None or not q.shape[-2] == k.shape[-2] == v.shape[-2]:
+        raise ValueError("a and b must be there, q, k and v must have as many heads")
     return DeltaArguments(q, k, v, None, log_decay, key_mask, scale, erase_key=a, add_along=b)
 
 

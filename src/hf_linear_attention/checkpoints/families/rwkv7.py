@@ -46,16 +46,17 @@ SKELETON = Skeleton(
 
 def rwkv7_fields(keys: Keys) -> dict[str, Any]:
     H, K = heads_of(keys)
-    V = keys["value_dim"]
-    widths = {*V} if isinstance(V, list) else {H * K if V is None else V}
-    if len(widths) != 1 or max(widths) % H != 0:
-        raise refusal("value_dim", f"the same multiple of {H} heads in all layers", V)
+    L, V = keys["num_hidden_layers"], keys["value_dim"]
+    widths = V if isinstance(V, list) else [H * K if V is None else V] * L
+    are_alike = len(widths) == L and len({*widths}) == 1 and isinstance(widths[0], int)
+    if not are_alike or widths[0] % H != 0:
+        raise refusal("value_dim", f"the same multiple of {H} heads in all {L} layers", V)
     return {
         **preset_fields("rwkv7", keys["num_hidden_layers"]),
         "intermediate_size": mlp_width(keys),
         "num_attention_heads": H,
         "head_dim": K,
-        "linear_value_head_dim": max(widths) // H,
+        "linear_value_head_dim": widths[0] // H,
         "rms_norm_eps": keys["norm_eps"],
         **{name: keys[name] for name in RANKS},
     }
@@ -91,6 +92,8 @@ def rwkv7_keys(config: Any) -> Keys:
         config.linear_key_head_dim,
         config.linear_value_head_dim,
     )
+    if config.intermediate_size == 0:
+        raise ValueError("intermediate_size must be more than 0, got 0")
     if H * K != config.hidden_size:
         raise ValueError(f"{H} heads must have hidden_size={config.hidden_size}, got {K} each")
     return {
