@@ -23,7 +23,7 @@ MODELS = {
 SETTINGS = {
     "at_once": {},
     "in_pieces": {"max_batch_tokens": 16},
-    "little_memory": {"num_blocks": 6, "max_batch_tokens": 40, "safety_margin": 0.0},
+    "little_memory": {"num_blocks": 7, "max_batch_tokens": 40, "safety_margin": 0.0},
     "prefill_first": {"scheduler_type": "prefill_first", "max_requests_per_batch": 3},
 }
 

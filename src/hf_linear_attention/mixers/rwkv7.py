@@ -31,6 +31,7 @@ from .linear_attention import Heads
 from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
 LARGEST_DECAY = math.exp(-0.5)  # of -log w: so w is at least 0.545
+SMALLEST_NORM = 1e-12  # of a kappa; as of the authors, but differentiable at 0
 OF_MLP = "mlp_token_before"  # a state of the layer, which the MLP changes
 MIXES = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 # How the share of the token before grows over the channels of a layer, at first.
@@ -222,7 +223,7 @@ class RWKV7(nn.Module):
         of_keys = r, k, kappa, rate, log_decay
         r, k, kappa, rate, log_decay = (self.by_heads(y, self.heads.key_dim) for y in of_keys)
         v = self.by_heads(v, self.heads.value_dim)
-        kappa = F.normalize(kappa, dim=-1)
+        kappa = kappa / (kappa.square().sum(-1, keepdim=True) + SMALLEST_NORM**2).sqrt()
         r, erased, written = (y.to(v.dtype) for y in (r, -kappa, kappa * rate))
         inputs = DPLRInputs(r, k, v, erased, written, log_decay)
         if self.initial_state is not None:
