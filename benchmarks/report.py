@@ -38,6 +38,7 @@ TITLES = {
     "training": "Training step",
     "upstream": "Transformers' own models",
     "peers": "Beside llama.cpp",
+    "checkpoints": "RWKV-7 beside its packages",
     "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
     "decode_race": "A token by its trace",
@@ -57,6 +58,7 @@ PANELS = {  # how those begin that the page shows; the files have all
     ),
     "decode_race": ("",),  # all
     "peers": ("",),
+    "checkpoints": ("",),
     "training": ("training step",),
     "rg_lru": ("RG-LRU", "block"),
     "serving": ("HTTP", "one process", "long prompt"),
