@@ -170,7 +170,7 @@ def left_out(
         else:
             reasons[name] = reason
     if unknown:
-        raise ValueError(f"its config.json says nothing of the weights {_some(unknown)}")
+        raise ValueError(f"no layer of its config takes the weights {_some(unknown)}")
     return reasons
 
 
