@@ -256,7 +256,10 @@ def test_so_is_what_other_families_have(case, keys, message, tmp_path):
     ("change", "message"),
     [
         (lambda tensors: tensors.pop(QUERIES), f"must have the weights {QUERIES}, and has not"),
-        (lambda tensors: tensors.update(a=torch.ones(1)), "no layer of its config takes the weights a$"),
+        (
+            lambda tensors: tensors.update(a=torch.ones(1)),
+            "no layer of its config takes the weights a$",
+        ),
         (
             lambda tensors: tensors.update({QUERIES: torch.ones(8, 16)}),
             f"{QUERIES} must have the shape .16, 16., as its config.json says, got .8, 16",
