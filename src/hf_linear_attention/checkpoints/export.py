@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
+from ..conversion.writing import whole_folder
 from ..model.config_checks import unused_fields
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
@@ -18,7 +19,6 @@ from .family import LINEAR, OF_ALL, SLIDING, Family, Keys, rules_of
 from .files import CONFIG
 from .report import CheckpointReport
 from .tables import FAMILIES
-from .writing import whole_folder
 
 # Fields of our config that change no result of a trained model.
 OF_NO_MATTER = (

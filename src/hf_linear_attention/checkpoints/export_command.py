@@ -10,10 +10,10 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from ..conversion.command import DTYPES, save_tokenizer
+from ..conversion.writing import check_empty, whole_folder
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .export import export_checkpoint, find_form
-from .writing import check_empty, whole_folder
 
 
 def main(arguments: list[str]) -> None:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ..conversion.command import DTYPES, save_tokenizer
+from ..conversion.writing import check_empty, whole_folder
 from .load import load_checkpoint
-from .writing import check_empty, whole_folder
 
 
 def main(arguments: list[str]) -> None:

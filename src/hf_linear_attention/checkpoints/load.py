@@ -64,7 +64,8 @@ def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any)
         family = family_of(config)
         keys = family.read(config)
         weights = open_weights()
-        keys["tie_word_embeddings"] &= not has_own_head(family, weights)
+        if keys["tie_word_embeddings"] and has_own_head(family, weights):  # reads both
+            keys["tie_word_embeddings"] = False
         ours = family.config_for(keys)
         state, report = assemble(family, keys, ours, weights)
     except (ValueError, StrictDataclassError) as error:

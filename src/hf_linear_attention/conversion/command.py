@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.hub import cached_file
 
 from .convert import KEPT, config_for, convert, forms
+from .writing import check_empty
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # A model with none of these files has no tokenizer, but AutoTokenizer returns one without words for
@@ -25,8 +26,10 @@ def main(arguments: list[str]) -> None:
     """Converts, saves and says what became of the weights. Ends the program where that can't be."""
     flags = parse(arguments)
     out = Path(flags.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        sys.exit(f"{out} must be a new or an empty folder")
+    try:
+        check_empty(out)
+    except FileExistsError as error:
+        sys.exit(str(error))
     options = {"mixer": flags.mixer, "softmax_layers": flags.softmax_layers, **flags.overrides}
     try:
         # before anything large is read

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from transformers import (
 )
 
 from ..conversion.command import save_tokenizer
+from ..conversion.writing import check_empty, whole_folder
 from ..model.configuration import LinearAttentionConfig
 from ..upstream.use_kernels import use_kernels
 from .int4_weights import pack_int4_weights
@@ -182,22 +184,18 @@ def main(arguments: list[str]) -> None:
     """Quantises, saves and says what that cost. Ends the program where it can't be."""
     flags = parse(arguments)
     out = Path(flags.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        sys.exit(f"{out} must be a new or an empty folder")
+    try:
+        check_empty(out)
+    except FileExistsError as error:
+        sys.exit(str(error))
     if find_spec("torchao") is None:
         sys.exit("quantize needs torchao: pip install torchao")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, which it becomes when all is written.
-        unfinished = tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent)
-    except OSError as error:
-        sys.exit(f"{out} can't be written: {error}")
-    with unfinished as folder:
-        made = Path(folder) / "model"
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(whole_folder(out))
+        except OSError as error:
+            sys.exit(f"{out} can't be written: {error}")
         quantize_folder(flags, made)
-        if out.exists():
-            out.rmdir()
-        made.rename(out)
     print(f"saved in {out}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ..fast.linear import project
-from ..ops.numerics import L2_NORM_EPS, at_least_float32
+from ..ops.numerics import at_least_float32, l2_normed
 from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
 from .delta_rule import DeltaRule
 from .parts.tensor_parallel import HeadShard
@@ -42,7 +42,7 @@ class GatedDeltaNet2(DeltaRule):
         log_decay = self.decay(hidden_states)
         if shard is not None:
             log_decay = shard.take(log_decay, 2)
-        q, k = normed(q), normed(k)
+        q, k = l2_normed(at_least_float32(q)), l2_normed(at_least_float32(k))
         asked = log_decay.exp() * erase * -k
         q = q * self.heads.key_dim**-0.5
         return DPLRInputs(
@@ -55,9 +55,3 @@ class GatedDeltaNet2(DeltaRule):
         """(B, T, C) -> (B, T, H, dim) in (0, 1), of this rank's heads."""
         x = self.by_heads(at_least_float32(project(linear, hidden_states)), dim).sigmoid()
         return x if shard is None else shard.take(x, 2)
-
-
-def normed(x: Tensor) -> Tensor:
-    """x (..., K) divided by its norm, in float32 or better."""
-    x = at_least_float32(x)
-    return x / (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).sqrt()

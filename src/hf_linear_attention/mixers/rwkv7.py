@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 
 from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
-from ..ops.numerics import accumulation_dtype, at_least_float32
+from ..ops.numerics import accumulation_dtype, at_least_float32, l2_normed
 from ..ops.tokens import Tokens
 from ..recurrences.delay import Delay, DelayInputs
 from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
@@ -223,7 +223,7 @@ class RWKV7(nn.Module):
         of_keys = r, k, kappa, rate, log_decay
         r, k, kappa, rate, log_decay = (self.by_heads(y, self.heads.key_dim) for y in of_keys)
         v = self.by_heads(v, self.heads.value_dim)
-        kappa = kappa / (kappa.square().sum(-1, keepdim=True) + SMALLEST_NORM**2).sqrt()
+        kappa = l2_normed(kappa, SMALLEST_NORM**2)
         r, erased, written = (y.to(v.dtype) for y in (r, -kappa, kappa * rate))
         inputs = DPLRInputs(r, k, v, erased, written, log_decay)
         if self.initial_state is not None:

@@ -8,6 +8,8 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, Hv value heads, K key dim
 packed sequences.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -150,7 +152,7 @@ def with_erase_key(
     """With one that asks the state before it decays, for every value head: Diag(a) p for p."""
     try:
         return _before_decay(arguments, erase_key)
-    except Exception:  # of another argument, of which the checks say more
+    except Exception:  # raised again, unless the checks name the argument that is wrong
         _check_arguments(arguments, has_time)
         raise
 
@@ -186,9 +188,8 @@ def _check_arguments(arguments: DeltaArguments, has_time: bool) -> DeltaArgument
     )
 
 
-def _check_state(
-    name: str, state: Tensor, arguments: DeltaArguments, rows: int, in_place: bool = False
-) -> None:
+def check_kv(name: str, state: Tensor, arguments: Any, rows: int, in_place: bool = False) -> None:
+    """Of any delta rule, whose arguments begin with q, k and v."""
     q, _, v, *_ = arguments
     check_state(name, state, q, (rows, v.shape[-2], q.shape[-1], v.shape[-1]))
     if in_place:
@@ -241,4 +242,4 @@ def for_sequences_of(q: Tensor, implementations: Implementations) -> Implementat
     return {**implementations, "cuda": _NOT_ON_CUDA} if large else implementations
 
 
-OP = Op("delta_rule", _check_arguments, _check_state, _for_sequences, _for_tokens)
+OP = Op("delta_rule", _check_arguments, check_kv, _for_sequences, _for_tokens)

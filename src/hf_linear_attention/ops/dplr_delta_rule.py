@@ -17,9 +17,8 @@ from torch import Tensor
 
 from .arguments import DeltaArguments
 from .calls import Implementations, Op, run, step_, through
-from .checks import check_key_mask, check_log_decay, check_per_token, check_qkv, check_state
-from .delta_rule import ERASING
-from .slots import check_slots
+from .checks import check_key_mask, check_log_decay, check_per_token, check_qkv
+from .delta_rule import ERASING, check_kv
 
 
 class DPLRArguments(NamedTuple):
@@ -134,15 +133,6 @@ def _check_arguments(arguments: DPLRArguments, has_time: bool) -> DPLRArguments:
     return arguments._replace(a=a, b=b, log_decay=log_decay, key_mask=key_mask)
 
 
-def _check_state(
-    name: str, state: Tensor, arguments: DPLRArguments, rows: int, in_place: bool = False
-) -> None:
-    q, _, v, *_ = arguments
-    check_state(name, state, q, (rows, v.shape[-2], q.shape[-1], v.shape[-1]))
-    if in_place:
-        check_slots(name, state)
-
-
 def as_delta_rule(arguments: DPLRArguments) -> DeltaArguments:
     """What the delta rule's kernels and its loop take."""
     q, k, v, a, b, log_decay, key_mask, scale = arguments
@@ -228,4 +218,4 @@ def _implementations(arguments: DPLRArguments) -> Implementations:
     return IMPLEMENTATIONS
 
 
-OP = Op("dplr_delta_rule", _check_arguments, _check_state, _implementations, _implementations)
+OP = Op("dplr_delta_rule", _check_arguments, check_kv, _implementations, _implementations)

@@ -20,6 +20,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def l2_normed(x: Tensor, eps: float = L2_NORM_EPS) -> Tensor:
+    """x (..., K) divided by its norm, of which eps is part of the square."""
+    return x / (x.square().sum(-1, keepdim=True) + eps).sqrt()
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """x in its accumulation dtype."""
     dtype = accumulation_dtype(x.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import DeltaArguments
-from ..numerics import L2_NORM_EPS, accumulation_dtype
+from ..numerics import accumulation_dtype, l2_normed
 
 
 def reference_delta_rule(
@@ -38,7 +38,7 @@ def reference_delta_rule(
         """(heads, K) -> (Hv, K): value head h reads head h // (Hv / heads)."""
         x = x.to(dtype)
         if normalize_qk:
-            x = x / (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).sqrt()
+            x = l2_normed(x)
         return x.repeat_interleave(Hv // x.shape[0], 0)
 
     outputs, states = [], []
