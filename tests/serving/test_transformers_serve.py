@@ -293,16 +293,21 @@ def test_what_can_not_be_is_named(running, saved):
         ("temperature", math.nan, f"temperature must be {heat}, got nan"),
         ("top_p", 7, f"top_p must be {share}, got 7"),
         ("top_p", 0, f"top_p must be {share}, got 0"),
-        ("stop", [")"], rf"stop must be \[\] {unheeded}, got \['\)'\]"),
-        ("stop", ")", rf"stop must be \[\] {unheeded}, got '\)'"),
-        ("frequency_penalty", 0.5, f"frequency_penalty must be 0 {unheeded}, got 0.5"),
-        ("presence_penalty", -1, f"presence_penalty must be 0 {unheeded}, got -1"),
-        ("logit_bias", {"3": 1}, f"logit_bias must be {{}} {unheeded}, got {{'3': 1}}"),
+        ("stop", [3], r"stop must be a string or a list of strings, none empty, got \[3\]"),
+        ("stop", [""], r"stop must be a string or a list of strings, none empty, got \[''\]"),
+        ("frequency_penalty", 3, "frequency_penalty must be a number from -2 to 2, got 3"),
+        ("frequency_penalty", "x", "frequency_penalty must be a number from -2 to 2, got 'x'"),
+        ("logit_bias", {"3": 200}, r"logit_bias must have .* by tokens' numbers, got {'3': 200}"),
+        ("logit_bias", {"x": 1}, r"logit_bias must have .* by tokens' numbers, got {'x': 1}"),
+        ("logit_bias", {"200": 1}, "vocabulary size"),
         ("n", 2, f"n must be 1 {unheeded}, got 2"),
         ("best_of", 2, f"best_of must be 1 {unheeded}, got 2"),
         ("echo", True, f"echo must be False {unheeded}, got True"),
         ("generation_config", "{", "generation_config must be JSON of settings, got '{'"),
         ("generation_config", "[1]", r"generation_config must be JSON of settings, got '\[1\]'"),
+        ("logprobs", 2, f"logprobs must be False {unheeded}, got 2"),
+        ("generation_config", '{"repetition_penalty": 0.0}', "strictly positive float"),
+        ("generation_config", '{"stop_strings": [2]}', r"stop must be .*, got \[2\]"),
         ("generation_config", '{"num_beams": 2}', "must be without num_beams with .*, got 2"),
         ("generation_config", '{"max_length": 9}', "must be without max_length with .*, got 9"),
         (
@@ -361,6 +366,61 @@ def test_each_request_is_sampled_as_it_says(running, saved):
     *answers, other = map(answer, asked)
     assert answers == [question.answer[:tokens]] * len(alike)
     assert len(other) > 1 and other != question.answer[: len(other)]
+
+
+def text_of(running, saved, **asked) -> str:
+    """Of the first question's answer; streamed and not, which are to be alike."""
+    client, question = running.client, saved.questions[0]
+    body = {**client._body(question, 20), **asked}
+    with closing(client._send(body)) as connection:
+        text = client._choice(json.loads(client._response(connection).read()))["text"]
+    with closing(client._send({**body, "stream": True})) as connection:
+        assert list(client._words(client._response(connection))) == text.split()
+    return text
+
+
+def test_an_answer_ends_before_a_stop_string(running, saved):
+    answer = saved.questions[0].answer[:20]
+    last = next(i for i, word in enumerate(answer) if word not in answer[:i] and i > 3)
+    across = f"{answer[last - 1]} {answer[last]}"
+    assert text_of(running, saved).split() == answer
+    assert text_of(running, saved, stop=answer[last]).split() == answer[:last]
+    assert text_of(running, saved, stop=["no", across]).split() == answer[: last - 1]
+    assert text_of(running, saved, stop="none of these").split() == answer
+    settings = json.dumps({"stop_strings": answer[last], "max_new_tokens": 20})
+    assert text_of(running, saved, generation_config=settings).split() == answer[:last]
+    wait_until(lambda: is_idle(running))  # the rest of the answers was not made
+
+
+def test_penalties_and_biases_are_each_request_s_own(running, saved):
+    answer = saved.questions[0].answer[:20]
+    biased = text_of(running, saved, logit_bias={"7": 100}).split()
+    assert len(set(biased)) == 1
+    assert len(set(text_of(running, saved, logit_bias={"7": 100}, presence_penalty=2).split())) == 1
+    # 20 times at most: where a token's logit is ahead by less, another one's turn comes
+    bodies = {"logit_bias": {"7": 30}}, {"logit_bias": {"7": 30}, "frequency_penalty": 2}
+    alike, others = (text_of(running, saved, **body).split() for body in bodies)
+    assert len(set(alike)) == 1 < len(set(others))
+    settings = {"no_repeat_ngram_size": 1, "max_new_tokens": 20}
+    different = text_of(running, saved, generation_config=json.dumps(settings)).split()
+    assert len(set(different)) == len(different) == 20
+    assert text_of(running, saved).split() == answer
+
+
+def test_a_seed_gives_the_same_answer_again(running, saved):
+    """Whatever else is in the batch."""
+    client, question = running.client, saved.questions[0]
+    draws = {"generation_config": json.dumps({"do_sample": True, "max_new_tokens": 20})}
+    body = {**client._body(question, 20), **draws, "temperature": 3}
+
+    def answer(connection) -> str:
+        with closing(connection):
+            return client._choice(json.loads(client._response(connection).read()))["text"]
+
+    seeds = (1, 2, 1, None, 1)
+    answers = [answer(c) for c in [client._send({**body, "seed": seed}) for seed in seeds]]
+    assert answers[0] == answers[2] == answers[4] == answer(client._send({**body, "seed": 1}))
+    assert len(set(answers)) == 3
 
 
 def test_other_servers_are_left_alone():

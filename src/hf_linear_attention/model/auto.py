@@ -8,6 +8,7 @@ No other file changes it. The code in a model's folder makes those for its class
 - `AttentionInterface.get_interface`
 - `ATTN_TYPE_TO_ALLOCATOR[linear_attention]`
 - `BaseHandler._build_generation_config`
+- `BaseHandler._resolve_model`
 - `EncoderDecoderModel._prepare_cache_for_generation`
 - `GenerationMixin.init_continuous_batching`
 - `GenerationState.__init__`
@@ -29,6 +30,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -229,12 +231,11 @@ def allocators_of_paged_cache(allocators: dict[str, type]) -> Iterator[None]:
             ATTN_TYPE_TO_ALLOCATOR.update(before)
 
 
-def observe_server(
-    checked: Callable[[dict[str, Any], Callable[[], Any]], Any], middleware: Any
-) -> None:
-    """Of a `transformers serve --continuous-batching`: lets `checked` see the body of each request
-    before a GenerationConfig is made of it, and that one, which it is to return; and makes the app
-    with a middleware. Only the package does this, in a process that has Transformers' server.
+def observe_server(checked: Callable[..., Any], middleware: Any) -> None:
+    """Of a `transformers serve --continuous-batching`: lets `checked` see the body of each request,
+    what makes a GenerationConfig of it, which `checked` is to return, the model and its processor;
+    and makes the app with a middleware. Only the package does this, in a process that has
+    Transformers' server.
 
     Numbers that are none raise an error there that is answered with 500, as if the server were
     broken. The app is made behind the first model, and the function that makes it, which then is a
@@ -245,13 +246,24 @@ def observe_server(
     from transformers.cli.serving.utils import BaseHandler, GenerationState
 
     build, begin = BaseHandler._build_generation_config, GenerationState.__init__
+    resolve, asked = BaseHandler._resolve_model, ContextVar[Any]("asked", default=None)
     if hasattr(build, "is_checked"):
         return
+
+    @functools.wraps(resolve)
+    def resolve_observed(self, body):  # once for each request, before its numbers are read
+        resolved = resolve(self, body)
+        asked.set(resolved[1:])
+        return resolved
 
     @functools.wraps(build)
     def build_checked(self, body, model_generation_config, use_cb=False):
         make = functools.partial(build, self, body, model_generation_config, use_cb=use_cb)
-        return checked(body, make) if use_cb else make()
+        if not use_cb:
+            return make()
+        if asked.get() is None:  # its model is loaded, and has brought this package
+            self._resolve_model(body)
+        return checked(body, make, *asked.get())
 
     app_class = server.FastAPI
     app_with_middleware = functools.partial(app_class, middleware=[Middleware(middleware)])
@@ -262,5 +274,6 @@ def observe_server(
         server.FastAPI = app_with_middleware if continuous_batching else app_class
 
     build_checked.is_checked = True  # type: ignore[attr-defined]
+    BaseHandler._resolve_model = resolve_observed
     BaseHandler._build_generation_config = build_checked
     GenerationState.__init__ = begin_observed

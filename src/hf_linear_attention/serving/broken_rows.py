@@ -41,11 +41,16 @@ class RowSampler:
         runner, logits = self.runner, scores[0]
         broken = set()
         if self.sampling is not None:
-            samplings = self._samplings(self.sampling)
+            requests = [
+                request.state
+                for request in runner.inputs_and_outputs.requests_in_batch
+                if request.has_new_token
+            ]
+            samplings = [x.logit_processor_kwargs.get(KEY, self.sampling) for x in requests]
             runner.do_sample = any(sampling.draws for sampling in samplings)
-            if runner.do_sample:
+            if not all(sampling.is_plain for sampling in samplings):
                 broken = wrong_rows(logits, is_number)  # which nobody could see behind this:
-                logits = sampled(logits, samplings)
+                logits = sampled(logits, samplings, requests)
         by_probabilities = runner.do_sample or runner.return_logprobs
         broken |= wrong_rows(logits, math.isfinite if by_probabilities else is_number)
         self.broken = sorted(broken)
@@ -53,15 +58,6 @@ class RowSampler:
             rows = torch.tensor(self.broken, device=logits.device)
             logits = logits.index_fill(0, rows, 0)
         self.sample(logits[None], output_ids)
-
-    def _samplings(self, default: Sampling) -> list[Sampling]:
-        """Of the requests that get a token."""
-        requests = self.runner.inputs_and_outputs.requests_in_batch
-        return [
-            request.state.logit_processor_kwargs.get(KEY, default)
-            for request in requests
-            if request.has_new_token
-        ]
 
 
 def wrong_rows(logits: Tensor, is_right: Callable[[float], bool]) -> set[int]:

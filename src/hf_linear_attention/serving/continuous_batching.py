@@ -304,7 +304,8 @@ def continuous_batching_manager(
     if generation_config.eos_token_id is None:
         generation_config.eos_token_id = -1  # as there: none
     for name, neutral in LEFT_OUT.items():
-        if (value := getattr(generation_config, name, None)) not in neutral:
+        is_heeded = name == "stop_strings" and REQUESTED.get() is not None
+        if not is_heeded and (value := getattr(generation_config, name, None)) not in neutral:
             warnings.warn(f"continuous batching leaves out {name}={value!r}", stacklevel=3)
     if continuous_batching_config is None:
         continuous_batching_config = ContinuousBatchingConfig()

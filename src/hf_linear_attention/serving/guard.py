@@ -4,6 +4,8 @@ door, and forgets those whose clients have hung up.
 """
 
 import asyncio
+import copy
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from .over_http import (
     whole_number,
 )
 from .sampling import KEY, Sampling
+from .stop_strings import UntilStop
 
 WAITING_VARIABLE = "HF_LINEAR_ATTENTION_MAX_WAITING"
 WAITING_PER_SLOT = 4  # that may wait, unless the variable says how many
@@ -96,14 +99,34 @@ class GuardedManager(ContinuousBatchingManager):
         Raises:
             ValueError: one is out of its range.
         """
-        config = REQUESTED.get()
-        if self.sampling is not None and config is not None:
-            state.logit_processor_kwargs[KEY] = Sampling(self.model, config)
+        requested = REQUESTED.get()
+        if self.sampling is None or requested is None:
+            return
+        config, body = copy.copy(requested.config), requested.body
+        for name, value in requested.settings.items():
+            setattr(config, name, value)
+        if body.get("logit_bias"):
+            config.sequence_bias = [[[int(k)], float(x)] for k, x in body["logit_bias"].items()]
+        penalties = (
+            float(body.get("frequency_penalty") or 0),
+            float(body.get("presence_penalty") or 0),
+        )
+        sampling = Sampling(self.model, config, penalties, body.get("seed"))
+        state.logit_processor_kwargs[KEY] = sampling
 
     def register_result_handler(self, request_id: str, callback: Any) -> None:
         """As in Transformers, where two clients that use one id get each other's answers."""
-        if request_id in self.output_router.result_handlers and REQUESTED.get() is not None:
+        requested = REQUESTED.get()
+        if request_id in self.output_router.result_handlers and requested is not None:
             raise http_error(already_there(request_id))
+        if self.sampling is not None and requested is not None and requested.stop_strings:
+            callback = UntilStop(
+                callback,
+                requested.stop_strings,
+                requested.tokenizer,
+                bool(requested.body.get("stream")),
+                functools.partial(self.cancel_request, request_id),
+            )
         super().register_result_handler(request_id, callback)
 
     def end_with_client(self, request_id: str) -> None:
@@ -168,8 +191,12 @@ class Door(queue.Queue):
         except (ValueError, queue.Full) as error:
             manager._forget(item.request_id)
             raise http_error(error) from None
+        is_stream = item.streaming
+        requested = REQUESTED.get()
+        if requested is not None and requested.stop_strings:
+            item.streaming = True  # to be seen token by token
         super().put(item, block, timeout)
-        if not item.streaming:  # the server itself listens to clients of streams
+        if not is_stream:  # the server itself listens to clients of streams
             manager.end_with_client(item.request_id)
 
     def _limit_over_http(self) -> int:

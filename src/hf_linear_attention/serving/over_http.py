@@ -28,7 +28,8 @@ from transformers.generation.continuous_batching.continuous_api import Backgroun
 from transformers.utils.import_utils import is_serve_available
 
 from ..model.auto import observe_server
-from .sampling import WARPERS
+from .allocators import LINEAR
+from .sampling import BY_HISTORY, WARPERS
 
 STATUS = {ValueError: 400, queue.Full: 503}  # of errors
 RETRY_SECONDS = 1
@@ -52,26 +53,63 @@ NUMBERS = {
     "seed": Number(int, "a whole number of 64 bits", lambda x: -(2**63) <= x < 2**64),
     "temperature": Number(float, "a number from 0 on", lambda x: x >= 0),  # 0: the likeliest
     "top_p": Number(float, "a number in (0, 1]", lambda x: 0 < x <= 1),
+    "frequency_penalty": Number(float, "a number from -2 to 2", lambda x: -2 <= x <= 2),
+    "presence_penalty": Number(float, "a number from -2 to 2", lambda x: -2 <= x <= 2),
 }
-# What nothing in the engine heeds, with the values at which there is nothing to heed.
+# What nothing heeds, with the values at which there is nothing to heed.
 UNHEEDED: dict[str, tuple] = {
     "best_of": (1,),
     "echo": (False,),
+    "function_call": ("auto", "none"),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+}
+# And what is heeded for models with states alone, whose requests are sampled one by one.
+OF_STATES: dict[str, tuple] = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
-    "n": (1,),
     "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
     "stop": ([], ""),
 }
 # What may be in a request's `generation_config`.
-HEEDED_SETTINGS = {
+SETTINGS = {
     *WARPERS,
     *("do_sample", "max_new_tokens", "eos_token_id"),
     *("bos_token_id", "pad_token_id", "use_cache", "transformers_version", "_from_model_config"),
 }
-# Of the request that is answered, its GenerationConfig, and where its client is heard.
-REQUESTED: ContextVar[GenerationConfig | None] = ContextVar("REQUESTED", default=None)
+SETTINGS_OF_STATES = {*BY_HISTORY, "stop_strings"}
+
+
+class Requested(NamedTuple):
+    """A request over HTTP.
+
+    config: made of its body; what the server still writes to it after `checked` is another API's
+    reading of penalties.
+    settings: those of `BY_HISTORY`, before that.
+    """
+
+    config: GenerationConfig
+    settings: dict[str, Any]
+    body: dict[str, Any]
+    processor: Any
+
+    @property
+    def stop_strings(self) -> list[str]:
+        found = self.body.get("stop") or self.config.stop_strings or []
+        return [found] if isinstance(found, str) else list(found)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the library tokenizers, as the server takes it."""
+        return getattr(self.processor, "tokenizer", self.processor)._tokenizer
+
+
+# The request that is answered, and where its client is heard.
+REQUESTED: ContextVar[Requested | None] = ContextVar("REQUESTED", default=None)
 RECEIVE: ContextVar[Callable | None] = ContextVar("RECEIVE", default=None)
 
 
@@ -98,15 +136,21 @@ class Connection:
         await self.app(scope, receive, send)
 
 
-def checked(body: dict[str, Any], make: Callable[[], GenerationConfig]) -> GenerationConfig:
+def checked(
+    body: dict[str, Any], make: Callable[[], GenerationConfig], model: Any, processor: Any
+) -> GenerationConfig:
     """What is made of a request's body; or the error that is answered with 400."""
+    has_states = LINEAR in getattr(model.config, "active_layer_types", ())
     try:
         check_numbers(body)
-        check_unheeded(body)
+        check_unheeded(body, has_states)
+        check_stop(body.get("stop"))
+        check_bias(body.get("logit_bias"))
     except ValueError as error:
         raise http_error(error) from None
     config = make()
-    REQUESTED.set(config)
+    settings = {name: getattr(config, name, None) for name in BY_HISTORY}
+    REQUESTED.set(Requested(config, settings, body, processor))
     return config
 
 
@@ -126,9 +170,31 @@ def check_numbers(body: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be {number.kind}, got {value!r}")
 
 
-def check_unheeded(body: dict[str, Any]) -> None:
+def check_stop(stop: Any) -> None:
+    """Raises a ValueError for what is no string, nor a list of some."""
+    strings = stop if isinstance(stop, list) else [stop or "."]
+    if not all(isinstance(x, str) and x for x in strings):
+        raise ValueError(f"stop must be a string or a list of strings, none empty, got {stop!r}")
+
+
+def check_bias(bias: Any) -> None:
+    """Raises a ValueError for what is no table of numbers by tokens."""
+    if bias is None:
+        return
+    try:
+        is_right = all(int(token) >= 0 and -100 <= number <= 100 for token, number in bias.items())
+    except (AttributeError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ValueError(
+            f"logit_bias must have numbers from -100 to 100 by tokens' numbers, got {bias!r}"
+        )
+
+
+def check_unheeded(body: dict[str, Any], has_states: bool) -> None:
     """Raises a ValueError for an argument that would change an answer, and is not heeded."""
-    for name, neutral in UNHEEDED.items():
+    unheeded = UNHEEDED if has_states else {**UNHEEDED, **OF_STATES}
+    for name, neutral in unheeded.items():
         value = body.get(name)
         if value is not None and value not in neutral:
             raise ValueError(
@@ -141,9 +207,11 @@ def check_unheeded(body: dict[str, Any]) -> None:
     except (TypeError, ValueError):
         message = f"generation_config must be JSON of settings, got {body['generation_config']!r}"
         raise ValueError(message) from None
+    heeded = SETTINGS | SETTINGS_OF_STATES if has_states else SETTINGS
     defaults = GenerationConfig._get_default_generation_params()
+    check_stop(settings.get("stop_strings"))
     for name, value in settings.items():
-        if name not in HEEDED_SETTINGS and value is not None and value != defaults.get(name):
+        if name not in heeded and value is not None and value != defaults.get(name):
             raise ValueError(
                 f"generation_config must be without {name} with continuous batching, got {value!r}"
             )

@@ -123,7 +123,8 @@ ATTRIBUTES: dict[type, str] = {
     ModelRunner: "cb_config do_sample inputs_and_outputs pad_inputs return_logprobs",
     Scheduler: "_requests_to_fork active_requests block_new_requests max_requests_per_batch "
     "starved_requests waiting_requests",
-    RequestState: "_eos_token_ids _true_initial_tokens initial_tokens is_cpu_offloaded "
+    RequestState: "_eos_token_ids _true_initial_tokens generated_tokens initial_tokens "
+    "is_cpu_offloaded "
     "logit_processor_kwargs max_new_tokens num_children position_offset remaining_prefill_tokens "
     "request_id status streaming tokens_to_process",
     FutureRequestState: "has_new_token query_length state",

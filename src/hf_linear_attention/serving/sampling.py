@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.logits_process import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopHLogitsWarper,
     TopKLogitsWarper,
@@ -37,48 +43,116 @@ WARPERS = {
     "epsilon_cutoff": EpsilonLogitsWarper,
     "eta_cutoff": EtaLogitsWarper,
 }
+# Of the logits of one token and of all tokens before it.
+BY_HISTORY = {
+    "bad_words_ids": NoBadWordsLogitsProcessor,
+    "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
+    "repetition_penalty": RepetitionPenaltyLogitsProcessor,
+    "sequence_bias": SequenceBiasLogitsProcessor,
+    "suppress_tokens": SuppressTokensLogitsProcessor,
+}
 KEY = "sampling of HTTP"  # of a Sampling among a request's logit_processor_kwargs
 
 
 class Sampling:
-    """Of a request. Nothing changes it.
+    """Of a request. Nothing changes it, but a seed's generator.
+
+    config: its settings of WARPERS, where tokens are drawn, and of BY_HISTORY.
+    penalties: what each time that a token was generated takes from its logit, and what the first
+    time does.
+    seed: of the numbers by which tokens are drawn; without, they are those of PyTorch's generator.
 
     Raises:
-        ValueError: a setting is out of its range; only where tokens are drawn is it looked at.
+        ValueError: a setting is out of its range; of drawing only where tokens are drawn.
     """
 
-    def __init__(self, model: PreTrainedModel, config: GenerationConfig):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: GenerationConfig,
+        penalties: tuple[float, float] = (0.0, 0.0),
+        seed: int | None = None,
+    ):
         self.draws = bool(config.do_sample)
         self.settings = tuple(getattr(config, name, None) for name in WARPERS if self.draws)
-        made = []
-        if self.draws:
-            for name, value in zip(WARPERS, self.settings, strict=True):
-                if value is not None and (name, value) != ("top_k", 0):  # which stands for none
-                    check_range(name, value)
-            made = model._get_logits_processor(config)
-        classes = tuple(WARPERS.values())
-        self.warpers = LogitsProcessorList(x for x in made if isinstance(x, classes))
+        for name, value in zip(WARPERS, self.settings, strict=False):
+            if value is not None and (name, value) != ("top_k", 0):  # which stands for none
+                check_range(name, value)
+        made = model._get_logits_processor(config, input_ids_seq_length=1)  # there is a prompt
+        self.warpers, self.by_history = (
+            LogitsProcessorList(x for x in made if isinstance(x, tuple(table.values())))
+            for table in (WARPERS, BY_HISTORY)
+        )
+        self.penalties = penalties
+        self.generator: torch.Generator | None = None
+        if self.draws and seed is not None:
+            self.generator = torch.Generator(model.device).manual_seed(seed)
+        if self.by_history:  # which look at tokens' numbers when they first see logits
+            token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+            vocab_size = model.config.get_text_config().vocab_size
+            self.by_history(token, torch.zeros(1, vocab_size, device=model.device))
 
     def __deepcopy__(self, memo: Any) -> "Sampling":
         return self
 
+    @property
+    def reads_history(self) -> bool:
+        return bool(self.by_history) or any(self.penalties)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its token is that of the largest logit."""
+        return not (self.draws or self.reads_history)
+
+    def like(self) -> tuple:
+        """Equal for samplings by which rows of logits may be changed together."""
+        return self.draws, *self.settings, self.generator and id(self.generator)
+
+    def after(self, request: RequestState, logits: Tensor) -> Tensor:
+        """Logits (1, V), changed by the tokens that a request has."""
+        if self.by_history:
+            tokens = request.initial_tokens + request.generated_tokens
+            logits = self.by_history(torch.tensor([tokens], device=logits.device), logits)
+        if any(self.penalties):
+            # A request that had lost its memory has read its own tokens again.
+            length = request._true_initial_tokens or len(request.initial_tokens)
+            generated = request.initial_tokens[length:] + request.generated_tokens
+            counts = torch.bincount(
+                torch.tensor(generated, dtype=torch.int64, device=logits.device),
+                minlength=logits.shape[-1],
+            )
+            frequency, presence = self.penalties
+            logits = logits - frequency * counts - presence * (counts > 0)
+        return logits
+
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits (n, V) to draw from."""
-        if self.draws:
-            return self.warpers(None, logits)
-        best = logits.argmax(-1, keepdim=True)
-        return torch.full_like(logits, -torch.inf).scatter(1, best, 0)
+        if not self.draws:
+            return only(logits.argmax(-1, keepdim=True), logits)
+        logits = self.warpers(None, logits)
+        if self.generator is None:
+            return logits
+        return only(logits.softmax(-1).multinomial(1, generator=self.generator), logits)
 
 
-def sampled(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Logits (N, V), of which the first rows are of requests with such samplings."""
+def only(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Logits by which these tokens (n, 1) are sure to be drawn."""
+    return torch.full_like(logits, -torch.inf).scatter(1, tokens, 0)
+
+
+def sampled(
+    logits: Tensor, samplings: Sequence[Sampling], requests: Sequence[RequestState]
+) -> Tensor:
+    """Logits (N, V), of which the first rows are of these requests, with such samplings."""
     rows_of: dict[tuple, list[int]] = {}
-    for row, sampling in enumerate(samplings):
-        rows_of.setdefault((sampling.draws, *sampling.settings), []).append(row)
     changed = logits.clone()
+    for row, (sampling, request) in enumerate(zip(samplings, requests, strict=True)):
+        rows_of.setdefault(sampling.like(), []).append(row)
+        if sampling.reads_history:
+            changed[row] = sampling.after(request, changed[row, None])[0]
     for rows in rows_of.values():
         index = torch.tensor(rows, device=logits.device)
-        changed[index] = samplings[rows[0]](logits[index])
+        changed[index] = samplings[rows[0]](changed[index])
     return changed
 
 
@@ -86,6 +160,6 @@ def without_sampling(config: GenerationConfig) -> GenerationConfig:
     """The same for an engine whose requests have settings of their own."""
     config = copy.deepcopy(config)
     config.num_return_sequences = None
-    for name in WARPERS:
+    for name in (*WARPERS, *BY_HISTORY, "stop_strings"):
         setattr(config, name, None)
     return config
