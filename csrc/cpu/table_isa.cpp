@@ -35,6 +35,7 @@ const CpuKernels kernels = {
     {rms_norm, rms_norm_backward},
     add_sinusoids,
     decay_steps,
+    {token_mix, rwkv7_values, rwkv7_keys, rwkv7_read, squared_relu},
     {cross_entropy, cross_entropy_backward},
     attention,
 };

@@ -14,6 +14,7 @@
 #include "kernels/linear_attention.h"
 #include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
+#include "kernels/rwkv7.h"
 #include "kernels/selective_scan.h"
 #include "kernels/sinusoids.h"
 
@@ -35,6 +36,7 @@ struct CpuKernels {
   RmsNormOnCpu rms_norm;
   SinusoidsOnCpu add_sinusoids;
   DecayStepsOnCpu decay_steps;
+  RWKV7OnCpu rwkv7;
   CrossEntropyOnCpu cross_entropy;
   AttentionOnCpu attention;
 };

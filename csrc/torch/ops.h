@@ -24,13 +24,22 @@ struct Ops {
 
 extern const Ops attention_ops, convolution_ops, cross_entropy_ops, decay_steps_ops, delta_rule_ops,
     elementwise_scan_ops, linear_attention_ops, linear_ops, quantized_linear_ops, recording_ops,
-    rms_norm_ops, selective_scan_ops, sinusoids_ops;
+    rms_norm_ops, rwkv7_ops, selective_scan_ops, sinusoids_ops;
 
 // Those that compute.
-constexpr const Ops* kKernelOps[] = {
-    &linear_attention_ops, &delta_rule_ops,    &convolution_ops,      &selective_scan_ops,
-    &elementwise_scan_ops, &linear_ops,        &quantized_linear_ops, &rms_norm_ops,
-    &sinusoids_ops,        &cross_entropy_ops, &attention_ops,        &decay_steps_ops};
+constexpr const Ops* kKernelOps[] = {&linear_attention_ops,
+                                     &delta_rule_ops,
+                                     &convolution_ops,
+                                     &selective_scan_ops,
+                                     &elementwise_scan_ops,
+                                     &linear_ops,
+                                     &quantized_linear_ops,
+                                     &rms_norm_ops,
+                                     &sinusoids_ops,
+                                     &cross_entropy_ops,
+                                     &attention_ops,
+                                     &decay_steps_ops,
+                                     &rwkv7_ops};
 
 template <int64_t count>
 constexpr Ops ops_of(const Op (&table)[count]) {

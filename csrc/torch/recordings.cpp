@@ -74,6 +74,10 @@ std::vector<Operation> make_operations() {
       {"sin(Tensor x) -> Tensor", "", nullptr},
       {"silu(Tensor x) -> Tensor", "", nullptr},
       {"sigmoid(Tensor x) -> Tensor", "", nullptr},
+      {"tanh(Tensor x) -> Tensor", "", nullptr},
+      {"native_layer_norm(Tensor x, int[] size, Tensor? weight, Tensor? bias, float eps) -> "
+       "(Tensor y, Tensor mean, Tensor inverse)",
+       "", nullptr},
       {"exp(Tensor x) -> Tensor", "", nullptr},
       {"neg(Tensor x) -> Tensor", "", nullptr},
   };

@@ -38,6 +38,11 @@ NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "rms_norm_backward",
     "rms_norm_forward",
     "run_recording",
+    "rwkv7_keys",
+    "rwkv7_read",
+    "rwkv7_values",
+    "squared_relu",
+    "token_mix",
 }
 
 

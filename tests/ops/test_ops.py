@@ -808,6 +808,13 @@ OF_EMPTY_ROWS = {
     "int4_linear, rounded": lambda x: OP.int4_linear(x, int8, torch.ones(1, 0), None, None, True),
     "rms_norm": lambda x: OP.rms_norm(x, torch.ones(0), 1e-6),
     "decay_steps": lambda x: OP.decay_steps(x, torch.ones(0), torch.ones(0), False)[0],
+    "token_mix": lambda x: OP.token_mix(x, x, [torch.ones(0)])[0],
+    "rwkv7_values": lambda x: OP.rwkv7_values(*[x[None]] * 3, torch.ones(0))[0],
+    "rwkv7_keys": lambda x: OP.rwkv7_keys(*[x[:, None, None]] * 3, *[torch.ones(0)] * 4, 1.0, 1.0)[
+        0
+    ],
+    "rwkv7_read": lambda x: OP.rwkv7_read(*[x[:, None, None]] * 5, *[torch.ones(0)] * 3, 1.0),
+    "squared_relu": lambda x: OP.squared_relu(x),
     "add_sinusoids": lambda x: OP.add_sinusoids(
         x[:, None], torch.zeros(1, 1, dtype=torch.int64), torch.ones(0), 1.0
     ),

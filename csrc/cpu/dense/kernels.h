@@ -9,6 +9,7 @@
 #include "kernels/linear.h"
 #include "kernels/quantized_linear.h"
 #include "kernels/rms_norm.h"
+#include "kernels/rwkv7.h"
 #include "kernels/sinusoids.h"
 
 namespace hfla::HFLA_ISA {
@@ -23,6 +24,11 @@ Status rms_norm(const RmsNormProblem&, const RmsNormResult&, const Threads&);
 Status rms_norm_backward(const RmsNormProblem&, const RmsNormGradients&, const Threads&);
 Status add_sinusoids(const SinusoidsProblem&);
 Status decay_steps(const DecayStepsProblem&, const Threads&);
+Status token_mix(const TokenMixProblem&, const Threads&);
+Status rwkv7_values(const RWKV7ValuesProblem&, const Threads&);
+Status rwkv7_keys(const RWKV7KeysProblem&, const Threads&);
+Status rwkv7_read(const RWKV7ReadProblem&, const Threads&);
+Status squared_relu(const SquaredReluProblem&, const Threads&);
 Status cross_entropy(const CrossEntropyProblem&, const CrossEntropyResult&, const Threads&);
 Status cross_entropy_backward(const CrossEntropyProblem&, const CrossEntropyGradients&,
                               const Threads&);

@@ -12,26 +12,25 @@ key dim, V value dim.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 
 from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
-from ..ops.numerics import accumulation_dtype, at_least_float32, l2_normed
+from ..ops.numerics import accumulation_dtype
 from ..ops.tokens import Tokens
 from ..recurrences.delay import Delay, DelayInputs
 from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
 from ..recurrences.interface import Recurrence
 from .linear_attention import Heads
-from .parts.tensor_parallel import HeadShard, call, find_head_shard
+from .parts.rwkv7_tokens import Norm, activated, keys_of, mixed_tokens, mixed_values, read_out
+from .parts.tensor_parallel import call, find_head_shard
 
-LARGEST_DECAY = math.exp(-0.5)  # of -log w: so w is at least 0.545
-SMALLEST_NORM = 1e-12  # of a kappa; as of the authors, but differentiable at 0
 OF_MLP = "mlp_token_before"  # a state of the layer, which the MLP changes
 MIXES = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 # How the share of the token before grows over the channels of a layer, at first.
@@ -65,20 +64,15 @@ def draw_orthogonal(weight: Tensor, gain: float = 1.0) -> None:
 
 
 class LowRank(nn.Module):
-    """W_b act(W_a x) + bias, (B, T, C) -> (B, T, features) in float32 or better, and without a bias
-    in x's dtype.
-    """
+    """W_b act(W_a x), (B, T, C) -> (B, T, features)"""
 
-    def __init__(self, sizes: tuple[int, int, int], act: nn.Module, bias: bool = True):
+    def __init__(self, sizes: tuple[int, int, int], act: nn.Module):
         """sizes: of x, between, and of what comes out."""
         super().__init__()
         C, rank, size = sizes
         self.a_proj = nn.Linear(C, rank, bias=False)
         self.act = act
         self.b_proj = nn.Linear(rank, size, bias=False)
-        # float32 where the model is in half precision: decays of many tokens are multiplied
-        dtype = accumulation_dtype(torch.get_default_dtype())
-        self.bias = nn.Parameter(torch.zeros(size, dtype=dtype)) if bias else None
 
     def draw(self) -> None:
         """Writes both projections, so that all is the bias. Not `reset_parameters`: Transformers
@@ -88,13 +82,32 @@ class LowRank(nn.Module):
         init.zeros_(self.a_proj.weight)
         draw_orthogonal(self.b_proj.weight, 0.1 * max(1.0, math.sqrt(rank / size)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = project(self.b_proj, self.act(project(self.a_proj, x)))
-        return y if self.bias is None else at_least_float32(y) + self.bias
+    def product(self, x: Tensor) -> Tensor:
+        return project(self.b_proj, self.act(project(self.a_proj, x)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.product(x)
+
+
+class BiasedLowRank(LowRank):
+    """As LowRank, and a bias, which others add: in float32 where the model is in half precision,
+    for decays of many tokens are multiplied.
+    """
+
+    def __init__(self, sizes: tuple[int, int, int], act: nn.Module):
+        super().__init__(sizes, act)
+        dtype = accumulation_dtype(torch.get_default_dtype())
+        self.bias = nn.Parameter(torch.zeros(sizes[-1], dtype=dtype))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Also the bias, for a module's weights may be elsewhere but in its own forward."""
+        return self.product(x), self.bias
 
 
 class HeadsLayerNorm(nn.Module):
-    """LayerNorm of each head of (B, T, H, V), with a weight and a bias for each channel of each."""
+    """LayerNorm of each head, with a weight and a bias for each channel of each, and what follows
+    it.
+    """
 
     has_parameters_per_head = True
 
@@ -104,10 +117,11 @@ class HeadsLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_heads * value_dim))
         self.bias = nn.Parameter(torch.zeros(num_heads * value_dim))
 
-    def forward(self, y: Tensor) -> Tensor:
-        normed = F.layer_norm(at_least_float32(y), y.shape[-1:], eps=self.eps)
-        by_head = y.shape[-2:]
-        return normed * self.weight.view(by_head) + self.bias.view(by_head)
+    def forward(
+        self, y: Tensor, keys: tuple[Tensor, Tensor], v: Tensor, gate: Tensor, bonus: Tensor
+    ) -> Tensor:
+        """As `read_out`."""
+        return read_out(y, keys, v, gate, bonus, Norm(self.weight, self.bias, self.eps))
 
 
 class RWKV7(nn.Module):
@@ -139,11 +153,11 @@ class RWKV7(nn.Module):
         self.v_proj = nn.Linear(C, H * V, bias=bias)
         self.o_proj = nn.Linear(H * V, C, bias=out_bias)
         ranks = low_rank_sizes(config)
-        self.w_lora = LowRank((C, ranks["decay_low_rank_dim"], H * K), nn.Tanh())
-        self.a_lora = LowRank((C, ranks["a_low_rank_dim"], H * K), nn.Identity())
+        self.w_lora = BiasedLowRank((C, ranks["decay_low_rank_dim"], H * K), nn.Tanh())
+        self.a_lora = BiasedLowRank((C, ranks["a_low_rank_dim"], H * K), nn.Identity())
         if layer_idx > 0:
-            self.v_lora = LowRank((C, ranks["v_low_rank_dim"], H * V), nn.Identity())
-        self.g_lora = LowRank((C, ranks["gate_low_rank_dim"], H * V), nn.Sigmoid(), bias=False)
+            self.v_lora = BiasedLowRank((C, ranks["v_low_rank_dim"], H * V), nn.Identity())
+        self.g_lora = LowRank((C, ranks["gate_low_rank_dim"], H * V), nn.Sigmoid())
         self.g_norm = HeadsLayerNorm(H, V, K * config.rms_norm_eps)
         first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
         self.register_parameter("initial_state", first)
@@ -203,35 +217,31 @@ class RWKV7(nn.Module):
         """
         x, _ = tokens.one_row(hidden_states)
         before = memory.run(self.delay, DelayInputs(x))
-        of_r, of_w, of_k, of_v, of_a, of_g = (
-            torch.lerp(x, before, getattr(self, name).to(x.dtype)) for name in MIXES
-        )
+        mixes = [getattr(self, name) for name in MIXES]
+        of_r, of_w, of_k, of_v, of_a, of_g = mixed_tokens(x, before, mixes)
         r, k, v = project(self.r_proj, of_r), project(self.k_proj, of_k), project(self.v_proj, of_v)
         shard = find_head_shard(k, self.k_proj, self.heads.values, "linear_num_value_heads")
+
+        def own(x: Tensor, dim: int = 0) -> Tensor:
+            """This rank's part of what all ranks have, by heads in dimension `dim`."""
+            return x if shard is None else shard.take(x, dim)
+
         if self.layer_idx == 0:
             v_first = v
         else:
             assert v_first is not None
-            share = self.of_own_heads(self.v_lora(of_v), shard).sigmoid()
-            v = torch.lerp(v, v_first.to(v.dtype), share.to(v.dtype))
-        log_decay = self.of_own_heads(self.w_lora(of_w), shard).sigmoid() * -LARGEST_DECAY
-        rate = self.of_own_heads(self.a_lora(of_a), shard).sigmoid()
-        gate = self.of_own_heads(self.g_lora(of_g), shard)
-
-        kappa = at_least_float32(k * self.of_own_heads(self.k_k, shard, 0))
-        k = (k * (1 + (rate - 1) * self.of_own_heads(self.k_a, shard, 0))).to(v.dtype)
-        of_keys = r, k, kappa, rate, log_decay
-        r, k, kappa, rate, log_decay = (self.by_heads(y, self.heads.key_dim) for y in of_keys)
-        v = self.by_heads(v, self.heads.value_dim)
-        kappa = l2_normed(kappa, SMALLEST_NORM**2)
-        r, erased, written = (y.to(v.dtype) for y in (r, -kappa, kappa * rate))
-        inputs = DPLRInputs(r, k, v, erased, written, log_decay)
-        if self.initial_state is not None:
-            first_state = self.of_own_heads(self.initial_state, shard, 0)
-            inputs = inputs._replace(first_state=first_state)
-        y = call(self.g_norm, shard, memory.run(self.recurrence, inputs))
-        bonus = (at_least_float32(r) * k * self.of_own_heads(self.r_k, shard, 0)).sum(-1)
-        y = (y + bonus[..., None] * v).flatten(2).to(v.dtype) * gate
+            share, of_share = self.v_lora(of_v)
+            v = mixed_values(v, v_first, own(share, 2), own(of_share))
+        (w, of_w), (a, of_a) = self.w_lora(of_w), self.a_lora(of_a)
+        w, a = own(w, 2), own(a, 2)
+        r, k, w, a = (self.by_heads(y, self.heads.key_dim) for y in (r, k, w, a))
+        gate = own(self.g_lora(of_g), 2)
+        v, gate = (self.by_heads(y, self.heads.value_dim) for y in (v, gate))
+        keys = keys_of(k, w, a, (own(of_w), own(of_a)), (own(self.k_k), own(self.k_a)))
+        first = None if self.initial_state is None else own(self.initial_state)
+        of_tokens = r.to(v.dtype), keys.key, v, keys.erased, keys.written, keys.log_decay
+        y = memory.run(self.recurrence, DPLRInputs(*of_tokens, first_state=first))
+        y = call(self.g_norm, shard, y, (r, keys.key), v, gate, own(self.r_k))
         return project(self.o_proj, y).view(hidden_states.shape), v_first
 
     @staticmethod
@@ -239,11 +249,6 @@ class RWKV7(nn.Module):
         """(B, T, features) -> (B, T, heads, dim)"""
         B, T, features = x.shape
         return x.view(B, T, features // dim, dim)
-
-    @staticmethod
-    def of_own_heads(x: Tensor, shard: HeadShard | None, dim: int = 2) -> Tensor:
-        """Of what all ranks have for all heads, in dimension `dim`, this rank's."""
-        return x if shard is None else shard.take(x, dim)
 
 
 class ShiftedMLP(nn.Module):
@@ -277,6 +282,6 @@ class ShiftedMLP(nn.Module):
         """(B, T, C) -> (B, T, C)"""
         x, _ = tokens.one_row(hidden_states)
         before = memory.run(self.delay, DelayInputs(x))
-        x = torch.lerp(x, before, self.x_k.to(x.dtype))
-        y = project(self.down_proj, self.act_fn(project(self.up_proj, x)))
+        (x,) = mixed_tokens(x, before, [self.x_k])
+        y = project(self.down_proj, activated(project(self.up_proj, x), self.act_fn))
         return y.view(hidden_states.shape)

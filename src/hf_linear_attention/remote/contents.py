@@ -37,7 +37,7 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "sequence_group": None,
     "shard": None,
     "state_indices": None,
-    "takes_decay_steps": False,
+    "takes_one_op": False,
     "rounds": False,
 }
 # Of classes: methods that only the package calls, and bases that it alone has a use for.

@@ -17,20 +17,18 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from ...fast.linear import project
-from ...ops.backends import has_compiled, native_op
+from ...ops.backends import native_op
 from ...ops.numerics import (
     accumulation_dtype,
     at_least_float32,
     bounded,
     decay_of_steps,
-    is_transformed,
-    needs_grad,
     without_excess,
 )
+from .one_op import takes_one_op
 from .tensor_parallel import HeadShard
 
 compiled_decay_steps = native_op("decay_steps")
-IS_COMPILED = has_compiled()
 
 
 class Decay(nn.Module):
@@ -362,31 +360,13 @@ def decay_steps(
     x: Tensor, dt_bias: Tensor, A_log: Tensor, rounds: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Steps softplus(x + dt_bias) (B, T, C) and their log decays, in float32 or better."""
-    if takes_decay_steps(x, dt_bias, A_log):
+    if takes_one_op(x, floats=(dt_bias, A_log)):
         return compiled_decay_steps(x, dt_bias, A_log, rounds)
     if rounds:  # all of it to x's dtype, as Transformers does
         steps = at_least_float32(nn.functional.softplus(x + dt_bias.to(x.dtype)))
     else:
         steps = nn.functional.softplus(at_least_float32(x) + dt_bias)
     return steps, decay_of_steps(A_log, steps)
-
-
-def takes_decay_steps(x: Tensor, dt_bias: Tensor, A_log: Tensor) -> bool:
-    """Whether these take one operation of the CPU's in place of ten."""
-    return (
-        IS_COMPILED
-        and all(type(y) is Tensor or type(y) is nn.Parameter for y in (x, dt_bias, A_log))
-        and x.is_cpu
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and dt_bias.dtype in (x.dtype, torch.float32)
-        and A_log.dtype in (x.dtype, torch.float32)
-        and dt_bias.is_contiguous()
-        and A_log.is_contiguous()
-        and not (torch.is_grad_enabled() and needs_grad(x, dt_bias, A_log))
-        and not torch.compiler.is_compiling()
-        and not torch.compiler.is_exporting()
-        and not is_transformed()
-    )
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
