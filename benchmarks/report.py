@@ -43,6 +43,7 @@ TITLES = {
     "serving": "Many clients at once",
     "decode_race": "A token by its trace",
     "long": "After many tokens",
+    "far": "Trained models after many tokens",
 }
 CONVERSION = "conversion"  # whose page is another
 PANELS = {  # how those begin that the page shows; the files have all
@@ -103,6 +104,7 @@ def section(path: Path, document: dict[str, Any]) -> str:
         "products": section_of_products,
         "upstream": section_of_gains,
         "long": section_of_errors,
+        "far": section_of_positions,
         CONVERSION: section_of_conversion,
     }
     return special.get(document["bench"], section_of_times)(path, document)
@@ -404,6 +406,23 @@ def section_of_errors(path: Path, document: dict[str, Any]) -> str:
         cells = [found[length, way] for way in ways] + [found[most, ways[0]]]
         lines.append(f"| {kind} | " + " | ".join(f"{x:.0e}" for x in cells) + " |")
     return "\n".join([*lines, "", f"![Errors of states, by length]({plot(path)})"])
+
+
+def section_of_positions(path: Path, document: dict[str, Any]) -> str:
+    """Bits per byte of one text, by model and by how many tokens came before."""
+    lengths = list(dict.fromkeys(row["tokens"] for row in document["rows"]))
+    lines = [
+        f"**Bits per byte of the same text after so many tokens**. {place(document)}",
+        "",
+        "| model, states | " + " | ".join(f"{length:,}" for length in lengths) + " |",
+        "|" + "---|" * (len(lengths) + 1),
+    ]
+    found: dict[str, list[str]] = {}
+    for row in document["rows"]:
+        name = f"{row['model']}, {row['states']}"
+        found.setdefault(name, []).append(f"{row['bits_per_byte']:.4f}")
+    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in found.items()]
+    return "\n".join([*lines, "", f"![Bits per byte, by position]({plot(path)})"])
 
 
 def section_of_conversion(path: Path, document: dict[str, Any]) -> str:

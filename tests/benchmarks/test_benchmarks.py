@@ -9,12 +9,14 @@ from subprocess import PIPE
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import bench_decode  # noqa: E402
 import bench_decode_race  # noqa: E402
+import bench_far  # noqa: E402
 import bench_long  # noqa: E402
 import bench_ops  # noqa: E402
 import bench_peers  # noqa: E402
@@ -29,6 +31,7 @@ import report  # noqa: E402
 from hf_linear_attention.fast.linear import is_fast  # noqa: E402
 from hf_linear_attention.upstream.attention import is_hastened
 from hf_linear_attention.upstream.recorded_layers import RecordedLayer  # noqa: E402
+from tiny import VARIANTS, tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +46,7 @@ def run(benchmark, folder: Path, monkeypatch, *more: str) -> dict:
     document = json.loads(path.read_text())
     assert document["is_complete"]
     assert not document["is_full"]
-    if benchmark is not bench_long:  # which times nothing
+    if benchmark not in (bench_far, bench_long):  # which time nothing
         assert document["limits"]["flops"] > 1e8  # peak.cpp was compiled and has run
     blocks = report.section(path, document).split("\n\n")
     tables = [block.splitlines() for block in blocks if block.startswith("|")]
@@ -138,6 +141,27 @@ def test_errors_are_measured_by_length(tmp_path, monkeypatch):
         for states in bench_long.STATES
     }
     assert max(by_states["float64"]) < 1e-9 < max(by_states["float32"]) < 1e-4
+
+
+def tokens_of_bytes() -> PreTrainedTokenizerFast:
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_bits_are_those_of_one_text_at_every_position(tmp_path, monkeypatch):
+    folders = []
+    for name in ("preset_gated_deltanet", "softmax"):
+        folders.append(tmp_path / "models" / name)
+        tiny_model(**VARIANTS[name], vocab_size=256).save_pretrained(folders[-1], code=False)
+        tokens_of_bytes().save_pretrained(folders[-1])
+    document = run(bench_far, tmp_path, monkeypatch, *map(str, folders))
+    bits = [row["bits_per_byte"] for row in document["rows"]]
+    by_states = [len(bench_far.LENGTHS["smallest"])] * 2 * len(folders)
+    assert len(bits) == sum(by_states) and len(set(bits)) >= sum(by_states) / 2
+    assert all(8 < x < 100 for x in bits)  # they have learned nothing
 
 
 def test_a_compiler_pays_when_its_seconds_are_gained_back():
