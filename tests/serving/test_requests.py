@@ -3,12 +3,14 @@
 
 import asyncio
 import re
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of, wait_until
+from hf_linear_attention.serving import guard, over_http
 from tiny import VARIANTS, VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -294,3 +296,22 @@ def test_settings_that_states_do_not_allow_are_refused(name, model):
         with engine(model, REFUSED[name]):
             pass
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_prompts_wait_for_those_that_come_with_them(ends, monkeypatch):
+    """Until all of them are here, but only so long, if one never comes."""
+    monkeypatch.setattr(guard, "MOST_PATIENCE", 600 if ends else 0.1)
+    with engine(tiny_model(), max_new_tokens=3) as manager:
+        manager._patience = 600 if ends else 0.1
+        monkeypatch.setattr(over_http.asyncio, "current_task", lambda: None)
+        over_http.ARRIVALS.begin()
+        try:
+            request = manager.add_request(PROMPTS[0])
+            if ends:
+                time.sleep(0.2)
+                assert manager.output_router.output_queue.empty()
+                over_http.ARRIVALS.end()
+            assert len(tokens_of(results(manager, [request]))[0]) == 3
+        finally:
+            over_http.ARRIVALS.end()

@@ -8,6 +8,7 @@ import copy
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
 from .over_http import (
+    ARRIVALS,
     RECEIVE,
     REQUESTED,
     finish_on_signals,
@@ -27,6 +29,8 @@ from .sampling import KEY, Sampling
 from .stop_strings import UntilStop
 
 WAITING_VARIABLE = "HF_LINEAR_ATTENTION_MAX_WAITING"
+# Seconds to wait for requests that come together; and how much of the time while some always come.
+MOST_PATIENCE, PATIENCE_SHARE = 0.2, 0.25
 WAITING_PER_SLOT = 4  # that may wait, unless the variable says how many
 
 
@@ -52,6 +56,7 @@ class GuardedManager(ContinuousBatchingManager):
         self.max_waiting_over_http = whole_number(WAITING_VARIABLE)
         self.input_queue: queue.Queue = Door(self, continuous_batching_config.max_queue_size)
         self._has_begun = threading.Event()
+        self._patience, self._last_step = 0.0, time.monotonic()
         self._watchers: set[asyncio.Task] = set()
 
     def start(self) -> None:
@@ -73,7 +78,19 @@ class GuardedManager(ContinuousBatchingManager):
     def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
         if not self._has_begun.is_set():
             self._has_begun.set()
+        self._wait_for_arrivals()
         return super()._generation_loop_body(batch_processor, bootstrapping)
+
+    def _wait_for_arrivals(self) -> None:
+        """Lets the server read the requests that come at one moment before those that came first
+        are gone on with: in one process, either would slow the other down.
+        """
+        begun = time.monotonic()
+        self._patience += PATIENCE_SHARE * (begun - self._last_step)
+        self._patience = min(self._patience, MOST_PATIENCE)
+        ARRIVALS.wait(self._patience)
+        self._last_step = time.monotonic()
+        self._patience -= self._last_step - begun
 
     def add_request(
         self, input_ids: list[int], request_id: str | None = None, *others: Any, **options: Any
@@ -191,6 +208,7 @@ class Door(queue.Queue):
         except (ValueError, queue.Full) as error:
             manager._forget(item.request_id)
             raise http_error(error) from None
+        ARRIVALS.end()
         is_stream = item.streaming
         requested = REQUESTED.get()
         if requested is not None and requested.stop_strings:

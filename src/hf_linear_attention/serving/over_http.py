@@ -108,6 +108,32 @@ class Requested(NamedTuple):
         return getattr(self.processor, "tokenizer", self.processor)._tokenizer
 
 
+class Arrivals:
+    """Requests that the server reads, and has not handed to an engine yet. Of its event loop's
+    thread, but for `wait`.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task | None] = set()
+        self.are_none = threading.Event()
+        self.are_none.set()
+
+    def begin(self) -> None:
+        self.tasks.add(asyncio.current_task())
+        self.are_none.clear()
+
+    def end(self) -> None:
+        """Of this task's."""
+        self.tasks.discard(asyncio.current_task())
+        if not self.tasks:
+            self.are_none.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until there are none, but no longer."""
+        self.are_none.wait(seconds)
+
+
+ARRIVALS = Arrivals()
 # The request that is answered, and where its client is heard.
 REQUESTED: ContextVar[Requested | None] = ContextVar("REQUESTED", default=None)
 RECEIVE: ContextVar[Callable | None] = ContextVar("RECEIVE", default=None)
@@ -122,8 +148,8 @@ def prepare_server() -> None:
 
 
 class Connection:
-    """ASGI middleware: lets managers know when a request's client hangs up, and hears the signals
-    that end the server from its start.
+    """ASGI middleware: lets managers know which requests come, and when a client hangs up, and
+    hears the signals that end the server from its start.
     """
 
     def __init__(self, app: Callable):
@@ -133,7 +159,13 @@ class Connection:
         if scope["type"] == "lifespan":
             hear_signals()
         RECEIVE.set(receive)
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        ARRIVALS.begin()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            ARRIVALS.end()
 
 
 def checked(
@@ -141,6 +173,8 @@ def checked(
 ) -> GenerationConfig:
     """What is made of a request's body; or the error that is answered with 400."""
     has_states = LINEAR in getattr(model.config, "active_layer_types", ())
+    if not has_states:  # no engine here waits for it
+        ARRIVALS.end()
     try:
         check_numbers(body)
         check_unheeded(body, has_states)
