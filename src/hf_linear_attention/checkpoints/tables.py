@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The table of families: the model types of flash-linear-attention that load here."""
 
-from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
+from .families.delta_rule import COMBA, DELTA_NET, GATED_DELTANET, GATED_DELTAPRODUCT, KDA
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
 from .families.rwkv7 import RWKV7
@@ -16,6 +16,8 @@ FAMILIES: dict[str, Family] = {  # by model type
     "hgrn2": HGRN2,
     "delta_net": DELTA_NET,
     "gated_deltanet": GATED_DELTANET,
+    "gated_deltaproduct": GATED_DELTAPRODUCT,
+    "comba": COMBA,
     "kda": KDA,
     "mamba2": MAMBA2,
     "rwkv7": RWKV7,
@@ -25,10 +27,8 @@ FAMILIES: dict[str, Family] = {  # by model type
 NOT_COMPUTED = {
     "abc": "slots of memory",
     "bitnet": "weights of three values",
-    "comba": "a second key that corrects",
     "deltaformer": "softmax over a delta rule",
     "forgetting_transformer": "softmax attention that decays",
-    "gated_deltaproduct": "several writes for each token",
     "gsa": "slots of memory",
     "lightnet": "normalised keys",
     "log_linear_mamba2": "states in a hierarchy",

@@ -112,6 +112,24 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             },
         },
     ),
+    "delta_product": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+        },
+        fields=("num_householder",),
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
+    "comba": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+            "decay": ("per_token",),
+        },
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
     "gdn2": MixerFacts(
         needs={
             "feature_map": ("identity",),

@@ -11,6 +11,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .aaren import Aaren
+from .comba import Comba
+from .delta_product import GatedDeltaProduct
 from .delta_rule import DeltaRule
 from .facts import MIXERS, REGISTERED_MIXERS, MixerFacts
 from .gdn2 import GatedDeltaNet2
@@ -26,6 +28,8 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,
     "delta_rule": DeltaRule,
+    "delta_product": GatedDeltaProduct,
+    "comba": Comba,
     "gdn2": GatedDeltaNet2,
     "mamba2": Mamba2,
     "hgrn": HGRN,

@@ -41,6 +41,7 @@ SIZES = (
     "sliding_window",
     "window_size",
     "window_sinks",
+    "num_householder",
     "decay_low_rank_dim",
     "a_low_rank_dim",
     "v_low_rank_dim",

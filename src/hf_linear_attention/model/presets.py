@@ -205,6 +205,19 @@ PRESETS: dict[str, Preset] = {
         "Yang et al., Gated Delta Networks, arXiv 2412.06464",
         {**GATED_DELTA_RULE, "expand_v": 2},
     ),
+    "gated_deltaproduct": Preset(
+        "Siems et al., DeltaProduct, arXiv 2502.10297",
+        {
+            **GATED_DELTA_RULE,
+            "mixer": "delta_product",
+            "linear_allow_neg_eigval": True,
+            "expand_v": 2,
+        },
+    ),
+    "comba": Preset(
+        "Hu et al., Comba: Improving Bilinear RNNs with Closed-loop Control, arXiv 2506.02475",
+        {**GATED_DELTA_RULE, "mixer": "comba", "gate_act": "sigmoid", "expand_v": 2},
+    ),
     "kda": Preset(
         "Kimi Team, Kimi Linear (Kimi Delta Attention), arXiv 2510.26692",
         KIMI_DELTA_RULE,
