@@ -16,6 +16,7 @@ MODELS = {
     "aaren": VARIANTS["aaren"],  # a running maximum
     "favor+": VARIANTS["preset_performer"],
     "gated_deltanet": VARIANTS["preset_gated_deltanet"],
+    "gated_deltaproduct": VARIANTS["preset_gated_deltaproduct"],  # three steps for each token
     "mamba2": VARIANTS["preset_mamba2"],
     "kimi_linear": VARIANTS["preset_kimi_linear"],  # beside latent attention
     "hybrid": VARIANTS["hybrid"],  # beside full attention, and a sliding window

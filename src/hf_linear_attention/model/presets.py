@@ -210,6 +210,7 @@ PRESETS: dict[str, Preset] = {
         {
             **GATED_DELTA_RULE,
             "mixer": "delta_product",
+            "num_householder": 2,
             "linear_allow_neg_eigval": True,
             "expand_v": 2,
         },
