@@ -48,7 +48,7 @@ def test_a_folder_that_was_loaded_is_written_as_it_was(case, tmp_path):
     "preset",
     [
         *("retnet", "gla", "hgrn2", "hgrn", "deltanet", "gated_deltanet", "gated_deltaproduct"),
-        *("comba", "kda", "mamba2"),
+        *("comba", "precond_gdn", "precond_kda", "kda", "mamba2"),
     ],
 )
 def test_a_preset_goes_there_and_back(preset, tmp_path):

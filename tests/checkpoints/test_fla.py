@@ -60,7 +60,9 @@ def test_logits_are_flas_and_every_weight_and_key_has_its_place(case):
     assert report.not_read == ()
 
 
-@pytest.mark.parametrize("case", ["gated_deltanet", "gated_deltaproduct", "comba", "gla"])
+@pytest.mark.parametrize(
+    "case", ["gated_deltanet", "gated_deltaproduct", "comba", "precond_gated_deltanet", "gla"]
+)
 def test_gradients_are_flas(case):
     model, _ = in_float64(case)
     config = read_config(str(FOLDERS / case), {})

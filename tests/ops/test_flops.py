@@ -145,7 +145,7 @@ def test_models_are_counted_alike_by_compiled_ops_and_others(variant, monkeypatc
     assert few_rows == counted
     monkeypatch.setattr("hf_linear_attention.ops.backends.FORCED_BACKEND", "chunked")
     # To PyTorch a token of these is two, or chunks have three times as many tokens, which all meet.
-    has_more = any(x in variant for x in ("rwkv7", "gdn2", "comba", "deltaproduct"))
+    has_more = any(x in variant for x in ("rwkv7", "gdn2", "comba", "precond", "product"))
     most = 3 if has_more else 1.5
     assert counted / most < flops_of(model, ids, **memory) < most * counted
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 
+from ..cache.layer_state import LayerMemory
 from ..ops.numerics import at_least_float32, l2_normed
 from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
 from .delta_rule import DeltaRule
@@ -45,10 +46,10 @@ class Comba(DeltaRule):
         init.ones_(self.D)
 
     def inputs(
-        self, hidden_states: Tensor, q: Tensor, k: Tensor, v: Tensor, shard: HeadShard | None
+        self, hidden_states: Tensor, shard: HeadShard | None, memory: LayerMemory, *qkv: Tensor
     ) -> DPLRInputs:
         """The recurrence's: what is found under -beta p is added along k."""
-        q, k, v, beta, log_decay = super().inputs(hidden_states, q, k, v, shard)
+        q, k, v, beta, log_decay = super().inputs(hidden_states, shard, memory, *qkv)
         inner_decay, D = (at_least_float32(x)[:, None] for x in (self.inner_decay, self.D))
         if shard is not None:
             inner_decay, D = shard.take(inner_decay, 0), shard.take(D, 0)

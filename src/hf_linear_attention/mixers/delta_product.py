@@ -12,6 +12,7 @@ of values and states, K key dim, V value dim.
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from ..cache.layer_state import LayerMemory
 from ..recurrences.delta_product import ProductInputs, ProductRecurrence
 from ..recurrences.delta_rule import DeltaRecurrence
 from .delta_rule import DeltaRule
@@ -44,10 +45,10 @@ class GatedDeltaProduct(DeltaRule):
         self.add_convolutions(config)
 
     def inputs(
-        self, hidden_states: Tensor, q: Tensor, k: Tensor, v: Tensor, shard: HeadShard | None
+        self, hidden_states: Tensor, shard: HeadShard | None, memory: LayerMemory, *qkv: Tensor
     ) -> ProductInputs:
         """The recurrence's, of keys and values (B, T, heads n, K or V)."""
-        q, k, v, beta, log_decay = super().inputs(hidden_states, q, k, v, shard)
+        q, k, v, beta, log_decay = super().inputs(hidden_states, shard, memory, *qkv)
         k, v, beta = (self.by_steps(x) for x in (k, v, beta))
         return ProductInputs(q, k, v, beta, log_decay)
 

@@ -140,6 +140,16 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
         equal={"linear_num_key_heads": "linear_num_value_heads"},
         heads=("linear_num_key_heads", "linear_num_value_heads"),
     ),
+    "preconditioned": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+            "decay": ("per_token", "kda", "kda_bounded"),
+        },
+        fields=("squash_x", "squash_eps"),
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
     "mamba2": MixerFacts(
         needs={
             "feature_map": ("identity",),

@@ -19,6 +19,7 @@ from .gdn2 import GatedDeltaNet2
 from .hgrn import HGRN
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
+from .preconditioned import PreconditionedDeltaRule
 from .rwkv7 import RWKV7
 from .softmax import LatentAttention, SoftmaxAttention
 from .window import WindowedAttention
@@ -31,6 +32,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "delta_product": GatedDeltaProduct,
     "comba": Comba,
     "gdn2": GatedDeltaNet2,
+    "preconditioned": PreconditionedDeltaRule,
     "mamba2": Mamba2,
     "hgrn": HGRN,
     "rwkv7": RWKV7,

@@ -51,7 +51,7 @@ SIZES = (
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
 NOT_NEGATIVE = (
     *("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps"),
-    *("output_norm_eps", "qk_norm_eps"),
+    *("output_norm_eps", "qk_norm_eps", "squash_x", "squash_eps"),
 )
 
 

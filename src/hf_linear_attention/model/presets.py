@@ -227,6 +227,14 @@ PRESETS: dict[str, Preset] = {
         "Hatamizadeh et al., Gated DeltaNet-2, arXiv 2605.22791",
         {**KIMI_DELTA_RULE, "mixer": "gdn2"},
     ),
+    "precond_gdn": Preset(
+        "Tumma et al., Preconditioned DeltaNet, arXiv 2604.21100",
+        {**GATED_DELTA_RULE, "mixer": "preconditioned", "expand_v": 2},
+    ),
+    "precond_kda": Preset(
+        "Tumma et al., Preconditioned DeltaNet, arXiv 2604.21100",
+        {**KIMI_DELTA_RULE, "mixer": "preconditioned"},
+    ),
     "rwkv7": Preset(
         "Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, arXiv 2503.14456",
         {

@@ -1,11 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The delta rule's models: DeltaNet, Gated DeltaNet, Gated DeltaProduct, Comba and Kimi Delta
-Attention.
+"""The delta rule's models: DeltaNet, Gated DeltaNet, Gated DeltaProduct, Comba, Kimi Delta
+Attention, and preconditioned ones.
 """
 
 from typing import Any
 
 from ..family import (
+    COMMON,
     Family,
     Keys,
     Rule,
@@ -354,4 +355,108 @@ KDA = Family(
     fields=kda_fields,
     back=kda_keys,
     names=kda_names,
+)
+
+
+# ---- preconditioned ones ----
+
+SQUASH: Keys = {"squash_x": 1.5, "squash_eps": 1e-6}
+OF_FIRST_VALUES = ("log_atk_scale_init", "a_log_init_lower")
+WITHOUT_RESIDUALS = {name: x for name, x in COMMON.items() if name != "attnres_block_size"}
+
+
+def squash_fields(keys: Keys) -> dict[str, Any]:
+    return {"mixer": "preconditioned", **{name: keys[name] for name in SQUASH}}
+
+
+def one_kind_of_attention(keys: Keys) -> Keys:
+    """The keys, whose `attn` these models take as an object alone."""
+    if isinstance(keys["attn"], list):
+        raise ValueError("layer_types must hold one kind of softmax layers, got two")
+    return keys
+
+
+def preconditioner_names(dt_proj: str) -> list[Rule]:
+    return [
+        *renamed(preconditioner__dt_proj=dt_proj, preconditioner__b_proj="b_atk_proj"),
+        Rule("A_log_atk", ("preconditioner.A_log",)),
+        Rule("dt_bias_atk", ("preconditioner.dt_bias",)),
+        Rule("log_atk_scale", ("preconditioner.center",)),
+    ]
+
+
+def precond_gated_deltanet_fields(keys: Keys) -> dict[str, Any]:
+    keys = {**keys, "output_gate_activation": "silu"}
+    return {**gated_deltanet_fields(keys), **squash_fields(keys)}
+
+
+def precond_gated_deltanet_keys(config: Any) -> Keys:
+    keys = {
+        **delta_keys(config, "per_token", mixer="preconditioned"),
+        **grouped_keys(config),
+        **{name: getattr(config, name) for name in SQUASH},
+        "use_gate": config.is_gated,
+    }
+    return one_kind_of_attention(keys)
+
+
+def precond_gated_deltanet_names(keys: Keys) -> list[Rule]:
+    return [*gated_deltanet_names(keys), *preconditioner_names("a_atk_proj")]
+
+
+PRECOND_GATED_DELTANET = Family(
+    class_name="PrecondGatedDeltaNet",
+    keys={
+        "num_hidden_layers": 21,
+        "num_heads": 6,
+        "num_v_heads": None,
+        "head_dim": 256,
+        "expand_v": 2.0,
+        "use_gate": True,
+        "use_short_conv": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+        **SQUASH,
+    },
+    needs=CONVOLVED,
+    fields=precond_gated_deltanet_fields,
+    back=precond_gated_deltanet_keys,
+    names=precond_gated_deltanet_names,
+    unused=OF_FIRST_VALUES,
+    common=WITHOUT_RESIDUALS,
+)
+
+
+def precond_kda_fields(keys: Keys) -> dict[str, Any]:
+    if keys["num_v_heads"] not in (None, keys["num_heads"]):  # of which others write alike
+        raise refusal("num_v_heads", f"null or num_heads={keys['num_heads']}", keys["num_v_heads"])
+    return {**kda_fields(keys), **squash_fields(keys)}
+
+
+def precond_kda_keys(config: Any) -> Keys:
+    is_bounded = config.decay == "kda_bounded"
+    expect(config, linear_num_value_heads=config.linear_num_key_heads)
+    keys = {
+        **delta_keys(config, config.decay if is_bounded else "kda", mixer="preconditioned"),
+        **grouped_keys(config),
+        **{name: getattr(config, name) for name in SQUASH},
+        "safe_gate": is_bounded,
+        "lower_bound": config.decay_lower_bound if is_bounded else None,
+    }
+    return one_kind_of_attention(keys)
+
+
+def precond_kda_names(keys: Keys) -> list[Rule]:
+    return [*kda_names(keys), *preconditioner_names("a_proj")]
+
+
+PRECOND_KDA = Family(
+    class_name="PrecondKDA",
+    keys={**KDA.keys, **SQUASH},
+    needs=CONVOLVED,
+    fields=precond_kda_fields,
+    back=precond_kda_keys,
+    names=precond_kda_names,
+    unused=OF_FIRST_VALUES,
+    common=WITHOUT_RESIDUALS,
 )
