@@ -331,7 +331,9 @@ print(json.dumps([beams.tolist(), logits[..., -1].tolist()]))
 """
 
 
-@pytest.mark.parametrize("variant", ["preset_gated_deltanet", "hybrid"])
+@pytest.mark.parametrize(
+    "variant", ["preset_gated_deltanet", "preset_gated_deltaproduct", "hybrid"]
+)
 def test_rows_of_a_cache_go_along_with_beams(variant, tmp_path):
     model = tiny_model(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "model")
