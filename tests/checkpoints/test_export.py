@@ -45,7 +45,11 @@ def test_a_folder_that_was_loaded_is_written_as_it_was(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "preset", ["retnet", "gla", "hgrn2", "hgrn", "deltanet", "gated_deltanet", "kda", "mamba2"]
+    "preset",
+    [
+        *("retnet", "gla", "hgrn2", "hgrn", "deltanet", "gated_deltanet", "gated_deltaproduct"),
+        *("comba", "precond_gdn", "precond_kda", "kda", "mamba2"),
+    ],
 )
 def test_a_preset_goes_there_and_back(preset, tmp_path):
     """Their embeddings and queries are of another size, which weights make up for."""

@@ -17,6 +17,7 @@ from hf_linear_attention import __main__ as command
 from hf_linear_attention import export_checkpoint, from_checkpoint
 from hf_linear_attention.checkpoints.load import load_checkpoint
 from hf_linear_attention.checkpoints.tables import FAMILIES, NOT_COMPUTED
+from hf_linear_attention.model.presets import preset_fields
 from saved_models import WITHOUT_PACKAGE, last_line, new_process, run
 from tiny import tiny_model, tokenizer_of_letters
 
@@ -237,6 +238,8 @@ def test_what_is_not_computed_is_refused_by_name(keys, message, folder):
         ("hgrn2", {"use_lower_bound": False}, "use_lower_bound .* must be True, got False"),
         ("hgrn2", {"expand_ratio": None, "num_heads": None}, "or num_heads .* must be given"),
         ("kda", {"lower_bound": -5.0}, "lower_bound .* null without safe_gate, .* got -5.0"),
+        ("precond_kda", {"num_v_heads": 4}, "num_v_heads .* null or num_heads=2, got 4"),
+        ("comba", {"use_short_conv": False}, "use_short_conv .* must be True, got False"),
         ("linear_attn", {"feature_map": "hedgehog"}, "feature_map .* got 'hedgehog'"),
         ("transformer", {"rope_theta": None}, "rope_theta .* must be a positive number, got None"),
         ("linear_attn", {"norm_q": True}, "norm_q .* must be False, got True"),
@@ -315,6 +318,14 @@ def test_a_model_that_they_have_not_is_refused_with_a_reason_for_each_of_theirs(
     with pytest.raises(ValueError, match="model must be a LinearAttentionForCausalLM, got Linear"):
         export_checkpoint(torch.nn.Linear(1, 1), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_preconditioned_models_of_theirs_have_one_kind_of_softmax_layers(tmp_path):
+    layers = {"layer_types": ["linear_attention", "full_attention", "sliding_attention"]}
+    softmax = {"position_embedding_type": "rotary", "scale_embeddings": False, "sliding_window": 5}
+    model = tiny_model(**{**preset_fields("precond_gdn", 3), **layers, **softmax})
+    with pytest.raises(ValueError, match="layer_types must hold one kind of softmax layers"):
+        export_checkpoint(model, tmp_path / "out")
 
 
 # ---- commands ----

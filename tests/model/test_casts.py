@@ -47,7 +47,7 @@ def test_half_precision_rounds_what_is_learned_and_nothing_else(variant, dtype, 
             assert torch.equal(x, buffers[name]) or (how == "made" and "projection" in name), name
         keeps = how != "cast"  # as Transformers' Kimi Linear
         for name, x in half.named_parameters():
-            is_kept = name.endswith("dt_bias") and model.config.decay == "kda"
+            is_kept = name.endswith("decay.dt_bias") and model.config.decay == "kda"
             is_kept = keeps and (is_kept or name.endswith("_lora.bias"))  # RWKV-7's
             assert x.dtype == (torch.float32 if is_kept else dtype), (how, name)
         if how != "made":

@@ -16,6 +16,8 @@ MODELS = {
     "aaren": VARIANTS["aaren"],  # a running maximum
     "favor+": VARIANTS["preset_performer"],
     "gated_deltanet": VARIANTS["preset_gated_deltanet"],
+    "gated_deltaproduct": VARIANTS["preset_gated_deltaproduct"],  # three steps for each token
+    "precond_gdn": VARIANTS["preset_precond_gdn"],  # sums of squared keys beside its state
     "mamba2": VARIANTS["preset_mamba2"],
     "kimi_linear": VARIANTS["preset_kimi_linear"],  # beside latent attention
     "hybrid": VARIANTS["hybrid"],  # beside full attention, and a sliding window

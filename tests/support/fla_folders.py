@@ -29,7 +29,8 @@ from torch.overrides import TorchFunctionMode
 
 ROOT = Path(__file__).parents[1] / "data" / "fla"
 T = 12
-GRADIENTS = ("gated_deltanet", "gla")  # whose gradients are stored, too
+# Whose gradients are stored, too.
+GRADIENTS = ("gated_deltanet", "gated_deltaproduct", "comba", "precond_gated_deltanet", "gla")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "intermediate_size": 24}
 HEADS = {"num_heads": 2}
 HYBRID = {"layers": [1], "num_heads": 4, "num_kv_heads": 2}
@@ -78,6 +79,76 @@ CASES: dict[str, Case] = {
             "allow_neg_eigval": True,
             "expand_k": 0.5,
             "conv_size": 3,
+            "attn": HYBRID,
+        },
+    ),
+    "gated_deltaproduct": Case(
+        "GatedDeltaProduct",
+        {
+            **SIZES,
+            **HEADS,
+            "head_dim": 4,
+            "num_householder": 3,
+            "use_forget_gate": True,
+            "allow_neg_eigval": True,
+        },
+    ),
+    "gated_deltaproduct_plain": Case(
+        "GatedDeltaProduct",
+        {
+            **SIZES,
+            **HEADS,
+            "head_dim": 8,
+            "expand_v": 0.5,
+            "num_householder": 2,
+            "use_output_gate": False,
+            "conv_size": 3,
+            "attn": HYBRID,
+        },
+    ),
+    "comba": Case("Comba", {**SIZES, **HEADS, "head_dim": 4, "num_v_heads": 4}),
+    "comba_plain": Case(
+        "Comba",
+        {
+            **SIZES,
+            **HEADS,
+            "head_dim": 8,
+            "expand_v": 1,
+            "use_output_gate": False,
+            "conv_size": 3,
+            "norm_eps": 1e-3,
+            "attn": HYBRID,
+        },
+    ),
+    "precond_gated_deltanet": Case(
+        "PrecondGatedDeltaNet",
+        {**SIZES, **HEADS, "head_dim": 4, "num_v_heads": 4, "allow_neg_eigval": True},
+    ),
+    "precond_gated_deltanet_plain": Case(
+        "PrecondGatedDeltaNet",
+        {
+            **SIZES,
+            **HEADS,
+            "head_dim": 8,
+            "expand_v": 1,
+            "use_gate": False,
+            "conv_size": 3,
+            "squash_x": 1.9,
+            "squash_eps": 1e-3,
+            "attn": HYBRID,
+        },
+    ),
+    "precond_kda": Case("PrecondKDA", {**SIZES, **HEADS, "head_dim": 8}),
+    "precond_kda_bounded": Case(
+        "PrecondKDA",
+        {
+            **SIZES,
+            **HEADS,
+            "head_dim": 8,
+            "expand_v": 0.5,
+            "squash_x": 1.9,
+            "safe_gate": True,
+            "lower_bound": -5.0,
             "attn": HYBRID,
         },
     ),
@@ -266,6 +337,23 @@ def delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel, **kwargs) -> Any:
     return y.transpose(1, 2), None
 
 
+def product(q, k, v, g, beta, num_householder, **kwargs) -> Any:
+    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
+
+    y, _ = naive_recurrent_gated_delta_product(
+        *(l2(q), l2(k), v, g, beta, q.shape[-1] ** -0.5), num_householder=num_householder
+    )
+    return y, None
+
+
+def comba(q, k, v, p, g, beta, **kwargs) -> Any:
+    """As its kernels: fla's `naive_recurrent_comba` asks the state after its decay instead."""
+    from fla.ops.comba.naive import naive_chunk_comba
+
+    q, k, p = (l2(x).repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k, p))
+    return naive_chunk_comba(q, k, v, p, g, beta)
+
+
 def gla(q, k, v, gk=None, g=None, **kwargs) -> Any:
     from fla.ops.gla.naive import naive_recurrent_gla
 
@@ -291,14 +379,34 @@ def hgrn(x, g, **kwargs) -> Any:
 
 
 def kda(q, k, v, g, beta, A_log, dt_bias, allow_neg_eigval, lower_bound, **kwargs) -> Any:
-    from fla.ops.kda.gate import naive_kda_gate, naive_kda_lowerbound_gate
     from fla.ops.kda.naive import naive_recurrent_kda
 
-    if lower_bound is None:
-        g = naive_kda_gate(g, A_log, dt_bias)
-    else:
-        g = naive_kda_lowerbound_gate(g, A_log, dt_bias, lower_bound)
+    g = kda_gate(g, A_log, dt_bias, lower_bound)
     return naive_recurrent_kda(l2(q), l2(k), v, g, (1 + allow_neg_eigval) * beta.sigmoid())
+
+
+def kda_gate(g, A_log, dt_bias, lower_bound, **kwargs) -> Tensor:
+    from fla.ops.kda.gate import naive_kda_gate, naive_kda_lowerbound_gate
+
+    if lower_bound is None:
+        return naive_kda_gate(g, A_log, dt_bias)
+    return naive_kda_lowerbound_gate(g, A_log, dt_bias, lower_bound)
+
+
+def precond(q, k, v, g, g_atk, beta, beta_atk, x, eps, log_atk_scale, **kwargs) -> Any:
+    """Of both layers: the other's loop normalises queries and keys once more."""
+    from fla.ops.precond_kda.naive import naive_recurrent_precond_kda
+
+    groups = v.shape[2] // k.shape[2]
+    q, k = (l2(y).repeat_interleave(groups, 2) for y in (q, k))
+    g_atk, beta_atk = (y.repeat_interleave(groups, 2) for y in (g_atk, beta_atk))
+    g = g if g.dim() == 4 else g[..., None].expand_as(k)
+    return naive_recurrent_precond_kda(
+        *(q, k, v, g, g_atk, beta_atk, beta),
+        x=x,
+        eps=eps,
+        log_atk_scale=log_atk_scale.repeat_interleave(groups, 0),
+    )
 
 
 def norm_then_linear(x, norm_weight, norm_bias, weight, bias, eps=1e-5) -> Tensor:
@@ -331,6 +439,10 @@ REPLACED: dict[str, dict[str, Any]] = {
         "chunk_delta_rule": delta_rule,
         "fused_recurrent_delta_rule": delta_rule,
     },
+    "fla.layers.gated_deltaproduct": {"chunk_gated_delta_product": product},
+    "fla.layers.comba": {"chunk_comba": comba},
+    "fla.layers.precond_gated_deltanet": {"chunk_precond_gated_delta_rule": precond},
+    "fla.layers.precond_kda": {"chunk_precond_kda": precond, "fused_kda_gate": kda_gate},
     "fla.layers.gla": {
         "chunk_gla": gla,
         "fused_recurrent_gla": gla,

@@ -77,6 +77,10 @@ CHANGES = {
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
     },
+    "gated_deltaproduct": {"linear_num_key_heads": 2, "num_householder": 3},
+    "comba": {"linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10},
+    "precond_gdn": {"linear_num_key_heads": 2, "linear_key_head_dim": 6},
+    "precond_kda": {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
     "gdn2": {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
     "rwkv7": {
         **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},

@@ -15,7 +15,7 @@ from ..model.config_checks import unused_fields
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .families.rwkv7 import RANKS
-from .family import LINEAR, OF_ALL, SLIDING, Family, Keys, rules_of
+from .family import LINEAR, OF_ALL, SLIDING, Family, Keys, rules_of, swapped
 from .files import CONFIG
 from .report import CheckpointReport
 from .tables import FAMILIES
@@ -36,6 +36,7 @@ OF_LINEAR_LAYERS = (
 )
 OF_GATES = ("gate_act", "low_rank_gate", "gate_bias")
 FOLDED = ("scale_embeddings", "output_norm_eps", "gate_bias")  # weights can make up for these
+STEP_BY_STEP = "its rows step by step"
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
@@ -190,7 +191,7 @@ def disassemble(
     state = {name: x.detach() for name, x in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     written = set()
-    for theirs, ours in rules_of(form.family, form.keys):
+    for theirs, ours, rows in rules_of(form.family, form.keys):
         assert theirs is not None, "norms that are exported have weights"
         if theirs.endswith(".bias") and ours[0] not in state:
             weight = state[ours[0].removesuffix("bias") + "weight"]
@@ -199,9 +200,12 @@ def disassemble(
             continue
         written |= {*ours}
         parts = [multiplied(name, state[name], form.factors) for name in ours]
-        tensors[theirs] = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        x = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        tensors[theirs] = x if rows is None else swapped(x, rows[::-1])
         factor = factor_for(ours[0], form.factors)
-        if len(ours) > 1:
+        if rows is not None:
+            report.folded[theirs] = STEP_BY_STEP
+        elif len(ours) > 1:
             report.folded[theirs] = "of several, one below the other"
         elif factor is not None:
             report.folded[theirs] = f"times {factor:g}"

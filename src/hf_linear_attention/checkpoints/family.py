@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ..model.configuration import LinearAttentionConfig
 
 Keys = dict[str, Any]  # the entries of a config.json, with defaults for missing ones
@@ -62,11 +64,13 @@ OF_TRANSFORMERS = (
 
 class Rule(NamedTuple):
     """One weight of theirs, and our weights that it consists of, in order along dimension 0.
-    theirs is None for a norm without weight in their model: ours gets a weight of ones.
+    theirs is None for a norm without weight in their model: ours gets a weight of ones. Where rows
+    are (n, H), theirs are n times all H heads, ours of each head the n.
     """
 
     theirs: str | None
     ours: tuple[str, ...]
+    rows: tuple[int, int] | None = None
 
 
 class Skeleton(NamedTuple):
@@ -399,5 +403,11 @@ def rules_of(family: Family, keys: Keys) -> list[Rule]:
 
 def _below(theirs: str, ours: str, rules: Iterable[Rule]) -> list[Rule]:
     return [
-        Rule(None if x is None else theirs + x, tuple(ours + y for y in own)) for x, own in rules
+        Rule(None if x is None else theirs + x, tuple(ours + y for y in own), rows)
+        for x, own, rows in rules
     ]
+
+
+def swapped(x: Tensor, rows: tuple[int, int]) -> Tensor:
+    """x (n H D, ...) as (H n D, ...), for rows (n, H)."""
+    return x.unflatten(0, (*rows, -1)).transpose(0, 1).flatten(0, 2)

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
-from .family import Family, Keys, Rule, rules_of
+from .family import Family, Keys, Rule, rules_of, swapped
 from .files import Weights, read_config, read_generation_config
 from .report import CheckpointReport
 from .rwkv_file import RwkvFile, is_file
@@ -27,6 +27,7 @@ OF_HUB = (
 )
 ONES = "ones, for its norms have no weights"
 TIED = "the head is the embeddings"
+HEAD_BY_HEAD = "its rows head by head"
 ROTATION = "the config gives it"
 # Patterns of tensors that any checkpoint may hold and no model needs.
 LEFT_OUT = {r"rotary\.inv_freq|rotary_emb\.inv_freq": ROTATION}
@@ -118,15 +119,18 @@ def assemble(
         raise ValueError(f"it must have the weights {_some(missing)}, and has not")
     shapes = shapes_of(config)
     state: dict[str, Tensor] = {}
-    for theirs, ours in rules:
+    for theirs, ours, rows in rules:
         if theirs is None:
             state.update((name, torch.ones(shapes[name])) for name in ours)
             report.made.update(dict.fromkeys(ours, ONES))
             continue
         x = weights[theirs]
         check_weight(theirs, x, [shapes[name] for name in ours])
+        x = x if rows is None else swapped(x, rows)
         state.update(zip(ours, x.split([shapes[name][0] for name in ours]), strict=True))
-        if len(ours) == 1:
+        if rows is not None:
+            report.folded[theirs] = HEAD_BY_HEAD
+        elif len(ours) == 1:
             report.copied[theirs] = ours[0]
         else:
             report.folded[theirs] = "each into its parts"
@@ -140,14 +144,14 @@ def with_joined_mlps(rules: list[Rule], weights: Mapping[str, Tensor]) -> list[R
     gate_proj, below gate_proj's own.
     """
     joined = {}
-    for theirs, ours in rules:
+    for theirs, ours, _ in rules:
         if theirs is not None and theirs.endswith("mlp.up_proj.weight") and theirs not in weights:
             joined[theirs] = ours
     changed = []
-    for theirs, ours in rules:
-        above = None if theirs is None else theirs.replace("gate_proj", "up_proj")
-        if theirs not in joined:
-            changed.append(Rule(theirs, ours + joined.get(above, ()) if above else ours))
+    for rule in rules:
+        above = (rule.theirs or "").replace("gate_proj", "up_proj")
+        if rule.theirs not in joined:
+            changed.append(rule._replace(ours=rule.ours + joined.get(above, ())))
     return changed
 
 

@@ -1,7 +1,15 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The table of families: the model types of flash-linear-attention that load here."""
 
-from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
+from .families.delta_rule import (
+    COMBA,
+    DELTA_NET,
+    GATED_DELTANET,
+    GATED_DELTAPRODUCT,
+    KDA,
+    PRECOND_GATED_DELTANET,
+    PRECOND_KDA,
+)
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
 from .families.rwkv7 import RWKV7
@@ -16,7 +24,11 @@ FAMILIES: dict[str, Family] = {  # by model type
     "hgrn2": HGRN2,
     "delta_net": DELTA_NET,
     "gated_deltanet": GATED_DELTANET,
+    "gated_deltaproduct": GATED_DELTAPRODUCT,
+    "comba": COMBA,
     "kda": KDA,
+    "precond_gated_deltanet": PRECOND_GATED_DELTANET,
+    "precond_kda": PRECOND_KDA,
     "mamba2": MAMBA2,
     "rwkv7": RWKV7,
     "transformer": TRANSFORMER,
@@ -25,10 +37,8 @@ FAMILIES: dict[str, Family] = {  # by model type
 NOT_COMPUTED = {
     "abc": "slots of memory",
     "bitnet": "weights of three values",
-    "comba": "a second key that corrects",
     "deltaformer": "softmax over a delta rule",
     "forgetting_transformer": "softmax attention that decays",
-    "gated_deltaproduct": "several writes for each token",
     "gsa": "slots of memory",
     "lightnet": "normalised keys",
     "log_linear_mamba2": "states in a hierarchy",
@@ -39,8 +49,6 @@ NOT_COMPUTED = {
     "mom": "a mixture of memories",
     "nsa": "sparse softmax attention",
     "path_attn": "positions of products",
-    "precond_gated_deltanet": "preconditioned keys",
-    "precond_kda": "preconditioned keys",
     "rodimus": "its own gates",
     "rwkv6": "token shifts",
     "samba": "Mamba's state space",

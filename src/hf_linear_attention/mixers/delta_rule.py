@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
+from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
@@ -26,9 +27,7 @@ from .parts.tensor_parallel import HeadShard, find_head_shard
 
 
 class DeltaRule(LinearAttentionBase):
-    """Self-attention by the recurrence of `delta_rule`; keys and queries have norm 1, and no
-    position.
-    """
+    """Self-attention by `delta_rule`; keys and queries have norm 1, and no position."""
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
         heads = Heads.sharing_keys(config)
@@ -61,12 +60,12 @@ class DeltaRule(LinearAttentionBase):
         q = self.convolve("q", q, shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast may have left them in another
-        y = memory.run(self.recurrence, self.inputs(hidden_states, q, k, v, shard))
+        y = memory.run(self.recurrence, self.inputs(hidden_states, shard, memory, q, k, v))
         memory.write(v.dtype)
         return self.project_out(hidden_states, y, shard).view(B, T, C), None
 
     def inputs(
-        self, hidden_states: Tensor, q: Tensor, k: Tensor, v: Tensor, shard: HeadShard | None
+        self, hidden_states: Tensor, shard: HeadShard | None, memory: LayerMemory, *qkv: Tensor
     ) -> Any:
         """The recurrence's, of queries, keys and values by heads."""
         beta = self.largest_beta * at_least_float32(project(self.b_proj, hidden_states)).sigmoid()
@@ -74,4 +73,5 @@ class DeltaRule(LinearAttentionBase):
         if shard is not None:
             beta = shard.take(beta, 2)
             log_decay = None if log_decay is None else shard.take(log_decay, 2)
+        q, k, v = qkv
         return DeltaInputs(q, k, v, beta, log_decay)

@@ -112,6 +112,24 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             },
         },
     ),
+    "delta_product": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+        },
+        fields=("num_householder",),
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
+    "comba": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+            "decay": ("per_token",),
+        },
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
     "gdn2": MixerFacts(
         needs={
             "feature_map": ("identity",),
@@ -120,6 +138,16 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             "decay": ("kda", "kda_bounded"),
         },
         equal={"linear_num_key_heads": "linear_num_value_heads"},
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+    ),
+    "preconditioned": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("rms_norm", "gated_rms_norm"),
+            "value_act": (None,),
+            "decay": ("per_token", "kda", "kda_bounded"),
+        },
+        fields=("squash_x", "squash_eps"),
         heads=("linear_num_key_heads", "linear_num_value_heads"),
     ),
     "mamba2": MixerFacts(

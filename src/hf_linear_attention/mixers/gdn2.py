@@ -11,6 +11,7 @@ Shapes: B batch, T time, C hidden size, H heads, K key dim, V value dim.
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32, l2_normed
 from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
@@ -34,9 +35,10 @@ class GatedDeltaNet2(DeltaRule):
         )
 
     def inputs(
-        self, hidden_states: Tensor, q: Tensor, k: Tensor, v: Tensor, shard: HeadShard | None
+        self, hidden_states: Tensor, shard: HeadShard | None, memory: LayerMemory, *qkv: Tensor
     ) -> DPLRInputs:
         """The recurrence's: what is found under -Diag(a) b k is added along k."""
+        q, k, v = qkv
         erase = self.largest_beta * self.gate(self.b_proj, hidden_states, self.heads.key_dim, shard)
         write = self.gate(self.w_proj, hidden_states, self.heads.value_dim, shard)
         log_decay = self.decay(hidden_states)

@@ -11,12 +11,15 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .aaren import Aaren
+from .comba import Comba
+from .delta_product import GatedDeltaProduct
 from .delta_rule import DeltaRule
 from .facts import MIXERS, REGISTERED_MIXERS, MixerFacts
 from .gdn2 import GatedDeltaNet2
 from .hgrn import HGRN
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
+from .preconditioned import PreconditionedDeltaRule
 from .rwkv7 import RWKV7
 from .softmax import LatentAttention, SoftmaxAttention
 from .window import WindowedAttention
@@ -26,7 +29,10 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "aaren": Aaren,
     "delta_rule": DeltaRule,
+    "delta_product": GatedDeltaProduct,
+    "comba": Comba,
     "gdn2": GatedDeltaNet2,
+    "preconditioned": PreconditionedDeltaRule,
     "mamba2": Mamba2,
     "hgrn": HGRN,
     "rwkv7": RWKV7,

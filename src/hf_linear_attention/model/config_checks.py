@@ -41,6 +41,7 @@ SIZES = (
     "sliding_window",
     "window_size",
     "window_sinks",
+    "num_householder",
     "decay_low_rank_dim",
     "a_low_rank_dim",
     "v_low_rank_dim",
@@ -50,7 +51,7 @@ SIZES = (
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
 NOT_NEGATIVE = (
     *("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps"),
-    *("output_norm_eps", "qk_norm_eps"),
+    *("output_norm_eps", "qk_norm_eps", "squash_x", "squash_eps"),
 )
 
 

@@ -94,18 +94,22 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         mixer: what layers of the type "linear_attention" mix tokens by: "linear"; or "aaren",
             softmax attention of one learned query per head, which takes feature_map="exp",
             normalizer="z" and as many key-value heads as heads; or "delta_rule", for keys and
-            queries of norm 1, which takes feature_map="identity", a norm for normalizer, and gives
-            its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
-            space, whose other fields `model/presets.py` has: linear_num_key_heads are its groups,
-            linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
-            channels, or "rwkv7", RWKV-7's layers, both with fields as there; or "window", softmax
-            attention over a window of the last tokens and linear attention over all older ones,
-            under one denominator, for layers that were softmax attention. It takes normalizer="z",
-            adds no attention_eps, and a feature_map whose weights are not negative.
+            queries of norm 1, or its kin "delta_product", "comba", "gdn2" and "preconditioned",
+            which take feature_map="identity", a norm for normalizer, and no rotary positions; or
+            "mamba2", Mamba-2's state space, whose other fields `model/presets.py` has:
+            linear_num_key_heads are its groups, linear_key_head_dim is the size of its state; or
+            "hgrn", HGRN's gated recurrence of channels, or "rwkv7", RWKV-7's layers, both with
+            fields as there; or "window", softmax attention over a window of the last tokens and
+            linear attention over all older ones, under one denominator, for layers that were
+            softmax attention. It takes normalizer="z", adds no attention_eps, and a feature_map
+            whose weights are not negative.
         window_size, window_sinks: tokens of that window, the current one included, and how many of
             the first tokens softmax attention goes on seeing.
         linear_allow_neg_eigval: whether beta, how much of a value "delta_rule" writes, is up to 2
             instead of 1: then a state can change its sign, and follow parity.
+        num_householder: steps of the delta rule that "delta_product" takes for each token.
+        squash_x, squash_eps: of "preconditioned", by how much keys' channels are enlarged or made
+            smaller at most, and what is added to the sums of their squares, which decide on that.
         softmax_mixer: what layers of other types mix tokens by: "softmax", or "mla", multi-head
             latent attention without positions, whose cache has a latent vector of each token.
         kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: for "mla" the features of that
@@ -210,6 +214,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     window_size: int = 64
     window_sinks: int = 4
     linear_allow_neg_eigval: bool = False
+    num_householder: int = 2
+    squash_x: int | float = 1.5
+    squash_eps: int | float = 1e-6
     softmax_mixer: str = "softmax"
     kv_lora_rank: int | None = None
     qk_nope_head_dim: int | None = None

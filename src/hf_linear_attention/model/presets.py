@@ -205,6 +205,20 @@ PRESETS: dict[str, Preset] = {
         "Yang et al., Gated Delta Networks, arXiv 2412.06464",
         {**GATED_DELTA_RULE, "expand_v": 2},
     ),
+    "gated_deltaproduct": Preset(
+        "Siems et al., DeltaProduct, arXiv 2502.10297",
+        {
+            **GATED_DELTA_RULE,
+            "mixer": "delta_product",
+            "num_householder": 2,
+            "linear_allow_neg_eigval": True,
+            "expand_v": 2,
+        },
+    ),
+    "comba": Preset(
+        "Hu et al., Comba: Improving Bilinear RNNs with Closed-loop Control, arXiv 2506.02475",
+        {**GATED_DELTA_RULE, "mixer": "comba", "gate_act": "sigmoid", "expand_v": 2},
+    ),
     "kda": Preset(
         "Kimi Team, Kimi Linear (Kimi Delta Attention), arXiv 2510.26692",
         KIMI_DELTA_RULE,
@@ -212,6 +226,14 @@ PRESETS: dict[str, Preset] = {
     "gdn2": Preset(
         "Hatamizadeh et al., Gated DeltaNet-2, arXiv 2605.22791",
         {**KIMI_DELTA_RULE, "mixer": "gdn2"},
+    ),
+    "precond_gdn": Preset(
+        "Tumma et al., Preconditioned DeltaNet, arXiv 2604.21100",
+        {**GATED_DELTA_RULE, "mixer": "preconditioned", "expand_v": 2},
+    ),
+    "precond_kda": Preset(
+        "Tumma et al., Preconditioned DeltaNet, arXiv 2604.21100",
+        {**KIMI_DELTA_RULE, "mixer": "preconditioned"},
     ),
     "rwkv7": Preset(
         "Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, arXiv 2503.14456",

@@ -60,7 +60,7 @@ BASES_LEFT_OUT = {
 # Whose linear attention is the chunked one where decays are not by channel.
 PLAIN_MIXERS = ("linear", "window")
 
-ERASING_MIXERS = ("gdn2", "rwkv7")  # whose delta rule has erase keys
+ERASING_MIXERS = ("comba", "gdn2", "preconditioned", "rwkv7")  # whose delta rule has erase keys
 
 # Fields that only the package asks for: facts of mixers, and others.
 FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "block", "slots"}

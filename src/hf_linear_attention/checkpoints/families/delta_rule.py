@@ -1,9 +1,12 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""The delta rule's models: DeltaNet, Gated DeltaNet and Kimi Delta Attention."""
+"""The delta rule's models: DeltaNet, Gated DeltaNet, Gated DeltaProduct, Comba, Kimi Delta
+Attention, and preconditioned ones.
+"""
 
 from typing import Any
 
 from ..family import (
+    COMMON,
     Family,
     Keys,
     Rule,
@@ -29,13 +32,13 @@ def delta_fields(keys: Keys) -> dict[str, Any]:
         "mixer": "delta_rule",
         "feature_map": "identity",
         "conv_kernel_size": keys["conv_size"],
-        "linear_allow_neg_eigval": keys["allow_neg_eigval"],
+        "linear_allow_neg_eigval": keys.get("allow_neg_eigval", False),
     }
 
 
-def delta_keys(config: Any, decay: str) -> Keys:
+def delta_keys(config: Any, decay: str, mixer: str = "delta_rule") -> Keys:
     """The keys that all delta-rule models set alike; a ValueError for other layers."""
-    expect(config, mixer="delta_rule", decay=decay, conv_bias=False, attention_bias=False)
+    expect(config, mixer=mixer, decay=decay, conv_bias=False, attention_bias=False)
     return {
         "use_short_conv": config.conv_kernel_size > 0,
         "conv_size": config.conv_kernel_size,
@@ -152,12 +155,16 @@ def gated_deltanet_keys(config: Any) -> Keys:
     }
 
 
-def gated_deltanet_names(keys: Keys) -> list[Rule]:
+def decay_names() -> list[Rule]:
+    """Rules for a decay for each head and token."""
     return [
-        *delta_net_names(keys),
         *renamed(decay__dt_proj="a_proj"),
         *(Rule(name, (f"decay.{name}",)) for name in ("A_log", "dt_bias")),
     ]
+
+
+def gated_deltanet_names(keys: Keys) -> list[Rule]:
+    return [*delta_net_names(keys), *decay_names()]
 
 
 GATED_DELTANET = Family(
@@ -179,6 +186,116 @@ GATED_DELTANET = Family(
     back=gated_deltanet_keys,
     names=gated_deltanet_names,
     left_out={r"attn\.D": "early releases of fla wrote it, and multiplied by it nowhere"},
+)
+
+
+# ---- Gated DeltaProduct ----
+
+
+def product_fields(keys: Keys) -> dict[str, Any]:
+    return {
+        **delta_fields(keys),
+        "mixer": "delta_product",
+        "num_householder": keys["num_householder"],
+        "decay": "per_token" if keys["use_forget_gate"] else "none",
+        **gate_fields(keys["use_output_gate"], "silu"),
+        **grouped_fields({**keys, "num_v_heads": None}),
+    }
+
+
+def product_keys(config: Any) -> Keys:
+    decay = "none" if config.decay == "none" else "per_token"
+    keys = grouped_keys(config)
+    expect(config, linear_num_value_heads=keys["num_heads"])
+    return {
+        **delta_keys(config, decay, mixer="delta_product"),
+        **keys,
+        "num_householder": config.num_householder,
+        "use_forget_gate": decay == "per_token",
+        "use_output_gate": config.is_gated,
+    }
+
+
+def product_names(keys: Keys) -> list[Rule]:
+    rows = keys["num_householder"], keys["num_heads"]
+    of_steps = {f"{x}_{kind}.weight" for x in "kv" for kind in ("proj", "conv1d")}
+    of_steps.add("b_proj.weight")
+    return [
+        *(x._replace(rows=rows) if x.theirs in of_steps else x for x in delta_names(keys)),
+        *(weights("g_proj") if keys["use_output_gate"] else []),
+        *(decay_names() if keys["use_forget_gate"] else []),
+    ]
+
+
+GATED_DELTAPRODUCT = Family(
+    class_name="GatedDeltaProduct",
+    keys={
+        "num_hidden_layers": 21,
+        "num_heads": 6,
+        "head_dim": 256,
+        "expand_v": 2.0,
+        "use_output_gate": True,
+        "use_forget_gate": False,
+        "use_short_conv": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+        "num_householder": 1,
+    },
+    needs=CONVOLVED,
+    fields=product_fields,
+    back=product_keys,
+    names=product_names,
+)
+
+
+# ---- Comba ----
+
+
+def comba_fields(keys: Keys) -> dict[str, Any]:
+    return {
+        **delta_fields(keys),
+        "mixer": "comba",
+        "decay": "per_token",
+        **gate_fields(keys["use_output_gate"], "sigmoid"),
+        **grouped_fields(keys),
+    }
+
+
+def comba_keys(config: Any) -> Keys:
+    return {
+        **delta_keys(config, "per_token", mixer="comba"),
+        **grouped_keys(config),
+        "use_output_gate": config.is_gated,
+    }
+
+
+def comba_names(keys: Keys) -> list[Rule]:
+    return [
+        *delta_names(keys),
+        *(weights("g_proj") if keys["use_output_gate"] else []),
+        *decay_names(),
+        *(Rule("decay", ("inner_decay",)), Rule("D", ("D",))),
+    ]
+
+
+COMBA = Family(
+    class_name="Comba",
+    keys={
+        "num_hidden_layers": 21,
+        "num_heads": 6,
+        "num_v_heads": None,
+        "head_dim": 256,
+        "expand_v": 2.0,
+        "use_output_gate": True,
+        "use_short_conv": True,
+        "conv_size": 4,
+    },
+    needs=CONVOLVED,
+    fields=comba_fields,
+    back=comba_keys,
+    names=comba_names,
+    # fla's model hands them to no layer: all its layers have both, and begin with factors of 1
+    unused=("use_output_correction", "use_inner_decay", "correction_factor"),
 )
 
 
@@ -238,4 +355,108 @@ KDA = Family(
     fields=kda_fields,
     back=kda_keys,
     names=kda_names,
+)
+
+
+# ---- preconditioned ones ----
+
+SQUASH: Keys = {"squash_x": 1.5, "squash_eps": 1e-6}
+OF_FIRST_VALUES = ("log_atk_scale_init", "a_log_init_lower")
+WITHOUT_RESIDUALS = {name: x for name, x in COMMON.items() if name != "attnres_block_size"}
+
+
+def squash_fields(keys: Keys) -> dict[str, Any]:
+    return {"mixer": "preconditioned", **{name: keys[name] for name in SQUASH}}
+
+
+def one_kind_of_attention(keys: Keys) -> Keys:
+    """The keys, whose `attn` these models take as an object alone."""
+    if isinstance(keys["attn"], list):
+        raise ValueError("layer_types must hold one kind of softmax layers, got two")
+    return keys
+
+
+def preconditioner_names(dt_proj: str) -> list[Rule]:
+    return [
+        *renamed(preconditioner__dt_proj=dt_proj, preconditioner__b_proj="b_atk_proj"),
+        Rule("A_log_atk", ("preconditioner.A_log",)),
+        Rule("dt_bias_atk", ("preconditioner.dt_bias",)),
+        Rule("log_atk_scale", ("preconditioner.center",)),
+    ]
+
+
+def precond_gated_deltanet_fields(keys: Keys) -> dict[str, Any]:
+    keys = {**keys, "output_gate_activation": "silu"}
+    return {**gated_deltanet_fields(keys), **squash_fields(keys)}
+
+
+def precond_gated_deltanet_keys(config: Any) -> Keys:
+    keys = {
+        **delta_keys(config, "per_token", mixer="preconditioned"),
+        **grouped_keys(config),
+        **{name: getattr(config, name) for name in SQUASH},
+        "use_gate": config.is_gated,
+    }
+    return one_kind_of_attention(keys)
+
+
+def precond_gated_deltanet_names(keys: Keys) -> list[Rule]:
+    return [*gated_deltanet_names(keys), *preconditioner_names("a_atk_proj")]
+
+
+PRECOND_GATED_DELTANET = Family(
+    class_name="PrecondGatedDeltaNet",
+    keys={
+        "num_hidden_layers": 21,
+        "num_heads": 6,
+        "num_v_heads": None,
+        "head_dim": 256,
+        "expand_v": 2.0,
+        "use_gate": True,
+        "use_short_conv": True,
+        "conv_size": 4,
+        "allow_neg_eigval": False,
+        **SQUASH,
+    },
+    needs=CONVOLVED,
+    fields=precond_gated_deltanet_fields,
+    back=precond_gated_deltanet_keys,
+    names=precond_gated_deltanet_names,
+    unused=OF_FIRST_VALUES,
+    common=WITHOUT_RESIDUALS,
+)
+
+
+def precond_kda_fields(keys: Keys) -> dict[str, Any]:
+    if keys["num_v_heads"] not in (None, keys["num_heads"]):  # of which others write alike
+        raise refusal("num_v_heads", f"null or num_heads={keys['num_heads']}", keys["num_v_heads"])
+    return {**kda_fields(keys), **squash_fields(keys)}
+
+
+def precond_kda_keys(config: Any) -> Keys:
+    is_bounded = config.decay == "kda_bounded"
+    expect(config, linear_num_value_heads=config.linear_num_key_heads)
+    keys = {
+        **delta_keys(config, config.decay if is_bounded else "kda", mixer="preconditioned"),
+        **grouped_keys(config),
+        **{name: getattr(config, name) for name in SQUASH},
+        "safe_gate": is_bounded,
+        "lower_bound": config.decay_lower_bound if is_bounded else None,
+    }
+    return one_kind_of_attention(keys)
+
+
+def precond_kda_names(keys: Keys) -> list[Rule]:
+    return [*kda_names(keys), *preconditioner_names("a_proj")]
+
+
+PRECOND_KDA = Family(
+    class_name="PrecondKDA",
+    keys={**KDA.keys, **SQUASH},
+    needs=CONVOLVED,
+    fields=precond_kda_fields,
+    back=precond_kda_keys,
+    names=precond_kda_names,
+    unused=OF_FIRST_VALUES,
+    common=WITHOUT_RESIDUALS,
 )

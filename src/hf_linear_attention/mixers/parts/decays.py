@@ -140,7 +140,7 @@ class PerToken(Decay):
 
     def reset_parameters(self) -> None:
         """Draws A_log and dt_bias; the model's `_init_weights` calls it. dt_proj is any Linear."""
-        _draw_steps(self.dt_bias, self.A_log)
+        draw_steps(self.dt_bias, self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return decay_steps(project(self.dt_proj, hidden_states), self.dt_bias, self.A_log)[1]
@@ -171,7 +171,7 @@ class Kimi(Decay):
 
     def reset_parameters(self) -> None:
         """Draws A_log and dt_bias; the model's `_init_weights` calls it."""
-        _draw_steps(self.dt_bias, self.A_log)
+        draw_steps(self.dt_bias, self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, H, K)"""
@@ -191,7 +191,7 @@ class BoundedKimi(Kimi):
 
     def reset_parameters(self) -> None:
         """Writes A_log and dt_bias, as there; the model's `_init_weights` calls it."""
-        _draw_steps(self.dt_bias, self.A_log)
+        draw_steps(self.dt_bias, self.A_log)
         init.zeros_(self.A_log)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -349,7 +349,7 @@ def decay_class(name: str) -> type[Decay]:
     return {**REGISTERED_DECAYS, **DECAYS}[name]
 
 
-def _draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:
+def draw_steps(dt_bias: Tensor, A_log: Tensor) -> None:
     """Writes what makes softplus(dt_bias) log-uniform in [0.001, 0.1], exp(A_log) in [1, 16]."""
     dt = torch.empty(dt_bias.shape, device="cpu").uniform_(math.log(0.001), math.log(0.1)).exp()
     init.copy_(dt_bias, inverse_softplus(dt))

@@ -65,8 +65,9 @@ def dplr_delta_rule_step_(
 ) -> Tensor:
     """One token of it for every row; `state` changes in place."""
     dtype = q.dtype
-    q, k, v, a, b, log_decay = (x.to(state.dtype)[..., None] for x in (q, k, v, a, b, log_decay))
-    after = log_decay.exp() * state + b * (a * state).sum(-2, keepdim=True) + k * v.mT
+    q, k, v, a, b = (x.to(state.dtype)[..., None] for x in (q, k, v, a, b))
+    decay = log_decay.to(state.dtype).exp().view(*state.shape[:2], -1, 1)  # of all rows, or each
+    after = decay * state + b * (a * state).sum(-2, keepdim=True) + k * v.mT
     if key_mask is not None:
         after = torch.where(key_mask[:, None, None, None], after, state)
     state.copy_(after)
