@@ -75,6 +75,9 @@ std::vector<Operation> make_operations() {
       {"silu(Tensor x) -> Tensor", "", nullptr},
       {"sigmoid(Tensor x) -> Tensor", "", nullptr},
       {"tanh(Tensor x) -> Tensor", "", nullptr},
+      {"layer_norm(Tensor x, int[] size, Tensor? weight, Tensor? bias, float eps, bool cudnn) -> "
+       "Tensor",
+       "", nullptr},
       {"native_layer_norm(Tensor x, int[] size, Tensor? weight, Tensor? bias, float eps) -> "
        "(Tensor y, Tensor mean, Tensor inverse)",
        "", nullptr},

@@ -32,16 +32,16 @@ NOT_RECORDED = ("per_channel", "preset_gla", "preset_hgrn2")
 WHOLE = "whole tokens"
 
 
-def read(model, ids, cache, **kwargs):
-    with torch.no_grad():
+def read(model, ids, cache, mode=torch.no_grad, **kwargs):
+    with mode():
         return model(ids, past_key_values=cache, use_cache=True, **kwargs).logits
 
 
-def answers(model, ids, cache=None, prompt=3):
+def answers(model, ids, cache=None, prompt=3, mode=torch.no_grad):
     """The logits of a prompt, and then of each token, (B, T, vocabulary)."""
     cache = LinearAttentionCache(model.config) if cache is None else cache
     pieces = ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)
-    return torch.cat([read(model, piece, cache) for piece in pieces], dim=1)
+    return torch.cat([read(model, piece, cache, mode) for piece in pieces], dim=1)
 
 
 @pytest.fixture
@@ -57,13 +57,21 @@ def uses(model):
     return {k: [x.uses for x in v.recordings.values()] for k, v in tables.items() if v.recordings}
 
 
-@pytest.mark.sample(26)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sample(52)
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [
+        (torch.float32, torch.no_grad),
+        (torch.bfloat16, torch.no_grad),
+        (torch.float32, torch.inference_mode),  # where torch does not take all operations apart
+    ],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, by_modules):
+def test_recordings_answer_as_modules_do_to_the_last_bit(variant, dtype, mode, by_modules):
     model, ids = tiny_model(dtype=dtype, **shallow(variant)), random_ids(2, 9)
     caches = [LinearAttentionCache(model.config) for _ in range(2)]
-    assert torch.equal(answers(model, ids, caches[0]), by_modules(model, ids, caches[1]))
+    found = answers(model, ids, caches[0], mode=mode)
+    assert torch.equal(found, by_modules(model, ids, caches[1], mode=mode))
     growing = {"full_attention"} if model.config.softmax_mixer == "softmax" else set()
     types = {"linear_attention"} | growing
     may = [layer_type in types for layer_type in model.config.layer_types]

@@ -26,6 +26,10 @@ MODELS = [
     "preset_hgrn2",
     "preset_performer",  # has a buffer in its checkpoint
     "preset_kimi_linear",
+    "preset_rwkv7",
+    "preset_gated_deltaproduct",
+    "preset_comba",
+    "preset_precond_gdn",
 ]
 
 

@@ -277,9 +277,12 @@ def compiled(source: str) -> CodeType:
 
 
 def are_views(operation: Any, x: Tensor, results: Sequence[Any]) -> bool:
-    """Whether all that it returns are other looks at numbers of x."""
+    """Whether all that it returns are other looks at numbers of x. What its schema says is not
+    enough: `to` and `reshape`, which inference mode does not take apart, may copy.
+    """
     return (operation.is_view or operation is UNSAFE_VIEW) and all(
         isinstance(view, Tensor)
+        and torch._C._is_alias_of(view, x)
         and view.dtype == x.dtype
         and view.layout is x.layout is torch.strided
         and not (view.is_conj() or view.is_neg())

@@ -32,7 +32,7 @@ class Delay(TokenWindow):
     def run(self, inputs: DelayInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         x, first = inputs
         if x.shape[1] == 1 and self.name in state and tokens.key_mask is tokens.cu_seqlens is None:
-            return state[self.name].to(x.dtype, copy=True), {self.name: x.clone()}
+            return state[self.name].clone().to(x.dtype), {self.name: x.clone()}
         only = F.one_hot(torch.tensor(0), 2).to(x).expand(x.shape[-1], 1, 2)
         one = ConvolutionWindow(self.name, self.channels, 2, activation=None)
         if first is None:
