@@ -58,7 +58,7 @@ def test_logits_are_flas_and_every_weight_and_key_has_its_place(case):
     assert report.not_read == ()
 
 
-@pytest.mark.parametrize("case", ["gated_deltanet", "gla"])
+@pytest.mark.parametrize("case", ["gated_deltanet", "gla", "rwkv6"])
 def test_gradients_are_flas(case):
     model, report = in_float64(case)
     tensors = expected(case)

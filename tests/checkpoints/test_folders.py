@@ -212,7 +212,7 @@ def test_what_is_loaded_and_saved_runs_without_the_package(tmp_path):
         ),
         ({"model_type": "linear_attention"}, "a model of this package, which from_pretrained"),
         ({"model_type": "llama"}, "must be one of 'linear_attn', .*, got 'llama'"),
-        ({"model_type": "rwkv6"}, "got 'rwkv6', whose layers have token shifts"),
+        ({"model_type": "rodimus"}, "got 'rodimus', whose layers have its own gates"),
         ({"hidden_size": 32}, "must have the shape .40, 32., as its config.json says, got .40, 16"),
     ],
 )
@@ -360,7 +360,7 @@ def test_what_commands_can_not_do_ends_them_with_the_reason(name, folder, tmp_pa
     (tmp_path / "full" / "file").touch()
     with pytest.raises(SystemExit, match="full must be a new or an empty folder"):
         call(monkeypatch, name, folder, tmp_path / "full")
-    other = {"import": "rwkv6", "export-fla": "llama"}[name]
+    other = {"import": "rodimus", "export-fla": "llama"}[name]
     change_config(folder, model_type=other, num_attention_heads=2)
     with pytest.raises(SystemExit, match="copy can't be .*ported: "):
         call(monkeypatch, name, folder, tmp_path / "out")

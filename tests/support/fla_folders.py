@@ -29,7 +29,8 @@ from torch.overrides import TorchFunctionMode
 
 ROOT = Path(__file__).parents[1] / "data" / "fla"
 T = 12
-GRADIENTS = ("gated_deltanet", "gla")  # whose gradients are stored, too
+GRADIENTS = ("gated_deltanet", "gla", "rwkv6")  # whose gradients are stored, too
+WITH_GRADIENT = ("model.layers.0.attn", "model.layers.0.ffn", "model.embeddings.weight")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "intermediate_size": 24}
 HEADS = {"num_heads": 2}
 HYBRID = {"layers": [1], "num_heads": 4, "num_kv_heads": 2}
@@ -130,6 +131,18 @@ CASES: dict[str, Case] = {
             "head_dim": 8,
             "state_size": 8,
             "norm_eps": 1e-3,
+        },
+    ),
+    "rwkv6": Case(
+        "RWKV6",
+        {**SIZES, **HEADS, "proj_low_rank_dim": 3, "gate_low_rank_dim": 5, "norm_eps": 1e-3},
+    ),
+    "rwkv6_wide": Case(
+        "RWKV6",
+        {
+            **{**SIZES, **HEADS, "intermediate_size": None, "fuse_norm": False},
+            **{"expand_k": 1, "expand_v": 1.5, "hidden_ratio": 2},
+            **{"proj_low_rank_dim": 2, "gate_low_rank_dim": 4, "tie_word_embeddings": True},
         },
     ),
     "transformer": Case(
@@ -301,6 +314,30 @@ def kda(q, k, v, g, beta, A_log, dt_bias, allow_neg_eigval, lower_bound, **kwarg
     return naive_recurrent_kda(l2(q), l2(k), v, g, (1 + allow_neg_eigval) * beta.sigmoid())
 
 
+def rwkv6(r, k, v, w, u, scale, **kwargs) -> Any:
+    from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
+
+    y, _ = naive_recurrent_rwkv6(*(x.transpose(1, 2) for x in (r, k, v, w)), u, scale)
+    return y.transpose(1, 2), None
+
+
+def layer_norm(self: Any, x: Tensor, residual: Tensor | None = None, prenorm: bool = False) -> Any:
+    x = x if residual is None else x + residual
+    y = F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+    return (y, x) if prenorm else y
+
+
+def group_norm(self: Any, x: Tensor) -> Tensor:
+    y = F.group_norm(x.flatten(0, 1), self.num_groups, self.weight, self.bias, self.eps)
+    return y.view(x.shape)
+
+
+def token_shift(x: Tensor, cu_seqlens: Any = None) -> Tensor:
+    from fla.modules.token_shift import token_shift_ref
+
+    return token_shift_ref(x, cu_seqlens)
+
+
 def norm_then_linear(x, norm_weight, norm_bias, weight, bias, eps=1e-5) -> Tensor:
     y = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
     y = y if norm_weight is None else y * norm_weight
@@ -362,6 +399,18 @@ REPLACED: dict[str, dict[str, Any]] = {
         "swiglu": lambda x, y: F.silu(x) * y,
     },
     "fla.layers.mamba2": {"ACT2FN": {"silu": F.silu}},
+    "fla.modules.layernorm:LayerNorm": {"forward": layer_norm},
+    "fla.modules.layernorm:GroupNorm": {"forward": group_norm},
+    "fla.layers.rwkv6": {
+        "chunk_rwkv6": rwkv6,
+        "fused_recurrent_rwkv6": rwkv6,
+        "token_shift": token_shift,
+        "ACT2FN": {"swish": F.silu},
+    },
+    "fla.models.rwkv6.modeling_rwkv6": {
+        "token_shift": token_shift,
+        "ACT2FN": {"sqrelu": lambda x: F.relu(x).square()},
+    },
     "fla.layers.kda": {"chunk_kda": kda, "fused_recurrent_kda": kda},
 }
 
@@ -431,7 +480,7 @@ def write_loops(name: str) -> None:
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         for path, x in model.named_parameters():
-            if path.startswith("model.layers.0.attn") or path == "model.embeddings.weight":
+            if path.startswith(WITH_GRADIENT):
                 assert isinstance(x, nn.Parameter) and x.grad is not None
                 tensors[f"gradient:{path}"] = x.grad.contiguous()
     save_file(tensors, expected(name))

@@ -4,6 +4,7 @@
 from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
+from .families.rwkv6 import RWKV6
 from .families.rwkv7 import RWKV7
 from .families.transformer import TRANSFORMER
 from .family import Family, Keys
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {  # by model type
     "gated_deltanet": GATED_DELTANET,
     "kda": KDA,
     "mamba2": MAMBA2,
+    "rwkv6": RWKV6,
     "rwkv7": RWKV7,
     "transformer": TRANSFORMER,
 }
@@ -42,7 +44,6 @@ NOT_COMPUTED = {
     "precond_gated_deltanet": "preconditioned keys",
     "precond_kda": "preconditioned keys",
     "rodimus": "its own gates",
-    "rwkv6": "token shifts",
     "samba": "Mamba's state space",
 }
 

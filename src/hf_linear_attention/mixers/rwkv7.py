@@ -277,6 +277,9 @@ class ShiftedMLP(nn.Module):
         """(B, T, C) -> (B, T, C)"""
         x, _ = tokens.one_row(hidden_states)
         before = memory.run(self.delay, DelayInputs(x))
+        return self.mix(x, before).view(hidden_states.shape)
+
+    def mix(self, x: Tensor, before: Tensor) -> Tensor:
+        """x and the tokens before, (B, T, C) each -> (B, T, C)"""
         x = torch.lerp(x, before, self.x_k.to(x.dtype))
-        y = project(self.down_proj, self.act_fn(project(self.up_proj, x)))
-        return y.view(hidden_states.shape)
+        return project(self.down_proj, self.act_fn(project(self.up_proj, x)))

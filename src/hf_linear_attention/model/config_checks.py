@@ -41,6 +41,7 @@ SIZES = (
     "sliding_window",
     "window_size",
     "window_sinks",
+    "proj_low_rank_dim",
     "decay_low_rank_dim",
     "a_low_rank_dim",
     "v_low_rank_dim",
@@ -217,7 +218,7 @@ class ConfigChecks:
     def _check_mixers(self):
         """Raises a ValueError where a value is another than a mixer's definition has."""
         facts, layer_types = facts_of(self.mixer), set(self.layer_types or [])
-        if facts.block == "rwkv7" and layer_types != {"linear_attention"}:
+        if facts.block == "rwkv" and layer_types != {"linear_attention"}:
             raise ValueError(
                 f'layer_types must be "linear_attention" alone with mixer={self.mixer!r}, got '
                 f"{sorted(layer_types)}"

@@ -98,7 +98,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             its layers no rotary positions, those of other types alone; or "mamba2", Mamba-2's state
             space, whose other fields `model/presets.py` has: linear_num_key_heads are its groups,
             linear_key_head_dim is the size of its state; or "hgrn", HGRN's gated recurrence of
-            channels, or "rwkv7", RWKV-7's layers, both with fields as there; or "window", softmax
+            channels; or "rwkv6", "rwkv7", RWKV's layers, with fields as there; or "window", softmax
             attention over a window of the last tokens and linear attention over all older ones,
             under one denominator, for layers that were softmax attention. It takes normalizer="z",
             adds no attention_eps, and a feature_map whose weights are not negative.
@@ -142,9 +142,11 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         time_step_min, time_step_max, time_step_floor: of "mamba2", between which its steps are
             drawn at first, and the least that they are then.
         time_step_limit: the least and the largest steps of "mamba2"; by default 0 and infinity.
+        proj_low_rank_dim: features between the projections by which "rwkv6" makes each of its five
+            mixes of a token and the one before; None: the authors' 32, or 64 of large models.
         decay_low_rank_dim, a_low_rank_dim, v_low_rank_dim, gate_low_rank_dim: features between the
             projections by which "rwkv7" makes decays, rates of the delta rule, shares of the first
-            layer's values, and gates; None: the authors' multiples of sqrt(hidden_size).
+            layer's values, and gates, and "rwkv6" decays; None: as many as the authors'.
         learn_initial_state: whether each layer of "rwkv7" has a state that sequences begin with, a
             parameter, 0 at first: with all others frozen that is state tuning.
         position_embedding_type: "sinusoidal" (added to the embeddings: arXiv 1706.03762, section
@@ -232,6 +234,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     state_in_fp64: bool = False
     conv_kernel_size: int = 4
     conv_bias: bool = False
+    proj_low_rank_dim: int | None = None
     decay_low_rank_dim: int | None = None
     a_low_rank_dim: int | None = None
     v_low_rank_dim: int | None = None

@@ -3,7 +3,7 @@
 
 `LinearAttentionConfig.from_preset(name, **overrides)` reads this table. A preset says how
 attention works; sizes are the user's, and the rest of the model, pre-norm layers with RMSNorm and a
-gated MLP over scaled embeddings, is the same for all but RWKV-7, so that they can be compared.
+gated MLP over scaled embeddings, is the same for all but RWKV's, so that they can be compared.
 `differs` says where attention itself is not as in the source.
 """
 
@@ -44,6 +44,14 @@ KIMI_DELTA_RULE = {
     "decay": "kda",
     "normalizer": "gated_rms_norm",
     "low_rank_gate": True,
+}
+RWKV = {
+    "feature_map": "identity",
+    "normalizer": "layer_norm",
+    "hidden_act": "relu2",
+    "rms_norm_eps": 1e-5,
+    "position_embedding_type": "none",
+    "scale_embeddings": False,
 }
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
@@ -213,17 +221,15 @@ PRESETS: dict[str, Preset] = {
         "Hatamizadeh et al., Gated DeltaNet-2, arXiv 2605.22791",
         {**KIMI_DELTA_RULE, "mixer": "gdn2"},
     ),
+    "rwkv6": Preset(
+        "Peng et al., Eagle and Finch (RWKV-6), arXiv 2404.05892",
+        {"mixer": "rwkv6", **RWKV},
+        differs="embeddings and the head start as those of the other systems here; the norm of "
+        "outputs has the epsilon of the other norms, as in flash-linear-attention",
+    ),
     "rwkv7": Preset(
         "Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, arXiv 2503.14456",
-        {
-            "mixer": "rwkv7",
-            "feature_map": "identity",
-            "normalizer": "layer_norm",
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "position_embedding_type": "none",
-            "scale_embeddings": False,
-        },
+        {"mixer": "rwkv7", **RWKV},
         differs="embeddings and the head start as those of the other systems here",
     ),
     "aaren": Preset(

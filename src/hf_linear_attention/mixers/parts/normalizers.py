@@ -21,7 +21,7 @@ class Normalizer(NamedTuple):
 # By the config's `normalizer`; None: attention is divided by its own sum of weights.
 NORMALIZERS: dict[str, Normalizer | None] = {
     "z": None,
-    "layer_norm": None,  # RWKV-7, whose own it is
+    "layer_norm": None,  # RWKV, whose own it is
     "rms_norm": Normalizer("head", is_gated=False),  # DeltaNet
     "gated_rms_norm": Normalizer("head"),  # RetNet, GLA, Gated DeltaNet
     "gated_rms_norm_of_all_heads": Normalizer("all"),  # MiniMax
