@@ -77,6 +77,10 @@ CHANGES = {
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
         **{"time_step_min": 0.5, "time_step_max": 2.0},  # at first so large that the state counts
     },
+    "mamba3": {
+        **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
+        **{"time_step_min": 0.2, "time_step_max": 1.0},
+    },
     "gdn2": {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
     "rwkv6": {
         **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},
@@ -121,7 +125,7 @@ VARIANTS = {
 # values that its layers hand on.
 NEWER = (
     *("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2"),
-    *("window", "preset_rwkv6", "preset_rwkv7"),
+    *("window", "preset_mamba3", "preset_rwkv6", "preset_rwkv7"),
 )
 
 

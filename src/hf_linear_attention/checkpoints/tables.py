@@ -4,6 +4,7 @@
 from .families.delta_rule import DELTA_NET, GATED_DELTANET, KDA
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
+from .families.mamba3 import MAMBA3
 from .families.rwkv6 import RWKV6
 from .families.rwkv7 import RWKV7
 from .families.transformer import TRANSFORMER
@@ -19,6 +20,7 @@ FAMILIES: dict[str, Family] = {  # by model type
     "gated_deltanet": GATED_DELTANET,
     "kda": KDA,
     "mamba2": MAMBA2,
+    "mamba3": MAMBA3,
     "rwkv6": RWKV6,
     "rwkv7": RWKV7,
     "transformer": TRANSFORMER,
@@ -35,7 +37,6 @@ NOT_COMPUTED = {
     "lightnet": "normalised keys",
     "log_linear_mamba2": "states in a hierarchy",
     "mamba": "Mamba's state space; Transformers loads it",
-    "mamba3": "Mamba-3's rotated state space",
     "mesa_net": "a system of equations for each token",
     "mla": "latent attention with positions",
     "mom": "a mixture of memories",

@@ -14,7 +14,7 @@ WEIGHTS = (
     *("elu+1", "relu", "relu2", "exp", "softmax"),
     *("polynomial2", "taylor", "dpfp", "t2r", "hedgehog"),
 )
-RMS_NORMS = tuple(name for name, norm in NORMALIZERS.items() if norm is not None)
+RMS_NORMS = tuple(name for name, norm in NORMALIZERS.items() if norm and norm.over)
 NOT_ROTARY = ("sinusoidal", "none", "learned")
 DELTA = {"feature_map": "identity", "normalizer": "rms_norm"}
 GATED = {"normalizer": "gated_rms_norm", "gate_act": "silu"}
@@ -141,6 +141,22 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
             "decay": ("none",),
         },
         fields=("time_step_min", "time_step_max", "time_step_floor"),
+        heads=("linear_num_value_heads",),
+        projections=("v_proj",),
+    ),
+    "mamba3": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("gate",),
+            "gate_act": ("silu",),
+            "low_rank_gate": (False,),
+            "value_act": (None,),
+            "decay": ("none",),
+            "conv_kernel_size": (0,),
+            "time_step_limit": (None,),
+            "rope_fraction": (0.5, 1),
+        },
+        fields=("time_step_min", "time_step_max", "time_step_floor", "rope_fraction", "A_floor"),
         heads=("linear_num_value_heads",),
         projections=("v_proj",),
     ),

@@ -17,6 +17,7 @@ from .gdn2 import GatedDeltaNet2
 from .hgrn import HGRN
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
+from .mamba3 import Mamba3
 from .rwkv6 import RWKV6, GatedShiftedMLP
 from .rwkv7 import RWKV7, ShiftedMLP
 from .softmax import LatentAttention, SoftmaxAttention
@@ -29,6 +30,7 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "delta_rule": DeltaRule,
     "gdn2": GatedDeltaNet2,
     "mamba2": Mamba2,
+    "mamba3": Mamba3,
     "hgrn": HGRN,
     "rwkv6": RWKV6,
     "rwkv7": RWKV7,

@@ -51,7 +51,7 @@ SIZES = (
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
 NOT_NEGATIVE = (
     *("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps"),
-    *("output_norm_eps", "qk_norm_eps"),
+    *("output_norm_eps", "qk_norm_eps", "A_floor"),
 )
 
 
@@ -63,7 +63,7 @@ def turns_linear(config: Any) -> bool:
     return has_rotary(config) and facts_of(config.mixer).has_positions
 
 
-PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache")
+PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache", "A_floor")
 # Which models use a field that not all do, beside mixers' own. Others do not save it.
 USED_BY: dict[str, Callable[[Any], bool]] = {
     "attention_dropout": lambda config: set(config.active_layer_types) != {"linear_attention"},

@@ -205,6 +205,22 @@ PRESETS: dict[str, Preset] = {
             "scale_embeddings": True,
         },
     ),
+    "mamba3": Preset(
+        "Lahoti et al., Mamba-3, arXiv 2603.15569",
+        {
+            "mixer": "mamba3",
+            "feature_map": "identity",
+            "expand_v": 2,
+            "linear_num_key_heads": 1,
+            "linear_key_head_dim": 128,
+            "normalizer": "gate",
+            "gate_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "position_embedding_type": "none",
+            "scale_embeddings": True,
+        },
+        differs="one input and output (SISO), as in flash-linear-attention by default",
+    ),
     "deltanet": Preset(
         "Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484",
         {**DELTA_RULE, "normalizer": "rms_norm"},

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 class Normalizer(NamedTuple):
     """over: what is brought to unit mean square: every "head", the heads that share a key
-    ("group"), or "all" heads at once.
+    ("group"), "all" heads at once, or None: nothing.
     """
 
-    over: str
+    over: str | None
     is_gated: bool = True
     gate_is_first: bool = False  # the norm is of what the gate has let through
 
@@ -26,5 +26,6 @@ NORMALIZERS: dict[str, Normalizer | None] = {
     "gated_rms_norm": Normalizer("head"),  # RetNet, GLA, Gated DeltaNet
     "gated_rms_norm_of_all_heads": Normalizer("all"),  # MiniMax
     "rms_norm_of_all_heads": Normalizer("all", is_gated=False),  # HGRN2
+    "gate": Normalizer(None),  # Mamba-3
     "rms_norm_of_gated": Normalizer("group", gate_is_first=True),  # Mamba-2
 }
