@@ -85,9 +85,9 @@ class Mamba3(LinearAttentionBase):
         self.D = nn.Parameter(torch.empty(H))
         self.dt_bias = nn.Parameter(torch.empty(H))
         self.reset_parameters()
-        self.key_before = Delay("key_before", H * K)
-        self.value_before = Delay("value_before", H * V)
-        self.step_before = Delay("step_before", H * 2, is_exact=True)
+        self.key_before = Delay("key_before", H * K, is_of_heads=True)
+        self.value_before = Delay("value_before", H * V, is_of_heads=True)
+        self.step_before = Delay("step_before", H * 2, is_exact=True, is_of_heads=True)
         # In float64: sums of millions of angles, of which all that counts is where on the circle.
         self.angle = ElementwiseRecurrence(H, self.pairs, in_fp64=True)
         self.recurrence = LinearRecurrence(

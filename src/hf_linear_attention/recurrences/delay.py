@@ -26,10 +26,12 @@ class Delay(TokenWindow):
     """x of the token before; where there is none, `first`, or zeros.
 
     is_exact: whether it is kept in float32 or better, whatever the model's dtype.
+    is_of_heads: whether ranks that share heads have shares of the channels.
     """
 
     kernel_size: int = 2
     is_exact: bool = False
+    is_of_heads: bool = False
 
     parameters: ClassVar[tuple[str, ...]] = ("first",)
 
