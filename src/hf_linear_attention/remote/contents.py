@@ -52,6 +52,7 @@ METHODS_LEFT_OUT = {
 METHODS_LEFT_OUT_IF_IDLE = {
     *("sharing_keys", "sharing_queries", "queries_share_keys", "num_state_heads", "is_recurrent"),
     *("one_row", "reset_", "state_sizes", "check_crop", "fold", "draw"),
+    *("add_convolutions", "convolve"),
 }
 BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),
