@@ -36,6 +36,8 @@ TOO_DEEP = ("minimax",)  # whose pattern has more layers than the models of tria
 SYSTEMS = {name: System(name) for name in PRESETS if name not in TOO_DEEP} | {
     "polynomial": System("polynomial", head_dim=16),
     "based": System("based", head_dim=16),
+    # The authors' ranks do not follow the hidden size, which is small here.
+    "rwkv6": System("rwkv6", {"proj_low_rank_dim": 16, "decay_low_rank_dim": 32}),
 }
 POSITIONS = {  # trained on text only
     "katharopoulos, no positions": _positions("katharopoulos", "none"),

@@ -48,12 +48,12 @@ def test_a_folder_that_was_loaded_is_written_as_it_was(case, tmp_path):
     "preset",
     [
         *("retnet", "gla", "hgrn2", "hgrn", "deltanet", "gated_deltanet", "gated_deltaproduct"),
-        *("comba", "precond_gdn", "precond_kda", "kda", "mamba2"),
+        *("comba", "precond_gdn", "precond_kda", "kda", "mamba2", "mamba3", "rwkv6"),
     ],
 )
 def test_a_preset_goes_there_and_back(preset, tmp_path):
     """Their embeddings and queries are of another size, which weights make up for."""
-    mlp = {"intermediate_size": 0} if preset == "mamba2" else {}  # theirs has none
+    mlp = {"intermediate_size": 0} if "mamba" in preset else {}  # theirs has none
     model = tiny_model(**preset_fields(preset, 3), **mlp)
     export_checkpoint(model, tmp_path / "out")
     back = from_checkpoint(tmp_path / "out")

@@ -213,7 +213,7 @@ def test_what_is_loaded_and_saved_runs_without_the_package(tmp_path):
         ),
         ({"model_type": "linear_attention"}, "a model of this package, which from_pretrained"),
         ({"model_type": "llama"}, "must be one of 'linear_attn', .*, got 'llama'"),
-        ({"model_type": "rwkv6"}, "got 'rwkv6', whose layers have token shifts"),
+        ({"model_type": "rodimus"}, "got 'rodimus', whose layers have its own gates"),
         ({"hidden_size": 32}, "must have the shape .40, 32., as its config.json says, got .40, 16"),
     ],
 )
@@ -244,6 +244,11 @@ def test_what_is_not_computed_is_refused_by_name(keys, message, folder):
         ("transformer", {"rope_theta": None}, "rope_theta .* must be a positive number, got None"),
         ("linear_attn", {"norm_q": True}, "norm_q .* must be False, got True"),
         ("mamba2", {"norm_before_gate": True}, "norm_before_gate .* must be False, got True"),
+        ("mamba3", {"is_mimo": True}, "is_mimo .* must be False, got True"),
+        ("mamba3", {"is_outproj_norm": True}, "is_outproj_norm .* must be False, got True"),
+        ("rwkv6", {"norm_first": False}, "norm_first .* must be True, got False"),
+        ("rwkv6", {"attn": {"layers": [1], "num_heads": 2}}, "attn .* must be None, got {"),
+        ("rwkv6", {"num_heads": 3}, "expand_k / num_heads .* features are whole numbers, got"),
         ("mamba2", {"layer_norm_epsilon": 1e-5}, "says that it is of Transformers"),
         ("mamba2", {"D_has_hdim": True}, "D_has_hdim .* must be False"),
     ],
@@ -371,7 +376,7 @@ def test_what_commands_can_not_do_ends_them_with_the_reason(name, folder, tmp_pa
     (tmp_path / "full" / "file").touch()
     with pytest.raises(SystemExit, match="full must be a new or an empty folder"):
         call(monkeypatch, name, folder, tmp_path / "full")
-    other = {"import": "rwkv6", "export-fla": "llama"}[name]
+    other = {"import": "rodimus", "export-fla": "llama"}[name]
     change_config(folder, model_type=other, num_attention_heads=2)
     with pytest.raises(SystemExit, match="copy can't be .*ported: "):
         call(monkeypatch, name, folder, tmp_path / "out")

@@ -48,7 +48,7 @@ def train(adapted: PeftModel) -> None:
     ids = random_ids(2, 20)
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
     losses = []
-    for _ in range(8):
+    for _ in range(12):
         losses.append(adapted(input_ids=ids, labels=ids).loss)
         losses[-1].backward()
         optimizer.step()

@@ -158,7 +158,7 @@ def test_layers_take_the_first_values_from_the_first_layer():
 def test_only_its_own_layers_are_not_to_be_split():
     """FSDP asks for a module of each of these names."""
     model = tiny_model(**TINY)
-    assert set(model._no_split_modules) == {"RWKV7DecoderLayer"}
+    assert set(model._no_split_modules) == {"RWKVDecoderLayer"}
 
 
 def test_pipelines_are_refused():
@@ -170,7 +170,7 @@ def test_pipelines_are_refused():
 
     model, ids = tiny_model(**TINY), random_ids(2, 6)
     model.model.layers[0] = Elsewhere()
-    with pytest.raises(RuntimeError, match="RWKV-7 hand on .* pipelines"):
+    with pytest.raises(RuntimeError, match="RWKV hand on .* pipelines"):
         model(ids)
 
 

@@ -649,7 +649,7 @@ def test_bfloat16_weights(variant, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     for half in (loaded, model.to(torch.bfloat16)):
         kept = "decay.dt_bias" if half is loaded and model.config.decay == "kda" else "no name"
-        kept = "_lora.bias" if half is loaded and model.config.mixer == "rwkv7" else kept
+        kept = "_lora.bias" if half is loaded and model.config.mixer in ("rwkv6", "rwkv7") else kept
         learned = [p for name, p in half.named_parameters() if not name.endswith(kept)]
         assert {p.dtype for p in learned} == {torch.bfloat16}
         logits = logits_of(half, ids)

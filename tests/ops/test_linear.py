@@ -320,7 +320,7 @@ def test_who_looks_for_linear_layers_by_type_finds_all_of_a_model(variant):
     assert len(found) == len(matrices)
     y = quantised(random_ids(1, 12), **memory).logits
     assert not torch.equal(y, expected)
-    assert (y - expected).norm() < 0.4 * expected.norm()  # of other weights: 1.4
+    assert (y - expected).norm() < 0.5 * expected.norm()  # of other weights: 1.4
 
 
 # Rows and inputs that fill tiles and blocks, and that do not; outputs that are few and many.

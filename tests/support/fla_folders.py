@@ -6,14 +6,17 @@ computes with them. Run it by hand, where flash-linear-attention 0.6.0 with trit
     python tests/support/fla_folders.py loops [CASE ...]
 
 `kernels` makes the folders and runs fla as it is, with its Triton kernels, in Triton's interpreter,
-in float32. `loops` runs the same modules in float64: their kernels are replaced by fla's own naive
-functions (`fla/ops/*/naive.py`), and norms and activations by the formulas of their docstrings,
-which the kernels' numbers confirm. Triton is a gigabyte, so that tests read what it has written.
+in float32; Mamba-3's are those of mamba_ssm, whose folder mamba_ssm/ops/triton/mamba3 has to be
+there, too, as of its commit e9594ce. `loops` runs the same modules in float64: their kernels are
+replaced by fla's own naive functions (`fla/ops/*/naive.py`), and norms, activations and Mamba-3 by
+the formulas of their docstrings, which the kernels' numbers confirm. Triton is a gigabyte, so that
+tests read what it has written.
 """
 
 import contextlib
 import functools
 import importlib
+import math
 import os
 import shutil
 import sys
@@ -29,8 +32,14 @@ from torch.overrides import TorchFunctionMode
 
 ROOT = Path(__file__).parents[1] / "data" / "fla"
 T = 12
-# Whose gradients are stored, too.
-GRADIENTS = ("gated_deltanet", "gated_deltaproduct", "comba", "precond_gated_deltanet", "gla")
+GRADIENTS = (  # whose gradients are stored, too
+    *("gated_deltanet", "gated_deltaproduct", "comba", "precond_gated_deltanet", "gla"),
+    *("mamba3", "rwkv6"),
+)
+WITH_GRADIENT = (  # beginnings of their names
+    *("model.layers.0.attn", "model.layers.0.ffn", "backbone.layers.0.mixer"),
+    "model.embeddings.weight",
+)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "intermediate_size": 24}
 HEADS = {"num_heads": 2}
 HYBRID = {"layers": [1], "num_heads": 4, "num_kv_heads": 2}
@@ -203,6 +212,33 @@ CASES: dict[str, Case] = {
             "norm_eps": 1e-3,
         },
     ),
+    "mamba3": Case(
+        "Mamba3",
+        {
+            **{"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "head_dim": 8},
+            **{"state_size": 8, "norm_eps": 1e-3, "n_groups": 2},
+        },
+    ),
+    "mamba3_biases": Case(
+        "Mamba3",
+        {
+            **{"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "head_dim": 8},
+            **{"state_size": 4, "expand": 1, "rope_fraction": 1.0, "A_floor": 0.1},
+            **{"use_bias": True, "residual_in_fp32": False, "tie_word_embeddings": True},
+        },
+    ),
+    "rwkv6": Case(
+        "RWKV6",
+        {**SIZES, **HEADS, "proj_low_rank_dim": 3, "gate_low_rank_dim": 5, "norm_eps": 1e-3},
+    ),
+    "rwkv6_wide": Case(
+        "RWKV6",
+        {
+            **{**SIZES, **HEADS, "intermediate_size": None, "fuse_norm": False},
+            **{"expand_k": 1, "expand_v": 1.5, "hidden_ratio": 2},
+            **{"proj_low_rank_dim": 2, "gate_low_rank_dim": 4, "tie_word_embeddings": True},
+        },
+    ),
     "transformer": Case(
         "Transformer",
         {**SIZES, "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "rope_theta": 500.0},
@@ -267,6 +303,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: tuple[int
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     scores = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def stand_in_for_cuda() -> None:
+    layers: Any = importlib.import_module("fla.layers.mamba3")
+    layers.Mamba3.forward = without_cuda
+    layers.mamba3_siso_combined = mamba3_of_kernels
+    torch.cuda.get_device_capability = lambda *args: (8, 0)  # which its kernels ask for
 
 
 def stand_in_for_flash_attn() -> None:
@@ -409,13 +452,112 @@ def precond(q, k, v, g, g_atk, beta, beta_atk, x, eps, log_atk_scale, **kwargs) 
     )
 
 
+def rwkv6(r, k, v, w, u, scale, **kwargs) -> Any:
+    from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
+
+    y, _ = naive_recurrent_rwkv6(*(x.transpose(1, 2) for x in (r, k, v, w)), u, scale)
+    return y.transpose(1, 2), None
+
+
+def layer_norm(self: Any, x: Tensor, residual: Tensor | None = None, prenorm: bool = False) -> Any:
+    x = x if residual is None else x + residual
+    y = F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+    return (y, x) if prenorm else y
+
+
+def group_norm(self: Any, x: Tensor) -> Tensor:
+    y = F.group_norm(x.flatten(0, 1), self.num_groups, self.weight, self.bias, self.eps)
+    return y.view(x.shape)
+
+
+def token_shift(x: Tensor, cu_seqlens: Any = None) -> Tensor:
+    from fla.modules.token_shift import token_shift_ref
+
+    return token_shift_ref(x, cu_seqlens)
+
+
+def mamba3(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, Angles, D, Z, **kwargs) -> Tensor:
+    """From its docstring, for fla has no loop of it; checked with the kernels of mamba_ssm, and to
+    2e-14 with the loop of its tests.
+    """
+    (B, T, H, V_), K_ = V.shape, K.shape[-1]
+    q, k = (x.repeat_interleave(H // x.shape[2], 2) for x in (Q, K))
+    q, k, share = q + Q_bias, k + K_bias, Trap.sigmoid()
+    angle, S = 0.0, V.new_zeros(B, H, K_, V_)
+    k_before, v_before, y = V.new_zeros(B, H, K_), V.new_zeros(B, H, V_), []
+    for t in range(T):
+        dt, decay = DT[:, :, t, None, None], ADT[:, :, t, None, None].exp()
+        own = share[:, :, t, None, None]
+        angle = angle + math.pi * Angles[:, t].tanh() * dt[..., 0]
+        q_t, k_t = turn(q[:, t], angle), turn(k[:, t], angle)
+        S = decay * S + (1 - own) * dt * decay * k_before[..., None] * v_before[:, :, None]
+        S = S + own * dt * k_t[..., None] * V[:, t, :, None]
+        y.append((q_t[..., None] * S).sum(2) + D[:, None] * V[:, t])
+        k_before, v_before = k_t, V[:, t]
+    return torch.stack(y, 1) * F.silu(Z)
+
+
+def turn(x: Tensor, angle: Tensor) -> Tensor:
+    size = 2 * angle.shape[-1]
+    turned = torch.view_as_complex(x[..., :size].unflatten(-1, (-1, 2)).contiguous())
+    turned = torch.view_as_real(turned * torch.polar(torch.ones_like(angle), angle))
+    return torch.cat([turned.flatten(-2), x[..., size:]], -1)
+
+
+def mamba3_of_kernels(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, Angles, D, Z, **kwargs) -> Tensor:
+    """mamba_ssm's mamba3_siso_combined in float32, where that casts to bfloat16. What it computes
+    by PTX, which Triton's interpreter can't, is computed by Triton's own functions.
+    """
+    where = "mamba_ssm.ops.triton.mamba3"
+    kernel = importlib.import_module(f"{where}.mamba3_siso_fwd")
+    angles = importlib.import_module(f"{where}.angle_dt")
+    for module in (kernel, angles):
+        for name, function in by_triton().items():
+            if hasattr(module, name):
+                setattr(module, name, function)
+    sums = angles.angle_dt_fwd(Angles, DT, chunk_size=64)
+    given = (Q, K, V, ADT, DT, Trap, Q_bias, K_bias, sums, D, Z)
+    return kernel.mamba3_siso_fwd(*given, chunk_size=64)[0]
+
+
+def by_triton() -> dict[str, Any]:
+    import triton
+    import triton.language as language
+
+    global tl  # where the interpreter looks for it
+    tl = language
+
+    def cos_approx(x):
+        return tl.cos(x)
+
+    def sin_approx(x):
+        return tl.sin(x)
+
+    def tanh_approx(x):
+        return 2 * tl.sigmoid(2 * x) - 1
+
+    def sigmoid_approx(x):
+        return tl.sigmoid(x)
+
+    def silu(x):
+        return x * tl.sigmoid(x)
+
+    functions = cos_approx, sin_approx, tanh_approx, sigmoid_approx, silu
+    return {function.__name__: triton.jit(function) for function in functions}
+
+
+def without_cuda(self: Any, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None, None]:
+    """Mamba3.forward, which looks for CUDA first."""
+    return self.cuda_kernels_forward(hidden_states)[0], None, None
+
+
 def norm_then_linear(x, norm_weight, norm_bias, weight, bias, eps=1e-5) -> Tensor:
     y = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
     y = y if norm_weight is None else y * norm_weight
     return F.linear(y, weight, bias)
 
 
-def mamba2_norm(self: Any, x: Tensor, z: Tensor) -> Tensor:
+def mamba_norm(self: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
     from fla.modules.layernorm_gated import rms_norm_ref
 
     options = {"group_size": self.group_size, "norm_before_gate": self.norm_before_gate}
@@ -429,7 +571,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "fla.modules.mlp:SwiGLULinear": {
         "forward": lambda self, x, y, weight, bias: F.linear(F.silu(x) * y, weight, bias)
     },
-    "fla.modules.layernorm_gated:RMSNormGated": {"forward": mamba2_norm},
+    "fla.modules.layernorm_gated:RMSNormGated": {"forward": mamba_norm},
     "fla.layers.gated_deltanet": {
         "causal_conv1d": causal_conv1d,
         "chunk_gated_delta_rule": gated_delta_rule,
@@ -473,7 +615,20 @@ REPLACED: dict[str, dict[str, Any]] = {
         "fused_recurrent_hgrn": hgrn,
         "swiglu": lambda x, y: F.silu(x) * y,
     },
+    "fla.layers.mamba3": {"mamba3_siso_combined": mamba3},
     "fla.layers.mamba2": {"ACT2FN": {"silu": F.silu}},
+    "fla.modules.layernorm:LayerNorm": {"forward": layer_norm},
+    "fla.modules.layernorm:GroupNorm": {"forward": group_norm},
+    "fla.layers.rwkv6": {
+        "chunk_rwkv6": rwkv6,
+        "fused_recurrent_rwkv6": rwkv6,
+        "token_shift": token_shift,
+        "ACT2FN": {"swish": F.silu},
+    },
+    "fla.models.rwkv6.modeling_rwkv6": {
+        "token_shift": token_shift,
+        "ACT2FN": {"sqrelu": lambda x: F.relu(x).square()},
+    },
     "fla.layers.kda": {"chunk_kda": kda, "fused_recurrent_kda": kda},
 }
 
@@ -543,7 +698,7 @@ def write_loops(name: str) -> None:
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         for path, x in model.named_parameters():
-            if path.startswith("model.layers.0.attn") or path == "model.embeddings.weight":
+            if path.startswith(WITH_GRADIENT):
                 assert isinstance(x, nn.Parameter) and x.grad is not None
                 tensors[f"gradient:{path}"] = x.grad.contiguous()
     save_file(tensors, expected(name))
@@ -556,6 +711,7 @@ def main() -> None:
         autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
         autotuner._bench = lambda self, *args, **kwargs: [1.0]  # nothing to time there
     stand_in_for_flash_attn()
+    stand_in_for_cuda()
     if how == "loops":
         use_loops()
     for name in names or CASES:

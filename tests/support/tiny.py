@@ -81,7 +81,15 @@ CHANGES = {
     "comba": {"linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10},
     "precond_gdn": {"linear_num_key_heads": 2, "linear_key_head_dim": 6},
     "precond_kda": {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
+    "mamba3": {
+        **{"linear_num_key_heads": 2, "linear_key_head_dim": 6},
+        **{"time_step_min": 0.2, "time_step_max": 1.0},
+    },
     "gdn2": {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
+    "rwkv6": {
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},
+        **{"proj_low_rank_dim": 3, "decay_low_rank_dim": 5},
+    },
     "rwkv7": {
         **{"linear_key_head_dim": 6, "linear_value_head_dim": 10},
         **{"decay_low_rank_dim": 5, "a_low_rank_dim": 4, "v_low_rank_dim": 3},
@@ -116,11 +124,12 @@ VARIANTS = {
 }
 # Of newer kinds of states those that many tests run over: the delta rule's, with value heads that
 # share key heads, and with a decay for every channel beside latent softmax attention; and sums,
-# with decays that give the keys, and with write strengths; a window, with sums of what left it; and
-# RWKV-7's, with the tokens before, and values that its layers hand on.
+# with decays that give the keys, and with write strengths; a window, with sums of what left it;
+# RWKV-6's, which are read before they are written, with the tokens before; and RWKV-7's, with
+# values that its layers hand on.
 NEWER = (
     *("preset_gated_deltanet", "preset_kimi_linear", "preset_hgrn2", "preset_mamba2"),
-    *("window", "preset_rwkv7"),
+    *("window", "preset_mamba3", "preset_rwkv6", "preset_rwkv7"),
 )
 
 
@@ -162,14 +171,14 @@ def tiny_model(
 ) -> LinearAttentionForCausalLM:
     torch.manual_seed(seed)
     model = model_class(tiny_config(**kwargs)).to(dtype).eval()
-    if model.config.mixer == "rwkv7":
+    if model.config.mixer in ("rwkv6", "rwkv7"):
         draw_all_products(model)
     return model
 
 
 @torch.no_grad()
 def draw_all_products(model: torch.nn.Module) -> None:
-    """As they are at first in other models: RWKV-7's layers begin with products that are 0."""
+    """As they are at first in other models: RWKV's layers begin with products that are 0."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.weight.normal_(std=model.config.initializer_range)

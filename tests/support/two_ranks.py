@@ -317,12 +317,13 @@ SEQUENCE_PARALLEL = (
     *("paper", "dpfp", "aaren", "gated", "learned", "preset_retnet", "preset_t2r"),
     *("preset_deltanet", "preset_gated_deltanet", "preset_kda"),
     *("preset_gla", "preset_hgrn", "preset_hgrn2", "preset_mamba2", "window"),
-    *("preset_gated_deltaproduct", "preset_comba", "preset_precond_gdn", "preset_rwkv7"),
+    *("preset_gated_deltaproduct", "preset_comba", "preset_precond_gdn"),
+    *("preset_mamba3", "preset_rwkv6", "preset_rwkv7"),
 )
 # Of each kind of state one, that runs over all masks; the others over the one that has holes.
 OVER_MASKS = (
     *("gated", "dpfp", "aaren", "preset_deltanet", "preset_mamba2", "window"),
-    *("preset_gated_deltaproduct", "preset_rwkv7"),
+    *("preset_gated_deltaproduct", "preset_mamba3", "preset_rwkv6", "preset_rwkv7"),
 )
 # Layers whose norms, in float32, magnify each other's rounding.
 SMALLER = {"preset_kimi_linear": {"initializer_range": 0.25}}

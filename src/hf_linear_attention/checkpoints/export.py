@@ -141,7 +141,7 @@ def factor_of_values(ours: LinearAttentionConfig, theirs: LinearAttentionConfig)
 
 
 # Fields that None leaves to others, with the numbers that a family's `back` writes for them.
-WRITTEN_IN_NUMBERS = RANKS
+WRITTEN_IN_NUMBERS = (*RANKS, "proj_low_rank_dim")
 
 
 def different_fields(ours: LinearAttentionConfig, theirs: LinearAttentionConfig) -> list[str]:

@@ -12,6 +12,8 @@ from .families.delta_rule import (
 )
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
+from .families.mamba3 import MAMBA3
+from .families.rwkv6 import RWKV6
 from .families.rwkv7 import RWKV7
 from .families.transformer import TRANSFORMER
 from .family import Family, Keys
@@ -30,6 +32,8 @@ FAMILIES: dict[str, Family] = {  # by model type
     "precond_gated_deltanet": PRECOND_GATED_DELTANET,
     "precond_kda": PRECOND_KDA,
     "mamba2": MAMBA2,
+    "mamba3": MAMBA3,
+    "rwkv6": RWKV6,
     "rwkv7": RWKV7,
     "transformer": TRANSFORMER,
 }
@@ -43,14 +47,12 @@ NOT_COMPUTED = {
     "lightnet": "normalised keys",
     "log_linear_mamba2": "states in a hierarchy",
     "mamba": "Mamba's state space; Transformers loads it",
-    "mamba3": "Mamba-3's rotated state space",
     "mesa_net": "a system of equations for each token",
     "mla": "latent attention with positions",
     "mom": "a mixture of memories",
     "nsa": "sparse softmax attention",
     "path_attn": "positions of products",
     "rodimus": "its own gates",
-    "rwkv6": "token shifts",
     "samba": "Mamba's state space",
 }
 

@@ -282,7 +282,7 @@ def are_views(operation: Any, x: Tensor, results: Sequence[Any]) -> bool:
     """
     return (operation.is_view or operation is UNSAFE_VIEW) and all(
         isinstance(view, Tensor)
-        and torch._C._is_alias_of(view, x)
+        and view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         and view.dtype == x.dtype
         and view.layout is x.layout is torch.strided
         and not (view.is_conj() or view.is_neg())

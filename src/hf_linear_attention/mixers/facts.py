@@ -14,7 +14,7 @@ WEIGHTS = (
     *("elu+1", "relu", "relu2", "exp", "softmax"),
     *("polynomial2", "taylor", "dpfp", "t2r", "hedgehog"),
 )
-RMS_NORMS = tuple(name for name, norm in NORMALIZERS.items() if norm is not None)
+RMS_NORMS = tuple(name for name, norm in NORMALIZERS.items() if norm and norm.over)
 NOT_ROTARY = ("sinusoidal", "none", "learned")
 DELTA = {"feature_map": "identity", "normalizer": "rms_norm"}
 GATED = {"normalizer": "gated_rms_norm", "gate_act": "silu"}
@@ -34,7 +34,7 @@ class MixerFacts(NamedTuple):
     takes_keys: whether it takes the keys that a decay gives.
     has_own_heads: whether its numbers of heads need not be those of softmax layers.
     has_positions: whether "rotary" positions turn its queries and keys.
-    block: the layer around it: "llama", or "rwkv7", which has other norms and another MLP, and no
+    block: the layer around it: "llama", or "rwkv", which has other norms and another MLP, and no
         layers of other types beside it.
     conversions: what softmax layers may become by it, by name: fields of the config, without
         convolutions, which softmax layers have not; conv_kernel_size=4 adds them.
@@ -69,6 +69,15 @@ class MixerFacts(NamedTuple):
 
 
 ONE_QUERY_PER_KEY = {"num_key_value_heads": "num_attention_heads"}
+OF_RWKV = {
+    "feature_map": ("identity",),
+    "normalizer": ("layer_norm",),
+    "value_act": (None,),
+    "decay": ("none",),
+    "conv_kernel_size": (0,),
+    "position_embedding_type": NOT_ROTARY,
+    "add_cross_attention": (False,),
+}
 MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS` has the modules
     "linear": MixerFacts(
         needs={"normalizer": ("z", *RMS_NORMS)},
@@ -163,6 +172,22 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
         heads=("linear_num_value_heads",),
         projections=("v_proj",),
     ),
+    "mamba3": MixerFacts(
+        needs={
+            "feature_map": ("identity",),
+            "normalizer": ("gate",),
+            "gate_act": ("silu",),
+            "low_rank_gate": (False,),
+            "value_act": (None,),
+            "decay": ("none",),
+            "conv_kernel_size": (0,),
+            "time_step_limit": (None,),
+            "rope_fraction": (0.5, 1),
+        },
+        fields=("time_step_min", "time_step_max", "time_step_floor", "rope_fraction", "A_floor"),
+        heads=("linear_num_value_heads",),
+        projections=("v_proj",),
+    ),
     "hgrn": MixerFacts(
         needs={
             "feature_map": ("identity",),
@@ -178,16 +203,16 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
         takes_keys=True,
         has_own_heads=True,
     ),
+    "rwkv6": MixerFacts(
+        needs=OF_RWKV,
+        equal={"linear_num_key_heads": "linear_num_value_heads"},
+        fields=("proj_low_rank_dim", "decay_low_rank_dim"),
+        heads=("linear_num_key_heads", "linear_num_value_heads"),
+        projections=("r_proj", "k_proj", "v_proj", "g_proj"),
+        block="rwkv",
+    ),
     "rwkv7": MixerFacts(
-        needs={
-            "feature_map": ("identity",),
-            "normalizer": ("layer_norm",),
-            "value_act": (None,),
-            "decay": ("none",),
-            "conv_kernel_size": (0,),
-            "position_embedding_type": NOT_ROTARY,
-            "add_cross_attention": (False,),
-        },
+        needs=OF_RWKV,
         equal={"linear_num_key_heads": "linear_num_value_heads"},
         fields=(
             *("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"),
@@ -195,7 +220,7 @@ MIXERS: dict[str, MixerFacts] = {  # by the config's `mixer`; `RECURRENT_MIXERS`
         ),
         heads=("linear_num_key_heads", "linear_num_value_heads"),
         projections=("r_proj", "k_proj", "v_proj"),
-        block="rwkv7",
+        block="rwkv",
     ),
     "window": MixerFacts(
         needs={"feature_map": WEIGHTS, "normalizer": ("z",), "value_act": (None,)},

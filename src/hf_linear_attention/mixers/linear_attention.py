@@ -149,7 +149,7 @@ class LinearAttentionBase(nn.Module):
             gate = project(self.g_proj, hidden_states)
         if gate is not None:
             gate = self.gate_act(gate).view(y.shape)
-        if self.o_norm is not None:
+        if self.o_norm is not None or gate is not None:
             y = normalize(self.o_norm, y, gate, shard)
         return project(self.o_proj, y.flatten(2))
 

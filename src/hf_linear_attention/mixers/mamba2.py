@@ -67,11 +67,10 @@ class Mamba2(LinearAttentionBase):
         """Writes A_log, D and dt_bias: A = 1 ... H, D = 1, and steps log-uniform between the
         config's time_step_min and time_step_max. The model's `_init_weights` calls it.
         """
-        H, (smallest, largest, floor) = self.heads.values, self.first_steps
+        H = self.heads.values
         init.copy_(self.A_log, torch.arange(1, H + 1, device="cpu").float().log())
         init.ones_(self.D)
-        steps = torch.empty(H, device="cpu").uniform_(math.log(smallest), math.log(largest)).exp()
-        init.copy_(self.dt_bias, inverse_softplus(steps.clamp(min=floor)))
+        draw_steps(self.dt_bias, self.first_steps)
 
     def forward(
         self,
@@ -90,7 +89,7 @@ class Mamba2(LinearAttentionBase):
         v = self.convolve("v", v, shard, memory)
         k, q = self.convolve("B", k, None, memory), self.convolve("C", q, None, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
-        k, q = self._of_own_heads(k, shard), self._of_own_heads(q, shard)
+        k, q = of_own_heads(k, self.heads, shard), of_own_heads(q, self.heads, shard)
         log_decay, write_strength, skip = self._steps(hidden_states, shard)
 
         q, k = q.to(v.dtype), k.to(v.dtype)
@@ -115,16 +114,27 @@ class Mamba2(LinearAttentionBase):
             log_decay, dt, D = shard.take(log_decay, 2), shard.take(dt, 2), shard.take(D, 0)
         return log_decay, dt, D
 
-    def _of_own_heads(self, x: Tensor, shard: HeadShard | None) -> Tensor:
-        """Of all groups' keys or queries (B, T, G, K) those that this rank's heads share."""
-        if shard is None:
-            return x
-        ranks = shard.num_ranks
-        parts = math.lcm(self.heads.keys, ranks)
-        if self.heads.values % parts != 0:
-            raise ValueError(
-                f"linear_num_value_heads={self.heads.values} must be a multiple of {parts}, so "
-                f"that {ranks} ranks of tensor parallelism have equal shares of "
-                f"linear_num_key_heads={self.heads.keys} groups"
-            )
-        return shard.take(x.repeat_interleave(parts // self.heads.keys, dim=2), 2)
+
+def draw_steps(dt_bias: Tensor, sizes: tuple[float, float, float]) -> None:
+    """Writes biases (H,) of steps whose softplus is log-uniform between the first two sizes, and at
+    least the third.
+    """
+    smallest, largest, floor = sizes
+    steps = torch.empty_like(dt_bias, dtype=torch.float32, device="cpu")
+    steps = steps.uniform_(math.log(smallest), math.log(largest)).exp()
+    init.copy_(dt_bias, inverse_softplus(steps.clamp(min=floor)))
+
+
+def of_own_heads(x: Tensor, heads: Heads, shard: HeadShard | None) -> Tensor:
+    """Of all groups' keys or queries (B, T, G, K) those that this rank's heads share."""
+    if shard is None:
+        return x
+    ranks = shard.num_ranks
+    parts = math.lcm(heads.keys, ranks)
+    if heads.values % parts != 0:
+        raise ValueError(
+            f"linear_num_value_heads={heads.values} must be a multiple of {parts}, so "
+            f"that {ranks} ranks of tensor parallelism have equal shares of "
+            f"linear_num_key_heads={heads.keys} groups"
+        )
+    return shard.take(x.repeat_interleave(parts // heads.keys, dim=2), 2)

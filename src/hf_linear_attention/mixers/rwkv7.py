@@ -105,9 +105,7 @@ class BiasedLowRank(LowRank):
 
 
 class HeadsLayerNorm(nn.Module):
-    """LayerNorm of each head, with a weight and a bias for each channel of each, and what follows
-    it.
-    """
+    """LayerNorm of each head of (B, T, H, V), with a weight and a bias for each channel of each."""
 
     has_parameters_per_head = True
 
@@ -117,11 +115,22 @@ class HeadsLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_heads * value_dim))
         self.bias = nn.Parameter(torch.zeros(num_heads * value_dim))
 
-    def forward(
+    def forward(self, y: Tensor) -> Tensor:
+        return self.norm.of(y)
+
+    @property
+    def norm(self) -> Norm:
+        return Norm(self.weight, self.bias, self.eps)
+
+
+class ReadOut(HeadsLayerNorm):
+    """As HeadsLayerNorm, and what RWKV-7 does behind it."""
+
+    def forward(  # type: ignore[override]
         self, y: Tensor, keys: tuple[Tensor, Tensor], v: Tensor, gate: Tensor, bonus: Tensor
     ) -> Tensor:
         """As `read_out`."""
-        return read_out(y, keys, v, gate, bonus, Norm(self.weight, self.bias, self.eps))
+        return read_out(y, keys, v, gate, bonus, self.norm)
 
 
 class RWKV7(nn.Module):
@@ -158,7 +167,7 @@ class RWKV7(nn.Module):
         if layer_idx > 0:
             self.v_lora = BiasedLowRank((C, ranks["v_low_rank_dim"], H * V), nn.Identity())
         self.g_lora = LowRank((C, ranks["gate_low_rank_dim"], H * V), nn.Sigmoid())
-        self.g_norm = HeadsLayerNorm(H, V, K * config.rms_norm_eps)
+        self.g_norm = ReadOut(H, V, K * config.rms_norm_eps)
         first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
         self.register_parameter("initial_state", first)
         self.delay = Delay("token_before", C)
@@ -282,6 +291,9 @@ class ShiftedMLP(nn.Module):
         """(B, T, C) -> (B, T, C)"""
         x, _ = tokens.one_row(hidden_states)
         before = memory.run(self.delay, DelayInputs(x))
+        return self.mix(x, before).view(hidden_states.shape)
+
+    def mix(self, x: Tensor, before: Tensor) -> Tensor:
+        """x and the tokens before, (B, T, C) each -> (B, T, C)"""
         (x,) = mixed_tokens(x, before, [self.x_k])
-        y = project(self.down_proj, activated(project(self.up_proj, x), self.act_fn))
-        return y.view(hidden_states.shape)
+        return project(self.down_proj, activated(project(self.up_proj, x), self.act_fn))

@@ -3,7 +3,7 @@
 
 A mixer is a module made of (config, layer_idx). Its forward takes hidden states (B, T, C), the
 `Tokens` and the cache, and returns hidden states (B, T, C) and attention weights or None; those of
-RWKV-7's layers (`MixerFacts.block`) are called as these say. One with a cache of fixed size lists
+RWKV's layers (`MixerFacts.block`) are called as these say. One with a cache of fixed size lists
 its layer's `recurrences`.
 """
 
@@ -19,8 +19,10 @@ from .gdn2 import GatedDeltaNet2
 from .hgrn import HGRN
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
+from .mamba3 import Mamba3
 from .preconditioned import PreconditionedDeltaRule
-from .rwkv7 import RWKV7
+from .rwkv6 import RWKV6, GatedShiftedMLP
+from .rwkv7 import RWKV7, ShiftedMLP
 from .softmax import LatentAttention, SoftmaxAttention
 from .window import WindowedAttention
 
@@ -34,9 +36,15 @@ RECURRENT_MIXERS: dict[str, type[nn.Module]] = {
     "gdn2": GatedDeltaNet2,
     "preconditioned": PreconditionedDeltaRule,
     "mamba2": Mamba2,
+    "mamba3": Mamba3,
     "hgrn": HGRN,
+    "rwkv6": RWKV6,
     "rwkv7": RWKV7,
     "window": WindowedAttention,
+}
+SHIFTED_MLPS: dict[str, type[nn.Module]] = {  # in RWKV's layers
+    "rwkv6": GatedShiftedMLP,
+    "rwkv7": ShiftedMLP,
 }
 SOFTMAX_MODULES: dict[str, type[nn.Module]] = {  # by its `softmax_mixer`, in layers of other types
     "softmax": SoftmaxAttention,

@@ -42,6 +42,7 @@ SIZES = (
     "window_size",
     "window_sinks",
     "num_householder",
+    "proj_low_rank_dim",
     "decay_low_rank_dim",
     "a_low_rank_dim",
     "v_low_rank_dim",
@@ -51,7 +52,7 @@ SIZES = (
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
 NOT_NEGATIVE = (
     *("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps"),
-    *("output_norm_eps", "qk_norm_eps", "squash_x", "squash_eps"),
+    *("output_norm_eps", "qk_norm_eps", "squash_x", "squash_eps", "A_floor"),
 )
 
 
@@ -63,7 +64,7 @@ def turns_linear(config: Any) -> bool:
     return has_rotary(config) and facts_of(config.mixer).has_positions
 
 
-PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache")
+PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache", "A_floor")
 # Which models use a field that not all do, beside mixers' own. Others do not save it.
 USED_BY: dict[str, Callable[[Any], bool]] = {
     "attention_dropout": lambda config: set(config.active_layer_types) != {"linear_attention"},
@@ -218,7 +219,7 @@ class ConfigChecks:
     def _check_mixers(self):
         """Raises a ValueError where a value is another than a mixer's definition has."""
         facts, layer_types = facts_of(self.mixer), set(self.layer_types or [])
-        if facts.block == "rwkv7" and layer_types != {"linear_attention"}:
+        if facts.block == "rwkv" and layer_types != {"linear_attention"}:
             raise ValueError(
                 f'layer_types must be "linear_attention" alone with mixer={self.mixer!r}, got '
                 f"{sorted(layer_types)}"

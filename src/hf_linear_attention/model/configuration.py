@@ -96,9 +96,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             normalizer="z" and as many key-value heads as heads; or "delta_rule", for keys and
             queries of norm 1, or its kin "delta_product", "comba", "gdn2" and "preconditioned",
             which take feature_map="identity", a norm for normalizer, and no rotary positions; or
-            "mamba2", Mamba-2's state space, whose other fields `model/presets.py` has:
-            linear_num_key_heads are its groups, linear_key_head_dim is the size of its state; or
-            "hgrn", HGRN's gated recurrence of channels, or "rwkv7", RWKV-7's layers, both with
+            "mamba2", "mamba3": state spaces, whose other fields `model/presets.py` has:
+            linear_num_key_heads are groups, and linear_key_head_dim is the size of the state; or
+            "hgrn", HGRN's gated recurrence of channels; or "rwkv6", "rwkv7", RWKV's layers, with
             fields as there; or "window", softmax attention over a window of the last tokens and
             linear attention over all older ones, under one denominator, for layers that were
             softmax attention. It takes normalizer="z", adds no attention_eps, and a feature_map
@@ -132,7 +132,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         normalizer: "z" divides by phi(q) z + attention_eps; "rms_norm" instead brings every head's
             output to unit mean square; "gated_rms_norm" then multiplies it by a gate. So do, for
             all heads at once, "rms_norm_of_all_heads" and "gated_rms_norm_of_all_heads";
-            "rms_norm_of_gated" gates first, for the heads at once that share a key.
+            "rms_norm_of_gated" gates first, for all heads that share a key; "gate" does no more.
         output_norm_eps: the epsilon of that norm; by default rms_norm_eps. Queries scaled by s,
             as some models scale them, are the same as this divided by s * s.
         gate_act: activation of that gate, "sigmoid" or "silu".
@@ -143,12 +143,16 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             where little is forgotten. States are twice as large. MPS has no float64.
         conv_kernel_size: tokens that a causal depthwise convolution on q, k and v sees; 0: none.
         conv_bias: whether these convolutions have a bias.
-        time_step_min, time_step_max, time_step_floor: of "mamba2", between which its steps are
-            drawn at first, and the least that they are then.
+        time_step_min, time_step_max, time_step_floor: of "mamba2" and "mamba3", between which their
+            steps are drawn at first, and the least that they are then.
+        rope_fraction: of "mamba3", the part of a key's features that angles turn, 0.5 or 1.
+        A_floor: of "mamba3", the least rate of forgetting.
         time_step_limit: the least and the largest steps of "mamba2"; by default 0 and infinity.
+        proj_low_rank_dim: features between the projections by which "rwkv6" makes each of its five
+            mixes of a token and the one before; None: the authors' 32, or 64 of large models.
         decay_low_rank_dim, a_low_rank_dim, v_low_rank_dim, gate_low_rank_dim: features between the
             projections by which "rwkv7" makes decays, rates of the delta rule, shares of the first
-            layer's values, and gates; None: the authors' multiples of sqrt(hidden_size).
+            layer's values, and gates, and "rwkv6" decays; None: as many as the authors'.
         learn_initial_state: whether each layer of "rwkv7" has a state that sequences begin with, a
             parameter, 0 at first: with all others frozen that is state tuning.
         position_embedding_type: "sinusoidal" (added to the embeddings: arXiv 1706.03762, section
@@ -239,6 +243,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     state_in_fp64: bool = False
     conv_kernel_size: int = 4
     conv_bias: bool = False
+    proj_low_rank_dim: int | None = None
     decay_low_rank_dim: int | None = None
     a_low_rank_dim: int | None = None
     v_low_rank_dim: int | None = None
@@ -247,6 +252,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     time_step_min: int | float = 0.001
     time_step_max: int | float = 0.1
     time_step_floor: int | float = 1e-4
+    rope_fraction: int | float = 0.5
+    A_floor: int | float = 1e-4
     time_step_limit: list[int | float] | tuple[int | float, ...] | None = None
     position_embedding_type: str = "none"
     linear_rotary: bool = True

@@ -53,9 +53,8 @@ from ..mixers.facts import facts_of
 from ..mixers.parts.decays import has_lower_bounds, share_lower_bounds
 from ..mixers.parts.rotary import RotaryEmbedding
 from ..mixers.parts.tensor_parallel import keep_meshes
-from ..mixers.rwkv7 import ShiftedMLP
 from ..mixers.softmax import SoftmaxAttention
-from ..mixers.tables import build_mixer
+from ..mixers.tables import SHIFTED_MLPS, build_mixer
 from ..ops.checks import check_tokens
 from ..ops.feature_maps import FavorPlus
 from ..ops.tokens import Tokens
@@ -167,10 +166,10 @@ class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientChe
         return hidden_states
 
 
-class RWKV7DecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointingLayer):
-    """RWKV-7's: x + mixer(norm(x)), then x + mlp(norm(x)), where both keep the token before in the
+class RWKVDecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointingLayer):
+    """RWKV's: x + mixer(norm(x)), then x + mlp(norm(x)), where both keep the token before in the
     memory of the layer, and the norms are LayerNorms, of embeddings before the first layer, too.
-    The mixer takes the first layer's values, which layers hand on.
+    RWKV-7's mixer takes the first layer's values, which layers hand on.
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
@@ -182,7 +181,7 @@ class RWKV7DecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointing
         self.has_mlp = config.intermediate_size > 0
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
         if self.has_mlp:
-            self.mlp = ShiftedMLP(config, layer_idx)
+            self.mlp = SHIFTED_MLPS[config.mixer](config, layer_idx)
             self.post_attention_layernorm = nn.LayerNorm(
                 config.hidden_size, eps=config.rms_norm_eps
             )
@@ -194,7 +193,7 @@ class RWKV7DecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointing
         *,
         tokens: Tokens,
         **kwargs,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """hidden_states (B, T, C), and the first layer's values, None in the first -> (B, T, C),
         and these values.
         """
@@ -239,8 +238,8 @@ class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel
 
     def __init__(self, config: LinearAttentionConfig, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
-        if facts_of(config.mixer).block == "rwkv7":
-            self._no_split_modules = [RWKV7DecoderLayer.__name__]  # the only ones
+        if facts_of(config.mixer).block == "rwkv":
+            self._no_split_modules = [RWKVDecoderLayer.__name__]  # the only ones
         self.model_tags = list(TAGS)
         self.card_metadata = {}  # of the model card: license, language, ...
         register_base_model(config, LinearAttentionModel)
@@ -302,10 +301,10 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.position_embedding_type == "rotary":
             self.rotary_emb = RotaryEmbedding(config)
-        self.hands_values_on = facts_of(config.mixer).block == "rwkv7"
+        self.hands_values_on = facts_of(config.mixer).block == "rwkv"
         if self.hands_values_on:
             numbers = range(config.num_hidden_layers)
-            self.layers = nn.ModuleList(RWKV7DecoderLayer(config, i) for i in numbers)
+            self.layers = nn.ModuleList(RWKVDecoderLayer(config, i) for i in numbers)
             self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
         else:
             self.layers = nn.ModuleList(
@@ -425,7 +424,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 handed_on = layers[i](hidden_states, v_first, **kwargs)
                 if isinstance(handed_on, Tensor):
                     raise RuntimeError(
-                        "layers of RWKV-7 hand on hidden states and values: pipelines can't run "
+                        "layers of RWKV hand on hidden states and values: pipelines can't run "
                         "them, whose stages hand on hidden states alone"
                     )
                 hidden_states, v_first = handed_on

@@ -3,7 +3,7 @@
 
 `LinearAttentionConfig.from_preset(name, **overrides)` reads this table. A preset says how
 attention works; sizes are the user's, and the rest of the model, pre-norm layers with RMSNorm and a
-gated MLP over scaled embeddings, is the same for all but RWKV-7, so that they can be compared.
+gated MLP over scaled embeddings, is the same for all but RWKV's, so that they can be compared.
 `differs` says where attention itself is not as in the source.
 """
 
@@ -44,6 +44,14 @@ KIMI_DELTA_RULE = {
     "decay": "kda",
     "normalizer": "gated_rms_norm",
     "low_rank_gate": True,
+}
+RWKV = {
+    "feature_map": "identity",
+    "normalizer": "layer_norm",
+    "hidden_act": "relu2",
+    "rms_norm_eps": 1e-5,
+    "position_embedding_type": "none",
+    "scale_embeddings": False,
 }
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
@@ -197,6 +205,22 @@ PRESETS: dict[str, Preset] = {
             "scale_embeddings": True,
         },
     ),
+    "mamba3": Preset(
+        "Lahoti et al., Mamba-3, arXiv 2603.15569",
+        {
+            "mixer": "mamba3",
+            "feature_map": "identity",
+            "expand_v": 2,
+            "linear_num_key_heads": 1,
+            "linear_key_head_dim": 128,
+            "normalizer": "gate",
+            "gate_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "position_embedding_type": "none",
+            "scale_embeddings": True,
+        },
+        differs="one input and output (SISO), as in flash-linear-attention by default",
+    ),
     "deltanet": Preset(
         "Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484",
         {**DELTA_RULE, "normalizer": "rms_norm"},
@@ -235,17 +259,15 @@ PRESETS: dict[str, Preset] = {
         "Tumma et al., Preconditioned DeltaNet, arXiv 2604.21100",
         {**KIMI_DELTA_RULE, "mixer": "preconditioned"},
     ),
+    "rwkv6": Preset(
+        "Peng et al., Eagle and Finch (RWKV-6), arXiv 2404.05892",
+        {"mixer": "rwkv6", **RWKV},
+        differs="embeddings and the head start as those of the other systems here; the norm of "
+        "outputs has the epsilon of the other norms, as in flash-linear-attention",
+    ),
     "rwkv7": Preset(
         "Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, arXiv 2503.14456",
-        {
-            "mixer": "rwkv7",
-            "feature_map": "identity",
-            "normalizer": "layer_norm",
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "position_embedding_type": "none",
-            "scale_embeddings": False,
-        },
+        {"mixer": "rwkv7", **RWKV},
         differs="embeddings and the head start as those of the other systems here",
     ),
     "aaren": Preset(

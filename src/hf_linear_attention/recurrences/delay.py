@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..ops.tokens import Tokens
 from .convolution import ConvolutionInputs, ConvolutionWindow, TokenWindow
-from .interface import State
+from .interface import State, StateSize
 
 
 class DelayInputs(NamedTuple):
@@ -23,11 +23,20 @@ class DelayInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Delay(TokenWindow):
-    """x of the token before; where there is none, `first`, or zeros."""
+    """x of the token before; where there is none, `first`, or zeros.
+
+    is_exact: whether it is kept in float32 or better, whatever the model's dtype.
+    is_of_heads: whether ranks that share heads have shares of the channels.
+    """
 
     kernel_size: int = 2
+    is_exact: bool = False
+    is_of_heads: bool = False
 
     parameters: ClassVar[tuple[str, ...]] = ("first",)
+
+    def state_sizes(self) -> dict[str, StateSize]:
+        return {self.name: StateSize((1, self.channels), is_sum=self.is_exact)}
 
     def run(self, inputs: DelayInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         x, first = inputs

@@ -51,7 +51,8 @@ METHODS_LEFT_OUT = {
 # And those that go where no other code calls them: it has a use for them in some models.
 METHODS_LEFT_OUT_IF_IDLE = {
     *("sharing_keys", "sharing_queries", "queries_share_keys", "num_state_heads", "is_recurrent"),
-    *("one_row", "reset_", "state_sizes", "check_crop", "fold"),
+    *("one_row", "reset_", "state_sizes", "check_crop", "fold", "draw"),
+    *("add_convolutions", "convolve"),
 }
 BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),
@@ -60,6 +61,7 @@ BASES_LEFT_OUT = {
 # Whose linear attention is the chunked one where decays are not by channel.
 PLAIN_MIXERS = ("linear", "window")
 
+DECAYING_MIXERS = ("rwkv6", "rwkv7")  # which have decays by channel of their own
 ERASING_MIXERS = ("comba", "gdn2", "preconditioned", "rwkv7")  # whose delta rule has erase keys
 
 # Fields that only the package asks for: facts of mixers, and others.
@@ -69,7 +71,7 @@ PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}
 # The layers around mixers, by what `MixerFacts.block` says.
 CLASSES_OF_BLOCK = {
     "llama": {"LinearAttentionMLP", "LinearAttentionDecoderLayer"},
-    "rwkv7": {"RWKV7DecoderLayer"},
+    "rwkv": {"RWKVDecoderLayer"},
 }
 CLASSES_OF_BLOCKS = set().union(*CLASSES_OF_BLOCK.values())
 
@@ -86,14 +88,14 @@ def definitions_left_out(config: PreTrainedConfig) -> set[str]:
 
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     """Of what branches ask for, by the names that they have for it."""
-    by_channel = decay_class(config.decay).per_channel or config.mixer == "rwkv7"
+    by_channel = decay_class(config.decay).per_channel or config.mixer in DECAYING_MIXERS
     plain = {"is_plain_attention": True} if config.mixer in PLAIN_MIXERS and not by_channel else {}
     return {
         **plain,
         **WITHOUT_PACKAGE,
         **({} if config.mixer in ERASING_MIXERS else {"erase_key": None}),
         "block": facts_of(config.mixer).block,
-        "hands_values_on": facts_of(config.mixer).block == "rwkv7",
+        "hands_values_on": facts_of(config.mixer).block == "rwkv",
         "add_cross_attention": config.add_cross_attention,
         "has_cross_attn": config.add_cross_attention,
         "position_embedding_type": config.position_embedding_type,
@@ -113,6 +115,7 @@ def rows_for(config: PreTrainedConfig) -> dict[str, set[Any]]:
         "AUTO_CLASSES": {auto.__name__ for auto in AUTO_CLASSES} - without_masked_lm,
         "MIXERS": {config.mixer},
         "RECURRENT_MIXERS": {config.mixer} if "linear_attention" in types else set(),
+        "SHIFTED_MLPS": {config.mixer},
         "SOFTMAX_MIXERS": {config.softmax_mixer},
         "SOFTMAX_MODULES": {config.softmax_mixer},
         "OUTPUTS_OF": {"hidden_states", *of_softmax},

@@ -46,7 +46,9 @@ def of_one_rank(recurrence: Recurrence, ranks: int, shared: tuple[str, ...]) -> 
     sizes: dict[str, int] = {}
     if not isinstance(recurrence, TokenWindow):
         sizes["num_heads"] = recurrence.num_heads // ranks  # type: ignore[attr-defined]
-    elif f"{recurrence.name.removesuffix('_conv')}_proj" in shared:
+    elif getattr(recurrence, "is_of_heads", False) or (
+        f"{recurrence.name.removesuffix('_conv')}_proj" in shared
+    ):
         sizes["channels"] = recurrence.channels // ranks
     return dataclasses.replace(recurrence, **sizes)  # type: ignore[arg-type]
 

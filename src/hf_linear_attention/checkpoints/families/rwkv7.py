@@ -25,22 +25,42 @@ LORAS = {  # of low rank, by the parts of a name there and here
     "lora.2.weight": "b_proj.weight",
     "lora.2.bias": "bias",
 }
-SKELETON = Skeleton(
-    "model.layers.{}.",
-    "attn.",
+BLOCK = {  # RWKV's norms
+    **{f"input_layernorm.{x}": f"attn_norm.{x}" for x in ("weight", "bias")},
+    **{f"post_attention_layernorm.{x}": f"ffn_norm.{x}" for x in ("weight", "bias")},
+}
+# What all RWKVs of theirs read, and need.
+COMMON_KEYS = {name: x for name, x in COMMON.items() if name != "attnres_block_size"}
+NEEDS: dict[str, tuple[Any, ...]] = {
+    "attn": (None,),
+    "hidden_act": ("sqrelu",),
+    "norm_first": (True,),
+    "norm_bias": (True,),
+}
+
+
+def around_mixers(block: dict[str, str]) -> Skeleton:
+    """Of RWKV's models, whose layers have these names."""
+    return Skeleton(
+        "model.layers.{}.",
+        "attn.",
+        {
+            "model.embed_tokens.weight": "model.embeddings.weight",
+            "model.norm.weight": "model.norm.weight",
+            "model.norm.bias": "model.norm.bias",
+            "lm_head.weight": "lm_head.weight",
+        },
+        block,
+    )
+
+
+SKELETON = around_mixers(
     {
-        "model.embed_tokens.weight": "model.embeddings.weight",
-        "model.norm.weight": "model.norm.weight",
-        "model.norm.bias": "model.norm.bias",
-        "lm_head.weight": "lm_head.weight",
-    },
-    {
-        **{f"input_layernorm.{x}": f"attn_norm.{x}" for x in ("weight", "bias")},
-        **{f"post_attention_layernorm.{x}": f"ffn_norm.{x}" for x in ("weight", "bias")},
+        **BLOCK,
         "mlp.x_k": "ffn.x_k",
         "mlp.up_proj.weight": "ffn.key.weight",
         "mlp.down_proj.weight": "ffn.value.weight",
-    },
+    }
 )
 
 
@@ -75,25 +95,31 @@ def heads_of(keys: Keys) -> tuple[int, int]:
     return H, K
 
 
-def mlp_width(keys: Keys) -> int:
+def mlp_width(keys: Keys, default_ratio: float = 4) -> int:
     """Features of an MLP: those given, or a multiple of 32."""
     if keys["intermediate_size"] is not None:
         return keys["intermediate_size"]
-    ratio = 4 if keys["hidden_ratio"] is None else keys["hidden_ratio"]
+    ratio = default_ratio if keys["hidden_ratio"] is None else keys["hidden_ratio"]
     return 32 * math.ceil(int(keys["hidden_size"] * ratio) / 32)
 
 
-def rwkv7_keys(config: Any) -> Keys:
-    expect(config, mixer="rwkv7", learn_initial_state=False, hidden_act="relu2")
+def expect_block(config: Any, mixer: str) -> None:
+    """Raises a ValueError where theirs have no layers like these, with that mixer."""
+    expect(config, mixer=mixer, hidden_act="relu2")
     expect(config, attention_bias=False, attention_out_bias=False, mlp_bias=False)
     expect(config, layer_types=[LINEAR] * config.num_hidden_layers)
+    if config.intermediate_size == 0:
+        raise ValueError("intermediate_size must be more than 0, got 0")
+
+
+def rwkv7_keys(config: Any) -> Keys:
+    expect_block(config, "rwkv7")
+    expect(config, learn_initial_state=False)
     H, K, V = (
         config.linear_num_value_heads,
         config.linear_key_head_dim,
         config.linear_value_head_dim,
     )
-    if config.intermediate_size == 0:
-        raise ValueError("intermediate_size must be more than 0, got 0")
     if H * K != config.hidden_size:
         raise ValueError(f"{H} heads must have hidden_size={config.hidden_size}, got {K} each")
     return {
@@ -143,12 +169,7 @@ RWKV7 = Family(
         "norm_first": True,
         "norm_bias": True,
     },
-    needs={
-        "attn": (None,),
-        "hidden_act": ("sqrelu",),
-        "norm_first": (True,),
-        "norm_bias": (True,),
-    },
+    needs=NEEDS,
     fields=rwkv7_fields,
     back=rwkv7_keys,
     names=rwkv7_names,
@@ -158,5 +179,5 @@ RWKV7 = Family(
         r"model\.layers\.0\.attn\.v_lora\..*": "the first layer's values are mixed with no others"
     },
     skeleton=SKELETON,
-    common={name: x for name, x in COMMON.items() if name != "attnres_block_size"},
+    common=COMMON_KEYS,
 )

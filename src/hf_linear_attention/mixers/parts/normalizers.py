@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 class Normalizer(NamedTuple):
     """over: what is brought to unit mean square: every "head", the heads that share a key
-    ("group"), or "all" heads at once.
+    ("group"), "all" heads at once, or None: nothing.
     """
 
-    over: str
+    over: str | None
     is_gated: bool = True
     gate_is_first: bool = False  # the norm is of what the gate has let through
 
@@ -21,10 +21,11 @@ class Normalizer(NamedTuple):
 # By the config's `normalizer`; None: attention is divided by its own sum of weights.
 NORMALIZERS: dict[str, Normalizer | None] = {
     "z": None,
-    "layer_norm": None,  # RWKV-7, whose own it is
+    "layer_norm": None,  # RWKV, whose own it is
     "rms_norm": Normalizer("head", is_gated=False),  # DeltaNet
     "gated_rms_norm": Normalizer("head"),  # RetNet, GLA, Gated DeltaNet
     "gated_rms_norm_of_all_heads": Normalizer("all"),  # MiniMax
     "rms_norm_of_all_heads": Normalizer("all", is_gated=False),  # HGRN2
+    "gate": Normalizer(None),  # Mamba-3
     "rms_norm_of_gated": Normalizer("group", gate_is_first=True),  # Mamba-2
 }

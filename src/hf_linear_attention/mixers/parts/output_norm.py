@@ -27,7 +27,7 @@ class HeadsRMSNorm(RMSNorm):
         num_key_heads: int,
         eps: float,
     ):
-        num_groups = {"head": None, "group": num_key_heads, "all": 1}[normalizer.over]
+        num_groups = {"group": num_key_heads, "all": 1}.get(normalizer.over or "head")
         super().__init__(value_dim if num_groups is None else num_heads * value_dim, eps=eps)
         self.normalizer = normalizer
         self.num_groups = num_groups  # None: every head by itself
@@ -48,17 +48,19 @@ def build_norm(
 ) -> HeadsRMSNorm | None:
     """The norm of config.normalizer for heads that share so many keys."""
     normalizer = NORMALIZERS[config.normalizer]
-    if normalizer is None:
+    if normalizer is None or normalizer.over is None:
         return None
     return HeadsRMSNorm(normalizer, num_heads, value_dim, num_key_heads, config.output_norm_eps)
 
 
 def normalize(
-    norm: HeadsRMSNorm, y: Tensor, gate: Tensor | None, shard: HeadShard | None
+    norm: HeadsRMSNorm | None, y: Tensor, gate: Tensor | None, shard: HeadShard | None
 ) -> Tensor:
     """y (B, T, H, V) normalised by `build_norm`'s norm, and gated where there is a gate (B, T, H,
     V); with a shard, H are the heads of this rank.
     """
+    if norm is None:
+        return y if gate is None else y * gate
     dtype = y.dtype
     if gate is not None and norm.normalizer.gate_is_first:
         y = at_least_float32(y) * gate  # not rounded before the norm
@@ -66,6 +68,4 @@ def normalize(
         y = call(norm, shard, y)
     else:
         y = shard.take(norm(shard.whole(y, 2)), 2)
-    if gate is not None and not norm.normalizer.gate_is_first:
-        return y * gate
-    return y.to(dtype)
+    return y.to(dtype) if gate is None or norm.normalizer.gate_is_first else y * gate

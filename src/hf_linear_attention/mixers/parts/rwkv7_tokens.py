@@ -79,8 +79,22 @@ def keys_of(
     return Keys(log_decay, key.to(k.dtype), (-kappa).to(k.dtype), (kappa * rate).to(k.dtype))
 
 
+class Norm(NamedTuple):
+    """A LayerNorm of each head: its parameters for each channel of each, (H V,)."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def of(self, y: Tensor) -> Tensor:
+        """(B, T, H, V), in float32 or better"""
+        heads = y.shape[-2:]
+        normed = F.layer_norm(at_least_float32(y), heads[-1:], eps=self.eps)
+        return normed * self.weight.view(heads) + self.bias.view(heads)
+
+
 def read_out(
-    y: Tensor, keys: tuple[Tensor, Tensor], v: Tensor, gate: Tensor, bonus: Tensor, norm: "Norm"
+    y: Tensor, keys: tuple[Tensor, Tensor], v: Tensor, gate: Tensor, bonus: Tensor, norm: Norm
 ) -> Tensor:
     """(LayerNorm of each head of y + v sum(r k r_k)) gate, (B, T, H V).
 
@@ -92,11 +106,8 @@ def read_out(
     if takes_one_op(y, r, k, v, gate, bonus, norm.weight, norm.bias):
         parameters = bonus.view(-1), norm.weight, norm.bias
         return compiled_read(y, keys, v, gate, parameters, norm.eps)
-    heads = y.shape[-2:]
-    normed = F.layer_norm(at_least_float32(y), heads[-1:], eps=norm.eps)
-    normed = normed * norm.weight.view(heads) + norm.bias.view(heads)
-    normed = normed + (at_least_float32(r) * k * bonus).sum(-1, keepdim=True) * v
-    return (normed.to(v.dtype) * gate).flatten(2)
+    sums = norm.of(y) + (at_least_float32(r) * k * bonus).sum(-1, keepdim=True) * v
+    return (sums.to(v.dtype) * gate).flatten(2)
 
 
 def activated(x: Tensor, act: nn.Module) -> Tensor:
@@ -104,11 +115,3 @@ def activated(x: Tensor, act: nn.Module) -> Tensor:
     if isinstance(act, ReLUSquaredActivation) and takes_one_op(x):
         return compiled_squared_relu(x)
     return act(x)
-
-
-class Norm(NamedTuple):
-    """A LayerNorm's parameters for each channel of each head, (H V,)."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
