@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor, nn
 
-from .numerics import is_transformed
+from .numerics import is_transformed, needs_grad
 
 WHY_NO_NATIVE: str | None = None
 try:
@@ -61,6 +62,31 @@ def if_compiled(implementation: T) -> T | Missing:
 def has_compiled() -> bool:
     """Whether compiled functions of the CPU are there, and wanted, for what PyTorch does too."""
     return FORCED_BACKEND in (None, "cpu") and WHY_NO_NATIVE is None
+
+
+ARE_WANTED = has_compiled()
+ONE_OP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def takes_one_op(x: Tensor, *alike: Tensor, floats: tuple[Tensor, ...] = ()) -> bool:
+    """Whether several operations on the CPU, element by element, may be one of the library's: no
+    gradient is wanted of these, nor a graph, and all but x are contiguous: `alike` in x's dtype,
+    `floats` in this or float32.
+    """
+    others = *alike, *floats
+    return (
+        ARE_WANTED
+        and x.is_cpu
+        and x.dtype in ONE_OP_DTYPES
+        and all(type(y) is Tensor or type(y) is nn.Parameter for y in (x, *others))
+        and all(y.dtype is x.dtype for y in alike)
+        and all(y.dtype in (x.dtype, torch.float32) for y in floats)
+        and all(y.is_contiguous() for y in others)
+        and not (torch.is_grad_enabled() and needs_grad(x, *others))
+        and not torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and not is_transformed()
+    )
 
 
 class Implementation(NamedTuple):

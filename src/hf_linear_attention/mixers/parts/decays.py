@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from ...fast.linear import project
-from ...ops.backends import native_op
+from ...ops.backends import native_op, takes_one_op
 from ...ops.numerics import (
     accumulation_dtype,
     at_least_float32,
@@ -25,7 +25,6 @@ from ...ops.numerics import (
     decay_of_steps,
     without_excess,
 )
-from .one_op import takes_one_op
 from .tensor_parallel import HeadShard
 
 compiled_decay_steps = native_op("decay_steps")

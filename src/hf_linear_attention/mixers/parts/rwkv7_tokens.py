@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ReLUSquaredActivation
 
-from ...ops.backends import native_op
+from ...ops.backends import native_op, takes_one_op
 from ...ops.numerics import at_least_float32, l2_normed
-from .one_op import takes_one_op
 
 compiled_token_mix = native_op("token_mix")
 compiled_values = native_op("rwkv7_values")
