@@ -46,7 +46,8 @@ class CrossEntropy {
       const Scalar* const x = logits_ + row * p_.words;
       Scalar* const dx = static_cast<Scalar*>(gradients.dlogits) + row * p_.words;
       if (!counts(row)) {
-        __builtin_memset(dx, 0, static_cast<size_t>(p_.words) * sizeof(Scalar));
+        const size_t bytes = static_cast<size_t>(p_.words) * sizeof(Scalar);
+        if (bytes > 0) __builtin_memset(dx, 0, bytes);  // else there may be no memory
         return;
       }
       const Acc scale = static_cast<const Acc*>(gradients.dlosses)[row];
