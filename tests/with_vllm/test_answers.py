@@ -27,6 +27,8 @@ MODELS = [
     "preset_performer",  # has a buffer in its checkpoint
     "preset_kimi_linear",
     "preset_rwkv7",
+    "preset_rwkv6",
+    "preset_mamba3",
     "preset_gated_deltaproduct",
     "preset_comba",
     "preset_precond_gdn",

@@ -43,6 +43,10 @@ def layout_of_layer(config: PreTrainedConfig, dtype: torch.dtype, ranks: int) ->
 
 def of_one_rank(recurrence: Recurrence, ranks: int, shared: tuple[str, ...]) -> Recurrence:
     """The recurrence with its share of the heads, or of the channels of `shared` projections."""
+    rule = getattr(recurrence, "rule", None)  # of several steps a token
+    if rule is not None:
+        whole: Any = recurrence
+        return dataclasses.replace(whole, rule=of_one_rank(rule, ranks, shared))
     sizes: dict[str, int] = {}
     if not isinstance(recurrence, TokenWindow):
         sizes["num_heads"] = recurrence.num_heads // ranks  # type: ignore[attr-defined]
