@@ -196,6 +196,20 @@ def test_a_config_that_names_every_field_is_the_same():
         assert {name: getattr(again, name) for name in flat} == flat
 
 
+@pytest.mark.parametrize(
+    "fields", [{"num_householder": 4}, {"learn_initial_state": True}, {"window_size": 3}]
+)
+def test_fields_of_other_mixers_that_are_set_are_named(fields):
+    ((name, value),) = fields.items()
+    with pytest.warns(UserWarning, match=f"{name}={value} changes nothing .* mixer='delta_rule'"):
+        LinearAttentionConfig(**fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LinearAttentionConfig(**{name: getattr(LinearAttentionConfig, name)})
+        for preset in PRESETS:
+            LinearAttentionConfig.from_preset(preset)
+
+
 def test_misspelt_fields_are_named_with_the_nearest():
     for wrong, right in {
         "featuremap": "'feature_map'",

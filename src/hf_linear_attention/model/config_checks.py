@@ -78,9 +78,13 @@ USED_BY: dict[str, Callable[[Any], bool]] = {
 
 def unused_fields(config: Any) -> set[str]:
     """Those that only other models use."""
-    of_mixers = {name for facts in all_facts().values() for name in facts.fields}
     unused = {name for name, is_used in USED_BY.items() if not is_used(config)}
-    return unused | (of_mixers - {*config.mixer_fields})
+    return unused | fields_of_others(config)
+
+
+def fields_of_others(config: Any) -> set[str]:
+    """Those that belong to mixers, and not to this config's."""
+    return {x for facts in all_facts().values() for x in facts.fields} - {*config.mixer_fields}
 
 
 @functools.cache
@@ -116,8 +120,19 @@ class ConfigChecks:
         values = unsaid_values(config_class)
         return unused_fields(self) | {x for x, value in values.items() if getattr(self, x) == value}
 
-    def warn_of_misspelt(self, names: Iterable[str]) -> None:
-        """Warns of attributes that are no fields, but nearly. Others may be a user's own."""
+    def warn_of_mistakes(self, names: Iterable[str]) -> None:
+        """Warns of attributes that are no fields, but nearly; others may be a user's own. And of
+        fields that were set, and that other mixers alone read.
+        """
+        default = {field.name: field.default for field in dataclasses.fields(type(self))}  # type: ignore[arg-type]
+        for name in sorted(fields_of_others(self) & default.keys()):
+            value = getattr(self, name)
+            if value != default[name] and name not in self.__dict__["_derived"]:
+                warnings.warn(
+                    f"{name}={value!r} changes nothing in the model: mixer={self.mixer!r} does not "
+                    "read it",
+                    stacklevel=5,
+                )
         for name in {*names}.difference(self.mixer_fields):
             near = difflib.get_close_matches(name, type(self).__annotations__, 2)
             if near and name != "auto_map" and not name.endswith("_token_id"):  # Transformers' own

@@ -321,7 +321,7 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         derived = [name for name in DERIVED if getattr(self, name) is None]
         self._derive(derived)
         super().__post_init__(**kwargs)
-        self.warn_of_misspelt(kwargs.keys() & vars(self).keys())
+        self.warn_of_mistakes(kwargs.keys() & vars(self).keys())
         self.validate_architecture()
 
     def __setattr__(self, name: str, value: Any):

@@ -20,7 +20,7 @@ class ConfigChecks:
     def check_sizes(self) -> None:
         """Left to the package, as are all checks but the one below."""
 
-    def warn_of_misspelt(self, names: Iterable[str]) -> None:
+    def warn_of_mistakes(self, names: Iterable[str]) -> None:
         """As above."""
 
     def unsaid_fields(self) -> set[str]:
