@@ -123,8 +123,8 @@ class HeadsLayerNorm(nn.Module):
         return Norm(self.weight, self.bias, self.eps)
 
 
-class ReadOut(HeadsLayerNorm):
-    """As HeadsLayerNorm, and what RWKV-7 does behind it."""
+class GatedHeadsLayerNorm(HeadsLayerNorm):
+    """As HeadsLayerNorm, and what RWKV-7 does behind it. Transformers knows norms by their names."""
 
     def forward(  # type: ignore[override]
         self, y: Tensor, keys: tuple[Tensor, Tensor], v: Tensor, gate: Tensor, bonus: Tensor
@@ -167,7 +167,7 @@ class RWKV7(nn.Module):
         if layer_idx > 0:
             self.v_lora = BiasedLowRank((C, ranks["v_low_rank_dim"], H * V), nn.Identity())
         self.g_lora = LowRank((C, ranks["gate_low_rank_dim"], H * V), nn.Sigmoid())
-        self.g_norm = ReadOut(H, V, K * config.rms_norm_eps)
+        self.g_norm = GatedHeadsLayerNorm(H, V, K * config.rms_norm_eps)
         first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
         self.register_parameter("initial_state", first)
         self.delay = Delay("token_before", C)
