@@ -124,7 +124,9 @@ class HeadsLayerNorm(nn.Module):
 
 
 class GatedHeadsLayerNorm(HeadsLayerNorm):
-    """As HeadsLayerNorm, and what RWKV-7 does behind it. Transformers knows norms by their names."""
+    """As HeadsLayerNorm, and what RWKV-7 does behind it. Transformers, which writes first weights,
+    knows norms by their names.
+    """
 
     def forward(  # type: ignore[override]
         self, y: Tensor, keys: tuple[Tensor, Tensor], v: Tensor, gate: Tensor, bonus: Tensor
