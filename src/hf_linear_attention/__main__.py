@@ -3,9 +3,8 @@
 others do not. `check MODEL` tests whether a model answers the same with a cache and without, and
 with padding; `speedup MODEL` measures the gain of `use_kernels`; `convert MODEL OUT` makes a
 linear-attention model of a softmax model of Transformers; `quantize MODEL OUT --bits 4` one with
-weights of 4 bits, or 8; `export MODEL OUT` a folder with an ONNX graph of one of ours;
-`import MODEL OUT` one of a checkpoint of flash-linear-attention, and `export-fla MODEL OUT` such a
-checkpoint of one of ours.
+weights of 4 bits, or 8; `export MODEL OUT` a folder with an ONNX graph; `import MODEL OUT` one of a
+checkpoint of flash-linear-attention, and `export-fla MODEL OUT` such a checkpoint of one of ours.
 """
 
 import importlib

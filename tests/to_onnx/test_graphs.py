@@ -2,14 +2,13 @@
 """A graph computes what its model does, for batches with padding and for pieces of any size."""
 
 import numpy as np
-import onnx_ir
-import onnxruntime
 import pytest
 import torch
 
 from hf_linear_attention.to_onnx.generate import generate, nothing, read
-from hf_linear_attention.to_onnx.graph import check_exports, graph_of
-from tiny import VARIANTS, VOCAB_SIZE, random_ids, tiny_model
+from hf_linear_attention.to_onnx.graph import check_exports
+from onnx_graphs import all_real, check_padding, distance, read_pieces, session_of
+from tiny import VARIANTS, random_ids, shallow, tiny_model
 
 REFUSED = {
     "aaren": "'aaren', which needs a AarenRecurrence",
@@ -26,31 +25,9 @@ REFUSED = {
 ILL_CONDITIONED = ("preset_polynomial",)
 
 
-def session_of(model, folder):
-    onnx_ir.save(graph_of(model), folder / "model.onnx")
-    return onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-
-
-def read_pieces(session, ids, mask, bounds):
-    """Logits of all, and the states then."""
-    states, logits = nothing(session, len(ids)), []
-    for start, stop in zip([0, *bounds], [*bounds, ids.shape[1]], strict=True):
-        piece, states = read(session, states, ids[:, start:stop], mask[:, :stop])
-        logits.append(piece)
-    return np.concatenate(logits, 1), states
-
-
-def all_real(ids):
-    return np.ones_like(ids)
-
-
-def distance(x, y):
-    return np.abs(x - y).max()
-
-
 def in_float64(variant, ids):
     with torch.no_grad():
-        return tiny_model(**VARIANTS[variant])(torch.from_numpy(ids)).logits.numpy()
+        return tiny_model(**shallow(variant))(torch.from_numpy(ids)).logits.numpy()
 
 
 @pytest.mark.sample(8)
@@ -59,7 +36,7 @@ def test_a_graph_computes_what_its_model_does(variant, tmp_path):
     """The tiny models amplify: what is asked is that the graph be as near to the model in float64
     as the model in float32 is. One graph is asked all, for to make it takes long.
     """
-    model = tiny_model(dtype=torch.float32, **VARIANTS[variant])
+    model = tiny_model(dtype=torch.float32, **shallow(variant))
     session = session_of(model, tmp_path)
     ids = random_ids(2, 24).numpy()
     exact = in_float64(variant, ids)
@@ -70,30 +47,7 @@ def test_a_graph_computes_what_its_model_does(variant, tmp_path):
         assert distance(whole, exact) < 4 * distance(ours, exact) + 1e-5
     pieces, _ = read_pieces(session, ids, all_real(ids), [1, 2, 9, 10, 11])
     assert distance(pieces, whole) < 1e-4
-    check_padding(session)
-
-
-def check_padding(session):
-    """A row alone, and in a batch with padding before, behind and among its tokens."""
-    T, S, more = 14, 20, 6
-    random = np.random.default_rng(0)
-    real, padding = np.ones(T, int), np.zeros(S - T, int)
-    either = np.concatenate([padding, real])
-    mask = np.stack([either, either[::-1], *(random.permutation(either) for _ in range(3))])
-    ids = random_ids(len(mask), T + more).numpy()
-    padded = np.full((len(mask), S), VOCAB_SIZE - 1)
-    padded[mask == 1] = ids[:, :T].ravel()
-    padded = np.concatenate([padded, ids[:, T:]], 1)
-    mask = np.pad(mask, ((0, 0), (0, more)), constant_values=1)
-    bounds = [9, 10, *range(S, S + more)]
-    together, states = read_pieces(session, padded, mask, bounds)
-    for row in range(len(mask)):
-        own = ids[row : row + 1]
-        alone, its_states = read_pieces(session, own, all_real(own), [])
-        assert distance(together[row, mask[row] == 1], alone[0]) < 3e-4
-        for name, state in its_states.items():
-            if not name.startswith("past_key_values"):
-                assert np.abs(states[name][row] - state[0]).max() < 1e-4 * (1 + abs(state).max())
+    check_padding(session, random_ids(5, 20))
 
 
 @pytest.mark.parametrize("variant", REFUSED)

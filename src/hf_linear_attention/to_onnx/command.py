@@ -6,14 +6,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..conversion.command import save_tokenizer
 from ..conversion.writing import check_empty, whole_folder
 from ..extras.speedup import say, say_if_no_folder
-from ..model.configuration import LinearAttentionConfig
-from ..model.modeling import LinearAttentionForCausalLM
 from .export import export_onnx
+from .stock import check_type
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
@@ -29,10 +28,9 @@ def main(arguments: list[str]) -> None:
     try:
         check_empty(out)  # before anything large is read
         config = AutoConfig.from_pretrained(flags.model)
-        if not isinstance(config, LinearAttentionConfig):
-            raise ValueError(f"it must be a model of this package, got a {config.model_type!r}")
+        check_type(config.get_text_config().model_type)
         say(f"loading {flags.model}")
-        model = LinearAttentionForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
+        model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
         with whole_folder(out) as folder:
             compared = export_onnx(
                 model, folder, bits=flags.bits, standard=flags.standard, progress=say
@@ -46,7 +44,8 @@ def main(arguments: list[str]) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m hf_linear_attention export",
-        description="A model of this package as an ONNX graph, with states in and out.",
+        description="A model of this package, or a recurrent one of Transformers, as an ONNX graph "
+        "with states in and out.",
     )
     parser.add_argument("model", help="a folder, or a name on the Hub")
     parser.add_argument("out", help="a folder that is not there yet")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
-from ..model.modeling import LinearAttentionForCausalLM
 from .graph import check_exports, graph_of
 from .operators import MICROSOFT
 
@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
 
 
 def export_onnx(
-    model: LinearAttentionForCausalLM,
+    model: Any,
     folder: Path | str,
     *,
     bits: int | None = None,
@@ -61,7 +61,8 @@ def export_onnx(
     "present_…". Of any B and T, also in pieces; tokens that the mask hides leave no trace.
 
     Args:
-        model: in float32 or float16, on the CPU.
+        model: in float32 or float16, on the CPU: one of ours, or a causal language model of
+            Transformers whose type is in `to_onnx.stock.STOCK`, as it was loaded.
         folder: where these files are written; it is made where there is none.
         bits: 8 or 4, of weights and embeddings; None: those of the model's dtype.
         standard: whether the graph has the operators of ONNX 27 alone, in place of ONNX Runtime's
@@ -117,7 +118,7 @@ def export_onnx(
     return compared
 
 
-def described(model: LinearAttentionForCausalLM) -> str:
+def described(model: PreTrainedModel) -> str:
     """A config.json without the code that models' folders have."""
     fields = json.loads(model.config.to_json_string())
     fields.pop("auto_map", None)
@@ -137,30 +138,31 @@ def make_standard(graph: Any) -> None:
 
 
 @torch.no_grad()
-def compare(model: LinearAttentionForCausalLM, file: Path, new_tokens: int = 32) -> Comparison:
+def compare(model: Any, file: Path, new_tokens: int = 32) -> Comparison:
     """Generates from two prompts, one with padding to the left, and has the model read all that."""
     import numpy as np
     import onnxruntime
 
-    from .generate import generate, nothing, read
+    from .generate import nothing, read
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    prompts = torch.randint(
-        model.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0)
-    )
-    mask = torch.ones_like(prompts)
+    random = np.random.default_rng(0)
+    ids = random.integers(model.config.get_text_config().vocab_size, size=(2, 24))
+    mask = np.ones_like(ids)
     mask[1, :9] = 0
-    made = generate(session, prompts.numpy(), mask.numpy(), new_tokens)
-    ids = torch.cat([prompts, torch.from_numpy(made)], 1)
-    mask = torch.nn.functional.pad(mask, (0, new_tokens), value=1)
-    got, _ = read(session, nothing(session, 2), ids.numpy(), mask.numpy())
-    expected = model(ids, attention_mask=mask, use_cache=False).logits.float()
-    is_real = mask == 1
-    differences = (torch.from_numpy(got.astype(np.float32)) - expected)[is_real].abs()
+    states, got = nothing(session, 2), []
+    for start in (0, *range(ids.shape[1], ids.shape[1] + new_tokens)):
+        logits, states = read(session, states, ids[:, start:], mask)
+        got.append(logits.astype(np.float32))
+        ids = np.concatenate([ids, logits[:, -1:].argmax(-1)], 1)
+        mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+    ids, mask = ids[:, :-1], mask[:, :-1]  # the last is not read
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+    expected = model(**inputs, use_cache=False).logits.float().numpy()
     likeliest = expected[:, -new_tokens - 1 : -1].argmax(-1)
     return Comparison(
-        difference=differences.max().item(),
-        largest=expected[is_real].abs().max().item(),
+        difference=float(np.abs(np.concatenate(got, 1) - expected)[mask == 1].max()),
+        largest=float(np.abs(expected[mask == 1]).max()),
         same=int((likeliest == ids[:, -new_tokens:]).sum()),
         generated=2 * new_tokens,
     )

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..fast.linear import project
-from ..mixers.softmax import SoftmaxAttention
 from ..model.modeling import LinearAttentionForCausalLM
 from .operators import FORMS, Order, take
-from .states import PAST, GraphCache, State, full_mask, recurrences_of, states_of, window_mask
+from .states import PAST, GraphCache, full_mask, window_mask
+from .stock import StockCache, check_stock, logits_of
 
 OPSET = 18  # that torch.onnx writes in, of which others are made
 OF_ANY_LENGTH = ("dynamic", "longrope")  # rotary positions that others follow from
@@ -30,13 +31,22 @@ BATCH, TIME, TOTAL = "batch_size", "sequence_length", "total_sequence_length"
 
 def check_exports(model: nn.Module) -> None:
     """Raises a ValueError that names the field for which there is no graph of a model."""
-    if not isinstance(model, LinearAttentionForCausalLM):
+    if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"model must be a LinearAttentionForCausalLM, got a {type(model).__name__}"
+            "model must be a LinearAttentionForCausalLM, or a causal language model of "
+            f"Transformers, got a {type(model).__name__}"
         )
-    config = model.config
+    config: Any = model.config
     if model.dtype not in (torch.float32, torch.float16):
         raise ValueError(f"model must be in float32 or float16, got {model.dtype}")
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise ValueError(
+            "attn_implementation must be 'sdpa' or 'eager' for ONNX, got "
+            f"{config._attn_implementation!r}"
+        )
+    if not isinstance(model, LinearAttentionForCausalLM):
+        check_stock(model)
+        return
     for name in ("state_in_fp64", "add_cross_attention"):
         if getattr(config, name):
             raise ValueError(f"{name} must be False for ONNX, got True")
@@ -47,7 +57,7 @@ def check_exports(model: nn.Module) -> None:
             f"sequence is, for ONNX, got {rope!r}"
         )
     for layer in model.model.layers:
-        for recurrence in recurrences_of(layer.self_attn):
+        for recurrence in getattr(layer.self_attn, "recurrences", ()):
             if type(recurrence) not in FORMS:
                 raise ValueError(
                     f"mixer must be one whose recurrence ONNX's operators compute, got "
@@ -58,17 +68,22 @@ def check_exports(model: nn.Module) -> None:
 class Graph(nn.Module):
     """The model as a function of tensors."""
 
-    def __init__(self, model: LinearAttentionForCausalLM):
+    def __init__(self, model: Any):
         super().__init__()
         check_exports(model)
         self.model = model
-        mixers = [layer.self_attn for layer in model.model.layers]
-        self.states: list[State] = []
-        self.windows: dict[int, int] = {}  # by layer, tokens that it sees before the present one
-        for number, mixer in enumerate(mixers):
-            self.states += states_of(mixer, number, model.dtype)
-            if isinstance(mixer, SoftmaxAttention) and mixer.sliding_window is not None:
-                self.windows[number] = mixer.sliding_window - 1
+        self.is_ours = isinstance(model, LinearAttentionForCausalLM)
+        config = model.config
+        types = getattr(config, "layer_types", None) or []
+        self.layer_types: list[str] = list(types[: config.num_hidden_layers])
+        self.windows = {  # by layer, tokens that it sees before the present one
+            layer: config.sliding_window - 1
+            for layer, layer_type in enumerate(self.layer_types)
+            if layer_type == "sliding_attention"
+        }
+        nothing = torch.zeros(1, 2, dtype=torch.long)
+        cache = self._read(nothing, nothing + 1, nothing, None)[1]
+        self.states = list(cache.states.values())
 
     def forward(
         self,
@@ -80,28 +95,39 @@ class Graph(nn.Module):
         """input_ids and position_ids (B, T), attention_mask (B, P + T), all int64, and states ->
         logits (B, T, vocab_size), and states.
         """
-        T = input_ids.shape[1]
-        order = Order.of(attention_mask.narrow(1, attention_mask.shape[1] - T, T))
         names = [state.past for state in self.states]
-        cache = GraphCache(dict(zip(names, past, strict=True)), order, self.windows)
-        hidden_states = self.model.model(
-            input_ids=take(input_ids, order.column),
-            attention_mask=self._masks(order, attention_mask),
-            position_ids=take(position_ids, order.column),
-            past_key_values=cache,
-        ).last_hidden_state
-        logits = project(self.model.lm_head, take(hidden_states, order.place))
+        before = dict(zip(names, past, strict=True))
+        logits, cache = self._read(input_ids, attention_mask, position_ids, before)
         return logits, [cache.present[state.present] for state in self.states]
 
-    def _masks(self, order: Order, mask: Tensor) -> dict[str, Tensor]:
-        """For each type of layer."""
-        types = set(self.model.config.active_layer_types)
-        masks = {"linear_attention": order.is_real}
-        if "full_attention" in types:
-            masks["full_attention"] = full_mask(order, mask)
-        if "sliding_attention" in types:
+    def _read(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, past: dict[str, Tensor] | None
+    ) -> tuple[Tensor, GraphCache]:
+        """Logits, and the cache with the states that there are then."""
+        T = ids.shape[1]
+        order = Order.of(mask.narrow(1, mask.shape[1] - T, T))
+        masks = {"full_attention": full_mask(order, mask)}
+        if self.windows:
             masks["sliding_attention"] = window_mask(order, mask, max(self.windows.values()))
-        return masks
+        least = torch.finfo(self.model.dtype).min  # of what is added to scores
+        zero = torch.zeros((), dtype=self.model.dtype)
+        masks = {kind: torch.where(seen, zero, least) for kind, seen in masks.items()}
+        masks["linear_attention"] = order.is_real
+        ids, positions = take(ids, order.column), take(positions, order.column)
+        if self.is_ours:
+            cache = GraphCache(order, self.windows, past)
+            y = self.model.model(ids, masks, positions, past_key_values=cache).last_hidden_state
+            return project(self.model.lm_head, take(y, order.place)), cache
+        stock = StockCache(order, self.windows, past)
+        with stock.in_place_of_functions(self.model, masks):
+            logits = logits_of(
+                self.model,
+                stock,
+                input_ids=ids,
+                attention_mask=order.is_real,
+                position_ids=positions,
+            )
+        return take(logits, order.place), stock
 
     def example(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Arguments of sizes that nothing takes for fixed ones."""
@@ -116,12 +142,14 @@ class Graph(nn.Module):
 
 
 @torch.no_grad()
-def graph_of(model: LinearAttentionForCausalLM) -> Any:
+def graph_of(model: PreTrainedModel) -> Any:
     """The graph of a model in eval mode, an onnx_ir.Model whose weights are the model's own.
 
     Raises:
         ValueError: there is none; the message names the field.
     """
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     from .translations import TRANSLATIONS
 
     graph = Graph(model).eval()
@@ -146,6 +174,9 @@ def graph_of(model: LinearAttentionForCausalLM) -> Any:
             verbose=False,
         )
     assert program is not None
+    ClearMetadataAndDocStringPass()(
+        program.model
+    )  # where in this machine's files each node is from
     return program.model
 
 

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..cache.slots import SlotCache, SlotLayer
-from ..mixers.softmax import LatentAttention, SoftmaxAttention
 from ..ops.tokens import Tokens
 from ..recurrences.convolution import ConvolutionWindow
 from ..recurrences.interface import Inputs, Recurrence
@@ -20,8 +19,8 @@ from .operators import FORMS, Order, take
 
 PAST = "past_sequence_length"  # a dimension that grows
 # Convolutions' names in transformers.js. Mamba-2's B and C are its keys and queries.
-CONVOLUTIONS = {"q_conv": "query", "k_conv": "key", "v_conv": "value"}
-CONVOLUTIONS |= {"B_conv": "key", "C_conv": "query"}
+CONVOLUTIONS = {"q_conv": ".query", "k_conv": ".key", "v_conv": ".value"}
+CONVOLUTIONS |= {"B_conv": ".key", "C_conv": ".query"}
 
 
 class State(NamedTuple):
@@ -33,78 +32,49 @@ class State(NamedTuple):
     dtype: torch.dtype
 
 
-def name_of(recurrence: Recurrence, layer: int) -> tuple[str, str]:
-    """Of its state, as an input and as an output."""
-    kind, part = "recurrent", ""
-    if isinstance(recurrence, ConvolutionWindow):
-        kind, part = "conv", f".{CONVOLUTIONS.get(recurrence.name, recurrence.name)}"
-    return f"past_{kind}.{layer}{part}", f"present_{kind}.{layer}{part}"
-
-
-def states_of(mixer: nn.Module, layer: int, dtype: torch.dtype) -> list[State]:
-    """Of a layer of a model that computes in `dtype`. Sums are float32, as our caches keep them."""
-    if isinstance(mixer, SoftmaxAttention):
-        if isinstance(mixer, LatentAttention):
-            heads, sizes = 1, (mixer.latent_size, mixer.shared_size)
-        else:
-            heads, sizes = mixer.num_key_value_heads, (mixer.head_dim, mixer.head_dim)
-        length = PAST if mixer.sliding_window is None else mixer.sliding_window - 1
-        return [
-            State(
-                f"past_key_values.{layer}.{name}",
-                f"present.{layer}.{name}",
-                (heads, length, size),
-                dtype,
-            )
-            for name, size in zip(("key", "value"), sizes, strict=True)
-        ]
-    return [
-        State(
-            *name_of(recurrence, layer),
-            FORMS[type(recurrence)].shape(recurrence),
-            dtype if isinstance(recurrence, ConvolutionWindow) else torch.float32,
-        )
-        for recurrence in recurrences_of(mixer)
-    ]
-
-
-def recurrences_of(mixer: nn.Module) -> list[Recurrence]:
-    recurrences: Any = getattr(mixer, "recurrences", [])
-    return recurrences
-
-
-class GraphLayer(SlotLayer):
-    """A layer's part of a GraphCache: what it reads and writes are tensors of the graph."""
-
-    def __init__(self, cache: "GraphCache", layer: int):
-        self.cache = cache
-        self.layer = layer
-
-    def run(self, recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> Tensor:
-        """The recurrence's outputs for the inputs (B, T, ...)."""
-        past, present = name_of(recurrence, self.layer)
-        y, after = FORMS[type(recurrence)].run(
-            recurrence, inputs, self.cache.past[past], self.cache.order
-        )
-        self.cache.present[present] = after
-        return y
-
-
 class GraphCache(SlotCache):
     """States by the names that the graph has for them. As slots it says itself whose the tokens
     are: nothing asks for numbers that a graph has not yet.
 
     windows: of layers with sliding windows, how many tokens before the present one they see.
+    past: None to find out which there are: then they are zeros.
+    states: those that were read so far.
     """
 
-    def __init__(self, past: Mapping[str, Tensor], order: Order, windows: Mapping[int, int]):
-        self.past = past
-        self.present: dict[str, Tensor] = {}
+    def __init__(
+        self, order: Order, windows: Mapping[int, int], past: Mapping[str, Tensor] | None = None
+    ):
         self.order = order
         self.windows = windows
+        self.past = past
+        self.present: dict[str, Tensor] = {}
+        self.states: dict[str, State] = {}
         self.layers = _LayersOf(self)
 
-    def get_seq_length(self) -> int:
+    def read(self, state: State) -> Tensor:
+        """(B, ...)"""
+        self.states[state.past] = state
+        if self.past is not None:
+            return self.past[state.past]
+        sizes = [0 if isinstance(size, str) else size for size in state.shape]
+        return torch.zeros(len(self.order.column), *sizes, dtype=state.dtype)
+
+    def write(self, state: State, x: Tensor) -> None:
+        self.present[state.present] = x
+
+    def run(self, recurrence: Recurrence, inputs: Inputs, names: tuple[str, str]) -> Tensor:
+        """A recurrence's outputs for the inputs (B, T, ...), from a state of these names and to it.
+        Sums are float32, as our caches keep them.
+        """
+        run, shape = FORMS[type(recurrence)]
+        is_window = isinstance(recurrence, ConvolutionWindow)
+        dtype = inputs[0].dtype if is_window else torch.float32
+        state = State(*names, shape(recurrence), dtype)
+        y, after = run(recurrence, inputs, self.read(state), self.order)
+        self.write(state, after)
+        return y
+
+    def get_seq_length(self, *args: Any) -> int:
         """None that the mask of a forward would have to cover."""
         return 0
 
@@ -119,11 +89,13 @@ class GraphCache(SlotCache):
         return self._joined("key", keys, layer_idx), self._joined("value", values, layer_idx)
 
     def _joined(self, name: str, x: Tensor, layer: int) -> Tensor:
-        past = self.past[f"past_key_values.{layer}.{name}"].transpose(1, 2)
-        x, window = x.transpose(1, 2), self.windows.get(layer)
-        seen = torch.cat([past, x if window is not None else take(x, self.order.place)], 1)
+        heads, size, window = x.shape[1], x.shape[3], self.windows.get(layer)
+        names = f"past_key_values.{layer}.{name}", f"present.{layer}.{name}"
+        state = State(*names, (heads, PAST if window is None else window, size), x.dtype)
+        past, x = self.read(state).transpose(1, 2), x.transpose(1, 2)
+        seen = torch.cat([past, take(x, self.order.place) if window is None else x], 1)
         kept = seen if window is None else self.order.last(seen, window)
-        self.present[f"present.{layer}.{name}"] = kept.transpose(1, 2)
+        self.write(state, kept.transpose(1, 2))
         return seen.transpose(1, 2)
 
 
@@ -133,8 +105,29 @@ class _LayersOf(dict):
     def __init__(self, cache: GraphCache):
         self.cache = cache
 
-    def __missing__(self, layer: int) -> GraphLayer:
+    def __missing__(self, layer: int) -> "GraphLayer":
         return GraphLayer(self.cache, layer)
+
+
+class GraphLayer(SlotLayer):
+    """A layer's part of a GraphCache."""
+
+    def __init__(self, cache: GraphCache, layer: int):
+        self.cache = cache
+        self.layer = layer
+
+    def run(self, recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> Tensor:
+        """The recurrence's outputs for the inputs (B, T, ...)."""
+        names = names_of("recurrent", self.layer)
+        if isinstance(recurrence, ConvolutionWindow):
+            part = CONVOLUTIONS.get(recurrence.name, f".{recurrence.name}")
+            names = names_of("conv", self.layer, part)
+        return self.cache.run(recurrence, inputs, names)
+
+
+def names_of(kind: str, layer: int, part: str = "") -> tuple[str, str]:
+    """Of a state as an input and as an output."""
+    return f"past_{kind}.{layer}{part}", f"present_{kind}.{layer}{part}"
 
 
 def full_mask(order: Order, mask: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from .operators import MICROSOFT
 
 BLOCK = 32  # inputs that share a scale
-FEW = 2**16  # numbers of a matrix that stays as it is: those that make decays and rates are small
+FEW = 64  # outputs of a matrix that stays as it is: those that make decays and rates of heads
 
 
 def quantize(model: Any, bits: int) -> list[str]:
@@ -23,10 +23,10 @@ def quantize(model: Any, bits: int) -> list[str]:
     left = []
     for node in list(model.graph):
         if node.op_type == "MatMul" and (weight := weight_of(node.inputs[1])) is not None:
-            if weight.size >= FEW:
+            if weight.shape[1] > FEW:
                 by_few_bits(model.graph, node, weight.T, bits)
         elif node.op_type == "Gather" and (weight := weight_of(node.inputs[0])) is not None:
-            if weight.ndim != 2 or weight.size < FEW:
+            if weight.ndim != 2:
                 continue
             if weight.shape[1] % BLOCK == 0:
                 embed_few_bits(model.graph, node, weight, bits)
