@@ -171,7 +171,7 @@ $(VENV)/installed: $(VENV)/created $(SOURCES)
 # Programs that the tests run models with; the demo starts sooner, and says less, without them.
 $(VENV)/clients: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --disable-pip-version-check \
-		--constraint constraints.txt 'hf-linear-attention[clients,experiments]'
+		--constraint constraints.txt 'hf-linear-attention[clients,experiments,onnx]'
 	@touch $@
 
 $(VENV_NEWEST)/installed: $(VENV_NEWEST)/created $(SOURCES)

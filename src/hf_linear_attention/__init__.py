@@ -35,6 +35,7 @@ from .ops.selective_scan import selective_scan, selective_scan_step_
 from .recurrences.sequence_parallel import split_sequence
 from .releases import warn_of_newer
 from .remote.saved_code import replace_outdated
+from .to_onnx.export import export_onnx
 from .upstream.use_kernels import use_kernels, use_kernels_everywhere
 
 __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this must stay a literal
@@ -72,6 +73,7 @@ __all__ = [
     "elementwise_scan",
     "elementwise_scan_step_",
     "export_checkpoint",
+    "export_onnx",
     "from_checkpoint",
     "linear_attention",
     "linear_attention_",

@@ -3,8 +3,8 @@
 others do not. `check MODEL` tests whether a model answers the same with a cache and without, and
 with padding; `speedup MODEL` measures the gain of `use_kernels`; `convert MODEL OUT` makes a
 linear-attention model of a softmax model of Transformers; `quantize MODEL OUT --bits 4` one with
-weights of 4 bits, or 8; `import MODEL OUT` one of a checkpoint of flash-linear-attention, and
-`export-fla MODEL OUT` such a checkpoint of one of ours.
+weights of 4 bits, or 8; `export MODEL OUT` a folder with an ONNX graph; `import MODEL OUT` one of a
+checkpoint of flash-linear-attention, and `export-fla MODEL OUT` such a checkpoint of one of ours.
 """
 
 import importlib
@@ -26,6 +26,7 @@ COMMANDS = {  # what they are given, and where they are
     "speedup": ("MODEL", ".extras.speedup"),
     "convert": ("MODEL OUT", ".conversion.command"),
     "quantize": ("MODEL OUT --bits 4", ".extras.quantize"),
+    "export": ("MODEL OUT", ".to_onnx.command"),
     "import": ("MODEL OUT", ".checkpoints.import_command"),
     "export-fla": ("MODEL OUT", ".checkpoints.export_command"),
 }

@@ -1,0 +1,193 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""A model as one ONNX graph, for prompts, pieces of them and tokens, of any batch.
+
+The model's own code is traced, by torch.onnx: projections, decays, feature maps, positions and
+norms are written down once, there. Only what a layer remembers has a form of its own
+(`operators.py`), which a cache for graphs (`states.py`) puts in the place of recurrences.
+
+Shapes: B batch, T time, P tokens that were read before.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..fast.linear import project
+from ..model.modeling import LinearAttentionForCausalLM
+from .operators import FORMS, Order, take
+from .states import PAST, GraphCache, full_mask, window_mask
+from .stock import StockCache, check_stock, logits_of
+
+OPSET = 18  # that torch.onnx writes in, of which others are made
+OF_ANY_LENGTH = ("dynamic", "longrope")  # rotary positions that others follow from
+BATCH, TIME, TOTAL = "batch_size", "sequence_length", "total_sequence_length"
+
+
+def check_exports(model: nn.Module) -> None:
+    """Raises a ValueError that names the field for which there is no graph of a model."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            "model must be a LinearAttentionForCausalLM, or a causal language model of "
+            f"Transformers, got a {type(model).__name__}"
+        )
+    config: Any = model.config
+    if model.dtype not in (torch.float32, torch.float16):
+        raise ValueError(f"model must be in float32 or float16, got {model.dtype}")
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise ValueError(
+            "attn_implementation must be 'sdpa' or 'eager' for ONNX, got "
+            f"{config._attn_implementation!r}"
+        )
+    if not isinstance(model, LinearAttentionForCausalLM):
+        check_stock(model)
+        return
+    for name in ("state_in_fp64", "add_cross_attention"):
+        if getattr(config, name):
+            raise ValueError(f"{name} must be False for ONNX, got True")
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    if config.position_embedding_type == "rotary" and rope in OF_ANY_LENGTH:
+        raise ValueError(
+            "rope_parameters['rope_type'] must be one whose angles do not depend on how long the "
+            f"sequence is, for ONNX, got {rope!r}"
+        )
+    for layer in model.model.layers:
+        for recurrence in getattr(layer.self_attn, "recurrences", ()):
+            if type(recurrence) not in FORMS:
+                raise ValueError(
+                    f"mixer must be one whose recurrence ONNX's operators compute, got "
+                    f"{config.mixer!r}, which needs a {type(recurrence).__name__}"
+                )
+
+
+class Graph(nn.Module):
+    """The model as a function of tensors."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        check_exports(model)
+        self.model = model
+        self.is_ours = isinstance(model, LinearAttentionForCausalLM)
+        config = model.config
+        types = getattr(config, "layer_types", None) or []
+        self.layer_types: list[str] = list(types[: config.num_hidden_layers])
+        self.windows = {  # by layer, tokens that it sees before the present one
+            layer: config.sliding_window - 1
+            for layer, layer_type in enumerate(self.layer_types)
+            if layer_type == "sliding_attention"
+        }
+        nothing = torch.zeros(1, 2, dtype=torch.long)
+        cache = self._read(nothing, nothing + 1, nothing, None)[1]
+        self.states = list(cache.states.values())
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """input_ids and position_ids (B, T), attention_mask (B, P + T), all int64, and states ->
+        logits (B, T, vocab_size), and states.
+        """
+        names = [state.past for state in self.states]
+        before = dict(zip(names, past, strict=True))
+        logits, cache = self._read(input_ids, attention_mask, position_ids, before)
+        return logits, [cache.present[state.present] for state in self.states]
+
+    def _read(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, past: dict[str, Tensor] | None
+    ) -> tuple[Tensor, GraphCache]:
+        """Logits, and the cache with the states that there are then."""
+        T = ids.shape[1]
+        order = Order.of(mask.narrow(1, mask.shape[1] - T, T))
+        masks = {"full_attention": full_mask(order, mask)}
+        if self.windows:
+            masks["sliding_attention"] = window_mask(order, mask, max(self.windows.values()))
+        least = torch.finfo(self.model.dtype).min  # of what is added to scores
+        zero = torch.zeros((), dtype=self.model.dtype)
+        masks = {kind: torch.where(seen, zero, least) for kind, seen in masks.items()}
+        masks["linear_attention"] = order.is_real
+        ids, positions = take(ids, order.column), take(positions, order.column)
+        if self.is_ours:
+            cache = GraphCache(order, self.windows, past)
+            y = self.model.model(ids, masks, positions, past_key_values=cache).last_hidden_state
+            return project(self.model.lm_head, take(y, order.place)), cache
+        stock = StockCache(order, self.windows, past)
+        with stock.in_place_of_functions(self.model, masks):
+            logits = logits_of(
+                self.model,
+                stock,
+                input_ids=ids,
+                attention_mask=order.is_real,
+                position_ids=positions,
+            )
+        return take(logits, order.place), stock
+
+    def example(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Arguments of sizes that nothing takes for fixed ones."""
+        B, P, T = 2, 7, 5
+        ids = torch.zeros(B, T, dtype=torch.long)
+        mask = torch.ones(B, P + T, dtype=torch.long)
+        past = []
+        for state in self.states:
+            sizes = [P if isinstance(size, str) else size for size in state.shape]
+            past.append(torch.zeros(B, *sizes, dtype=state.dtype))
+        return ids, mask, torch.arange(P, P + T).expand(B, T).contiguous(), past
+
+
+@torch.no_grad()
+def graph_of(model: PreTrainedModel) -> Any:
+    """The graph of a model in eval mode, an onnx_ir.Model whose weights are the model's own.
+
+    Raises:
+        ValueError: there is none; the message names the field.
+    """
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    from .translations import TRANSLATIONS
+
+    graph = Graph(model).eval()
+    kept: list[dict[int, Any]] = []
+    for state in graph.states:
+        sizes = enumerate(state.shape, start=1)
+        kept.append({0: BATCH, **{place: PAST for place, size in sizes if size == PAST}})
+    tokens = {0: BATCH, 1: TIME}
+    with quietly():
+        program = torch.onnx.export(
+            graph,
+            graph.example(),
+            dynamo=True,
+            opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
+            input_names=[
+                *("input_ids", "attention_mask", "position_ids"),
+                *(state.past for state in graph.states),
+            ],
+            output_names=["logits", *(state.present for state in graph.states)],
+            dynamic_shapes=(tokens, {0: BATCH, 1: TOTAL}, tokens, kept),
+            verbose=False,
+        )
+    assert program is not None
+    ClearMetadataAndDocStringPass()(
+        program.model
+    )  # where in this machine's files each node is from
+    return program.model
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without what torch.onnx says of itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

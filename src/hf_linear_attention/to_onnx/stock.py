@@ -1,0 +1,151 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' own recurrent models as graphs: their code runs, and the functions in which it
+reads tokens one after the other, the same that `use_kernels` changes, are the operators of a graph.
+
+Shapes: B batch, T time, C channels, H heads, G groups of heads that share keys, K key dim, V value
+dim.
+"""
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+from torch.nn.functional import softplus
+from transformers import PreTrainedModel
+
+from ..model.configuration import LinearAttentionConfig
+from ..recurrences.convolution import ConvolutionInputs, ConvolutionWindow
+from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
+from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
+from ..releases import CACHE_NAMES
+from .states import GraphCache, names_of
+
+# Model types whose graphs the tests have run. Others may have layers that look back by themselves.
+STOCK = ("qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2")
+
+
+class StockCache(GraphCache):
+    """With the interface of Transformers' caches. Layers get no states from it: the functions do,
+    which know from it whose layer they are in.
+    """
+
+    layer = 0
+
+    def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> None:
+        self.layer = layer_idx
+
+    def get_recurrent_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> None:
+        self.layer = layer_idx
+
+    def update_conv_state(self, x: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
+        """x (B, C, T), without the tokens before."""
+        return x
+
+    def update_recurrent_state(self, state: Tensor, *args: Any, **kwargs: Any) -> None:
+        """It was written by the function that gave it."""
+
+    # ---- in the place of functions of the models' modules, by their names there ----
+
+    def causal_conv1d_fn(
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """hidden_states (B, C, T), weight (C, kernel size) -> (B, C, T)"""
+        channels, size = weight.shape
+        window = ConvolutionWindow("conv", channels, size, activation=activation)
+        inputs = ConvolutionInputs(hidden_states.transpose(1, 2), weight[:, None], bias)
+        return self.run(window, inputs, names_of("conv", self.layer)).transpose(1, 2)
+
+    def torch_chunk_gated_delta_rule(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """query and key (B, T, heads, K), value (B, T, H, V), g and beta (B, T, H) -> (B, T, H, V),
+        and no state, for it is written.
+        """
+        assert use_qk_l2norm_in_kernel, "the layers of STOCK have no norm of their own"
+        rule = DeltaRecurrence(value.shape[2], key.shape[3], value.shape[3])
+        inputs = DeltaInputs(query, key, value, beta.float(), g.float())
+        return self.run(rule, inputs, names_of("recurrent", self.layer)), None
+
+    def mamba2_chunk_scan(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        chunk_size: int,
+        D: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """hidden_states (B, T, H, V), dt (B, T, H), A (H,), B and C (B, T, G, K), D and dt_bias
+        (H,) -> (B, T, H, V) float32, and no state, for it is written.
+        """
+        dt = softplus(dt + dt_bias.to(dt.dtype)).clamp(*dt_limit).float()
+        x = hidden_states.float()
+        sums = LinearRecurrence(x.shape[2], B.shape[3], x.shape[3], normalize=False)
+        inputs = LinearInputs(C.float(), B.float(), x, A.float() * dt, dt)
+        y = self.run(sums, inputs, names_of("ssm", self.layer))
+        return y + D[:, None] * x, None
+
+    @contextlib.contextmanager
+    def in_place_of_functions(self, model: PreTrainedModel, masks: dict[str, Tensor]) -> Iterator:
+        """While it lasts, all models of the module of this one call these, and get these masks."""
+        module = sys.modules[type(model).__module__]
+        functions: dict[str, Any] = {
+            "create_causal_mask": lambda **kwargs: masks["full_attention"],
+            "create_recurrent_attention_mask": lambda **kwargs: masks["linear_attention"],
+            "causal_conv1d_fn": self.causal_conv1d_fn,
+            "torch_chunk_gated_delta_rule": self.torch_chunk_gated_delta_rule,
+            "mamba2_chunk_scan": self.mamba2_chunk_scan,
+        }
+        here: Any = {
+            name: function for name, function in functions.items() if hasattr(module, name)
+        }
+        with mock.patch.multiple(module, **here):
+            yield
+
+
+def check_type(model_type: str) -> None:
+    """Raises a ValueError where no model of a type has a graph."""
+    known = LinearAttentionConfig.model_type, *STOCK
+    if model_type not in known:
+        raise ValueError(
+            f"model_type must be one of {', '.join(map(repr, known))} for ONNX, got {model_type!r}"
+        )
+
+
+def check_stock(model: PreTrainedModel) -> None:
+    """Raises a ValueError where there is no graph of a model of Transformers."""
+    check_type(model.config.model_type)
+    for module in model.modules():
+        if not type(module).__module__.startswith(("torch.", "transformers.")):
+            raise ValueError(
+                "model must be as Transformers loads it, without use_kernels, got one with a "
+                f"{type(module).__name__} of {type(module).__module__}"
+            )
+
+
+def logits_of(model: PreTrainedModel, cache: StockCache, **inputs: Tensor) -> Tensor:
+    """Of a model that takes some of these inputs."""
+    taken = inspect.signature(model.forward).parameters
+    name = next(name for name in CACHE_NAMES if name in taken)
+    inputs = {x: given for x, given in inputs.items() if x in taken}
+    return model(**inputs, **{name: cache}, use_cache=True).logits

@@ -1,0 +1,45 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Transformers' own recurrent models as graphs."""
+
+import pytest
+import torch
+
+from hf_linear_attention import export_onnx, use_kernels
+from hf_linear_attention.to_onnx.graph import check_exports
+from hf_linear_attention.to_onnx.stock import STOCK
+from onnx_graphs import all_real, check_padding, distance, read_pieces, session_of
+from upstream_models import tiny_upstream
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("model_type", STOCK)
+def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
+    model = tiny_upstream(model_type)
+    ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits.numpy()
+    session = session_of(model, tmp_path)
+    whole, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [])
+    pieces, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [1, 2, 9])
+    assert distance(whole, expected) < 3e-5 and distance(pieces, whole) < 3e-5
+    check_padding(session, ids)
+
+
+def test_functions_are_transformers_own_again(tmp_path):
+    model = tiny_upstream("qwen3_5_text")
+    ids = torch.arange(1, 13)[None]
+    with torch.no_grad():
+        before = model(ids, use_cache=False).logits
+        compared = export_onnx(model, tmp_path)
+        after = model(ids, use_cache=False).logits
+    assert torch.equal(before, after)
+    assert compared.difference < 3e-5 and compared.same == compared.generated
+
+
+def test_other_models_are_refused_by_name():
+    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'qwen3_next'"):
+        check_exports(tiny_upstream("qwen3_next"))
+    model = tiny_upstream("qwen3_5_text")
+    use_kernels(model)
+    with pytest.raises(ValueError, match="model must be .* without use_kernels, got one with a"):
+        check_exports(model)
