@@ -30,9 +30,9 @@ def of_pieces():
     return tokenizer
 
 
-def answer(tokenizer, stops, is_stream, pieces=1):
-    """The text that a client gets, and what the engine was told."""
-    tokens, heard, cancelled = tokenizer.encode(TEXT).ids, [], []
+def answer(tokenizer, stops, is_stream, pieces=1, text=TEXT):
+    """The text that a client gets, and how often the engine was told to end."""
+    tokens, heard, cancelled = tokenizer.encode(text).ids, [], []
     handler = UntilStop(
         heard.append, stops, tokenizer, is_stream, lambda: cancelled.append(len(heard))
     )
@@ -71,6 +71,24 @@ def test_text_ends_before_the_first_stop_string(make, is_stream):
         expected = whole[: whole.index(stop)]
         assert answer(tokenizer, [stop], is_stream) == (expected, 1), stop
         assert answer(tokenizer, ["zz", stop, "on"], is_stream, 3)[0] == expected
+
+
+def test_no_byte_of_a_stop_string_stays():
+    """Its first character is several tokens, which alone are none."""
+    tokenizer = of_bytes()
+    assert all(len(tokenizer.encode(x).ids) > 1 for x in "ň東")
+    for text, stop in (("Hi ň, so", "ň"), ("Hello 東京, so", "東"), ("Hello 東京", "京")):
+        expected = text[: text.index(stop)]
+        for is_stream in (True, False):
+            assert answer(tokenizer, [stop], is_stream, text=text) == (expected, 1)
+
+
+def test_text_is_what_clients_see_but_for_those_who_stop_at_a_special_token():
+    tokenizer = of_bytes()
+    tokenizer.add_special_tokens(["<|end|>"])
+    text = "Hello wor<|end|>ld and so on"
+    assert answer(tokenizer, ["world"], True, text=text)[0] == "Hello "
+    assert answer(tokenizer, ["<|end|>"], True, text=text)[0] == "Hello wor"
 
 
 def test_without_one_all_of_the_text_comes():

@@ -297,17 +297,32 @@ def test_what_can_not_be_is_named(running, saved):
         ("stop", [""], r"stop must be a string or a list of strings, none empty, got \[''\]"),
         ("frequency_penalty", 3, "frequency_penalty must be a number from -2 to 2, got 3"),
         ("frequency_penalty", "x", "frequency_penalty must be a number from -2 to 2, got 'x'"),
-        ("logit_bias", {"3": 200}, r"logit_bias must have .* by tokens' numbers, got {'3': 200}"),
-        ("logit_bias", {"x": 1}, r"logit_bias must have .* by tokens' numbers, got {'x': 1}"),
-        ("logit_bias", {"200": 1}, "vocabulary size"),
+        ("stop", False, "stop must be a string or a list of strings, none empty, got False"),
+        *(
+            ("logit_bias", bias, "logit_bias must have numbers from -100 to 100 by tokens from 0")
+            for bias in ({"3": 200}, {"x": 1}, {"200": 1}, {"1_0": 3}, {"5": True}, [5])
+        ),
+        *(
+            ("generation_config", json.dumps({name: wrong}), f"generation_config's {name} must be")
+            for name, wrong in (
+                *(("no_repeat_ngram_size", x) for x in ("3", True, [1], -1)),
+                *(("suppress_tokens", x) for x in (5, [[1]], [200], [-1], [1.5], "x")),
+                *(("bad_words_ids", x) for x in ([], [5], [[]], [[200]])[1:]),
+                *(("max_new_tokens", x) for x in ("5", 0, 2.5, True, [2])),
+                *(("eos_token_id", x) for x in ("x", 1.5, ["x"])),
+                *(("repetition_penalty", x) for x in (0, "x", True)),
+                ("pad_token_id", "x"),
+                ("do_sample", "no"),
+            )
+        ),
+        ("generation_config", '[["max_new_tokens", 5]]', "must be JSON of settings"),
         ("n", 2, f"n must be 1 {unheeded}, got 2"),
         ("best_of", 2, f"best_of must be 1 {unheeded}, got 2"),
         ("echo", True, f"echo must be False {unheeded}, got True"),
         ("generation_config", "{", "generation_config must be JSON of settings, got '{'"),
         ("generation_config", "[1]", r"generation_config must be JSON of settings, got '\[1\]'"),
         ("logprobs", 2, f"logprobs must be False {unheeded}, got 2"),
-        ("generation_config", '{"repetition_penalty": 0.0}', "strictly positive float"),
-        ("generation_config", '{"stop_strings": [2]}', r"stop must be .*, got \[2\]"),
+        ("generation_config", '{"stop_strings": [2]}', r"stop_strings must be .*, got \[2\]"),
         ("generation_config", '{"num_beams": 2}', "must be without num_beams with .*, got 2"),
         ("generation_config", '{"max_length": 9}', "must be without max_length with .*, got 9"),
         (
@@ -389,6 +404,8 @@ def test_an_answer_ends_before_a_stop_string(running, saved):
     assert text_of(running, saved, stop="none of these").split() == answer
     settings = json.dumps({"stop_strings": answer[last], "max_new_tokens": 20})
     assert text_of(running, saved, generation_config=settings).split() == answer[:last]
+    both = text_of(running, saved, generation_config=settings, stop=[f"{answer[1]} "])
+    assert both.split() == answer[:1]
     wait_until(lambda: is_idle(running))  # the rest of the answers was not made
 
 
@@ -404,6 +421,11 @@ def test_penalties_and_biases_are_each_request_s_own(running, saved):
     settings = {"no_repeat_ngram_size": 1, "max_new_tokens": 20}
     different = text_of(running, saved, generation_config=json.dumps(settings)).split()
     assert len(set(different)) == len(different) == 20
+    words = sorted(int(word[1:]) for word in set(answer))
+    for name, without in ("suppress_tokens", words), ("bad_words_ids", [[x] for x in words]):
+        settings = json.dumps({name: without, "repetition_penalty": 2, "max_new_tokens": 20})
+        others = text_of(running, saved, generation_config=settings).split()
+        assert len(others) == 20 and not {*others} & {*answer}
     assert text_of(running, saved).split() == answer
 
 
@@ -421,6 +443,28 @@ def test_a_seed_gives_the_same_answer_again(running, saved):
     answers = [answer(c) for c in [client._send({**body, "seed": seed}) for seed in seeds]]
     assert answers[0] == answers[2] == answers[4] == answer(client._send({**body, "seed": 1}))
     assert len(set(answers)) == 3
+
+
+def test_a_seeded_request_without_a_token_fails_alone(running, saved):
+    client, question = running.client, saved.questions[0]
+    settings = {"do_sample": True, "max_new_tokens": 9, "suppress_tokens": [*range(200)]}
+    wrong = {"generation_config": json.dumps(settings), "seed": 1}
+    with closing(client._send(client._body(question, ANSWER))) as other:
+        with closing(client._send({**client._body(question, 9), **wrong})) as connection:
+            assert connection.getresponse().status == 500
+        text = client._choice(json.loads(client._response(other).read()))["text"]
+    assert text.split() == question.answer[:ANSWER]
+
+
+def test_a_client_that_waits_for_a_stop_string_may_hang_up(running):
+    active = running.manager.batch_processor.scheduler.active_requests
+    question = Question("w1", [])
+    for stream in (False, True):
+        body = {**running.client._body(question, ENDLESS), "stop": "never", "stream": stream}
+        connection = running.client._send(body)
+        wait_until(lambda: len(active) == 1)
+        connection.close()
+        wait_until(lambda: is_idle(running))  # its task, too
 
 
 def test_other_servers_are_left_alone():

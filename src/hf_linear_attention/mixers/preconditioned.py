@@ -105,7 +105,8 @@ class PreconditionedDeltaRule(DeltaRule):
         of_values = v.shape[2] // k.shape[2]
         q, k, written = (x.repeat_interleave(of_values, 2) for x in (q, k, written))
         q, beta = q * self.heads.key_dim**-0.5, beta[..., None]
-        decay = log_decay.exp().view(*log_decay.shape[:3], -1)
+        decay = log_decay.exp()
+        decay = decay if decay.dim() == 4 else decay[..., None]
         return DPLRInputs(
             *(q.to(v.dtype), written.to(v.dtype), (beta * v).to(v.dtype)),
             *(-beta * decay * k, written, log_decay),

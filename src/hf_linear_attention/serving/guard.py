@@ -14,7 +14,11 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
+from transformers.generation.continuous_batching.requests import (
+    GenerationOutput,
+    RequestState,
+    RequestStatus,
+)
 
 from .over_http import (
     ARRIVALS,
@@ -128,7 +132,8 @@ class GuardedManager(ContinuousBatchingManager):
             float(body.get("frequency_penalty") or 0),
             float(body.get("presence_penalty") or 0),
         )
-        sampling = Sampling(self.model, config, penalties, body.get("seed"))
+        seed = None if body.get("seed") is None else int(body["seed"])
+        sampling = Sampling(self.model, config, penalties, seed)
         state.logit_processor_kwargs[KEY] = sampling
 
     def register_result_handler(self, request_id: str, callback: Any) -> None:
@@ -162,7 +167,7 @@ class GuardedManager(ContinuousBatchingManager):
             self.cancel_request(request_id)
             # The server's function waits for an answer, even if only to end; and the listener stays
             # for what the engine may still say.
-            listener[0](GenerationOutput(request_id))
+            listener[0](GenerationOutput(request_id, status=RequestStatus.FINISHED))
 
     def _forget(self, request_id: str) -> None:
         """Of a request that gets no last output, who waits for it."""
@@ -205,9 +210,11 @@ class Door(queue.Queue):
             if manager.batch_processor is not None:
                 manager.batch_processor.scheduler.admit(item)
             self._check_room(self._limit_over_http())
-        except (ValueError, queue.Full) as error:
+        except Exception as error:
             manager._forget(item.request_id)
-            raise http_error(error) from None
+            if isinstance(error, (ValueError, queue.Full)):
+                raise http_error(error) from None
+            raise
         ARRIVALS.end()
         is_stream = item.streaming
         requested = REQUESTED.get()

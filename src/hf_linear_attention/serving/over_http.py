@@ -28,6 +28,7 @@ from transformers.generation.continuous_batching.continuous_api import Backgroun
 from transformers.utils.import_utils import is_serve_available
 
 from ..model.auto import observe_server
+from .admission import is_integer
 from .allocators import LINEAR
 from .sampling import BY_HISTORY, WARPERS
 
@@ -89,7 +90,7 @@ class Requested(NamedTuple):
 
     config: made of its body; what the server still writes to it after `checked` is another API's
     reading of penalties.
-    settings: those of `BY_HISTORY`, before that.
+    settings: those of SETTINGS_OF_STATES, before that.
     """
 
     config: GenerationConfig
@@ -99,8 +100,8 @@ class Requested(NamedTuple):
 
     @property
     def stop_strings(self) -> list[str]:
-        found = self.body.get("stop") or self.config.stop_strings or []
-        return [found] if isinstance(found, str) else list(found)
+        given = self.body.get("stop"), self.settings["stop_strings"]
+        return [x for some in given for x in ([some] if isinstance(some, str) else some or []) if x]
 
     @property
     def tokenizer(self) -> Any:
@@ -173,17 +174,21 @@ def checked(
 ) -> GenerationConfig:
     """What is made of a request's body; or the error that is answered with 400."""
     has_states = LINEAR in getattr(model.config, "active_layer_types", ())
+    vocab_size = model.config.get_text_config().vocab_size
     if not has_states:  # no engine here waits for it
         ARRIVALS.end()
     try:
         check_numbers(body)
         check_unheeded(body, has_states)
-        check_stop(body.get("stop"))
-        check_bias(body.get("logit_bias"))
+        check_settings(settings_of(body), has_states, vocab_size)
+        check_stop("stop", body.get("stop"))
+        check_bias(body.get("logit_bias"), vocab_size)
     except ValueError as error:
         raise http_error(error) from None
     config = make()
-    settings = {name: getattr(config, name, None) for name in BY_HISTORY}
+    settings = {name: getattr(config, name, None) for name in SETTINGS_OF_STATES}
+    if settings["repetition_penalty"] is not None:
+        settings["repetition_penalty"] = float(settings["repetition_penalty"])  # as it has to be
     REQUESTED.set(Requested(config, settings, body, processor))
     return config
 
@@ -204,25 +209,34 @@ def check_numbers(body: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be {number.kind}, got {value!r}")
 
 
-def check_stop(stop: Any) -> None:
+def check_stop(name: str, stop: Any) -> None:
     """Raises a ValueError for what is no string, nor a list of some."""
-    strings = stop if isinstance(stop, list) else [stop or "."]
-    if not all(isinstance(x, str) and x for x in strings):
-        raise ValueError(f"stop must be a string or a list of strings, none empty, got {stop!r}")
+    strings = stop if isinstance(stop, list) else [stop]
+    are_right = all(isinstance(x, str) and x for x in strings)
+    if not (stop is None or stop == "" or are_right):
+        raise ValueError(f"{name} must be a string or a list of strings, none empty, got {stop!r}")
 
 
-def check_bias(bias: Any) -> None:
+def check_bias(bias: Any, vocab_size: int) -> None:
     """Raises a ValueError for what is no table of numbers by tokens."""
     if bias is None:
         return
-    try:
-        is_right = all(int(token) >= 0 and -100 <= number <= 100 for token, number in bias.items())
-    except (AttributeError, TypeError, ValueError):
-        is_right = False
+    is_right = isinstance(bias, dict) and all(
+        str(token).isdecimal()
+        and int(token) < vocab_size
+        and is_number(number)
+        and -100 <= number <= 100
+        for token, number in bias.items()
+    )
     if not is_right:
         raise ValueError(
-            f"logit_bias must have numbers from -100 to 100 by tokens' numbers, got {bias!r}"
+            f"logit_bias must have numbers from -100 to 100 by tokens from 0 to {vocab_size - 1}, "
+            f"got {bias!r}"
         )
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
 def check_unheeded(body: dict[str, Any], has_states: bool) -> None:
@@ -234,21 +248,64 @@ def check_unheeded(body: dict[str, Any], has_states: bool) -> None:
             raise ValueError(
                 f"{name} must be {neutral[0]!r} or left out with continuous batching, got {value!r}"
             )
-    if body.get("generation_config") is None:
-        return
+
+
+def settings_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What a body's `generation_config` has; a ValueError if that is none."""
+    given = body.get("generation_config")
+    if given is None:
+        return {}
     try:
-        settings = dict(json.loads(body["generation_config"]))
+        settings = json.loads(given)
     except (TypeError, ValueError):
-        message = f"generation_config must be JSON of settings, got {body['generation_config']!r}"
-        raise ValueError(message) from None
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(f"generation_config must be JSON of settings, got {given!r}")
+    return settings
+
+
+def check_settings(settings: dict[str, Any], has_states: bool, vocab_size: int) -> None:
+    """Raises a ValueError for one that is not heeded, or is none of its values."""
     heeded = SETTINGS | SETTINGS_OF_STATES if has_states else SETTINGS
     defaults = GenerationConfig._get_default_generation_params()
-    check_stop(settings.get("stop_strings"))
     for name, value in settings.items():
         if name not in heeded and value is not None and value != defaults.get(name):
             raise ValueError(
                 f"generation_config must be without {name} with continuous batching, got {value!r}"
             )
+    check_stop("stop_strings", settings.get("stop_strings"))
+
+    def is_token(x: Any) -> bool:
+        return is_integer(x) and 0 <= x < vocab_size
+
+    def are_tokens(x: Any) -> bool:
+        return isinstance(x, list) and all(map(is_token, x))
+
+    def is_end(x: Any) -> bool:  # -1: none
+        return all(map(is_integer, x)) if isinstance(x, list) else is_integer(x)
+
+    tokens = f"tokens from 0 to {vocab_size - 1}"
+    kinds: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "do_sample": ("true or false", lambda x: isinstance(x, bool)),
+        "max_new_tokens": (COUNT.kind, lambda x: is_integer(x) and x >= 1),
+        "eos_token_id": ("a token or a list of some", is_end),
+        "pad_token_id": ("a token", is_integer),
+        "bos_token_id": ("a token", is_integer),
+        "no_repeat_ngram_size": (
+            "a whole number from 0 on",
+            lambda x: is_integer(x) and x >= 0,
+        ),
+        "repetition_penalty": ("a number above 0", lambda x: is_number(x) and x > 0),
+        "suppress_tokens": (f"a list of {tokens}", are_tokens),
+        "bad_words_ids": (
+            f"lists of {tokens}",
+            lambda x: isinstance(x, list) and all(are_tokens(y) and y for y in x),
+        ),
+    }
+    for name, (kind, is_right) in kinds.items():
+        value = settings.get(name)
+        if value is not None and not is_right(value):
+            raise ValueError(f"generation_config's {name} must be {kind}, got {value!r}")
 
 
 def whole_number(variable: str) -> int | None:

@@ -6,6 +6,7 @@ Shapes: N rows of logits, V size of the vocabulary.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,6 +79,9 @@ class Sampling:
         for name, value in zip(WARPERS, self.settings, strict=False):
             if value is not None and (name, value) != ("top_k", 0):  # which stands for none
                 check_range(name, value)
+        config = copy.copy(config)
+        ends = config.eos_token_id  # which Transformers looks for where generate() has put them
+        config._eos_token_tensor = None if ends is None else torch.tensor(ends).view(-1)
         made = model._get_logits_processor(config, input_ids_seq_length=1)  # there is a prompt
         self.warpers, self.by_history = (
             LogitsProcessorList(x for x in made if isinstance(x, tuple(table.values())))
@@ -130,7 +134,7 @@ class Sampling:
         if not self.draws:
             return only(logits.argmax(-1, keepdim=True), logits)
         logits = self.warpers(None, logits)
-        if self.generator is None:
+        if self.generator is None or not math.isfinite(logits.amax()):  # which give no token
             return logits
         return only(logits.softmax(-1).multinomial(1, generator=self.generator), logits)
 

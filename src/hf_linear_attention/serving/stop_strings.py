@@ -5,6 +5,7 @@ The engine knows tokens, and ends at those that end a text. So what it says of s
 through here on its way to the server, which is given only what no stop string can begin with.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,10 @@ class UntilStop:
     ):
         self.callback, self.stops, self.tokenizer = callback, stops, tokenizer
         self.is_stream, self.cancel = is_stream, cancel
-        self.stream = DecodeStream([], skip_special_tokens=False)  # which may be stop strings
+        # Clients see no special tokens; but who stops at one has it looked for.
+        special = [x.content for x in tokenizer.get_added_tokens_decoder().values() if x.special]
+        self.skips = not any(x in stop for x in special for stop in stops)
+        self.stream = DecodeStream([], skip_special_tokens=self.skips)
         self.text = ""
         self.ends: list[int] = []  # of the text, after each token
         self.has_ended = False
@@ -67,7 +71,11 @@ class UntilStop:
         return len(self.ends)
 
     def _until(self, at: int) -> int:
-        return sum(end <= at for end in self.ends)
+        """How many tokens give the text up to there; none that begins a later character."""
+        number = bisect.bisect_right(self.ends, at)
+        while number > 0 and self.ends[number - 1] == (self.ends[number - 2] if number > 1 else 0):
+            number -= 1
+        return number
 
     def _end(self, output: GenerationOutput, at: int, is_last: bool) -> None:
         kept = output.generated_tokens[: self._until(at)]
@@ -92,5 +100,5 @@ class UntilStop:
         return kept
 
     def _decoded(self, tokens: list[int]) -> str:
-        stream = DecodeStream([], skip_special_tokens=False)
+        stream = DecodeStream([], skip_special_tokens=self.skips)
         return "".join(stream.step(self.tokenizer, token) or "" for token in tokens)
