@@ -77,7 +77,7 @@ def test_no_byte_of_a_stop_string_stays():
     """Its first character is several tokens, which alone are none."""
     tokenizer = of_bytes()
     assert all(len(tokenizer.encode(x).ids) > 1 for x in "ň東")
-    for text, stop in (("Hi ň, so", "ň"), ("Hello 東京, so", "東"), ("Hello 東京", "京")):
+    for text, stop in (("Hi ň, so", "ň"), ("Hello 東京, so", "東")):
         expected = text[: text.index(stop)]
         for is_stream in (True, False):
             assert answer(tokenizer, [stop], is_stream, text=text) == (expected, 1)

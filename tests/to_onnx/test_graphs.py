@@ -78,9 +78,9 @@ def test_fields_are_refused_by_name(fields, message):
 def test_another_model_or_dtype_is_refused():
     with pytest.raises(ValueError, match="model must be in float32 or float16, got torch.bfloat16"):
         check_exports(tiny_model(dtype=torch.bfloat16))
-    with pytest.raises(
-        ValueError, match="model must be a LinearAttentionForCausalLM, got a Linear"
-    ):
+    with pytest.raises(ValueError, match="model must be in eval mode, got training=True"):
+        check_exports(tiny_model(dtype=torch.float32).train())
+    with pytest.raises(ValueError, match="model must be a LinearAttention.* got a Linear"):
         check_exports(torch.nn.Linear(1, 1))
 
 
@@ -133,8 +133,12 @@ def test_inputs_have_the_names_of_transformers_js(gated_deltanet):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("variant", ["preset_gated_deltanet", "preset_gla", "paper"])
-def test_a_hundred_thousand_tokens_in_pieces(variant, tmp_path):
+@pytest.mark.parametrize(
+    ("variant", "tolerance"),
+    [("preset_gated_deltanet", 1e-4), ("preset_gla", 1e-4), ("preset_kda", 1e-4), ("paper", 4e-3)],
+)
+def test_a_hundred_thousand_tokens_in_pieces(variant, tolerance, tmp_path):
+    """Where nothing is forgotten ONNX Runtime's sums, plain float32 ones, drift."""
     fields = {**VARIANTS[variant], "initializer_range": 0.1}
     model = tiny_model(dtype=torch.float32, **fields)
     session = session_of(model, tmp_path)
@@ -145,7 +149,7 @@ def test_a_hundred_thousand_tokens_in_pieces(variant, tmp_path):
         logits, states = read(session, states, ids[:, start:stop], mask[:, :stop])
     with torch.no_grad():
         exact = tiny_model(**fields)(torch.from_numpy(ids), logits_to_keep=50).logits.numpy()
-    assert distance(logits[:, -50:], exact) < 1e-4
+    assert distance(logits[:, -50:], exact) < tolerance
 
 
 @torch.no_grad()

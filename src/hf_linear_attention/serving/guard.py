@@ -171,8 +171,10 @@ class GuardedManager(ContinuousBatchingManager):
 
     def _forget(self, request_id: str) -> None:
         """Of a request that gets no last output, who waits for it."""
-        with self.output_router._lock:
-            self.output_router.result_handlers.pop(request_id, None)
+        router: Any = self.output_router
+        with router._lock:
+            if router.result_handlers.pop(request_id, None) is not None:
+                router.forgotten.append(request_id)
 
 
 class Door(queue.Queue):

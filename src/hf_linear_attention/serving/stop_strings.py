@@ -68,7 +68,7 @@ class UntilStop:
         for at in range(max(0, len(self.text) - longest + 1), len(self.text)):
             if any(stop.startswith(self.text[at:]) for stop in self.stops):
                 return self._until(at)
-        return len(self.ends)
+        return self._until(len(self.text))
 
     def _until(self, at: int) -> int:
         """How many tokens give the text up to there; none that begins a later character."""

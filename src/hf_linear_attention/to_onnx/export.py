@@ -61,8 +61,8 @@ def export_onnx(
     "present_…". Of any B and T, also in pieces; tokens that the mask hides leave no trace.
 
     Args:
-        model: in float32 or float16, on the CPU: one of ours, or a causal language model of
-            Transformers whose type is in `to_onnx.stock.STOCK`, as it was loaded.
+        model: in eval mode, in float32 or float16, on the CPU: one of ours, or a causal language
+            model of Transformers whose type is in `to_onnx.stock.STOCK`, as it was loaded.
         folder: where these files are written; it is made where there is none.
         bits: 8 or 4, of weights and embeddings; None: those of the model's dtype.
         standard: whether the graph has the operators of ONNX 27 alone, in place of ONNX Runtime's
@@ -86,8 +86,6 @@ def export_onnx(
             f"bits must be None with standard=True, got {bits}: ONNX has no operator for products "
             "with such weights"
         )
-    was_training = model.training
-    model.eval()
     folder = Path(folder)
     file = folder / "onnx" / f"model{SUFFIXES[model.dtype, bits]}.onnx"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,9 +111,7 @@ def export_onnx(
     model.generation_config.save_pretrained(folder)
     shutil.copy(Path(__file__).with_name("generate.py"), folder)
     progress("comparing the folder's answers with the model's")
-    compared = compare(model, file)
-    model.train(was_training)
-    return compared
+    return compare(model, file)
 
 
 def described(model: PreTrainedModel) -> str:

@@ -39,6 +39,12 @@ def check_exports(model: nn.Module) -> None:
     config: Any = model.config
     if model.dtype not in (torch.float32, torch.float16):
         raise ValueError(f"model must be in float32 or float16, got {model.dtype}")
+    if model.training:
+        raise ValueError("model must be in eval mode, got training=True: call eval() first")
+    if model.device.type != "cpu":
+        raise ValueError(f"model must be on the CPU, got one on {model.device}")
+    if getattr(model, "is_quantized", False):
+        raise ValueError("model must have weights that are not quantised: graphs round them anew")
     if config._attn_implementation not in ("sdpa", "eager"):
         raise ValueError(
             "attn_implementation must be 'sdpa' or 'eager' for ONNX, got "
