@@ -169,7 +169,7 @@ def test_what_is_written_in_place_is_written():
         (aten.add.Tensor, ["a", 2.0], False),  # a number where the library takes tensors
         (aten.as_strided.default, ["a", ["b"], [1], 0], False),
         (aten.view.default, ["a", [4]], False),  # all views are by strides
-        (aten.tanh.default, ["a"], False),
+        (aten.sinh.default, ["a"], False),
         (ops.linear.default, ["a", "b", None], True),
         (ops.linear.default, ["a", None, None], False),
         (ops.int8_linear.default, ["a", "b", "c", None, None], True),  # rounds_x has a default
