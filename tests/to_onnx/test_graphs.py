@@ -20,6 +20,8 @@ REFUSED = {
     "preset_precond_gdn": "'preconditioned'",
     "preset_precond_kda": "'preconditioned'",
     "preset_rwkv7": "'rwkv7'",
+    "preset_rwkv6": "'rwkv6'",
+    "preset_mamba3": "'mamba3'",
 }
 # Sums of products of features that cancel: no two orders of summation agree.
 ILL_CONDITIONED = ("preset_polynomial",)
