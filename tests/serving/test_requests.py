@@ -4,10 +4,12 @@
 import asyncio
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of, wait_until
 from hf_linear_attention.serving import guard, over_http
@@ -315,3 +317,15 @@ def test_prompts_wait_for_those_that_come_with_them(ends, monkeypatch):
             assert len(tokens_of(results(manager, [request]))[0]) == 3
         finally:
             over_http.ARRIVALS.end()
+
+
+@pytest.mark.parametrize("sampling", [None, "of each request"])
+def test_stop_strings_are_heeded_where_requests_have_settings_of_their_own(sampling):
+    """A model's generation_config may have some: elsewhere its requests are none that stream."""
+    requested = over_http.Requested(GenerationConfig(), {"stop_strings": "w1"}, {}, None)
+    token = over_http.REQUESTED.set(requested)
+    try:
+        manager = SimpleNamespace(sampling=sampling)
+        assert guard.GuardedManager.heeds_stop_strings(manager) == (sampling is not None)
+    finally:
+        over_http.REQUESTED.reset(token)

@@ -456,6 +456,18 @@ def test_a_seeded_request_without_a_token_fails_alone(running, saved):
     assert text.split() == question.answer[:ANSWER]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_waits_for_a_stop_string_may_hang_up(stream, running):
+    active = running.manager.batch_processor.scheduler.active_requests
+    body = {**running.client._body(Question("w1", []), ENDLESS), "stop": "never", "stream": stream}
+    connection = running.client._send(body)
+    if stream:  # whoever does not wait for the answer to begin is heard when it does
+        connection.getresponse().readline()
+    wait_until(lambda: len(active) == 1)
+    connection.close()
+    wait_until(lambda: is_idle(running))  # its task, too, and no output is left
+
+
 def test_other_servers_are_left_alone():
     """Signals stay where no `transformers serve` runs in this thread."""
     before = signal.getsignal(signal.SIGTERM)

@@ -16,7 +16,6 @@ import math
 import queue
 import threading
 import warnings
-from collections import deque
 from typing import Any
 
 import torch
@@ -160,8 +159,6 @@ class SlotManager(GuardedManager, SharingManager):
         """As in Transformers; and what was ready before goes to the handler first."""
         router = self.output_router
         with router._lock:
-            while request_id in router.forgotten:
-                router.forgotten.remove(request_id)
             super().register_result_handler(request_id, callback)
             router.deliver_batch(take_outputs(router.output_queue, request_id))
 
@@ -174,12 +171,6 @@ class OrderedRouter(OutputRouter):
     def __init__(self):
         super().__init__()
         self._lock = threading.RLock()
-        self.forgotten: deque[str] = deque(maxlen=1000)  # the ids of the last
-
-    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
-        """As in Transformers; but nobody waits for those of a request that was cancelled."""
-        with self._lock:
-            super().deliver_batch([x for x in outputs if x.request_id not in self.forgotten])
 
     def deliver(self, output: GenerationOutput) -> None:
         self.deliver_batch([output])  # which looks for a handler and acts under one lock

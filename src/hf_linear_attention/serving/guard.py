@@ -14,11 +14,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import (
-    GenerationOutput,
-    RequestState,
-    RequestStatus,
-)
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
 from .over_http import (
     ARRIVALS,
@@ -136,12 +132,17 @@ class GuardedManager(ContinuousBatchingManager):
         sampling = Sampling(self.model, config, penalties, seed)
         state.logit_processor_kwargs[KEY] = sampling
 
+    def heeds_stop_strings(self) -> bool:
+        """Of the request over HTTP that is answered: where requests have settings of their own."""
+        requested = REQUESTED.get()
+        return self.sampling is not None and requested is not None and bool(requested.stop_strings)
+
     def register_result_handler(self, request_id: str, callback: Any) -> None:
         """As in Transformers, where two clients that use one id get each other's answers."""
         requested = REQUESTED.get()
         if request_id in self.output_router.result_handlers and requested is not None:
             raise http_error(already_there(request_id))
-        if self.sampling is not None and requested is not None and requested.stop_strings:
+        if requested is not None and self.heeds_stop_strings():
             callback = UntilStop(
                 callback,
                 requested.stop_strings,
@@ -167,14 +168,12 @@ class GuardedManager(ContinuousBatchingManager):
             self.cancel_request(request_id)
             # The server's function waits for an answer, even if only to end; and the listener stays
             # for what the engine may still say.
-            listener[0](GenerationOutput(request_id, status=RequestStatus.FINISHED))
+            listener[0](GenerationOutput(request_id))
 
     def _forget(self, request_id: str) -> None:
         """Of a request that gets no last output, who waits for it."""
-        router: Any = self.output_router
-        with router._lock:
-            if router.result_handlers.pop(request_id, None) is not None:
-                router.forgotten.append(request_id)
+        with self.output_router._lock:
+            self.output_router.result_handlers.pop(request_id, None)
 
 
 class Door(queue.Queue):
@@ -212,15 +211,14 @@ class Door(queue.Queue):
             if manager.batch_processor is not None:
                 manager.batch_processor.scheduler.admit(item)
             self._check_room(self._limit_over_http())
-        except Exception as error:
+        except Exception as error:  # whatever it is, the id is free again
             manager._forget(item.request_id)
             if isinstance(error, (ValueError, queue.Full)):
                 raise http_error(error) from None
             raise
         ARRIVALS.end()
         is_stream = item.streaming
-        requested = REQUESTED.get()
-        if requested is not None and requested.stop_strings:
+        if manager.heeds_stop_strings():
             item.streaming = True  # to be seen token by token
         super().put(item, block, timeout)
         if not is_stream:  # the server itself listens to clients of streams

@@ -43,7 +43,9 @@ class UntilStop:
     def __call__(self, output: GenerationOutput) -> None:
         if self.has_ended:
             return
-        tokens, is_last = output.generated_tokens, output.is_finished()
+        tokens = output.generated_tokens
+        has_left = output.status is RequestStatus.PENDING  # says the manager of a client
+        is_last = output.is_finished() or has_left
         for token in tokens[len(self.ends) :]:
             if (at := self._add(token)) is not None:
                 self._end(output, at, is_last)
