@@ -54,6 +54,18 @@ def delta_names(keys: Keys) -> list[Rule]:
     ]
 
 
+# Keys of models whose values share keys, but for Kimi Delta Attention.
+GROUPED: Keys = {
+    "num_hidden_layers": 21,
+    "num_heads": 6,
+    "num_v_heads": None,
+    "head_dim": 256,
+    "expand_v": 2.0,
+    "use_short_conv": True,
+    "conv_size": 4,
+}
+
+
 def grouped_fields(keys: Keys) -> dict[str, Any]:
     """The fields for heads of values that share keys. fla's head_dim is the size of a key."""
     H, K = keys["num_heads"], keys["head_dim"]
@@ -146,9 +158,9 @@ def gated_deltanet_fields(keys: Keys) -> dict[str, Any]:
     }
 
 
-def gated_deltanet_keys(config: Any) -> Keys:
+def gated_deltanet_keys(config: Any, mixer: str = "delta_rule") -> Keys:
     return {
-        **delta_keys(config, "per_token"),
+        **delta_keys(config, "per_token", mixer),
         **grouped_keys(config),
         "use_gate": config.is_gated,
         "output_gate_activation": config.gate_act if config.is_gated else "swish",
@@ -170,15 +182,9 @@ def gated_deltanet_names(keys: Keys) -> list[Rule]:
 GATED_DELTANET = Family(
     class_name="GatedDeltaNet",
     keys={
-        "num_hidden_layers": 21,
-        "num_heads": 6,
-        "num_v_heads": None,
-        "head_dim": 256,
-        "expand_v": 2.0,
+        **GROUPED,
         "use_gate": True,
         "output_gate_activation": "swish",
-        "use_short_conv": True,
-        "conv_size": 4,
         "allow_neg_eigval": False,
     },
     needs={**CONVOLVED, "output_gate_activation": tuple(GATES)},
@@ -208,7 +214,7 @@ def product_keys(config: Any) -> Keys:
     keys = grouped_keys(config)
     expect(config, linear_num_value_heads=keys["num_heads"])
     return {
-        **delta_keys(config, decay, mixer="delta_product"),
+        **delta_keys(config, decay, "delta_product"),
         **keys,
         "num_householder": config.num_householder,
         "use_forget_gate": decay == "per_token",
@@ -230,14 +236,9 @@ def product_names(keys: Keys) -> list[Rule]:
 GATED_DELTAPRODUCT = Family(
     class_name="GatedDeltaProduct",
     keys={
-        "num_hidden_layers": 21,
-        "num_heads": 6,
-        "head_dim": 256,
-        "expand_v": 2.0,
+        **{name: x for name, x in GROUPED.items() if name != "num_v_heads"},
         "use_output_gate": True,
         "use_forget_gate": False,
-        "use_short_conv": True,
-        "conv_size": 4,
         "allow_neg_eigval": False,
         "num_householder": 1,
     },
@@ -263,7 +264,7 @@ def comba_fields(keys: Keys) -> dict[str, Any]:
 
 def comba_keys(config: Any) -> Keys:
     return {
-        **delta_keys(config, "per_token", mixer="comba"),
+        **delta_keys(config, "per_token", "comba"),
         **grouped_keys(config),
         "use_output_gate": config.is_gated,
     }
@@ -281,14 +282,8 @@ def comba_names(keys: Keys) -> list[Rule]:
 COMBA = Family(
     class_name="Comba",
     keys={
-        "num_hidden_layers": 21,
-        "num_heads": 6,
-        "num_v_heads": None,
-        "head_dim": 256,
-        "expand_v": 2.0,
+        **GROUPED,
         "use_output_gate": True,
-        "use_short_conv": True,
-        "conv_size": 4,
     },
     needs=CONVOLVED,
     fields=comba_fields,
@@ -317,10 +312,10 @@ def kda_fields(keys: Keys) -> dict[str, Any]:
     }
 
 
-def kda_keys(config: Any) -> Keys:
+def kda_keys(config: Any, mixer: str = "delta_rule") -> Keys:
     is_bounded = config.decay == "kda_bounded"
     return {
-        **delta_keys(config, config.decay if is_bounded else "kda"),
+        **delta_keys(config, config.decay if is_bounded else "kda", mixer),
         **grouped_keys(config),
         "safe_gate": is_bounded,
         "lower_bound": config.decay_lower_bound if is_bounded else None,
@@ -369,11 +364,11 @@ def squash_fields(keys: Keys) -> dict[str, Any]:
     return {"mixer": "preconditioned", **{name: keys[name] for name in SQUASH}}
 
 
-def one_kind_of_attention(keys: Keys) -> Keys:
-    """The keys, whose `attn` these models take as an object alone."""
+def with_squash(config: Any, keys: Keys) -> Keys:
+    """The keys, whose `attn` these models take as an object alone, and the preconditioner's."""
     if isinstance(keys["attn"], list):
         raise ValueError("layer_types must hold one kind of softmax layers, got two")
-    return keys
+    return {**keys, **{name: getattr(config, name) for name in SQUASH}}
 
 
 def preconditioner_names(dt_proj: str) -> list[Rule]:
@@ -391,13 +386,9 @@ def precond_gated_deltanet_fields(keys: Keys) -> dict[str, Any]:
 
 
 def precond_gated_deltanet_keys(config: Any) -> Keys:
-    keys = {
-        **delta_keys(config, "per_token", mixer="preconditioned"),
-        **grouped_keys(config),
-        **{name: getattr(config, name) for name in SQUASH},
-        "use_gate": config.is_gated,
-    }
-    return one_kind_of_attention(keys)
+    keys = gated_deltanet_keys(config, "preconditioned")
+    del keys["output_gate_activation"]
+    return with_squash(config, keys)
 
 
 def precond_gated_deltanet_names(keys: Keys) -> list[Rule]:
@@ -407,14 +398,8 @@ def precond_gated_deltanet_names(keys: Keys) -> list[Rule]:
 PRECOND_GATED_DELTANET = Family(
     class_name="PrecondGatedDeltaNet",
     keys={
-        "num_hidden_layers": 21,
-        "num_heads": 6,
-        "num_v_heads": None,
-        "head_dim": 256,
-        "expand_v": 2.0,
+        **GROUPED,
         "use_gate": True,
-        "use_short_conv": True,
-        "conv_size": 4,
         "allow_neg_eigval": False,
         **SQUASH,
     },
@@ -434,16 +419,8 @@ def precond_kda_fields(keys: Keys) -> dict[str, Any]:
 
 
 def precond_kda_keys(config: Any) -> Keys:
-    is_bounded = config.decay == "kda_bounded"
     expect(config, linear_num_value_heads=config.linear_num_key_heads)
-    keys = {
-        **delta_keys(config, config.decay if is_bounded else "kda", mixer="preconditioned"),
-        **grouped_keys(config),
-        **{name: getattr(config, name) for name in SQUASH},
-        "safe_gate": is_bounded,
-        "lower_bound": config.decay_lower_bound if is_bounded else None,
-    }
-    return one_kind_of_attention(keys)
+    return with_squash(config, kda_keys(config, "preconditioned"))
 
 
 def precond_kda_names(keys: Keys) -> list[Rule]:

@@ -35,54 +35,83 @@ PROJECTED = ("g_proj", "v_proj", "B_proj", "C_proj", "dt_proj")  # in_proj, in t
 CONVOLVED = ("v_conv1d", "B_conv1d", "C_conv1d")
 
 
-def mamba2_fields(keys: Keys) -> dict[str, Any]:
+# Keys of Mamba-2 and Mamba-3, and those that are fields of ours, by our names.
+KEYS: Keys = {
+    **OF_ALL,
+    "num_hidden_layers": 48,
+    "hidden_act": "silu",
+    "norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "expand": 2,
+    "head_dim": 64,
+    "n_groups": 1,
+    "state_size": 128,
+    "use_bias": False,
+    "dt_min": 0.001,
+    "dt_max": 0.1,
+    "dt_init_floor": 1e-4,
+}
+FIELDS = {
+    "linear_num_key_heads": "n_groups",
+    "linear_key_head_dim": "state_size",
+    "linear_value_head_dim": "head_dim",
+    "attention_bias": "use_bias",
+    "time_step_min": "dt_min",
+    "time_step_max": "dt_max",
+    "time_step_floor": "dt_init_floor",
+}
+
+
+def mamba_fields(keys: Keys) -> dict[str, Any]:
+    """The fields that both set alike."""
     D = whole("hidden_size * expand", keys["hidden_size"] * keys["expand"])
     H = whole("hidden_size * expand / head_dim", D / keys["head_dim"])
-    low, high = keys["dt_limit"]
     return {
-        "mixer": "mamba2",
-        "decay": "none",
-        "feature_map": "identity",
-        "normalizer": "rms_norm_of_gated",
-        "gate_act": "silu",
         "intermediate_size": 0,
         "num_attention_heads": H,
         "head_dim": keys["head_dim"],
-        "linear_num_key_heads": keys["n_groups"],
         "linear_num_value_heads": H,
-        "linear_key_head_dim": keys["state_size"],
-        "linear_value_head_dim": keys["head_dim"],
-        "attention_bias": keys["use_bias"],
-        "conv_kernel_size": keys["conv_kernel"],
-        "conv_bias": keys["use_conv_bias"],
-        "time_step_min": keys["dt_min"],
-        "time_step_max": keys["dt_max"],
-        "time_step_floor": keys["dt_init_floor"],
-        "time_step_limit": None if (low, high) == (0.0, math.inf) else [low, high],
-        "position_embedding_type": "none",
+        **{ours: keys[theirs] for ours, theirs in FIELDS.items()},
     }
 
 
-def mamba2_keys(config: Any) -> Keys:
-    expect(config, mixer="mamba2", intermediate_size=0)
+def mamba_keys(config: Any, mixer: str) -> Keys:
+    """The keys that both set alike; a ValueError for other layers."""
+    expect(config, mixer=mixer, intermediate_size=0)
     expect(config, attention_out_bias=config.attention_bias, gate_bias=config.attention_bias)
     if {*config.active_layer_types} != {LINEAR}:
         expect(config, layer_types=[LINEAR] * config.num_hidden_layers)
     D = config.linear_num_value_heads * config.linear_value_head_dim
     return {
         "expand": share_of(D, config.hidden_size),
-        "head_dim": config.linear_value_head_dim,
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "hidden_act": "silu",
+    }
+
+
+def mamba2_fields(keys: Keys) -> dict[str, Any]:
+    low, high = keys["dt_limit"]
+    return {
+        **mamba_fields(keys),
+        "mixer": "mamba2",
+        "decay": "none",
+        "feature_map": "identity",
+        "normalizer": "rms_norm_of_gated",
+        "gate_act": "silu",
+        "conv_kernel_size": keys["conv_kernel"],
+        "conv_bias": keys["use_conv_bias"],
+        "time_step_limit": None if (low, high) == (0.0, math.inf) else [low, high],
+        "position_embedding_type": "none",
+    }
+
+
+def mamba2_keys(config: Any) -> Keys:
+    return {
+        **mamba_keys(config, "mamba2"),
         "num_heads": config.linear_num_value_heads,
-        "n_groups": config.linear_num_key_heads,
-        "state_size": config.linear_key_head_dim,
-        "use_bias": config.attention_bias,
         "conv_kernel": config.conv_kernel_size,
         "use_conv_bias": config.conv_bias,
-        "dt_min": config.time_step_min,
-        "dt_max": config.time_step_max,
-        "dt_init_floor": config.time_step_floor,
         "dt_limit": list(config.time_step_limit or (0.0, math.inf)),
-        "hidden_act": "silu",
     }
 
 
@@ -104,21 +133,9 @@ def mamba2_names(keys: Keys) -> list[Rule]:
 MAMBA2 = Family(
     class_name="Mamba2",
     keys={
-        **OF_ALL,
-        "num_hidden_layers": 48,
-        "hidden_act": "silu",
-        "norm_eps": 1e-5,
-        "pad_token_id": 0,
-        "expand": 2,
-        "head_dim": 64,
-        "n_groups": 1,
-        "state_size": 128,
-        "use_bias": False,
+        **KEYS,
         "conv_kernel": 4,
         "use_conv_bias": True,
-        "dt_min": 0.001,
-        "dt_max": 0.1,
-        "dt_init_floor": 1e-4,
         "dt_limit": (0.0, math.inf),
         "D_has_hdim": False,
         "rmsnorm": True,

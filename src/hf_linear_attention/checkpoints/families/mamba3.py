@@ -6,62 +6,25 @@ is split into several modules here.
 from typing import Any
 
 from ...model.presets import preset_fields
-from ..family import (
-    LINEAR,
-    OF_ALL,
-    Family,
-    Keys,
-    Rule,
-    expect,
-    same,
-    share_of,
-    shared_fields,
-    weights,
-    whole,
-)
-from .mamba2 import SKELETON
+from ..family import Family, Keys, Rule, same, shared_fields, weights
+from .mamba2 import KEYS, SKELETON, mamba_fields, mamba_keys
 
 PROJECTED = ("g", "v", "B", "C", "dt", "A", "trap", "angle")  # in_proj, in this order
-# Keys that are fields of ours, by our names.
-FIELDS = {
-    "linear_num_key_heads": "n_groups",
-    "linear_key_head_dim": "state_size",
-    "linear_value_head_dim": "head_dim",
-    "attention_bias": "use_bias",
-    "time_step_min": "dt_min",
-    "time_step_max": "dt_max",
-    "time_step_floor": "dt_init_floor",
-    "rope_fraction": "rope_fraction",
-    "A_floor": "A_floor",
-}
+OWN = ("rope_fraction", "A_floor")  # keys that are fields of ours of the same name
 
 
 def mamba3_fields(keys: Keys) -> dict[str, Any]:
-    D = whole("hidden_size * expand", keys["hidden_size"] * keys["expand"])
-    H = whole("hidden_size * expand / head_dim", D / keys["head_dim"])
     return {
         **preset_fields("mamba3", keys["num_hidden_layers"]),
-        "intermediate_size": 0,
-        "num_attention_heads": H,
-        "head_dim": keys["head_dim"],
-        "linear_num_value_heads": H,
+        **mamba_fields(keys),
         "rms_norm_eps": keys["norm_eps"],
         "scale_embeddings": False,
-        **{ours: keys[theirs] for ours, theirs in FIELDS.items()},
+        **{name: keys[name] for name in OWN},
     }
 
 
 def mamba3_keys(config: Any) -> Keys:
-    expect(config, mixer="mamba3", intermediate_size=0)
-    expect(config, attention_out_bias=config.attention_bias, gate_bias=config.attention_bias)
-    if {*config.active_layer_types} != {LINEAR}:
-        expect(config, layer_types=[LINEAR] * config.num_hidden_layers)
-    D = config.linear_num_value_heads * config.linear_value_head_dim
-    return {
-        "expand": share_of(D, config.hidden_size),
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "hidden_act": "silu",
-    }
+    return {**mamba_keys(config, "mamba3"), **{name: getattr(config, name) for name in OWN}}
 
 
 def mamba3_names(keys: Keys) -> list[Rule]:
@@ -77,21 +40,9 @@ def mamba3_names(keys: Keys) -> list[Rule]:
 MAMBA3 = Family(
     class_name="Mamba3",
     keys={
-        **OF_ALL,
-        "num_hidden_layers": 48,
-        "hidden_act": "silu",
-        "norm_eps": 1e-5,
-        "pad_token_id": 0,
-        "expand": 2,
-        "head_dim": 64,
-        "n_groups": 1,
-        "state_size": 128,
-        "use_bias": False,
+        **KEYS,
         "rope_fraction": 0.5,
         "A_floor": 1e-4,
-        "dt_min": 0.001,
-        "dt_max": 0.1,
-        "dt_init_floor": 1e-4,
         "is_outproj_norm": False,
         "is_mimo": False,
     },
