@@ -39,8 +39,7 @@ void decay_steps(StableIValue* stack) {
   const Tensor A_log = arguments.tensor();
   DecayStepsProblem p{};
   p.rounds = arguments.boolean();
-  p.dtype = dtype_of("x", x);
-  check(p.dtype != DType::f64, "x must not be float64");
+  p.dtype = dtype_but_double("x", x);
   p.row_stride = row_stride_of(x);
   p.columns = x.size(x.dim() - 1);
   p.rows = 1;

@@ -17,6 +17,13 @@ inline int64_t count_rows(const Tensor& x) {
   return rows;
 }
 
+// Of an op that has no kernel of doubles.
+inline DType dtype_but_double(const char* name, const Tensor& x) {
+  const DType dtype = dtype_of(name, x);
+  check(dtype != DType::f64, name, " must not be float64");
+  return dtype;
+}
+
 // For x (..., in), new memory of (..., out).
 inline Tensor empty_outputs(const Tensor& x, int64_t out) {
   const int64_t dim = x.dim();

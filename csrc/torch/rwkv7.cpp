@@ -13,12 +13,6 @@
 namespace hfla {
 namespace {
 
-DType dtype_but_double(const char* name, const Tensor& x) {
-  const DType dtype = dtype_of(name, x);
-  check(dtype != DType::f64, name, " must not be float64");
-  return dtype;
-}
-
 // Checks what has one number for each column.
 const void* parameter(const char* name, const Tensor& tensor, const Tensor& x, int64_t columns,
                       int32_t dtype) {

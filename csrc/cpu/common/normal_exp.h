@@ -32,5 +32,12 @@ HFLA_INLINE V sigmoid(V x) {
   return Acc(1) / (Acc(1) + normal_exp(-at_most(kNormalExpRange<Acc>, x)));
 }
 
+// The same of any x.
+template <class V>
+HFLA_INLINE V gate_of(V x) {
+  using Acc = ElementOf<V>;
+  return select(x < -kNormalExpRange<Acc>, V{}, sigmoid(x));
+}
+
 }  // namespace
 }  // namespace hfla::HFLA_ISA

@@ -39,8 +39,7 @@ class TokenMix {
 
 template <class Scalar>
 HFLA_INLINE Vec<float> sigmoid_of(const Scalar* x, const float* bias, int64_t c, int64_t count) {
-  const Vec<float> sum = load_vector(x, 1, c, count) + load_vector(bias, 1, c, count);
-  return select(sum < -kNormalExpRange<float>, Vec<float>{}, sigmoid(sum));
+  return gate_of(load_vector(x, 1, c, count) + load_vector(bias, 1, c, count));
 }
 
 template <class Scalar>

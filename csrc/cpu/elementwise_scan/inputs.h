@@ -106,12 +106,6 @@ class GivenInputs {
 constexpr double kForgetsAll = -1e30;  // a log decay: finite, as it is multiplied with gradients
 
 template <class V>
-HFLA_INLINE V gate_of(V x) {
-  using Acc = ElementOf<V>;
-  return select(x < -kNormalExpRange<Acc>, V{}, sigmoid(x));
-}
-
-template <class V>
 HFLA_INLINE V roots(V x) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(ElementOf<V>) == sizeof(float)) {
