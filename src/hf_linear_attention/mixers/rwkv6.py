@@ -21,13 +21,11 @@ from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
-from ..recurrences.delay import Delay, DelayInputs
-from ..recurrences.interface import Recurrence
+from ..recurrences.delay import DelayInputs
 from ..recurrences.linear_attention import LinearInputs
 from ..recurrences.read_first import ReadFirst
-from .linear_attention import Heads
 from .parts.tensor_parallel import call, find_head_shard
-from .rwkv7 import OF_MLP, BiasedLowRank, HeadsLayerNorm, ShiftedMLP, draw_orthogonal
+from .rwkv7 import RWKV, BiasedLowRank, HeadsLayerNorm, ShiftedMLP, draw_orthogonal
 
 # How the share of the token before grows over the channels of a layer, at first.
 EXPONENTS = {"r": 0.5, "w": 1.0, "k": 1.0, "v": 1.0, "g": 0.5}
@@ -67,7 +65,7 @@ class TokenMix(nn.Module):
         return torch.lerp(x, before, shares + bias).unbind()
 
 
-class RWKV6(nn.Module):
+class RWKV6(RWKV):
     """For each head S_t of (K, V), of r, w, k, v and g, each made of a token and the one before:
 
         S_t = Diag(w_t) S_(t-1) + k_t v_t^T,  y_t = (S_(t-1) + Diag(u) k_t v_t^T)^T r_t
@@ -76,10 +74,8 @@ class RWKV6(nn.Module):
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__()
-        self.layer_idx = layer_idx
-        self.num_layers = config.num_hidden_layers
-        self.heads = heads = Heads.sharing_keys(config)
+        super().__init__(config, layer_idx)
+        heads = self.heads
         C, H, K, V = config.hidden_size, heads.values, heads.key_dim, heads.value_dim
         bias, sizes = config.attention_bias, sizes_between(config)
         self.x_mix = TokenMix(C, sizes["proj_low_rank_dim"])
@@ -91,15 +87,8 @@ class RWKV6(nn.Module):
         self.w_lora = BiasedLowRank((C, sizes["decay_low_rank_dim"], H * K), nn.Tanh())
         self.bonus = nn.Parameter(torch.empty(H, K))
         self.g_norm = HeadsLayerNorm(H, V, config.output_norm_eps)
-        self.delay = Delay("token_before", C)
         self.recurrence = ReadFirst(H, K, V, normalize=False, in_fp64=config.state_in_fp64)
-        self.of_mlp = (Delay(OF_MLP, C),) if config.intermediate_size > 0 else ()
         self._reset_vectors()
-
-    @property
-    def recurrences(self) -> list[Recurrence]:
-        """All that the layer remembers, its MLP included."""
-        return [self.delay, self.recurrence, *self.of_mlp]
 
     def reset_parameters(self) -> None:
         """Writes all of the layer: at first it adds nothing, for o_proj is 0. The model's

@@ -135,7 +135,30 @@ class GatedHeadsLayerNorm(HeadsLayerNorm):
         return read_out(y, keys, v, gate, bonus, self.norm)
 
 
-class RWKV7(nn.Module):
+class RWKV(nn.Module):
+    """What layers of RWKV have in common: the token before, of theirs and of their MLP.
+
+    recurrence: which a layer has besides.
+    """
+
+    recurrence: Recurrence
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.num_layers = config.num_hidden_layers
+        self.heads = Heads.sharing_keys(config)
+        self.delay = Delay("token_before", config.hidden_size)
+        has_mlp = config.intermediate_size > 0
+        self.of_mlp = (Delay(OF_MLP, config.hidden_size),) if has_mlp else ()
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """All that the layer remembers, its MLP included."""
+        return [self.delay, self.recurrence, *self.of_mlp]
+
+
+class RWKV7(RWKV):
     """For each head S_t of (K, V), of r, w, k, v and a, each made of a token and the one before:
 
         S_t = (Diag(w_t) - (kappa_t a_t) kappa_t^T) S_(t-1) + k'_t v_t^T,  y_t = S_t^T r_t
@@ -148,10 +171,8 @@ class RWKV7(nn.Module):
     initial_state: Tensor | None
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
-        super().__init__()
-        self.layer_idx = layer_idx
-        self.num_layers = config.num_hidden_layers
-        self.heads = heads = Heads.sharing_keys(config)
+        super().__init__(config, layer_idx)
+        heads = self.heads
         C, H, K, V = config.hidden_size, heads.values, heads.key_dim, heads.value_dim
         bias, out_bias = config.attention_bias, config.attention_out_bias
         for name in MIXES:
@@ -172,17 +193,10 @@ class RWKV7(nn.Module):
         self.g_norm = GatedHeadsLayerNorm(H, V, K * config.rms_norm_eps)
         first = nn.Parameter(torch.zeros(H, K, V)) if config.learn_initial_state else None
         self.register_parameter("initial_state", first)
-        self.delay = Delay("token_before", C)
         self.recurrence = DPLRRecurrence(
             *(H, K, V, config.learn_initial_state), in_fp64=config.state_in_fp64
         )
-        self.of_mlp = (Delay(OF_MLP, C),) if config.intermediate_size > 0 else ()
         self._reset_vectors()
-
-    @property
-    def recurrences(self) -> list[Recurrence]:
-        """All that the layer remembers, its MLP included."""
-        return [self.delay, self.recurrence, *self.of_mlp]
 
     def reset_parameters(self) -> None:
         """Writes all of the layer: at first it adds nothing, for o_proj is 0. The model's
