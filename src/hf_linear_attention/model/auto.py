@@ -231,6 +231,22 @@ def allocators_of_paged_cache(allocators: dict[str, type]) -> Iterator[None]:
             ATTN_TYPE_TO_ALLOCATOR.update(before)
 
 
+@contextmanager
+def functions_in_module(module: Any, functions: dict[str, Callable]) -> Iterator[None]:
+    """Puts functions in the place of those of the same names in a module of Transformers', for
+    whoever calls them meanwhile; names that it lacks are left out. The package does this while it
+    writes a model down as a graph.
+    """
+    before = {name: getattr(module, name) for name in functions if hasattr(module, name)}
+    try:
+        for name in before:
+            setattr(module, name, functions[name])
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
 def observe_server(checked: Callable[..., Any], middleware: Any) -> None:
     """Of a `transformers serve --continuous-batching`: lets `checked` see the body of each request,
     what makes a GenerationConfig of it, which `checked` is to return, the model and its processor;

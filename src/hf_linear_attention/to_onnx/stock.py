@@ -11,12 +11,12 @@ import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from torch import Tensor
 from torch.nn.functional import softplus
 from transformers import PreTrainedModel
 
+from ..model.auto import functions_in_module
 from ..model.configuration import LinearAttentionConfig
 from ..recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
@@ -116,10 +116,7 @@ class StockCache(GraphCache):
             "torch_chunk_gated_delta_rule": self.torch_chunk_gated_delta_rule,
             "mamba2_chunk_scan": self.mamba2_chunk_scan,
         }
-        here: Any = {
-            name: function for name, function in functions.items() if hasattr(module, name)
-        }
-        with mock.patch.multiple(module, **here):
+        with functions_in_module(module, functions):
             yield
 
 
