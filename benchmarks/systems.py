@@ -59,7 +59,8 @@ _MEMORIES = (  # of one kind in all layers
     "kda", "softmax",
 )  # fmt: skip
 _TRACKERS = (
-    "katharopoulos", "gla", "mamba2", "deltanet", "gated_deltanet", "kda", "softmax",
+    "katharopoulos", "gla", "mamba2", "mamba3", "deltanet", "gated_deltanet", "gated_deltaproduct",
+    "comba", "kda", "gdn2", "precond_gdn", "precond_kda", "rwkv6", "rwkv7", "softmax",
     *NEGATIVE_EIGENVALUES,
 )  # fmt: skip
 
