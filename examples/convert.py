@@ -48,6 +48,7 @@ from hf_linear_attention.conversion.attention_transfer import (
 from hf_linear_attention.conversion.command import DTYPES, read_fields, read_layers
 from hf_linear_attention.conversion.convert import KEPT, config_for, forms
 from hf_linear_attention.conversion.distillation import DistillationTrainer, lora_config
+from hf_linear_attention.conversion.model_files import read
 from hf_linear_attention.conversion.ranking import choose_layers, rank_layers
 from hf_linear_attention.conversion.softmax_form import restore_softmax
 from muon import MuonWithAdamW
@@ -76,7 +77,9 @@ OF_A_STAGE = {
 class ConversionArguments:
     """What becomes of the model, and how it is trained."""
 
-    model: str = field(metadata={"help": "The softmax model: a folder, or a name on the Hub."})
+    model: str = field(
+        metadata={"help": "The softmax model: a folder, a name on the Hub, or a GGUF file."}
+    )
     mixer: str = field(
         default="window", metadata={"help": "What layers become.", "choices": list(forms())}
     )
@@ -287,8 +290,8 @@ def is_byte_level(tokenizer: PreTrainedTokenizerFast) -> bool:
 def load_original(arguments: Arguments) -> PreTrainedModel:
     conversion_args = arguments[0]
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            conversion_args.model, dtype=conversion_args.dtype
+        return read(
+            AutoModelForCausalLM, conversion_args.model, dtype=conversion_args.dtype
         )
     except (OSError, ValueError) as error:
         raise InputError(f"--model {conversion_args.model}: {error}") from error
@@ -425,7 +428,7 @@ def train_transfer(
     trainer = AttentionTransferTrainer(
         model, stage_args, original=original, **text.for_trainer(has_metric=False)
     )
-    train(trainer, stage, text, "sum of the layers' relative errors")
+    train(trainer, stage, text, "mean of the layers' relative errors")
 
 
 def keep_by_measure(
@@ -552,7 +555,7 @@ def main(args: list[str]) -> None:
     conversion_args, data_args, training_args = arguments
     set_seed(training_args.seed)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(conversion_args.model)
+        tokenizer = read(AutoTokenizer, conversion_args.model)
     except (OSError, ValueError) as error:
         raise InputError(f"--model {conversion_args.model}: no tokenizer: {error}") from error
     text = Text(data_args, tokenizer, training_args.seed)

@@ -34,6 +34,7 @@ from transformers import (
 
 import hf_linear_attention  # noqa: F401  # registers its models
 from hf_linear_attention import SinkCache, TOVACache
+from hf_linear_attention.conversion.model_files import read
 from model_measures import PROMPT, Contender, nats_per_token, recall, speed_and_memory
 from recall_texts import Questions, ask, ask_alone
 from text_blocks import InputError, pack
@@ -50,7 +51,7 @@ ALONE, PAIRS_ALONE = "pairs alone", 16  # in comments without a text
 class ReportArguments:
     """What is compared, and how thoroughly."""
 
-    original: str = field(metadata={"help": "Folder, or name on the Hub, of the softmax model."})
+    original: str = field(metadata={"help": "The softmax model: a folder, a name on the Hub, or a GGUF file."})
     models: list[str] = field(
         default_factory=list,
         metadata={"help": "Models made of it, each as NAME=FOLDER, in the order of the table."},
@@ -134,7 +135,7 @@ def caches(args: ReportArguments) -> dict[str, Callable | None]:
 
 def load(folder: str) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        return read(AutoModelForCausalLM, folder, dtype=torch.float32).eval()
     except (OSError, ValueError) as error:
         raise InputError(f"no model can be loaded from {folder}: {error}") from error
 
@@ -258,7 +259,7 @@ def draw(axes: Iterable[Any], rows: dict[str, dict[str, Any]]) -> None:
 def write_report(args: ReportArguments, data_args: DataArguments) -> dict[str, dict[str, Any]]:
     """Measures what is missing, writes the three files, and returns the rows by name."""
     folders = args.folders()
-    tokenizer = AutoTokenizer.from_pretrained(args.original)
+    tokenizer = read(AutoTokenizer, args.original)
     _, documents = data_args.load(args.seed)
     held_out = hold_out(documents, tokenizer, data_args.block_size, args.questions)
     output_dir = Path(args.output_dir)

@@ -8,7 +8,7 @@ softmax. So the model computes what the original did, no layer sees another's er
 learn in one forward, without a second model. Only what softmax attention has not is trained:
 feature maps, mixing factors, decays, gates, norms.
 
-The loss is the sum over layers of |y - y'|^2 / |y'|^2, y the layer's output, behind its last
+The loss is the mean over layers of |y - y'|^2 / |y'|^2, y the layer's output, behind its last
 projection, and y' that of softmax attention, the squares summed over all real tokens. Layers'
 outputs differ in size by orders of magnitude: divided, 0 is exact and 1 as good as no output, in
 every layer, and a limit on the gradient's norm does not favour one. To Adam, whose steps don't
@@ -217,8 +217,8 @@ class AttentionTransfer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The model passes on what softmax attention gives, and its loss is the sum of the layers'
-        errors, whose number is `len(self.both)`. Its logits are the original's.
+        """The model passes on what softmax attention gives, and its loss is the mean of the layers'
+        errors. Its logits are the original's.
 
         Raises:
             ValueError: gradient checkpointing is on, or ranks share the weights.
@@ -233,7 +233,7 @@ class AttentionTransfer:
         def with_loss(module: nn.Module, args: Any, output: Any) -> CausalLMOutputWithPast:
             """An output in which DistributedDataParallel finds the loss."""
             device = output.logits.device
-            loss = torch.stack([error.to(device) for error in self.errors]).sum()
+            loss = torch.stack([error.to(device) for error in self.errors]).mean()
             self.errors.clear()
             return CausalLMOutputWithPast(loss=loss, logits=output.logits)
 
@@ -263,7 +263,7 @@ class AttentionTransfer:
 
 class AttentionTransferTrainer(Trainer):
     """A Trainer whose loss is what linear layers give beside what softmax attention gave in their
-    place, summed over layers; labels are not used. All parameters but the new ones are frozen while
+    place, the mean over layers; labels are not used. All parameters but the new ones are frozen while
     it trains. Checkpoints are the model's own. Errors are relative to what a forward has seen: of
     several processes, or accumulated steps, the mean counts.
 

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.hub import cached_file
 
 from .convert import KEPT, config_for, convert, forms
+from .model_files import gguf_of, read
 from .writing import check_empty
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -33,8 +34,8 @@ def main(arguments: list[str]) -> None:
     options = {"mixer": flags.mixer, "softmax_layers": flags.softmax_layers, **flags.overrides}
     try:
         # before anything large is read
-        config_for(AutoConfig.from_pretrained(flags.model), **options)
-        model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
+        config_for(read(AutoConfig, flags.model), **options)
+        model = read(AutoModelForCausalLM, flags.model, dtype=flags.dtype)
         converted, report = convert(model, **options)
     except (OSError, TypeError, ValueError) as error:
         sys.exit(f"{flags.model} can't be converted: {error}")
@@ -46,9 +47,9 @@ def main(arguments: list[str]) -> None:
 def save_tokenizer(name: str, out: Path) -> str:
     """Saves the tokenizer of a model, with its chat template, and says which it is."""
     try:
-        if not has_tokenizer(name):
+        if gguf_of(name) is None and not has_tokenizer(name):
             return f"none, for there is no {' or '.join(TOKENIZER_FILES)}"
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = read(AutoTokenizer, name)
     except (OSError, ValueError) as error:
         return f"none, for none can be loaded: {error}"
     tokenizer.save_pretrained(out)
@@ -67,7 +68,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python -m hf_linear_attention convert",
         description="A softmax model of Transformers as a linear-attention model.",
     )
-    parser.add_argument("model", help="a folder, or a name on the Hub")
+    parser.add_argument("model", help="a folder, a name on the Hub, or a GGUF file")
     parser.add_argument("out", help="a folder that is not there yet")
     parser.add_argument(
         "--mixer", choices=forms(), default="window", help="of linear layers; default: window"

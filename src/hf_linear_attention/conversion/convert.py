@@ -18,6 +18,7 @@ from ..mixers.facts import all_facts, facts_of
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from ..model.presets import PAPER
+from ..quiet import quietly
 from .report import ConversionReport
 from .sources import check_model, fields_of, layer_types_of
 
@@ -79,13 +80,14 @@ def convert(
         target = LinearAttentionForCausalLM(config)
     weights, report = transfer(model, target, config, source.norms_add_1)
     del target
-    converted = LinearAttentionForCausalLM.from_pretrained(
-        None,
-        config=config,
-        state_dict=weights,
-        dtype=model.dtype,
-        attn_implementation=model.config._attn_implementation,
-    )
+    with quietly():  # Transformers' report of weights that are new: ours has them
+        converted = LinearAttentionForCausalLM.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=model.dtype,
+            attn_implementation=model.config._attn_implementation,
+        )
     converted.generation_config = copy.deepcopy(model.generation_config)
     return Conversion(converted.to(model.device).train(model.training), report)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 # Fields that both configs have, with one meaning.
 SHARED_FIELDS = (
     "vocab_size",
@@ -114,11 +115,6 @@ def find_source(config: PreTrainedConfig) -> Source:
             f"model must be one of {', '.join(map(repr, SOURCES))}, with layers as ours, got "
             f"{model_type!r}{has}"
         )
-    if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(
-            "model must not be quantised: its attention needs weights that can be trained; got "
-            f"quantization_config={config.quantization_config}"
-        )
     return SOURCES[model_type]
 
 
@@ -179,11 +175,12 @@ def check_model(model: nn.Module) -> Source:
     source = find_source(model.config)
     if type(model).__name__ != source.class_name:
         raise ValueError(f"model must be a {source.class_name}, got {type(model).__name__}")
-    for name, x in model.named_parameters():
-        if type(x) not in (nn.Parameter, Tensor) or not x.is_floating_point():
+    # Models that were quantised once, as in a GGUF file, may hold plain numbers: these tell.
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if type(x) not in (nn.Parameter, Tensor) or x.dtype not in DTYPES:
             raise ValueError(
                 f"model must not be quantised or sharded: {name} is {type(x).__name__} of "
-                f"{x.dtype}, and must be a plain tensor of floating-point numbers"
+                f"{x.dtype}, and must be a plain tensor of float64, float32, bfloat16 or float16"
             )
         if x.device == torch.device("meta"):
             raise ValueError(f"model must hold its weights: {name} is on the meta device")

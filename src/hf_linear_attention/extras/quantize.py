@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from ..conversion.command import save_tokenizer
+from ..conversion.model_files import gguf_of, read
 from ..conversion.writing import check_empty, whole_folder
 from ..model.configuration import LinearAttentionConfig
 from ..upstream.use_kernels import use_kernels
@@ -206,18 +207,19 @@ def quantize_folder(flags: argparse.Namespace, out: Path) -> None:
     dtype = getattr(torch, flags.dtype)
     say_if_no_folder(flags.model)
     try:
-        check_head(AutoConfig.from_pretrained(flags.model))
+        check_head(read(AutoConfig, flags.model))
         say(f"loading {flags.model}")
-        model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=dtype).eval()
+        model = read(AutoModelForCausalLM, flags.model, dtype=dtype).eval()
         if getattr(model, "is_quantized", False):
             sys.exit(f"{flags.model} is quantised already")
         group_size = flags.group_size or group_size_for(model)
         tokenizer = tokenizer_of(flags.model)
         before, size = loss_of(model, tokenizer, text), weight_bytes(model)
         with tempfile.TemporaryDirectory() as folder:
-            name = flags.model
-            if flags.untie and tied_head(model) is not None:
+            name, unties = flags.model, flags.untie and tied_head(model) is not None
+            if unties:
                 untie(model)
+            if unties or gguf_of(name) is not None:
                 model.save_pretrained(folder)
                 name = folder
             left = layers_left(model, flags.bits, group_size)
@@ -254,7 +256,7 @@ def check_any(model: PreTrainedModel, left: Sequence[Left]) -> None:
 
 def tokenizer_of(name: str) -> Any | None:
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return read(AutoTokenizer, name)
     except (OSError, ValueError):
         return None  # which is said when it can't be saved
 
@@ -272,7 +274,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python -m hf_linear_attention quantize",
         description="A model with weights of 8 or 4 bits, and what that costs.",
     )
-    parser.add_argument("model", help="a folder, or a name on the Hub")
+    parser.add_argument("model", help="a folder, a name on the Hub, or a GGUF file")
     parser.add_argument("out", help="a folder that is not there yet")
     parser.add_argument("--bits", type=int, choices=(8, 4), required=True, help="of a weight")
     parser.add_argument(

@@ -278,7 +278,7 @@ def say(what: str) -> None:
 
 def say_if_no_folder(name: str) -> None:
     """The Hub may take a minute to be found missing."""
-    if not os.path.isdir(name):
+    if not os.path.exists(name):
         say(f"there is no folder {name} here: asking the Hub")
 
 

@@ -8,10 +8,6 @@ norms are written down once, there. Only what a layer remembers has a form of it
 Shapes: B batch, T time, P tokens that were read before.
 """
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ..fast.linear import project
 from ..model.modeling import LinearAttentionForCausalLM
+from ..quiet import quietly
 from .operators import FORMS, Order, take
 from .states import PAST, GraphCache, full_mask, window_mask
 from .stock import StockCache, check_stock, logits_of
@@ -184,16 +181,3 @@ def graph_of(model: PreTrainedModel) -> Any:
         program.model
     )  # where in this machine's files each node is from
     return program.model
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without what torch.onnx says of itself."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
