@@ -290,9 +290,7 @@ def is_byte_level(tokenizer: PreTrainedTokenizerFast) -> bool:
 def load_original(arguments: Arguments) -> PreTrainedModel:
     conversion_args = arguments[0]
     try:
-        return read(
-            AutoModelForCausalLM, conversion_args.model, dtype=conversion_args.dtype
-        )
+        return read(AutoModelForCausalLM, conversion_args.model, dtype=conversion_args.dtype)
     except (OSError, ValueError) as error:
         raise InputError(f"--model {conversion_args.model}: {error}") from error
 

@@ -51,7 +51,9 @@ ALONE, PAIRS_ALONE = "pairs alone", 16  # in comments without a text
 class ReportArguments:
     """What is compared, and how thoroughly."""
 
-    original: str = field(metadata={"help": "The softmax model: a folder, a name on the Hub, or a GGUF file."})
+    original: str = field(
+        metadata={"help": "The softmax model: a folder, a name on the Hub, or a GGUF file."}
+    )
     models: list[str] = field(
         default_factory=list,
         metadata={"help": "Models made of it, each as NAME=FOLDER, in the order of the table."},

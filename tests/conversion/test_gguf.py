@@ -86,9 +86,7 @@ def test_quantize_reads_it(folder, tmp_path, monkeypatch, capsys):
     assert (model(ids).logits - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def test_which_file_is_meant_and_the_package_that_reads_it_are_said(
-    folder, tmp_path, monkeypatch
-):
+def test_which_file_is_meant_and_the_package_that_reads_it_are_said(folder, tmp_path, monkeypatch):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes((folder / "model.Q8_0.gguf").read_bytes())
     with pytest.raises(ValueError, match="must hold one GGUF file.*a.gguf, b.gguf"):

@@ -38,6 +38,40 @@ SOFTMAX_MODELS: dict[str, tuple[str, dict]] = {
     "qwen3_sliding": ("qwen3", dict(SLIDING, max_window_layers=2, attention_bias=True)),
     "smollm3": ("smollm3", dict(no_rope_layer_interval=2, attention_bias=True)),
     "smollm3_sliding": ("smollm3", dict(SLIDING, no_rope_layer_interval=3, mlp_bias=True)),
+    "granite": (
+        "granite",
+        dict(
+            tie_word_embeddings=True,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.5,
+            residual_multiplier=0.22,
+            logits_scaling=0.125,
+        ),
+    ),
+    "granite_with_biases": (
+        "granite",
+        dict(
+            attention_bias=True,
+            mlp_bias=True,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.5,
+            logits_scaling=0.5,
+        ),
+    ),
+    "phi3": ("phi3", dict(partial_rotary_factor=0.5, num_attention_heads=2)),
+    "phi3_sliding": ("phi3", dict(sliding_window=4)),
+    "phi3_of_long_texts": (
+        "phi3",
+        dict(
+            original_max_position_embeddings=8,
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=10000.0,
+                short_factor=[1.0, 1.1, 1.2, 1.3],
+                long_factor=[1.5, 2.0, 3.0, 4.0],
+            ),
+        ),
+    ),
     "gemma": (
         "gemma",
         dict(head_dim=16, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh"),

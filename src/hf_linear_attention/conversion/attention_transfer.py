@@ -263,9 +263,9 @@ class AttentionTransfer:
 
 class AttentionTransferTrainer(Trainer):
     """A Trainer whose loss is what linear layers give beside what softmax attention gave in their
-    place, the mean over layers; labels are not used. All parameters but the new ones are frozen while
-    it trains. Checkpoints are the model's own. Errors are relative to what a forward has seen: of
-    several processes, or accumulated steps, the mean counts.
+    place, the mean over layers; labels are not used. All parameters but the new ones are frozen
+    while it trains. Checkpoints are the model's own. Errors are relative to what a forward has
+    seen: of several processes, or accumulated steps, the mean counts.
 
     Args:
         original: as of `AttentionTransfer`.

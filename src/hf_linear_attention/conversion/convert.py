@@ -7,7 +7,8 @@ Shapes: C hidden size, D head dim, G query heads that share a key-value head.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from ..model.modeling import LinearAttentionForCausalLM
 from ..model.presets import PAPER
 from ..quiet import quietly
 from .report import ConversionReport
-from .sources import check_model, fields_of, layer_types_of
+from .sources import Source, check_model, fields_of, layer_types_of
 
 CONFIG = LinearAttentionConfig
 LINEAR, SLIDING = "linear_attention", "sliding_attention"
@@ -59,9 +60,9 @@ def convert(
     it is. The result is on its device, in its dtype and its mode.
 
     Args:
-        model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3 or Gemma with a language
-            head, or a model of this package whose layers are all softmax attention; neither
-            quantised nor sharded.
+        model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3, Gemma, Phi-3 or Granite with
+            a language head, or a model of this package whose layers are all softmax attention;
+            neither quantised nor sharded.
         mixer: what linear layers are, by name: those that `forms` has.
         softmax_layers: which layers stay what they are: "none", "all", every n-th (n: layers
             n - 1, 2 n - 1, ...), or a list of their numbers, from 0.
@@ -78,7 +79,7 @@ def convert(
     )
     with torch.device("meta"):
         target = LinearAttentionForCausalLM(config)
-    weights, report = transfer(model, target, config, source.norms_add_1)
+    weights, report = transfer(model, target, config, source)
     del target
     with quietly():  # Transformers' report of weights that are new: ours has them
         converted = LinearAttentionForCausalLM.from_pretrained(
@@ -191,7 +192,7 @@ def transfer(
     model: PreTrainedModel,
     target: LinearAttentionForCausalLM,
     config: LinearAttentionConfig,
-    norms_add_1: bool = False,
+    source: Source,
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """The weights that `target`, on whatever device, takes of `model`, by name.
 
@@ -199,22 +200,29 @@ def transfer(
         ValueError: a parameter has another shape than its place; one is left over, or none is
             there, where it is not a linear layer's.
     """
-    given, wanted = (dict(x.named_parameters()) for x in (model, target))
-    changes = {name: _change(name, config, norms_add_1) for name in given}
+    wanted = dict(target.named_parameters())
+    given = {
+        name: part
+        for whole, x in model.named_parameters()
+        for name, part in _parts(whole, x.detach(), config, source).items()
+    }
+    factors = source.factors(model.config, _is_tied(model))
     weights, copied, changed = {}, [], {}
-    for name, x in given.items():
+    for name, (y, how) in given.items():
         if name not in wanted:
             continue
-        how, change = changes[name] or ("", torch.clone)
-        y = change(x.detach())
+        hows = [how] if how else []
+        for change in _changes(name, config, source, factors):
+            y = change.of(y)
+            hows.append(change.how)
         if y.shape != wanted[name].shape:
             raise ValueError(
                 f"{name} must have the shape {tuple(wanted[name].shape)} that the config says, got "
                 f"{tuple(y.shape)}"
             )
-        weights[name] = y
-        if how:
-            changed[name] = how
+        weights[name] = y.clone()
+        if hows:
+            changed[name] = ", ".join(hows)
         else:
             copied.append(name)
     new = [name for name in wanted if name not in given]
@@ -228,26 +236,47 @@ def transfer(
     )
 
 
-Change = tuple[str, Callable[[Tensor], Tensor]]
+def _parts(name: str, x: Tensor, config: Any, source: Source) -> dict[str, tuple[Tensor, str]]:
+    """What a parameter is made of, by the names that ours have, and how these were had from it."""
+    *path, module, kind = name.split(".")
+    if module not in source.fused:
+        return {name: (x, "")}
+    keys = config.head_dim * config.num_key_value_heads
+    rows = {"q_proj": config.head_dim * config.num_attention_heads, "k_proj": keys, "v_proj": keys}
+    names = source.fused[module]
+    parts = x.split([rows.get(part, config.intermediate_size) for part in names])
+    return {
+        ".".join([*path, part, kind]): (y, f"rows of {module}")
+        for part, y in zip(names, parts, strict=True)
+    }
 
 
-def _change(name: str, config: LinearAttentionConfig, norms_add_1: bool) -> Change | None:
-    """How a parameter is to be changed, in words and as a function of it; None: not at all."""
-    parts = name.split(".")
-    if norms_add_1 and parts[-2].endswith("norm"):
-        return "1 + weight, as norms multiply by it", lambda x: (1 + x.float()).to(x.dtype)
+class Change(NamedTuple):
+    """of: a function of a parameter; how: that in words."""
+
+    how: str
+    of: Callable[[Tensor], Tensor]
+
+
+def _changes(
+    name: str, config: LinearAttentionConfig, source: Source, factors: Mapping[str, float]
+) -> Iterator[Change]:
+    """How a parameter is to be changed, in turn."""
+    module, _ = name.rsplit(".", 1)
+    if source.norms_add_1 and module.endswith("norm"):
+        yield Change("1 + weight, as norms multiply by it", lambda x: (1 + x.float()).to(x.dtype))
+    factor = math.prod(factor for end, factor in factors.items() if module.endswith(end))
+    if factor != 1:
+        yield Change(f"times {factor:.6g}", lambda x: (x.double() * factor).to(x.dtype))
     G = config.num_attention_heads // (config.num_key_value_heads or 1)
-    share_keys = facts_of(config.mixer).queries_share_keys
-    if not _is_of_linear_layer(name, config) or share_keys or G == 1:
-        return None
-    if parts[-2] not in ("k_proj", "v_proj"):
-        return None
+    is_shared = module.endswith(("k_proj", "v_proj")) and _is_of_linear_layer(name, config)
+    if is_shared and G > 1 and not facts_of(config.mixer).queries_share_keys:
 
-    def repeat(x: Tensor) -> Tensor:
-        """(Hkv D, ...) -> (Hq D, ...)"""
-        return x.unflatten(0, (-1, config.head_dim)).repeat_interleave(G, 0).flatten(0, 1)
+        def repeat(x: Tensor) -> Tensor:
+            """(Hkv D, ...) -> (Hq D, ...)"""
+            return x.unflatten(0, (-1, config.head_dim)).repeat_interleave(G, 0).flatten(0, 1)
 
-    return f"each head {G} times, for every query head that shared it", repeat
+        yield Change(f"each head {G} times, for every query head that shared it", repeat)
 
 
 def _is_of_linear_layer(name: str, config: LinearAttentionConfig) -> bool:

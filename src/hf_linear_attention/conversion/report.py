@@ -10,11 +10,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class ConversionReport:
     """Every parameter of the converted model is in `copied`, `changed` or `new`, and every one of
-    the original is in `copied`, `changed` or `left_out`, by its name. `str(report)` is for people.
+    the original is in `copied`, `changed` or `left_out`, by the name that the former has for it.
+    `str(report)` is for people.
 
     layer_types: of the converted model's layers.
     copied: the same numbers, under the same name.
-    changed: made of the original's of the same name, and how.
+    changed: made of the original's, and how.
     new: nothing of the original; these are to be trained.
     left_out: what the new attention has no use for.
     """

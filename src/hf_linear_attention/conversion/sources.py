@@ -4,7 +4,7 @@ why others can't be.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ UNSUPPORTED_FIELDS = {
     "final_logit_softcapping": "soft-capping of logits",
     "use_bidirectional_attention": "attention in both directions",
     "attn_output_gate": "gates behind attention",
+    "embd_pdrop": "dropout of embeddings",
+    "resid_pdrop": "dropout of what layers add",
     "add_cross_attention": "cross attention",
 }
 SOFT_CAPPED = "soft-capping, a scale of queries of its own and norms behind attention and MLP"
@@ -52,9 +54,7 @@ UNSUPPORTED_MODELS = {
     "gemma3n_text": OTHER_NORMS,
     "olmo2": "norms behind attention and MLP",
     "olmo3": "norms behind attention and MLP",
-    "phi3": "projections that are one for q, k and v",
     "cohere": "layers whose MLP reads what attention reads",
-    "granite": "multipliers of residuals, embeddings, scores and logits",
 }
 
 
@@ -66,6 +66,10 @@ class Source:
     fixed: what its class does, and no field says.
     norms_add_1: whether its norms of the hidden size multiply by 1 + weight.
     turns_part: whether it reads the partial_rotary_factor of rope_parameters.
+    slides: whether a sliding_window, if there is one, is that of all layers.
+    fused: projections that it has in one, rows behind rows, by its name.
+    factors: of a config, and whether embeddings and head are one: what it multiplies the outputs
+        of modules by, by the ends of their names. Their weights and biases take that up.
     """
 
     class_name: str
@@ -73,11 +77,40 @@ class Source:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     norms_add_1: bool = False
     turns_part: bool = False
+    slides: bool = False
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    factors: Callable[[Any, bool], Mapping[str, float]] = lambda config, is_tied: {}
+
+
+def granite_factors(config: Any, is_tied: bool) -> dict[str, float]:
+    """Of embeddings, scores, what layers add, and logits: the norm before the head takes up the
+    latter, and takes back what the embeddings' factor does to a head that they are.
+    """
+    of_head = config.embedding_multiplier if is_tied else 1
+    return {
+        "model.embed_tokens": config.embedding_multiplier,
+        "self_attn.q_proj": config.attention_multiplier * head_dim_of(config) ** 0.5,
+        "self_attn.o_proj": config.residual_multiplier,
+        "mlp.down_proj": config.residual_multiplier,
+        "model.norm": 1 / (config.logits_scaling * of_head),
+    }
 
 
 SOURCES: dict[str, Source] = {  # by model type
     "llama": Source("LlamaForCausalLM", ("attention_bias", "mlp_bias")),
-    "mistral": Source("MistralForCausalLM"),
+    "mistral": Source("MistralForCausalLM", slides=True),
+    "granite": Source(
+        "GraniteForCausalLM", ("attention_bias", "mlp_bias"), factors=granite_factors
+    ),
+    "phi3": Source(
+        "Phi3ForCausalLM",
+        turns_part=True,
+        slides=True,
+        fused={
+            "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+            "gate_up_proj": ("gate_proj", "up_proj"),
+        },
+    ),
     "qwen2": Source(
         "Qwen2ForCausalLM", fixed={"attention_bias": True, "attention_out_bias": False}
     ),
@@ -130,9 +163,15 @@ def _obstacles_of_ours(config: Any) -> set[str]:
 def layer_types_of(config: PreTrainedConfig) -> list[str]:
     """The type of each layer, as our configs call them."""
     L = config.num_hidden_layers
-    if config.model_type == "mistral":  # which has no types, but one window for all layers, or none
+    source = SOURCES.get(config.model_type)
+    if source is not None and source.slides:
         return ["full_attention" if config.sliding_window is None else "sliding_attention"] * L
     return list((getattr(config, "layer_types", None) or ["full_attention"] * L)[:L])
+
+
+def head_dim_of(config: Any) -> int:
+    head_dim = getattr(config, "head_dim", None)
+    return config.hidden_size // config.num_attention_heads if head_dim is None else head_dim
 
 
 def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
@@ -142,7 +181,6 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
         ValueError: as `find_source`.
     """
     source = find_source(config)
-    heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
     fields = {name: copy.deepcopy(getattr(config, name)) for name in SHARED_FIELDS + source.fields}
     if not source.turns_part and fields["rope_parameters"].get("rope_type") == "default":
         fields["rope_parameters"].pop("partial_rotary_factor", None)  # these models don't read it
@@ -155,7 +193,7 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
         "position_embedding_type": "rotary",
         "scale_embeddings": False,
         **fields,
-        "head_dim": config.hidden_size // heads if head_dim is None else head_dim,
+        "head_dim": head_dim_of(config),
         "attention_dropout": config.attention_dropout or 0.0,
         **source.fixed,
     }
