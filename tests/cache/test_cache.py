@@ -37,7 +37,8 @@ def read(model, ids, cache=None):
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "hybrid"])
 def test_its_size_does_not_depend_on_the_number_of_tokens(variant):
     kwargs = {**VARIANTS[variant], "max_position_embeddings": 2000, "num_hidden_layers": 1}
-    kwargs.pop("layer_types", None)
+    for name in ("layer_types", "local_rotary_layers", "local_rope_parameters"):  # of three layers
+        kwargs.pop(name, None)
     model = tiny_model(**kwargs)
     sizes = [read(model, random_ids(2, length))[1].nbytes for length in (1, 10, 1000)]
     assert sizes[0] == sizes[1] == sizes[2] > 0

@@ -77,6 +77,39 @@ SOFTMAX_MODELS: dict[str, tuple[str, dict]] = {
         dict(head_dim=16, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh"),
     ),
 }
+SOFTMAX_MODELS |= {
+    "olmo2": ("olmo2", dict(attention_bias=True)),
+    "olmo3": (
+        "olmo3",
+        dict(
+            sliding_window=4,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters=dict(
+                full_attention=dict(
+                    rope_type="yarn",
+                    rope_theta=500.0,
+                    factor=4.0,
+                    original_max_position_embeddings=16,
+                ),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            ),
+        ),
+    ),
+    "gemma3": (
+        "gemma3_text",
+        dict(
+            head_dim=16,
+            query_pre_attn_scalar=5,
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=500.0, factor=8.0),
+                sliding_attention=dict(rope_type="default", rope_theta=50.0),
+            ),
+            tie_word_embeddings=True,
+        ),
+    ),
+}
 ROTARY = dict(position_embedding_type="rotary", layer_types=["full_attention"] * 3)
 SOFTMAX_MODELS |= {
     "ours": ("linear_attention", dict(ROTARY, use_qk_norm=True, attention_bias=True)),
@@ -87,6 +120,17 @@ SOFTMAX_MODELS |= {
             scale_embeddings=True,
             initializer_range=0.1,
             rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
+        ),
+    ),
+    "ours_of_other_norms": (
+        "linear_attention",
+        dict(
+            ROTARY,
+            norms="around",
+            use_qk_norm=True,
+            qk_norm_of_all_heads=True,
+            local_rotary_layers=[True, False, True],
+            local_rope_parameters=dict(rope_type="linear", rope_theta=50.0, factor=2.0),
         ),
     ),
     "ours_sliding": (

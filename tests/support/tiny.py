@@ -20,7 +20,12 @@ AXES = {
     "relu": {"feature_map": "relu", "num_key_value_heads": 2},
     "relu2": {"feature_map": "relu2", "position_embedding_type": "none"},
     "exp": {"feature_map": "exp", "num_key_value_heads": 1},
-    "softmax": {"feature_map": "softmax", "attention_bias": True, "mlp_bias": True},
+    "softmax": {
+        "feature_map": "softmax",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norms": "behind",
+    },
     "dpfp": {"feature_map": "dpfp", "decay": "per_head"},
     "aaren": {"mixer": "aaren", "feature_map": "exp", "conv_kernel_size": 3},
     "gated": {
@@ -59,6 +64,15 @@ AXES = {
         "decay": "per_token",
         "conv_kernel_size": 3,
         "position_embedding_type": "rotary",
+    },
+    "norms_around": {
+        "layer_types": HYBRID,
+        "sliding_window": 5,
+        "norms": "around",
+        "use_qk_norm": True,
+        "position_embedding_type": "rotary",
+        "local_rotary_layers": [True, False, True],
+        "local_rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0},
     },
     "softmax_first": {"layer_types": HYBRID[::-1], "sliding_window": 3},
 }

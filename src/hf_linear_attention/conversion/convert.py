@@ -19,7 +19,7 @@ from ..mixers.facts import all_facts, facts_of
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from ..model.presets import PAPER
-from ..quiet import quietly
+from .quiet import quietly
 from .report import ConversionReport
 from .sources import Source, check_model, fields_of, layer_types_of
 
@@ -60,9 +60,9 @@ def convert(
     it is. The result is on its device, in its dtype and its mode.
 
     Args:
-        model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3, Gemma, Phi-3 or Granite with
-            a language head, or a model of this package whose layers are all softmax attention;
-            neither quantised nor sharded.
+        model: a Llama (SmolLM is one), Mistral, Qwen2, Qwen3, SmolLM3, Gemma (3 too), OLMo 2 or 3,
+            Phi-3 or Granite with a language head, or a model of this package whose layers are all
+            softmax attention; neither quantised nor sharded.
         mixer: what linear layers are, by name: those that `forms` has.
         softmax_layers: which layers stay what they are: "none", "all", every n-th (n: layers
             n - 1, 2 n - 1, ...), or a list of their numbers, from 0.

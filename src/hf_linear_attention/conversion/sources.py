@@ -5,7 +5,7 @@ why others can't be.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,16 +44,11 @@ UNSUPPORTED_FIELDS = {
     "resid_pdrop": "dropout of what layers add",
     "add_cross_attention": "cross attention",
 }
-SOFT_CAPPED = "soft-capping, a scale of queries of its own and norms behind attention and MLP"
-OTHER_NORMS = "norms behind attention and MLP, and rotary positions of two kinds"
 # What models that one might try have beside that.
 UNSUPPORTED_MODELS = {
-    "gemma2": SOFT_CAPPED,
-    "gemma3": f"{OTHER_NORMS}, and images",
-    "gemma3_text": OTHER_NORMS,
-    "gemma3n_text": OTHER_NORMS,
-    "olmo2": "norms behind attention and MLP",
-    "olmo3": "norms behind attention and MLP",
+    "gemma2": "soft-capping of attention scores and of logits",
+    "gemma3": "images; its language model is Gemma3ForCausalLM",
+    "gemma3n_text": "embeddings of its own for each layer",
     "cohere": "layers whose MLP reads what attention reads",
 }
 
@@ -68,6 +63,7 @@ class Source:
     turns_part: whether it reads the partial_rotary_factor of rope_parameters.
     slides: whether a sliding_window, if there is one, is that of all layers.
     fused: projections that it has in one, rows behind rows, by its name.
+    renamed: fields of ours that its config has under another name.
     factors: of a config, and whether embeddings and head are one: what it multiplies the outputs
         of modules by, by the ends of their names. Their weights and biases take that up.
     """
@@ -79,6 +75,7 @@ class Source:
     turns_part: bool = False
     slides: bool = False
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     factors: Callable[[Any, bool], Mapping[str, float]] = lambda config, is_tied: {}
 
 
@@ -96,6 +93,19 @@ def granite_factors(config: Any, is_tied: bool) -> dict[str, float]:
     }
 
 
+def gemma_factors(config: Any, is_tied: bool) -> dict[str, float]:
+    """Of scores, whose scale is another than that of the head dim: norms of queries take it up."""
+    return {"self_attn.q_norm": (config.head_dim / config.query_pre_attn_scalar) ** 0.5}
+
+
+GEMMA = Source(
+    "GemmaForCausalLM", ("attention_bias",), {"scale_embeddings": True}, norms_add_1=True
+)
+OLMO = Source(
+    "Olmo2ForCausalLM",
+    ("attention_bias",),
+    {"norms": "behind", "use_qk_norm": True, "qk_norm_of_all_heads": True},
+)
 SOURCES: dict[str, Source] = {  # by model type
     "llama": Source("LlamaForCausalLM", ("attention_bias", "mlp_bias")),
     "mistral": Source("MistralForCausalLM", slides=True),
@@ -116,14 +126,22 @@ SOURCES: dict[str, Source] = {  # by model type
     ),
     "qwen3": Source("Qwen3ForCausalLM", ("attention_bias",), {"use_qk_norm": True}),
     "smollm3": Source("SmolLM3ForCausalLM", ("attention_bias", "mlp_bias")),
-    "gemma": Source(
-        "GemmaForCausalLM", ("attention_bias",), {"scale_embeddings": True}, norms_add_1=True
+    "olmo2": OLMO,
+    "olmo3": replace(OLMO, class_name="Olmo3ForCausalLM"),
+    "gemma": GEMMA,
+    "gemma3_text": replace(
+        GEMMA,
+        class_name="Gemma3ForCausalLM",
+        fixed={"scale_embeddings": True, "norms": "around", "use_qk_norm": True},
+        renamed={"hidden_act": "hidden_activation"},
+        factors=gemma_factors,
     ),
     "linear_attention": Source(  # of this package, with softmax layers only
         "LinearAttentionForCausalLM",
         (
             *("attention_bias", "attention_out_bias", "mlp_bias", "use_qk_norm", "qk_norm_eps"),
-            *("position_embedding_type", "scale_embeddings", "rotary_layers"),
+            *("position_embedding_type", "scale_embeddings", "rotary_layers", "norms"),
+            *("qk_norm_of_all_heads", "local_rotary_layers", "local_rope_parameters"),
         ),
         turns_part=True,
     ),
@@ -181,7 +199,9 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
         ValueError: as `find_source`.
     """
     source = find_source(config)
-    fields = {name: copy.deepcopy(getattr(config, name)) for name in SHARED_FIELDS + source.fields}
+    names = {name: source.renamed.get(name, name) for name in SHARED_FIELDS + source.fields}
+    fields = {name: copy.deepcopy(getattr(config, theirs)) for name, theirs in names.items()}
+    fields |= _rope_of_layers(fields["rope_parameters"], layer_types_of(config))
     if not source.turns_part and fields["rope_parameters"].get("rope_type") == "default":
         fields["rope_parameters"].pop("partial_rotary_factor", None)  # these models don't read it
     if "sliding_attention" in layer_types_of(config):
@@ -196,6 +216,20 @@ def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
         "head_dim": head_dim_of(config),
         "attention_dropout": config.attention_dropout or 0.0,
         **source.fixed,
+    }
+
+
+def _rope_of_layers(rope_parameters: dict[str, Any], types: list[str]) -> dict[str, Any]:
+    """Fields of ours, of what a config says for all layers or for each type of them."""
+    if "full_attention" not in rope_parameters:
+        return {"rope_parameters": rope_parameters}
+    of_full, of_sliding = (rope_parameters[x] for x in ("full_attention", "sliding_attention"))
+    if of_full == of_sliding:
+        return {"rope_parameters": of_full}
+    return {
+        "rope_parameters": of_full,
+        "local_rope_parameters": of_sliding,
+        "local_rotary_layers": [kind == "sliding_attention" for kind in types],
     }
 
 

@@ -70,6 +70,7 @@ class MixerFacts(NamedTuple):
 
 ONE_QUERY_PER_KEY = {"num_key_value_heads": "num_attention_heads"}
 OF_RWKV = {
+    "norms": ("before",),
     "feature_map": ("identity",),
     "normalizer": ("layer_norm",),
     "value_act": (None,),

@@ -101,7 +101,7 @@ class LinearAttentionBase(nn.Module):
 
     def begin(
         self, hidden_states: Tensor, tokens: Tokens, past_key_values: Cache | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, LayerMemory]:
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None, LayerMemory]:
         """What a forward begins with: hidden states (B, T, C) in one row where they are packed, the
         positions of that, and what the layer remembers.
         """
@@ -183,6 +183,7 @@ class LinearAttention(MappedAttention):
         # Keys that the decay gives have their last form; a pointwise phi is then of queries alone.
         self.query_map = config.feature_map if gives_keys else None
         self.has_positions = config.has_positions(layer_idx)
+        self.has_local_positions = config.has_local_positions(layer_idx)
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
         self.float16_is_enough = self.feature_map is None or self.feature_map.float16_is_enough
@@ -208,7 +209,7 @@ class LinearAttention(MappedAttention):
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
         k, log_decay = self._forgetting(hidden_states, k, shard)
         if positions is not None and self.has_positions:
-            q, k = rotate(q, k, positions, heads_at=2)
+            q, k = rotate(q, k, positions, 2, self.has_local_positions)
         if self.feature_map is not None:
             q, k = call(self.feature_map, shard, q, k)
         elif self.query_map is not None:

@@ -18,11 +18,12 @@ from ..fast.attention import hastened
 from ..fast.linear import project
 from ..fast.rms_norm import RMSNorm
 from ..ops.tokens import Tokens
+from .parts.qk_norm import NormsQueriesAndKeys
 from .parts.rotary import rotate
-from .parts.tensor_parallel import HeadShard, call, find_head_shard
+from .parts.tensor_parallel import HeadShard, find_head_shard
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(NormsQueriesAndKeys, nn.Module):
     """Attention over all tokens or a sliding window. It has no recurrence: its cache grows."""
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
@@ -32,6 +33,7 @@ class SoftmaxAttention(nn.Module):
         self.layer_type = config.layer_types[layer_idx]
         self.is_causal = config.is_causal
         self.has_positions = config.has_positions(layer_idx)
+        self.has_local_positions = config.has_local_positions(layer_idx)
         is_sliding = self.layer_type == "sliding_attention"
         self.sliding_window = config.sliding_window if is_sliding else None
         self.add_projections(config)
@@ -52,10 +54,7 @@ class SoftmaxAttention(nn.Module):
         self.k_proj = nn.Linear(C, config.num_key_value_heads * D, bias=bias)
         self.v_proj = nn.Linear(C, config.num_key_value_heads * D, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * D, C, bias=config.attention_out_bias)
-        self.has_qk_norm = config.use_qk_norm
-        if self.has_qk_norm:
-            self.q_norm = RMSNorm(D, eps=config.qk_norm_eps)
-            self.k_norm = RMSNorm(D, eps=config.qk_norm_eps)
+        self.add_qk_norms(config, config.num_attention_heads, config.num_key_value_heads)
 
     def project(
         self, hidden_states: Tensor, tokens: Tokens
@@ -64,11 +63,11 @@ class SoftmaxAttention(nn.Module):
         of_each = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (project(linear, hidden_states) for linear in of_each)
         shard = find_head_shard(k, self.k_proj, self.num_key_value_heads)  # or error
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
-        if self.has_qk_norm:
-            q, k = call(self.q_norm, shard, q), call(self.k_norm, shard, k)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        q, k = self.norm_queries_and_keys(q, k, shard)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if tokens.position_embeddings is not None and self.has_positions:
-            q, k = rotate(q, k, tokens.position_embeddings, heads_at=1)
+            q, k = rotate(q, k, tokens.position_embeddings, 1, self.has_local_positions)
         return q, k, v, shard
 
     def expand(self, k: Tensor, v: Tensor, shard: HeadShard | None) -> tuple[Tensor, Tensor]:

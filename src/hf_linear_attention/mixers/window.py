@@ -18,7 +18,6 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from ..fast.linear import project
-from ..fast.rms_norm import RMSNorm
 from ..ops.feature_maps import POINTWISE
 from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
@@ -28,6 +27,7 @@ from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from ..recurrences.window import WindowInputs, WindowRecurrence
 from .linear_attention import MappedAttention
 from .parts.decays import build_decay
+from .parts.qk_norm import NormsQueriesAndKeys
 from .parts.rotary import rotate
 from .parts.tensor_parallel import HeadShard, call, find_head_shard
 
@@ -63,7 +63,7 @@ class Mixing(nn.Module):
         return join(y, log_size, num / den[..., None], older)
 
 
-class WindowedAttention(MappedAttention):
+class WindowedAttention(NormsQueriesAndKeys, MappedAttention):
     """y_t = (sum of exp(q_t.k_j / sqrt(K)) v_j + c sum of d_tj phi(q_t).phi(k_j) v_j) / the same
     sums without v: the first over the last `window_size` tokens, which j = t is one of, and the
     first `window_sinks`; the second over all others. c is learned, one for each query head; d_tj is
@@ -91,10 +91,8 @@ class WindowedAttention(MappedAttention):
         )
         self.pointwise = POINTWISE.get(config.feature_map)
         self.has_positions = config.has_positions(layer_idx)
-        self.has_qk_norm = config.use_qk_norm
-        if self.has_qk_norm:
-            self.q_norm = RMSNorm(heads.key_dim, eps=config.qk_norm_eps)
-            self.k_norm = RMSNorm(heads.key_dim, eps=config.qk_norm_eps)
+        self.has_local_positions = config.has_local_positions(layer_idx)
+        self.add_qk_norms(config, heads.queries, heads.keys)
         self.mixing = Mixing(heads.queries)
         self.add_convolutions(config)
         self.decay = build_decay(config, layer_idx)
@@ -120,10 +118,9 @@ class WindowedAttention(MappedAttention):
         v = self.convolve("v", v, shard, memory)
         q = self.convolve("q", project(self.q_proj, hidden_states), shard, memory)
         q, (k, v) = self.by_heads(q, self.heads.key_dim), self.split(k, v)
-        if self.has_qk_norm:
-            q, k = call(self.q_norm, shard, q), call(self.k_norm, shard, k)
+        q, k = self.norm_queries_and_keys(q, k, shard)
         if positions is not None and self.has_positions:
-            q, k = rotate(q, k, positions, heads_at=2)
+            q, k = rotate(q, k, positions, 2, self.has_local_positions)
         phi_q, phi_k = self._map(q, k, shard)
         log_decay = self.decay(hidden_states)
         if shard is not None and log_decay is not None:

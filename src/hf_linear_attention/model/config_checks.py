@@ -20,6 +20,7 @@ from ..ops.feature_maps import POINTWISE, check_feature_map
 LAYER_TYPES = ("linear_attention", "full_attention", "sliding_attention")
 GATE_ACTIVATIONS = ("sigmoid", "silu")
 VALUE_ACTIVATIONS = (None, "silu")
+NORMS = ("before", "behind", "around")
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "none", "learned", "rotary")
 SIZES = (
     "vocab_size",
@@ -64,7 +65,7 @@ def turns_linear(config: Any) -> bool:
     return has_rotary(config) and facts_of(config.mixer).has_positions
 
 
-PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache", "A_floor")
+PLAIN = ("expand_k", "softmax_mixer", "is_causal", "use_cache", "A_floor", "norms")
 # Which models use a field that not all do, beside mixers' own. Others do not save it.
 USED_BY: dict[str, Callable[[Any], bool]] = {
     "attention_dropout": lambda config: set(config.active_layer_types) != {"linear_attention"},
@@ -164,6 +165,7 @@ class ConfigChecks:
             "value_act": VALUE_ACTIVATIONS,
             "position_embedding_type": POSITION_EMBEDDING_TYPES,
             "hidden_act": ACT2FN,
+            "norms": NORMS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -197,11 +199,13 @@ class ConfigChecks:
                 f"layer_types must have num_hidden_layers={self.num_hidden_layers} entries, "
                 f"got {len(layer_types)}"
             )
-        if self.rotary_layers is not None and len(self.rotary_layers) != self.num_hidden_layers:
-            raise ValueError(
-                f"rotary_layers must have num_hidden_layers={self.num_hidden_layers} entries, got "
-                f"{len(self.rotary_layers)}"
-            )
+        for name in ("rotary_layers", "local_rotary_layers"):
+            entries = getattr(self, name)
+            if entries is not None and len(entries) != self.num_hidden_layers:
+                raise ValueError(
+                    f"{name} must have num_hidden_layers={self.num_hidden_layers} entries, got "
+                    f"{len(entries)}"
+                )
         if "sliding_attention" in layer_types and self.sliding_window is None:
             raise ValueError(
                 'sliding_window must be given where layer_types has "sliding_attention"'
@@ -226,6 +230,12 @@ class ConfigChecks:
                 f"head_dim={self.head_dim} must be even for rotary positions, which turn pairs"
             )
         check_rope(self.rope_parameters, self.head_dim)
+        check_rope(self.local_rope_parameters, self.head_dim, "local_rope_parameters")
+        if (self.local_rotary_layers is None) != (self.local_rope_parameters is None):
+            raise ValueError(
+                "local_rotary_layers and local_rope_parameters must be given both or neither, got "
+                f"{self.local_rotary_layers} and {self.local_rope_parameters}"
+            )
         if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2 != 0:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be even for sinusoidal positions"

@@ -115,9 +115,12 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: for "mla" the features of that
             vector, of keys: a head's own and those that all share, and of values; by default
             4 head_dim, head_dim, head_dim // 2 and head_dim.
+        norms: where a layer's norms are: "before" its mixer and its MLP, as in Llama; "behind"
+            them, as in OLMo 2; or "around", both, as in Gemma 2 and 3.
         use_qk_norm: whether softmax layers, and those of mixer="window", bring each head's q and k
             to unit mean square, by norms with a weight. Not with layers of softmax_mixer="mla",
             which have a norm of the latent vector alone.
+        qk_norm_of_all_heads: whether these norms are of all heads at once, as in OLMo 2.
         qk_norm_eps: the epsilon of these norms; by default rms_norm_eps.
         attn_output_gate: whether they multiply their output by the sigmoid of a projection.
         feature_map: phi, by name: a pointwise one, which the kernels apply, or a module, which
@@ -161,6 +164,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             those of softmax layers.
         rotary_layers: for every layer whether "rotary" positions turn its q and k; None: in all,
             as far as linear_rotary and the mixer let them. SmolLM3 has layers without.
+        local_rotary_layers, local_rope_parameters: for every layer whether its "rotary" positions
+            are of the second kind, and what rope_parameters are for these. Gemma 3 and OLMo 3 have
+            others in layers with a sliding window.
         scale_embeddings: whether embeddings are multiplied by sqrt(hidden_size) (section 3.4
             there). Without, the outputs of gated_rms_norm, large from the start, outweigh them. By
             default with sinusoidal positions only.
@@ -226,7 +232,9 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     qk_nope_head_dim: int | None = None
     qk_rope_head_dim: int | None = None
     v_head_dim: int | None = None
+    norms: str = "before"
     use_qk_norm: bool = False
+    qk_norm_of_all_heads: bool = False
     qk_norm_eps: int | float | None = None
     attn_output_gate: bool = False
     feature_map: str = "identity"
@@ -258,6 +266,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
     position_embedding_type: str = "none"
     linear_rotary: bool = True
     rotary_layers: list[bool] | None = None
+    local_rotary_layers: list[bool] | None = None
+    local_rope_parameters: RopeParameters | dict | None = None
     scale_embeddings: bool | None = True
     layer_types: list[str] | None = None
     sliding_window: int | None = None
@@ -281,6 +291,10 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
         if self.is_recurrent(layer_idx) and not self.linear_rotary:
             return False
         return self.rotary_layers is None or self.rotary_layers[layer_idx]
+
+    def has_local_positions(self, layer_idx: int) -> bool:
+        """Whether these are those of local_rope_parameters."""
+        return self.local_rotary_layers is not None and self.local_rotary_layers[layer_idx]
 
     @property
     def num_state_heads(self) -> int:

@@ -51,7 +51,7 @@ from ..fast.sinusoids import add_sinusoids
 from ..mixers.cross import CrossAttention
 from ..mixers.facts import facts_of
 from ..mixers.parts.decays import has_lower_bounds, share_lower_bounds
-from ..mixers.parts.rotary import RotaryEmbedding
+from ..mixers.parts.rotary import RotaryEmbedding, with_local_positions
 from ..mixers.parts.tensor_parallel import keep_meshes
 from ..mixers.softmax import SoftmaxAttention
 from ..mixers.tables import SHIFTED_MLPS, build_mixer
@@ -112,9 +112,20 @@ class CheckpointsGradients:
         self._is_switched_on = is_switched_on
 
 
+# Before and behind the mixer, before and behind the MLP; names are Transformers'.
+NORMS: dict[str, tuple[str | None, ...]] = {
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "behind": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "around": (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
+
+
 class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientCheckpointingLayer):
     """x + mixer(norm(x)), where there is a memory + cross attention, then x + mlp(norm(x)) unless
-    the MLP has no features.
+    the MLP has no features. By the config's `norms` they are also, or only, of what is added.
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int):
@@ -128,9 +139,12 @@ class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientChe
         self.has_mlp = config.intermediate_size > 0
         if self.has_mlp:
             self.mlp = LinearAttentionMLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if self.has_mlp:
-            self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norms = NORMS[config.norms]
+        for name in filter(None, self.norms if self.has_mlp else self.norms[:2]):
+            self.add_module(name, RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+
+    def _normed(self, x: Tensor, name: str | None) -> Tensor:
+        return x if name is None else getattr(self, name)(x)
 
     def forward(
         self,
@@ -146,12 +160,12 @@ class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientChe
         """
         past_key_values = kwargs.pop(CACHE, None)
         mixed, _ = self.self_attn(
-            self.input_layernorm(hidden_states),
+            self._normed(hidden_states, self.norms[0]),
             tokens=tokens,
             past_key_values=past_key_values,
             **kwargs,
         )
-        hidden_states = hidden_states + mixed
+        hidden_states = hidden_states + self._normed(mixed, self.norms[1])
         if self.has_cross_attn:
             attended = self.cross_attn(
                 self.cross_attention_layernorm(hidden_states),
@@ -162,7 +176,8 @@ class LinearAttentionDecoderLayer(CountsCasts, CheckpointsGradients, GradientChe
             if attended is not None:
                 hidden_states = hidden_states + attended
         if self.has_mlp:
-            hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+            mixed = self.mlp(self._normed(hidden_states, self.norms[2]))
+            hidden_states = hidden_states + self._normed(mixed, self.norms[3])
         return hidden_states
 
 
@@ -301,6 +316,8 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.position_embedding_type == "rotary":
             self.rotary_emb = RotaryEmbedding(config)
+            if config.local_rope_parameters is not None:
+                self.local_rotary_emb = RotaryEmbedding(with_local_positions(config))
         self.hands_values_on = facts_of(config.mixer).block == "rwkv"
         if self.hands_values_on:
             numbers = range(config.num_hidden_layers)
@@ -460,8 +477,8 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
 
     def _embed_positions(
         self, inputs_embeds: Tensor, position_ids: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The first layer's input, and (cos, sin) (B, T, R) for the layers to rotate q and k."""
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """The first layer's input, and what `rotate` takes, (B, T, R) each."""
         scale = math.sqrt(inputs_embeds.shape[-1]) if self.config.scale_embeddings else None
         if self.config.position_embedding_type == "sinusoidal":
             return add_sinusoids(inputs_embeds, position_ids, scale), None
@@ -476,7 +493,10 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 )
             return inputs_embeds + self.embed_positions(position_ids), None
         if self.config.position_embedding_type == "rotary":
-            return inputs_embeds, self.rotary_emb(inputs_embeds, position_ids)
+            rotary = self.rotary_emb(inputs_embeds, position_ids)
+            if self.config.local_rope_parameters is not None:
+                rotary = *rotary, *self.local_rotary_emb(inputs_embeds, position_ids)
+            return inputs_embeds, rotary
         return inputs_embeds, None
 
 

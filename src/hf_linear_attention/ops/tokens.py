@@ -20,11 +20,11 @@ class Tokens(NamedTuple):
     key_mask: Tensor | None = None  # (B, T) bool, False for padding; None where all tokens are real
     cu_seqlens: Tensor | None = None  # (N + 1,) int32 bounds in all B T tokens; None: not packed
     position_ids: Tensor | None = None  # (B or 1, T), for softmax layers: from 0 where packed
-    position_embeddings: tuple[Tensor, Tensor] | None = None  # cos, sin (B, T, D): rotary ones
+    position_embeddings: tuple[Tensor, ...] | None = None  # cos, sin (B, T, D), for `rotate`
     attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
     sequence_group: Any = None  # torch.distributed's ProcessGroup of ranks with pieces in order
 
-    def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Hidden states and position embeddings as recurrences take them: where sequences are
         packed, all B T tokens in one long row.
         """
@@ -33,8 +33,7 @@ class Tokens(NamedTuple):
         B = hidden_states.shape[0]
         positions = self.position_embeddings
         if positions is not None:
-            cos, sin = (x.expand(B, -1, -1).flatten(0, 1)[None] for x in positions)
-            positions = cos, sin
+            positions = tuple(x.expand(B, -1, -1).flatten(0, 1)[None] for x in positions)
         return hidden_states.flatten(0, 1)[None], positions
 
 

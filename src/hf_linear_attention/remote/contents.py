@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """What of the package travels in a model's folder, for a model of one config."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ METHODS_LEFT_OUT = {
 METHODS_LEFT_OUT_IF_IDLE = {
     *("sharing_keys", "sharing_queries", "queries_share_keys", "num_state_heads", "is_recurrent"),
     *("one_row", "reset_", "state_sizes", "check_crop", "fold", "draw"),
-    *("add_convolutions", "convolve"),
+    *("add_convolutions", "convolve", "has_positions", "has_local_positions"),
+    *("add_qk_norms", "norm_queries_and_keys"),
 }
 BASES_LEFT_OUT = {
     *("CountsCasts", "RecordsLayers", "RecordsSteps"),
@@ -65,7 +66,10 @@ DECAYING_MIXERS = ("rwkv6", "rwkv7")  # which have decays by channel of their ow
 ERASING_MIXERS = ("comba", "gdn2", "preconditioned", "rwkv7")  # whose delta rule has erase keys
 
 # Fields that only the package asks for: facts of mixers, and others.
-FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "block", "slots"}
+FIELDS_LEFT_OUT = {
+    *("needs", "conversions", "presets", "projections", "equal", "block", "slots"),
+    "has_positions",
+}
 # Of functions: where the states of continuous batching are, and how Transformers' models round.
 PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}
 # The layers around mixers, by what `MixerFacts.block` says.
@@ -74,6 +78,31 @@ CLASSES_OF_BLOCK = {
     "rwkv": {"RWKVDecoderLayer"},
 }
 CLASSES_OF_BLOCKS = set().union(*CLASSES_OF_BLOCK.values())
+
+
+NOT_LOCAL = {"local_rope_parameters": None, "is_local": False}
+NOT_ROTARY = {"has_positions": False, "has_local_positions": False}
+# Fields that a part of models reads, and whether a config's model has that part.
+FIELDS_OF_PARTS: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
+    (
+        ("linear_rotary", "rotary_layers", "local_rotary_layers", "local_rope_parameters"),
+        lambda config: config.position_embedding_type == "rotary",
+    ),
+    (
+        ("attention_dropout", "softmax_mixer", "attn_output_gate"),
+        has_softmax_layers,
+    ),
+    (
+        ("use_qk_norm", "qk_norm_of_all_heads", "qk_norm_eps"),
+        lambda config: has_softmax_layers(config) or config.mixer == "window",
+    ),
+    (("cross_attention_hidden_size",), lambda config: config.add_cross_attention),
+    (("decay_lower_bound",), lambda config: config.decay == "kda_bounded"),
+    (
+        ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        lambda config: config.softmax_mixer == "mla",
+    ),
+)
 
 
 def definitions_left_out(config: PreTrainedConfig) -> set[str]:
@@ -102,6 +131,10 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
         "has_softmax_layers": has_softmax_layers(config),
         **({} if has_softmax_layers(config) else {"is_recurrent": True}),
         "has_lower_bounds": has_lower_bounds(config),
+        "has_qk_norm": config.use_qk_norm,
+        "norms_all_heads": config.qk_norm_of_all_heads,
+        **({} if config.local_rope_parameters else NOT_LOCAL),
+        **({} if config.position_embedding_type == "rotary" else NOT_ROTARY),
         "is_by_channel": by_channel,
     }
 
@@ -126,23 +159,29 @@ def rows_for(config: PreTrainedConfig) -> dict[str, set[Any]]:
         "MODULES": {config.feature_map},
         "POINTWISE": {config.feature_map, "identity"},
         "NORMALIZERS": {config.normalizer},
+        "NORMS": {config.norms},
         "DERIVED": DERIVED.keys() - unknown_fields(config),
     }
 
 
 def known_values(config: PreTrainedConfig) -> dict[str, tuple[Any, ...]]:
     """The values of fields that a folder's code knows; none that a user has registered."""
-    fields = ("softmax_mixer", "normalizer", "position_embedding_type", "add_cross_attention")
+    fields = (
+        *("softmax_mixer", "normalizer", "position_embedding_type", "add_cross_attention"),
+        *("norms", "qk_norm_of_all_heads"),
+    )
     of_package: dict[str, Mapping[str, Any]] = {
         "mixer": MIXERS,
         "feature_map": {**POINTWISE, **MODULES},
     }
-    return {
+    known = {
         **{name: (getattr(config, name),) for name in fields},
         **{name: one_of(getattr(config, name), table) for name, table in of_package.items()},
         "decay": tuple(dict.fromkeys((*one_of(config.decay, DECAYS), "none"))),
         "layer_types": tuple(sorted({*config.layer_types})),
+        "local_rotary_layers": (True, False) if config.local_rotary_layers else (None,),
     }
+    return {name: known[name] for name in known.keys() - unknown_fields(config)}
 
 
 def one_of(value: str, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -154,4 +193,5 @@ def unknown_fields(config: PreTrainedConfig) -> set[str]:
     facts = [facts_of(config.mixer), SOFTMAX_MIXERS[config.softmax_mixer]]
     known = {name for x in facts for name in x.fields}
     others = [*all_facts().values(), *SOFTMAX_MIXERS.values()]
-    return {name for x in others for name in x.fields} - known
+    of_parts = {x for fields, is_there in FIELDS_OF_PARTS if not is_there(config) for x in fields}
+    return {name for x in others for name in x.fields} - known | of_parts

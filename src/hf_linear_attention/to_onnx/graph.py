@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..conversion.quiet import quietly
 from ..fast.linear import project
 from ..model.modeling import LinearAttentionForCausalLM
-from ..quiet import quietly
 from .operators import FORMS, Order, take
 from .states import PAST, GraphCache, full_mask, window_mask
 from .stock import StockCache, check_stock, logits_of
@@ -53,12 +53,13 @@ def check_exports(model: nn.Module) -> None:
     for name in ("state_in_fp64", "add_cross_attention"):
         if getattr(config, name):
             raise ValueError(f"{name} must be False for ONNX, got True")
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
-    if config.position_embedding_type == "rotary" and rope in OF_ANY_LENGTH:
-        raise ValueError(
-            "rope_parameters['rope_type'] must be one whose angles do not depend on how long the "
-            f"sequence is, for ONNX, got {rope!r}"
-        )
+    for name in ("rope_parameters", "local_rope_parameters"):
+        rope = (getattr(config, name) or {}).get("rope_type", "default")
+        if config.position_embedding_type == "rotary" and rope in OF_ANY_LENGTH:
+            raise ValueError(
+                f"{name}['rope_type'] must be one whose angles do not depend on how long the "
+                f"sequence is, for ONNX, got {rope!r}"
+            )
     for layer in model.model.layers:
         for recurrence in getattr(layer.self_attn, "recurrences", ()):
             if type(recurrence) not in FORMS:

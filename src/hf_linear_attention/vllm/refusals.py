@@ -59,9 +59,9 @@ def check_model(config: PreTrainedConfig, longest: int) -> None:
             f"max_model_len must be at most max_position_embeddings={limit} with learned "
             f"positions, got {longest}"
         )
-    if config.position_embedding_type == "rotary" and config.rope_parameters is not None:
-        kind = config.rope_parameters.get("rope_type")
-        if kind in ROPE_OF_THE_LONGEST:
+    for rope in (config.rope_parameters, config.local_rope_parameters):
+        kind = (rope or {}).get("rope_type")
+        if config.position_embedding_type == "rotary" and kind in ROPE_OF_THE_LONGEST:
             raise ValueError(
                 f"rope_type must not be {kind!r} in vLLM: its positions depend on the longest "
                 "sequence of a batch"

@@ -4,6 +4,7 @@
 Shapes: B batch, T time, D head dim, R features that are turned.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -40,13 +41,21 @@ class RotaryEmbedding(ExactBuffers, LlamaRotaryEmbedding):
         return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
+def with_local_positions(config: Any) -> Any:
+    """A config whose rope_parameters are the local ones of another."""
+    config = copy.copy(config)
+    default = {"rope_type": "default", "rope_theta": 10000.0}
+    config.rope_parameters = {**default, **config.local_rope_parameters}
+    return config
+
+
 def rotate(
-    q: Tensor, k: Tensor, position_embeddings: tuple[Tensor, Tensor], heads_at: int
+    q: Tensor, k: Tensor, position_embeddings: tuple[Tensor, ...], heads_at: int, is_local: bool
 ) -> tuple[Tensor, Tensor]:
-    """q and k (..., D) with their first R features turned by cos and sin (B, T, R); dimension
-    `heads_at` counts heads.
+    """q and k (..., D) with their first R features turned by cos and sin (B, T, R), the first of
+    position_embeddings or the local ones behind them; dimension `heads_at` counts heads.
     """
-    cos, sin = position_embeddings
+    cos, sin = position_embeddings[2:] if is_local else position_embeddings[:2]
     R = cos.shape[-1]
     turned = apply_rotary_pos_emb(q[..., :R], k[..., :R], cos, sin, unsqueeze_dim=heads_at)
     if R == q.shape[-1]:
