@@ -160,6 +160,9 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   add("delta rule with an erase key, odd sizes", true, erasing);
   erasing.along = true, erasing.groups = 1;
   add("delta rule along another direction, odd sizes", true, erasing);
+  DeltaRule wide{dtype, kMany, 40, 70, 8, 1, 1};
+  wide.erase = wide.along = true;
+  add("delta rule along another direction, many channels", false, wide);
   c.delta = false;
   add("general form, odd sizes", true, c);
   add("delta rule, more channels than a unit has", false, {dtype, kMany, 40, 136, 8, 1, 1});
