@@ -7,8 +7,8 @@
 //     y_t = scale S_tᵀ q_t
 //
 // Without `delta`, u_t = β_t v_t: linear attention with a write strength. With an erase key p_t the
-// state is asked by it, and before it decays: e_t = v_t - S_{t-1}ᵀ p_t. What it finds may be added
-// along a direction b_t instead: e_t = S_{t-1}ᵀ p_t, S_t = S' + b_t e_tᵀ + k_t v_tᵀ. Letters as in
+// state is asked by it: e_t = v_t - S'ᵀ p_t. Or it is asked before it decays, and what it says is
+// added along a direction b_t: e_t = S_{t-1}ᵀ p_t, S_t = S' + b_t e_tᵀ + k_t v_tᵀ. Letters as in
 // common.h, but for the heads: every head of v has a state, Hv of them, and may share its key and
 // its query with others: Hk and Hq divide Hv, and state h reads key head h / (Hv / Hk), query head
 // h / (Hv / Hq).
@@ -42,7 +42,7 @@ struct DeltaRuleProblem : Sequences, DeltaRuleOptions, DeltaRuleGroups {
   View beta;               // (B, T, Hv) acc, optional: ones
   View log_decay;          // (B, T, Hv) or (B, T, Hv, K) acc, optional
   bool decay_per_channel;  // log_decay has K numbers per head
-  // (B, T, Hv, K) acc, optional, and only on the CPU: p with `delta`, b with p and without β.
+  // (B, T, Hv, K) acc, optional: p with `delta`, b with p and without β.
   View erase_key, add_along;
   const void* initial_state;  // (rows, Hv, K, V) acc, contiguous, optional
 };

@@ -47,7 +47,6 @@ void check_erase(const Tensor& erase_key, const Tensor& add_along, const Tensor&
   check(erase_key || !add_along, "add_along must be None without erase_key");
   if (!erase_key) return;
   const int32_t acc = accumulation_dtype(d.dtype);
-  check(!is_cuda(d.device), "erase_key must be None on CUDA");
   check(delta, "erase_key must be None without delta");
   check_tensor("erase_key", erase_key, d.device, acc, shape);
   if (!add_along) return;

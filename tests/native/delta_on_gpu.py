@@ -11,12 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
+import hf_linear_attention
 from attention_cases import TOLERANCE
 from by_name import by_name
 from cuda_cases import DEVICE, DTYPES, RELATIVE_ERROR, SEED, needs_a_gpu
 from hf_linear_attention import delta_rule, delta_rule_, delta_rule_step_, linear_attention
 from hf_linear_attention.ops.chunked.delta_rule import chunked_delta_rule
-from rule_cases import CASES, RuleCase, make_inputs, on_device, run_with_gradients, to_float64
+from rule_cases import (
+    CASES,
+    RuleCase,
+    make_inputs,
+    on_device,
+    run_with_gradients,
+    tensors_of,
+    to_float64,
+)
 
 
 def check(case: RuleCase, dtype: torch.dtype) -> None:
@@ -53,6 +62,12 @@ SMALL_CASES = [
     RuleCase(**TINY, T=20, decay=None, strided=True, normalize_qk=False, strength="one"),
     RuleCase(op="linear_attention", **TINY, T=34, K=34, V=36, decay="channel", resets=True),
 ]
+SMALL_CASES += [
+    replace(SMALL_CASES[0], erase="values"),
+    replace(SMALL_CASES[1], erase="keys"),
+    replace(SMALL_CASES[2], erase="values"),
+]
+SMALL_CASES += [replace(case, op="dplr_delta_rule", Hq=2, Hk=2) for case in SMALL_CASES[:3]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
@@ -62,7 +77,8 @@ def test_small_cases(case, dtype):
 
 
 def test_small_cases_in_float16():
-    check(replace(SMALL_CASES[0], T=20), torch.float16)
+    for case in (RuleCase(), RuleCase(erase="values"), RuleCase(op="dplr_delta_rule")):
+        check(replace(case, B=1, T=20, K=20, V=18, decay="channel", mask="middle"), torch.float16)
 
 
 def test_small_cases_of_no_tokens():
@@ -72,7 +88,9 @@ def test_small_cases_of_no_tokens():
 
 
 def test_small_cases_of_many_channels():
-    check(RuleCase(B=1, Hq=1, Hk=1, Hv=1, T=20, K=150, V=20, decay="channel"), torch.float32)
+    case = RuleCase(B=1, Hq=1, Hk=1, Hv=1, T=20, K=150, V=20, decay="channel")
+    for more in ({}, {"erase": "values"}, {"op": "dplr_delta_rule"}):
+        check(replace(case, **more), torch.float32)
 
 
 # What kernels of their own know: heads of 64 or 128 key features, a decay for each head or none, in
@@ -94,15 +112,20 @@ def test_small_cases_of_fixed_sizes(case):
     check(case, torch.bfloat16)
 
 
-def test_masked_nan_reaches_nothing():
-    case = RuleCase(**TINY, T=20, decay="channel", mask="middle")
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"erase": "values"}, {"op": "dplr_delta_rule", "Hq": 2, "Hk": 2}],
+    ids=["delta_rule", "erase_key", "dplr"],
+)
+def test_masked_nan_reaches_nothing(more):
+    case = RuleCase(**TINY | more, T=20, decay="channel", mask="middle")
     inputs = make_inputs(case, torch.float32, SEED, DEVICE)
-    clean = delta_rule(**inputs, backend=DEVICE)
-    names = ("q", "k", "v", "beta", "log_decay")
+    clean = case.function(**inputs, backend=DEVICE)
+    names = tensors_of(inputs).keys()
     for name in names:
         inputs[name][~inputs["key_mask"]] = torch.nan
         inputs[name].requires_grad_()
-    y = delta_rule(**inputs, backend=DEVICE)
+    y = case.function(**inputs, backend=DEVICE)
     assert y.equal(clean)
     for x in torch.autograd.grad(y.sum(), [inputs[name] for name in names]):
         assert x.isfinite().all() and x[~inputs["key_mask"]].eq(0).all()
@@ -134,9 +157,9 @@ def test_long_keys_that_are_normed_have_finite_gradients(dtype):
 
 def token(inputs: dict, t: int) -> dict:
     """The arguments of a step for one token of a sequence's."""
-    over_time = {"q", "k", "v", "beta", "log_decay", "key_mask"}
+    over_time = {"q", "k", "v", "beta", "log_decay", "key_mask", "erase_key", "a", "b"}
     arguments = {name: x[:, t] for name, x in inputs.items() if name in over_time}
-    return arguments | {name: inputs[name] for name in ("scale", "normalize_qk")}
+    return arguments | {name: inputs[name] for name in inputs.keys() & {"scale", "normalize_qk"}}
 
 
 STEP_CASES = [
@@ -144,23 +167,29 @@ STEP_CASES = [
     RuleCase(B=2, T=2, K=150, V=40, initial=True, normalize_qk=False, strided=True),
     RuleCase(B=2, T=2, K=1, V=1, initial=True, decay=None),
 ]
+STEP_CASES += [
+    *(replace(case, erase="values") for case in STEP_CASES),
+    *(replace(case, op="dplr_delta_rule", Hq=2, Hk=2, Hv=2) for case in STEP_CASES),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "case",
     [*STEP_CASES, RuleCase(B=64, T=2, Hq=16, Hk=16, Hv=32, K=128, V=128, initial=True)],
-    ids=lambda case: f"{case.B}x{case.K}x{case.V}",
+    ids=lambda case: f"{case.op},erase={case.erase},{case.B}x{case.K}x{case.V}",
 )
 @torch.no_grad()
 def test_steps_are_the_reference_token_by_token(case, dtype):
     inputs = make_inputs(case, dtype, SEED)
-    wanted, wanted_state = delta_rule(**to_float64(inputs), return_state=True, backend="reference")
+    wanted, wanted_state = case.function(
+        **to_float64(inputs), return_state=True, backend="reference"
+    )
     inputs = on_device(inputs, DEVICE)
     state = inputs["initial_state"].clone()
+    step_ = getattr(hf_linear_attention, f"{case.op}_step_")
     y = torch.stack(
-        [delta_rule_step_(**token(inputs, t), state=state, backend=DEVICE) for t in range(case.T)],
-        1,
+        [step_(**token(inputs, t), state=state, backend=DEVICE) for t in range(case.T)], 1
     )
     torch.testing.assert_close(y.double().cpu(), wanted, **TOLERANCE[dtype])
     torch.testing.assert_close(state.double().cpu(), wanted_state, **TOLERANCE[torch.float32])

@@ -212,8 +212,8 @@ BOUNDS = {
         "delta_states_kernel<BFloat16, 32>": DELTA._replace(
             instructions=3600, products=4, operand_loads=3, stores_of_16_bits=0
         ),
-        "delta_prepare_kernel<BFloat16>": Bounds(7200, 60, 7, stores_of_16_bits=25),
-        "delta_token_gradients_kernel<BFloat16>": Bounds(13000, 76, 58, stores_of_16_bits=0),
+        "delta_prepare_kernel<BFloat16, false>": Bounds(7200, 60, 7, stores_of_16_bits=25),
+        "delta_token_gradients_kernel<BFloat16, false>": Bounds(13000, 76, 58, stores_of_16_bits=0),
         "delta_step_kernel<BFloat16, 4>": Bounds(
             2400, 0, 0, loads_ahead=8, per_run=60, stores_of_16_bits=9
         ),

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Inputs for the tests of the delta rule, and of linear attention in its general form: decays per
+"""Inputs for the tests of the delta rules, and of linear attention in its general form: decays per
 channel, write strengths, value heads that share key heads.
 """
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from hf_linear_attention import LinearAttentionState, delta_rule, linear_attention
+import hf_linear_attention
+from hf_linear_attention import LinearAttentionState
 from hf_linear_attention.ops.numerics import accumulation_dtype
 
 
@@ -18,7 +20,7 @@ from hf_linear_attention.ops.numerics import accumulation_dtype
 class RuleCase:
     """One call. Dims as in delta_rule's docstring; lengths are of packed sequences."""
 
-    op: str = "delta_rule"  # or "linear_attention"
+    op: str = "delta_rule"  # or "linear_attention", or "dplr_delta_rule" of as many heads each
     B: int = 2
     T: int = 70
     Hq: int = 2
@@ -51,7 +53,11 @@ class RuleCase:
 
     @property
     def function(self):
-        return {"delta_rule": delta_rule, "linear_attention": linear_attention}[self.op]
+        return getattr(hf_linear_attention, self.op)
+
+    @property
+    def has_small_keys(self) -> bool:
+        return not self.normalize_qk or self.op == "dplr_delta_rule"
 
     @property
     def strength_name(self) -> str:
@@ -144,10 +150,14 @@ def make_inputs(
     }[case.strength]
     inputs: dict[str, Any] = {
         "q": normal(case.Hq, K),
-        "k": normal(case.Hk, K) * (1.0 if case.normalize_qk else K**-0.5),
+        "k": normal(case.Hk, K) * (K**-0.5 if case.has_small_keys else 1.0),
         "v": normal(case.Hv, V),
-        case.strength_name: strength.to(acc),
     }
+    if case.op == "dplr_delta_rule":  # as RWKV-7 makes them
+        kappa = F.normalize(normal(case.Hk, K).double(), dim=-1)
+        inputs |= {"a": -kappa.to(dtype), "b": (kappa * rand(*kappa.shape)).to(dtype)}
+    else:
+        inputs[case.strength_name] = strength.to(acc)
     if case.zero_keys:
         inputs["k"][:, ::3] = 0
         inputs["q"][:, 1::3] = 0
@@ -155,7 +165,7 @@ def make_inputs(
         inputs["erase_key"] = normal({"keys": case.Hk, "values": case.Hv}[case.erase], K) * K**-0.5
     if case.op == "delta_rule":
         inputs |= {"normalize_qk": case.normalize_qk, "scale": case.scale}
-    else:
+    if case.op == "linear_attention":
         names = ("feature_map", "normalize", "is_causal")
         inputs |= {name: getattr(case, name) for name in names}
     if case.decay is not None:
@@ -175,7 +185,8 @@ def make_inputs(
         rows = B if case.lengths is None else len(case.lengths)
         kv = rand(rows, case.Hv, K, V).to(acc)
         z = rand(rows, case.Hv, K).to(acc) if case.normalize else None
-        inputs["initial_state"] = kv if case.op == "delta_rule" else LinearAttentionState(kv, z)
+        is_linear = case.op == "linear_attention"
+        inputs["initial_state"] = LinearAttentionState(kv, z) if is_linear else kv
     return inputs if device == "cpu" else on_device(inputs, device)
 
 

@@ -15,11 +15,12 @@
 // summed in double because much of it cancels. Where e^{g_t} is 0 so is dg_t, exactly; where it is
 // less than what the terms are rounded by, so is dg_t, which counts as 0. From there the sum starts
 // afresh, without what was rounded before. So it does at anchors, after every few segments, where
-// it is Σ_columns S ∘ R: else what the terms are rounded by would add up. With an erase key, which
-// asks before the decay, k ∘ m is not part of dg_t, but p ∘ m is what the sum loses behind it;
-// where what it finds is added along b, b ∘ db is a term as k ∘ dk is. To have both states there,
-// sweeps 2 and 3 take turns where there are decays: one stretch of tokens forwards, while S is kept
-// at its anchors, and the same one backwards. Sweep 1 leaves the R that sweep 3 begins with.
+// it is Σ_columns S ∘ R: else what the terms are rounded by would add up. With an erase key p, p ∘
+// m is in the place of k ∘ m; where it asks before the decay, and adds along b, p ∘ m is no part of
+// dg_t, but what the sum loses behind it, and b ∘ db is a term as k ∘ dk is. To have both states
+// there, sweeps 2 and 3 take turns where there are decays: one stretch of tokens forwards, while S
+// is kept at its anchors, and the same one backwards. Sweep 1 leaves the R that sweep 3 begins
+// with.
 //
 // Sweep 1 goes by columns of values, which are independent, and sweeps 2 and 3 by columns of keys;
 // they need all values of w_t. A task is a sequence, some heads and a part of the columns. If a
@@ -463,18 +464,20 @@ class Backward {
 
   // ---- β and decays ----
 
-  // q_t ∘ dq_t - k_t ∘ m_t, which waits for the rest of it: per channel in the result.
+  // q_t ∘ dq_t - k_t ∘ m_t, or p_t ∘ m_t, which waits for the rest of it: per channel in the
+  // result.
   void begin_decay_gradient(const Task& task, const Segment& segment) const {
     if (decays_ == Decays::none) return;
-    with_flag(plan_.asks == Asks::key, [&](auto delta) {
+    with_flag(p_.delta && !plan_.adds_along(), [&](auto asks) {
       with_flag(is_per_channel(), [&](auto per_channel) {
-        begin_decay_gradient<decltype(delta)::value, decltype(per_channel)::value>(task, segment);
+        begin_decay_gradient<decltype(asks)::value, decltype(per_channel)::value>(task, segment);
       });
     });
   }
-  template <bool delta, bool per_channel>
+  template <bool asks, bool per_channel>
   void begin_decay_gradient(const Task& task, const Segment& segment) const {
     const KeyRows<Acc>& rows = task.s.keys;
+    Acc* const asking = erases() ? rows.erase_key : rows.k;
     const TensorRows result = key_columns(task, result_.dlog_decay);
     for (int64_t i = 0; i < segment.count; ++i) {
       Vec<Acc> dot{};
@@ -482,7 +485,7 @@ class Backward {
       for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
         const int64_t c = v * kLanes<Acc>;
         Vec<Acc> term = load(rows.at(rows.q, i, c)) * load(rows.at(rows.dq, i, c));
-        if (delta) term -= load(rows.at(rows.k, i, c)) * load(rows.at(rows.dk, i, c));
+        if (asks) term -= load(rows.at(asking, i, c)) * load(rows.at(rows.dk, i, c));
         if (segment.masked(i)) term = Vec<Acc>{};
         dot += term;
         if (per_channel) {
@@ -535,7 +538,7 @@ class Backward {
       for (int64_t v = task.keys.begin; v < task.keys.end; ++v) {
         const int64_t c = v * kLanes<Acc>;
         dot += written(task, i, c);
-        if (erases()) asked += erased(task, segment, i, c);
+        if (plan_.adds_along()) asked += erased(task, segment, i, c);
       }
       double& to = task.shared.dlog_decay.at(task.part, segment, i);
       suffix = task.s.decay[i] < kRounding<Acc> ? 0 : suffix + (to - sum<Acc>(dot));
@@ -552,14 +555,13 @@ class Backward {
     return plan_.adds_along() ? k + at(rows.add_along) * at(rows.dadd_along) : k;
   }
 
-  // -p_t ∘ m_t of a token and a vector of columns.
+  // -p_t ∘ m_t of a token and a vector of columns, with b.
   Vec<Acc> erased(const Task& task, const Segment& segment, int64_t i, int64_t column) const {
     const TensorRows result = key_columns(task, result_.derase_key);
     const Acc* const from = row_at<const Acc>(result, segment, i, 0);
     const int64_t count = min(kLanes<Acc>, p_.K - column);
-    const Vec<Acc> product = load(task.s.keys.at(task.s.keys.erase_key, i, column)) *
-                             load_vector<Acc>(from, result.view.dim, column, count);
-    return plan_.adds_along() ? -product : product;
+    return -load(task.s.keys.at(task.s.keys.erase_key, i, column)) *
+           load_vector<Acc>(from, result.view.dim, column, count);
   }
 
   void sum_decay_gradient(const Task& task, const Segment& segment, int64_t i) const {
@@ -574,7 +576,7 @@ class Backward {
           double* const sums = suffix_of(task, segment.head) + c;
           Acc lanes[kLanes<Acc>], asked[kLanes<Acc>];
           store(lanes, term);
-          store(asked, erases() ? erased(task, segment, i, c) : Vec<Acc>{});
+          store(asked, plan_.adds_along() ? erased(task, segment, i, c) : Vec<Acc>{});
           for (int64_t lane = 0; lane < kLanes<Acc>; ++lane) {
             sums[lane] = decay[lane] < kRounding<Acc> ? 0 : sums[lane] + lanes[lane];
             lanes[lane] = static_cast<Acc>(sums[lane]);

@@ -15,11 +15,12 @@
 //     p_i  = e^{c_C - c_i} ∘ (R_C u_i)
 //            + Σ_{j>=i} P_ji e^{c_j - c_i} ∘ q_j - Σ_{j>i} M_ji e^{c_j - c_i} ∘ k_j
 //
-// An erase key p asks before its token's decay: then m_t = S_{t-1} w_t and R_{t-1} = a_t ∘ G_t -
-// p_t w_tᵀ, and beside M there is c_{i-1} in the place of c_i, c_{j-1} in that of c_j, and p_j in
-// that of k_j in p_i; dk_t = p_t, dp_t = -m_t. Where what it finds is added along b, and -p
-// is in the place of p, b_t e_tᵀ is in S_t, too: b_j with dy_i·e_j and w_i·e_j is beside k_j in
-// dq_i and m_i, and db_t = G_t e_t is made as p_t is.
+// With an erase key p, R_{t-1} = a_t ∘ (G_t - p_t w_tᵀ), and p_j is in the place of k_j beside M in
+// p_i; dk_t = p_t, dp_t = -m_t. Where what it finds is added along b, and -p is in the place of p,
+// it asks before its token's decay: then m_t = S_{t-1} w_t and R_{t-1} = a_t ∘ G_t - p_t w_tᵀ, and
+// beside M there is c_{i-1} in the place of c_i, and c_{j-1} in that of c_j. b_t e_tᵀ is in S_t,
+// too: b_j with dy_i·e_j and w_i·e_j is beside k_j in dq_i and m_i, and db_t = G_t e_t is made as
+// p_t is.
 //
 // A decay per channel lies along the vectors here: what decays between two tokens is multiplied by
 // the decays between them. Of a decay per head the products are in P and M.
@@ -51,8 +52,7 @@ struct ValueTerms {
   Acc w_u[kBlockTokens][kBlockTokens];   // M
   Acc dy_e[kBlockTokens][kBlockTokens],
       w_e[kBlockTokens][kBlockTokens];  // with e_j in place of u_j
-  // e^{c_i} and e^{c_C - c_i} of a decay per head, else 1. With an erase key asked_from_start is
-  // e^{c_{i-1}}.
+  // e^{c_i} and e^{c_C - c_i} of a decay per head, else 1. With b asked_from_start is e^{c_{i-1}}.
   Acc from_start[kBlockTokens], asked_from_start[kBlockTokens], to_end[kBlockTokens];
 };
 
@@ -85,21 +85,21 @@ struct ValueRows {
 };
 
 template <class Acc>
-void include_decay_per_head(ValueTerms<Acc>& terms, bool erases, const Acc* decay) {
+void include_decay_per_head(ValueTerms<Acc>& terms, bool along, const Acc* decay) {
   constexpr int C = kBlockTokens;
   Acc whole = 1;
   for (int i = 0; i < C; ++i) {
     const Acc before = whole;
     whole *= decay[i];
     terms.from_start[i] = whole;
-    terms.asked_from_start[i] = erases ? before : whole;
+    terms.asked_from_start[i] = along ? before : whole;
   }
   for (int j = 0; j < C; ++j) {
     Acc between = 1;
     for (int i = j + 1; i < C; ++i) {
       const Acc before = between;
       between *= decay[i];
-      const Acc asked = erases ? before : between;
+      const Acc asked = along ? before : between;
       terms.dy_u[i][j] *= between;
       terms.dy_e[i][j] *= between;
       terms.w_u[i][j] *= asked;
@@ -156,7 +156,7 @@ void make_value_block(const ValueWeights<Acc>& weights, const ValueRows<Acc>& ro
       terms.w_e[i][j] = along && j < i ? sum<Acc>(w_e[i][j]) : 0;
     }
   }
-  if (rows.decay) include_decay_per_head(terms, Rule::erases, rows.decay + first);
+  if (rows.decay) include_decay_per_head(terms, along, rows.decay + first);
 }
 
 // ---- the sweeps ----
@@ -211,7 +211,7 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
       }
       store(rows.at(rows.dk, token, column), m);
     };
-    if constexpr (Rule::erases) {
+    if constexpr (along) {
       store_m(per_channel ? from_start : broadcast(terms.asked_from_start[i]));
     }
     if constexpr (per_channel) {
@@ -234,7 +234,7 @@ HFLA_INLINE Vec<Acc> differentiate_forwards(const KeysSweep<Acc>& s, int64_t b, 
       if constexpr (along) dq += terms.dy_e[i][j] * values(C + j);
     }
     store(rows.at(rows.dq, token, column), dq);
-    if constexpr (Rule::delta && !Rule::erases) store_m(from_start);
+    if constexpr (Rule::delta && !along) store_m(from_start);
   }
   HFLA_UNROLL
   for (int i = 0; !per_channel && i < C; ++i) {
@@ -282,7 +282,7 @@ HFLA_INLINE Vec<Acc> differentiate_backwards(const KeysSweep<Acc>& s, int64_t b,
       for (int j = i; j < C; ++j) {
         values(j) *= a;
         if constexpr (delta) {
-          if (!erases || j > i) values(C + j) *= a;
+          if (!Rule::along || j > i) values(C + j) *= a;
         }
       }
     }

@@ -6,7 +6,7 @@
 //     y = Sᵀ (a ∘ q) + (kᵀq) u
 //     S = a ∘ S + k uᵀ
 //
-// and with an erase key p u = β (v - Sᵀ p), or where what it finds is added along b
+// with an erase key p in the place of k in u; or where what it finds is added along b
 //
 //     e = Sᵀ p    u = β v    y = Sᵀ (a ∘ q) + (kᵀq) u + (bᵀq) e    S = a ∘ S + k uᵀ + b eᵀ
 //
@@ -30,7 +30,7 @@ constexpr int kStepBlock = kVectorBytes == 64 ? 8 : 4;
 // What a head's token brings, in the accumulation type.
 template <class Acc>
 struct StepScratch {
-  Acc *k, *b, *a, *asking, *decayed_q;  // (K,); asking: a ∘ k, or p
+  Acc *k, *b, *a, *asking, *decayed_q;  // (K,); asking: a ∘ k or a ∘ p, or p
   Acc *v, *y;                           // (V,)
 
   StepScratch(Carver& carver, const DeltaRuleStep& p) {
@@ -120,6 +120,9 @@ class Step {
     if (p_.erase_key.data) {
       load_row(token_row<const Acc>(p_.erase_key, batch, head), p_.erase_key.dim, 0, p_.K,
                s.asking);
+      for (int64_t r = 0; !p_.add_along.data && r < p_.K; r += W) {
+        store(s.asking + r, load(s.a + r) * load(s.asking + r));
+      }
     }
     return {sum<Acc>(kq), sum<Acc>(bq)};
   }

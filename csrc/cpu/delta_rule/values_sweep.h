@@ -13,9 +13,9 @@
 //     du_i = R_Cᵀ k̂_i + Σ_{j>=i} B_ji dy_j - Σ_{j>i} A_ji w_j
 //     R_0 = d ∘ R_C + Σ_i q̃_i dy_iᵀ - Σ_i k̃_i w_iᵀ
 //
-// With an erase key p, R_{t-1} = a_t ∘ G_t - p_t w_tᵀ, and p̃ is in the place of k̃. Where what it
-// finds is added along b, and -p is in the place of p, du_t is the gradient of v_t, and w_t = G_tᵀ
-// b_t that of e_t, made as du_t is.
+// With an erase key p, p_t w_tᵀ is in the place of k_t w_tᵀ, and p̃ in that of k̃. Where what it
+// finds is added along b, and -p is in the place of p, R_{t-1} = a_t ∘ G_t - p_t w_tᵀ, du_t is the
+// gradient of v_t, and w_t = G_tᵀ b_t that of e_t, made as du_t is.
 #pragma once
 
 #include "cpu/delta_rule/pass.h"

@@ -9,13 +9,13 @@
 //     e_i = v_i - S₀ᵀ k̃_i - Σ_{j<i} A_ij u_j         u_i = β_i e_i, or β_i v_i without delta
 //     y_i = S₀ᵀ q̃_i + Σ_{j<=i} B_ij u_j              S_C = d ∘ S₀ + Σ_i k̂_i u_iᵀ
 //
-// An erase key p asks the state before it decays, so that in the place of k̃_i and A_ij there are
+// An erase key p is in the place of k in k̃_i and A_ij. Where what it finds is added along b, -p is,
+// it asks the state before it decays, so that there are
 //
-//     p̃_i = e^{c_{i-1}} ∘ p_i    Σ_r p_i k_j e^{c_{i-1} - c_j}
+//     p̃_i = -e^{c_{i-1}} ∘ p_i    A_ij = -Σ_r p_i k_j e^{c_{i-1} - c_j}
 //
-// Where what it finds is added along b, -p is in the place of p and e_i is without v_i: u_i is
-// β_i v_i, and b_i e_iᵀ is written beside k_i u_iᵀ. So there are b̂ beside k̂, and sums with b_j
-// beside those with k_j.
+// and e_i is without v_i: u_i is β_i v_i, and b_i e_iᵀ is written beside k_i u_iᵀ. So there are b̂
+// beside k̂, and sums with b_j beside those with k_j.
 //
 // Here q has the scale in it, and q and k are normalised if that is asked for. What decays between
 // two tokens is a product of the a = e^g of the tokens between them, never a quotient: no exponent
@@ -57,7 +57,7 @@ struct Rule {
   static constexpr Decays decays = its_decays;
   static constexpr Asks asks = its_asks;
   static constexpr bool delta = asks != Asks::nothing;
-  static constexpr bool along = asks == Asks::and_adds_along;
+  static constexpr bool along = asks == Asks::and_adds_along;       // and asks before the decay
   static constexpr bool erases = asks == Asks::erase_key || along;  // by an erase key
   static constexpr int writes = along ? 2 : 1;                      // of a token
 };
@@ -131,7 +131,7 @@ struct BlockTerms {
   PairSums<Acc> pairs;  // A and B
   Acc beta[kBlockTokens];
   // Of a decay per head, else 1: e^{c_i}, which goes with k and q in a tile for k̃ and q̃;
-  // e^{c_C - c_i}, which goes with k for k̂; d. With an erase key asked_from_start is e^{c_{i-1}}.
+  // e^{c_C - c_i}, which goes with k for k̂; d. With b asked_from_start is e^{c_{i-1}}.
   Acc from_start[kBlockTokens], asked_from_start[kBlockTokens], to_end[kBlockTokens];
   Acc whole;
 };
@@ -232,20 +232,21 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
     for (int i = 0; i < C; ++i) {
       k[i] = load(row(rows.k, i) + c) * w.k_factor[first + i];
       q[i] = load(row(rows.q, i) + c) * w.q_factor[first + i];
-      if constexpr (erases) {
-        p[i] = load(row(rows.erase_key, i) + c);
-        if constexpr (along) p[i] = -p[i];
+      p[i] = k[i];
+      if constexpr (erases) p[i] = load(row(rows.erase_key, i) + c);
+      if constexpr (along) {
+        b[i] = load(row(rows.add_along, i) + c);
+        p[i] = -p[i];
         store(tile + At::kKeys + i * W, At::kDecayed ? from_start * p[i] : p[i]);
       }
-      if constexpr (along) b[i] = load(row(rows.add_along, i) + c);
       if constexpr (At::kDecayed) {
         const Vec<Acc> log_decay = load(row(rows.log_decay, i) + c);
         largest = select(log_decay > largest, log_decay, largest);
         a[i] = exp(log_decay);
         from_start *= a[i];
       }
-      if constexpr (!erases)
-        store(tile + At::kKeys + i * W, At::kDecayed ? from_start * k[i] : k[i]);
+      if constexpr (!along)
+        store(tile + At::kKeys + i * W, At::kDecayed ? from_start * p[i] : p[i]);
       store(tile + At::kQueries + i * W, At::kDecayed ? from_start * q[i] : q[i]);
     }
     HFLA_UNROLL
@@ -255,11 +256,13 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
       if constexpr (along) queries_along[j][j] += q[j] * decayed_b;
       HFLA_UNROLL
       for (int i = j + 1; i < C; ++i) {
-        if constexpr (erases) keys[i][j] += p[i] * decayed;
-        if constexpr (along) keys_along[i][j] += p[i] * decayed_b;
+        if constexpr (along) {
+          keys[i][j] += p[i] * decayed;
+          keys_along[i][j] += p[i] * decayed_b;
+        }
         if constexpr (At::kDecayed) decayed *= a[i];
         if constexpr (At::kDecayed && along) decayed_b *= a[i];
-        if constexpr (!erases) keys[i][j] += k[i] * decayed;
+        if constexpr (!along) keys[i][j] += p[i] * decayed;
         queries[i][j] += q[i] * decayed;
         if constexpr (along) queries_along[i][j] += q[i] * decayed_b;
       }
@@ -279,7 +282,7 @@ bool make_block(const Weights<Acc>& w, const WeightRows<Acc>& rows, int64_t bloc
 }
 
 template <class Acc>
-void make_terms(const Weights<Acc>& w, bool per_head, bool erases, int64_t block) {
+void make_terms(const Weights<Acc>& w, bool per_head, bool along, int64_t block) {
   constexpr int C = kBlockTokens;
   BlockTerms<Acc>& terms = w.terms[block];
   terms.pairs = w.pairs[block];
@@ -293,14 +296,14 @@ void make_terms(const Weights<Acc>& w, bool per_head, bool erases, int64_t block
     const Acc before = terms.whole;
     terms.whole *= w.decay[block * C + i];
     terms.from_start[i] = terms.whole;
-    terms.asked_from_start[i] = erases ? before : terms.whole;
+    terms.asked_from_start[i] = along ? before : terms.whole;
   }
   for (int j = 0; j < C; ++j) {
     Acc between = 1;
     for (int i = j + 1; i < C; ++i) {
       const Acc before = between;
       between *= w.decay[block * C + i];
-      const Acc asked = erases ? before : between;
+      const Acc asked = along ? before : between;
       terms.pairs.keys[i][j] *= asked;
       terms.pairs.keys_along[i][j] *= asked;
       terms.pairs.queries[i][j] *= between;
@@ -354,7 +357,7 @@ bool stage_weights(const DeltaRuleProblem& p, Decays decays, const Segment& segm
   stage_token_scalars<Acc>(segment, p.beta, p.beta.data ? 0 : 1, w.beta);
   if (decays == Decays::per_head) valid &= stage_decay<Acc>(segment, p.log_decay, w.decay);
   for (int64_t block = 0; block < blocks; ++block) {
-    make_terms<Acc>(w, decays == Decays::per_head, erases, block);
+    make_terms<Acc>(w, decays == Decays::per_head, p.add_along.data, block);
   }
   return valid;
 }

@@ -14,6 +14,11 @@
 //     U = β E                                what they write
 //     y = Q S + A U        S' = from_C S + Lᵀ U
 //
+// With an erase key p_i, F_i = from_i ∘ p_i and N_ij = ⟨p_i, between_ij ∘ k_j⟩; it is multiplied by
+// a_i as it is loaded, so that it asks before its token's decay. With add_along, where it is to ask
+// there, a token is two steps, and kernels take steps for tokens: the first asks by -p and writes
+// what it finds under b, the second writes v under k, reads and does not decay.
+//
 // Decays are multiplied, never divided or summed as logs: all products are at most 1, whatever they
 // underflow to is as small as it should be, and -inf needs no care.
 //
@@ -83,7 +88,7 @@ struct DeltaRuleChunks : DeltaRuleProblem {
   bool backward;           // M is then (1 + β N)⁻¹
   float* states;           // (chunks, Hv, K, V): S
   float* state_gradients;  // of S', likewise
-  float* write_gradients;  // (B, T, Hv, V): of U, and of what follows from it
+  float* write_gradients;  // (steps, B, T, Hv, V): of U, and of what follows from it
   float *dq, *dk;          // (B, T, Hv, K): of q and k as they are used
 
   DEV int64_t chunk_and_head(int64_t chunk, int64_t head) const { return chunk * Hkv + head; }
@@ -92,8 +97,12 @@ struct DeltaRuleChunks : DeltaRuleProblem {
     return units +
            (chunk_and_head(chunk, head) * Units(K).per_chunk() + unit) * UnitLayout<Scalar>::kBytes;
   }
-  DEV bool present(const Piece& piece, int token) const {
-    const int64_t t = piece.begin + token;
+  // Of a token; which of them a chunk's step is, and of which of the piece's tokens.
+  BOTH int steps() const { return add_along.data ? 2 : 1; }
+  DEV int part_of(int step) const { return add_along.data ? step % 2 : 0; }
+  DEV int token_of(int step) const { return add_along.data ? step / 2 : step; }
+  DEV bool present(const Piece& piece, int step) const {
+    const int64_t t = piece.begin + token_of(step);
     return t < piece.end && (!key_mask || key_mask[piece.batch * T + t]);
   }
 };

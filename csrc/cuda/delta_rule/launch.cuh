@@ -51,16 +51,25 @@ void run_delta_walk(Launcher& launcher, const DeltaRuleChunks& p, const CudaDevi
   }
 }
 
+// Calls run(whether there is an erase key), as a constant.
+template <class Run>
+void with_erases(const DeltaRuleProblem& p, Run run) {
+  p.erase_key.data ? run(std::true_type()) : run(std::false_type());
+}
+
 template <class Scalar>
 DeltaRuleChunks prepare_chunks(Launcher& launcher, const DeltaRuleProblem& p, bool backward) {
   DeltaRuleChunks chunks{};
   static_cast<DeltaRuleProblem&>(chunks) = p;
-  chunks.pieces = {p.cu_seqlens, p.T, p.num_sequences, Chunk<Scalar>::C};
+  chunks.pieces = {p.cu_seqlens, p.T, p.num_sequences, Chunk<Scalar>::C / chunks.steps()};
   chunks.backward = backward;
   const int64_t blocks = chunks.pieces.count() * p.Hkv;
   chunks.units = launcher.take<char>(blocks * Units(p.K).per_chunk() * UnitLayout<Scalar>::kBytes);
-  launcher.run(delta_prepare_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
-               PrepareShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
+  with_erases(p, [&](auto erases) {
+    constexpr bool kErases = decltype(erases)::value;
+    launcher.run(delta_prepare_kernel<Scalar, kErases>, blocks, Chunk<Scalar>::kThreads,
+                 PrepareShared<Scalar, kErases>(SharedCarver(nullptr)).bytes, chunks);
+  });
   return chunks;
 }
 
@@ -78,8 +87,9 @@ void finish_rows(Launcher& launcher, const DeltaRuleProblem& p, const View& x, c
 
 template <int K>
 bool is_fixed_size(const DeltaRuleProblem& p) {
-  return p.K == K && p.V % 16 == 0 && p.delta && !p.key_mask && !p.decay_per_channel &&
-         has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) && p.T <= INT32_MAX / 2;
+  return p.K == K && p.V % 16 == 0 && p.delta && !p.erase_key.data && !p.key_mask &&
+         !p.decay_per_channel && has_plain_rows<BFloat16>(p.q) && has_plain_rows<BFloat16>(p.k) &&
+         p.T <= INT32_MAX / 2;
 }
 template <int K>
 bool is_fixed_size_forward(const DeltaRuleProblem& p, const DeltaRuleResult& result,
@@ -195,7 +205,7 @@ void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRu
   const int64_t blocks = chunks.pieces.count() * p.Hkv, rows = p.B * p.T * p.Hkv;
   chunks.states = launcher.take(blocks * p.K * p.V);
   chunks.state_gradients = launcher.take(blocks * p.K * p.V);
-  chunks.write_gradients = launcher.take(rows * p.V);
+  chunks.write_gradients = launcher.take(chunks.steps() * rows * p.V);
   chunks.dq = launcher.take(rows * p.K);
   chunks.dk = launcher.take(rows * p.K);
   run_delta_walk<Scalar>(launcher, chunks, device,
@@ -204,8 +214,11 @@ void delta_backward(Launcher& launcher, const DeltaRuleProblem& p, const DeltaRu
   run_delta_walk<Scalar>(launcher, chunks, device,
                          delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
                          delta_gradients_kernel<Scalar, kFewColumns>);
-  launcher.run(delta_token_gradients_kernel<Scalar>, blocks, Chunk<Scalar>::kThreads,
-               TokenGradientsShared<Scalar>(SharedCarver(nullptr)).bytes, chunks);
+  with_erases(p, [&](auto erases) {
+    constexpr bool kErases = decltype(erases)::value;
+    launcher.run(delta_token_gradients_kernel<Scalar, kErases>, blocks, Chunk<Scalar>::kThreads,
+                 TokenGradientsShared<Scalar, kErases>(SharedCarver(nullptr)).bytes, chunks);
+  });
   finish_rows<Scalar>(launcher, p, p.q, result.dq, chunks.dq, p.q_group, p.scale, p.normalize_qk);
   finish_rows<Scalar>(launcher, p, p.k, result.dk, chunks.dk, p.k_group, 1, p.normalize_qk);
 }

@@ -15,12 +15,12 @@
 
 namespace hfla::cuda {
 
-template <class Scalar>
+template <class Scalar, bool erases>
 struct PrepareShared {
   static constexpr int C = Chunk<Scalar>::C;
   using Matrix = typename Inverse<C>::Matrix;
   TokenNumbers numbers;
-  Slab<Scalar> slab;  // or else, afterwards:
+  Slab<Scalar, erases> slab;  // or else, afterwards:
   Matrix a, n, inverse;
   int64_t bytes;
 
@@ -36,8 +36,9 @@ struct PrepareShared {
   BOTH static int64_t numbers_bytes() { return 3 * C * int64_t(sizeof(float)); }
 };
 
-template <class Scalar>
+template <class Scalar, bool erases>
 class Prepare {
+  using Shared = PrepareShared<Scalar, erases>;
   using Operands = typename Chunk<Scalar>::Operands;
   using Element = typename Chunk<Scalar>::Element;
   using Layout = UnitLayout<Scalar>;
@@ -64,7 +65,7 @@ class Prepare {
       shared_.slab.load(p_, piece_, head_, slab * kSlabChannels, shared_.numbers);
       shared_.slab.decay_block();
       sync_block();
-      if (Slab<Scalar>::kTwice) {
+      if (Slab<Scalar, erases>::kTwice) {
         shared_.slab.decay_to_the_middle();
         sync_block();
       }
@@ -101,12 +102,14 @@ class Prepare {
     Element* const f = tile_of(wide_slab, 0) + column;
     Element* const q = tile_of(wide_slab, 1) + column;
     Element* const last = tile_of(units.of_last_keys(pair), int(wide_slab % 2)) + column;
-    const Slab<Scalar>& s = shared_.slab;
+    const Slab<Scalar, erases>& s = shared_.slab;
     float from = s.before(warp_, lane_), to = s.behind(warp_, lane_);
     UNROLL_BY(4)
     for (int i = first; i < first + kBlock; ++i) {
+      const float before = from;
       from *= s.a.get(i, lane_);
-      if (p_.delta) f[i * kUnitChannels] = from_float<Element>(from * s.k.get(i, lane_));
+      const float asking = (erases ? before : from) * s.asking().get(i, lane_);
+      if (p_.delta) f[i * kUnitChannels] = from_float<Element>(asking);
       q[i * kUnitChannels] = from_float<Element>(from * s.q.get(i, lane_));
     }
     UNROLL_BY(4)
@@ -146,7 +149,7 @@ class Prepare {
   }
 
   DEV void meet_others() {
-    const Slab<Scalar>& s = shared_.slab;
+    const Slab<Scalar, erases>& s = shared_.slab;
     UNROLL
     for (int i = 0; i < kMeetings; ++i) {
       const Meeting m = meeting(i);
@@ -163,7 +166,7 @@ class Prepare {
   }
 
   DEV void meet_own_block() {
-    const Slab<Scalar>& s = shared_.slab;
+    const Slab<Scalar, erases>& s = shared_.slab;
     const int first = warp_ * kBlock;
     NO_UNROLL
     for (int c = first_channel(); c < first_channel() + kSlabChannels / 4; ++c) {
@@ -174,9 +177,10 @@ class Prepare {
         const bool second = n >= kBlock - first_key();  // of the two keys
         const int i = first + (second ? n - 1 : first_key() + n);
         const bool itself = n == 0 || n == kBlock - first_key();
+        const float before = key;
         key = itself ? (second ? other : key) : key * s.a.get(i, c);
         own_a_[n] += s.q.get(i, c) * key;
-        own_n_[n] += s.k.get(i, c) * key;
+        own_n_[n] += s.asking().get(i, c) * (erases ? before : key);
       }
     }
   }
@@ -184,8 +188,8 @@ class Prepare {
   // All of A, and the inverse of 1 + N β, in shared memory.
   DEV void collect_scores() {
     for (int e = thread_index(); e < C * C; e += Chunk<Scalar>::kThreads) {
-      shared_.a.data[e / C * PrepareShared<Scalar>::Matrix::kStride + e % C] = 0;
-      shared_.n.data[e / C * PrepareShared<Scalar>::Matrix::kStride + e % C] = 0;
+      shared_.a.data[e / C * Shared::Matrix::kStride + e % C] = 0;
+      shared_.n.data[e / C * Shared::Matrix::kStride + e % C] = 0;
     }
     sync_block();
     const auto [g, t] = lane();
@@ -218,11 +222,11 @@ class Prepare {
   DEV void set_score(bool of_keys, int i, int j, float x) const {
     const auto& tile = of_keys ? shared_.n : shared_.a;
     const float factor = of_keys ? shared_.numbers.beta[p_.backward ? i : j] : 1;
-    tile.data[i * PrepareShared<Scalar>::Matrix::kStride + j] = factor * x;
+    tile.data[i * Shared::Matrix::kStride + j] = factor * x;
   }
 
   const DeltaRuleChunks& p_;
-  const PrepareShared<Scalar> shared_;
+  const Shared shared_;
   const int warp_, lane_;
   const int64_t head_, chunk_;
   const Piece piece_;
@@ -230,10 +234,10 @@ class Prepare {
   float own_a_[kBlock + 1] = {}, own_n_[kBlock + 1] = {};
 };
 
-template <class Scalar>
+template <class Scalar, bool erases>
 KERNEL LAUNCH_BOUNDS(Chunk<Scalar>::kThreads, 2)
     delta_prepare_kernel(const GRID_CONSTANT DeltaRuleChunks p) {
-  Prepare<Scalar>(p).run();
+  Prepare<Scalar, erases>(p).run();
 }
 
 }  // namespace hfla::cuda

@@ -6,6 +6,11 @@
 //
 //     u = β (v - S'ᵀk)      y = S'ᵀq + (k·q) u      S = S' + k uᵀ
 //
+// with an erase key p in the place of k in u; or with b, where the state S₀ is asked before it
+// decays,
+//
+//     e = S₀ᵀp      u = v      y = S'ᵀq + (k·q) u + (b·q) e      S = S' + k uᵀ + b eᵀ
+//
 // Columns of a state know nothing of each other. A block has one batch row, one head and some
 // columns, of which its threads keep rows in registers between the sums over all rows and the
 // update: each element of a state of up to kStepRows rows is read and written once. Of a larger one
@@ -23,9 +28,11 @@ constexpr int kStepRowGroups = kDeltaStepThreads / kStepLanes;
 constexpr int kStepKept = 8;  // rows in a thread's registers
 constexpr int kStepRows = kStepRowGroups * kStepKept;
 
+constexpr int kStepArrays = 5, kStepSums = 4;  // of a token: rows of K numbers, and sums over them
+
 inline int64_t delta_step_shared_bytes(const DeltaRuleStep& p, int width) {
   const int64_t partial = 2 * kDeltaStepWarps * kStepLanes * width;
-  return int64_t(sizeof(float)) * (3 * p.K + partial + 3 * kDeltaStepWarps);
+  return int64_t(sizeof(float)) * (kStepArrays * p.K + partial + kStepSums * kDeltaStepWarps);
 }
 
 template <int width>
@@ -33,11 +40,13 @@ struct alignas(width * sizeof(float)) StepFloats {
   float x[width];
 };
 
-// What a block keeps of one token's key, query and decay, (K,) each. Key and query are as they
-// come: what they are multiplied with is `key_factor` and `query_factor`.
+// What a block keeps of one token's key, query and decay, of what asks the state before it decays,
+// and of b, (K,) each. Key and query are as they come: what they are multiplied with is
+// `key_factor` and `query_factor`, and what asks with `asking_factor`.
 struct StepToken {
-  float *k, *q, *decay;
-  float key_factor, query_factor, key_query;  // the last one of both with their factors
+  float *k, *q, *decay, *asks, *b;
+  float key_factor, query_factor, asking_factor;
+  float key_query, along_query;  // k·q and b·q, with their factors
 };
 
 template <class Scalar>
@@ -48,28 +57,45 @@ DEV const Scalar* of_head(const View& view, int64_t b, int64_t head) {
 // All threads' rows are in shared memory afterwards.
 template <class Scalar>
 DEV StepToken load_token(const DeltaRuleStep& p, int64_t b, int64_t head, float* shared) {
-  StepToken token{shared, shared + p.K, shared + 2 * p.K, 1, float(p.scale), 0};
-  float* const sums = shared + 3 * p.K;  // (3, warps)
+  StepToken token{shared,
+                  shared + p.K,
+                  shared + 2 * p.K,
+                  shared + 3 * p.K,
+                  shared + 4 * p.K,
+                  1,
+                  float(p.scale),
+                  1,
+                  0,
+                  0};
+  float* const sums = shared + kStepArrays * p.K;  // (kStepSums, warps)
   const Scalar* const k = of_head<Scalar>(p.k, b, head / p.k_group);
   const Scalar* const q = of_head<Scalar>(p.q, b, head / p.q_group);
   const float* const g = p.log_decay.data ? of_head<float>(p.log_decay, b, head) : nullptr;
+  const float* const erase = p.erase_key.data ? of_head<float>(p.erase_key, b, head) : nullptr;
+  const float* const along = p.add_along.data ? of_head<float>(p.add_along, b, head) : nullptr;
   const int thread = thread_index();
-  float squares_k = 0, squares_q = 0, product = 0;
+  float squares_k = 0, squares_q = 0, product = 0, product_along = 0;
   for (int64_t i = thread; i < p.K; i += kDeltaStepThreads) {
     const float key = to_float(k[i * p.k.dim]), query = to_float(q[i * p.q.dim]);
     token.k[i] = key, token.q[i] = query;
-    token.decay[i] = g ? expf(g[p.decay_per_channel ? i * p.log_decay.dim : 0]) : 1;
+    const float decay = g ? expf(g[p.decay_per_channel ? i * p.log_decay.dim : 0]) : 1;
+    const float asking = erase ? erase[i * p.erase_key.dim] : key;
+    token.decay[i] = decay;
+    token.asks[i] = along ? asking : decay * asking;
     squares_k += key * key, squares_q += query * query, product += key * query;
+    if (!along) continue;
+    token.b[i] = along[i * p.add_along.dim];
+    product_along += token.b[i] * query;
   }
-  float parts[3] = {squares_k, squares_q, product};
+  float parts[kStepSums] = {squares_k, squares_q, product, product_along};
   UNROLL
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kStepSums; ++i) {
     for (int lanes = 16; lanes > 0; lanes /= 2) parts[i] += shuffle_xor(parts[i], lanes);
     if (thread % 32 == 0) sums[i * kDeltaStepWarps + thread / 32] = parts[i];
   }
   sync_block();
   UNROLL
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kStepSums; ++i) {
     parts[i] = 0;
     for (int warp = 0; warp < kDeltaStepWarps; ++warp) parts[i] += sums[i * kDeltaStepWarps + warp];
   }
@@ -77,7 +103,9 @@ DEV StepToken load_token(const DeltaRuleStep& p, int64_t b, int64_t head, float*
     token.key_factor = 1 / sqrtf(parts[0] + float(kNormEps));
     token.query_factor /= sqrtf(parts[1] + float(kNormEps));
   }
+  if (!erase) token.asking_factor = token.key_factor;
   token.key_query = token.key_factor * token.query_factor * parts[2];
+  token.along_query = token.query_factor * parts[3];
   return token;
 }
 
@@ -144,7 +172,7 @@ KERNEL LAUNCH_BOUNDS(kDeltaStepThreads, 4) delta_step_kernel(const GRID_CONSTANT
   load(0);  // on its way while the token is loaded
   float* const shared = reinterpret_cast<float*>(shared_memory());
   const StepToken token = load_token<Scalar>(p, b, head, shared);
-  float* const partial = shared + 3 * p.K + 3 * kDeltaStepWarps;
+  float* const partial = shared + kStepArrays * p.K + kStepSums * kDeltaStepWarps;
 
   Row of_key{}, of_query{};
   const int64_t last = (p.K - 1) / kStepRows * kStepRows;
@@ -155,8 +183,8 @@ KERNEL LAUNCH_BOUNDS(kDeltaStepThreads, 4) delta_step_kernel(const GRID_CONSTANT
       if (r >= p.K || c >= p.V) continue;
       UNROLL
       for (int j = 0; j < width; ++j) {
+        of_key.x[j] += token.asks[r] * kept[i].x[j];
         kept[i].x[j] *= token.decay[r];
-        of_key.x[j] += token.k[r] * kept[i].x[j];
         of_query.x[j] += token.q[r] * kept[i].x[j];
       }
     }
@@ -167,16 +195,18 @@ KERNEL LAUNCH_BOUNDS(kDeltaStepThreads, 4) delta_step_kernel(const GRID_CONSTANT
 
   const float beta = p.beta.data ? *of_head<float>(p.beta, b, head) : 1;
   const Scalar* const v = of_head<Scalar>(p.v, b, head);
-  Row written{};
+  const bool along = p.add_along.data;
+  Row written{}, found{};
   UNROLL
   for (int j = 0; j < width; ++j) {
     if (c >= p.V) continue;
-    const float held = p.delta ? token.key_factor * of_key.x[j] : 0;
-    const float u = beta * (to_float(v[(c + j) * p.v.dim]) - held);
+    const float held = p.delta ? token.asking_factor * of_key.x[j] : 0;
+    const float u = beta * (to_float(v[(c + j) * p.v.dim]) - (along ? 0 : held));
     written.x[j] = token.key_factor * u;
+    if (along) found.x[j] = held;
     if (row == 0) {
-      y[(c + j) * p.y.dim] =
-          from_float<Scalar>(token.query_factor * of_query.x[j] + token.key_query * u);
+      const float out = token.query_factor * of_query.x[j] + token.key_query * u;
+      y[(c + j) * p.y.dim] = from_float<Scalar>(out + token.along_query * found.x[j]);
     }
   }
   for (int64_t first = last; first >= 0; first -= kStepRows) {
@@ -189,6 +219,7 @@ KERNEL LAUNCH_BOUNDS(kDeltaStepThreads, 4) delta_step_kernel(const GRID_CONSTANT
       for (int j = 0; j < width; ++j) {
         const float decay = first != last ? token.decay[r] : 1;
         kept[i].x[j] = decay * kept[i].x[j] + token.k[r] * written.x[j];
+        if (along) kept[i].x[j] += token.b[r] * found.x[j];
       }
       *reinterpret_cast<Row*>(state + r * p.V) = kept[i];
     }

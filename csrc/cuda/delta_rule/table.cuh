@@ -47,12 +47,13 @@ int delta_table_load() {
     if (error_of_128) return error_of_128;
   }
   return load_all(
-      delta_prepare_kernel<Scalar>, delta_outputs_kernel<Scalar, kManyColumns<Scalar>>,
-      delta_outputs_kernel<Scalar, kFewColumns>, delta_states_kernel<Scalar, kManyColumns<Scalar>>,
-      delta_states_kernel<Scalar, kFewColumns>,
+      delta_prepare_kernel<Scalar, false>, delta_prepare_kernel<Scalar, true>,
+      delta_outputs_kernel<Scalar, kManyColumns<Scalar>>, delta_outputs_kernel<Scalar, kFewColumns>,
+      delta_states_kernel<Scalar, kManyColumns<Scalar>>, delta_states_kernel<Scalar, kFewColumns>,
       delta_gradients_kernel<Scalar, kManyColumns<Scalar>>,
-      delta_gradients_kernel<Scalar, kFewColumns>, delta_token_gradients_kernel<Scalar>,
-      delta_finish_kernel<Scalar>, delta_step_kernel<Scalar, 1>, delta_step_kernel<Scalar, 4>);
+      delta_gradients_kernel<Scalar, kFewColumns>, delta_token_gradients_kernel<Scalar, false>,
+      delta_token_gradients_kernel<Scalar, true>, delta_finish_kernel<Scalar>,
+      delta_step_kernel<Scalar, 1>, delta_step_kernel<Scalar, 4>);
 }
 
 template <class Scalar>

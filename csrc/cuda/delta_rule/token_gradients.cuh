@@ -10,8 +10,12 @@
 //     dk = p - m            dβ_i = ⟨E_i, D_i⟩
 //     dg_i = dg_{i+1} + q_i ∘ dq_i - k_i ∘ (p_i + m_i),   after the last token Σ_columns S' ∘ dS'
 //
-// per channel, or summed over channels. So no sum goes further than a chunk. Where a decay is 0, so
-// is its gradient, exactly, and the sum starts afresh.
+// per channel, or summed over channels. With an erase key p, as it asks before the decay,
+// from_{i-1} and between_{i-1,j} are in m_i, p_i is in the place of k_i beside P_ij, dk = p, and
+// the gradient of what asks is -m; k_i ∘ m_i is no part of dg_i, and dg_{i+1} - p_{i+1} ∘ m_{i+1}
+// is in the place of dg_{i+1}. As a_i is in p_i where there is no b, p_i ∘ m_i is part of dg_i
+// there. So no sum goes further than a chunk. Where a decay is 0, so is its gradient, exactly, and
+// the sum starts afresh.
 //
 // A block has a chunk and a head, and goes over 32 channels at a time (tokens.cuh), for each over
 // 32 columns of values at a time.
@@ -21,14 +25,14 @@
 
 namespace hfla::cuda {
 
-template <class Scalar>
-class TokenGradients : TokenGradientsBase<Scalar> {
-  using Base = TokenGradientsBase<Scalar>;
+template <class Scalar, bool erases>
+class TokenGradients : TokenGradientsBase<Scalar, erases> {
+  using Base = TokenGradientsBase<Scalar, erases>;
   using Base::C, Base::kBlock, Base::p_, Base::shared_, Base::warp_, Base::lane_, Base::head_,
       Base::piece_;
   using typename Base::Element, typename Base::OwnChannel;
   using Operands = typename Chunk<Scalar>::Operands;
-  static constexpr bool kTwice = Slab<Scalar>::kTwice;
+  static constexpr bool kTwice = Slab<Scalar, erases>::kTwice;
   static constexpr int kTiles = kSlabChannels / 8;
   using Sums = float[kTiles][4];  // of a warp's tokens, by 32 channels
 
@@ -40,6 +44,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
     load_token_numbers<Scalar>(p_, piece_, head_, shared_.numbers);
     if (thread_index() < C) {
       shared_.head_sums[thread_index()] = shared_.beta_dots[thread_index()] = 0;
+      if (erases) shared_.head_asks[thread_index()] = 0;
     }
     if (thread_index() == 0) *shared_.head_end = 0;
     sync_block();
@@ -87,7 +92,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
   // ---- 32 channels ----
 
   DEV void visit_channels(int64_t first) const {
-    const Slab<Scalar>& slab = shared_.slab;
+    const Slab<Scalar, erases>& slab = shared_.slab;
     slab.load(p_, piece_, head_, first, shared_.numbers);
     slab.decay_block();
     sync_block();
@@ -113,14 +118,21 @@ class TokenGradients : TokenGradientsBase<Scalar> {
     store(first, dq, m, p);
     if (!p_.gradients.dlog_decay.data) return;
     UNROLL
-    for (int i = 0; i < kBlock; ++i) {  // dq is now the part of the decay's gradient
+    for (int i = 0; i < kBlock; ++i) {  // dq is now the part of the decay's gradient, m what asks
       const int token = warp_ * kBlock + i;
-      dq[i] = slab.q.get(token, lane_) * dq[i] - slab.k.get(token, lane_) * (p[i] + m[i]);
+      const float read = slab.q.get(token, lane_) * dq[i], key = slab.k.get(token, lane_);
+      if constexpr (erases) {
+        const float asked = slab.erase.get(token, lane_) * m[i];
+        dq[i] = read - key * p[i] - (p_.add_along.data ? 0 : asked);
+        m[i] = p_.add_along.data ? asked : 0;
+      } else {
+        dq[i] = read - key * (p[i] + m[i]);
+      }
     }
     if (p_.decay_per_channel) {
-      this->store_channel_decays(first, dq);
+      this->store_channel_decays(first, dq, m);
     } else {
-      this->add_head_decays(dq);
+      this->add_head_decays(dq, m);
     }
   }
 
@@ -129,7 +141,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
   template <class Weights>
   DEV void meet_earlier(Sums& sums, const Weights& weights) const {
     const auto add = [&](Sums& to, int earlier) {
-      const int row = Slab<Scalar>::row_of_earlier(warp_, earlier);
+      const int row = Slab<Scalar, erases>::row_of_earlier(warp_, earlier);
       add_product<Operands>(
           to, kBlock,
           [&](int k) { return Operands::load_a(weights, warp_ * kBlock, earlier * kBlock + k); },
@@ -144,7 +156,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
   // What a warp's keys have of later blocks' rows, and `sums` of the gradient after all.
   DEV void meet_later(Sums& sums) const {
     const auto add = [&](Sums& to, int later, const auto& weights, const auto& rows) {
-      const int row = Slab<Scalar>::row_of_later(later, warp_);
+      const int row = Slab<Scalar, erases>::row_of_later(later, warp_);
       add_product<Operands>(
           to, kBlock,
           [&](int k) {
@@ -171,7 +183,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
 
   // sums = near + far decayed over a block (-1: none) + sums decayed over all blocks on this side.
   DEV void join(Sums& sums, const Sums& near, const Sums& far, int over, bool before) const {
-    const Slab<Scalar>& slab = shared_.slab;
+    const Slab<Scalar, erases>& slab = shared_.slab;
     UNROLL
     for (int n = 0; n < kTiles; ++n) {
       UNROLL
@@ -205,7 +217,7 @@ class TokenGradients : TokenGradientsBase<Scalar> {
 
   // Decays what came from outside of the block within it, and adds what comes from inside.
   DEV void meet_own_block(OwnChannel& dq, OwnChannel& m, OwnChannel& p) const {
-    const Slab<Scalar>& slab = shared_.slab;
+    const Slab<Scalar, erases>& slab = shared_.slab;
     const int first = warp_ * kBlock;
     const auto weight = [&](const auto& tile, int i, int j) {
       return tile.get(first + i, first + j);
@@ -213,8 +225,10 @@ class TokenGradients : TokenGradientsBase<Scalar> {
     float from = 1, to = 1;
     UNROLL
     for (int i = 0; i < kBlock; ++i) {
+      if (erases) m[i] *= from;
       from *= slab.a.get(first + i, lane_);
-      dq[i] *= from, m[i] *= from;
+      dq[i] *= from;
+      if (!erases) m[i] *= from;
     }
     UNROLL
     for (int j = kBlock - 1; j >= 0; --j) {
@@ -228,19 +242,21 @@ class TokenGradients : TokenGradientsBase<Scalar> {
       float key = slab.k.get(first + j, lane_);
       UNROLL
       for (int i = 0; i < kBlock; ++i) {
+        if (erases) m[i] += weight(shared_.p, i, j) * key;
         if (i > j) key *= slab.a.get(first + i, lane_);
         dq[i] += weight(shared_.da, i, j) * key;
-        m[i] += weight(shared_.p, i, j) * key;
+        if (!erases) m[i] += weight(shared_.p, i, j) * key;
       }
     }
     NO_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      float query = slab.q.get(first + i, lane_), key = slab.k.get(first + i, lane_);
+      float query = slab.q.get(first + i, lane_), key = slab.asking().get(first + i, lane_);
       UNROLL
       for (int j = kBlock - 1; j >= 0; --j) {
         if (j < i) {
           const float decay = slab.a.get(first + j + 1, lane_);
-          query *= decay, key *= decay;
+          query *= decay;
+          if (!erases || j + 1 < i) key *= decay;
         }
         p[j] += weight(shared_.da, i, j) * query - weight(shared_.p, i, j) * key;
       }
@@ -252,19 +268,33 @@ class TokenGradients : TokenGradientsBase<Scalar> {
     if (channel + lane_ >= p_.K) return;
     UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      const int64_t t = piece_.begin + warp_ * kBlock + i;
+      const int step = warp_ * kBlock + i;
+      const int64_t t = piece_.begin + this->token_of(step);
       if (t >= piece_.end) continue;
+      if constexpr (erases) {
+        if (p_.part_of(step) == 0) store_erasing(channel, step, m[i], p[i]);
+        if (p_.part_of(step) != p_.steps() - 1) continue;
+      }
       const int64_t at = ((piece_.batch * p_.T + t) * p_.Hkv + head_) * p_.K + channel + lane_;
       p_.dq[at] = dq[i];
-      p_.dk[at] = p[i] - m[i];
+      p_.dk[at] = erases ? p[i] : p[i] - m[i];
     }
+  }
+  DEV void store_erasing(int64_t channel, int step, float m, float p) const {
+    const auto store = [&](const View& to, float x) {
+      const int64_t at = p_.token_of(step) * to.time + (channel + lane_) * to.dim;
+      at_piece<float>(to, piece_, head_)[at] = x;
+    };
+    const bool along = p_.add_along.data;
+    store(p_.gradients.derase_key, along ? m : -shared_.slab.a.get(step, lane_) * m);
+    if (along) store(p_.gradients.dadd_along, p);
   }
 };
 
-template <class Scalar>
+template <class Scalar, bool erases>
 KERNEL LAUNCH_BOUNDS(Chunk<Scalar>::kThreads, 2)
     delta_token_gradients_kernel(const GRID_CONSTANT DeltaRuleChunks p) {
-  TokenGradients<Scalar>(p).run();
+  TokenGradients<Scalar, erases>(p).run();
 }
 
 }  // namespace hfla::cuda

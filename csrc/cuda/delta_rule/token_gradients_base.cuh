@@ -10,12 +10,12 @@ namespace hfla::cuda {
 
 constexpr int kSlabColumns = 32;
 
-template <class Scalar>
+template <class Scalar, bool erases>
 struct TokenGradientsShared {
   static constexpr int C = Chunk<Scalar>::C, kBlocks = Chunk<Scalar>::kBlocks;
   using Element = typename Chunk<Scalar>::Element;
   TokenNumbers numbers;
-  Slab<Scalar> slab;
+  Slab<Scalar, erases> slab;
   Tile<Element, C, C> da, p;
   Tile<Element, C, kSlabColumns> dy, w, u;                     // of 32 columns
   Tile<Element, kSlabChannels, kSlabColumns> state, gradient;  // S and dS', of 32 channels
@@ -24,6 +24,7 @@ struct TokenGradientsShared {
   float* sums;       // (blocks, 32): a block's part of the decay's gradient
   float* resets;     // (blocks, 32): 1 if the sum starts afresh in the block
   float* head_sums;  // (C,): a token's part, of all channels
+  float* head_asks;  // (C,): what the sum loses behind a token, likewise; only with `erases`
   float* beta_dots;  // (C,)
   float* head_end;   // (1,): end_dots of all channels
   int64_t bytes;
@@ -43,17 +44,18 @@ struct TokenGradientsShared {
     sums = carver.take<float>(kBlocks * kSlabChannels);
     resets = carver.take<float>(kBlocks * kSlabChannels);
     head_sums = carver.take<float>(C);
+    if (erases) head_asks = carver.take<float>(C);
     beta_dots = carver.take<float>(C);
     head_end = carver.take<float>(1);
     bytes = carver.used();
   }
 };
 
-template <class Scalar>
+template <class Scalar, bool erases>
 class TokenGradientsBase {
  protected:
   using Element = typename Chunk<Scalar>::Element;
-  using Shared = TokenGradientsShared<Scalar>;
+  using Shared = TokenGradientsShared<Scalar, erases>;
   static constexpr int C = Chunk<Scalar>::C, kBlocks = Chunk<Scalar>::kBlocks;
   static constexpr int kBlock = kBlockTokens;
   using OwnChannel = float[kBlock];  // of a warp's tokens, for the lane's channel
@@ -79,38 +81,48 @@ class TokenGradientsBase {
   };
   template <class T>
   DEV Elements<T> elements(const View& x, int64_t c) const {
-    return {at_piece<const T>(x, piece_, head_) + warp_ * x.time + c * x.dim, kBlocks * x.time};
+    return {at_piece<const T>(x, piece_, head_) + first_token() * x.time + c * x.dim,
+            tokens_on() * x.time};
   }
+
+  // A warp has every kBlocks'th step, all of which are the same part of their tokens: the first
+  // token, and how far it is from one to the next.
+  DEV int part() const { return erases ? p_.part_of(warp_) : 0; }
+  DEV int first_token() const { return erases ? p_.token_of(warp_) : warp_; }
+  DEV int tokens_on() const { return erases ? p_.token_of(kBlocks) : kBlocks; }
+  static_assert(kBlocks % 2 == 0);
 
   // dy, W and U. Adds to beta_dots if `first_time`.
   DEV void load_columns(int64_t column, bool first_time) const {
     const int64_t c = column + lane_;
     Elements<Scalar> dy = elements<Scalar>(p_.upstream.dy, c), v = elements<Scalar>(p_.v, c);
     Elements<float> errors = elements<float>(p_.upstream.errors, c);
-    Elements<float> d = {
-        p_.write_gradients +
-            ((piece_.batch * p_.T + piece_.begin + warp_) * p_.Hkv + head_) * p_.V + c,
-        kBlocks * p_.Hkv * p_.V};
+    const int64_t row = part() * p_.B * p_.T + piece_.batch * p_.T + piece_.begin + first_token();
+    Elements<float> d = {p_.write_gradients + (row * p_.Hkv + head_) * p_.V + c,
+                         tokens_on() * p_.Hkv * p_.V};
     const int tokens = c < p_.V ? int(piece_.end - piece_.begin) : 0;
     const bool* const mask =
         p_.key_mask ? p_.key_mask + piece_.batch * p_.T + piece_.begin : nullptr;
+    const bool reads = p_.upstream.dy.data && (!erases || part() == p_.steps() - 1);
+    const bool asks = p_.delta && part() == 0;
+    int token = first_token();
     UNROLL_BY(4)
-    for (int token = warp_; token < C; token += kBlocks) {
+    for (int step = warp_; step < C; step += kBlocks, token += tokens_on()) {
       float of_y = 0, of_write = 0, error = 0;
       if (token < tokens && (!mask || mask[token])) {
-        if (p_.upstream.dy.data) of_y = to_float(*dy.at);
+        if (reads) of_y = to_float(*dy.at);
         of_write = *d.at;
-        error = p_.delta ? *errors.at : to_float(*v.at);
+        error = asks ? *errors.at : to_float(*v.at);
       }
       dy.go_on(), v.go_on(), errors.go_on(), d.go_on();
-      const float beta = shared_.numbers.beta[token];
-      set(shared_.dy, token, of_y);
-      set(shared_.w, token, beta * of_write);
-      set(shared_.u, token, beta * error);
+      const float beta = shared_.numbers.beta[step];
+      set(shared_.dy, step, of_y);
+      set(shared_.w, step, beta * of_write);
+      set(shared_.u, step, beta * error);
       if (!first_time) continue;
       float dot = error * of_write;
       for (int lanes = 16; lanes > 0; lanes /= 2) dot += shuffle_xor(dot, lanes);
-      if (lane_ == 0) shared_.beta_dots[token] += dot;
+      if (lane_ == 0) shared_.beta_dots[step] += dot;
     }
   }
 
@@ -146,14 +158,17 @@ class TokenGradientsBase {
 
   // ---- the decay's gradient ----
 
-  DEV void store_channel_decays(int64_t channel, const OwnChannel& parts) const {
-    const Slab<Scalar>& slab = shared_.slab;
+  // asked: what the sum loses behind a token, with `erases`.
+  DEV void store_channel_decays(int64_t channel, const OwnChannel& parts,
+                                const OwnChannel& asked) const {
+    const Slab<Scalar, erases>& slab = shared_.slab;
     const int first = warp_ * kBlock, own = warp_ * kSlabChannels + lane_;
     float sum = 0, reset = 0;
     UNROLL
     for (int i = kBlock - 1; i >= 0; --i) {
       sum += parts[i];
       if (slab.a.get(first + i, lane_) == 0) sum = 0, reset = 1;
+      if (erases) sum -= asked[i];
     }
     shared_.sums[own] = sum, shared_.resets[own] = reset;
     sync_block();
@@ -166,25 +181,31 @@ class TokenGradientsBase {
     float* const rows = at_piece<float>(to, piece_, head_) + (channel + lane_) * to.dim;
     UNROLL
     for (int i = kBlock - 1; i >= 0; --i) {
-      const int token = first + i;
+      const int step = first + i, token = token_of(step);
       sum += parts[i];
-      if (slab.a.get(token, lane_) == 0) sum = 0;
-      if (channel + lane_ < p_.K && piece_.begin + token < piece_.end) {
-        rows[token * to.time] = p_.present(piece_, token) ? sum : 0;
+      if (slab.a.get(step, lane_) == 0) sum = 0;
+      if (channel + lane_ < p_.K && piece_.begin + token < piece_.end && part_of(step) == 0) {
+        rows[token * to.time] = p_.present(piece_, step) ? sum : 0;
       }
+      if (erases) sum -= asked[i];
     }
   }
 
-  DEV void add_head_decays(const OwnChannel& parts) const {
+  DEV void add_head_decays(const OwnChannel& parts, const OwnChannel& asked) const {
+    add_to_head(shared_.head_sums, parts);
+    if (erases) add_to_head(shared_.head_asks, asked);
+    float end = shared_.end_dots[lane_];
+    for (int lanes = 16; lanes > 0; lanes /= 2) end += shuffle_xor(end, lanes);
+    if (thread_index() == 0) *shared_.head_end += end;
+  }
+
+  DEV void add_to_head(float* sums, const OwnChannel& parts) const {
     UNROLL
     for (int i = 0; i < kBlock; ++i) {
       float sum = parts[i];
       for (int lanes = 16; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
-      if (lane_ == 0) shared_.head_sums[warp_ * kBlock + i] += sum;
+      if (lane_ == 0) sums[warp_ * kBlock + i] += sum;
     }
-    float end = shared_.end_dots[lane_];
-    for (int lanes = 16; lanes > 0; lanes /= 2) end += shuffle_xor(end, lanes);
-    if (thread_index() == 0) *shared_.head_end += end;
   }
 
   DEV void store_head_decays() const {
@@ -194,6 +215,7 @@ class TokenGradientsBase {
         sum += shared_.head_sums[token];
         if (shared_.slab.a.get(token, 0) == 0) sum = 0;
         shared_.head_sums[token] = sum;
+        if (erases) sum -= shared_.head_asks[token];
       }
     }
     sync_block();
@@ -201,11 +223,13 @@ class TokenGradientsBase {
   }
 
   DEV void store_numbers(const View& to, const float* numbers) const {
-    const int token = thread_index();
-    if (token >= C || piece_.begin + token >= piece_.end) return;
+    const int step = thread_index(), token = token_of(step);
+    if (step >= C || piece_.begin + token >= piece_.end || part_of(step) != 0) return;
     at_piece<float>(to, piece_, head_)[token * to.time] =
-        p_.present(piece_, token) ? numbers[token] : 0;
+        p_.present(piece_, step) ? numbers[step] : 0;
   }
+  DEV int token_of(int step) const { return erases ? p_.token_of(step) : step; }
+  DEV int part_of(int step) const { return erases ? p_.part_of(step) : 0; }
 
   const DeltaRuleChunks& p_;
   const Shared shared_;

@@ -35,19 +35,20 @@ DEV void load_token_numbers(const DeltaRuleChunks& p, const Piece& piece, int64_
   const int lane = thread_index() % 32, first = thread_index() / 32 * kBlockTokens;
   const Scalar* const q = at_piece<const Scalar>(p.q, piece, head / p.q_group);
   const Scalar* const k = at_piece<const Scalar>(p.k, piece, head / p.k_group);
-  constexpr int kTogether = 4;  // tokens whose loads don't wait for each other
+  constexpr int kTogether = 4;  // steps whose loads don't wait for each other
   NO_UNROLL
-  for (int token = first; token < first + kBlockTokens; token += kTogether) {
+  for (int step = first; step < first + kBlockTokens; step += kTogether) {
     float squares[kTogether][2] = {};
     bool present[kTogether];
     UNROLL
-    for (int i = 0; i < kTogether; ++i) present[i] = p.present(piece, token + i);
+    for (int i = 0; i < kTogether; ++i) present[i] = p.present(piece, step + i);
     for (int64_t c = lane; p.normalize_qk && c < p.K; c += 32) {
       UNROLL
       for (int i = 0; i < kTogether; ++i) {
         if (!present[i]) continue;
-        const float x = to_float(q[(token + i) * p.q.time + c * p.q.dim]);
-        const float y = to_float(k[(token + i) * p.k.time + c * p.k.dim]);
+        const int token = p.token_of(step + i);
+        const float x = to_float(q[token * p.q.time + c * p.q.dim]);
+        const float y = to_float(k[token * p.k.time + c * p.k.dim]);
         squares[i][0] += x * x, squares[i][1] += y * y;
       }
     }
@@ -62,10 +63,13 @@ DEV void load_token_numbers(const DeltaRuleChunks& p, const Piece& piece, int64_
         factors[x] = p.normalize_qk ? 1 / sqrtf(squares[i][x] + float(kNormEps)) : 1;
       }
       if (lane != 0) continue;
-      to.q_factor[token + i] = present[i] ? factors[0] * float(p.scale) : 0;
-      to.k_factor[token + i] = present[i] ? factors[1] : 0;
+      const bool reads = present[i] && p.part_of(step + i) == p.steps() - 1;
+      to.q_factor[step + i] = reads ? factors[0] * float(p.scale) : 0;
+      to.k_factor[step + i] = present[i] ? factors[1] : 0;
       const float* const beta = at_piece<const float>(p.beta, piece, head);
-      to.beta[token + i] = !present[i] ? 0 : p.beta.data ? beta[(token + i) * p.beta.time] : 1;
+      to.beta[step + i] = !present[i]   ? 0
+                          : p.beta.data ? beta[p.token_of(step + i) * p.beta.time]
+                                        : 1;
     }
   }
 }
@@ -80,7 +84,8 @@ struct FloatRows {
   DEV float& at(int token, int c) const { return data[token * kStride + c]; }
 };
 
-template <class Scalar>
+// `erases`: there is an erase key. All else is as without one.
+template <class Scalar, bool erases>
 struct Slab {
   using Element = typename Chunk<Scalar>::Element;
   static constexpr int C = Chunk<Scalar>::C, kBlocks = Chunk<Scalar>::kBlocks;
@@ -89,8 +94,9 @@ struct Slab {
   using DecayedTile = Tile<Element, kRows, kSlabChannels>;
 
   FloatRows q, k, a;           // as they are used; zeros and a decay by 1 where there is no token
+  FloatRows erase;             // before its token's decay; only with `erases`
   DecayedTile q_rows, k_rows;  // decayed from the bound before their block, or (from row C on,
-                               // the last block) from the middle
+                               // the last block) from the middle; k_rows of what asks
   DecayedTile k_columns;       // to the bound behind their block, or (the first) to the middle
   float* whole;                // (blocks, 32): a block's decay
 
@@ -98,6 +104,7 @@ struct Slab {
     q.data = carver.take<float>(C * FloatRows::kStride);
     k.data = carver.take<float>(C * FloatRows::kStride);
     a.data = carver.take<float>(C * FloatRows::kStride);
+    if (erases) erase.data = carver.take<float>(C * FloatRows::kStride);
     carver.take_tile(q_rows, kRows);
     carver.take_tile(k_rows, kRows);
     carver.take_tile(k_columns, kRows);
@@ -114,12 +121,35 @@ struct Slab {
     const float* const g = at_piece<const float>(p.log_decay, piece, head) + c * p.log_decay.dim;
     UNROLL_BY(4)
     for (int i = 0; i < kBlockTokens; ++i) {
-      const int token = thread_index() / 32 * kBlockTokens + i;
-      const bool there = c < p.K && p.present(piece, token);
-      q.at(token, lane) = there ? numbers.q_factor[token] * to_float(of_q[token * p.q.time]) : 0;
-      k.at(token, lane) = there ? numbers.k_factor[token] * to_float(of_k[token * p.k.time]) : 0;
-      a.at(token, lane) = there && p.log_decay.data ? expf(g[token * p.log_decay.time]) : 1;
+      const int step = thread_index() / 32 * kBlockTokens + i;
+      const int token = erases ? p.token_of(step) : step;
+      const bool there = c < p.K && p.present(piece, step);
+      const bool is_first = !erases || p.part_of(step) == 0;
+      q.at(step, lane) = there ? numbers.q_factor[step] * to_float(of_q[token * p.q.time]) : 0;
+      k.at(step, lane) = there ? numbers.k_factor[step] * to_float(of_k[token * p.k.time]) : 0;
+      const bool decays = there && is_first && p.log_decay.data;
+      a.at(step, lane) = decays ? expf(g[token * p.log_decay.time]) : 1;
+      if constexpr (erases) {
+        load_erasing(p, piece, head, c, step, there && is_first);
+      }
     }
+  }
+
+  // Of a step that does not ask, zero.
+  DEV void load_erasing(const DeltaRuleChunks& p, const Piece& piece, int64_t head, int64_t c,
+                        int step, bool asks) const {
+    const int lane = thread_index() % 32, token = p.token_of(step);
+    const auto number = [&](const View& of) {
+      return at_piece<const float>(of, piece, head)[token * of.time + c * of.dim];
+    };
+    erase.at(step, lane) = !asks              ? 0
+                           : p.add_along.data ? -number(p.erase_key)
+                                              : a.get(step, lane) * number(p.erase_key);
+    if (asks && p.add_along.data) k.at(step, lane) = number(p.add_along);
+  }
+  DEV const FloatRows& asking() const {  // but for the decay, which goes with k only
+    if constexpr (erases) return erase;
+    return k;
   }
 
   // Of the same. The block's decays are complete after the next barrier, and the rows for the
@@ -128,11 +158,7 @@ struct Slab {
     const int c = thread_index() % 32, first = thread_index() / 32 * kBlockTokens;
     float from = 1, to = 1;
     UNROLL_BY(4)
-    for (int i = first; i < first + kBlockTokens; ++i) {
-      from *= a.get(i, c);
-      set(q_rows, i, c, from * q.get(i, c));
-      set(k_rows, i, c, from * k.get(i, c));
-    }
+    for (int i = first; i < first + kBlockTokens; ++i) from = set_rows(i, i, c, from);
     whole[first / kBlockTokens * kSlabChannels + c] = from;
     UNROLL_BY(4)
     for (int i = first + kBlockTokens - 1; i >= first; --i) {
@@ -148,9 +174,7 @@ struct Slab {
     if (block == 3) {
       float from = whole_of(2);
       for (int i = 0; i < kBlockTokens; ++i) {
-        from *= a.get(3 * kBlockTokens + i, c);
-        set(q_rows, C + i, c, from * q.get(3 * kBlockTokens + i, c));
-        set(k_rows, C + i, c, from * k.get(3 * kBlockTokens + i, c));
+        from = set_rows(C + i, 3 * kBlockTokens + i, c, from);
       }
     } else if (block == 0) {
       float to = whole_of(1);
@@ -176,6 +200,13 @@ struct Slab {
   }
 
  private:
+  // Rows of a token, decayed from where `from` is 1. Returns what that is behind it.
+  DEV float set_rows(int row, int token, int c, float from) const {
+    const float after = from * a.get(token, c);
+    set(q_rows, row, c, after * q.get(token, c));
+    set(k_rows, row, c, (erases ? from : after) * asking().get(token, c));
+    return after;
+  }
   DEV static void set(const DecayedTile& tile, int row, int c, float x) {
     tile.data[row * DecayedTile::kStride + c] = from_float<Element>(x);
   }

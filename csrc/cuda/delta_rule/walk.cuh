@@ -102,11 +102,11 @@ class DeltaWalk {
 
   DEV void enter_chunk(int64_t i) {
     chunk_ = chunk_index(i);
-    const int64_t begin =
-        p_.pieces.sequence_begin(sequence_) + (chunk_ - p_.pieces.first_piece(sequence_)) * C;
+    const int64_t length = p_.pieces.length, index = chunk_ - p_.pieces.first_piece(sequence_);
+    const int64_t begin = p_.pieces.sequence_begin(sequence_) + index * length;
     const int64_t end = p_.pieces.sequence_end(sequence_);
     rows_.enter({sequence_, p_.pieces.cu_seqlens ? 0 : sequence_, begin,
-                 begin + C < end ? begin + C : end});
+                 begin + length < end ? begin + length : end});
   }
 
   DEV static void clear(Values& values) {
@@ -228,7 +228,7 @@ class DeltaWalk {
 
   DEV void visit_for_outputs() {
     Values values, held, out;
-    rows_.template load<Scalar>(p_.v, values);
+    rows_.template load<Scalar>(p_.v, last_part(), values);
     clear(held);
     clear(out);
     for (int64_t slab = 0; slab < Units(p_.K).slabs; ++slab) {
@@ -247,20 +247,29 @@ class DeltaWalk {
     }
     const Unit scores = stream_.next(*this);
     if (p_.delta) mix(values, scores.first, shared_.first);
-    if (p_.result.errors.data) rows_.template store<float>(p_.result.errors, values);
+    if (p_.result.errors.data) rows_.template store<float>(p_.result.errors, 0, values);
     rows_.show(shared_.second, values, rows_.beta(0), rows_.beta(1));
     sync_block();
     mix(out, scores.second, shared_.second);
-    rows_.template store<Scalar>(p_.result.y, out);
+    rows_.template store<Scalar>(p_.result.y, last_part(), out);
     write_last_keys(nullptr);
   }
 
   DEV void visit_for_states() {
     Values errors;
     if (p_.delta) {
-      rows_.template load<float>(p_.upstream.errors, errors);
+      rows_.template load<float>(p_.upstream.errors, 0, errors);
     } else {
-      rows_.template load<Scalar>(p_.v, errors);
+      rows_.template load<Scalar>(p_.v, 0, errors);
+    }
+    if (p_.add_along.data) {  // what the others write
+      Values values;
+      rows_.template load<Scalar>(p_.v, last_part(), values);
+      UNROLL
+      for (int n = 0; n < kTiles; ++n) {
+        UNROLL
+        for (int i = 0; i < 4; ++i) errors[n][i] += values[n][i];
+      }
     }
     sync_block();  // all have done with the second tile
     rows_.show(shared_.second, errors, rows_.beta(0), rows_.beta(1));
@@ -269,7 +278,7 @@ class DeltaWalk {
 
   DEV void visit_for_gradients() {
     Values dy, of_writes;
-    rows_.template load<Scalar>(p_.upstream.dy, dy);
+    rows_.template load<Scalar>(p_.upstream.dy, last_part(), dy);
     clear(of_writes);
     const Units units(p_.K);
     for (int64_t pair = units.pairs() - 1; pair >= 0; --pair) {
@@ -290,13 +299,15 @@ class DeltaWalk {
       mix_back(of_writes, scores.first, shared_.second);
       rows_.show(shared_.third, of_writes, -rows_.beta(0), -rows_.beta(1));
     }
-    rows_.template store<float>(write_gradients(), of_writes);
+    for (int part = 0; part < p_.steps(); ++part) {
+      rows_.template store<float>(write_gradients(part), part, of_writes);
+    }
     UNROLL
     for (int n = 0; n < kTiles; ++n) {
       UNROLL
       for (int i = 0; i < 4; ++i) of_writes[n][i] *= rows_.beta(i / 2);
     }
-    rows_.template store<Scalar>(p_.gradients.dv, of_writes);
+    rows_.template store<Scalar>(p_.gradients.dv, last_part(), of_writes);
     for (int64_t slab = units.slabs - 1; slab >= 0; --slab) {
       const Unit unit = stream_.next(*this);
       const int64_t channel = slab * kUnitChannels + 16 * warp_;
@@ -309,9 +320,11 @@ class DeltaWalk {
   }
 
   // A contiguous tensor (B, T, Hv, V).
-  DEV View write_gradients() const {
-    return {p_.write_gradients, p_.T * p_.Hkv * p_.V, p_.Hkv * p_.V, p_.V, 1};
+  DEV View write_gradients(int part) const {
+    const int64_t token = p_.Hkv * p_.V, row = p_.T * token;
+    return {p_.write_gradients + part * p_.B * row, row, token, p_.V, 1};
   }
+  DEV int last_part() const { return p_.steps() - 1; }
 
   const DeltaRuleChunks& p_;
   const Shared shared_;

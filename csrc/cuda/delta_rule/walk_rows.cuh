@@ -30,9 +30,10 @@ class TokenRows {
 
   DEV void enter(const Piece& piece) {
     piece_ = piece;
+    part_ = p_.part_of(step(0));
     UNROLL
     for (int half = 0; half < 2; ++half) {
-      present_[half] = p_.present(piece, token(half));
+      present_[half] = p_.present(piece, step(half));
       beta_[half] = present_[half] && p_.beta.data
                         ? at_piece<const float>(p_.beta, piece, head_)[token(half) * p_.beta.time]
                         : 1;
@@ -44,9 +45,9 @@ class TokenRows {
   DEV int part() const { return warp_ / kStrips * (kColumns / kParts); }
   DEV float beta(int half) const { return beta_[half]; }
 
-  // Zero where there is no token.
+  // Of steps of tokens that are this part of theirs; zero elsewhere, and where there is no token.
   template <class T>
-  DEV void load(const View& view, Values& values) const {
+  DEV void load(const View& view, int part, Values& values) const {
     UNROLL
     for (int half = 0; half < 2; ++half) {
       const T* const row = row_of<const T>(view, half);
@@ -55,7 +56,7 @@ class TokenRows {
         const int64_t c = first_column_ + column(n);
         float* const to = values[n] + 2 * half;
         to[0] = to[1] = 0;
-        if (!present_[half] || !view.data || c >= p_.V) continue;
+        if (!present_[half] || part_ != part || !view.data || c >= p_.V) continue;
         if (has_pair(row, view, c)) {
           const auto pair = *reinterpret_cast<const Run<T, 2>*>(row + c);
           to[0] = pair.get(0), to[1] = pair.get(1);
@@ -67,12 +68,12 @@ class TokenRows {
     }
   }
 
-  // Zeros where a token is masked.
+  // Of the same steps; zeros where a token is masked.
   template <class T>
-  DEV void store(const View& view, const Values& values) const {
+  DEV void store(const View& view, int part, const Values& values) const {
     UNROLL
     for (int half = 0; half < 2; ++half) {
-      if (piece_.begin + token(half) >= piece_.end) continue;
+      if (part_ != part || piece_.begin + token(half) >= piece_.end) continue;
       T* const row = row_of<T>(view, half);
       UNROLL
       for (int n = 0; n < kTiles; ++n) {
@@ -96,13 +97,14 @@ class TokenRows {
     for (int n = 0; n < kTiles; ++n) {
       const float one[2] = {first * values[n][0], first * values[n][1]};
       const float other[2] = {second * values[n][2], second * values[n][3]};
-      tile.set_run(token(0), column(n), one);
-      tile.set_run(token(1), column(n), other);
+      tile.set_run(step(0), column(n), one);
+      tile.set_run(step(1), column(n), other);
     }
   }
 
  private:
-  DEV int token(int half) const { return first_token() + g_ + 8 * half; }
+  DEV int step(int half) const { return first_token() + g_ + 8 * half; }
+  DEV int token(int half) const { return p_.token_of(step(half)); }
   DEV int column(int tile) const { return part() + 8 * tile + 2 * t_; }  // and the next
 
   template <class T>
@@ -119,6 +121,7 @@ class TokenRows {
   const int64_t head_, first_column_;
   const int warp_, g_, t_;
   Piece piece_{};
+  int part_;  // of both steps
   bool present_[2];
   float beta_[2];
 };

@@ -38,8 +38,8 @@ class DeltaArguments(NamedTuple):
     scale: float = 1.0
     normalize_qk: bool = False
     delta: bool = True
-    erase_key: Tensor | None = None  # (B, T, Hv, K), before the decay; None: k, behind it
-    add_along: Tensor | None = None  # (B, T, Hv, K), with erase_key and without beta; None: k
+    erase_key: Tensor | None = None  # (B, T, Hv, K); None: k
+    add_along: Tensor | None = None  # likewise; erase_key then asks before the decay; no beta
 
 
 IS_SILU = {"silu": True, None: False}  # by activation

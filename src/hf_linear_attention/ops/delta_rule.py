@@ -10,7 +10,6 @@ packed sequences.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .arguments import DeltaArguments
@@ -27,7 +26,6 @@ from .chunked.delta_rule import chunked_delta_rule, chunked_delta_rule_step_
 from .loops.delta_rule import reference_delta_rule
 from .slots import check_slots
 from .sums import run_with_copies, step_with_copies_
-from .tokens import behind
 
 
 def delta_rule(
@@ -149,28 +147,17 @@ def delta_rule_step_(
 def with_erase_key(
     arguments: DeltaArguments, erase_key: Tensor, has_time: bool = True
 ) -> DeltaArguments:
-    """With one that asks the state before it decays, for every value head: Diag(a) p for p."""
+    """With one for every value head."""
     try:
-        return _before_decay(arguments, erase_key)
+        k, v = arguments.k, arguments.v
+        shapes = {(*v.shape[:-2], x.shape[-2], k.shape[-1]) for x in (k, v)}
+        erase_key = check_per_token("erase_key", erase_key, arguments.q, *sorted(shapes))
+        if erase_key.shape[-2] != v.shape[-2]:
+            erase_key = erase_key.repeat_interleave(v.shape[-2] // k.shape[-2], -2)
+        return arguments._replace(erase_key=erase_key)
     except Exception:  # raised again, unless the checks name the argument that is wrong
         _check_arguments(arguments, has_time)
         raise
-
-
-def _before_decay(arguments: DeltaArguments, erase_key: Tensor) -> DeltaArguments:
-    k, v, log_decay, key_mask = arguments.k, arguments.v, arguments.log_decay, arguments.key_mask
-    shapes = {(*v.shape[:-2], x.shape[-2], k.shape[-1]) for x in (k, v)}
-    erase_key = check_per_token("erase_key", erase_key, arguments.q, *sorted(shapes))
-    if erase_key.shape[-2] != v.shape[-2]:
-        erase_key = erase_key.repeat_interleave(v.shape[-2] // k.shape[-2], -2)
-    if log_decay is None:
-        return arguments._replace(erase_key=erase_key)
-    if key_mask is not None:  # for its gradient, which may be NaN
-        log_decay = torch.where(behind(key_mask != 0, log_decay), log_decay, 0)
-    decay = log_decay.to(erase_key.dtype).exp()
-    if decay.dim() < erase_key.dim():
-        decay = decay[..., None]
-    return arguments._replace(erase_key=decay * erase_key)
 
 
 def _check_arguments(arguments: DeltaArguments, has_time: bool) -> DeltaArguments:
@@ -204,8 +191,6 @@ IMPLEMENTATIONS: Implementations = {
         reference_delta_rule, step_by(reference_delta_rule), reads_cu_seqlens=True
     ),
 }
-NO_ERASE_KEYS = Missing("its kernels take no erase_key yet, nor what is made of it")
-ERASING = {**IMPLEMENTATIONS, "cuda": NO_ERASE_KEYS}  # with an erase key
 
 
 def with_copies(implementations: Implementations) -> Implementations:
@@ -215,14 +200,11 @@ def with_copies(implementations: Implementations) -> Implementations:
     )
 
 
-WITH_COPIES, ERASING_WITH_COPIES = with_copies(IMPLEMENTATIONS), with_copies(ERASING)
+WITH_COPIES = with_copies(IMPLEMENTATIONS)
 
 
 def _for_tokens(arguments: DeltaArguments) -> Implementations:
-    shares_states = arguments.q.shape[-2] > arguments.v.shape[-2]
-    if arguments.erase_key is not None:
-        return ERASING_WITH_COPIES if shares_states else ERASING
-    return WITH_COPIES if shares_states else IMPLEMENTATIONS
+    return WITH_COPIES if arguments.q.shape[-2] > arguments.v.shape[-2] else IMPLEMENTATIONS
 
 
 def _for_sequences(arguments: DeltaArguments) -> Implementations:
@@ -238,7 +220,7 @@ _NOT_ON_CUDA = Missing(
 
 def for_sequences_of(q: Tensor, implementations: Implementations) -> Implementations:
     """These, for sequences with heads of q's size."""
-    large = q.shape[-1] > MOST_KEY_DIM_ON_CUDA and implementations["cuda"] is not NO_ERASE_KEYS
+    large = q.shape[-1] > MOST_KEY_DIM_ON_CUDA
     return {**implementations, "cuda": _NOT_ON_CUDA} if large else implementations
 
 

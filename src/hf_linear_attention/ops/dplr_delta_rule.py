@@ -2,9 +2,7 @@
 """The delta rule with a transition that is diagonal plus low rank (DPLR), RWKV-7's: it erases in
 one direction and writes in another.
 
-The delta rule's kernels and its loop have it. To its PyTorch form a token is two of the delta rule
-with an erase key: the first asks and erases, and writes nothing of its own; the second writes and
-reads, and nothing decays before it.
+The delta rule's backends have it, as an erase key and what is added along another direction.
 
 Shapes: B batch, T time, H heads, K key dim, V value dim, N packed sequences.
 """
@@ -12,13 +10,12 @@ Shapes: B batch, T time, H heads, K key dim, V value dim, N packed sequences.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from .arguments import DeltaArguments
 from .calls import Implementations, Op, run, step_, through
 from .checks import check_key_mask, check_log_decay, check_per_token, check_qkv
-from .delta_rule import ERASING, check_kv
+from .delta_rule import IMPLEMENTATIONS, check_kv, for_sequences_of
 
 
 class DPLRArguments(NamedTuple):
@@ -134,32 +131,11 @@ def _check_arguments(arguments: DPLRArguments, has_time: bool) -> DPLRArguments:
 
 
 def as_delta_rule(arguments: DPLRArguments) -> DeltaArguments:
-    """What the delta rule's kernels and its loop take."""
+    """What the delta rule's backends take."""
     q, k, v, a, b, log_decay, key_mask, scale = arguments
     if a is None or b is None or not q.shape[-2] == k.shape[-2] == v.shape[-2]:
         raise ValueError("a and b must be there, q, k and v must have as many heads")
     return DeltaArguments(q, k, v, None, log_decay, key_mask, scale, erase_key=a, add_along=b)
-
-
-def in_two(arguments: DPLRArguments) -> DeltaArguments:
-    """The delta rule's arguments of 2 T tokens, without `add_along`."""
-    q, k, v, a, b, log_decay, key_mask, scale = arguments
-
-    def alternately(first: Tensor, second: Tensor) -> Tensor:
-        """(B, T, ...) both -> (B, 2 T, ...)"""
-        return torch.stack([first, second], 2).flatten(1, 2)
-
-    return DeltaArguments(
-        alternately(torch.zeros_like(q), q),
-        alternately(b, k.to(b.dtype)),
-        alternately(torch.zeros_like(v), v),
-        log_decay=None
-        if log_decay is None
-        else alternately(log_decay, torch.zeros_like(log_decay)),
-        key_mask=None if key_mask is None else key_mask.repeat_interleave(2, 1),
-        scale=scale,
-        erase_key=alternately(-a, torch.zeros_like(a)),
-    )
 
 
 def _run(
@@ -171,31 +147,10 @@ def _run(
     return of_delta_rule(as_delta_rule(arguments), cu_seqlens, state)
 
 
-def _run_in_two(
-    of_delta_rule: Callable[..., tuple[Tensor, Tensor]],
-    arguments: DPLRArguments,
-    cu_seqlens: Tensor | None,
-    state: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    bounds = None if cu_seqlens is None else 2 * cu_seqlens
-    y, state = of_delta_rule(in_two(arguments), bounds, state)
-    return y[:, 1::2], state
-
-
 def _step_(
     of_delta_rule: Callable[..., Tensor], arguments: DPLRArguments, state: Tensor, *slots: Tensor
 ) -> Tensor:
     return of_delta_rule(as_delta_rule(arguments), state, *slots)
-
-
-def _step_in_two_(
-    of_delta_rule: Callable[..., Tensor], arguments: DPLRArguments, state: Tensor
-) -> Tensor:
-    q, k, v, a, b, log_decay, key_mask, scale = arguments
-    nothing = torch.zeros_like(v)
-    erasing = DeltaArguments(q, b, nothing, None, log_decay, key_mask, scale, erase_key=-a)
-    of_delta_rule(erasing, state)
-    return of_delta_rule(DeltaArguments(q, k, v, None, None, key_mask, scale, delta=False), state)
 
 
 def _run_in_slots_(
@@ -208,14 +163,15 @@ def _run_in_slots_(
     return of_delta_rule(as_delta_rule(arguments), cu_seqlens, state, *where)
 
 
-IMPLEMENTATIONS: Implementations = {
-    **through(ERASING, _run, _step_, _run_in_slots_),
-    **through({"chunked": ERASING["chunked"]}, _run_in_two, _step_in_two_),
-}
+_IMPLEMENTATIONS = through(IMPLEMENTATIONS, _run, _step_, _run_in_slots_)
 
 
-def _implementations(arguments: DPLRArguments) -> Implementations:
-    return IMPLEMENTATIONS
+def _for_tokens(arguments: DPLRArguments) -> Implementations:
+    return _IMPLEMENTATIONS
 
 
-OP = Op("dplr_delta_rule", _check_arguments, check_kv, _implementations, _implementations)
+def _for_sequences(arguments: DPLRArguments) -> Implementations:
+    return for_sequences_of(arguments.q, _IMPLEMENTATIONS)
+
+
+OP = Op("dplr_delta_rule", _check_arguments, check_kv, _for_sequences, _for_tokens)

@@ -63,7 +63,8 @@ BASES_LEFT_OUT = {
 PLAIN_MIXERS = ("linear", "window")
 
 DECAYING_MIXERS = ("rwkv6", "rwkv7")  # which have decays by channel of their own
-ERASING_MIXERS = ("comba", "gdn2", "preconditioned", "rwkv7")  # whose delta rule has erase keys
+ADDING_MIXERS = ("comba", "rwkv7")  # whose delta rule adds what it finds along another direction
+ERASING_MIXERS = (*ADDING_MIXERS, "gdn2", "preconditioned")  # and which have erase keys
 
 # Fields that only the package asks for: facts of mixers, and others.
 FIELDS_LEFT_OUT = {
@@ -123,6 +124,7 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
         **plain,
         **WITHOUT_PACKAGE,
         **({} if config.mixer in ERASING_MIXERS else {"erase_key": None}),
+        **({} if config.mixer in ADDING_MIXERS else {"add_along": None, "adds_along": False}),
         "block": facts_of(config.mixer).block,
         "hands_values_on": facts_of(config.mixer).block == "rwkv",
         "add_cross_attention": config.add_cross_attention,

@@ -35,8 +35,7 @@ inline hfla::View random_decay(Tensors& tensors, int64_t T, int64_t H, int64_t D
 
 inline hfla::View random_beta(Tensors& tensors, int64_t T, int64_t H) {
   const hfla::View beta = tensors.tensor(T, H, 1, hfla::DType::f32);
-  tensors.fill(beta, T, H, 1,
-               [](int64_t i) { return (1 + random_number(98, uint64_t(i))) / 2; });
+  tensors.fill(beta, T, H, 1, [](int64_t i) { return (1 + random_number(98, uint64_t(i))) / 2; });
   return beta;
 }
 
@@ -46,6 +45,7 @@ struct DeltaRule {
   int64_t T, K, V, B = 1, Hv = 2, groups = 1;
   DecayOf decay = DecayOf::head;
   bool delta = true, mask = true, backward = true, keep_errors = true;
+  bool erase = false, along = false;  // an erase key; and what it finds is added along another
 
   int64_t decays() const { return decay == DecayOf::channel ? K : 1; }
 };
@@ -59,7 +59,9 @@ inline hfla::DeltaRuleProblem problem_of(const DeltaRule& c, Tensors& tensors, i
   p.q = tensors.random(T, H, K, c.dtype);
   p.k = tensors.random(T, H, K, c.dtype);
   p.v = tensors.random(T, Hv, V, c.dtype);
-  p.beta = random_beta(tensors, T, Hv);
+  if (!c.along) p.beta = random_beta(tensors, T, Hv);
+  if (c.erase) p.erase_key = tensors.random(T, Hv, K, hfla::DType::f32);
+  if (c.along) p.add_along = tensors.random(T, Hv, K, hfla::DType::f32);
   p.decay_per_channel = c.decay == DecayOf::channel;
   if (c.decay != DecayOf::nothing) p.log_decay = random_decay(tensors, T, Hv, c.decays());
   if (c.mask) p.key_mask = tensors.mask(T);
@@ -92,7 +94,9 @@ inline bool run(const DeltaRule& c, Tensors& tensors, int64_t B) {
   d.dq = tensors.tensor(T, H, K, c.dtype);
   d.dk = tensors.tensor(T, H, K, c.dtype);
   d.dv = tensors.tensor(T, Hv, V, c.dtype);
-  d.dbeta = tensors.tensor(T, Hv, 1, kF32);
+  if (!c.along) d.dbeta = tensors.tensor(T, Hv, 1, kF32);
+  if (c.erase) d.derase_key = tensors.tensor(T, Hv, K, kF32);
+  if (c.along) d.dadd_along = tensors.tensor(T, Hv, K, kF32);
   if (c.decay != DecayOf::nothing) d.dlog_decay = decays(tensors, T, Hv, c.decays());
   d.dinitial_state = tensors.array(Hv * K * V);
   if (!with_workspace(tensors, device,
@@ -102,7 +106,9 @@ inline bool run(const DeltaRule& c, Tensors& tensors, int64_t B) {
   tensors.read("dq", d.dq, T, H, K, c.dtype);
   tensors.read("dk", d.dk, T, H, K, c.dtype);
   tensors.read("dv", d.dv, T, Hv, V, c.dtype);
-  tensors.read("dbeta", d.dbeta, T, Hv, 1, kF32);
+  if (!c.along) tensors.read("dbeta", d.dbeta, T, Hv, 1, kF32);
+  if (c.erase) tensors.read("derase_key", d.derase_key, T, Hv, K, kF32);
+  if (c.along) tensors.read("dadd_along", d.dadd_along, T, Hv, K, kF32);
   if (c.decay != DecayOf::nothing) {
     tensors.read("dlog_decay", d.dlog_decay, T, Hv, c.decays(), kF32);
   }
@@ -113,7 +119,7 @@ inline bool run(const DeltaRule& c, Tensors& tensors, int64_t B) {
 struct DeltaStep {
   hfla::DType dtype;
   int64_t K, V, groups = 1;
-  bool per_channel = false;
+  bool per_channel = false, erase = false, along = false;
 };
 
 inline bool run(const DeltaStep& c, Tensors& tensors, int64_t B) {
@@ -125,7 +131,9 @@ inline bool run(const DeltaStep& c, Tensors& tensors, int64_t B) {
   p.q = tensors.random(1, H, K, c.dtype);
   p.k = tensors.random(1, H, K, c.dtype);
   p.v = tensors.random(1, Hv, V, c.dtype);
-  p.beta = random_beta(tensors, 1, Hv);
+  if (!c.along) p.beta = random_beta(tensors, 1, Hv);
+  if (c.erase) p.erase_key = tensors.random(1, Hv, K, hfla::DType::f32);
+  if (c.along) p.add_along = tensors.random(1, Hv, K, hfla::DType::f32);
   p.decay_per_channel = c.per_channel;
   p.log_decay = random_decay(tensors, 1, Hv, c.per_channel ? K : 1);
   p.state = tensors.random_array(Hv * K * V);
@@ -147,6 +155,14 @@ inline void add_delta_rule(std::vector<Case>& cases, hfla::DType dtype) {
   add("delta rule, many columns", false, {dtype, kFew, 70, 16, 32});
   DeltaRule c{dtype, kMany, 37, 13, 35, 2, 2, 2, DecayOf::channel};
   add("delta rule per channel, odd sizes", true, c);
+  DeltaRule erasing = c;
+  erasing.erase = true;
+  add("delta rule with an erase key, odd sizes", true, erasing);
+  erasing.along = true, erasing.groups = 1;
+  add("delta rule along another direction, odd sizes", true, erasing);
+  DeltaRule wide{dtype, kMany, 40, 70, 8, 1, 1};
+  wide.erase = wide.along = true;
+  add("delta rule along another direction, many channels", false, wide);
   c.delta = false;
   add("general form, odd sizes", true, c);
   add("delta rule, more channels than a unit has", false, {dtype, kMany, 40, 136, 8, 1, 1});
@@ -173,6 +189,8 @@ inline void add_delta_steps(std::vector<Case>& cases, hfla::DType dtype) {
   add("step of the delta rule", {dtype, 16, 16});
   add("step of the delta rule, odd sizes", {dtype, 7, 13, 2, true});
   add("step of the delta rule, wide", {dtype, 136, 260});
+  add("step of the delta rule with an erase key", {dtype, 7, 13, 2, true, true});
+  add("step of the delta rule along another direction", {dtype, 7, 13, 1, true, true, true});
 }
 
 }  // namespace checked

@@ -8,6 +8,8 @@ Shapes: B batch, T time, Hq query heads, Hk key heads, G = Hv / Hk value heads o
 dim, V value dim, N packed sequences, n chunks of C tokens.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,10 @@ def chunked_delta_rule(
     Returns y (B, T, Hv, V) and the state (B or N, Hv, K, V). Accumulates in float32, or float64 for
     float64 inputs. Differentiable any number of times.
     """
+    adds_along = arguments.add_along is not None
+    if adds_along:
+        arguments = _in_two(arguments)
+        cu_seqlens = None if cu_seqlens is None else 2 * cu_seqlens
     key_mask, delta = arguments.key_mask, arguments.delta
     (_, T, Hk, _), Hv = arguments.k.shape, arguments.v.shape[2]
     if not torch.compiler.is_exporting():  # for any T
@@ -42,7 +48,7 @@ def chunked_delta_rule(
     layout = chunks_of(T, cu_seqlens, chunk_size)
     dtype = arguments.q.dtype
     with without_autocast(arguments.q.device.type):  # it would take the sums to half precision
-        q, k, v, beta, g, erase_key = _prepared(arguments)
+        q, k, v, beta, g, erase_key, _ = _prepared(arguments)
         if q.shape[2] != Hk or erase_key is not None:
             q, k = (x.repeat_interleave(Hv // x.shape[2], 2) for x in (q, k))
             Hk = Hv
@@ -55,9 +61,8 @@ def chunked_delta_rule(
         decays = None if g is None else of_chunks(g)  # (B, n, Hk, G, C), and K with channels
         strength = None if beta is None else of_chunks(beta)[..., None]
 
-        asking = keys_in = keys
-        if erase_key is not None:  # before its token's decay, as a key of the token before would
-            keys_in = of_chunks(erase_key)
+        asking = keys_in = keys if erase_key is None else of_chunks(erase_key)
+        if adds_along:  # asks as a key of the token before would
             asking = keys_in.roll(-1, -2)
         # Keys meet keys only where a value is corrected by what the state holds.
         rows = torch.stack([queries, asking] if delta else [queries], -3)
@@ -68,7 +73,7 @@ def chunked_delta_rule(
             log_leave = from_start[..., -1, :, None]  # (B, n, Hk, G, K or 1, 1)
             from_start, to_end = from_start.exp(), to_end.exp()
             queries_in, keys_out = queries * from_start, keys * to_end
-            if erase_key is not None:
+            if adds_along:
                 from_start = nn.functional.pad(from_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
             if delta:
                 keys_in = keys_in * from_start
@@ -76,7 +81,7 @@ def chunked_delta_rule(
         written = values if strength is None else strength * values
         mixed = None
         if delta:  # u = inverse beta (v - S^T k): a part from values, and one to take from S
-            (of_keys,) = of_rows if erase_key is None else (of_rows[0].roll(1, -2),)
+            of_keys = of_rows[0].roll(1, -2) if adds_along else of_rows[0]
             if strength is not None:
                 of_keys, keys_in = strength * of_keys, strength * keys_in
             invert = _inverse_of_unit_lower if is_transformed() else _InverseOfUnitLower.apply
@@ -92,28 +97,53 @@ def chunked_delta_rule(
         y = layout.join(y.movedim(4, 2).flatten(3, 4))  # (B, T, Hv, V)
         if key_mask is not None:
             y = torch.where(key_mask[..., None, None], y, 0)
+        if adds_along:
+            y = y[:, 1::2]
         return y.to(dtype), final.flatten(1, 2)
+
+
+def _in_two(arguments: Any) -> DeltaArguments:
+    """From arguments with `add_along` to those of 2 T tokens without it: of each two the first
+    asks, before it decays, and writes what it finds, the second writes its value and reads.
+    """
+    q, k, v, _, log_decay, key_mask, scale, _, _, a, b = arguments
+
+    def alternately(first: Tensor, second: Tensor) -> Tensor:
+        """(B, T, ...) both -> (B, 2 T, ...)"""
+        return torch.stack([first, second], 2).flatten(1, 2)
+
+    return DeltaArguments(
+        alternately(torch.zeros_like(q), q),
+        alternately(b, k.to(b.dtype)),
+        alternately(torch.zeros_like(v), v),
+        log_decay=None
+        if log_decay is None
+        else alternately(log_decay, torch.zeros_like(log_decay)),
+        key_mask=None if key_mask is None else key_mask.repeat_interleave(2, 1),
+        scale=scale,
+        erase_key=alternately(-a, torch.zeros_like(a)),
+    )
 
 
 def _prepared(
     arguments: DeltaArguments,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """All in the accumulation dtype, without a trace of padding; q scaled, q and k normed."""
-    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _, erase_key, _ = arguments
+    q, k, v, beta, log_decay, key_mask, scale, normalize_qk, _, erase_key, add_along = arguments
     dtype = accumulation_dtype(q.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
         log_decay = bounded(log_decay.to(dtype), LOWEST_LOG_DECAY)
     if key_mask is not None:
         q, k, v = (torch.where(behind(key_mask, x), x, 0) for x in (q, k, v))
-        beta, log_decay, erase_key = (
+        beta, log_decay, erase_key, add_along = (
             None if x is None else torch.where(behind(key_mask, x), x, 0)
-            for x in (beta, log_decay, erase_key)
+            for x in (beta, log_decay, erase_key, add_along)
         )
     if normalize_qk:
         # divided: in the gradient x would meet that of the norm, which may be as large
         q, k = (x / (x.square().sum(-1, keepdim=True) + L2_NORM_EPS).sqrt() for x in (q, k))
-    return q * scale, k, v, beta, log_decay, erase_key
+    return q * scale, k, v, beta, log_decay, erase_key, add_along
 
 
 def _products(
@@ -204,20 +234,22 @@ def chunked_delta_rule_step_(arguments: DeltaArguments, state: Tensor) -> Tensor
     """One token, `state` updated in place; arguments as in `delta_rule_step_`, unchecked."""
     Hv, dtype, key_mask = arguments.v.shape[1], arguments.q.dtype, arguments.key_mask
     with without_autocast(arguments.q.device.type):
-        q, k, v, beta, log_decay, erase_key = _prepared(arguments)
+        q, k, v, beta, log_decay, erase_key, add_along = _prepared(arguments)
         q, k = (x.repeat_interleave(Hv // x.shape[1], 1)[..., None, :] for x in (q, k))
         written = v[..., None, :]
-        if erase_key is not None:
-            written = written - erase_key[..., None, :] @ state
+        if add_along is not None and erase_key is not None:
+            found = erase_key[..., None, :] @ state
         if log_decay is not None:
             if log_decay.dim() == 2:
                 log_decay = log_decay[..., None]
             state.mul_(log_decay.exp()[..., None])
-        if arguments.delta and erase_key is None:
-            written = written - k @ state
+        if arguments.delta and add_along is None:
+            written = written - (k if erase_key is None else erase_key[..., None, :]) @ state
         if beta is not None:
             written = beta[..., None, None] * written
         state.addcmul_(k.mT, written)
+        if add_along is not None:
+            state.addcmul_(add_along[..., None], found)
         y = (q @ state).squeeze(-2)
         if key_mask is not None:
             y = torch.where(key_mask[:, None, None], y, 0)

@@ -49,14 +49,14 @@ def reference_delta_rule(
                 outputs.append(q.new_zeros(Hv, V))
                 continue
             key, value = of_every_head(k[b, t]), v[b, t].to(dtype)
-            if erase_key is not None:
-                found = (S * erase_key[b, t].to(dtype)[:, :, None]).sum(1)
-                value = value - found if add_along is None else value
+            asking = key if erase_key is None else erase_key[b, t].to(dtype)
+            if add_along is not None:
+                found = (S * asking[:, :, None]).sum(1)
             if log_decay is not None:
                 remember = log_decay[b, t].exp()  # (Hv,) or (Hv, K)
                 S = remember.view(Hv, -1, 1) * S
-            if delta and erase_key is None:
-                value = value - (S * key[:, :, None]).sum(1)
+            if delta and add_along is None:
+                value = value - (S * asking[:, :, None]).sum(1)
             if beta is not None:
                 value = beta[b, t][:, None] * value
             S = S + key[:, :, None] * value[:, None, :]
