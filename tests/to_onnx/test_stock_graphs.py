@@ -11,7 +11,7 @@ from onnx_graphs import all_real, check_padding, distance, read_pieces, session_
 from upstream_models import tiny_upstream
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model_type", STOCK)
 def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
     model = tiny_upstream(model_type)
@@ -25,6 +25,7 @@ def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
     check_padding(session, ids)
 
 
+@pytest.mark.thorough
 def test_functions_are_transformers_own_again(tmp_path):
     model = tiny_upstream("qwen3_5_text")
     ids = torch.arange(1, 13)[None]
