@@ -10,11 +10,13 @@ from hf_linear_attention.to_onnx.stock import STOCK
 from onnx_graphs import all_real, check_padding, distance, read_pieces, session_of
 from upstream_models import tiny_upstream
 
+WITHOUT_EXPERTS = {"granitemoehybrid": {"num_local_experts": 0}}
+
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model_type", STOCK)
 def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
-    model = tiny_upstream(model_type)
+    model = tiny_upstream(model_type, **WITHOUT_EXPERTS.get(model_type, {}))
     ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits.numpy()
@@ -40,6 +42,8 @@ def test_functions_are_transformers_own_again(tmp_path):
 def test_other_models_are_refused_by_name():
     with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'qwen3_next'"):
         check_exports(tiny_upstream("qwen3_next"))
+    with pytest.raises(ValueError, match="no mixture of experts.* got one with GraniteMoeHybridEx"):
+        check_exports(tiny_upstream("granitemoehybrid"))
     model = tiny_upstream("qwen3_5_text")
     use_kernels(model)
     with pytest.raises(ValueError, match="model must be .* without use_kernels, got one with a"):
