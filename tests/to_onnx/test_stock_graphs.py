@@ -10,13 +10,11 @@ from hf_linear_attention.to_onnx.stock import STOCK
 from onnx_graphs import all_real, check_padding, distance, read_pieces, session_of
 from upstream_models import tiny_upstream
 
-WITHOUT_EXPERTS = {"granitemoehybrid": {"num_local_experts": 0}}
-
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model_type", STOCK)
 def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
-    model = tiny_upstream(model_type, **WITHOUT_EXPERTS.get(model_type, {}))
+    model = tiny_upstream(model_type)
     ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits.numpy()
@@ -39,11 +37,28 @@ def test_functions_are_transformers_own_again(tmp_path):
     assert compared.difference < 3e-5 and compared.same == compared.generated
 
 
+def test_experts_of_another_kind_are_refused():
+    model = tiny_upstream("qwen3_next")
+    check_exports(model)
+    experts = next(x for x in model.modules() if type(x).__name__ == "Qwen3NextExperts")
+    experts.act_fn = torch.nn.GELU()
+    with pytest.raises(ValueError, match="experts must be .* got Qwen3NextExperts"):
+        check_exports(model)
+
+
+@pytest.mark.thorough
+def test_experts_are_no_operator_of_the_standard_and_keep_their_bits(tmp_path):
+    model = tiny_upstream("lfm2_moe")
+    with pytest.raises(ValueError, match="standard must be False for mixtures of experts"):
+        export_onnx(model, tmp_path / "standard", standard=True)
+    said = []
+    export_onnx(model, tmp_path, bits=8, progress=said.append)
+    assert any("down_proj" in line and "of experts" in line for line in said)
+
+
 def test_other_models_are_refused_by_name():
-    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'qwen3_next'"):
-        check_exports(tiny_upstream("qwen3_next"))
-    with pytest.raises(ValueError, match="no mixture of experts.* got one with GraniteMoeHybridEx"):
-        check_exports(tiny_upstream("granitemoehybrid"))
+    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'minimax'"):
+        check_exports(tiny_upstream("minimax"))
     model = tiny_upstream("qwen3_5_text")
     use_kernels(model)
     with pytest.raises(ValueError, match="model must be .* without use_kernels, got one with a"):
