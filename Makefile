@@ -16,6 +16,8 @@ NEWEST_TORCH ?= torch
 DEMO ?= outputs/demo
 CONVERT_DEMO ?= outputs/convert_demo
 SPACE ?= outputs/space
+PAGE ?= outputs/browser
+PAGE_PORT ?= 8000
 
 IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 # Directories too: their time changes when a file is added or removed.
@@ -25,7 +27,7 @@ SOURCES = setup.py setup.cfg pyproject.toml constraints.txt MANIFEST.in $(shell 
 # All of the CPU's kernels, which the tests compare; a plain `pip install .` compiles this machine's.
 export HF_LINEAR_ATTENTION_CPU_INSTRUCTION_SETS ?= all
 
-.PHONY: help demo convert-demo space test test-all test-newest test-vllm test-space bench compare instructions sanitize soak gpu-check \
+.PHONY: help demo convert-demo space browser test test-all test-newest test-vllm test-space bench compare instructions sanitize soak gpu-check \
 	arm-check cross-check wheels site check format clean
 .DELETE_ON_ERROR:
 
@@ -33,8 +35,9 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
 	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
 	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
+	@echo "make browser   the same race without Python: a static page with models as ONNX graphs"
 	@echo "make test-all   all tests: those of make test, and then what it leaves, 20 minutes more"
-	@echo "make test-space   test that page in a browser, Chromium or Chrome, in about a minute"
+	@echo "make test-space   test these pages in a browser, Chromium or Chrome, in about a minute"
 	@echo "make test-newest   run the tests that matter with the newest Transformers, PyTorch and their kin"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
 	@echo "make bench   measure: a short set of benchmarks, about 10 minutes"
@@ -76,6 +79,31 @@ $(SPACE)/softmax/metrics.json: | $(VENV_SPACE)/installed
 $(SPACE)/digits/config.json: | $(VENV_SPACE)/installed
 	$(VENV_SPACE)/bin/python examples/train_digits.py --output_dir $(@D)
 
+# A static page, which any server can serve.
+browser: $(PAGE)/models/linear/config.json $(PAGE)/models/softmax/config.json $(PAGE)/lib
+	cp examples/browser/*.* $(PAGE)
+	(sleep 1; $(VENV_SPACE)/bin/python -m webbrowser http://127.0.0.1:$(PAGE_PORT)) &
+	$(VENV_SPACE)/bin/python -m http.server --bind 127.0.0.1 --directory $(PAGE) $(PAGE_PORT)
+
+$(PAGE)/models/linear/config.json: $(DEMO)/metrics.json
+$(PAGE)/models/softmax/config.json: $(SPACE)/softmax/metrics.json
+$(PAGE)/models/%/config.json: | $(VENV_SPACE)/installed
+	rm -rf $(@D)
+	$(VENV_SPACE)/bin/python -m hf_linear_attention export $(<D) $(@D)
+
+LIBRARIES = $(addprefix build/browser/node_modules/,$(addprefix onnxruntime-web/dist/, \
+	ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm) \
+	@huggingface/tokenizers/dist/tokenizers.min.mjs)
+
+$(PAGE)/lib: examples/browser/package-lock.json
+	@command -v npm >/dev/null || { echo 'npm is needed; on Debian and Ubuntu: apt install npm' >&2; exit 1; }
+	mkdir -p build/browser
+	cp examples/browser/package*.json build/browser
+	npm ci --prefix build/browser --ignore-scripts
+	mkdir -p $@
+	cp $(LIBRARIES) $@
+	@touch $@
+
 convert-demo: export OMP_WAIT_POLICY = passive
 convert-demo: $(VENV)/installed
 	rm -rf $(CONVERT_DEMO)
@@ -107,7 +135,7 @@ test-vllm: $(VENV_VLLM)/installed
 	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest tests/with_vllm/test_*.py $(TEST_FLAGS)
 
 # As above.
-test-space: $(VENV_SPACE)/installed
+test-space: $(VENV_SPACE)/installed $(PAGE)/lib
 	$(VENV_SPACE)/bin/python -m pytest tests/in_browser/test_*.py $(TEST_FLAGS)
 
 bench: $(VENV)/installed
@@ -205,7 +233,7 @@ $(VENV_SITE)/installed: $(VENV_SITE)/created constraints.txt
 $(VENV_SPACE)/installed: $(VENV_SPACE)/created $(SOURCES)
 	rm -rf build/lib*
 	$(VENV_SPACE)/bin/python -m pip install --disable-pip-version-check \
-		--constraint constraints.txt '.[train,space]' pytest selenium
+		--constraint constraints.txt '.[train,space,onnx]' pytest selenium
 	@touch $@
 
 $(VENV)/created $(VENV_NEWEST)/created $(VENV_VLLM)/created $(VENV_WHEELS)/created \

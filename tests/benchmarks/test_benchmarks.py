@@ -326,3 +326,13 @@ def test_serving_is_measured(tmp_path, monkeypatch):
     }
     long_prompts = {bench_serving.NEW, bench_serving.SHARED}
     assert contenders(document, "long prompt, first token") == long_prompts
+
+
+@pytest.mark.thorough
+def test_graphs_are_measured(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    import bench_onnx
+
+    document = run(bench_onnx, tmp_path, monkeypatch)
+    for panel in (bench_onnx.PROMPT, bench_onnx.TOKEN):
+        assert contenders(document, panel) == set(bench_onnx.NAMES)

@@ -6,9 +6,7 @@ Models are untrained ones, unless SPACE_TEST_MODELS is a folder of others: "soft
 "digits" in it. Pictures of the page are left in outputs/space/screenshots.
 """
 
-import io
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,29 +14,17 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pages
 import pytest
-from datasets import Dataset
-from PIL import Image, ImageChops
+from pages import ROOT, save_language_models
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.wait import WebDriverWait
 
-from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-
-ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "examples/space"
 SCREENSHOTS = ROOT / "outputs/space/screenshots"
 sys.path[:0] = [str(ROOT / "examples"), str(SPACE)]
-import text_blocks  # noqa: E402
 import train_digits  # noqa: E402
-
-BROWSERS = ("chromium", "google-chrome", "chrome")
-WAIT_SECONDS = 60
-WIDTH, HEIGHT = 1180, 1330  # of the window
-MARGIN = 24  # of a picture, below what the page shows
-COLORS = 64  # of a picture, which is a small file so
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +32,7 @@ def models(tmp_path_factory) -> Path:
     if given := os.environ.get("SPACE_TEST_MODELS"):
         return Path(given)
     folder = tmp_path_factory.mktemp("models")
-    text = Path(__file__).read_text(encoding="utf-8")
-    tokenizer = text_blocks.train_tokenizer(Dataset.from_dict({"text": [text]}), 400)
-    for name, preset in {"softmax": "softmax", "linear": "gated_deltanet"}.items():
-        config = LinearAttentionConfig.from_preset(
-            preset, vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128,
-            num_hidden_layers=2, num_attention_heads=2,
-        )  # fmt: skip
-        LinearAttentionForCausalLM(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    save_language_models(folder)
     train_digits.make_model().save_pretrained(folder / "digits")
     return folder
 
@@ -94,47 +72,10 @@ def address(serve) -> str:
     return serve()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.fail(f"needs a browser on PATH, one of {', '.join(BROWSERS)}")
-    options.binary_location = found
-    # As root, and in containers, there is neither a sandbox nor much of /dev/shm.
-    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
-        options.add_argument(f"--{flag}")
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    driver.set_window_size(WIDTH, HEIGHT + 140)
-    yield driver
-    driver.quit()
-
-
-class Page:
+class Page(pages.Page):
     def __init__(self, browser: webdriver.Chrome, address: str):
-        self.browser = browser
-        browser.get(address)
+        super().__init__(browser, address, SCREENSHOTS)
         self.find("#race")
-
-    def find(self, selector: str):
-        """The first visible element, as soon as there is one."""
-
-        def visible(browser):
-            found = browser.find_elements(By.CSS_SELECTOR, selector)
-            return next((element for element in found if element.is_displayed()), None)
-
-        return WebDriverWait(self.browser, WAIT_SECONDS).until(visible, selector)
-
-    def until(self, what) -> None:
-        WebDriverWait(self.browser, WAIT_SECONDS, 0.05).until(lambda browser: what())
-
-    def text_of(self, selector: str) -> str:
-        return self.browser.find_element(By.CSS_SELECTOR, selector).get_attribute("textContent")
-
-    def phase(self, kind: str) -> str:
-        return self.browser.find_element(By.CSS_SELECTOR, f".card.{kind}").get_attribute(
-            "data-phase"
-        )
 
     def type(self, selector: str, text: str) -> None:
         field = self.find(selector)
@@ -144,16 +85,6 @@ class Page:
     def open_digits(self) -> None:
         tabs = self.browser.find_elements(By.CSS_SELECTOR, "button[role=tab]")
         next(tab for tab in tabs if tab.text == "Digits").click()
-
-    def save(self, name: str) -> None:
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        picture = Image.open(io.BytesIO(self.browser.get_screenshot_as_png())).convert("RGB")
-        empty = Image.new("RGB", picture.size, picture.getpixel((0, 0)))
-        _, _, _, bottom = ImageChops.difference(picture, empty).getbbox()
-        picture = picture.crop((0, 0, picture.width, min(bottom + MARGIN, picture.height)))
-        picture.quantize(COLORS, dither=Image.Dither.NONE).save(
-            SCREENSHOTS / f"{name}.png", optimize=True
-        )
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def test_what_the_command_can_not_do_ends_it_with_the_reason(tmp_path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dtype", "bits", "file", "difference"),
     [
@@ -94,6 +95,7 @@ def test_weights_of_every_kind(dtype, bits, file, difference, tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["preset_gated_deltanet", "preset_minimax"])
 def test_the_standard_form_has_no_operators_of_others(variant, tmp_path):
     model = tiny_model(dtype=torch.float32, **{**VARIANTS[variant], "initializer_range": 0.1})
@@ -106,6 +108,7 @@ def test_the_standard_form_has_no_operators_of_others(variant, tmp_path):
         export_onnx(model, tmp_path, standard=True, bits=4)
 
 
+@pytest.mark.thorough
 def test_large_weights_have_a_file_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "LARGE", 1000)
     compared = export_onnx(model_of(), tmp_path)

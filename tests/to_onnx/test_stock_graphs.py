@@ -11,7 +11,7 @@ from onnx_graphs import all_real, check_padding, distance, read_pieces, session_
 from upstream_models import tiny_upstream
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model_type", STOCK)
 def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
     model = tiny_upstream(model_type)
@@ -25,6 +25,7 @@ def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
     check_padding(session, ids)
 
 
+@pytest.mark.thorough
 def test_functions_are_transformers_own_again(tmp_path):
     model = tiny_upstream("qwen3_5_text")
     ids = torch.arange(1, 13)[None]
@@ -36,9 +37,28 @@ def test_functions_are_transformers_own_again(tmp_path):
     assert compared.difference < 3e-5 and compared.same == compared.generated
 
 
+def test_experts_of_another_kind_are_refused():
+    model = tiny_upstream("qwen3_next")
+    check_exports(model)
+    experts = next(x for x in model.modules() if type(x).__name__ == "Qwen3NextExperts")
+    experts.act_fn = torch.nn.GELU()
+    with pytest.raises(ValueError, match="experts must be .* got Qwen3NextExperts"):
+        check_exports(model)
+
+
+@pytest.mark.thorough
+def test_experts_are_no_operator_of_the_standard_and_keep_their_bits(tmp_path):
+    model = tiny_upstream("lfm2_moe")
+    with pytest.raises(ValueError, match="standard must be False for mixtures of experts"):
+        export_onnx(model, tmp_path / "standard", standard=True)
+    said = []
+    export_onnx(model, tmp_path, bits=8, progress=said.append)
+    assert any("down_proj" in line and "of experts" in line for line in said)
+
+
 def test_other_models_are_refused_by_name():
-    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'qwen3_next'"):
-        check_exports(tiny_upstream("qwen3_next"))
+    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'minimax'"):
+        check_exports(tiny_upstream("minimax"))
     model = tiny_upstream("qwen3_5_text")
     use_kernels(model)
     with pytest.raises(ValueError, match="model must be .* without use_kernels, got one with a"):

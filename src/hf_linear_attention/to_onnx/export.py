@@ -126,6 +126,8 @@ def described(model: PreTrainedModel) -> str:
 def make_standard(graph: Any) -> None:
     """Operators of Microsoft's become ONNX's, which are alike (an onnx_ir.Model, in place)."""
     for node in graph.graph:
+        if node.op_type == "MoE":
+            raise ValueError("standard must be False for mixtures of experts: ONNX has none")
         if node.domain == MICROSOFT:
             node.domain = ""
     del graph.opset_imports[MICROSOFT]

@@ -22,10 +22,14 @@ from ..recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from ..releases import CACHE_NAMES
+from .experts import by_operators, check_experts, is_mixture
 from .states import GraphCache, names_of
 
 # Model types whose graphs the tests have run. Others may have layers that look back by themselves.
-STOCK = ("qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2")
+STOCK = (
+    *("qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2"),
+    *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_next"),
+)
 
 
 class StockCache(GraphCache):
@@ -116,7 +120,7 @@ class StockCache(GraphCache):
             "torch_chunk_gated_delta_rule": self.torch_chunk_gated_delta_rule,
             "mamba2_chunk_scan": self.mamba2_chunk_scan,
         }
-        with functions_in_module(module, functions):
+        with functions_in_module(module, functions), by_operators(model):
             yield
 
 
@@ -138,6 +142,8 @@ def check_stock(model: PreTrainedModel) -> None:
                 "model must be as Transformers loads it, without use_kernels, got one with a "
                 f"{type(module).__name__} of {type(module).__module__}"
             )
+        if is_mixture(module):
+            check_experts(module)
 
 
 def logits_of(model: PreTrainedModel, cache: StockCache, **inputs: Tensor) -> Tensor:
