@@ -20,11 +20,13 @@ from hf_linear_attention import (
     LinearAttentionForMaskedLM,
     LinearAttentionForSequenceClassification,
     split_sequence,
+    use_kernels,
 )
 from hf_linear_attention.mixers.parts import shared_attention
 from hf_linear_attention.model.context_parallel import share_buffers, tell_group
 from hf_linear_attention.releases import CACHE
 from tiny import HYBRID, NEWER, VARIANTS, random_ids, shallow, tiny_model
+from upstream_models import is_here, tiny_upstream
 
 TOLERANCE = 1e-10
 T = 16  # of rows of one sequence
@@ -91,10 +93,10 @@ def averaged_gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def assert_equal(actual: Tensor, expected: Tensor, what: str) -> None:
+def assert_equal(actual: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
     """But for rounding in float64, beside the largest number there is."""
     error = (actual - expected).abs().max().item() / max(1.0, expected.abs().max().item())
-    assert error <= TOLERANCE, f"{what}: {error:.2g}"
+    assert error <= tolerance, f"{what}: {error:.2g}"
 
 
 def assert_as_one(
@@ -247,6 +249,13 @@ def what_can_not_be_shared_is_refused() -> None:
             ),
         ),
         (
+            "sequence_group must be None with rope_type='dynamic'",
+            lambda: tiny_model(
+                **VARIANTS["hybrid"],
+                rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            )(**part),
+        ),
+        (
             "as many rows, and say in one way",
             lambda: tiny_model()(
                 **part,
@@ -283,6 +292,51 @@ def what_can_not_be_shared_is_refused() -> None:
     assert tiny_model()(**part, use_cache=True).past_key_values is None
 
 
+def gradient_or_zeros(parameter: Tensor) -> Tensor:
+    """Of experts that no token has chosen, say."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def changed_models_share_sequences(model_type: str, batch: str, order: str) -> None:
+    """Transformers' models after `use_kernels`; parts of some compute in float32 always."""
+    whole, model = (tiny_upstream(model_type).double() for _ in range(2))
+    for one in (whole, model):
+        use_kernels(one)
+    assert model.supports_context_parallel and model.order_of_pieces() in ORDERS
+    inputs = BATCHES[batch]()
+    expected = whole(**inputs, use_cache=False).loss
+    expected.backward()
+    actual = model(**split_sequence(inputs, order=order)).loss
+    actual.backward()
+    tolerance = 1e-6 if model_type in IN_FLOAT32 else TOLERANCE
+    assert_equal(actual, expected, "loss", tolerance)
+    gradients = {name: gradient_or_zeros(x) for name, x in model.named_parameters()}
+    for name, parameter in whole.named_parameters():
+        dist.all_reduce(gradients[name])
+        gradient = gradients[name] / dist.get_world_size()
+        assert_equal(gradient, gradient_or_zeros(parameter), name, tolerance)
+
+
+def changed_models_refuse_what_they_can_not_share() -> None:
+    part = split_sequence(rows())
+    for model_type, changes, why in (
+        ("lfm2", {}, "its layers are of no family whose ranks can"),
+        ("qwen3_5_text", {"attn_implementation": "eager"}, "need attn_implementation='sdpa'"),
+        ("qwen3_next", {"output_router_logits": True}, "output_router_logits"),
+    ):
+        model = tiny_upstream(model_type, **changes)
+        use_kernels(model)
+        assert not model.supports_context_parallel
+        with pytest.raises(ValueError, match=f"sequence_group must be None for .*{why}"):
+            model(**part)
+    model = tiny_upstream("qwen3_5_text")
+    with use_kernels(model):
+        model.loss_function = torch.nn.functional.cross_entropy
+        with pytest.raises(ValueError, match="the loss of Qwen3_5ForCausalLM is not of this"):
+            model(**part)
+    assert not model.supports_context_parallel
+
+
 ORDERS = ("contiguous", "head_tail")
 # Of each kind of state one, that runs over all batches and orders.
 KINDS = ("dpfp", "aaren", "gated", "hybrid", "preset_hgrn", *NEWER)
@@ -304,7 +358,18 @@ OF_FOUR = {
         *(("packed", "head_tail"), ("packed_rows", "contiguous")),
     )
 }
+UPSTREAM = ("qwen3_5_text", "mamba2", "qwen3_next", "olmo_hybrid", "nemotron_h", "kimi_linear")
+UPSTREAM += ("qwen3_5_moe_text", "bamba", "falcon_h1", "zamba2", "granitemoehybrid", "minimax")
+UPSTREAM += ("bailing_hybrid", "lara_mini")
+IN_FLOAT32 = ("mamba2", "nemotron_h", "kimi_linear", "bailing_hybrid", "lara_mini")
 CHECKS: dict[str, Callable[[], None]] = {
+    **{
+        f"changed_models_share_sequences[{name}-{batch}-{order}]": partial(
+            changed_models_share_sequences, name, batch, order
+        )
+        for name in filter(is_here, UPSTREAM)
+        for batch, order in (("packed_rows", "head_tail"), ("padded", "contiguous"))
+    },
     **SHARED,
     **{
         f"with_checkpoints[{variant}-{name}]": partial(
@@ -339,6 +404,7 @@ CHECKS: dict[str, Callable[[], None]] = {
             a_given_number_of_labels_divides_the_sum,
             buffers_are_cut_in_place_and_put_back,
             what_can_not_be_shared_is_refused,
+            changed_models_refuse_what_they_can_not_share,
         )
     },
 }
@@ -347,6 +413,7 @@ CHECKS_OF = {
     4: tuple(name for name in CHECKS if name not in SHARED or name in OF_FOUR),
 }
 FIRST = (
+    "changed_models_share_sequences[qwen3_5_text-packed_rows-head_tail]",
     "sequences_are_shared[preset_gated_deltanet-packed_rows-head_tail]",
     "sequences_are_shared[hybrid-padded-contiguous]",
     "what_can_not_be_shared_is_refused",

@@ -384,9 +384,9 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         bounds, numbers = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
         counted = position_ids if attention_mask is None else None
         cu_seqlens = None
-        if sequence_group is not None:
-            check_sequence_group(sequence_group, self.config)
-        elif not isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
+        check_sequence_group(sequence_group, self.config)
+        # not with slots, which know whose tokens these are
+        if sequence_group is None and not isinstance(past_key_values, SlotCache):
             check_packing(B, T, bounds, numbers)
             cu_seqlens = find_bounds(B, T, bounds, numbers, counted if T > 1 else None)
         past_key_values = self._cache(past_key_values, use_cache, cu_seqlens, sequence_group)

@@ -396,10 +396,24 @@ def sum_over_ranks(x: Tensor, sequence_group: SequenceGroup) -> Tensor:
     return AllGather.apply(x, ranks_of(sequence_group)).sum(0)
 
 
+# Rotary positions whose frequencies depend on how long a sequence is, of which ranks see a part.
+ROPE_BY_LENGTH = ("dynamic", "longrope")
+
+
+def rope_by_length(config: PreTrainedConfig) -> str | None:
+    """Which of these a config asks for, for all layers or some; None for none."""
+    fields = getattr(config, "rope_parameters", None) or {}
+    of_layers = [fields, *(x for x in fields.values() if isinstance(x, dict))]
+    kinds = [x.get("rope_type", x.get("type")) for x in of_layers]
+    return next((kind for kind in kinds if kind in ROPE_BY_LENGTH), None)
+
+
 def check_sequence_group(group: SequenceGroup, config: PreTrainedConfig) -> None:
     """Raises a ValueError where the ranks of a group can't share sequences."""
     if group is None:
         return
+    if (kind := rope_by_length(config)) is not None:
+        raise ValueError(f"sequence_group must be None with rope_type={kind!r}")
     softmax = set(config.active_layer_types) - {"linear_attention"}
     implementation = config._attn_implementation
     if softmax and implementation != "sdpa":
