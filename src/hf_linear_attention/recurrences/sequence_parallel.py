@@ -309,12 +309,40 @@ def run_shared(recurrence: Recurrence, inputs: Inputs, tokens: Tokens) -> Tensor
         mask = tokens.key_mask
         if mask is not None:
             tokens = tokens._replace(key_mask=mask.unflatten(1, (P, -1)).flatten(0, 1))
-    if shards.begins is None:
+    if shards.begins is not None:
+        y = _run_packed(recurrence, inputs, shards, tokens)
+    elif P == 1 and not (recurrence.reads_ahead and not tokens.is_causal):
+        y = _run_piece(recurrence, inputs, shards, tokens)
+    else:
         piece = recurrence.piece(inputs, tokens)
         y, _ = recurrence.run(inputs, _states_before(recurrence, piece, shards, tokens), tokens)
-    else:
-        y = _run_packed(recurrence, inputs, shards, tokens)
     return y.unflatten(0, (-1, P)).flatten(1, 2) if P > 1 else y
+
+
+def _run_piece(recurrence: Recurrence, inputs: Inputs, shards: Shards, tokens: Tokens) -> Tensor:
+    """Of one piece, behind all before it. Only pieces between others are read twice, to tell what
+    they do to a state: nobody asks that of the last one, and the first one's state is it.
+    """
+    one = recurrence.tokens_of(inputs, lambda x: x[:, :1])
+    mask = tokens.key_mask
+    of_one = tokens._replace(key_mask=None if mask is None else mask[:, :1])
+    (own,), y = shards.own, None
+    if own == 0 and recurrence.state_is_first_piece:
+        y, after = recurrence.run(inputs, {}, tokens)
+        sizes = recurrence.piece(one, of_one)
+        piece = {name: after.get(name, torch.zeros_like(x)) for name, x in sizes.items()}
+    elif own == len(shards.lengths) - 1:
+        piece = recurrence.piece(one, of_one)
+    else:
+        piece = recurrence.piece(inputs, tokens)
+    before = _states_before(recurrence, piece, shards, tokens)
+    return recurrence.run(inputs, before, tokens)[0] if y is None else _needing(y, before)
+
+
+def _needing(y: Tensor, state: State) -> Tensor:
+    """y, as if it were made of a state: the backward pass of a gathering needs all ranks."""
+    nothing = torch.cat([x.flatten()[:0] for x in state.values()]).sum()
+    return y + nothing.to(y.dtype)
 
 
 def _states_before(
@@ -374,9 +402,8 @@ def _run_packed(recurrence: Recurrence, inputs: Inputs, shards: Shards, tokens: 
             cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device) - first
             of_rest = tokens._replace(cu_seqlens=cu_seqlens)
             outputs.append(recurrence.run(cut(row, first), {}, of_rest)[0])
-        if first == 0:  # the backward pass of the gathering needs this rank, too
-            nothing = torch.cat([x.flatten()[:0] for x in state.values()]).sum()
-            outputs[-1] = outputs[-1] + nothing.to(outputs[-1].dtype)
+        if first == 0:
+            outputs[-1] = _needing(outputs[-1], state)
     return torch.cat(outputs, 1).view(B * P, -1, *outputs[0].shape[2:])
 
 

@@ -66,7 +66,10 @@ DECAYING_MIXERS = ("rwkv6", "rwkv7")  # which have decays by channel of their ow
 ERASING_MIXERS = ("comba", "gdn2", "preconditioned", "rwkv7")  # whose delta rule has erase keys
 
 # Fields that only the package asks for: facts of mixers, and others.
-FIELDS_LEFT_OUT = {"needs", "conversions", "presets", "projections", "equal", "block", "slots"}
+FIELDS_LEFT_OUT = {
+    *("needs", "conversions", "presets", "projections", "equal", "block", "slots"),
+    "state_is_first_piece",
+}
 # Of functions: where the states of continuous batching are, and how Transformers' models round.
 PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}
 # The layers around mixers, by what `MixerFacts.block` says.
