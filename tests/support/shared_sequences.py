@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 from hf_linear_attention import (
     LinearAttentionForMaskedLM,
@@ -201,6 +203,32 @@ def buffers_are_cut_in_place_and_put_back() -> None:
             pass
     hook.remove()
     assert_equal(model(**rows()).loss, expected.loss, "loss")
+
+
+def groups_of_a_mesh_share_their_sequences() -> None:
+    """Of four ranks two share sequences, where FSDP2 divides parameters, and two the heads."""
+    groups = [dist.new_group([tp, 2 + tp]) for tp in range(2)]
+    group = groups[dist.get_rank() % 2]
+    folder = Path(os.environ["FOLDER_OF_CHECKS"]) / "of_a_mesh"
+    whole = tiny_model(vocab_size=42, **shallow("hybrid"))
+    if dist.get_rank() == 0:
+        whole.save_pretrained(folder)
+    dist.barrier()
+    config = DistributedConfig(tp_size=2, fsdp_size=2, tp_plan="auto")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, distributed_config=config
+    )
+    own = model.model.layers[0].self_attn.o_proj.weight
+    assert own.to_local().numel() == own.numel() // 4
+    batch = packed(2)
+    expected = whole(**batch).loss
+    expected.backward()
+    actual = model(**split_sequence(batch, group, order="head_tail")).loss
+    actual.backward()
+    assert_equal(actual, expected, "loss")
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.full_tensor()
+        assert_equal(gradient, dict(whole.named_parameters())[name].grad, name)
 
 
 def what_can_not_be_shared_is_refused() -> None:
@@ -408,10 +436,13 @@ CHECKS: dict[str, Callable[[], None]] = {
         )
     },
 }
+OF_A_MESH = "groups_of_a_mesh_share_their_sequences"
 CHECKS_OF = {
     2: tuple(CHECKS),
     4: tuple(name for name in CHECKS if name not in SHARED or name in OF_FOUR),
 }
+CHECKS[OF_A_MESH] = groups_of_a_mesh_share_their_sequences
+CHECKS_OF[4] += (OF_A_MESH,)
 FIRST = (
     "changed_models_share_sequences[qwen3_5_text-packed_rows-head_tail]",
     "sequences_are_shared[preset_gated_deltanet-packed_rows-head_tail]",
@@ -423,6 +454,7 @@ FIRST = (
 def make_checks(rank: int, folder: Path, ranks: int, names: list[str]) -> None:
     """In one of several processes, as torchrun would start it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ["FOLDER_OF_CHECKS"] = str(folder)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     meeting = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": ranks}
