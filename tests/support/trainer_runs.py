@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from hf_linear_attention import convert
 from hf_linear_attention.conversion.attention_transfer import AttentionTransferTrainer
@@ -55,6 +55,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # a variant of the model, and T
 }
 
 
+# Runs whose processes share each sequence, by `cp_size`.
+CONTEXT_PARALLEL = ("shared", "shared_hybrid", "shared_packed", "shared_accumulated")
+RUNS |= {
+    "shared": ("preset_gated_deltanet", {}),
+    "shared_hybrid": ("hybrid", {"gradient_checkpointing": True}),
+    "shared_packed": ("preset_rwkv7", {}),
+    "shared_accumulated": ("preset_mamba2", {"gradient_accumulation_steps": 2}),
+}
+
 # The stages after a conversion, and Trainer's arguments.
 STAGES: dict[str, dict[str, Any]] = {
     "transferred": {"learning_rate": 0.01},
@@ -85,10 +94,10 @@ def arguments(folder: Path, gradient_accumulation_steps: int = 1, **kwargs) -> T
         "disable_tqdm": True,
         "use_cpu": True,
         "dataloader_pin_memory": False,
+        "per_device_train_batch_size": SEQUENCES_PER_STEP // ranks // gradient_accumulation_steps,
     }
     return TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=SEQUENCES_PER_STEP // ranks // gradient_accumulation_steps,
         gradient_accumulation_steps=gradient_accumulation_steps,
         **{**defaults, **kwargs},
     )
@@ -107,12 +116,19 @@ def trainer_of(run: str, folder: Path) -> Trainer:
     if run in STAGES:
         return trainer_of_stage(run, folder)
     variant, kwargs = RUNS[run]
-    model = tiny_model(dtype=torch.float32, **{**VARIANTS[variant], "initializer_range": 0.1})
+    is_shared, ranks = run in CONTEXT_PARALLEL, int(os.environ.get("WORLD_SIZE", "1"))
+    dtype = torch.float64 if is_shared else torch.float32
+    model = tiny_model(dtype=dtype, **{**VARIANTS[variant], "initializer_range": 0.1})
+    if is_shared and ranks > 1:
+        rows = SEQUENCES_PER_STEP // kwargs.get("gradient_accumulation_steps", 1)
+        kwargs = kwargs | {"per_device_train_batch_size": rows}
+        kwargs["parallelism_config"] = ParallelismConfig(cp_size=ranks)
     args = arguments(folder, **kwargs)
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         # Accelerate shards on accelerators only. It is told that this CPU is one.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    return Trainer(model=model, args=args, train_dataset=dataset())
+    collate = DataCollatorWithFlattening(return_tensors="pt") if run == "shared_packed" else None
+    return Trainer(model=model, args=args, train_dataset=dataset(), data_collator=collate)
 
 
 def train(run: str, folder: Path) -> list[dict[str, float]]:

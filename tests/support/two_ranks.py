@@ -22,23 +22,13 @@ from transformers.distributed import DistributedConfig
 
 from hf_linear_attention import (
     FeatureMap,
-    LinearAttentionForMaskedLM,
-    LinearAttentionForSequenceClassification,
     register_feature_map,
-    split_sequence,
     use_kernels,
 )
-from hf_linear_attention.releases import CACHE
-from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
+from tiny import NEWER, assert_near, random_ids, shallow, tiny_model
 from upstream_models import ONE_OF_EACH, tiny_upstream
 
 SIZES = {"vocab_size": 42}  # transformers 5.17 gathers logits of even numbers of words only
-MASKS = {
-    "whole": None,
-    "left": torch.tensor([[1] * 9, [0] * 6 + [1] * 3]),
-    "right": torch.tensor([[1] * 9, [1] * 2 + [0] * 7]),
-    "within": torch.tensor([[1, 0, 1, 0, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 0, 0, 0, 1]]),
-}
 
 
 class PerFeature(FeatureMap):
@@ -195,75 +185,6 @@ def an_undeclared_parameter_is_refused(folder: Path) -> None:
         model(random_ids(1, 3))
 
 
-# Sequence parallelism
-
-
-def sequences_are_shared(folder: Path, mask: Tensor | None, checkpointing: bool = False, **kwargs):
-    whole, model = tiny_model(**kwargs).train(), tiny_model(**kwargs).train()
-    if checkpointing:
-        model.gradient_checkpointing_enable()
-    parallel = DistributedDataParallel(model)
-    ids = random_ids(2, 9)
-    batch = {"input_ids": ids, "labels": ids}
-    is_real = torch.ones_like(ids).bool()
-    if mask is not None:
-        is_real = mask.bool()
-        follows_real = torch.nn.functional.pad(is_real, (1, 0))[:, :-1]
-        batch["labels"] = ids.masked_fill(~(is_real & follows_real), -100)
-        batch["attention_mask"] = mask
-    memory = memory_for(whole)
-    expected = whole(**batch, **memory)
-    expected.loss.backward()
-
-    outputs = parallel(**split_sequence(batch), **memory)
-    outputs.loss.backward()
-    assert_near(outputs.loss, expected.loss)
-    own = slice(0, 5) if dist.get_rank() == 0 else slice(5, 9)
-    assert_near(outputs.logits[is_real[:, own]], expected.logits[:, own][is_real[:, own]])
-    assert_same_gradients(parallel, whole)
-
-
-def an_encoder_shares_sequences(folder: Path) -> None:
-    kwargs = {"is_causal": False, "num_key_value_heads": 2, "conv_kernel_size": 3}
-    whole, model = (tiny_model(LinearAttentionForMaskedLM, **kwargs) for _ in range(2))
-    parallel = DistributedDataParallel(model)
-    ids = random_ids(2, 9)
-    batch = {"input_ids": ids, "labels": ids.masked_fill(ids % 3 == 0, -100)}
-    expected = whole(**batch)
-    expected.loss.backward()
-    outputs = parallel(**split_sequence(batch))
-    outputs.loss.backward()
-    assert_near(outputs.loss, expected.loss)
-    assert_same_gradients(parallel, whole)
-
-
-def a_given_number_of_labels_divides_the_sum(folder: Path) -> None:
-    model, ids = tiny_model(), random_ids(2, 9)
-    expected = model(ids, labels=ids, num_items_in_batch=20).loss
-    piece = split_sequence({"input_ids": ids, "labels": ids})
-    loss = model(**piece, num_items_in_batch=20).loss.detach()
-    dist.all_reduce(loss)
-    assert_near(loss, expected)
-
-
-def what_needs_the_whole_sequence_is_refused(folder: Path) -> None:
-    ids = random_ids(2, 9)
-    piece = split_sequence({"input_ids": ids})
-    with pytest.raises(ValueError, match=r"sequence_group must be None .*\['full_attention'"):
-        tiny_model(**VARIANTS["hybrid"])(**piece)
-    with pytest.raises(ValueError, match="sequence_group must be None with packed sequences"):
-        tiny_model()(**piece, seq_idx=torch.arange(piece["input_ids"].shape[1]).expand(2, -1))
-    cache = tiny_model()(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match=f"{CACHE} must be None with sequence_group"):
-        tiny_model()(**piece, past_key_values=cache)
-    with pytest.raises(ValueError, match="sequence_group must be None for LinearAttentionForSeq"):
-        tiny_model(LinearAttentionForSequenceClassification, pad_token_id=0)(**piece)
-    assert tiny_model()(**piece, use_cache=True).past_key_values is None
-    for wrong in ({"input_ids": ids, "labels": ids[:, 1:]}, {"input_ids": ids[:, :1]}):
-        with pytest.raises(ValueError, match="must have a dimension 1 of as many tokens"):
-            split_sequence(wrong)
-
-
 # Transformers' own models on our kernels
 
 
@@ -313,18 +234,6 @@ TENSOR_PARALLEL = (
     *("preset_lightning", "per_channel", "mamba2_one_group", "preset_hgrn"),
     *("preset_gated_deltaproduct", "preset_comba", "preset_precond_gdn", "preset_precond_kda"),
 )
-SEQUENCE_PARALLEL = (
-    *("paper", "dpfp", "aaren", "gated", "learned", "preset_retnet", "preset_t2r"),
-    *("preset_deltanet", "preset_gated_deltanet", "preset_kda"),
-    *("preset_gla", "preset_hgrn", "preset_hgrn2", "preset_mamba2", "window"),
-    *("preset_gated_deltaproduct", "preset_comba", "preset_precond_gdn"),
-    *("preset_mamba3", "preset_rwkv6", "preset_rwkv7"),
-)
-# Of each kind of state one, that runs over all masks; the others over the one that has holes.
-OVER_MASKS = (
-    *("gated", "dpfp", "aaren", "preset_deltanet", "preset_mamba2", "window"),
-    *("preset_gated_deltaproduct", "preset_mamba3", "preset_rwkv6", "preset_rwkv7"),
-)
 # Layers whose norms, in float32, magnify each other's rounding.
 SMALLER = {"preset_kimi_linear": {"initializer_range": 0.25}}
 CROSS = {
@@ -354,18 +263,6 @@ CHECKS: dict[str, Callable[[Path], None]] = {
         f"quantised_heads_are_shared[{name}]": partial(quantised_heads_are_shared, **kwargs)
         for name, kwargs in QUANTISED.items()
     },
-    "sequences_are_shared[cross]": partial(sequences_are_shared, mask=None, **CROSS),
-    **{
-        f"sequences_are_shared[{name}-{mask_name}]": partial(
-            sequences_are_shared, mask=mask, **VARIANTS[name]
-        )
-        for name in SEQUENCE_PARALLEL
-        for mask_name, mask in MASKS.items()
-        if mask_name == "within" or name in OVER_MASKS
-    },
-    "sequences_are_shared[checkpointing]": partial(
-        sequences_are_shared, mask=None, checkpointing=True, **VARIANTS["gated"]
-    ),
     **{
         f"changed_models_train[{model_type}-{wrap.__name__}-{is_wrapped_first}]": partial(
             changed_models_train_packed_as_others_do_rows,
@@ -383,9 +280,6 @@ CHECKS: dict[str, Callable[[Path], None]] = {
             quantised_heads_that_are_too_few_are_refused,
             unknown_ranks_are_refused,
             an_undeclared_parameter_is_refused,
-            an_encoder_shares_sequences,
-            a_given_number_of_labels_divides_the_sum,
-            what_needs_the_whole_sequence_is_refused,
         )
     },
 }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Inputs, Recurrence, State, is_floating
-from ..recurrences.sequence_parallel import state_before
+from ..recurrences.sequence_parallel import run_shared
 from .protocol import CacheLayer
 from .rollback import Recorded
 from .slots import SlotLayer
@@ -58,10 +58,9 @@ class LayerMemory:
             if self.is_empty:
                 self.state |= recurrence.start(inputs)
             return recurrence.step_(inputs, self.state, self.tokens)
-        state = self.state
-        if self.tokens.sequence_group is not None:
-            state = state_before(recurrence, inputs, self.tokens)
-        y, after = recurrence.run(inputs, state, self.tokens)
+        if self.tokens.shards is not None:
+            return run_shared(recurrence, inputs, self.tokens)
+        y, after = recurrence.run(inputs, self.state, self.tokens)
         self.state |= after
         return y
 

@@ -20,6 +20,7 @@ from ..fast.rms_norm import RMSNorm
 from ..ops.tokens import Tokens
 from .parts.qk_norm import NormsQueriesAndKeys
 from .parts.rotary import rotate
+from .parts.shared_attention import attend_across
 from .parts.tensor_parallel import HeadShard, find_head_shard
 
 
@@ -88,24 +89,30 @@ class SoftmaxAttention(NormsQueriesAndKeys, nn.Module):
         q, k, v, shard = self.project(hidden_states, tokens)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx, kwargs=kwargs)
+        if tokens.shards is not None:
+            k, v = tokens.shards.gather(k, 2), tokens.shards.gather(v, 2)
         k, v = self.expand(k, v, shard)
         attention: Callable = hastened(
             ALL_ATTENTION_FUNCTIONS.get_interface(
                 self.config._attn_implementation, eager_attention_forward
             )
         )
-        y, weights = attention(
-            self,
-            q,
-            k,
-            v,
-            tokens.attention_masks.get(self.layer_type),
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            sliding_window=self.sliding_window,
-            position_ids=tokens.position_ids,
+        options = {
+            "dropout": self.config.attention_dropout if self.training else 0.0,
+            "scaling": self.scaling,
+            "sliding_window": self.sliding_window,
+            "position_ids": tokens.position_ids,
             **kwargs,
-        )
+        }
+        if tokens.shards is not None:
+            weights = None
+            y = attend_across(
+                lambda *args: attention(self, *args, **options)[0],
+                *(q, k, v, tokens.shards, self.is_causal, self.sliding_window),
+            )
+        else:
+            mask = tokens.attention_masks.get(self.layer_type)
+            y, weights = attention(self, q, k, v, mask, **options)
         y = y.flatten(2)
         if self.is_gated:
             y = y * project(self.g_proj, hidden_states).sigmoid()

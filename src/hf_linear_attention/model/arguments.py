@@ -20,7 +20,7 @@ from ..cache.layers import count_rows, left_padding_of
 from ..ops.checks import can_look_at, is_traced
 from ..ops.tokens import Tokens, positions_within, sequence_of_each_token
 from ..recurrences.packing import check_rows, shape_of
-from ..recurrences.sequence_parallel import tokens_before
+from ..recurrences.sequence_parallel import share_tokens
 from ..releases import CACHE
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
@@ -131,10 +131,12 @@ def read_tokens(
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
     sequence_group: Any,
+    packing: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> tuple[Tensor, Tensor, Tokens]:
     """Embeddings (B, T, C) with 0 for padding, positions (B or 1, T), and what layers need.
 
-    Arguments as of the model's `forward`; cu_seqlens as `find_bounds` gives it.
+    Arguments as of the model's `forward`; cu_seqlens as `find_bounds` gives it, from `packing`,
+    where no other ranks have a part of the sequences.
 
     Raises:
         ValueError: they contradict each other.
@@ -151,16 +153,17 @@ def read_tokens(
         if cu_seqlens is not None:
             raise ValueError("attention_mask must hide nothing where sequences are packed")
         inputs_embeds = inputs_embeds.masked_fill(~key_mask[..., None], 0)  # NaN, too
-    within_sequences = None
+    within_sequences = shards = None
     if cu_seqlens is not None:
         within_sequences = positions_within(cu_seqlens, B, T)
+    if sequence_group is not None:
+        shards = share_tokens(sequence_group, inputs_embeds, key_mask, *packing)
+        within_sequences = shards.positions(inputs_embeds.device)
     if position_ids is None:
         position_ids = within_sequences
     if position_ids is None:
         before = count_past(past_key_values)
-        if sequence_group is not None:
-            before = tokens_before(key_mask, inputs_embeds, sequence_group)
-        elif (
+        if (
             past_key_values is not None
             and (padding_before := left_padding_of(past_key_values)) is not None
         ):
@@ -172,9 +175,9 @@ def read_tokens(
         cu_seqlens=cu_seqlens,
         # flash attention recognises sequences by their positions
         position_ids=position_ids if within_sequences is None else within_sequences,
-        sequence_group=sequence_group,
+        shards=shards,
     )
-    if has_softmax_layers(config):
+    if shards is None and has_softmax_layers(config):
         masks = softmax_masks(config, inputs_embeds, attention_mask, past_key_values, cu_seqlens)
         tokens = tokens._replace(attention_masks=masks)
     return inputs_embeds, position_ids, tokens

@@ -22,7 +22,7 @@ No other file changes it. The code in a model's folder makes those for its class
 - `transformers.LinearAttentionForCausalLM`
 - `transformers.cli.serving.server.FastAPI`
 
-And in PEFT the tables of modules that it adapts.
+And in PEFT the tables of modules that it adapts, in Accelerate `Accelerator._prepare_cp`.
 """
 
 import functools
@@ -206,6 +206,24 @@ def before_forwards(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], 
         PreTrainedModel.__call__ = call
         GenerationMixin.init_continuous_batching = init_continuous_batching
     return stop
+
+
+def before_context_parallel(prepare: Callable[[Any, tuple[Any, ...]], bool]) -> None:
+    """Lets `prepare` see an Accelerator with cp_size > 1 and what it is given to prepare: where it
+    returns True, all is done. Only the package does this, whose models share sequences themselves:
+    Accelerate refuses layers like theirs. Transformers has imported it, if it is there.
+    """
+    module = sys.modules.get("accelerate.accelerator")
+    if module is None or hasattr(module.Accelerator._prepare_cp, "is_preceded"):
+        return
+    prepare_cp = module.Accelerator._prepare_cp
+
+    @functools.wraps(prepare_cp)
+    def prepare_cp_or_leave_it(self, *objects):
+        return objects if prepare(self, objects) else prepare_cp(self, *objects)
+
+    prepare_cp_or_leave_it.is_preceded = True  # type: ignore[attr-defined]
+    module.Accelerator._prepare_cp = prepare_cp_or_leave_it
 
 
 _making_a_paged_cache = threading.RLock()

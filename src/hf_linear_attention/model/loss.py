@@ -197,9 +197,9 @@ def causal_lm_loss(
     (B, T), shifted already. The mean over labels that are not `ignore_index`, or their sum over
     num_items_in_batch.
 
-    With sequence_group, whose ranks hold consecutive pieces of the sequences, labels t + 1 may be
-    another rank's, and the mean is that of all ranks; num_items_in_batch still divides the sum of
-    this one's alone.
+    With sequence_group, whose ranks hold pieces of the sequences, labels t + 1 may be another
+    rank's, and the mean is that of all ranks; num_items_in_batch still divides the sum of this
+    one's alone.
 
     Raises:
         ValueError: there are no labels, or not as many as tokens.

@@ -66,6 +66,7 @@ from .arguments import (
     check_arguments,
     check_memory,
     check_shapes,
+    has_softmax_layers,
     read_tokens,
     without_those_of_loss,
 )
@@ -278,6 +279,19 @@ class LinearAttentionPreTrainedModel(SavedModel, ModelCardMixin, PreTrainedModel
         """Transformers looks for its interface in the file of this class alone."""
         return True
 
+    def order_of_pieces(self) -> str | None:
+        """In which ranks share sequences by `cp_size`, one of `split_sequence`'s: that which shares
+        softmax layers' work evenly, where there are any. None: they can't.
+        """
+        if hasattr(type(self).forward, "takes_no_pieces"):
+            return None
+        return "head_tail" if has_softmax_layers(self.config) else "contiguous"
+
+    @property
+    def supports_context_parallel(self) -> bool:
+        """As in Transformers, which knows of softmax layers alone."""
+        return self.order_of_pieces() is not None
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
@@ -365,7 +379,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             cu_seq_lens_q, seq_idx: bounds (N + 1,) or numbers (B, T) of sequences packed into the
                 batch. `position_ids` that restart, without mask and cache, say the same.
             sequence_group: torch.distributed's ProcessGroup of ranks that hold consecutive pieces
-                of these sequences, in order (`split_sequence`).
+                of these sequences, in order, or a HeadTail of one (`split_sequence`).
 
         Raises:
             TypeError: another argument, which Transformers does not hand to every model.
@@ -384,19 +398,14 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 raise
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
-        if isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
-            cu_seqlens = None
-        else:
-            packing = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
-            check_packing(B, T, *packing)
-            counted = position_ids if attention_mask is None and T > 1 else None
-            cu_seqlens = find_bounds(B, T, *packing, counted)
-        if self.config.add_cross_attention:
-            memory = encoder_hidden_states, encoder_attention_mask
-            check_memory(self.config, B, *memory, is_packed=cu_seqlens is not None)
-        elif encoder_hidden_states is not None:
-            raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
-        check_sequence_group(sequence_group, self.config, cu_seqlens)
+        bounds, numbers = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
+        counted = position_ids if attention_mask is None else None
+        cu_seqlens = None
+        check_sequence_group(sequence_group, self.config)
+        # not with slots, which know whose tokens these are
+        if sequence_group is None and not isinstance(past_key_values, SlotCache):
+            check_packing(B, T, bounds, numbers)
+            cu_seqlens = find_bounds(B, T, bounds, numbers, counted if T > 1 else None)
         past_key_values = self._cache(past_key_values, use_cache, cu_seqlens, sequence_group)
 
         inputs_embeds, position_ids, tokens = read_tokens(
@@ -407,7 +416,13 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             position_ids,
             cu_seqlens,
             sequence_group,
+            (bounds, numbers, counted),
         )
+        if self.config.add_cross_attention:
+            memory = encoder_hidden_states, encoder_attention_mask
+            check_memory(self.config, B, *memory, is_packed=tokens.is_packed)
+        elif encoder_hidden_states is not None:
+            raise ValueError("encoder_hidden_states need a config with add_cross_attention=True")
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)
         run: Callable[..., Tensor] = functools.partial(
@@ -710,6 +725,7 @@ def of_whole_sequences(forward: Callable) -> Callable:
             raise ValueError(f"sequence_group must be None for {type(self).__name__}")
         return forward(self, *args, **kwargs)
 
+    checked.takes_no_pieces = True  # type: ignore[attr-defined]
     return checked
 
 

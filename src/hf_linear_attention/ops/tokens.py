@@ -22,7 +22,13 @@ class Tokens(NamedTuple):
     position_ids: Tensor | None = None  # (B or 1, T), for softmax layers: from 0 where packed
     position_embeddings: tuple[Tensor, ...] | None = None  # cos, sin (B, T, D), for `rotate`
     attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
-    sequence_group: Any = None  # torch.distributed's ProcessGroup of ranks with pieces in order
+    shards: Any = None  # what ranks have of the sequences, where they share them: a `Shards`
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows hold several sequences."""
+        of_ranks = self.shards is not None and self.shards.begins is not None
+        return of_ranks or self.cu_seqlens is not None
 
     def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Hidden states and position embeddings as recurrences take them: where sequences are

@@ -45,6 +45,7 @@ class DPLRRecurrence(Recurrence):
     only_read: ClassVar[tuple[str, ...]] = ("q",)
     parameters: ClassVar[tuple[str, ...]] = ("first_state",)
     packs_states: ClassVar[bool] = True
+    state_is_first_piece: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         shape = self.num_heads, self.key_dim, self.value_dim

@@ -31,6 +31,7 @@ class ElementwiseRecurrence(Recurrence):
     head_dim: int
 
     packs_states: ClassVar[bool] = True
+    state_is_first_piece: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {"h": StateSize((self.num_heads * self.head_dim,), is_sum=True)}

@@ -64,6 +64,8 @@ class Recurrence(ABC):
     packs_states: ClassVar[bool] = False
     # Whether tokens of a model that is not causal read what comes after them, too.
     reads_ahead: ClassVar[bool] = False
+    # Whether the state behind the first piece of a sequence is all that `combine` needs of it.
+    state_is_first_piece: ClassVar[bool] = False
 
     @abstractmethod
     def state_sizes(self) -> dict[str, StateSize]:

@@ -42,6 +42,7 @@ class LinearRecurrence(Recurrence):
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
     reads_ahead: ClassVar[bool] = True
+    state_is_first_piece: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         sizes = {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}

@@ -44,6 +44,7 @@ class SelectiveScanRecurrence(Recurrence):
 
     only_read: ClassVar[tuple[str, ...]] = ("C",)
     packs_states: ClassVar[bool] = True
+    state_is_first_piece: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {"kv": StateSize(tuple(self.A_log.shape), is_sum=True)}

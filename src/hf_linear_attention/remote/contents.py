@@ -35,6 +35,7 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "left_padding_of": None,
     "padding_before": None,
     "sequence_group": None,
+    "shards": None,
     "shard": None,
     "state_indices": None,
     "takes_one_op": False,
@@ -43,7 +44,7 @@ WITHOUT_PACKAGE: dict[str, Any] = {
 # Of classes: methods that only the package calls, and bases that it alone has a use for.
 METHODS_LEFT_OUT = {
     *("_prepare_position_ids_for_generation", "redraw_features", "dtype_of_sums"),
-    "equal_fields",
+    *("equal_fields", "order_of_pieces", "supports_context_parallel"),
     *("step_in_slots_", "run_in_slots_", "replay", "piece", "combine", "recorded", "tokens_of"),
     *("may_be_recorded", "layout", "step_was_taken", "_makes_no_logits", "maybe_distribute_model"),
     *("from_dict", "from_preset", "from_pretrained", "save_pretrained"),
@@ -51,7 +52,7 @@ METHODS_LEFT_OUT = {
 # And those that go where no other code calls them: it has a use for them in some models.
 METHODS_LEFT_OUT_IF_IDLE = {
     *("sharing_keys", "sharing_queries", "queries_share_keys", "num_state_heads", "is_recurrent"),
-    *("one_row", "reset_", "state_sizes", "check_crop", "fold", "draw"),
+    *("one_row", "is_packed", "reset_", "state_sizes", "check_crop", "fold", "draw"),
     *("add_convolutions", "convolve", "has_positions", "has_local_positions"),
     *("add_qk_norms", "norm_queries_and_keys"),
 }
@@ -70,6 +71,7 @@ ERASING_MIXERS = (*ADDING_MIXERS, "gdn2", "preconditioned")  # and which have er
 FIELDS_LEFT_OUT = {
     *("needs", "conversions", "presets", "projections", "equal", "block", "slots"),
     "has_positions",
+    "state_is_first_piece",
 }
 # Of functions: where the states of continuous batching are, and how Transformers' models round.
 PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}

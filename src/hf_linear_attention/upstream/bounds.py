@@ -12,6 +12,8 @@ from torch import Tensor
 from ..recurrences.packing import find_bounds
 
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
+GROUP = "sequence_group"  # an argument of models whose ranks share sequences
+SHARDS = "shards_of_sequences"  # what they hand on to their layers
 TOLD = (BOUNDS, "seq_idx")  # what layers read among their other arguments
 
 

@@ -37,6 +37,10 @@ class Family:
     # The field of the config with the number of tokens from where on queries are scaled by place.
     longest_row: str | None = None
 
+    # Whether ranks may share sequences: layers are handed whatever the model is, and read the past
+    # through their memory and softmax attention alone.
+    shares_sequences: bool = False
+
     # Continuous batching.
     attention: str | None = None  # its softmax layers, if it has any
     is_latent: bool = False  # whether these keep latent vectors, of which they make keys

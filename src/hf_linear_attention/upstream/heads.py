@@ -1,6 +1,9 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Small changes in front of the heads of Transformers' models."""
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -11,7 +14,21 @@ NO_ENGINE = (
 
 
 class Served:
-    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too."""
+    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too; and
+    what `cp_size` asks of it (model/context_parallel.py).
+    """
+
+    # Given by shared_sequences.py, which knows layers, and so imports what serves them.
+    order_for: ClassVar[Callable[[Any], str | None]]
+
+    def order_of_pieces(self) -> str | None:
+        """In which ranks share its sequences, as of this package's models; None: they can't."""
+        return type(self).order_for(self)
+
+    @property
+    def supports_context_parallel(self) -> bool:
+        """As in Transformers, which knows of softmax layers alone."""
+        return self.order_of_pieces() is not None
 
     def init_continuous_batching(
         self, generation_config=None, continuous_batching_config=None, workload_hints=None

@@ -23,7 +23,7 @@ from ..cache.slots import SlotCache
 from ..ops.tokens import positions_within, sequence_of_each_token
 from ..recurrences.packing import bounds_where, check_packing, find_bounds
 from ..releases import CACHE, CACHE_NAMES
-from .bounds import BOUNDS, MaskAndBounds
+from .bounds import BOUNDS, GROUP, SHARDS, MaskAndBounds
 from .families import family_of, replacement_for
 
 # Types of layers that are told so, the last as it was called in 5.17.
@@ -70,6 +70,8 @@ def tell_layers(
     """
     if is_continuous_batch(kwargs):  # whose slots say which token is of which sequence
         return None
+    if SHARDS in kwargs:  # which say it
+        return None
     name = type(model).__name__
     if torch.compiler.is_compiling():
         _check_in_a_graph(model, args, kwargs)
@@ -81,7 +83,7 @@ def tell_layers(
     if bounds is None:
         return None
     indexer = family_of(type(model)).indexer
-    mixing = next((one for one in model.modules() if _mixes_packed(one, indexer)), None)
+    mixing = next((one for one in model.modules() if mixes_packed(one, indexer)), None)
     if mixing is not None:
         raise ValueError(
             f"{name} can't take packed sequences: its {type(mixing).__name__} is as Transformers "
@@ -191,7 +193,7 @@ def _has_padding_before_tokens(mask: Tensor, bounds: Tensor) -> bool:
     return bool((is_real[1:] & ~is_real[:-1] & (sequence[1:] == sequence[:-1])).any())
 
 
-def _mixes_packed(module: nn.Module, indexer: str | None) -> bool:
+def mixes_packed(module: nn.Module, indexer: str | None) -> bool:
     """Whether it chooses keys without regard to bounds, or is a recurrent layer that stayed."""
     classes = type(module).__mro__
     if any(cls.__module__.startswith(f"{__package__}.") for cls in classes):
@@ -207,7 +209,7 @@ def _longest_row(model: PreTrainedModel) -> int | None:
 
 def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
-    if is_continuous_batch(kwargs):
+    if is_continuous_batch(kwargs) or kwargs.get(GROUP) is not None:
         return
     if torch.compiler.is_compiling():
         if kwargs.get(BOUNDS) is not None:

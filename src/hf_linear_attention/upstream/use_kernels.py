@@ -53,6 +53,7 @@ from .packing import forget, tell_base, tell_layers
 from .proof.proof import is_proving
 from .replacements import Replacement
 from .served import forget_manager, generates, served_class
+from .shared_sequences import check_head, forget_group, share_layers, tell_shared_base
 from .tiny_models import innermost_model
 from .told_lists import forget_mask, keep_mask, take_lists, tell_lists
 from .told_states import take_told, tell_states
@@ -551,6 +552,7 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
         if any(hook in (tell_layers, tell_base) for hook in part._forward_pre_hooks.values()):
             continue
         if not inner:
+            report.hooks.append(part.register_forward_pre_hook(share_layers, with_kwargs=True))
             hook = part.register_forward_pre_hook(tell_layers, with_kwargs=True)
             report.hooks.append(hook)
             if (telling := TELLING.get(family_of(type(part)).hands_on)) is not None:
@@ -560,7 +562,12 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
             if _has_functions(part):
                 report.hooks.append(part.register_forward_pre_hook(expect_bounds, with_kwargs=True))
                 report.hooks.append(part.register_forward_hook(expect_none, always_call=True))
-        elif not family_of(type(part)).head_hands_on:
+            continue
+        report.hooks.append(part.register_forward_pre_hook(check_head, with_kwargs=True))
+        if not family_of(type(part)).head_hands_on:
+            shared = part.register_forward_pre_hook(tell_shared_base, with_kwargs=True)
+            report.hooks.append(shared)
+            report.hooks.append(part.register_forward_hook(forget_group, always_call=True))
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
             if family_of(type(part)).hands_on == "states":

@@ -22,6 +22,7 @@ FAMILIES = [
         },
         sizes=dict(HYBRID, **LATENT, head_dim=12, mlp_layer_types=["dense", "sparse"]),
         model="BailingHybridModel",
+        shares_sequences=True,
         layer="BailingHybridDecoderLayer",
         attention="BailingHybridAttention",
         is_latent=True,

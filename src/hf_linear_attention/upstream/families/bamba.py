@@ -15,6 +15,7 @@ FAMILIES = [
         },
         sizes=dict(COMMON, **STATE_SPACE, attn_layer_indices=[1]),
         model="BambaModel",
+        shares_sequences=True,
         layer="BambaDecoderLayer",
         counts_positions=False,  # every token given by itself is at position 0
         attention="BambaAttention",

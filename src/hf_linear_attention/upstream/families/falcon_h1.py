@@ -30,6 +30,7 @@ FAMILIES = [
         },
         sizes=dict(COMMON, **STATE_SPACE, mamba_d_ssm=64, head_dim=8),
         model="FalconH1Model",
+        shares_sequences=True,
         attention="FalconH1Attention",
     )
 ]

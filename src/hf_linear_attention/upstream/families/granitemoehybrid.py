@@ -23,6 +23,7 @@ FAMILIES = [
             shared_intermediate_size=24,
         ),
         model="GraniteMoeHybridModel",
+        shares_sequences=True,
         layer="GraniteMoeHybridDecoderLayer",
         masks_by_position=False,
         attention="GraniteMoeHybridAttention",

@@ -16,6 +16,7 @@ FAMILIES = [
         },
         sizes=dict(HYBRID, **LATENT, linear_head_dim=12, linear_num_heads=4),
         model="KimiLinearModel",
+        shares_sequences=True,
         layer="KimiLinearDecoderLayer",
         attention="KimiLinearAttention",
         is_latent=True,

@@ -21,6 +21,7 @@ FAMILIES = [
         },
         sizes=dict(HYBRID, **DELTA, **MOE),
         model="LaraMiniModel",
+        shares_sequences=True,
         layer="LaraMiniDecoderLayer",
         attention="LaraMiniAttention",
     )

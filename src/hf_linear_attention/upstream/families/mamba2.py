@@ -18,6 +18,7 @@ FAMILIES = [
             COMMON, num_heads=8, head_dim=8, state_size=12, n_groups=2, chunk_size=8, expand=2
         ),
         model="Mamba2Model",
+        shares_sequences=True,
         layer="Mamba2Block",
         head="Mamba2ForCausalLM",
         drafts=DRAFTS_OF_MAMBA,

@@ -31,6 +31,7 @@ FAMILIES = [
             head_dim=8,
         ),
         model="MiniMaxModel",
+        shares_sequences=True,
         head="MiniMaxForCausalLM",
         drafts=DraftsOfMiniMax,
         attention="MiniMaxAttention",

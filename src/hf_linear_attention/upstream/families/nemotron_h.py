@@ -32,6 +32,7 @@ FAMILIES = [
             head_dim=8,
         ),
         model="NemotronHModel",
+        shares_sequences=True,
         layer="NemotronHBlock",
         attention="NemotronHAttention",
     )

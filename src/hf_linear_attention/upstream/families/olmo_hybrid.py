@@ -26,6 +26,7 @@ FAMILIES = [
         },
         sizes=dict(HYBRID, **DELTA),
         model="OlmoHybridModel",
+        shares_sequences=True,
         layer="OlmoHybridLinearAttentionDecoderLayer",
         attention="OlmoHybridAttention",
     )

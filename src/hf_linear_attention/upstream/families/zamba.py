@@ -56,6 +56,7 @@ FAMILIES = [
             attention_head_dim=16,
         ),
         model="Zamba2Model",
+        shares_sequences=True,
         layer="Zamba2MambaDecoderLayer",
         why_not_served=SHARED,
     ),

@@ -16,8 +16,9 @@ from ...cache.slots import SlotCache
 from ...ops.tokens import Tokens
 from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ...recurrences.interface import Recurrence
+from ...recurrences.sequence_parallel import Shards
 from ...releases import CACHE, CACHE_NAMES, cache_among
-from ..bounds import MaskAndBounds, bounds_for_layers
+from ..bounds import SHARDS, MaskAndBounds, bounds_for_layers
 from ..stock_caches import StockLayer
 
 CACHES = (Cache, SlotCache)
@@ -86,6 +87,10 @@ def tokens_of(
         kwargs: the layer's other arguments, among them, perhaps, such bounds.
     """
     B, T, _ = hidden_states.shape
+    shards: Shards | None = kwargs.get(SHARDS)
+    if shards is not None:
+        key_mask = None if shards.key_mask is None else shards.part(shards.key_mask)
+        return Tokens(is_causal=True, key_mask=key_mask, shards=shards)
     cu_seqlens = bounds_for_layers(kwargs, B, T)
     if isinstance(attention_mask, MaskAndBounds):
         cu_seqlens = attention_mask.bounds

@@ -1,0 +1,126 @@
+# Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
+"""Context parallelism by Accelerate's own switches: `ParallelismConfig(cp_size=n)`.
+
+Accelerate enters a context around each step, in which it shards batches in place and PyTorch's
+softmax attention is another, and refuses models with other layers. For models whose layers share
+sequences themselves the context is ours, and shards batches alone.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..recurrences.sequence_parallel import (
+    HeadTail,
+    SequenceGroup,
+    check_lengths,
+    part_of,
+)
+
+# What a model is asked for: the order in which it wants pieces, one of `ORDERS`, or None where it
+# can't share sequences. A method of this package's models, and of those that `use_kernels` changed.
+ORDER = "order_of_pieces"
+
+_shared: ContextVar[SequenceGroup] = ContextVar("who shares the batch of this step", default=None)
+
+
+def prepare(accelerator: Any, objects: tuple[Any, ...]) -> bool:
+    """Whether the models among what an Accelerator prepares share sequences themselves. They are
+    then told who shares a step's batch.
+
+    Raises:
+        ValueError: some don't, or can't.
+    """
+    models = [x for x in objects if isinstance(x, nn.Module)]
+    found = [sharing_model(model) for model in models]
+    sharing = [model for model in found if model is not None]
+    if not sharing:
+        return False
+    orders = [getattr(model, ORDER)() for model in sharing]
+    if None in orders or len(sharing) < len(models):
+        raise ValueError(
+            "cp_size > 1 needs models that can share sequences, got "
+            f"{[type(model).__name__ for model in models]}"
+        )
+    group = accelerator.torch_device_mesh["cp"].get_group()
+    shared = HeadTail(group) if "head_tail" in orders else group
+    accelerator._cp_context = functools.partial(share_buffers, shared)
+    for model in sharing:
+        if not any(hook is tell_group for hook in model._forward_pre_hooks.values()):
+            model.register_forward_pre_hook(tell_group, with_kwargs=True)
+        if "head_tail" not in orders:  # Trainer wants this also where no layer asks for it
+            config: Any = model.config
+            config._attn_implementation = "sdpa"
+    return True
+
+
+def sharing_model(model: nn.Module) -> nn.Module | None:
+    """The outermost one that says whether it shares sequences, perhaps inside of what wraps it."""
+    return next((x for x in model.modules() if hasattr(x, ORDER)), None)
+
+
+@contextmanager
+def share_buffers(
+    sequence_group: SequenceGroup,
+    *,
+    buffers: list[Tensor] | None = None,
+    buffer_seq_dims: list[int] | None = None,
+    no_restore_buffers: set[Tensor] | None = None,
+) -> Iterator[None]:
+    """Cuts tensors in place to this rank's tokens, and puts back at the end what was there, but
+    for `no_restore_buffers`: as torch's `context_parallel` does. Models know it meanwhile.
+
+    Raises:
+        ValueError: they can't be shared by the ranks.
+    """
+    buffers, dims = buffers or [], buffer_seq_dims or []
+    kept = no_restore_buffers or set()
+    if len(buffers) != len(dims):
+        raise ValueError(
+            f"buffer_seq_dims must have a dimension for each of {len(buffers)} buffers, got {dims}"
+        )
+    with_dims = list(zip(buffers, dims, strict=True))
+    named = {f"buffers[{i}]": x.movedim(dim, 0) for i, (x, dim) in enumerate(with_dims)}
+    check_lengths(named, sequence_group, dim=0)
+    whole = [None if any(x is other for other in kept) else x.clone() for x in buffers]
+    parts = [part_of(x, sequence_group, dim).clone() for x, dim in with_dims]
+    for x, part in zip(buffers, parts, strict=True):  # of which two may be the same tensor
+        _put(x, part)
+    token = _shared.set(sequence_group)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+        for x, before in zip(buffers, whole, strict=True):
+            if before is not None:
+                _put(x, before)
+
+
+@torch.no_grad()
+def _put(x: Tensor, other: Tensor) -> None:
+    x.resize_(other.shape).copy_(other)
+
+
+def tell_group(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
+    """Before the forward of a model.
+
+    Raises:
+        ValueError: it is not the model that makes the loss, which would not be the one of the whole
+            sequences.
+    """
+    group = _shared.get()
+    if group is None:
+        return None
+    if kwargs.get("shift_labels") is not None and kwargs.get("labels") is None:
+        raise ValueError(
+            "cp_size > 1 needs the loss of the model itself: leave out label_smoothing_factor and "
+            "compute_loss_func, whose labels are those of this rank's tokens alone"
+        )
+    return args, {**kwargs, "sequence_group": group}
