@@ -9,6 +9,7 @@ from torch import Tensor
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Inputs, Recurrence, State, is_floating
 from ..recurrences.sequence_parallel import state_before
+from ..recurrences.tree import run_tree
 from .protocol import CacheLayer
 from .rollback import Recorded
 from .slots import SlotLayer
@@ -58,6 +59,8 @@ class LayerMemory:
             if self.is_empty:
                 self.state |= recurrence.start(inputs)
             return recurrence.step_(inputs, self.state, self.tokens)
+        if self.tokens.tree is not None:
+            return run_tree(recurrence, inputs, self.tokens)
         state = self.state
         if self.tokens.sequence_group is not None:
             state = state_before(recurrence, inputs, self.tokens)

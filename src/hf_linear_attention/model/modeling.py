@@ -60,6 +60,7 @@ from ..ops.feature_maps import FavorPlus
 from ..ops.tokens import Tokens
 from ..recurrences.packing import check_packing, find_bounds
 from ..recurrences.sequence_parallel import check_sequence_group
+from ..recurrences.tree import check_tree
 from ..releases import CACHE, CACHE_NAMES, cache_among
 from .arguments import (
     AttentionMask,
@@ -329,6 +330,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         encoder_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         sequence_group: Any = None,
+        tree: Any = None,
         cache: Cache | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
@@ -349,6 +351,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 batch. `position_ids` that restart, without mask and cache, say the same.
             sequence_group: torch.distributed's ProcessGroup of ranks that hold consecutive pieces
                 of these sequences, in order (`split_sequence`).
+            tree: how the tokens of one row, (1, T), are a tree of texts that begin alike.
 
         Raises:
             TypeError: another argument, which Transformers does not hand to every model.
@@ -367,6 +370,20 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 raise
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
+        check_tree(
+            tree,
+            (B, T),
+            self.config,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            encoder_hidden_states=encoder_hidden_states,
+            sequence_group=sequence_group,
+            cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
+            seq_idx=kwargs.get("seq_idx"),
+        )
+        if tree is not None:
+            use_cache = False  # a cache keeps one state a row
         if isinstance(past_key_values, SlotCache):  # which knows whose tokens these are
             cu_seqlens = None
         else:
@@ -390,6 +407,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             position_ids,
             cu_seqlens,
             sequence_group,
+            tree,
         )
         hidden_states, position_embeddings = self._embed_positions(inputs_embeds, position_ids)
         tokens = tokens._replace(position_embeddings=position_embeddings)

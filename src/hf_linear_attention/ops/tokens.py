@@ -23,6 +23,7 @@ class Tokens(NamedTuple):
     position_embeddings: tuple[Tensor, Tensor] | None = None  # cos, sin (B, T, D): rotary ones
     attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
     sequence_group: Any = None  # torch.distributed's ProcessGroup of ranks with pieces in order
+    tree: Any = None  # of a tree in one row: its levels (recurrences/tree.py)
 
     def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Hidden states and position embeddings as recurrences take them: where sequences are

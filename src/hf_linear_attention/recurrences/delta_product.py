@@ -61,6 +61,7 @@ class ProductRecurrence(Recurrence):
     rule: DeltaRecurrence
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return self.rule.state_sizes()

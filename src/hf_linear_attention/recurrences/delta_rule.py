@@ -38,6 +38,7 @@ class DeltaRecurrence(Recurrence):
     value_dim: int
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}

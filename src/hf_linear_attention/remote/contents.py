@@ -35,6 +35,7 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "left_padding_of": None,
     "padding_before": None,
     "sequence_group": None,
+    "tree": None,
     "shard": None,
     "state_indices": None,
     "takes_one_op": False,

@@ -37,6 +37,8 @@ class Family:
     # The field of the config with the number of tokens from where on queries are scaled by place.
     longest_row: str | None = None
 
+    why_no_trees: str | None = None  # in words
+
     # Continuous batching.
     attention: str | None = None  # its softmax layers, if it has any
     is_latent: bool = False  # whether these keep latent vectors, of which they make keys
@@ -46,6 +48,10 @@ class Family:
 
 # Why continuous batching can't serve several.
 CONVOLVED = "convolutions beside its softmax layers have no slots"
+# Why others are not told of trees.
+BY_PLACE = "its softmax layers count places in the row"
+CHOSEN = "its softmax layers choose keys by an indexer, which knows no trees"
+IN_OTHER_WAYS = "its recurrent layers keep states in ways of their own, which know no trees"
 INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
 
 UNKNOWN = Family(name="", replaced={}, sizes={}, model="")

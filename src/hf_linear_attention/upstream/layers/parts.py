@@ -16,8 +16,9 @@ from ...cache.slots import SlotCache
 from ...ops.tokens import Tokens
 from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ...recurrences.interface import Recurrence
+from ...recurrences.tree import TokenTree
 from ...releases import CACHE, CACHE_NAMES, cache_among
-from ..bounds import MaskAndBounds, bounds_for_layers
+from ..bounds import BOUNDS, MaskAndBounds, bounds_for_layers
 from ..stock_caches import StockLayer
 
 CACHES = (Cache, SlotCache)
@@ -86,6 +87,11 @@ def tokens_of(
         kwargs: the layer's other arguments, among them, perhaps, such bounds.
     """
     B, T, _ = hidden_states.shape
+    tree = kwargs.get(BOUNDS)
+    if isinstance(attention_mask, MaskAndBounds):
+        tree = attention_mask.bounds
+    if isinstance(tree, TokenTree):
+        return Tokens(is_causal=True, tree=tree.levels(hidden_states.device))
     cu_seqlens = bounds_for_layers(kwargs, B, T)
     if isinstance(attention_mask, MaskAndBounds):
         cu_seqlens = attention_mask.bounds
