@@ -3,9 +3,10 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 
-from hf_linear_attention import TokenTree
+from hf_linear_attention import LinearAttentionModel, TokenTree
 from tiny import VARIANTS, random_ids, shallow, tiny_model
 
 # Two prompts, of which the first forks into a turn that forks again, and two answers.
@@ -71,3 +72,81 @@ def test_a_tree_is_its_texts(variant):
     model = tiny_model(**shallow(variant)).train()
     ids = random_ids(1, TREE.num_tokens)
     assert_same(of_tree(model, ids), of_texts(model, ids))
+
+
+SOME = ("preset_gated_deltanet", "hybrid", "preset_rwkv7", "window")
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("variant", SOME)
+def test_with_gradients_recomputed(variant, use_reentrant):
+    model = tiny_model(**shallow(variant)).train()
+    ids = random_ids(1, TREE.num_tokens)
+    want = of_texts(model, ids)
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert_same(of_tree(model, ids), want)
+
+
+@pytest.mark.parametrize("variant", SOME[:2])
+def test_with_adapters(variant):
+    model = tiny_model(**shallow(variant)).train()
+    model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    model = model.double()
+    ids = random_ids(1, TREE.num_tokens)
+    found = of_tree(model, ids)
+    assert all("lora" in name for name in found[2])
+    assert_same(found, of_texts(model, ids))
+
+
+def test_eager_attention():
+    """Transformers' function computes weights in float32."""
+    model = tiny_model(**shallow("hybrid"))
+    ids = random_ids(1, TREE.num_tokens)
+    want = of_tree(model, ids)
+    model.set_attn_implementation("eager")
+    assert_same(of_tree(model, ids), want, 1e-3)
+
+
+def test_a_tree_of_one_text_is_the_text():
+    model, ids = tiny_model(), random_ids(1, 7)
+    assert_same(of_tree(model, ids, tree=(tree := TokenTree((7,), (-1,)))), of_texts(model, ids, tree))
+
+
+def test_labels_are_predicted_by_the_tokens_before():
+    tree = TokenTree((3, 2, 1, 2), (-1, 0, 0, 1))
+    assert tree.tokens_before("cpu").tolist() == [-1, 0, 1, 2, 3, 2, 4, 6]
+    assert tree.position_ids("cpu").tolist() == [[0, 1, 2, 3, 4, 3, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parents", "message"),
+    [
+        ((), (), r"lengths must be of segments of 1 token or more, got \(\)"),
+        ((3, 0), (-1, 0), r"lengths must be of segments of 1 token or more, got \(3, 0\)"),
+        ((3, 2), (-1,), "parents must be one for each of 2 segments, got 1"),
+        ((3, 2), (-1, 1), "parents must be numbers of earlier .* got 1 for segment 1"),
+        ((3, 2, 4), (-1, 0, -1), r"segments must stand level by level, .* got depths \(0, 1, 0\)"),
+    ],
+)
+def test_what_is_no_tree(lengths, parents, message):
+    with pytest.raises(ValueError, match=message):
+        TokenTree(lengths, parents)
+
+
+def test_what_does_not_go_with_a_tree():
+    model, ids, tree = tiny_model(), random_ids(1, 5), TokenTree((3, 2), (-1, 0))
+    with pytest.raises(ValueError, match=r"tree must be a TokenTree, got tuple"):
+        model(ids, tree=(3, 2))
+    with pytest.raises(ValueError, match=r"tree must be of all .*\(1, 5\) .*, got tokens of \(1, 4\)"):
+        model(ids[:, :4], tree=tree)
+    for name, given in {
+        "attention_mask": torch.ones(1, 5),
+        "position_ids": torch.arange(5)[None],
+        "seq_idx": torch.zeros(1, 5, dtype=torch.int32),
+        "past_key_values": model(ids, use_cache=True).past_key_values,
+    }.items():
+        with pytest.raises(ValueError, match=f"{name} must be None with a tree"):
+            model(ids, tree=tree, **{name: given})
+    both_ways = tiny_model(LinearAttentionModel, is_causal=False)
+    with pytest.raises(ValueError, match="tree must be None where is_causal=False"):
+        both_ways(ids, tree=tree)
