@@ -163,6 +163,7 @@ def measured(task: str, model_name: str, way: str, args: argparse.Namespace) -> 
                     per_device_train_batch_size=G,
                     num_generations=G,
                     max_completion_length=args.answer,
+                    use_transformers_continuous_batching=way == "shared",
                     **options,
                 ),
                 train_dataset=Dataset.from_list(data),

@@ -108,8 +108,8 @@ def test_eager_attention():
 
 
 def test_a_tree_of_one_text_is_the_text():
-    model, ids = tiny_model(), random_ids(1, 7)
-    assert_same(of_tree(model, ids, tree=(tree := TokenTree((7,), (-1,)))), of_texts(model, ids, tree))
+    model, ids, tree = tiny_model(), random_ids(1, 7), TokenTree((7,), (-1,))
+    assert_same(of_tree(model, ids, tree), of_texts(model, ids, tree))
 
 
 def test_labels_are_predicted_by_the_tokens_before():
@@ -137,7 +137,7 @@ def test_what_does_not_go_with_a_tree():
     model, ids, tree = tiny_model(), random_ids(1, 5), TokenTree((3, 2), (-1, 0))
     with pytest.raises(ValueError, match=r"tree must be a TokenTree, got tuple"):
         model(ids, tree=(3, 2))
-    with pytest.raises(ValueError, match=r"tree must be of all .*\(1, 5\) .*, got tokens of \(1, 4\)"):
+    with pytest.raises(ValueError, match=r"tree must be of all .*, got tokens of \(1, 4\)"):
         model(ids[:, :4], tree=tree)
     for name, given in {
         "attention_mask": torch.ones(1, 5),

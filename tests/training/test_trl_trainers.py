@@ -16,6 +16,7 @@ from trl import (
 )
 
 from hf_linear_attention import LinearAttentionForSequenceClassification, SharedPrompts
+from hf_linear_attention.serving.shared_prompts import SharingManager
 from saved_models import word_tokenizer
 from sft import words
 from tiny import VARIANTS, shallow, tiny_model
@@ -110,3 +111,85 @@ def test_steps_are_those_of_rows(kind, name, tmp_path):
     for n, want in found[0].items():
         moved = (want - before[n]).abs().max()
         assert (found[1][n] - want).abs().max() <= 1e-3 * moved + 1e-6, n
+
+
+def grpo(model, folder, is_shared=True, **options):
+    torch.manual_seed(0)
+    trainer_class = type("Shared", (SharedPrompts, GRPOTrainer), {}) if is_shared else GRPOTrainer
+    config = GRPOConfig(
+        str(folder),
+        max_steps=2,
+        optim="sgd",
+        learning_rate=0.5,
+        save_strategy="no",
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        **options,
+    )
+    return trainer_class(
+        model=model,
+        reward_funcs=reward_of_even_words,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 2]),
+        processing_class=word_tokenizer(eos_token="w40"),
+    )
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "qwen3_5"])
+def test_answers_are_forks_of_their_prompts(name, tmp_path, monkeypatch):
+    """The engine sees weights at once: what it says of its tokens is what a forward does."""
+    monkeypatch.setitem(globals(), "PROMPTS", words(140, 150))
+    options = {**ONLINE, "use_transformers_continuous_batching": True}
+    trainer = grpo(MODELS[name](), tmp_path, **options)
+    seen = []
+    of_rows = trainer._get_per_token_logps_and_entropies
+
+    def watched(*args, **kwargs):
+        found = of_rows(*args, **kwargs)
+        seen.append(found[0].detach())
+        return found
+
+    generated = []
+    score = trainer._generate_and_score_completions
+
+    def kept(*args, **kwargs):
+        generated.append(score(*args, **kwargs))
+        return generated[-1]
+
+    counts = []
+    stop = SharingManager.stop
+
+    def counted(manager, *args, **kwargs):
+        counts.append(manager.shared_prompts())
+        stop(manager, *args, **kwargs)
+
+    monkeypatch.setattr(SharingManager, "stop", counted)
+    trainer._get_per_token_logps_and_entropies = watched
+    trainer._generate_and_score_completions = kept
+    trainer.train()
+    assert len(generated) == len(counts) == 2
+    # Once each, but for the last token, from which each answer is drawn by itself.
+    assert [count.tokens_read for count in counts] == [140 + 150 + 6] * 2
+    firsts = [rows for batch in generated for rows in batch["completion_ids"][:, 0].split(4)]
+    assert any(len(rows.unique()) > 1 for rows in firsts)
+    for batch, forward in zip(generated, seen, strict=True):
+        mask, logps = batch["completion_mask"].bool(), batch["sampling_per_token_logps"]
+        order = [  # TRL shuffles rows in between
+            min(range(len(logps)), key=lambda i: (logps[i] - row).abs().max()) for row in forward
+        ]
+        assert sorted(order) == list(range(len(logps)))
+        assert ((logps[order] - forward) * mask[order]).abs().max() < 1e-3
+
+
+def test_batches_have_whole_groups(tmp_path):
+    options = {**ONLINE, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = grpo(MODELS["gated_deltanet"](), tmp_path, **options)
+    trainer.train()
+    assert len(trainer._buffered_inputs) == 2
+    for batch in trainer._buffered_inputs:
+        assert len(batch["prompt_ids"]) == 4
+        assert len(batch["prompt_ids"].unique(dim=0)) == 1
+    (shared,) = trainer.shared_prompts
+    assert shared.tokens_read < 0.5 * shared.tokens_given

@@ -6,7 +6,9 @@ answers it has. `share_prompts(model)` switches that on, `SharedPrompts` does in
 Shapes: B rows, T tokens of each, n tokens of their tree, m labels, C hidden size.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -211,9 +213,17 @@ class SharedPrompts:
 
         class Trainer(SharedPrompts, GRPOTrainer):
             pass
+
+    Answers that are generated for several batches are dealt out prompt by prompt, in random order,
+    so that a batch has the answers of few. Where continuous batching generates them
+    (`use_transformers_continuous_batching`), their prompts are read once, too, and forked, and the
+    engine gives the log probabilities of their tokens to the trainer.
     """
 
     model: Any
+    accelerator: Any
+    args: Any
+    _step: int
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -223,6 +233,75 @@ class SharedPrompts:
                 if not any(map(_reads_trees, model.modules())):
                     use_kernels(model)
                 self.shared_prompts.append(share_prompts(model))
+        self._engine_settings = getattr(self, "continuous_batching_config", None)
+        if self._engine_settings is not None:
+            self._engine_settings.return_logprobs = True
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        before = getattr(self, "_buffered_inputs", None)
+        prepared = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        batches = getattr(self, "_buffered_inputs", None)
+        if batches is None or batches is before or len(batches) < 2:
+            return prepared
+        self._buffered_inputs = by_prompts(batches)
+        return self._buffered_inputs[self._step % len(batches)]
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        generate: Callable = super()._generate_single_turn  # type: ignore[misc]
+        if self._engine_settings is None:
+            return generate(*args, **kwargs)
+        model = self.accelerator.unwrap_model(self.model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        outputs: dict[str, Any] = {}
+        generate_batch = model.generate_batch
+
+        def generate_and_keep(inputs: list, generation_config: Any, **others: Any) -> dict:
+            prompts, number = once_each(inputs)
+            settings = copy.copy(generation_config)
+            settings.num_return_sequences = number
+            outputs.update(generate_batch(prompts, generation_config=settings, **others))
+            return outputs
+
+        model.generate_batch = generate_and_keep
+        try:
+            completion_ids, _ = generate(*args, **kwargs)
+        finally:
+            del model.generate_batch
+        return completion_ids, [output.logprobs for output in outputs.values()]
+
+
+def once_each(prompts: list[list[int]]) -> tuple[list[list[int]], int]:
+    """Prompts that follow each other as often each, and how often; or as they are, and 1."""
+    groups = [(prompt, len(list(some))) for prompt, some in itertools.groupby(prompts)]
+    numbers = {number for _, number in groups}
+    if len(numbers) != 1:
+        return prompts, 1
+    return [prompt for prompt, _ in groups], numbers.pop()
+
+
+def by_prompts(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """TRL's batches of answers with all those of a prompt in as few as there can be; batches with
+    what is not rows of tensors, as images, as they are.
+    """
+    sizes = [len(batch["prompt_ids"]) for batch in batches]
+    for batch, rows in zip(batches, sizes, strict=True):
+        for x in batch.values():
+            if not (x is None or (isinstance(x, Tensor) and (x.dim() == 0 or len(x) == rows))):
+                return batches
+    whole = {
+        name: torch.cat([batch[name] for batch in batches])
+        for name, x in batches[0].items()
+        if isinstance(x, Tensor) and x.dim() > 0
+    }
+    places: dict[tuple[int, ...], list[int]] = {}  # of each prompt's answers
+    for row, prompt in enumerate(whole["prompt_ids"].tolist()):
+        places.setdefault(tuple(prompt), []).append(row)
+    order = torch.tensor([row for rows in places.values() for row in rows])
+    moved = {name: x[order.to(x.device)].split(sizes) for name, x in whole.items()}
+    return [
+        {name: moved[name][number] if name in moved else x for name, x in batch.items()}
+        for number, batch in enumerate(batches)
+    ]
 
 
 @dataclass
