@@ -208,7 +208,7 @@ def _reads_trees(module: nn.Module) -> bool:
 
 
 class SharedPrompts:
-    """Put before one of TRL's trainers (GRPO, RLOO, DPO, KTO, Reward): its model, and that of its
+    """Put before one of TRL's trainers (GRPO, RLOO, DPO, Reward): its model, and that of its
     reference, read what rows of a batch begin with once. Transformers' models get `use_kernels`.
 
         class Trainer(SharedPrompts, GRPOTrainer):
