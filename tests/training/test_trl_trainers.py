@@ -4,6 +4,7 @@
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -193,3 +194,19 @@ def test_batches_have_whole_groups(tmp_path):
         assert len(batch["prompt_ids"].unique(dim=0)) == 1
     (shared,) = trainer.shared_prompts
     assert shared.tokens_read < 0.5 * shared.tokens_given
+
+
+def test_adapters_train_as_they_do_on_rows(tmp_path):
+    found = []
+    for is_shared in (False, True):
+        torch.manual_seed(0)
+        model = get_peft_model(MODELS["hybrid"](), LoraConfig(target_modules="all-linear"))
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        weights, trainer = trained("dpo", model, tmp_path, is_shared)
+        found.append(weights)
+    (shared,) = trainer.shared_prompts
+    assert shared.tokens_read < 0.7 * shared.tokens_given
+    moved = {n: (found[0][n] - x).abs().max() for n, x in before.items()}
+    assert {"lora" in n for n, size in moved.items() if size > 0} == {True}
+    for n, size in moved.items():
+        assert (found[1][n] - found[0][n]).abs().max() <= 1e-3 * size + 1e-6, n

@@ -24,8 +24,8 @@ from ..upstream.packing import by_name, tell_layers
 from ..upstream.use_kernels import Undoable, use_kernels
 
 # Arguments of a forward that say nothing of single tokens: rows with others are read as they are.
-OF_NO_TOKEN = {"use_cache", "return_dict", "margin", "num_items_in_batch"}
-# What a forward may be asked for that there is for each token: so are these.
+OF_NO_TOKEN = {"use_cache", "margin", "num_items_in_batch"}
+# Settings by which a forward gives more for each token: then, too.
 FOR_EACH_TOKEN = ("output_hidden_states", "output_attentions", "output_router_logits")
 # Of the output of a head that TRL lets score labels: what it has for each label, besides losses.
 PER_LABEL = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1", "label_mask")
