@@ -9,6 +9,7 @@ from .conversion.report import ConversionReport
 from .extras.bounded_caches import SinkCache, TOVACache
 from .extras.int4_weights import pack_int4_weights
 from .extras.large_pages import use_large_pages
+from .extras.prompts_once import DataCollatorWithTrees, SharedPrompts, share_prompts
 from .extras.self_check import check_model
 from .mixers.facts import MixerFacts
 from .mixers.parts.decays import Decay, register_decay
@@ -34,6 +35,7 @@ from .ops.in_slots import delta_rule_, linear_attention_, short_convolution_
 from .ops.linear_attention import LinearAttentionState, linear_attention, linear_attention_step_
 from .ops.selective_scan import selective_scan, selective_scan_step_
 from .recurrences.sequence_parallel import split_sequence
+from .recurrences.tree import TokenTree
 from .releases import warn_of_newer
 from .remote.saved_code import replace_outdated
 from .to_onnx.export import export_onnx
@@ -49,6 +51,7 @@ warn_of_newer()
 __all__ = [
     "Conversion",
     "ConversionReport",
+    "DataCollatorWithTrees",
     "Decay",
     "FeatureMap",
     "LinearAttentionCache",
@@ -62,9 +65,11 @@ __all__ = [
     "LinearAttentionPreTrainedModel",
     "LinearAttentionState",
     "MixerFacts",
+    "SharedPrompts",
     "SinkCache",
     "StaticLinearAttentionCache",
     "TOVACache",
+    "TokenTree",
     "check_model",
     "convert",
     "delta_rule",
@@ -86,6 +91,7 @@ __all__ = [
     "register_mixer",
     "selective_scan",
     "selective_scan_step_",
+    "share_prompts",
     "short_convolution",
     "short_convolution_",
     "short_convolution_step_",

@@ -118,6 +118,7 @@ cache = model(ids, use_cache=True).past_key_values
 asked = [
     lambda: model.generate(ids, max_new_tokens=4, prompt_lookup_num_tokens=2),
     lambda: model(ids, sequence_group=object()),
+    lambda: model(ids, tree=object()),
     lambda: cache.save("file"),
     lambda: type(cache).load("file", model.config),
     lambda: type(cache).join([cache, cache]),

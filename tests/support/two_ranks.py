@@ -22,10 +22,12 @@ from transformers.distributed import DistributedConfig
 
 from hf_linear_attention import (
     FeatureMap,
+    LinearAttentionPreTrainedModel,
     register_feature_map,
+    share_prompts,
     use_kernels,
 )
-from tiny import NEWER, assert_near, random_ids, shallow, tiny_model
+from tiny import NEWER, VARIANTS, assert_near, random_ids, shallow, tiny_model
 from upstream_models import ONE_OF_EACH, tiny_upstream
 
 SIZES = {"vocab_size": 42}  # transformers 5.17 gathers logits of even numbers of words only
@@ -248,6 +250,26 @@ QUANTISED = {
     "conv": {"conv_kernel_size": 3},
     "cross": CROSS,
 }
+
+
+def ranks_read_their_prompts_once(
+    folder: Path, make: Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    whole = make().train()
+    parallel = copy.deepcopy(whole)
+    if not isinstance(parallel, LinearAttentionPreTrainedModel):
+        use_kernels(parallel)
+    parallel = wrap(parallel)
+    shared = share_prompts(parallel)
+    ids = random_ids(4, 40)
+    ids[:, :20] = ids[:1, :20]
+    whole(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    own = ids[2 * dist.get_rank() :][:2]
+    parallel(input_ids=own, labels=own, use_cache=False).loss.backward()
+    assert shared.tokens_read == 60
+    assert_same_gradients(parallel, whole)
+
+
 CHECKS: dict[str, Callable[[Path], None]] = {
     **{
         f"heads_are_shared[{name}]": partial(
@@ -272,6 +294,16 @@ CHECKS: dict[str, Callable[[Path], None]] = {
         )
         for model_type in ONE_OF_EACH
         for wrap, is_wrapped_first in ((in_ddp, True), (in_fsdp2, True), (in_fsdp2, False))
+    },
+    **{
+        f"prompts_are_read_once[{name}-{wrap.__name__}]": partial(
+            ranks_read_their_prompts_once, make=make, wrap=wrap
+        )
+        for name, make in {
+            "ours": partial(tiny_model, **VARIANTS["preset_gated_deltanet"]),
+            "qwen3_5_text": partial(tiny_upstream, "qwen3_5_text"),
+        }.items()
+        for wrap in (in_ddp, in_fsdp2)
     },
     **{
         check.__name__: check

@@ -287,3 +287,15 @@ def test_the_log_likelihood_belongs_to_the_next_token():
     logits[0, 0, 2] = logits[0, 1, 1] = 50.0
     nll = train_causal_lm.BitsPerByteOfBlocks.negative_log_likelihood(logits, labels)
     torch.testing.assert_close(nll, torch.zeros(1, 2))
+
+
+@pytest.mark.thorough
+def test_rewards_of_sums_are_learned_from_and_drawn(tmp_path):
+    few = ("--max_steps", 3, "--pretrain_steps", 3, "--prompts_per_step", 2)
+    result = run("train_grpo.py", "--output_dir", tmp_path, *few)
+    assert result.returncode == 0, result.stderr
+    metrics = read_metrics(tmp_path)
+    assert len(metrics["rewards"]) == 3
+    assert metrics["tokens_read_of_given"] < 0.5  # of eight answers for each prompt
+    assert (tmp_path / "rewards.png").stat().st_size > 0
+    assert (tmp_path / "model.safetensors").exists()

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..ops.tokens import Tokens
 from ..recurrences.interface import Inputs, Recurrence, State, is_floating
 from ..recurrences.sequence_parallel import run_shared
+from ..recurrences.tree import run_tree
 from .protocol import CacheLayer
 from .rollback import Recorded
 from .slots import SlotLayer
@@ -60,6 +61,8 @@ class LayerMemory:
             return recurrence.step_(inputs, self.state, self.tokens)
         if self.tokens.shards is not None:
             return run_shared(recurrence, inputs, self.tokens)
+        if self.tokens.tree is not None:
+            return run_tree(recurrence, inputs, self.tokens)
         y, after = recurrence.run(inputs, self.state, self.tokens)
         self.state |= after
         return y

@@ -21,6 +21,7 @@ from ..ops.checks import can_look_at, is_traced
 from ..ops.tokens import Tokens, positions_within, sequence_of_each_token
 from ..recurrences.packing import check_rows, shape_of
 from ..recurrences.sequence_parallel import share_tokens
+from ..recurrences.tree import masks_of_tree
 from ..releases import CACHE
 
 # What `forward` takes: (B, T ... past + T), one of four dimensions, or one per type of layer.
@@ -132,6 +133,7 @@ def read_tokens(
     cu_seqlens: Tensor | None,
     sequence_group: Any,
     packing: tuple[Tensor | None, Tensor | None, Tensor | None],
+    tree: Any = None,
 ) -> tuple[Tensor, Tensor, Tokens]:
     """Embeddings (B, T, C) with 0 for padding, positions (B or 1, T), and what layers need.
 
@@ -161,6 +163,8 @@ def read_tokens(
         within_sequences = shards.positions(inputs_embeds.device)
     if position_ids is None:
         position_ids = within_sequences
+    if tree is not None:
+        position_ids = tree.position_ids(inputs_embeds.device)
     if position_ids is None:
         before = count_past(past_key_values)
         if (
@@ -176,9 +180,15 @@ def read_tokens(
         # flash attention recognises sequences by their positions
         position_ids=position_ids if within_sequences is None else within_sequences,
         shards=shards,
+        tree=None if tree is None else tree.levels(inputs_embeds.device),
     )
     if shards is None and has_softmax_layers(config):
-        masks = softmax_masks(config, inputs_embeds, attention_mask, past_key_values, cu_seqlens)
+        masks: dict[str, Any]
+        if tree is not None:
+            masks = masks_of_tree(tree, config, inputs_embeds)
+        else:
+            given = inputs_embeds, attention_mask, past_key_values, cu_seqlens
+            masks = softmax_masks(config, *given)
         tokens = tokens._replace(attention_masks=masks)
     return inputs_embeds, position_ids, tokens
 

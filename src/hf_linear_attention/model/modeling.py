@@ -60,6 +60,7 @@ from ..ops.feature_maps import FavorPlus
 from ..ops.tokens import Tokens
 from ..recurrences.packing import check_packing, find_bounds
 from ..recurrences.sequence_parallel import check_sequence_group
+from ..recurrences.tree import check_tree
 from ..releases import CACHE, CACHE_NAMES, cache_among
 from .arguments import (
     AttentionMask,
@@ -360,6 +361,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         encoder_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         sequence_group: Any = None,
+        tree: Any = None,
         cache: Cache | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
@@ -380,6 +382,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 batch. `position_ids` that restart, without mask and cache, say the same.
             sequence_group: torch.distributed's ProcessGroup of ranks that hold consecutive pieces
                 of these sequences, in order, or a HeadTail of one (`split_sequence`).
+            tree: how the tokens of one row, (1, T), are a tree of texts that begin alike.
 
         Raises:
             TypeError: another argument, which Transformers does not hand to every model.
@@ -399,6 +402,20 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
         bounds, numbers = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
+        check_tree(
+            tree,
+            (B, T),
+            self.config,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            encoder_hidden_states=encoder_hidden_states,
+            sequence_group=sequence_group,
+            cu_seq_lens_q=bounds,
+            seq_idx=numbers,
+        )
+        if tree is not None:
+            use_cache = False  # a cache keeps one state a row
         counted = position_ids if attention_mask is None else None
         cu_seqlens = None
         check_sequence_group(sequence_group, self.config)
@@ -417,6 +434,7 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
             cu_seqlens,
             sequence_group,
             (bounds, numbers, counted),
+            tree,
         )
         if self.config.add_cross_attention:
             memory = encoder_hidden_states, encoder_attention_mask

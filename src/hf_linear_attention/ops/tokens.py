@@ -23,6 +23,7 @@ class Tokens(NamedTuple):
     position_embeddings: tuple[Tensor, ...] | None = None  # cos, sin (B, T, D), for `rotate`
     attention_masks: Mapping[str, Any] = {}  # for each type of softmax layer what it takes
     shards: Any = None  # what ranks have of the sequences, where they share them: a `Shards`
+    tree: Any = None  # of a tree in one row: its levels (recurrences/tree.py)
 
     @property
     def is_packed(self) -> bool:

@@ -62,6 +62,7 @@ class ProductRecurrence(Recurrence):
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
     state_is_first_piece: ClassVar[bool] = True
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return self.rule.state_sizes()

@@ -39,6 +39,7 @@ class DeltaRecurrence(Recurrence):
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
     state_is_first_piece: ClassVar[bool] = True
+    packs_states: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}

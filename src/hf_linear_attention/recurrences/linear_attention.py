@@ -41,6 +41,7 @@ class LinearRecurrence(Recurrence):
     eps: float = 1e-6
 
     only_read: ClassVar[tuple[str, ...]] = ("q",)
+    packs_states: ClassVar[bool] = True
     reads_ahead: ClassVar[bool] = True
     state_is_first_piece: ClassVar[bool] = True
 

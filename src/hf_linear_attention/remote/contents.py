@@ -36,6 +36,7 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "padding_before": None,
     "sequence_group": None,
     "shards": None,
+    "tree": None,
     "shard": None,
     "state_indices": None,
     "takes_one_op": False,

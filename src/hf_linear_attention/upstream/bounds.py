@@ -14,6 +14,14 @@ from ..recurrences.packing import find_bounds
 BOUNDS = "cu_seq_lens_q"  # the argument that models hand on to their layers
 GROUP = "sequence_group"  # an argument of models whose ranks share sequences
 SHARDS = "shards_of_sequences"  # what they hand on to their layers
+# Types of layers that are told so by their mask, the last as it was called in 5.17.
+TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention", "conv")
+# What the masks of types of layers are called where all layers are hybrid.
+ALSO_CALLED = {
+    "full_attention": "hybrid",
+    "sliding_attention": "hybrid_sliding",
+    "linear_attention": "conv",
+}
 TOLD = (BOUNDS, "seq_idx")  # what layers read among their other arguments
 
 
@@ -21,7 +29,7 @@ class MaskAndBounds(NamedTuple):
     """What those models hand on in place of a mask."""
 
     mask: Tensor | None  # (B, T)
-    bounds: Tensor  # (N + 1,)
+    bounds: Any  # (N + 1,), or a TokenTree
 
 
 def bounds_for_layers(kwargs: Mapping[str, Any], B: int, T: int) -> Tensor | None:

@@ -40,6 +40,7 @@ class Family:
     # Whether ranks may share sequences: layers are handed whatever the model is, and read the past
     # through their memory and softmax attention alone.
     shares_sequences: bool = False
+    why_no_trees: str | None = None  # in words
 
     # Continuous batching.
     attention: str | None = None  # its softmax layers, if it has any
@@ -50,6 +51,10 @@ class Family:
 
 # Why continuous batching can't serve several.
 CONVOLVED = "convolutions beside its softmax layers have no slots"
+# Why others are not told of trees.
+BY_PLACE = "its softmax layers count places in the row"
+CHOSEN = "its softmax layers choose keys by an indexer, which knows no trees"
+IN_OTHER_WAYS = "its recurrent layers keep states in ways of their own, which know no trees"
 INDEXED = "its softmax layers choose keys by an indexer, whose own keys have no pages"
 
 UNKNOWN = Family(name="", replaced={}, sizes={}, model="")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ..recurrences.tree import TokenTree
 from .bounds import BOUNDS, MaskAndBounds, bounds_for_layers
 from .layers.parts import PACKED_AND_CACHED
 from .module_classes import answers_of, device_type_of
@@ -148,6 +149,11 @@ def _bounds_among(args: tuple, kwargs: Mapping[str, Any]) -> Tensor | None:
     """The bounds of packed sequences that a layer is given in any of the ways of packing.py."""
     for x in (*args, *kwargs.values()):
         if isinstance(x, MaskAndBounds):
+            if isinstance(x.bounds, TokenTree):
+                raise ValueError(
+                    "tree must be None where layers run Transformers' own code over our functions, "
+                    "which know bounds alone"
+                )
             return x.bounds
     seq_idx = kwargs.get("seq_idx")
     B, T = (0, 0) if seq_idx is None else seq_idx.shape

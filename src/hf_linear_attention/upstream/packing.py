@@ -22,20 +22,14 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from ..cache.slots import SlotCache
 from ..ops.tokens import positions_within, sequence_of_each_token
 from ..recurrences.packing import bounds_where, check_packing, find_bounds
+from ..recurrences.tree import TokenTree
 from ..releases import CACHE, CACHE_NAMES
-from .bounds import BOUNDS, GROUP, SHARDS, MaskAndBounds
+from .bounds import ALSO_CALLED, BOUNDS, GROUP, SHARDS, TELL_BY_MASK, MaskAndBounds
 from .families import family_of, replacement_for
+from .trees import tell_tree
 
-# Types of layers that are told so, the last as it was called in 5.17.
-TELL_BY_MASK = ("linear_attention", "indexed_attention", "deepseek_sparse_attention", "conv")
-# What the masks of types of layers are called where all layers are hybrid.
-ALSO_CALLED = {
-    "full_attention": "hybrid",
-    "sliding_attention": "hybrid_sliding",
-    "linear_attention": "conv",
-}
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
-_told: ContextVar[Tensor | None] = ContextVar("bounds of packed sequences", default=None)
+_told: ContextVar[Tensor | TokenTree | None] = ContextVar("bounds, or a tree", default=None)
 # True of a base model that is told so now; a compiled graph can ask for this, and not for `_told`.
 IS_TOLD = "_is_told_of_packed_sequences"
 
@@ -77,9 +71,9 @@ def tell_layers(
         _check_in_a_graph(model, args, kwargs)
         return None
     given = by_name(model, args, kwargs)
-    bounds = _told.get()
+    tree, bounds = given.pop("tree", None), _told.get()
     if bounds is None:
-        bounds = bounds_of_call(given)
+        bounds = bounds_of_call(given) if tree is None else tree
     if bounds is None:
         return None
     indexer = family_of(type(model)).indexer
@@ -96,6 +90,8 @@ def tell_layers(
             "layers scale by a token's place in the row from there on. Give shorter rows, or the "
             "sequences as rows with an attention_mask"
         )
+    if isinstance(bounds, TokenTree):
+        return (), tell_tree(model, given, bounds, batch_and_time(given), _attends(model))
     given[BOUNDS] = bounds
     if _attends(model):
         _keep_softmax_apart(model, given, bounds)
@@ -207,16 +203,20 @@ def _longest_row(model: PreTrainedModel) -> int | None:
     return getattr(model.config, family_of(type(model)).longest_row or "", None)
 
 
-def tell_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> None:
+def tell_base(
+    head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict] | None:
     """Before the forward of a head that hands none of these arguments on to its base model."""
     if is_continuous_batch(kwargs) or kwargs.get(GROUP) is not None:
-        return
+        return None
     if torch.compiler.is_compiling():
         if kwargs.get(BOUNDS) is not None:
             refuse_in_a_graph(type(head).__name__)
-        return
-    _told.set(bounds_of_call(by_name(head, args, kwargs)))
+        return None
+    tree, others = kwargs.get("tree"), {k: x for k, x in kwargs.items() if k != "tree"}
+    _told.set(bounds_of_call(by_name(head, args, others)) if tree is None else tree)
     setattr(head.base_model, IS_TOLD, _told.get() is not None)
+    return args, others
 
 
 def forget(head: PreTrainedModel, args: tuple, output: Any) -> None:

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """GLM-5 Next: Kimi delta attention, and softmax layers whose keys an indexer chooses."""
 
-from ..family import INDEXED, Family
+from ..family import CHOSEN, INDEXED, Family
 from ..layers.indexer import PackedIndexer
 from ..replacements import (
     EXPERTS,
@@ -45,6 +45,7 @@ FAMILIES = [
             mlp_layer_types=["dense", "dense"],
         ),
         model="Glm5NextTextModel",
+        why_no_trees=CHOSEN,
         layer="Glm5NextTextDecoderLayer",
         hands_on="mask",
         indexer="Glm5NextTextIndexer",

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Inkling's: short convolutions beside softmax attention."""
 
-from ..family import CONVOLVED, Family
+from ..family import BY_PLACE, CONVOLVED, Family
 from ..layers.residual_convolution import (
     ConvolutionOfTokens,
     EarlierScaledConvolution,
@@ -67,6 +67,7 @@ FAMILIES = [
             log_scaling_n_floor=32,
         ),
         model="InklingTextModel",
+        why_no_trees=BY_PLACE,
         hands_on="mask",
         longest_row="log_scaling_n_floor",
         why_not_served=CONVOLVED,
@@ -81,6 +82,7 @@ FAMILIES = [
         },
         sizes=dict(INKLING, **INKLING2, log_scaling_n_floor=8),
         model="Inkling2TextModel",
+        why_no_trees=BY_PLACE,
         hands_on="mask",
         why_not_served=CONVOLVED,
     ),
@@ -102,6 +104,7 @@ FAMILIES = [
             log_scaling_n_floor=8,
         ),
         model="Inkling2LoopTextModel",
+        why_no_trees=BY_PLACE,
         hands_on="mask",
         why_not_served=CONVOLVED,
     ),

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Qwen's: three kinds with the gated delta rule, and Qwen4's."""
 
-from ..family import INDEXED, Family
+from ..family import CHOSEN, INDEXED, Family
 from ..layers.gated_delta import GatedDeltaOfQwen3Next
 from ..norms import OneMoreNormOfGroups
 from ..replacements import EXPERTS, GATED_DELTA, NORM_THEN_GATE, ONE_MORE_NORM, PLAIN_NORM
@@ -83,6 +83,7 @@ FAMILIES = [
             indexer_compress_ratio=1,
         ),
         model="Qwen4ExpTextModel",
+        why_no_trees=CHOSEN,
         layer="Qwen4ExpTextDecoderLayer",
         why_not_served=INDEXED,
     ),

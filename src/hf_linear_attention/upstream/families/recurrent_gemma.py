@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """RecurrentGemma: the RG-LRU."""
 
-from ..family import Family
+from ..family import IN_OTHER_WAYS, Family
 from ..heads import KeepsStatesOnModules
 from ..layers.rg_lru import GatedUnit, RecurrentBlock
 from ..replacements import ONE_MORE_NORM, Replacement
@@ -24,6 +24,7 @@ FAMILIES = [
             COMMON, num_hidden_layers=3, lru_width=40, attention_window_size=6, conv1d_width=4
         ),
         model="RecurrentGemmaModel",
+        why_no_trees=IN_OTHER_WAYS,
         head="RecurrentGemmaForCausalLM",
         beams=KeepsStatesOnModules,
         why_not_served=ON_MODULES,

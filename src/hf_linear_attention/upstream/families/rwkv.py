@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """RWKV-4."""
 
-from ..family import Family
+from ..family import IN_OTHER_WAYS, Family
 from ..heads import ListsStates
 from ..layers.wkv import WKV, GatedShift
 from ..replacements import Replacement
@@ -23,6 +23,7 @@ FAMILIES = [
         replaced={"RwkvSelfAttention": MEANS, "RwkvFeedForward": GATED_SHIFT},
         sizes=dict(COMMON, context_length=256),
         model="RwkvModel",
+        why_no_trees=IN_OTHER_WAYS,
         head="RwkvForCausalLM",
         beams=ListsStates,
         head_hands_on=False,

@@ -2,7 +2,7 @@
 """xLSTM: the matrix memory (mLSTM)."""
 
 from ..drafts import DRAFTS_OF_XLSTM
-from ..family import Family
+from ..family import IN_OTHER_WAYS, Family
 from ..layers.xlstm import MatrixMemoryLayer
 from ..norms import LayerNormOfHeads, NormOfXLSTM
 from ..replacements import PLAIN_NORM, Replacement
@@ -47,6 +47,7 @@ FAMILIES = [
             chunk_size=8,
         ),
         model="xLSTMModel",
+        why_no_trees=IN_OTHER_WAYS,
         head="xLSTMForCausalLM",
         drafts=DRAFTS_OF_XLSTM,
         hands_on="state",

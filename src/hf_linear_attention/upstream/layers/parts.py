@@ -17,8 +17,9 @@ from ...ops.tokens import Tokens
 from ...recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ...recurrences.interface import Recurrence
 from ...recurrences.sequence_parallel import Shards
+from ...recurrences.tree import TokenTree
 from ...releases import CACHE, CACHE_NAMES, cache_among
-from ..bounds import SHARDS, MaskAndBounds, bounds_for_layers
+from ..bounds import BOUNDS, SHARDS, MaskAndBounds, bounds_for_layers
 from ..stock_caches import StockLayer
 
 CACHES = (Cache, SlotCache)
@@ -91,6 +92,11 @@ def tokens_of(
     if shards is not None:
         key_mask = None if shards.key_mask is None else shards.part(shards.key_mask)
         return Tokens(is_causal=True, key_mask=key_mask, shards=shards)
+    tree = kwargs.get(BOUNDS)
+    if isinstance(attention_mask, MaskAndBounds):
+        tree = attention_mask.bounds
+    if isinstance(tree, TokenTree):
+        return Tokens(is_causal=True, tree=tree.levels(hidden_states.device))
     cu_seqlens = bounds_for_layers(kwargs, B, T)
     if isinstance(attention_mask, MaskAndBounds):
         cu_seqlens = attention_mask.bounds
