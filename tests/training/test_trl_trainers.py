@@ -86,6 +86,7 @@ def trained(kind, model, folder, is_shared):
     return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}, trainer
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -138,6 +139,7 @@ def grpo(model, folder, is_shared=True, **options):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["gated_deltanet", "qwen3_5"])
 def test_answers_are_forks_of_their_prompts(name, tmp_path, monkeypatch):
     """The engine sees weights at once: what it says of its tokens is what a forward does."""
@@ -196,6 +198,7 @@ def test_batches_have_whole_groups(tmp_path):
     assert shared.tokens_read < 0.5 * shared.tokens_given
 
 
+@pytest.mark.thorough
 def test_adapters_train_as_they_do_on_rows(tmp_path):
     found = []
     for is_shared in (False, True):

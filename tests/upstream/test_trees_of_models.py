@@ -33,6 +33,7 @@ def of_texts(model, ids):
     return logits.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_tree_is_its_texts(name):
     model = tiny_upstream(name).to(torch.float64).train()

@@ -180,8 +180,9 @@ def read_tokens(
         # flash attention recognises sequences by their positions
         position_ids=position_ids if within_sequences is None else within_sequences,
         shards=shards,
-        tree=None if tree is None else tree.levels(inputs_embeds.device),
     )
+    if tree is not None:
+        tokens = tokens._replace(tree=tree.levels(inputs_embeds.device))
     if shards is None and has_softmax_layers(config):
         masks: dict[str, Any]
         if tree is not None:

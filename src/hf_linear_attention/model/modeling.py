@@ -60,7 +60,7 @@ from ..ops.feature_maps import FavorPlus
 from ..ops.tokens import Tokens
 from ..recurrences.packing import check_packing, find_bounds
 from ..recurrences.sequence_parallel import check_sequence_group
-from ..recurrences.tree import check_tree
+from ..recurrences.tree import check_beside_tree, check_tree
 from ..releases import CACHE, CACHE_NAMES, cache_among
 from .arguments import (
     AttentionMask,
@@ -402,19 +402,17 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
         assert inputs_embeds is not None
         B, T, _ = inputs_embeds.shape
         bounds, numbers = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
-        check_tree(
-            tree,
-            (B, T),
-            self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            encoder_hidden_states=encoder_hidden_states,
-            sequence_group=sequence_group,
-            cu_seq_lens_q=bounds,
-            seq_idx=numbers,
-        )
+        check_tree(tree, (B, T), self.config)
         if tree is not None:
+            check_beside_tree(
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                encoder_hidden_states=encoder_hidden_states,
+                sequence_group=sequence_group,
+                cu_seq_lens_q=bounds,
+                seq_idx=numbers,
+            )
             use_cache = False  # a cache keeps one state a row
         counted = position_ids if attention_mask is None else None
         cu_seqlens = None

@@ -159,10 +159,8 @@ def _levels(tree: TokenTree, device: torch.device) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def check_tree(tree: Any, shape: tuple[int, int], config: PreTrainedConfig, **others: Any) -> None:
-    """Raises a ValueError where a model can't read tokens (B, T) as a tree, or is given what a tree
-    says, or what does not go with one.
-    """
+def check_tree(tree: Any, shape: tuple[int, int], config: PreTrainedConfig) -> None:
+    """Raises a ValueError where a model can't read tokens (B, T) as a tree."""
     if tree is None:
         return
     if not isinstance(tree, TokenTree):
@@ -174,6 +172,10 @@ def check_tree(tree: Any, shape: tuple[int, int], config: PreTrainedConfig, **ot
         )
     if not getattr(config, "is_causal", True):
         raise ValueError("tree must be None where is_causal=False: nothing can be forked there")
+
+
+def check_beside_tree(**others: Any) -> None:
+    """Raises a ValueError where a model is given what a tree says, or what does not go with one."""
     for name, given in others.items():
         if given is not None:
             raise ValueError(f"{name} must be None with a tree")

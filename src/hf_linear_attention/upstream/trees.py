@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..recurrences.tree import TokenTree, check_tree, masks_of_tree
+from ..recurrences.tree import TokenTree, check_beside_tree, check_tree, masks_of_tree
 from ..releases import CACHE_NAMES
 from .bounds import ALSO_CALLED, BOUNDS, TELL_BY_MASK, MaskAndBounds
 from .families import family_of
@@ -31,7 +31,8 @@ def tell_tree(
     if why is not None:
         raise ValueError(f"{type(model).__name__} can't read a tree: {why}")
     told = (BOUNDS, "seq_idx", "attention_mask", "position_ids", *CACHE_NAMES)
-    check_tree(tree, tokens, model.config, **{name: given.get(name) for name in told})
+    check_tree(tree, tokens, model.config)
+    check_beside_tree(**{name: given.get(name) for name in told})
     mask, weight = MaskAndBounds(None, tree), model.get_input_embeddings().weight
     given = {**given, "use_cache": False}
     if not attends:

@@ -6,6 +6,6 @@ from typing import Any
 from ..needs_package import needs_package
 
 
-def check_tree(given: Any, *others: Any, **arguments: Any) -> None:
+def check_tree(given: Any, *others: Any) -> None:
     if given is not None:
         needs_package("tree")()
