@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from hf_linear_attention import (
     use_kernels,
 )
 from hf_linear_attention.mixers.parts import shared_attention
-from hf_linear_attention.model.context_parallel import share_buffers, tell_group
+from hf_linear_attention.model.context_parallel import prepare, share_buffers, tell_group
 from hf_linear_attention.releases import CACHE
 from tiny import HYBRID, NEWER, VARIANTS, random_ids, shallow, tiny_model
 from upstream_models import is_here, tiny_upstream
@@ -345,6 +346,22 @@ def changed_models_share_sequences(model_type: str, batch: str, order: str) -> N
         assert_equal(gradient, gradient_or_zeros(parameter), name, tolerance)
 
 
+def an_accelerator_tells_changed_models() -> None:
+    """Those too whose heads hand nothing on."""
+    group = SimpleNamespace(get_group=lambda: dist.group.WORLD)
+    for model_type in ("mamba2", "qwen3_5_text"):
+        model = tiny_upstream(model_type).double()
+        use_kernels(model)
+        expected = model(**rows(), use_cache=False).loss
+        accelerator = SimpleNamespace(torch_device_mesh={"cp": group})
+        assert prepare(accelerator, (model, "an optimizer"))
+        batch = rows()
+        tensors = {"buffers": list(batch.values()), "buffer_seq_dims": [1, 1]}
+        with accelerator._cp_context(**tensors):
+            assert_equal(model(**batch).loss, expected, model_type, 1e-6)
+        assert_equal(model(**batch, use_cache=False).loss, expected, model_type)
+
+
 def changed_models_refuse_what_they_can_not_share() -> None:
     part = split_sequence(rows())
     for model_type, changes, why in (
@@ -432,6 +449,7 @@ CHECKS: dict[str, Callable[[], None]] = {
             a_given_number_of_labels_divides_the_sum,
             buffers_are_cut_in_place_and_put_back,
             what_can_not_be_shared_is_refused,
+            an_accelerator_tells_changed_models,
             changed_models_refuse_what_they_can_not_share,
         )
     },

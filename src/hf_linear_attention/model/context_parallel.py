@@ -52,7 +52,8 @@ def prepare(accelerator: Any, objects: tuple[Any, ...]) -> bool:
     accelerator._cp_context = functools.partial(share_buffers, shared)
     for model in sharing:
         if not any(hook is tell_group for hook in model._forward_pre_hooks.values()):
-            model.register_forward_pre_hook(tell_group, with_kwargs=True)
+            # before the model's own hooks, which look for it
+            model.register_forward_pre_hook(tell_group, with_kwargs=True, prepend=True)
         if "head_tail" not in orders:  # Trainer wants this also where no layer asks for it
             config: Any = model.config
             config._attn_implementation = "sdpa"
