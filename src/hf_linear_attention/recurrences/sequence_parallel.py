@@ -430,7 +430,8 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 def rope_by_length(config: PreTrainedConfig) -> str | None:
     """Which of these a config asks for, for all layers or some; None for none."""
     fields = getattr(config, "rope_parameters", None) or {}
-    of_layers = [fields, *(x for x in fields.values() if isinstance(x, dict))]
+    local = getattr(config, "local_rope_parameters", None) or {}
+    of_layers = [fields, local, *(x for x in fields.values() if isinstance(x, dict))]
     kinds = [x.get("rope_type", x.get("type")) for x in of_layers]
     return next((kind for kind in kinds if kind in ROPE_BY_LENGTH), None)
 
