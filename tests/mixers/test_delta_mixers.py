@@ -26,7 +26,13 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from hf_linear_attention.mixers.delta_rule import DeltaRule
 from hf_linear_attention.ops.tokens import Tokens
-from hf_linear_attention.recurrences.delta_rule import DeltaInputs, DeltaRecurrence
+from hf_linear_attention.recurrences.delta_rule import (
+    DeltaInputs,
+    DeltaRecurrence,
+    ErasingInputs,
+    ErasingRecurrence,
+)
+from hf_linear_attention.recurrences.interface import SlotPieces
 from tiny import VOCAB_SIZE, assert_near, random_ids
 
 B, T, C, LAYERS = 2, 70, 32, 4  # more tokens than a chunk of either has
@@ -423,9 +429,46 @@ def inputs(T: int, decay: str, dtype=torch.float64) -> DeltaInputs:
     )
 
 
-@pytest.mark.parametrize("decay", ["none", "per_head", "kda"])
+def erasing_inputs(T: int) -> ErasingInputs:
+    of_rule = inputs(T, "kda")
+    q, k = (x / 3 for x in of_rule[:2])
+    return ErasingInputs(q, k, *of_rule[2:], torch.randn_like(k) / 3)
+
+
+@torch.no_grad()
+def test_with_an_erase_key_steps_and_pieces_in_slots_are_the_whole():
+    recurrence, whole, tokens = (
+        ErasingRecurrence(4, 5, 3),
+        erasing_inputs(9),
+        Tokens(is_causal=True),
+    )
+    expected, state = recurrence.run(whole, {}, tokens)
+
+    def cut(start: int, end: int) -> ErasingInputs:
+        return ErasingInputs(*(x[:, start:end] for x in whole))
+
+    stepped = {"kv": torch.zeros_like(state["kv"])}
+    y = torch.cat([recurrence.step_(cut(t, t + 1), stepped, tokens) for t in range(9)], 1)
+    assert_near(y, expected, 1e-10)
+    assert_near(stepped["kv"], state["kv"], 1e-10)
+
+    slots = {"kv": torch.full((5, 4, 5, 3), torch.nan, dtype=torch.float64)}
+    rows = torch.arange(B, dtype=torch.int32) + 2
+    for start, end in ((0, 4), (4, 9)):
+        packed = ErasingInputs(*(x.flatten(0, 1)[None] for x in cut(start, end)))
+        bounds = (end - start) * torch.arange(B + 1, dtype=torch.int32)
+        pieces = SlotPieces(rows, torch.full((B,), start == 0), bounds, ())
+        y = recurrence.run_in_slots_(packed, slots, pieces, tokens)
+        assert_near(y.view(B, end - start, 4, 3), expected[:, start:end], 1e-10)
+    assert_near(slots["kv"][rows.long()], state["kv"], 1e-10)
+
+
+@pytest.mark.parametrize("decay", ["none", "per_head", "kda", "erasing"])
 def test_pieces_combine_to_the_state_of_the_whole_with_its_gradients(decay):
-    recurrence, whole = DeltaRecurrence(4, 5, 3), inputs(12, decay)
+    if decay == "erasing":
+        recurrence, whole = ErasingRecurrence(4, 5, 3), erasing_inputs(12)
+    else:
+        recurrence, whole = DeltaRecurrence(4, 5, 3), inputs(12, decay)
     key_mask = torch.rand(B, 12) > 0.3
     leaves = [x.requires_grad_() for x in whole if x is not None]
     _, state = recurrence.run(whole, {}, Tokens(is_causal=True, key_mask=key_mask))

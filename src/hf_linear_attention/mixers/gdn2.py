@@ -8,13 +8,14 @@ Attention", arXiv 2605.22791, as flash-linear-attention's GatedDeltaNet2.
 Shapes: B batch, T time, C hidden size, H heads, K key dim, V value dim.
 """
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32, l2_normed
-from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
+from ..recurrences.delta_rule import ErasingInputs, ErasingRecurrence
 from .delta_rule import DeltaRule
 from .parts.tensor_parallel import HeadShard
 
@@ -30,14 +31,14 @@ class GatedDeltaNet2(DeltaRule):
         heads = self.heads
         self.b_proj = nn.Linear(config.hidden_size, heads.values * heads.key_dim, bias=False)
         self.w_proj = nn.Linear(config.hidden_size, heads.values * heads.value_dim, bias=False)
-        self.recurrence = DPLRRecurrence(
+        self.recurrence = ErasingRecurrence(
             heads.values, heads.key_dim, heads.value_dim, in_fp64=config.state_in_fp64
         )
 
     def inputs(
         self, hidden_states: Tensor, shard: HeadShard | None, memory: LayerMemory, *qkv: Tensor
-    ) -> DPLRInputs:
-        """The recurrence's: what is found under -Diag(a) b k is added along k."""
+    ) -> ErasingInputs:
+        """The recurrence's, of queries, keys and values by heads."""
         q, k, v = qkv
         erase = self.largest_beta * self.gate(self.b_proj, hidden_states, self.heads.key_dim, shard)
         write = self.gate(self.w_proj, hidden_states, self.heads.value_dim, shard)
@@ -45,11 +46,9 @@ class GatedDeltaNet2(DeltaRule):
         if shard is not None:
             log_decay = shard.take(log_decay, 2)
         q, k = l2_normed(at_least_float32(q)), l2_normed(at_least_float32(k))
-        asked = log_decay.exp() * erase * -k
-        q = q * self.heads.key_dim**-0.5
-        return DPLRInputs(
-            q.to(v.dtype), k.to(v.dtype), (write * v).to(v.dtype), asked, k, log_decay
-        )
+        beta = torch.ones_like(log_decay[..., 0])
+        written = (write * v).to(v.dtype)
+        return ErasingInputs(q.to(v.dtype), k.to(v.dtype), written, beta, log_decay, erase * k)
 
     def gate(
         self, linear: nn.Linear, hidden_states: Tensor, dim: int, shard: HeadShard | None

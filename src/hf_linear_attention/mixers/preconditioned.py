@@ -19,7 +19,7 @@ from transformers import initialization as init
 from ..cache.layer_state import LayerMemory
 from ..fast.linear import project
 from ..ops.numerics import at_least_float32, l2_normed
-from ..recurrences.dplr_delta_rule import DPLRInputs, DPLRRecurrence
+from ..recurrences.delta_rule import ErasingInputs, ErasingRecurrence
 from ..recurrences.elementwise_scan import ElementwiseInputs, ElementwiseRecurrence
 from ..recurrences.interface import Recurrence
 from .delta_rule import DeltaRule
@@ -86,7 +86,7 @@ class PreconditionedDeltaRule(DeltaRule):
         super().__init__(config, layer_idx)
         heads = self.heads
         self.preconditioner = Preconditioner(config, heads)
-        self.recurrence = DPLRRecurrence(
+        self.recurrence = ErasingRecurrence(
             heads.values, heads.key_dim, heads.value_dim, in_fp64=config.state_in_fp64
         )
 
@@ -97,17 +97,9 @@ class PreconditionedDeltaRule(DeltaRule):
 
     def inputs(
         self, hidden_states: Tensor, shard: HeadShard | None, memory: LayerMemory, *qkv: Tensor
-    ) -> DPLRInputs:
-        """The recurrence's: what is found under -beta Diag(a) k is added along M k."""
+    ) -> ErasingInputs:
+        """The recurrence's: what is asked under k is written under M k."""
         q, k, v, beta, log_decay = super().inputs(hidden_states, shard, memory, *qkv)
         q, k = l2_normed(at_least_float32(q)), l2_normed(at_least_float32(k))
         written = self.preconditioner(hidden_states, k, shard, memory)
-        of_values = v.shape[2] // k.shape[2]
-        q, k, written = (x.repeat_interleave(of_values, 2) for x in (q, k, written))
-        q, beta = q * self.heads.key_dim**-0.5, beta[..., None]
-        decay = log_decay.exp()
-        decay = decay if decay.dim() == 4 else decay[..., None]
-        return DPLRInputs(
-            *(q.to(v.dtype), written.to(v.dtype), (beta * v).to(v.dtype)),
-            *(-beta * decay * k, written, log_decay),
-        )
+        return ErasingInputs(q.to(v.dtype), written.to(v.dtype), v, beta, log_decay, k)

@@ -6,7 +6,7 @@ value dim, n pieces of a sequence.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,3 +125,56 @@ class DeltaRecurrence(Recurrence):
         for i in range(len(kv)):
             state = transition[i] @ state + kv[i]
         return {"kv": state}
+
+
+class ErasingInputs(NamedTuple):  # arguments of `delta_rule`
+    q: Tensor  # (B, T, Hk, K)
+    k: Tensor
+    v: Tensor  # (B, T, Hv, V)
+    beta: Tensor  # (B, T, Hv)
+    log_decay: Tensor  # (B, T, Hv) or with K
+    erase_key: Tensor  # (B, T, Hk, K) or of Hv
+
+
+@dataclass(frozen=True)
+class ErasingRecurrence(DeltaRecurrence):
+    """The same of `ErasingInputs`, q and k as they are."""
+
+    def run(self, inputs: Any, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+        *of_rule, erase_key = inputs
+        y, kv = delta_rule(
+            *of_rule,
+            normalize_qk=False,
+            erase_key=erase_key,
+            key_mask=tokens.key_mask,
+            cu_seqlens=tokens.cu_seqlens,
+            initial_state=state.get("kv"),
+            return_state=True,
+        )
+        return y, {"kv": kv}
+
+    def run_in_slots_(
+        self, inputs: Any, states: State, pieces: SlotPieces, tokens: Tokens
+    ) -> Tensor:
+        q, k, v, beta, log_decay, erase_key = inputs
+        return delta_rule_(
+            *(q, k, v, beta, states["kv"], log_decay),
+            erase_key=erase_key,
+            cu_seqlens=pieces.cu_seqlens,
+            state_indices=pieces.slots,
+            is_new=pieces.is_new,
+        )
+
+    def step_(
+        self, inputs: Any, state: State, tokens: Tokens, slots: Tensor | None = None
+    ) -> Tensor:
+        q, k, v, beta, log_decay, erase_key = (x[:, 0] for x in inputs)
+        key_mask = tokens.key_mask
+        y = delta_rule_step_(
+            *(q, k, v, beta, state["kv"], log_decay),
+            normalize_qk=False,
+            erase_key=erase_key,
+            key_mask=None if key_mask is None else key_mask[:, 0],
+            state_indices=slots,
+        )
+        return y[:, None]

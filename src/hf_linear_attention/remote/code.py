@@ -25,11 +25,11 @@ from .contents import (
     FIELDS_LEFT_OUT,
     METHODS_LEFT_OUT,
     METHODS_LEFT_OUT_IF_IDLE,
-    PARAMETERS_LEFT_OUT,
     STAND_INS,
     answers_for,
     definitions_left_out,
     known_values,
+    parameters_left_out,
     rows_for,
     unknown_fields,
 )
@@ -81,6 +81,7 @@ def code_for(config: PreTrainedConfig) -> dict[str, str]:
         frozenset(answers_for(config).items()),
         frozenset(rows.items()),
         frozenset(unknown_fields(config) | FIELDS_LEFT_OUT),
+        frozenset(parameters_left_out(config)),
         frozenset(definitions_left_out(config)),
         tuple(known_values(config).items()),
     )
@@ -91,6 +92,7 @@ def _code_for(
     answers: frozenset[tuple[str, Any]],
     rows: frozenset[tuple[str, frozenset[Any]]],
     fields: frozenset[str],
+    parameters: frozenset[str],
     definitions: frozenset[str],
     known: tuple[tuple[str, tuple[Any, ...]], ...],
 ) -> dict[str, str]:
@@ -100,7 +102,7 @@ def _code_for(
         methods=METHODS_LEFT_OUT,
         bases=BASES_LEFT_OUT,
         fields=fields,
-        parameters=PARAMETERS_LEFT_OUT,
+        parameters=parameters,
         definitions=definitions,
         values={"KNOWN": dict(known)},
     )

@@ -144,6 +144,11 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
+def parameters_left_out(config: PreTrainedConfig) -> set[str]:
+    """Of functions: what no call in a model of the config gives."""
+    return PARAMETERS_LEFT_OUT | (set() if config.mixer in ERASING_MIXERS else {"erase_key"})
+
+
 def rows_for(config: PreTrainedConfig) -> dict[str, set[Any]]:
     """Of tables: the keys that a model of the config may ask for."""
     types = set(config.layer_types)

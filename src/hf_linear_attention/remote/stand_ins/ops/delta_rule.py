@@ -15,6 +15,7 @@ def delta_rule(
     log_decay: Tensor | None,
     *,
     normalize_qk: bool,
+    erase_key: Tensor | None = None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     initial_state: Tensor | None,
@@ -28,6 +29,8 @@ def delta_rule(
     """
     scale = q.shape[-1] ** -0.5
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    if erase_key is not None:
+        arguments = arguments._replace(erase_key=erase_key)
     return chunked_delta_rule(arguments, cu_seqlens, initial_state)
 
 
@@ -40,9 +43,12 @@ def delta_rule_step_(
     log_decay: Tensor | None,
     *,
     normalize_qk: bool,
+    erase_key: Tensor | None = None,
     key_mask: Tensor | None,
 ) -> Tensor:
     """One token of it for every row; `state` changes in place."""
     scale = q.shape[-1] ** -0.5
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
+    if erase_key is not None:
+        arguments = arguments._replace(erase_key=erase_key)
     return chunked_delta_rule_step_(arguments, state)
