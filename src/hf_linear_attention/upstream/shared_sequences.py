@@ -111,10 +111,11 @@ def share_layers(
         if group is not None:
             raise ValueError(f"{type(model).__name__} takes no sequence_group compiled")
         return None
-    name, given = type(model).__name__, by_name(model, args, kwargs)
-    said = _said.get() or {name: given.get(name) for name in SAID}
-    if said[GROUP] is None:
+    said = _said.get()
+    if group is None and said is None:
         return None
+    name, given = type(model).__name__, by_name(model, args, kwargs)
+    said = said or {name: given.get(name) for name in SAID}
     check_head(model, args, said)
     if any(given.get(cache) is not None for cache in CACHE_NAMES):
         raise ValueError(f"sequence_group must be None for {name} with a cache")
