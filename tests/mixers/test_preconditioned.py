@@ -62,7 +62,7 @@ def test_keys_are_squashed_by_the_formula():
         ({"decay": "none"}, "decay must be 'per_token' or 'kda' or 'kda_bounded' with mixer='prec"),
         ({"squash_x": 0}, "squash_x=0 must be more than 0"),
         ({"squash_eps": 0.0}, "squash_eps=0.0 must be more than 0"),
-        ({"squash_x": -1.5}, "squash_x=-1.5 must be at least 0 and finite"),
+        ({"squash_x": -1.5}, "squash_x=-1.5 must be more than 0 and finite"),
     ],
 )
 def test_what_it_needs_is_named(fields, message):

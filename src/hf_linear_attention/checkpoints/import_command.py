@@ -10,6 +10,7 @@ from pathlib import Path
 from ..conversion.command import DTYPES, save_tokenizer
 from ..conversion.writing import check_empty, whole_folder
 from .load import load_checkpoint
+from .rwkv_tokenizer import find_vocabulary, rwkv_tokenizer
 
 
 def main(arguments: list[str]) -> None:
@@ -22,10 +23,21 @@ def main(arguments: list[str]) -> None:
         model.card_metadata["base_model"] = flags.model
         with whole_folder(out) as folder:
             model.save_pretrained(folder)
-            tokenizer = save_tokenizer(flags.model, folder)
+            tokenizer = save_any_tokenizer(flags.model, folder)
     except (OSError, ValueError) as error:
         sys.exit(f"{flags.model} can't be imported: {error}")
     print(f"{report}\ntokenizer: {tokenizer}\nsaved in {out}")
+
+
+def save_any_tokenizer(model: str, folder: Path) -> str:
+    """As `save_tokenizer`; of RWKV's vocabulary, which Transformers has no class for, too."""
+    vocabulary = find_vocabulary(model)
+    if vocabulary is None:
+        return save_tokenizer(model, folder)
+    tokenizer = rwkv_tokenizer(vocabulary)
+    tokenizer.save_pretrained(folder)
+    template = "with" if tokenizer.chat_template else "without"
+    return f"RWKV's, of {vocabulary.name}, {template} a chat template"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -37,9 +37,6 @@ class Preconditioner(nn.Module):
 
     def __init__(self, config: PreTrainedConfig, heads: Heads):
         super().__init__()
-        for name in ("squash_x", "squash_eps"):
-            if getattr(config, name) == 0:
-                raise ValueError(f"{name}={getattr(config, name)} must be more than 0")
         self.log_x, self.eps = math.log(config.squash_x), config.squash_eps
         self.dt_proj = nn.Linear(config.hidden_size, heads.keys, bias=False)
         self.b_proj = nn.Linear(config.hidden_size, heads.keys, bias=False)

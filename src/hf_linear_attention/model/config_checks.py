@@ -53,8 +53,9 @@ SIZES = (
 MAY_BE_0 = ("intermediate_size", "window_sinks")  # which means that there is none
 NOT_NEGATIVE = (
     *("expand_k", "expand_v", "initializer_range", "rms_norm_eps", "attention_eps"),
-    *("output_norm_eps", "qk_norm_eps", "squash_x", "squash_eps", "A_floor"),
+    *("output_norm_eps", "qk_norm_eps", "A_floor"),
 )
+POSITIVE = ("squash_x", "squash_eps")
 
 
 def has_rotary(config: Any) -> bool:
@@ -323,6 +324,10 @@ class ConfigChecks:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:  # neither is NaN
                 raise ValueError(f"{name}={value} must be at least 0 and finite")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}={value} must be more than 0 and finite")
         is_derived = self.head_dim is None or "head_dim" in self.__dict__.get("_derived", [])
         if is_derived and self.hidden_size % self.num_attention_heads != 0:
             raise ValueError(
