@@ -191,7 +191,8 @@ def known_values(config: PreTrainedConfig) -> dict[str, tuple[Any, ...]]:
         "layer_types": tuple(sorted({*config.layer_types})),
         "local_rotary_layers": (True, False) if config.local_rotary_layers else (None,),
     }
-    return {name: known[name] for name in known.keys() - unknown_fields(config)}
+    unknown = unknown_fields(config)
+    return {name: values for name, values in known.items() if name not in unknown}
 
 
 def one_of(value: str, table: Mapping[str, Any]) -> tuple[str, ...]:

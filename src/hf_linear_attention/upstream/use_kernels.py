@@ -549,7 +549,8 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
     models = [part for _, part in _models_in(model) if not layers.isdisjoint(part.modules())]
     for part in models:
         inner = [other for other in models if other is not part and other in set(part.modules())]
-        if any(hook in (tell_layers, tell_base) for hook in part._forward_pre_hooks.values()):
+        ours = (tell_layers, tell_base, check_head)
+        if any(hook in ours for hook in part._forward_pre_hooks.values()):
             continue
         if not inner:
             report.hooks.append(part.register_forward_pre_hook(share_layers, with_kwargs=True))
