@@ -235,6 +235,8 @@ def groups_of_a_mesh_share_their_sequences() -> None:
 def what_can_not_be_shared_is_refused() -> None:
     ids, ranks = random_ids(2, T), dist.get_world_size()
     part = split_sequence({"input_ids": ids})
+    of_all = {"use_cache": False, "num_items_in_batch": torch.tensor(9), "labels": None}
+    assert split_sequence({"input_ids": ids, **of_all}).items() >= of_all.items()
     own = T // ranks
     cases: list[tuple[str, Callable[[], Any]]] = [
         (

@@ -56,10 +56,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # a variant of the model, and T
 
 
 # Runs whose processes share each sequence, by `cp_size`.
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
 CONTEXT_PARALLEL = ("shared", "shared_hybrid", "shared_packed", "shared_accumulated")
 RUNS |= {
-    "shared": ("preset_gated_deltanet", {}),
-    "shared_hybrid": ("hybrid", {"gradient_checkpointing": True}),
+    "shared": ("preset_gated_deltanet", EVALUATED),
+    "shared_hybrid": ("hybrid", {"gradient_checkpointing": True, **EVALUATED}),
     "shared_packed": ("preset_rwkv7", {}),
     "shared_accumulated": ("preset_mamba2", {"gradient_accumulation_steps": 2}),
 }
@@ -128,11 +129,19 @@ def trainer_of(run: str, folder: Path) -> Trainer:
         # Accelerate shards on accelerators only. It is told that this CPU is one.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     collate = DataCollatorWithFlattening(return_tensors="pt") if run == "shared_packed" else None
-    return Trainer(model=model, args=args, train_dataset=dataset(), data_collator=collate)
+    return Trainer(
+        model=model,
+        args=args,
+        train_dataset=dataset(),
+        eval_dataset=dataset() if "eval_strategy" in kwargs else None,
+        data_collator=collate,
+    )
 
 
 def train(run: str, folder: Path) -> list[dict[str, float]]:
-    """Saves the model in `folder`; the loss and the gradient's norm at each step."""
+    """Saves the model in `folder`; the loss and the gradient's norm at each step, and the loss of
+    an evaluation behind it, if there is one.
+    """
     trainer = trainer_of(run, folder)
     trainer.train()
     if run == "resumed":
@@ -140,7 +149,11 @@ def train(run: str, folder: Path) -> list[dict[str, float]]:
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     trainer.save_model()
     log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
-    return [{name: entry[name] for name in ("loss", "grad_norm")} for entry in log]
+    steps = [{name: entry[name] for name in ("loss", "grad_norm")} for entry in log]
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    for step, entry in zip(steps, evaluations, strict=False):
+        step["eval_loss"] = entry["eval_loss"]
+    return steps
 
 
 if __name__ == "__main__":

@@ -113,8 +113,53 @@ def test_what_is_not_plain_rows_is_read_as_ever():
 def test_a_model_that_reads_no_trees_is_named():
     with pytest.raises(ValueError, match="after use_kernels.model., got Qwen3_5ForCausalLM"):
         share_prompts(tiny_upstream("qwen3_5_text"))
-    with pytest.raises(ValueError, match="shortest must be 1 token or more, got 0"):
-        share_prompts(tiny_model(), shortest=0)
+    for shortest in (0, 1.5, "a"):
+        with pytest.raises(ValueError, match="shortest must be a whole number of 1 token"):
+            share_prompts(tiny_model(), shortest=shortest)
+        with pytest.raises(ValueError, match="shortest must be a whole number of 1 token"):
+            DataCollatorWithTrees(shortest)
+
+
+def test_a_second_call_ends_what_the_first_began():
+    model, batch = tiny_model(**HYBRID), padded(rows())
+    with torch.no_grad():
+        real = batch["attention_mask"] > 0
+        want = model(**batch, use_cache=False).logits[real]
+        first, second = share_prompts(model), share_prompts(model)
+        torch.testing.assert_close(model(**batch, use_cache=False).logits[real], want)
+    assert (first.hooks, first.tokens_given) == ([], 0)
+    assert second.tokens_read < second.tokens_given
+    second.undo()
+    assert not model.model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "falcon_mamba", "granitemoehybrid"])
+def test_heads_that_hand_on_settings_share_too(name):
+    """And where `use_kernels` was undone, they read as ever."""
+    model, batch = tiny_upstream(name), padded(rows(), "right")
+    report = use_kernels(model)
+    ids, mask = batch["input_ids"] % 30 + 2, batch["attention_mask"]
+    with torch.no_grad():
+        want = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        shared = share_prompts(model)
+        found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        assert 0 < shared.tokens_read < shared.tokens_given
+        torch.testing.assert_close(found[mask > 0], want[mask > 0], rtol=1e-4, atol=1e-4)
+        report.undo()
+        given = shared.tokens_given
+        found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        assert shared.tokens_given == given
+        torch.testing.assert_close(found[mask > 0], want[mask > 0], rtol=1e-3, atol=1e-3)
+
+
+def test_texts_of_a_collator_have_as_many_labels_and_no_padding():
+    for text, message in (
+        ({"input_ids": [1, 2], "labels": [1]}, "as many numbers, got shapes .2,. and .1,."),
+        ({"input_ids": [[1, 2]]}, "must be lists of as many numbers"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask of a text must hide"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DataCollatorWithTrees()([text])
 
 
 @pytest.mark.parametrize("name", ["ours", "qwen3_5_text"])

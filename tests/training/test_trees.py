@@ -125,6 +125,8 @@ def test_labels_are_predicted_by_the_tokens_before():
         ((3, 0), (-1, 0), r"lengths must be of segments of 1 token or more, got \(3, 0\)"),
         ((3, 2), (-1,), "parents must be one for each of 2 segments, got 1"),
         ((3, 2), (-1, 1), "parents must be numbers of earlier .* got 1 for segment 1"),
+        ((3.5, 2), (-1, 0), r"lengths and parents must be whole numbers, .* got \(3.5, 2\) and"),
+        ((3, 2), (None, 0), "lengths and parents must be whole numbers"),
         ((3, 2, 4), (-1, 0, -1), r"segments must stand level by level, .* got depths \(0, 1, 0\)"),
     ],
 )
@@ -147,6 +149,9 @@ def test_what_does_not_go_with_a_tree():
     }.items():
         with pytest.raises(ValueError, match=f"{name} must be None with a tree"):
             model(ids, tree=tree, **{name: given})
+    for other in (model, tiny_model(fuse_linear_cross_entropy=True).train()):
+        with pytest.raises(ValueError, match="labels need shift_labels beside them with a tree"):
+            other(ids, tree=tree, labels=ids)
     both_ways = tiny_model(LinearAttentionModel, is_causal=False)
     with pytest.raises(ValueError, match="tree must be None where is_causal=False"):
         both_ways(ids, tree=tree)

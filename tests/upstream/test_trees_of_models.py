@@ -43,6 +43,8 @@ def test_a_tree_is_its_texts(name):
         with pytest.raises(ValueError, match="can't read a tree: its (softmax|recurrent) layers"):
             model(input_ids=ids, tree=TREE)
         return
+    with pytest.raises(ValueError, match="labels need shift_labels beside them with a tree"):
+        model(input_ids=ids, tree=TREE, labels=ids)
     y, gradients = of_tree(model, ids)
     want, wanted = of_texts(model, ids)
     assert (y - want).abs().max() < 1e-5 * want.abs().max()

@@ -24,7 +24,7 @@ from ..upstream.packing import by_name, tell_layers
 from ..upstream.use_kernels import Undoable, use_kernels
 
 # Arguments of a forward that say nothing of single tokens: rows with others are read as they are.
-OF_NO_TOKEN = {"use_cache", "margin", "num_items_in_batch"}
+OF_NO_TOKEN = {"use_cache", "margin", "num_items_in_batch", "return_dict"}
 # Settings by which a forward gives more for each token: then, too.
 FOR_EACH_TOKEN = ("output_hidden_states", "output_attentions", "output_router_logits")
 # Of the output of a head that TRL lets score labels: what it has for each label, besides losses.
@@ -53,6 +53,7 @@ class PromptsOnce(Undoable):
     hooks: list[RemovableHandle] = field(default_factory=list)
 
     def undo(self) -> None:
+        """As before `share_prompts`."""
         while self.hooks:
             self.hooks.pop().remove()
 
@@ -115,10 +116,13 @@ class PromptsOnce(Undoable):
         """Of rows (B, T) with a mask of padding or none; None where they are to be read as they
         are: where something else is said of tokens, or asked of them, or they share nothing.
         """
+        if torch.compiler.is_compiling() or not _reads_trees(model):  # use_kernels may be undone
+            return None
         given = {name: x for name, x in kwargs.items() if x is not None}
         ids, mask = given.pop("input_ids", None), given.pop("attention_mask", None)
         may_cache = given.get("use_cache", not torch.is_grad_enabled())
-        if torch.compiler.is_compiling() or may_cache or not given.keys() <= OF_NO_TOKEN:
+        asked = {name for name, x in given.items() if x is not False}
+        if may_cache or not asked <= OF_NO_TOKEN:
             return None
         if any(getattr(model.config, name, False) for name in FOR_EACH_TOKEN):
             return None
@@ -168,7 +172,8 @@ def share_prompts(model: nn.Module, *, shortest: int = SHORTEST) -> PromptsOnce:
 
     That is so for batches of `input_ids`, with an `attention_mask` (B, T) or none, that are not
     cached. Others are read as ever: under torch.compile, with positions or embeddings of their own,
-    or where hidden states, attentions or router logits are asked for.
+    or where hidden states, attentions or router logits are asked for; `tokens_given` counts only
+    rows that were shared. A call ends what an earlier one began for the same model.
 
         shared = share_prompts(model)
         Trainer(model=model, ...).train()  # or one of TRL's: see SharedPrompts
@@ -184,9 +189,10 @@ def share_prompts(model: nn.Module, *, shortest: int = SHORTEST) -> PromptsOnce:
     Raises:
         ValueError: no part of the model can read trees; or shortest is less than 1.
     """
-    if shortest < 1:
-        raise ValueError(f"shortest must be 1 token or more, got {shortest}")
-    shared = PromptsOnce(shortest)
+    shared = PromptsOnce(check_shortest(shortest))
+    for hook in [x for part in model.modules() for x in part._forward_pre_hooks.values()]:
+        if isinstance(earlier := getattr(hook, "__self__", None), PromptsOnce):
+            earlier.undo()
     holders = [part for part in model.modules() if _reads_trees(part)]
     if not holders:
         raise ValueError(
@@ -199,6 +205,13 @@ def share_prompts(model: nn.Module, *, shortest: int = SHORTEST) -> PromptsOnce:
         if isinstance(part, PreTrainedModel) and part.base_model in holders and part not in holders:
             shared.add(part, shared.fold_labels, shared.spread)
     return shared
+
+
+def check_shortest(shortest: Any) -> int:
+    """Raises a ValueError where it is no number of tokens."""
+    if not isinstance(shortest, int) or shortest < 1:
+        raise ValueError(f"shortest must be a whole number of 1 token or more, got {shortest!r}")
+    return shortest
 
 
 def _reads_trees(module: nn.Module) -> bool:
@@ -311,16 +324,31 @@ class DataCollatorWithTrees:
     Each text is a dict of its `input_ids`, and perhaps `labels`, -100 where there is none. A batch
     has `input_ids` (1, n) and the `tree`; `labels` and `shift_labels` (1, m) of all texts, those in
     a common part once for each; and `logits_to_keep` (m,), the places that predict them.
+
+    Raises:
+        ValueError: a text's labels are not as many as its tokens, or it is padded.
     """
 
     shortest: int = SHORTEST
 
+    def __post_init__(self):
+        check_shortest(self.shortest)
+
     def __call__(self, texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ids = [torch.as_tensor(text["input_ids"]) for text in texts]
+        of_texts = [torch.as_tensor(x.get("labels", i)) for x, i in zip(texts, ids, strict=True)]
+        for text, tokens, labels_of_text in zip(texts, ids, of_texts, strict=True):
+            if tokens.dim() != 1 or labels_of_text.shape != tokens.shape:
+                raise ValueError(
+                    "input_ids and labels of a text must be lists of as many numbers, got shapes "
+                    f"{tuple(tokens.shape)} and {tuple(labels_of_text.shape)}"
+                )
+            if not all(text.get("attention_mask", ())):
+                raise ValueError("attention_mask of a text must hide nothing: leave out padding")
         folded = fold_texts(ids, self.shortest)
         before, labels = [], []
-        for text, tokens, places in zip(texts, ids, folded.places, strict=True):
-            following = torch.as_tensor(text.get("labels", tokens))[1:]
+        for of_text, places in zip(of_texts, folded.places, strict=True):
+            following = of_text[1:]
             before.append(places[:-1][following != -100])
             labels.append(following[following != -100])
         of_all = torch.cat(labels)[None]

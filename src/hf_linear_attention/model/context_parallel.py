@@ -31,12 +31,15 @@ _shared: ContextVar[SequenceGroup] = ContextVar("who shares the batch of this st
 
 def prepare(accelerator: Any, objects: tuple[Any, ...]) -> bool:
     """Whether the models among what an Accelerator prepares share sequences themselves. They are
-    then told who shares a step's batch.
+    then told who shares a step's batch. Without models, as Trainer prepares an evaluation's data,
+    the context stays what it was.
 
     Raises:
         ValueError: some don't, or can't.
     """
     models = [x for x in objects if isinstance(x, nn.Module)]
+    if not models and is_ours(getattr(accelerator, "_cp_context", None)):
+        return True
     found = [sharing_model(model) for model in models]
     sharing = [model for model in found if model is not None]
     if not sharing:
@@ -58,6 +61,11 @@ def prepare(accelerator: Any, objects: tuple[Any, ...]) -> bool:
             config: Any = model.config
             config._attn_implementation = "sdpa"
     return True
+
+
+def is_ours(context: Any) -> bool:
+    """Whether a step's context is that of `prepare`."""
+    return getattr(context, "func", None) is share_buffers
 
 
 def sharing_model(model: nn.Module) -> nn.Module | None:
@@ -86,8 +94,10 @@ def share_buffers(
             f"buffer_seq_dims must have a dimension for each of {len(buffers)} buffers, got {dims}"
         )
     with_dims = list(zip(buffers, dims, strict=True))
-    named = {f"buffers[{i}]": x.movedim(dim, 0) for i, (x, dim) in enumerate(with_dims)}
-    check_lengths(named, sequence_group, dim=0)
+    for dim in set(dims):
+        of_dim = [x for x, other in with_dims if other == dim]
+        named = {f"tensor {i} of the batch": x for i, x in enumerate(of_dim)}
+        check_lengths(named, sequence_group, dim)
     whole = [None if any(x is other for other in kept) else x.clone() for x in buffers]
     parts = [part_of(x, sequence_group, dim).clone() for x, dim in with_dims]
     for x, part in zip(buffers, parts, strict=True):  # of which two may be the same tensor

@@ -20,6 +20,7 @@ from ..fast.linear import plain_product
 from ..ops.backends import has_compiled, native_op
 from ..ops.numerics import accumulation_dtype, is_transformed
 from ..recurrences.sequence_parallel import shift_labels_across, sum_over_ranks
+from ..recurrences.tree import check_labels_of_tree
 
 compiled_cross_entropy = native_op("cross_entropy")
 compiled_backward = native_op("cross_entropy_backward")
@@ -189,6 +190,7 @@ def causal_lm_loss(
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
     sequence_group: Any = None,
+    tree: Any = None,
     **kwargs,
 ) -> Tensor:
     """Transformers' loss of a causal language model (`ForCausalLMLoss`): same arguments and result.
@@ -202,8 +204,10 @@ def causal_lm_loss(
     one's alone.
 
     Raises:
-        ValueError: there are no labels, or not as many as tokens.
+        ValueError: there are no labels, or not as many as tokens, or they are of a tree, and not
+            shifted.
     """
+    check_labels_of_tree(tree, labels, shift_labels)
     # The compiler fuses the plain form, which torch.func and forward mode can differentiate, too.
     if is_left_to_torch() and sequence_group is None:
         return ForCausalLMLoss(
@@ -223,6 +227,7 @@ def linear_causal_lm_loss(
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
     sequence_group: Any = None,
+    tree: Any = None,
     **kwargs,
 ) -> Tensor:
     """`causal_lm_loss` of the logits hidden_states (B, T, C) weightᵀ (C, V), which are not made.
@@ -231,8 +236,9 @@ def linear_causal_lm_loss(
     tensors, they are made.
 
     Raises:
-        ValueError: there are no labels, or not as many as tokens.
+        ValueError: as there.
     """
+    check_labels_of_tree(tree, labels, shift_labels)
     if (is_left_to_torch() or hidden_states.is_meta) and sequence_group is None:
         which = labels, len(weight), num_items_in_batch, ignore_index, shift_labels
         return causal_lm_loss(F.linear(hidden_states, weight), *which, **kwargs)

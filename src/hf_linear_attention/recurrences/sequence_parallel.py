@@ -62,7 +62,8 @@ def split_sequence(
 
     Args:
         inputs: tensors (B, S, ...), the same on all ranks: input_ids, labels, attention_mask,
-            position_ids, inputs_embeds, seq_idx; and cu_seq_lens_q, which all ranks need whole.
+            position_ids, inputs_embeds, seq_idx; and cu_seq_lens_q, which all ranks need whole, as
+            numbers and whatever is no tensor.
         group: torch.distributed's ProcessGroup of the ranks that share the sequences; by default
             all ranks.
         order: "contiguous", one piece for each rank; or "head_tail", one of the front and one of
@@ -83,8 +84,12 @@ def split_sequence(
         raise ValueError(f"order must be one of {sorted(ORDERS)}, got {order!r}")
     group = dist.group.WORLD if group is None else group
     sequence_group = ORDERS[order](group)
-    whole = {name: x for name, x in inputs.items() if name in GIVEN_WHOLE}
-    shared = {name: x for name, x in inputs.items() if name not in GIVEN_WHOLE}
+    shared = {
+        name: x
+        for name, x in inputs.items()
+        if name not in GIVEN_WHOLE and isinstance(x, Tensor) and x.dim() > 0
+    }
+    whole = {name: x for name, x in inputs.items() if name not in shared}
     check_lengths(shared, sequence_group)
     parts = {name: part_of(x, sequence_group) for name, x in shared.items()}
     return {**parts, **whole, "sequence_group": sequence_group}

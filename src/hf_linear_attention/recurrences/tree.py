@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
+from operator import index, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +52,13 @@ class TokenTree:
     parents: tuple[int, ...]
 
     def __post_init__(self):
-        lengths, parents = tuple(map(int, self.lengths)), tuple(map(int, self.parents))
+        try:
+            lengths, parents = (tuple(map(index, x)) for x in (self.lengths, self.parents))
+        except TypeError as error:
+            raise ValueError(
+                "lengths and parents must be whole numbers, one for each segment, got "
+                f"{self.lengths} and {self.parents}"
+            ) from error
         object.__setattr__(self, "lengths", lengths)
         object.__setattr__(self, "parents", parents)
         if not lengths or min(lengths) < 1:
@@ -179,6 +185,15 @@ def check_beside_tree(**others: Any) -> None:
     for name, given in others.items():
         if given is not None:
             raise ValueError(f"{name} must be None with a tree")
+
+
+def check_labels_of_tree(tree: Any, labels: Any, shift_labels: Any) -> None:
+    """Raises a ValueError where labels of a tree are to be shifted as those of a row."""
+    if tree is not None and labels is not None and shift_labels is None:
+        raise ValueError(
+            "labels need shift_labels beside them with a tree, in which a token may be followed by "
+            "several: DataCollatorWithTrees makes both"
+        )
 
 
 def masks_of_tree(

@@ -22,7 +22,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from ..cache.slots import SlotCache
 from ..ops.tokens import positions_within, sequence_of_each_token
 from ..recurrences.packing import bounds_where, check_packing, find_bounds
-from ..recurrences.tree import TokenTree
+from ..recurrences.tree import TokenTree, check_labels_of_tree
 from ..releases import CACHE, CACHE_NAMES
 from .bounds import ALSO_CALLED, BOUNDS, GROUP, SHARDS, TELL_BY_MASK, MaskAndBounds
 from .families import family_of, replacement_for
@@ -214,6 +214,7 @@ def tell_base(
             refuse_in_a_graph(type(head).__name__)
         return None
     tree, others = kwargs.get("tree"), {k: x for k, x in kwargs.items() if k != "tree"}
+    check_labels_of_tree(tree, kwargs.get("labels"), kwargs.get("shift_labels"))
     _told.set(bounds_of_call(by_name(head, args, others)) if tree is None else tree)
     setattr(head.base_model, IS_TOLD, _told.get() is not None)
     return args, others
