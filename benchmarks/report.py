@@ -39,6 +39,7 @@ TITLES = {
     "upstream": "Transformers' own models",
     "peers": "Beside llama.cpp",
     "checkpoints": "RWKV-7 beside its packages",
+    "onnx": "Graphs on ONNX Runtime",
     "rg_lru": "RecurrentGemma's recurrent layers",
     "serving": "Many clients at once",
     "decode_race": "A token by its trace",
@@ -60,6 +61,7 @@ PANELS = {  # how those begin that the page shows; the files have all
     "decode_race": ("",),  # all
     "peers": ("",),
     "checkpoints": ("",),
+    "onnx": ("",),
     "training": ("training step",),
     "rg_lru": ("RG-LRU", "block"),
     "serving": ("HTTP", "one process", "long prompt"),
