@@ -83,7 +83,7 @@ def tell_layers(
             f"{name} can't take packed sequences: its {type(mixing).__name__} is as Transformers "
             "has it, and knows no bounds. Give the sequences as rows with an attention_mask"
         )
-    longest = _longest_row(model)
+    longest = None if isinstance(bounds, TokenTree) else _longest_row(model)  # those read no trees
     if longest is not None and batch_and_time(given)[1] > longest:
         raise ValueError(
             f"{name} can't take packed sequences in rows of over {longest} tokens: its softmax "
