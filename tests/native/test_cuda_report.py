@@ -215,7 +215,7 @@ BOUNDS = {
         "delta_prepare_kernel<BFloat16, false>": Bounds(7200, 60, 7, stores_of_16_bits=25),
         "delta_token_gradients_kernel<BFloat16, false>": Bounds(13000, 76, 58, stores_of_16_bits=0),
         "delta_step_kernel<BFloat16, 4>": Bounds(
-            2400, 0, 0, loads_ahead=8, per_run=66, stores_of_16_bits=9
+            2400, 0, 0, loads_ahead=8, per_run=66, stores_of_16_bits=13
         ),
     },
 }
