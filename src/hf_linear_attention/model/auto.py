@@ -265,6 +265,23 @@ def functions_in_module(module: Any, functions: dict[str, Callable]) -> Iterator
             setattr(module, name, function)
 
 
+@contextmanager
+def experts_by(function: Callable, config: Any) -> Iterator[None]:
+    """Lets a function compute the mixtures of experts of a model with this config, by the name that
+    Transformers asks configs for. The package does this while it writes a model down as a graph.
+    """
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    name, before = function.__name__, getattr(config, "_experts_implementation", None)
+    ALL_EXPERTS_FUNCTIONS[name] = function
+    config._experts_implementation = name
+    try:
+        yield
+    finally:
+        config._experts_implementation = before
+        del ALL_EXPERTS_FUNCTIONS[name]
+
+
 def observe_server(checked: Callable[..., Any], middleware: Any) -> None:
     """Of a `transformers serve --continuous-batching`: lets `checked` see the body of each request,
     what makes a GenerationConfig of it, which `checked` is to return, the model and its processor;

@@ -4,19 +4,14 @@
 Shapes: T tokens, k experts of a token, E experts, C hidden size, F features of an expert.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from .operators import MICROSOFT
 
-IMPLEMENTATION = "onnx"  # a name for it in configs
 NOT_CHOSEN = -1e4  # the score of an expert, of which the softmax is 0, in float16, too
 
 
@@ -52,9 +47,6 @@ def by_experts(
     return y * weights.sum(1, keepdim=True).to(hidden_states.dtype)
 
 
-ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, by_experts)
-
-
 def is_mixture(module: nn.Module) -> bool:
     """Whether it is one whose function Transformers takes from its config."""
     return hasattr(module, "has_gate") and hasattr(module, "down_proj")
@@ -73,15 +65,3 @@ def check_experts(experts: Any) -> None:
         "experts must be products without biases and transposition whose gates are silu, for ONNX, "
         f"got {type(experts).__name__}"
     )
-
-
-@contextlib.contextmanager
-def by_operators(model: PreTrainedModel) -> Iterator[None]:
-    """While it lasts, experts are operators of a graph."""
-    config: Any = model.config
-    before = getattr(config, "_experts_implementation", None)
-    config._experts_implementation = IMPLEMENTATION
-    try:
-        yield
-    finally:
-        config._experts_implementation = before

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from transformers import PreTrainedModel
 
-from ..model.auto import functions_in_module
+from ..model.auto import experts_by, functions_in_module
 from ..model.configuration import LinearAttentionConfig
 from ..recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from ..releases import CACHE_NAMES
-from .experts import by_operators, check_experts, is_mixture
+from .experts import by_experts, check_experts, is_mixture
 from .states import GraphCache, names_of
 
 # Model types whose graphs the tests have run. Others may have layers that look back by themselves.
@@ -120,7 +120,7 @@ class StockCache(GraphCache):
             "torch_chunk_gated_delta_rule": self.torch_chunk_gated_delta_rule,
             "mamba2_chunk_scan": self.mamba2_chunk_scan,
         }
-        with functions_in_module(module, functions), by_operators(model):
+        with functions_in_module(module, functions), experts_by(by_experts, model.config):
             yield
 
 
