@@ -137,8 +137,7 @@ def read_tokens(
 ) -> tuple[Tensor, Tensor, Tokens]:
     """Embeddings (B, T, C) with 0 for padding, positions (B or 1, T), and what layers need.
 
-    Arguments as of the model's `forward`; cu_seqlens as `find_bounds` gives it, from `packing`,
-    where no other ranks have a part of the sequences.
+    Arguments as of the model's `forward`; cu_seqlens as `find_bounds` gives it, from `packing`.
 
     Raises:
         ValueError: they contradict each other.
@@ -155,7 +154,7 @@ def read_tokens(
         if cu_seqlens is not None:
             raise ValueError("attention_mask must hide nothing where sequences are packed")
         inputs_embeds = inputs_embeds.masked_fill(~key_mask[..., None], 0)  # NaN, too
-    within_sequences = shards = None
+    within_sequences = None
     if cu_seqlens is not None:
         within_sequences = positions_within(cu_seqlens, B, T)
     if sequence_group is not None:
@@ -179,11 +178,12 @@ def read_tokens(
         cu_seqlens=cu_seqlens,
         # flash attention recognises sequences by their positions
         position_ids=position_ids if within_sequences is None else within_sequences,
-        shards=shards,
     )
+    if sequence_group is not None:
+        tokens = tokens._replace(shards=shards)
     if tree is not None:
         tokens = tokens._replace(tree=tree.levels(inputs_embeds.device))
-    if shards is None and has_softmax_layers(config):
+    if sequence_group is None and has_softmax_layers(config):
         masks: dict[str, Any]
         if tree is not None:
             masks = masks_of_tree(tree, config, inputs_embeds)

@@ -164,9 +164,8 @@ class LinearAttentionConfig(SavedConfig, ConfigChecks, PreTrainedConfig):
             those of softmax layers.
         rotary_layers: for every layer whether "rotary" positions turn its q and k; None: in all,
             as far as linear_rotary and the mixer let them. SmolLM3 has layers without.
-        local_rotary_layers, local_rope_parameters: for every layer whether its "rotary" positions
-            are of the second kind, and what rope_parameters are for these. Gemma 3 and OLMo 3 have
-            others in layers with a sliding window.
+        local_rotary_layers, local_rope_parameters: for every layer whether it has a second kind of
+            "rotary" positions, and which, as Gemma 3 and OLMo 3 have with sliding windows.
         scale_embeddings: whether embeddings are multiplied by sqrt(hidden_size) (section 3.4
             there). Without, the outputs of gated_rms_norm, large from the start, outweigh them. By
             default with sinusoidal positions only.

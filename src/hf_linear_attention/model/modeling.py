@@ -414,11 +414,9 @@ class LinearAttentionModel(RecordsLayers, CheckpointsGradients, LinearAttentionP
                 seq_idx=numbers,
             )
             use_cache = False  # a cache keeps one state a row
-        counted = position_ids if attention_mask is None else None
-        cu_seqlens = None
+        cu_seqlens, counted = None, position_ids if attention_mask is None else None
         check_sequence_group(sequence_group, self.config)
-        # not with slots, which know whose tokens these are
-        if sequence_group is None and not isinstance(past_key_values, SlotCache):
+        if sequence_group is None and not isinstance(past_key_values, SlotCache):  # slots know it
             check_packing(B, T, bounds, numbers)
             cu_seqlens = find_bounds(B, T, bounds, numbers, counted if T > 1 else None)
         past_key_values = self._cache(past_key_values, use_cache, cu_seqlens, sequence_group)

@@ -40,6 +40,7 @@ class DeltaRecurrence(Recurrence):
     only_read: ClassVar[tuple[str, ...]] = ("q",)
     state_is_first_piece: ClassVar[bool] = True
     packs_states: ClassVar[bool] = True
+    normalizes_qk: ClassVar[bool] = True
 
     def state_sizes(self) -> dict[str, StateSize]:
         return {"kv": StateSize((self.num_heads, self.key_dim, self.value_dim), is_sum=True)}
@@ -49,10 +50,10 @@ class DeltaRecurrence(Recurrence):
         B, _, Hv, V = v.shape
         return {"kv": v.new_zeros(B, Hv, k.shape[-1], V, dtype=accumulation_dtype(v.dtype))}
 
-    def run(self, inputs: DeltaInputs, state: State, tokens: Tokens) -> tuple[Tensor, State]:
+    def run(self, inputs: Any, state: State, tokens: Tokens) -> tuple[Tensor, State]:
         y, kv = delta_rule(
-            *inputs,
-            normalize_qk=True,
+            **inputs._asdict(),
+            normalize_qk=self.normalizes_qk,
             key_mask=tokens.key_mask,
             cu_seqlens=tokens.cu_seqlens,
             initial_state=state.get("kv"),
@@ -61,17 +62,12 @@ class DeltaRecurrence(Recurrence):
         return y, {"kv": kv}
 
     def run_in_slots_(
-        self, inputs: DeltaInputs, states: State, pieces: SlotPieces, tokens: Tokens
+        self, inputs: Any, states: State, pieces: SlotPieces, tokens: Tokens
     ) -> Tensor:
-        q, k, v, beta, log_decay = inputs
         return delta_rule_(
-            q,
-            k,
-            v,
-            beta,
-            states["kv"],
-            log_decay,
-            normalize_qk=True,
+            **inputs._asdict(),
+            state=states["kv"],
+            normalize_qk=self.normalizes_qk,
             cu_seqlens=pieces.cu_seqlens,
             state_indices=pieces.slots,
             is_new=pieces.is_new,
@@ -83,18 +79,16 @@ class DeltaRecurrence(Recurrence):
         return self.step_(inputs, states, tokens, slots)
 
     def step_(
-        self, inputs: DeltaInputs, state: State, tokens: Tokens, slots: Tensor | None = None
+        self, inputs: Any, state: State, tokens: Tokens, slots: Tensor | None = None
     ) -> Tensor:
-        q, k, v, beta, log_decay = inputs
         key_mask = tokens.key_mask
+        of_token: dict[str, Any] = {
+            name: None if x is None else x[:, 0] for name, x in inputs._asdict().items()
+        }
         y = delta_rule_step_(
-            q[:, 0],
-            k[:, 0],
-            v[:, 0],
-            beta[:, 0],
-            state["kv"],
-            None if log_decay is None else log_decay[:, 0],
-            normalize_qk=True,
+            **of_token,
+            state=state["kv"],
+            normalize_qk=self.normalizes_qk,
             key_mask=None if key_mask is None else key_mask[:, 0],
             state_indices=slots,
         )
@@ -140,41 +134,4 @@ class ErasingInputs(NamedTuple):  # arguments of `delta_rule`
 class ErasingRecurrence(DeltaRecurrence):
     """The same of `ErasingInputs`, q and k as they are."""
 
-    def run(self, inputs: Any, state: State, tokens: Tokens) -> tuple[Tensor, State]:
-        *of_rule, erase_key = inputs
-        y, kv = delta_rule(
-            *of_rule,
-            normalize_qk=False,
-            erase_key=erase_key,
-            key_mask=tokens.key_mask,
-            cu_seqlens=tokens.cu_seqlens,
-            initial_state=state.get("kv"),
-            return_state=True,
-        )
-        return y, {"kv": kv}
-
-    def run_in_slots_(
-        self, inputs: Any, states: State, pieces: SlotPieces, tokens: Tokens
-    ) -> Tensor:
-        q, k, v, beta, log_decay, erase_key = inputs
-        return delta_rule_(
-            *(q, k, v, beta, states["kv"], log_decay),
-            erase_key=erase_key,
-            cu_seqlens=pieces.cu_seqlens,
-            state_indices=pieces.slots,
-            is_new=pieces.is_new,
-        )
-
-    def step_(
-        self, inputs: Any, state: State, tokens: Tokens, slots: Tensor | None = None
-    ) -> Tensor:
-        q, k, v, beta, log_decay, erase_key = (x[:, 0] for x in inputs)
-        key_mask = tokens.key_mask
-        y = delta_rule_step_(
-            *(q, k, v, beta, state["kv"], log_decay),
-            normalize_qk=False,
-            erase_key=erase_key,
-            key_mask=None if key_mask is None else key_mask[:, 0],
-            state_indices=slots,
-        )
-        return y[:, None]
+    normalizes_qk: ClassVar[bool] = False

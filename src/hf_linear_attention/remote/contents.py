@@ -72,7 +72,7 @@ ERASING_MIXERS = (*ADDING_MIXERS, "gdn2", "preconditioned")  # and which have er
 FIELDS_LEFT_OUT = {
     *("needs", "conversions", "presets", "projections", "equal", "block", "slots"),
     "has_positions",
-    "state_is_first_piece",
+    *("state_is_first_piece", "packs_states", "shards"),
 }
 # Of functions: where the states of continuous batching are, and how Transformers' models round.
 PARAMETERS_LEFT_OUT = {"slots", "state_indices", "rounds"}
