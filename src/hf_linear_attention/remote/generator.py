@@ -276,8 +276,9 @@ def leave_out(
         if is_method or is_field:
             first = last_line + 1 if is_method else node.lineno
             last = node.end_lineno or 0
-            if is_field and not lines[first - 2] and not lines[last]:
-                last += 1  # of the blank lines around it one
+            before = next(n for n in range(first - 1, 0, -1) if n not in dropped)
+            if is_field and not lines[before - 1] and not lines[last]:
+                last += 1  # of the blank lines around it, or around several, one
             dropped |= {*range(first, last + 1)}
         last_line = node.end_lineno or 0
     dropped |= {*lines_about(lines, fields)}
