@@ -206,7 +206,10 @@ def answer(config, cache):
     else:
         x = 3
     y = 5 if not config.has_more else 6
-    return x if cache.recording is None and y and before else None
+    if not config.has_more:
+        return x if cache.recording is None and y and before else None
+    z = more(y)
+    return z
 """
 FOLDED = """
 def answer(config, cache):
@@ -306,11 +309,10 @@ print(json.dumps(undefined))
 
 @pytest.mark.thorough
 def test_every_attribute_that_is_read_is_defined(tmp_path):
-    names = ("katharopoulos", "gated_deltanet", "kda", "mamba2", "hgrn", "qwen3_next", "window")
-    for name in names:
-        model = tiny_model(**VARIANTS.get(name) or VARIANTS.get(f"preset_{name}", {}))
+    for name, fields in WITH_MORE.items():
+        model = tiny_model(**VARIANTS.get(f"preset_{name}", fields))
         model.save_pretrained(tmp_path / name)
-    folders = [tmp_path / name for name in names]
+    folders = [tmp_path / name for name in WITH_MORE]
     assert run(WITHOUT_PACKAGE + UNDEFINED, *folders, modules=tmp_path) == []
 
 

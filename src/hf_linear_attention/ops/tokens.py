@@ -28,8 +28,9 @@ class Tokens(NamedTuple):
     @property
     def is_packed(self) -> bool:
         """Whether rows hold several sequences."""
-        of_ranks = self.shards is not None and self.shards.begins is not None
-        return of_ranks or self.cu_seqlens is not None
+        if self.shards is not None and self.shards.begins is not None:
+            return True  # in pieces that ranks hold
+        return self.cu_seqlens is not None
 
     def one_row(self, hidden_states: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Hidden states and position embeddings as recurrences take them: where sequences are

@@ -144,6 +144,7 @@ class Places:
 
 def fold(source: str, constants: Mapping[str, Any]) -> str:
     """A statement without the branches that never run where `constants` are as they say."""
+    whole = source
     while constants.keys() & {*re.findall(r"\w+", source)}:
         found: list[tuple[int, int, str]] = []
         for start, stop, text in sorted(edits(source, constants), key=lambda x: (x[0], -x[1])):
@@ -153,7 +154,26 @@ def fold(source: str, constants: Mapping[str, Any]) -> str:
             break
         for start, stop, text in reversed(found):
             source = source[:start] + text + source[stop:]
+    return leave_out_unreachable(source) if source != whole else source
+
+
+def leave_out_unreachable(source: str) -> str:
+    """A statement without those that stand behind a return or a raise."""
+    for block in blocks_of(ast.parse(source)):
+        for last in block[:-1]:
+            if isinstance(last, ast.Return | ast.Raise):
+                span = Places(source).span
+                begin, end = span(last)[1], span(block[-1])[1]
+                return leave_out_unreachable(source[:begin] + source[end:])
     return source
+
+
+def blocks_of(tree: ast.AST) -> Iterator[list[Any]]:
+    """All lists of statements in a tree, the outermost first."""
+    for node in ast.walk(tree):
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            if isinstance(block, list) and block:
+                yield block
 
 
 def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
@@ -165,12 +185,7 @@ def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int,
         return source[slice(*span(node))]
 
     tree = ast.parse(source)
-    alone = {
-        id(block[0])
-        for node in ast.walk(tree)
-        for block in (getattr(node, "body", None), getattr(node, "orelse", None))
-        if isinstance(block, list) and len(block) == 1
-    }
+    alone = {id(block[0]) for block in blocks_of(tree) if len(block) == 1}
     for node in ast.walk(tree):
         if isinstance(node, ast.If):
             truth = truth_of(node.test, constants)
