@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
+from .families.mamba_ssm import is_of_mamba_ssm, translated
 from .family import Family, Keys, Rule, rules_of, swapped
 from .files import Weights, read_config, read_generation_config
 from .report import CheckpointReport
@@ -41,7 +42,8 @@ class Loaded(NamedTuple):
 def from_checkpoint(
     name_or_folder: str, dtype: str | torch.dtype = "auto", **kwargs: Any
 ) -> LinearAttentionForCausalLM:
-    """A checkpoint of flash-linear-attention or of RWKV-7's authors as a model of this package.
+    """A checkpoint of flash-linear-attention, of mamba_ssm or of RWKV-7's authors as a model of this
+    package.
 
     Args:
         name_or_folder: a folder with config.json and weights, or a name on the Hub; or a file of
@@ -88,8 +90,11 @@ def read_checkpoint(
     if is_file(name):
         file = RwkvFile(Path(name))
         return file.config(), lambda: file, None
+    config = read_config(str(name), hub)
+    if is_of_mamba_ssm(config):
+        config = translated(config)
     generation = read_generation_config(str(name), hub)
-    return read_config(str(name), hub), partial(Weights, str(name), hub), generation
+    return config, partial(Weights, str(name), hub), generation
 
 
 def has_own_head(family: Family, weights: Mapping[str, Tensor]) -> bool:

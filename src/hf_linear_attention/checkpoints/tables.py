@@ -13,6 +13,7 @@ from .families.delta_rule import (
 from .families.linear_attention import GLA, HGRN, HGRN2, LINEAR_ATTN, RETNET
 from .families.mamba2 import MAMBA2
 from .families.mamba3 import MAMBA3
+from .families.mamba_ssm import OF_MAMBA_SSM
 from .families.rwkv6 import RWKV6
 from .families.rwkv7 import RWKV7
 from .families.transformer import TRANSFORMER
@@ -66,11 +67,11 @@ def family_of(config: Keys) -> Family:
     model_type = str(config.get("model_type"))
     if model_type == "linear_attention":
         raise ValueError("it is a model of this package, which from_pretrained loads")
-    if model_type not in FAMILIES:
+    if model_type not in FAMILIES and model_type not in OF_MAMBA_SSM:
         what = NOT_COMPUTED.get(model_type)
         why = "" if what is None else f", whose layers have {what}"
         raise ValueError(
             f"model_type of its config.json must be one of {', '.join(map(repr, FAMILIES))}, got "
             f"{model_type!r}{why}"
         )
-    return FAMILIES[model_type]
+    return {**FAMILIES, **OF_MAMBA_SSM}[model_type]
