@@ -77,8 +77,9 @@ def make_session(model: LinearAttentionForCausalLM, folder: Path, **how) -> Sess
     return Session(file, options, providers=["CPUExecutionProvider"])
 
 
-def all_logits(session: Session, ids: Tensor) -> Tensor:
-    logits, _ = read(session, nothing(session, 1), ids.numpy(), np.ones(ids.shape, np.int64))
+def logits_of(session: Session, ids: Tensor, keep: int = 0) -> Tensor:
+    mask = np.ones(ids.shape, np.int64)
+    logits, _ = read(session, nothing(session, 1), ids.numpy(), mask, keep)
     return torch.from_numpy(logits)
 
 
@@ -107,7 +108,7 @@ def measure(report: Report, preset: str, setting: Setting, folder: Path) -> None
     expected, made = model(ids).logits, ours_tokens(model, start, n)
     for name, (how, tolerance) in GRAPHS.items():
         case = f"{preset}, {name}"
-        logits = all_logits(sessions[name], ids)
+        logits = logits_of(sessions[name], ids)
         report.errors[case] = check_close(case, logits, expected, tolerance)
         if "bits" not in how and not torch.equal(tokens_of(sessions[name], start, n), made):
             raise SystemExit(f"{case}: its tokens are not the model's")
@@ -117,7 +118,7 @@ def measure(report: Report, preset: str, setting: Setting, folder: Path) -> None
     }
     tokens: dict[str, Callable[[], object]] = {OURS: lambda: ours_tokens(model, start, n)}
     for name, session in sessions.items():
-        prompts[name] = lambda session=session: all_logits(session, ids)
+        prompts[name] = lambda session=session: logits_of(session, ids, keep=1)
         tokens[name] = lambda session=session: tokens_of(session, start, n)
     weights = weight_bytes(model)
     for panel, runs, work in (

@@ -53,6 +53,7 @@ class Model {
       input_ids: int64(BigInt64Array.from(tokens, BigInt)),
       position_ids: int64(BigInt64Array.from(tokens, (_, i) => BigInt(this.count + i))),
       attention_mask: int64(ones(total)),
+      num_logits_to_keep: new ort.Tensor("int64", [1n], []),
       ...this.states,
     });
     for (const name in this.states) {
@@ -60,8 +61,7 @@ class Model {
       this.states[name] = outputs[present];
     }
     this.count = total;
-    const vocabulary = outputs.logits.dims[2];
-    return outputs.logits.data.slice(-vocabulary);
+    return outputs.logits.data.slice();
   }
 
   /** Of all that the model keeps of what it has read. */

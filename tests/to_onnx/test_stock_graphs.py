@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hf_linear_attention import export_onnx, use_kernels
+from hf_linear_attention.to_onnx.generate import nothing, read
 from hf_linear_attention.to_onnx.graph import check_exports
 from hf_linear_attention.to_onnx.stock import STOCK
 from onnx_graphs import all_real, check_padding, distance, read_pieces, session_of
@@ -22,6 +23,8 @@ def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
     whole, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [])
     pieces, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [1, 2, 9])
     assert distance(whole, expected) < 3e-5 and distance(pieces, whole) < 3e-5
+    last, _ = read(session, nothing(session, 5), ids.numpy(), all_real(ids.numpy()), keep=3)
+    assert last.shape[1] == 3 and distance(last, expected[:, -3:]) < 3e-5
     check_padding(session, ids)
 
 
@@ -57,9 +60,20 @@ def test_experts_are_no_operator_of_the_standard_and_keep_their_bits(tmp_path):
 
 
 def test_other_models_are_refused_by_name():
-    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'minimax'"):
-        check_exports(tiny_upstream("minimax"))
+    with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'jamba'"):
+        check_exports(tiny_upstream("jamba"))
+    with pytest.raises(ValueError, match="sliding_window must be None for ONNX, got 4"):
+        check_exports(tiny_upstream("minimax", sliding_window=4))
     model = tiny_upstream("qwen3_5_text")
     use_kernels(model)
     with pytest.raises(ValueError, match="model must be .* without use_kernels, got one with a"):
+        check_exports(model)
+
+
+def test_positions_that_depend_on_the_length_are_refused():
+    model = tiny_upstream("olmo_hybrid")
+    check_exports(model)
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model.config.rope_parameters = rope
+    with pytest.raises(ValueError, match="rope_type must be .*, got 'dynamic'"):
         check_exports(model)

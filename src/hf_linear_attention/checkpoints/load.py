@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
 def from_checkpoint(
     name_or_folder: str, dtype: str | torch.dtype = "auto", **kwargs: Any
 ) -> LinearAttentionForCausalLM:
-    """A checkpoint of flash-linear-attention, of mamba_ssm or of RWKV-7's authors as a model of this
+    """A checkpoint of flash-linear-attention, mamba_ssm or RWKV-7's authors as a model of this
     package.
 
     Args:

@@ -428,12 +428,15 @@ def sum_over_ranks(x: Tensor, sequence_group: SequenceGroup) -> Tensor:
     return AllGather.apply(x, ranks_of(sequence_group)).sum(0)
 
 
-# Rotary positions whose frequencies depend on how long a sequence is, of which ranks see a part.
+# Rotary positions whose frequencies depend on how long the longest sequence of a batch is: of that
+# ranks see a part, graphs none, and a request in a batch others'.
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 def rope_by_length(config: PreTrainedConfig) -> str | None:
     """Which of these a config asks for, for all layers or some; None for none."""
+    if getattr(config, "position_embedding_type", "rotary") != "rotary":
+        return None
     fields = getattr(config, "rope_parameters", None) or {}
     local = getattr(config, "local_rope_parameters", None) or {}
     of_layers = [fields, local, *(x for x in fields.values() if isinstance(x, dict))]

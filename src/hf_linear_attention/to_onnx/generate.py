@@ -20,12 +20,13 @@ def nothing(session, rows):
     return {x.name: np.zeros((rows, *shapes[x.name]), DTYPES[x.type]) for x in inputs}
 
 
-def read(session, states, ids, mask):
-    """Reads tokens (rows, T), a whole prompt, a piece or one: their logits, and the states then.
-    mask (rows, all so far): 0 for padding, which may stand anywhere.
+def read(session, states, ids, mask, keep=0):
+    """Reads tokens (rows, T), a whole prompt, a piece or one: logits of the last `keep`, for 0 of
+    all, and the states then. mask (rows, all so far): 0 for padding, which may stand anywhere.
     """
     positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
     feed = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **states}
+    feed["num_logits_to_keep"] = np.array(keep)
     names = [x.name for x in session.get_outputs()]
     outputs = dict(zip(names, session.run(names, feed), strict=True))
     after = [x.replace("past_key_values", "present").replace("past", "present") for x in states]
@@ -34,12 +35,12 @@ def read(session, states, ids, mask):
 
 def generate(session, ids, mask, new_tokens, stop=()):
     """The likeliest tokens after prompts (rows, T), until all rows have a `stop`: (rows, n)."""
-    logits, states = read(session, nothing(session, len(ids)), ids, mask)
+    logits, states = read(session, nothing(session, len(ids)), ids, mask, keep=1)
     made = np.zeros((len(ids), 0), np.int64)
     while made.shape[1] < new_tokens and not np.isin(made, stop).any(1).all():
         made = np.concatenate([made, logits[:, -1:].argmax(-1)], 1)
         mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
-        logits, states = read(session, states, made[:, -1:], mask)
+        logits, states = read(session, states, made[:, -1:], mask, keep=1)
     return made
 
 

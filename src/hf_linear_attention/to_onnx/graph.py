@@ -17,13 +17,14 @@ from transformers import PreTrainedModel
 from ..conversion.quiet import quietly
 from ..fast.linear import project
 from ..model.modeling import LinearAttentionForCausalLM
+from ..recurrences.sequence_parallel import rope_by_length
 from .operators import FORMS, Order, take
 from .states import PAST, GraphCache, full_mask, window_mask
 from .stock import StockCache, check_stock, logits_of
 
 OPSET = 18  # that torch.onnx writes in, of which others are made
-OF_ANY_LENGTH = ("dynamic", "longrope")  # rotary positions that others follow from
 BATCH, TIME, TOTAL = "batch_size", "sequence_length", "total_sequence_length"
+KEPT, NUM_KEPT = "num_logits", "num_logits_to_keep"  # a dimension, and the input that says it
 
 
 def check_exports(model: nn.Module) -> None:
@@ -47,19 +48,17 @@ def check_exports(model: nn.Module) -> None:
             "attn_implementation must be 'sdpa' or 'eager' for ONNX, got "
             f"{config._attn_implementation!r}"
         )
+    if (kind := rope_by_length(config)) is not None:
+        raise ValueError(
+            "rope_type must be one whose angles do not depend on how long the sequence is, for "
+            f"ONNX, got {kind!r}"
+        )
     if not isinstance(model, LinearAttentionForCausalLM):
         check_stock(model)
         return
     for name in ("state_in_fp64", "add_cross_attention"):
         if getattr(config, name):
             raise ValueError(f"{name} must be False for ONNX, got True")
-    for name in ("rope_parameters", "local_rope_parameters"):
-        rope = (getattr(config, name) or {}).get("rope_type", "default")
-        if config.position_embedding_type == "rotary" and rope in OF_ANY_LENGTH:
-            raise ValueError(
-                f"{name}['rope_type'] must be one whose angles do not depend on how long the "
-                f"sequence is, for ONNX, got {rope!r}"
-            )
     for layer in model.model.layers:
         for recurrence in getattr(layer.self_attn, "recurrences", ()):
             if type(recurrence) not in FORMS:
@@ -86,7 +85,7 @@ class Graph(nn.Module):
             if layer_type == "sliding_attention"
         }
         nothing = torch.zeros(1, 2, dtype=torch.long)
-        cache = self._read(nothing, nothing + 1, nothing, None)[1]
+        cache = self._read(nothing, nothing + 1, nothing, nothing[0, 0], None)[1]
         self.states = list(cache.states.values())
 
     def forward(
@@ -94,18 +93,26 @@ class Graph(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor,
         position_ids: Tensor,
+        num_logits_to_keep: Tensor,
         past: list[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
-        """input_ids and position_ids (B, T), attention_mask (B, P + T), all int64, and states ->
-        logits (B, T, vocab_size), and states.
+        """input_ids and position_ids (B, T), attention_mask (B, P + T), num_logits_to_keep (), all
+        int64, and states -> logits (B, T, vocab_size), those of the last num_logits_to_keep tokens,
+        for 0 of all, and states.
         """
         names = [state.past for state in self.states]
         before = dict(zip(names, past, strict=True))
-        logits, cache = self._read(input_ids, attention_mask, position_ids, before)
+        inputs = input_ids, attention_mask, position_ids, num_logits_to_keep
+        logits, cache = self._read(*inputs, before)
         return logits, [cache.present[state.present] for state in self.states]
 
     def _read(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, past: dict[str, Tensor] | None
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        num_kept: Tensor,
+        past: dict[str, Tensor] | None,
     ) -> tuple[Tensor, GraphCache]:
         """Logits, and the cache with the states that there are then."""
         T = ids.shape[1]
@@ -121,19 +128,17 @@ class Graph(nn.Module):
         if self.is_ours:
             cache = GraphCache(order, self.windows, past)
             y = self.model.model(ids, masks, positions, past_key_values=cache).last_hidden_state
-            return project(self.model.lm_head, take(y, order.place)), cache
+            return project(self.model.lm_head, last(take(y, order.place), num_kept)), cache
         stock = StockCache(order, self.windows, past)
-        with stock.in_place_of_functions(self.model, masks):
-            logits = logits_of(
-                self.model,
-                stock,
-                input_ids=ids,
-                attention_mask=order.is_real,
-                position_ids=positions,
-            )
-        return take(logits, order.place), stock
+        inputs = {"input_ids": ids, "attention_mask": order.is_real, "position_ids": positions}
+        head = self.model.get_output_embeddings()
+        of_head = head.register_forward_pre_hook(
+            lambda head, given: last(take(given[0], order.place), num_kept)
+        )
+        with of_head, stock.in_place_of_functions(self.model, masks):
+            return logits_of(self.model, stock, **inputs), stock
 
-    def example(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def example(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
         """Arguments of sizes that nothing takes for fixed ones."""
         B, P, T = 2, 7, 5
         ids = torch.zeros(B, T, dtype=torch.long)
@@ -142,7 +147,30 @@ class Graph(nn.Module):
         for state in self.states:
             sizes = [P if isinstance(size, str) else size for size in state.shape]
             past.append(torch.zeros(B, *sizes, dtype=state.dtype))
-        return ids, mask, torch.arange(P, P + T).expand(B, T).contiguous(), past
+        positions = torch.arange(P, P + T).expand(B, T).contiguous()
+        return ids, mask, positions, torch.tensor(0), past
+
+
+def last(x: Tensor, num_kept: Tensor) -> Tensor:
+    """The last num_kept () of x (B, T, C), for 0 all. torch.export has no such length: it is told
+    that there are T.
+    """
+    end, time = torch.tensor([torch.iinfo(torch.int64).max]), torch.tensor([1])
+    args = x, -num_kept.reshape(1), end, time
+    return torch.onnx.ops.symbolic("Slice", args, dtype=x.dtype, shape=x.shape, version=OPSET)
+
+
+def rename_kept(graph: Any) -> None:
+    """Behind that, the dimension of an onnx_ir.Graph has a name of its own: runtimes plan memory by
+    what is said of shapes.
+    """
+    reached = [x for x in graph.inputs if x.name == NUM_KEPT]
+    for value in reached:
+        if value.shape is not None:
+            sizes = [getattr(size, "value", size) for size in value.shape]
+            value.shape = type(value.shape)([KEPT if size == TIME else size for size in sizes])
+        after = [y for node, _ in value.uses() for y in node.outputs]
+        reached += [y for y in after if y not in reached]
 
 
 @torch.no_grad()
@@ -170,14 +198,15 @@ def graph_of(model: PreTrainedModel) -> Any:
             opset_version=OPSET,
             custom_translation_table=TRANSLATIONS,
             input_names=[
-                *("input_ids", "attention_mask", "position_ids"),
+                *("input_ids", "attention_mask", "position_ids", NUM_KEPT),
                 *(state.past for state in graph.states),
             ],
             output_names=["logits", *(state.present for state in graph.states)],
-            dynamic_shapes=(tokens, {0: BATCH, 1: TOTAL}, tokens, kept),
+            dynamic_shapes=(tokens, {0: BATCH, 1: TOTAL}, tokens, None, kept),
             verbose=False,
         )
     assert program is not None
+    rename_kept(program.model.graph)
     ClearMetadataAndDocStringPass()(
         program.model
     )  # where in this machine's files each node is from

@@ -28,7 +28,8 @@ from .states import GraphCache, names_of
 # Model types whose graphs the tests have run. Others may have layers that look back by themselves.
 STOCK = (
     *("qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2"),
-    *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_next"),
+    *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "kimi_linear"),
+    "minimax",
 )
 
 
@@ -68,7 +69,7 @@ class StockCache(GraphCache):
         inputs = ConvolutionInputs(hidden_states.transpose(1, 2), weight[:, None], bias)
         return self.run(window, inputs, names_of("conv", self.layer)).transpose(1, 2)
 
-    def torch_chunk_gated_delta_rule(
+    def gated_delta_rule(
         self,
         query: Tensor,
         key: Tensor,
@@ -77,14 +78,16 @@ class StockCache(GraphCache):
         beta: Tensor,
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        """query and key (B, T, heads, K), value (B, T, H, V), g and beta (B, T, H) -> (B, T, H, V),
-        and no state, for it is written.
+    ) -> tuple[Tensor, Tensor]:
+        """query and key (B, T, heads, K), value (B, T, H, V), beta (B, T, H), g (B, T, H) or with K
+        -> (B, T, H, V), and once more in the place of a state, which is written and which layers
+        cast.
         """
         assert use_qk_l2norm_in_kernel, "the layers of STOCK have no norm of their own"
         rule = DeltaRecurrence(value.shape[2], key.shape[3], value.shape[3])
         inputs = DeltaInputs(query, key, value, beta.float(), g.float())
-        return self.run(rule, inputs, names_of("recurrent", self.layer)), None
+        y = self.run(rule, inputs, names_of("recurrent", self.layer))
+        return y, y
 
     def mamba2_chunk_scan(
         self,
@@ -109,6 +112,25 @@ class StockCache(GraphCache):
         y = self.run(sums, inputs, names_of("ssm", self.layer))
         return y + D[:, None] * x, None
 
+    def lightning_attention(
+        self,
+        layer: Any,
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """MiniMax's layer: hidden_states (B, T, hidden size) -> the same, and no state."""
+        H, D = layer.num_attention_heads, layer.head_dim
+        qkv = layer.act_fn(layer.qkv_proj(hidden_states)).unflatten(-1, (H, 3 * D))
+        log_decay = -layer.slope_rate.float().view(1, 1, H).expand(qkv.shape[:3])
+        q, k, v = qkv.float().split(D, dim=-1)
+        inputs = LinearInputs(q, k, v, log_decay)
+        sums = LinearRecurrence(H, D, D, normalize=False)
+        y = self.run(sums, inputs, names_of("recurrent", layer.layer_idx))
+        y = layer.norm(y.to(hidden_states.dtype).flatten(2))
+        return layer.out_proj(layer.output_gate(hidden_states).sigmoid() * y), None
+
     @contextlib.contextmanager
     def in_place_of_functions(self, model: PreTrainedModel, masks: dict[str, Tensor]) -> Iterator:
         """While it lasts, all models of the module of this one call these, and get these masks."""
@@ -117,10 +139,18 @@ class StockCache(GraphCache):
             "create_causal_mask": lambda **kwargs: masks["full_attention"],
             "create_recurrent_attention_mask": lambda **kwargs: masks["linear_attention"],
             "causal_conv1d_fn": self.causal_conv1d_fn,
-            "torch_chunk_gated_delta_rule": self.torch_chunk_gated_delta_rule,
+            "torch_chunk_gated_delta_rule": self.gated_delta_rule,
+            "chunk_kimi_delta_attention": self.gated_delta_rule,
             "mamba2_chunk_scan": self.mamba2_chunk_scan,
+            "MiniMaxCache": StockCache,  # whose instances that model takes
         }
-        with functions_in_module(module, functions), experts_by(by_experts, model.config):
+        lightning = getattr(module, "MiniMaxLightningAttention", None)
+        whole_layers = {"forward": lambda *args, **kw: self.lightning_attention(*args, **kw)}
+        with (
+            functions_in_module(module, functions),
+            functions_in_module(lightning, whole_layers if lightning else {}),
+            experts_by(by_experts, model.config),
+        ):
             yield
 
 
@@ -135,7 +165,10 @@ def check_type(model_type: str) -> None:
 
 def check_stock(model: PreTrainedModel) -> None:
     """Raises a ValueError where there is no graph of a model of Transformers."""
-    check_type(model.config.model_type)
+    config: Any = model.config
+    check_type(config.model_type)
+    if config.model_type == "minimax" and config.sliding_window is not None:
+        raise ValueError(f"sliding_window must be None for ONNX, got {config.sliding_window}")
     for module in model.modules():
         if not type(module).__module__.startswith(("torch.", "transformers.")):
             raise ValueError(

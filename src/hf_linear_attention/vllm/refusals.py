@@ -8,11 +8,9 @@ from transformers import PreTrainedConfig
 
 from ..mixers.facts import SOFTMAX_MIXERS, facts_of
 from ..model.configuration import LinearAttentionConfig
+from ..recurrences.sequence_parallel import rope_by_length
 
 LINEAR = "linear_attention"
-# Positions whose frequencies depend on the longest sequence of a batch: with them a request's
-# answer would depend on the others'.
-ROPE_OF_THE_LONGEST = ("dynamic", "longrope")
 
 
 def own_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -59,13 +57,11 @@ def check_model(config: PreTrainedConfig, longest: int) -> None:
             f"max_model_len must be at most max_position_embeddings={limit} with learned "
             f"positions, got {longest}"
         )
-    for rope in (config.rope_parameters, config.local_rope_parameters):
-        kind = (rope or {}).get("rope_type")
-        if config.position_embedding_type == "rotary" and kind in ROPE_OF_THE_LONGEST:
-            raise ValueError(
-                f"rope_type must not be {kind!r} in vLLM: its positions depend on the longest "
-                "sequence of a batch"
-            )
+    if (kind := rope_by_length(config)) is not None:
+        raise ValueError(
+            f"rope_type must not be {kind!r} in vLLM: its positions depend on the longest sequence "
+            "of a batch"
+        )
 
 
 def check_ranks(config: PreTrainedConfig, ranks: int) -> None:

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Mamba-2 and Mamba-3 as mamba_ssm saves them, the package of their authors. Layers have the names
-of flash-linear-attention's; config.json has other keys, those of layers in `ssm_cfg`, and models may
-have MLPs.
+of flash-linear-attention's; config.json has other keys, those of layers in `ssm_cfg`, and there may
+be MLPs.
 """
 
 import math
