@@ -5,24 +5,42 @@
     python benchmarks/bench_onnx.py --full    # three presets of 12 layers, half an hour
 
 "ours" is the model with `generate()`; all others are what `export_onnx` writes of it, with the loop
-of generate.py. A prompt is one row, of which the last logits are asked; graphs compute all logits.
+of generate.py. A prompt is one row, of which the last logits are asked.
 A token is a share of those that are generated behind a short prompt, the likeliest ones. Sums are
 of float32 everywhere; the standard's operators are computed by a loop. Weights are random: those of
 few bits are compared with the model only loosely. Needs the extra "onnx".
+
+Transformers' Qwen3.5, with use_kernels and as graphs, stands beside the graphs that
+onnxruntime-genai makes of it, by its own loop, where that package is installed.
 """
 
+import importlib.util
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from harness import Report, Work, check_close, parser, sample_of
-from hf_linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, export_onnx
+from hf_linear_attention import (
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+    export_onnx,
+    use_kernels,
+)
 from hf_linear_attention.to_onnx.generate import generate, nothing, read
 from models import NO_SPECIAL_TOKENS, SIZE, SMALLEST, Size, weight_bytes
 
@@ -35,6 +53,7 @@ GRAPHS = {
     "4 bits": ({"bits": 4}, 0.7),
 }
 NAMES = (OURS, *GRAPHS)
+GENAI = {"genai": ("fp32", 1e-3), "genai, 4 bits": ("int4", 0.7)}  # what its builder is told
 PROMPT, TOKEN = "prompt", "token"
 SHORT_PROMPT = 16
 
@@ -69,7 +88,7 @@ def make_model(preset: str, size: Size) -> LinearAttentionForCausalLM:
     return LinearAttentionForCausalLM(config).eval()
 
 
-def make_session(model: LinearAttentionForCausalLM, folder: Path, **how) -> Session:
+def make_session(model: PreTrainedModel, folder: Path, **how) -> Session:
     export_onnx(model, folder, **how)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -88,7 +107,7 @@ def tokens_of(session: Session, ids: Tensor, new_tokens: int) -> Tensor:
     return torch.from_numpy(made)
 
 
-def ours_tokens(model: LinearAttentionForCausalLM, ids: Tensor, new_tokens: int) -> Tensor:
+def ours_tokens(model: Any, ids: Tensor, new_tokens: int) -> Tensor:
     made = model.generate(
         ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False
     )
@@ -132,6 +151,116 @@ def measure(report: Report, preset: str, setting: Setting, folder: Path) -> None
         report.add(panel, title, setting.T if panel == PROMPT else n, timings, of_float32)
 
 
+def qwen(size: Size, T: int) -> Qwen3_5ForConditionalGeneration:
+    """A Qwen3.5 of this size, one of four layers softmax, which genai's builder takes only with its
+    eyes.
+    """
+    head_dim = max(size.hidden_size // size.heads, 32)
+    text = dict(
+        vocab_size=size.vocab_size,
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=max(size.heads // 4, 1),
+        head_dim=head_dim,
+        linear_num_key_heads=size.heads,
+        linear_num_value_heads=size.heads,
+        linear_key_head_dim=head_dim,
+        linear_value_head_dim=head_dim,
+        layer_types=[
+            "full_attention" if layer % 4 == 3 or layer + 1 == size.layers else "linear_attention"
+            for layer in range(size.layers)
+        ],
+        max_position_embeddings=2 * T,
+        rope_parameters={
+            **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+            **{"mrope_section": mrope_section(head_dim // 8), "mrope_interleaved": True},
+        },
+        **NO_SPECIAL_TOKENS,
+    )
+    eyes = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, patch_size=4)
+    eyes |= dict(out_hidden_size=size.hidden_size, num_position_embeddings=16)
+    torch.manual_seed(0)
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=eyes))
+
+
+def mrope_section(pairs: int) -> list[int]:
+    """Of so many pairs of features, which count time, height and width."""
+    third = pairs // 3
+    return [pairs - 2 * third, third, third]
+
+
+class Genai:
+    """A graph of onnxruntime-genai's builder, with its own loop."""
+
+    def __init__(self, original: Path, folder: Path, precision: str):
+        import onnxruntime_genai
+
+        builder = ["-m", "onnxruntime_genai.models.builder", "-i", original, "-o", folder]
+        builder += ["-p", precision, "-e", "cpu", "-c", folder / "cache"]
+        subprocess.run([sys.executable, *builder], check=True, capture_output=True)
+        path = folder / "genai_config.json"
+        config = json.loads(path.read_text())
+        options = config["model"]["decoder"]["session_options"]
+        options["intra_op_num_threads"] = torch.get_num_threads()
+        path.write_text(json.dumps(config))
+        self.genai = onnxruntime_genai
+        self.model = onnxruntime_genai.Model(str(folder))
+
+    def read(self, ids: Tensor, new_tokens: int = 0) -> Any:
+        """Its generator, behind a prompt."""
+        params = self.genai.GeneratorParams(self.model)
+        longest = ids.shape[1] + new_tokens
+        params.set_search_options(max_length=longest + 1, min_length=longest, do_sample=False)
+        generator = self.genai.Generator(self.model, params)
+        generator.append_tokens(ids[0].tolist())
+        return generator
+
+    def last_logits(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self.read(ids).get_logits()).float()[:, -1]
+
+    def tokens(self, ids: Tensor, new_tokens: int) -> None:
+        generator = self.read(ids, new_tokens)
+        for _ in range(new_tokens):
+            generator.generate_next_token()
+
+
+@torch.no_grad()
+def measure_qwen(report: Report, setting: Setting, folder: Path) -> None:
+    whole = qwen(setting.size, setting.T).eval()
+    text = Qwen3_5ForCausalLM(whole.config.text_config).eval()
+    text.model.load_state_dict(whole.model.language_model.state_dict())
+    text.lm_head = whole.lm_head
+    ids = torch.randint(setting.size.vocab_size, (1, setting.T))
+    start, n = ids[:, :SHORT_PROMPT], setting.new_tokens
+    expected = text(ids, logits_to_keep=1).logits[:, -1]
+    prompts: dict[str, Callable[[], object]] = {}
+    tokens: dict[str, Callable[[], object]] = {}
+    for name, (how, tolerance) in GRAPHS.items():
+        session = make_session(text, folder / "qwen3_5" / name, **how)
+        logits = logits_of(session, ids, keep=1)[:, -1]
+        report.errors[f"Qwen3.5, {name}"] = check_close(name, logits, expected, tolerance)
+        prompts[name] = lambda session=session: logits_of(session, ids, keep=1)
+        tokens[name] = lambda session=session: tokens_of(session, start, n)
+    if importlib.util.find_spec("onnxruntime_genai") is None:
+        report.notes.append("onnxruntime-genai is not installed: no Qwen3.5 of its own")
+    else:
+        whole.save_pretrained(folder / "whole")
+        for name, (precision, tolerance) in GENAI.items():
+            theirs = Genai(folder / "whole", folder / name, precision)
+            logits = theirs.last_logits(ids)
+            report.errors[f"Qwen3.5, {name}"] = check_close(name, logits, expected, tolerance)
+            prompts[name] = lambda theirs=theirs: theirs.read(ids)
+            tokens[name] = lambda theirs=theirs: theirs.tokens(start, n)
+    use_kernels(text)
+    prompts[OURS] = lambda: text(ids, use_cache=True, logits_to_keep=1)
+    tokens[OURS] = lambda: ours_tokens(text, start, n)
+    for panel, runs, length in ((PROMPT, prompts, setting.T), (TOKEN, tokens, n)):
+        timings = report.time({name: sample_of(run) for name, run in runs.items()}, 60)
+        report.add(panel, f"Qwen3.5, {length} tokens", length, timings, {})
+
+
 def main() -> None:
     assert __doc__ is not None
     report = Report("onnx", "tokens", OURS, parser(__doc__).parse_args())
@@ -139,6 +268,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for preset in setting.presets:
             measure(report, preset, setting, Path(folder))
+        measure_qwen(report, setting, Path(folder))
     report.save()
 
 
