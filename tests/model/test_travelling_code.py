@@ -23,7 +23,7 @@ WITH_MORE = {
     "cross_attention": {"add_cross_attention": True},
     "window": VARIANTS["window"],
 }
-LONGEST, LONGEST_OF_GATED_DELTANET = 4000, 3320  # lines of both files
+LONGEST, LONGEST_OF_GATED_DELTANET = 3985, 3305  # lines of both files
 
 
 def config_of(preset: str = "katharopoulos", **fields) -> LinearAttentionConfig:

@@ -10,7 +10,7 @@ from hf_linear_attention.to_onnx.graph import graph_of
 
 
 def session_of(model, folder):
-    onnx_ir.save(graph_of(model), folder / "model.onnx")
+    onnx_ir.save(graph_of(model).graph, folder / "model.onnx")
     return onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from hf_linear_attention import export_onnx, use_kernels
+from hf_linear_attention.to_onnx.genai import genai_config
 from hf_linear_attention.to_onnx.generate import nothing, read
 from hf_linear_attention.to_onnx.graph import check_exports
+from hf_linear_attention.to_onnx.states import State
 from hf_linear_attention.to_onnx.stock import STOCK
 from onnx_graphs import all_real, check_padding, distance, read_pieces, session_of
 from upstream_models import tiny_upstream
@@ -38,6 +40,36 @@ def test_functions_are_transformers_own_again(tmp_path):
         after = model(ids, use_cache=False).logits
     assert torch.equal(before, after)
     assert compared.difference < 3e-5 and compared.same == compared.generated
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "falcon_h1"])
+def test_onnxruntime_genai_generates_from_a_folder(model_type, tmp_path):
+    onnxruntime_genai = pytest.importorskip("onnxruntime_genai")
+    model = tiny_upstream(model_type)
+    export_onnx(model, tmp_path)
+    ids = list(range(5, 25))
+    theirs = onnxruntime_genai.Model(str(tmp_path))
+    params = onnxruntime_genai.GeneratorParams(theirs)
+    params.set_search_options(max_length=40, min_length=40)  # no end
+    generator = onnxruntime_genai.Generator(theirs, params)
+    generator.append_tokens(ids)
+    logits = generator.get_logits()[0]
+    for _ in range(20):
+        generator.generate_next_token()
+    options = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]), use_cache=False).logits[0, -1:].numpy()
+    assert distance(logits, expected) < 3e-5
+    made = model.generate(torch.tensor([ids]), **options)
+    assert generator.get_sequence(0).tolist() == made[0].tolist()
+
+
+def test_states_that_onnxruntime_genai_does_not_take_get_no_config(tmp_path):
+    state = State("past_conv.0", "present_conv.0", (8, 3), torch.float32)
+    assert genai_config(tiny_upstream("mamba2"), [state], "model.onnx") is None
+    three = [state._replace(past=f"past_conv.0.{x}") for x in ("query", "key", "value")]
+    assert genai_config(tiny_upstream("mamba2"), three, "model.onnx") is None
 
 
 def test_experts_of_another_kind_are_refused():

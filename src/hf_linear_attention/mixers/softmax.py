@@ -32,7 +32,7 @@ class SoftmaxAttention(NormsQueriesAndKeys, nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.layer_type = config.layer_types[layer_idx]
-        self.is_causal = config.is_causal
+        self.is_causal: bool = config.is_causal  # for Transformers' functions
         self.has_positions = config.has_positions(layer_idx)
         self.has_local_positions = config.has_local_positions(layer_idx)
         is_sliding = self.layer_type == "sliding_attention"

@@ -257,9 +257,9 @@ def find_padding_in_4d(attention_mask: Tensor, B: int, T: int, is_causal: bool) 
     if is_causal:
         expected = expected.tril()
     if not torch.equal(seen & key_mask[:, None, :, None], expected & key_mask[:, None, :, None]):
+        hidden = "padding and the future" if is_causal else "padding"
         raise ValueError(
-            "attention_mask with 4 dimensions must hide only padding"
-            f"{' and the future' if is_causal else ''} from linear-attention layers"
+            f"attention_mask with 4 dimensions must hide only {hidden} from linear-attention layers"
         )
     return key_mask.expand(B, T)
 

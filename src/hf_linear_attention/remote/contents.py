@@ -64,6 +64,8 @@ BASES_LEFT_OUT = {
 # Whose linear attention is the chunked one where decays are not by channel.
 PLAIN_MIXERS = ("linear", "window")
 
+WRITING_MIXERS = ("mamba2", "mamba3")  # which have write strengths
+SUMMING_MIXERS = (*PLAIN_MIXERS, *WRITING_MIXERS, "rwkv6")  # which sum without the delta rule
 DECAYING_MIXERS = ("rwkv6", "rwkv7")  # which have decays by channel of their own
 ADDING_MIXERS = ("comba", "rwkv7")  # whose delta rule adds what it finds along another direction
 ERASING_MIXERS = (*ADDING_MIXERS, "gdn2", "preconditioned")  # and which have erase keys
@@ -122,9 +124,16 @@ def definitions_left_out(config: PreTrainedConfig) -> set[str]:
 def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     """Of what branches ask for, by the names that they have for it."""
     by_channel = decay_class(config.decay).per_channel or config.mixer in DECAYING_MIXERS
-    plain = {"is_plain_attention": True} if config.mixer in PLAIN_MIXERS and not by_channel else {}
+    is_plain = config.mixer in PLAIN_MIXERS and not by_channel
+    is_never_plain = by_channel or config.mixer in WRITING_MIXERS
+    # Without causality, and for a memory, there are no decays: linear attention is plain then.
+    is_causal = config.is_causal and not config.add_cross_attention
     return {
-        **plain,
+        **({"is_plain_attention": True} if is_plain else {}),
+        **({"is_plain_attention": False} if is_never_plain and is_causal else {}),
+        **({"is_causal": True} if is_causal else {}),
+        "normalize": config.normalizer == "z",
+        **({"delta": False} if config.mixer in SUMMING_MIXERS else {}),
         **WITHOUT_PACKAGE,
         **({} if config.mixer in ERASING_MIXERS else {"erase_key": None}),
         **({} if config.mixer in ADDING_MIXERS else {"add_along": None, "adds_along": False}),
@@ -178,7 +187,7 @@ def known_values(config: PreTrainedConfig) -> dict[str, tuple[Any, ...]]:
     """The values of fields that a folder's code knows; none that a user has registered."""
     fields = (
         *("softmax_mixer", "normalizer", "position_embedding_type", "add_cross_attention"),
-        *("norms", "qk_norm_of_all_heads"),
+        *("norms", "qk_norm_of_all_heads", "is_causal"),
     )
     of_package: dict[str, Mapping[str, Any]] = {
         "mixer": MIXERS,

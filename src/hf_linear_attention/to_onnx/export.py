@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from .genai import genai_config
 from .graph import check_exports, graph_of
 from .operators import MICROSOFT
 
@@ -54,7 +55,8 @@ def export_onnx(
     progress: Callable[[str], None] = lambda what: None,
 ) -> Comparison:
     """Writes a model as a graph onnx/model….onnx, its config and generation config, and
-    generate.py, which needs onnxruntime and numpy alone; then runs it, and compares.
+    generate.py, which needs onnxruntime and numpy alone, and where onnxruntime-genai takes the
+    model's states its genai_config.json; then runs it, and compares.
 
     The graph takes input_ids and position_ids (B, T), attention_mask (B, all tokens so far), int64,
     and states "past_…"; it gives logits (B, T, vocab_size) in the model's dtype and states
@@ -91,7 +93,7 @@ def export_onnx(
     file.parent.mkdir(parents=True, exist_ok=True)
 
     progress(f"writing {model.config.num_hidden_layers} layers down as a graph")
-    graph = graph_of(model)
+    graph, states = graph_of(model)
     if standard:
         make_standard(graph)
     if bits is not None:
@@ -109,6 +111,9 @@ def export_onnx(
         onnx.checker.check_model(str(file), full_check=True)
     (folder / "config.json").write_text(described(model))
     model.generation_config.save_pretrained(folder)
+    genai = genai_config(model, states, file.relative_to(folder).as_posix())
+    if genai is not None and not standard:
+        (folder / "genai_config.json").write_text(json.dumps(genai, indent=2) + "\n")
     shutil.copy(Path(__file__).with_name("generate.py"), folder)
     progress("comparing the folder's answers with the model's")
     return compare(model, file)

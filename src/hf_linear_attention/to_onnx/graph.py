@@ -8,7 +8,7 @@ norms are written down once, there. Only what a layer remembers has a form of it
 Shapes: B batch, T time, P tokens that were read before.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ..fast.linear import project
 from ..model.modeling import LinearAttentionForCausalLM
 from ..recurrences.sequence_parallel import rope_by_length
 from .operators import FORMS, Order, take
-from .states import PAST, GraphCache, full_mask, window_mask
+from .states import PAST, GraphCache, State, full_mask, window_mask
 from .stock import StockCache, check_stock, logits_of
 
 OPSET = 18  # that torch.onnx writes in, of which others are made
@@ -173,9 +173,14 @@ def rename_kept(graph: Any) -> None:
         reached += [y for y in after if y not in reached]
 
 
+class Written(NamedTuple):
+    graph: Any  # an onnx_ir.Model whose weights are the model's own
+    states: list[State]
+
+
 @torch.no_grad()
-def graph_of(model: PreTrainedModel) -> Any:
-    """The graph of a model in eval mode, an onnx_ir.Model whose weights are the model's own.
+def graph_of(model: PreTrainedModel) -> Written:
+    """The graph of a model in eval mode, and its states.
 
     Raises:
         ValueError: there is none; the message names the field.
@@ -210,4 +215,4 @@ def graph_of(model: PreTrainedModel) -> Any:
     ClearMetadataAndDocStringPass()(
         program.model
     )  # where in this machine's files each node is from
-    return program.model
+    return Written(program.model, graph.states)
