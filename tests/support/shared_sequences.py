@@ -196,7 +196,7 @@ def buffers_are_cut_in_place_and_put_back() -> None:
         assert torch.equal(batch["positions"], torch.arange(T))
     with share_buffers(dist.group.WORLD), pytest.raises(ValueError, match="label_smoothing_factor"):
         model(ids, shift_labels=ids)
-    with pytest.raises(ValueError, match=r"buffers\[1\] must have a dimension 0 of as many tokens"):
+    with pytest.raises(ValueError, match="tensor 1 of the batch must have a dimension 1"):
         with share_buffers(dist.group.WORLD, buffers=[ids, ids[:, 1:]], buffer_seq_dims=[1, 1]):
             pass
     with pytest.raises(ValueError, match="buffer_seq_dims must have a dimension for each of 1"):
