@@ -13,10 +13,12 @@ torchao's with a scale for each output, llama.cpp's Q8_0 with one for each 32 we
 in 4 (torchao's groups of 64 and Q4_0, 4.5 bits both). Contenders:
 - the model of Transformers after `use_kernels`, weights in large pages (docs/generation.md);
 - llama.cpp, which keeps states in float32, keys and values in float16;
+- ONNX Runtime with the graph that `export_onnx` makes of the model, 8 and 4 bits in blocks of 32;
 - Transformers' model as it is, in float32 and after short contexts.
 
 A token is the mean of 32 (of 4 in Transformers) that follow a context and one token, not timed:
-`model(token, cache)` for ours, `llama_decode` for llama.cpp, no sampling. Then keys and values are
+`model(token, cache)` for ours, `llama_decode` for llama.cpp, no sampling. Then a graph is given
+the states from before, which are arrays; of the others keys and values are
 cut to the context again; recurrent states, which can't be cut, go on in PyTorch, and are copied
 back in llama.cpp: a token costs the same whatever they hold. A prompt is one row, of which the last
 logits are asked. Shares of the bandwidth count weights, keys and values read once, states read and
@@ -24,6 +26,7 @@ written.
 """
 
 import copy
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -39,7 +43,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from bench_upstream import AFTER, make_model
 from harness import Report, Timing, Work, check_close, parser, sample_of
-from hf_linear_attention import use_kernels, use_large_pages
+from hf_linear_attention import export_onnx, use_kernels, use_large_pages
 from hf_linear_attention.extras import speedup
 from llama_cpp_models import (
     CACHE_BYTES,
@@ -53,7 +57,7 @@ from llama_cpp_models import (
 )
 from models import count_weights, quantise, weight_bytes
 
-LLAMA, BEFORE = "llama.cpp", "Transformers"
+LLAMA, BEFORE, GRAPH = "llama.cpp", "Transformers", "ONNX Runtime"
 UNTIMED = 1  # tokens before a sample: in PyTorch, the first after a cut copies keys and values
 LONGEST_BEFORE = 1024  # context that Transformers' model reads as it is,
 STEPS_BEFORE = 4  # and how many tokens then are a sample, where others have STEPS
@@ -67,6 +71,16 @@ class Format(NamedTuple):
     dtype: torch.dtype
     bits: int | None  # torchao's
     kind: str  # llama.cpp's
+
+    @property
+    def tolerance(self) -> float:
+        """How far logits may be from those of Transformers in float32."""
+        return EXACT if self.dtype == torch.float32 else KINDS[self.kind][1]
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether ONNX Runtime takes part: on a CPU it has no bfloat16."""
+        return self.bits is not None or self.dtype == torch.float32
 
 
 FORMATS = {
@@ -187,12 +201,67 @@ class Decoder:
         )
 
 
+class Graph:
+    """A model as a graph on ONNX Runtime, and what it has read."""
+
+    error: float  # of its logits
+
+    def __init__(self, model: PreTrainedModel, bits: int | None):
+        import onnxruntime
+
+        from hf_linear_attention.to_onnx.generate import nothing, read
+
+        self.nothing, self.read_ids = nothing, read
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        with tempfile.TemporaryDirectory() as folder:
+            export_onnx(model, folder, bits=bits)
+            (file,) = Path(folder).glob("onnx/*.onnx")
+            self.session = onnxruntime.InferenceSession(file, options)
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        """Reads a context (rows, T): the last logits."""
+        self.mask = np.zeros((len(tokens), 0), np.int64)
+        self.states = self.nothing(self.session, len(tokens))
+        return self.read(tokens)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """tokens (rows, n), at once: the last logits."""
+        ids = tokens.numpy()
+        self.mask = np.pad(self.mask, ((0, 0), (0, ids.shape[1])), constant_values=1)
+        logits, self.states = self.read_ids(self.session, self.states, ids, self.mask, keep=1)
+        return torch.from_numpy(logits[:, -1])
+
+    def sample(self, token: Tensor) -> float:
+        """Seconds per token of all rows."""
+        kept = self.mask, self.states
+        for _ in range(UNTIMED):
+            self.read(token)
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            self.read(token)
+        seconds = time.perf_counter() - start
+        self.mask, self.states = kept
+        return seconds / STEPS
+
+
 def verify(name: str, model: PreTrainedModel, expected: Tensor, tolerance: float) -> float:
     """The error of logits after a context and tokens one by one."""
     context, rest = verified_tokens(model, len(expected))
     decoder = Decoder(model, context)
     decoder.read(rest)
     return check_close(name, decoder.logits, expected, tolerance)
+
+
+def graph_of(name: str, model: PreTrainedModel, expected: Tensor, form: Format) -> Graph:
+    """The model as a graph, when its logits have been found right."""
+    graph = Graph(model, form.bits)
+    context, rest = verified_tokens(model, len(expected))
+    graph.begin(context)
+    for token in rest.split(1, dim=1):
+        logits = graph.read(token)
+    graph.error = check_close(name, logits, expected, form.tolerance)
+    return graph
 
 
 # ---- what is measured ----
@@ -232,14 +301,18 @@ class Bench:
                 continue
             model = ours(self.before, form)
             title = f"{self.name}, {AFTER}, {format_name}"
-            tolerance = EXACT if form.dtype == torch.float32 else KINDS[form.kind][1]
-            self.report.errors[title] = verify(title, model, self.expected, tolerance)
+            self.report.errors[title] = verify(title, model, self.expected, form.tolerance)
             models = {AFTER: model}
             if form.dtype == torch.float32:
                 models[BEFORE] = self.before
+            graph = None
+            if form.has_graph and find_spec("onnxruntime") is not None:
+                title = f"{self.name}, {GRAPH}, {format_name}"
+                graph = graph_of(title, self.before, self.expected, form)
+                self.report.errors[title] = graph.error
             for rows, context in self.setting.tokens:
-                self.time_token(format_name, models, rows, context)
-            self.time_prompt(format_name, models)
+                self.time_token(format_name, models, graph, rows, context)
+            self.time_prompt(format_name, models, graph)
         if self.llama is not None:
             self.llama.close()
 
@@ -253,7 +326,12 @@ class Bench:
                 yield self.llama
 
     def time_token(
-        self, format_name: str, models: dict[str, PreTrainedModel], rows: int, context: int
+        self,
+        format_name: str,
+        models: dict[str, PreTrainedModel],
+        graph: Graph | None,
+        rows: int,
+        context: int,
     ) -> None:
         kind = FORMATS[format_name].kind
         tokens = random_tokens(self.before, rows, context)
@@ -264,6 +342,9 @@ class Bench:
         }
         samples = {name: decoder.sample for name, decoder in decoders.items()}
         work = {name: decoder.least_work() for name, decoder in decoders.items()}
+        if graph is not None:
+            graph.begin(tokens)
+            samples[GRAPH] = partial(graph.sample, tokens[:, -1:])
         with self.llama_at(kind, tokens) as llama:
             if llama is not None:
                 samples[LLAMA] = partial(llama.sample, kind, UNTIMED)
@@ -278,12 +359,16 @@ class Bench:
                 work,
             )
 
-    def time_prompt(self, format_name: str, models: dict[str, PreTrainedModel]) -> None:
+    def time_prompt(
+        self, format_name: str, models: dict[str, PreTrainedModel], graph: Graph | None
+    ) -> None:
         form, T = FORMATS[format_name], self.setting.prompt
         tokens = random_tokens(self.before, 1, T)
         samples = {
             name: sample_of(speedup.read_prompt(model, tokens)) for name, model in models.items()
         }
+        if graph is not None:
+            samples[GRAPH] = sample_of(partial(graph.begin, tokens))
         # The peak is one of float32.
         flops = 2 * T * count_weights(self.before) if form.dtype == torch.float32 else None
         with self.llama_at(form.kind, tokens) as llama:
