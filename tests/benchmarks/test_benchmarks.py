@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE
 
@@ -237,11 +238,13 @@ def test_transformers_models_are_measured_beside_llama_cpp(tmp_path, monkeypatch
     document = run(bench_peers, tmp_path, monkeypatch, *(["--llama", "python"] * has_llama))
     peers = {bench_peers.LLAMA} if has_llama else set()
     for name in bench_peers.WHOLE:
-        for form in bench_peers.FORMATS:
+        for form, fields in bench_peers.FORMATS.items():
             before = {bench_peers.BEFORE} if form == "float32" else set()
+            has_graph = fields.has_graph and find_spec("onnxruntime") is not None
+            graph = {bench_peers.GRAPH} if has_graph else set()
             for work in ("a token, 1 row", "a token, 2 rows", "prompt"):
                 found = contenders(document, f"{name}, {form}, {work}")
-                assert found == {bench_peers.AFTER} | before | peers
+                assert found == {bench_peers.AFTER} | before | peers | graph
 
 
 def test_a_training_step_is_measured(tmp_path, monkeypatch):
@@ -335,4 +338,5 @@ def test_graphs_are_measured(tmp_path, monkeypatch):
 
     document = run(bench_onnx, tmp_path, monkeypatch)
     for panel in (bench_onnx.PROMPT, bench_onnx.TOKEN):
-        assert contenders(document, panel) == set(bench_onnx.NAMES)
+        rivals = bench_onnx.GENAI if find_spec("onnxruntime_genai") is not None else {}
+        assert contenders(document, panel) == {*bench_onnx.NAMES, *rivals}
