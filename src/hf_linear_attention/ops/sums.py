@@ -42,13 +42,13 @@ def run_sums(
     """Linear attention by a backend's delta rule. z is one more column of kv: that of values which
     are 1.
     """
-    dtype, normalize = arguments.q.dtype, arguments.normalize
+    dtype = arguments.q.dtype
     kv, z = (None, None) if state is None else state
-    if z is not None and not normalize:
+    if z is not None and not arguments.normalize:
         raise ValueError("z must be None without normalize")
     arguments = mapped(arguments)
     rule = as_sums(arguments)
-    if not normalize:
+    if not arguments.normalize:
         y, kv = run(rule, cu_seqlens, kv)
         return y.to(dtype), (kv, None)
     V = rule.v.shape[-1]

@@ -125,6 +125,7 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
     """Of what branches ask for, by the names that they have for it."""
     by_channel = decay_class(config.decay).per_channel or config.mixer in DECAYING_MIXERS
     is_plain = config.mixer in PLAIN_MIXERS and not by_channel
+    is_normalized = config.normalizer == "z" and config.mixer != "window"  # which does it itself
     is_never_plain = by_channel or config.mixer in WRITING_MIXERS
     # Without causality, and for a memory, there are no decays: linear attention is plain then.
     is_causal = config.is_causal and not config.add_cross_attention
@@ -132,7 +133,7 @@ def answers_for(config: PreTrainedConfig) -> dict[str, Any]:
         **({"is_plain_attention": True} if is_plain else {}),
         **({"is_plain_attention": False} if is_never_plain and is_causal else {}),
         **({"is_causal": True} if is_causal else {}),
-        "normalize": config.normalizer == "z",
+        **({} if config.add_cross_attention else {"normalize": is_normalized}),
         **({"delta": False} if config.mixer in SUMMING_MIXERS else {}),
         **WITHOUT_PACKAGE,
         **({} if config.mixer in ERASING_MIXERS else {"erase_key": None}),

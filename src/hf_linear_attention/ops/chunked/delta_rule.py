@@ -41,8 +41,7 @@ def chunked_delta_rule(
     if adds_along:
         arguments = _in_two(arguments)
         cu_seqlens = None if cu_seqlens is None else 2 * cu_seqlens
-    key_mask, delta = arguments.key_mask, arguments.delta
-    (_, T, Hk, _), Hv = arguments.k.shape, arguments.v.shape[2]
+    (_, T, Hk, _), Hv, key_mask = arguments.k.shape, arguments.v.shape[2], arguments.key_mask
     if not torch.compiler.is_exporting():  # for any T
         chunk_size = min(chunk_size, 1 << max(T - 1, 0).bit_length())
     layout = chunks_of(T, cu_seqlens, chunk_size)
@@ -61,11 +60,12 @@ def chunked_delta_rule(
         decays = None if g is None else of_chunks(g)  # (B, n, Hk, G, C), and K with channels
         strength = None if beta is None else of_chunks(beta)[..., None]
 
-        asking = keys_in = keys if erase_key is None else of_chunks(erase_key)
-        if adds_along:  # asks as a key of the token before would
-            asking = keys_in.roll(-1, -2)
-        # Keys meet keys only where a value is corrected by what the state holds.
-        rows = torch.stack([queries, asking] if delta else [queries], -3)
+        rows = queries[..., None, :, :]
+        if arguments.delta:  # where a value is corrected by what the state holds, keys meet keys
+            asking = keys_in = keys if erase_key is None else of_chunks(erase_key)
+            if adds_along:  # asks as a key of the token before would
+                asking = keys_in.roll(-1, -2)
+            rows = torch.stack([queries, asking], -3)
         between, from_start, to_end = _products(rows, keys, decays)
         of_queries, *of_rows = between.unbind(-3)  # (B, n, Hk, G, C, C) each
         log_leave, queries_in, keys_out = None, queries, keys
@@ -75,12 +75,13 @@ def chunked_delta_rule(
             queries_in, keys_out = queries * from_start, keys * to_end
             if adds_along:
                 from_start = nn.functional.pad(from_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
-            if delta:
+            if arguments.delta:
                 keys_in = keys_in * from_start
 
         written = values if strength is None else strength * values
         mixed = None
-        if delta:  # u = inverse beta (v - S^T k): a part from values, and one to take from S
+        if arguments.delta:
+            # u = inverse beta (v - S^T k): a part from values, and one to take from S
             of_keys = of_rows[0].roll(1, -2) if adds_along else of_rows[0]
             if strength is not None:
                 of_keys, keys_in = strength * of_keys, strength * keys_in
@@ -90,7 +91,7 @@ def chunked_delta_rule(
             mixed = keys_out.mT @ asked  # (B, n, Hk, G, K, K)
         initial = None if initial_state is None else initial_state.unflatten(1, (Hk, -1))
         read, final = layout.carry(running, initial, keys_out.mT @ written, log_leave, mixed)
-        if delta:
+        if arguments.delta:
             written = written - asked @ read
         y = queries_in @ read + of_queries.tril() @ written
 

@@ -30,6 +30,7 @@ def delta_rule(
     scale = q.shape[-1] ** -0.5
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
     if erase_key is not None:
+        erase_key = erase_key.repeat_interleave(v.shape[2] // erase_key.shape[2], 2)
         arguments = arguments._replace(erase_key=erase_key)
     return chunked_delta_rule(arguments, cu_seqlens, initial_state)
 
@@ -50,5 +51,6 @@ def delta_rule_step_(
     scale = q.shape[-1] ** -0.5
     arguments = DeltaArguments(q, k, v, beta, log_decay, key_mask, scale, normalize_qk)
     if erase_key is not None:
+        erase_key = erase_key.repeat_interleave(v.shape[1] // erase_key.shape[1], 1)
         arguments = arguments._replace(erase_key=erase_key)
     return chunked_delta_rule_step_(arguments, state)
