@@ -22,7 +22,7 @@ export async function load(folder) {
 }
 
 async function file(address) {
-  const response = await fetch(address);
+  const response = await fetch(address, { cache: "no-cache" }); // it may have been exported anew
   if (!response.ok) throw new Error(`${address} is missing (${response.status})`);
   return response;
 }
