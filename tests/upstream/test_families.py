@@ -23,6 +23,7 @@ MAY_NAME = {
     "model/auto.py": "registries, and models that are made of two others",
     "conversion/sources.py": "softmax models that are converted",
     "upstream/minimax_cache.py": "a class derived from it, imported when there is one",
+    "to_onnx/stock.py": "a layer and a cache of MiniMax, whose loops no graph can have",
     "upstream/xlstm_cache.py": "a class derived from it, imported when there is one",
     "upstream/layers/rg_lru.py": "a function of its, imported when there is such a layer",
 }
