@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,22 +116,33 @@ def ours_tokens(model: Any, ids: Tensor, new_tokens: int) -> Tensor:
 
 
 @torch.no_grad()
-def measure(report: Report, preset: str, setting: Setting, folder: Path) -> None:
-    model = make_model(preset, setting.size)
+def measure(
+    report: Report,
+    title: str,
+    model: PreTrainedModel,
+    setting: Setting,
+    folder: Path,
+    rivals: Mapping[str, tuple[Any, float]],
+) -> None:
+    """rivals: others that compute the same model, and how far their logits may be, by name."""
     ids = torch.randint(setting.size.vocab_size, (1, setting.T))
     start = ids[:, :SHORT_PROMPT]
     n = setting.new_tokens
     sessions = {
-        name: make_session(model, folder / preset / name, **how)
-        for name, (how, _) in GRAPHS.items()
+        name: make_session(model, folder / title / name, **how) for name, (how, _) in GRAPHS.items()
     }
     expected, made = model(ids).logits, ours_tokens(model, start, n)
     for name, (how, tolerance) in GRAPHS.items():
-        case = f"{preset}, {name}"
+        case = f"{title}, {name}"
         logits = logits_of(sessions[name], ids)
         report.errors[case] = check_close(case, logits, expected, tolerance)
         if "bits" not in how and not torch.equal(tokens_of(sessions[name], start, n), made):
             raise SystemExit(f"{case}: its tokens are not the model's")
+    for name, (rival, tolerance) in rivals.items():
+        case = f"{title}, {name}"
+        report.errors[case] = check_close(case, rival.last_logits(ids), expected[:, -1], tolerance)
+    if not isinstance(model, LinearAttentionForCausalLM):
+        use_kernels(model)
 
     prompts: dict[str, Callable[[], object]] = {
         OURS: lambda: model(ids, use_cache=True, logits_to_keep=1)
@@ -140,6 +151,9 @@ def measure(report: Report, preset: str, setting: Setting, folder: Path) -> None
     for name, session in sessions.items():
         prompts[name] = lambda session=session: logits_of(session, ids, keep=1)
         tokens[name] = lambda session=session: tokens_of(session, start, n)
+    for name, (rival, _) in rivals.items():
+        prompts[name] = lambda rival=rival: rival.read(ids)
+        tokens[name] = lambda rival=rival: rival.tokens(start, n)
     weights = weight_bytes(model)
     for panel, runs, work in (
         (PROMPT, prompts, Work(2 * setting.T * weights / 4, None)),
@@ -147,9 +161,9 @@ def measure(report: Report, preset: str, setting: Setting, folder: Path) -> None
     ):
         samples = {name: sample_of(run) for name, run in runs.items()}
         timings = report.time(samples, 60)
-        title = f"{preset}, {setting.T} tokens" if panel == PROMPT else f"{preset}, {n} tokens"
+        count = setting.T if panel == PROMPT else n
         of_float32 = dict.fromkeys((OURS, "ONNX Runtime", "standard operators"), work)
-        report.add(panel, title, setting.T if panel == PROMPT else n, timings, of_float32)
+        report.add(panel, f"{title}, {count} tokens", count, timings, of_float32)
 
 
 def qwen(size: Size, T: int) -> Qwen3_5ForConditionalGeneration:
@@ -233,33 +247,14 @@ def measure_qwen(report: Report, setting: Setting, folder: Path) -> None:
     text = Qwen3_5ForCausalLM(whole.config.text_config).eval()
     text.model.load_state_dict(whole.model.language_model.state_dict())
     text.lm_head = whole.lm_head
-    ids = torch.randint(setting.size.vocab_size, (1, setting.T))
-    start, n = ids[:, :SHORT_PROMPT], setting.new_tokens
-    expected = text(ids, logits_to_keep=1).logits[:, -1]
-    prompts: dict[str, Callable[[], object]] = {}
-    tokens: dict[str, Callable[[], object]] = {}
-    for name, (how, tolerance) in GRAPHS.items():
-        session = make_session(text, folder / "qwen3_5" / name, **how)
-        logits = logits_of(session, ids, keep=1)[:, -1]
-        report.errors[f"Qwen3.5, {name}"] = check_close(name, logits, expected, tolerance)
-        prompts[name] = lambda session=session: logits_of(session, ids, keep=1)
-        tokens[name] = lambda session=session: tokens_of(session, start, n)
+    rivals = {}
     if importlib.util.find_spec("onnxruntime_genai") is None:
         report.notes.append("onnxruntime-genai is not installed: no Qwen3.5 of its own")
     else:
         whole.save_pretrained(folder / "whole")
         for name, (precision, tolerance) in GENAI.items():
-            theirs = Genai(folder / "whole", folder / name, precision)
-            logits = theirs.last_logits(ids)
-            report.errors[f"Qwen3.5, {name}"] = check_close(name, logits, expected, tolerance)
-            prompts[name] = lambda theirs=theirs: theirs.read(ids)
-            tokens[name] = lambda theirs=theirs: theirs.tokens(start, n)
-    use_kernels(text)
-    prompts[OURS] = lambda: text(ids, use_cache=True, logits_to_keep=1)
-    tokens[OURS] = lambda: ours_tokens(text, start, n)
-    for panel, runs, length in ((PROMPT, prompts, setting.T), (TOKEN, tokens, n)):
-        timings = report.time({name: sample_of(run) for name, run in runs.items()}, 60)
-        report.add(panel, f"Qwen3.5, {length} tokens", length, timings, {})
+            rivals[name] = Genai(folder / "whole", folder / name, precision), tolerance
+    measure(report, "Qwen3.5", text, setting, folder, rivals)
 
 
 def main() -> None:
@@ -268,7 +263,8 @@ def main() -> None:
     setting = SETTINGS[report.flags.setting]
     with tempfile.TemporaryDirectory() as folder:
         for preset in setting.presets:
-            measure(report, preset, setting, Path(folder))
+            model = make_model(preset, setting.size)
+            measure(report, preset, model, setting, Path(folder), {})
         measure_qwen(report, setting, Path(folder))
     report.save()
 

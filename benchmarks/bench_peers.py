@@ -43,7 +43,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from bench_upstream import AFTER, make_model
 from harness import Report, Timing, Work, check_close, parser, sample_of
-from hf_linear_attention import export_onnx, use_kernels, use_large_pages
+from hf_linear_attention import use_kernels, use_large_pages
 from hf_linear_attention.extras import speedup
 from llama_cpp_models import (
     CACHE_BYTES,
@@ -207,17 +207,11 @@ class Graph:
     error: float  # of its logits
 
     def __init__(self, model: PreTrainedModel, bits: int | None):
-        import onnxruntime
-
-        from hf_linear_attention.to_onnx.generate import nothing, read
+        from bench_onnx import make_session, nothing, read  # imports ONNX Runtime
 
         self.nothing, self.read_ids = nothing, read
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
         with tempfile.TemporaryDirectory() as folder:
-            export_onnx(model, folder, bits=bits)
-            (file,) = Path(folder).glob("onnx/*.onnx")
-            self.session = onnxruntime.InferenceSession(file, options)
+            self.session = make_session(model, Path(folder), bits=bits)
 
     def begin(self, tokens: Tensor) -> Tensor:
         """Reads a context (rows, T): the last logits."""

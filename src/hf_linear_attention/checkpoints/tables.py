@@ -67,11 +67,12 @@ def family_of(config: Keys) -> Family:
     model_type = str(config.get("model_type"))
     if model_type == "linear_attention":
         raise ValueError("it is a model of this package, which from_pretrained loads")
-    if model_type not in FAMILIES and model_type not in OF_MAMBA_SSM:
+    families = FAMILIES | OF_MAMBA_SSM
+    if model_type not in families:
         what = NOT_COMPUTED.get(model_type)
         why = "" if what is None else f", whose layers have {what}"
         raise ValueError(
             f"model_type of its config.json must be one of {', '.join(map(repr, FAMILIES))}, got "
             f"{model_type!r}{why}"
         )
-    return {**FAMILIES, **OF_MAMBA_SSM}[model_type]
+    return families[model_type]

@@ -144,11 +144,11 @@ class StockCache(GraphCache):
             "mamba2_chunk_scan": self.mamba2_chunk_scan,
             "MiniMaxCache": StockCache,  # whose instances that model takes
         }
-        lightning = getattr(module, "MiniMaxLightningAttention", None)
-        whole_layers = {"forward": lambda *args, **kw: self.lightning_attention(*args, **kw)}
+        layers = getattr(module, "MiniMaxLightningAttention", None)  # None has no forward
+        forward = {"forward": lambda *args, **kwargs: self.lightning_attention(*args, **kwargs)}
         with (
             functions_in_module(module, functions),
-            functions_in_module(lightning, whole_layers if lightning else {}),
+            functions_in_module(layers, forward),
             experts_by(by_experts, model.config),
         ):
             yield
