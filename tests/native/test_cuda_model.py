@@ -236,8 +236,8 @@ def test_the_delta_rule_s_kernels_are_those_that_the_sizes_decide_on(tmp_path_fa
     program = build_plan(tmp_path_factory, op)
     B, H, T = 1, 4, 640
     for D, multiprocessors, columns, of_prepare, of_walk in (
-        (32, 2, 32, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 32>"),
-        (32, 132, 16, "prepare_kernel<BFloat16>", "outputs_kernel<BFloat16, 16>"),
+        (32, 2, 32, "prepare_kernel<BFloat16, false>", "outputs_kernel<BFloat16, 32>"),
+        (32, 132, 16, "prepare_kernel<BFloat16, false>", "outputs_kernel<BFloat16, 16>"),
         (
             64,
             132,
