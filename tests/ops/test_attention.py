@@ -20,6 +20,7 @@ SHAPES = [  # B, Hq, Hkv, R, S, K, V
     (1, 4, 4, 1, 5, 16, 16),
     (3, 5, 1, 2, 300, 33, 7),
     (2, 3, 3, 8, 65, 1, 1),
+    (1, 6, 2, 21, 130, 16, 24),
     (1, 8, 8, 1, 1, 128, 256),
     (0, 2, 1, 1, 4, 8, 8),
     (1, 2, 1, 2, 0, 8, 8),
@@ -124,6 +125,35 @@ def test_large_scores_and_keys_that_nobody_sees(mask):
     assert torch.equal(attention(q, k, v, nothing, 0.25), torch.zeros(1, 1, 2, 16))
 
 
+def packed_mask(lengths: list[int], past: list[int]) -> torch.Tensor:
+    """(1, 1, R, S) of sequences beside each other, each with tokens of its own before it."""
+    blocks = [
+        torch.ones(n, old + n, dtype=torch.bool).tril(old)
+        for n, old in zip(lengths, past, strict=True)
+    ]
+    return torch.block_diag(*blocks).bool()[None, None]
+
+
+@pytest.mark.parametrize(("Hq", "Hkv"), [(8, 2), (3, 3), (5, 1)])
+def test_blocks_that_a_mask_hides_are_not_looked_at(Hq, Hkv):
+    lengths, past = [1, 70, 1, 3, 9], [300, 0, 64, 190, 1]
+    mask = packed_mask(lengths, past)
+    R, S = mask.shape[2:]
+    q, k, v, _ = make_inputs((1, Hq, Hkv, R, S, 24, 40), torch.float32)
+    y = attention(q, k, v, mask.expand(1, Hq, R, S), 0.3)
+    starts = torch.tensor([0, *lengths]).cumsum(0), torch.tensor([0, *past]).cumsum(0)
+    for n, old, r, p in zip(lengths, past, *(x.tolist() for x in starts), strict=False):
+        rows, keys = slice(r, r + n), slice(r + p, r + p + n + old)
+        own = mask[:, :, rows, keys].expand(1, Hq, n, n + old)
+        alone = attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], own, 0.3)
+        torch.testing.assert_close(y[:, rows], alone)
+    k[:, :, :100], v[:, :, :100] = torch.nan, torch.nan  # of the first query's keys
+    unharmed = attention(q, k, v, mask.expand(1, Hq, R, S), 0.3)
+    assert unharmed[:, 0].isnan().all()
+    last = slice(-lengths[-1], None)  # whose blocks hold none of these
+    assert torch.equal(unharmed[:, last], y[:, last])
+
+
 def test_tensors_of_any_strides():
     q, k, v, _ = make_inputs((2, 4, 2, 1, 90, 24, 24), torch.float32)
     rows = torch.zeros(2, 90, 2, 3 * 24)
@@ -201,6 +231,26 @@ def test_own_layers_keep_it_beside_changed_models(llama, calls):
         with use_kernels(llama):
             own(random_ids(2, 1))
         assert layers > 0 and len(calls) == 2 * layers
+
+
+def test_many_queries_of_which_a_mask_hides_much(llama, calls):
+    bounds = torch.tensor([0, 12, 20])
+    for dtype, mask, is_ours in (
+        (torch.float32, "kept", True),
+        (torch.float32, "added", False),
+        (torch.float32, None, False),
+        (torch.bfloat16, "kept", False),
+    ):
+        q, k, v, mask_ = make_inputs((1, 4, 2, 20, 20, 8, 8), dtype, mask)
+        llama.num_key_value_groups = 2
+        y, _ = fast.attention(llama, q, k, v, mask_, scaling=0.3)
+        assert bool(calls) == is_ours
+        expected, _ = sdpa_attention_forward(llama, q, k, v, mask_, scaling=0.3)
+        torch.testing.assert_close(y, expected)
+        calls.clear()
+    packed = packed_mask([12, 8], [0, 0])
+    fast.attention(llama, q, k, v, packed, cu_seq_lens_q=bounds)
+    assert calls  # of sequences that are packed in half precision, too
 
 
 def test_what_is_left_to_pytorch(llama, calls):

@@ -1,5 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""A request whose logits are NaN ends with an error, and no other with it."""
+"""Tokens are drawn by their probabilities; and a request whose logits are NaN ends with an error,
+and no other with it.
+"""
 
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ from transformers.generation.continuous_batching.requests import RequestState
 
 from engines import NEW_TOKENS, PROMPTS, alone, engine, results, tokens_of
 from hf_linear_attention.serving.broken_rows import NO_TOKEN, RowSampler
-from hf_linear_attention.serving.sampling import KEY, Sampling
+from hf_linear_attention.serving.sampling import KEY, Sampling, drawn
 from tiny import VARIANTS, VOCAB_SIZE, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,3 +120,29 @@ def test_a_request_that_loses_its_memory_keeps_its_sampling():
     state = RequestState("lost", initial_tokens=[1, 2], logit_processor_kwargs={KEY: sampling})
     again = state.create_equivalent_initial_request()
     assert again.logit_processor_kwargs[KEY] is sampling
+
+
+@pytest.mark.parametrize("V", [7, 512, 1300])
+def test_tokens_are_drawn_by_their_probabilities(V, monkeypatch):
+    generator = torch.Generator().manual_seed(V)
+    probabilities = torch.rand(V, generator=generator)
+    probabilities[torch.randperm(V, generator=generator)[: V // 2]] = 0
+    numbers = torch.linspace(0, 1, 20_000, dtype=torch.float64)
+    numbers[-1] = 1 - 2**-53  # the largest below 1
+    monkeypatch.setattr(torch, "rand", lambda *sizes, **_: numbers[:, None])
+    tokens = drawn(probabilities.expand(len(numbers), -1))[:, 0]
+    upto = probabilities.double().cumsum(0)
+    # as far from a border as sums of float32 in a block are
+    sure = [number * upto[-1] + shift for number in numbers for shift in (-1e-4, 1e-4)]
+    low, high = torch.searchsorted(upto, torch.stack(sure), right=True).view(-1, 2).unbind(1)
+    assert ((low <= tokens) & (tokens <= high)).all() and (tokens == low).float().mean() > 0.9
+    assert (probabilities[tokens] > 0).all()
+
+
+def test_drawn_tokens_have_the_rates_of_their_probabilities():
+    probabilities = torch.zeros(1, 1025)
+    probabilities[0, [3, 511, 512, 1024]] = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    generator = torch.Generator().manual_seed(0)
+    tokens = drawn(probabilities.expand(100_000, -1), generator)
+    rates = torch.bincount(tokens[:, 0], minlength=1025) / len(tokens)
+    torch.testing.assert_close(rates, probabilities[0], atol=0.005, rtol=0)

@@ -2,8 +2,10 @@
 """Continuous batching of checkpoints with their code, recurrences of users, and what can't be."""
 
 import asyncio
+import gc
 import json
 import sys
+import threading
 
 import pytest
 import torch
@@ -40,6 +42,26 @@ try:
     print(json.dumps([output.generated_tokens for output in outputs.values()]))
 except NotImplementedError as error:
     print(json.dumps(str(error)))
+"""
+
+THREADS = """
+import json, os, time
+import torch
+from hf_linear_attention.serving.guard import release_threads
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(2)
+torch.ones(2**20).exp()
+busy = threads()
+release_threads()
+deadline = time.monotonic() + 60
+while threads() == busy and time.monotonic() < deadline:
+    time.sleep(0.001)
+released = threads()
+torch.ones(2**20).exp()
+print(json.dumps([busy - released, busy - threads()]))
 """
 
 
@@ -106,6 +128,31 @@ def test_a_manager_is_kept_for_later():
         outputs = model.generate_batch(PROMPTS[:3], config, settings, persistent_manager=True)
         assert tokens_of(list(outputs.values())) == expected
     model.destroy_cached_continuous_batching_manager()
+
+
+def test_the_thread_that_waits_for_an_engine_leaves_it_the_cores(tmp_path):
+    assert run(THREADS, modules=tmp_path) == [1, 0]
+
+
+class Patient(threading.Event):
+    """Is not in a hurry: whoever waits for it has to be woken."""
+
+    def wait(self, timeout=None):
+        return super().wait(60)
+
+
+def test_an_idle_engine_ends_at_once_and_what_was_there_before_is_no_garbage_of_its():
+    model = tiny_model()
+    with engine(model, start=False) as manager:
+        manager._wake_up_loop = Patient()
+        manager.start()
+        assert gc.get_freeze_count() > 0
+        answers = tokens_of(results(manager, manager.add_requests(PROMPTS[:2])))
+        manager.stop(timeout=30)
+        assert not manager.is_running()
+        assert gc.get_freeze_count() == 0
+        manager.warmup()  # the pages that the end of the test looks at
+    assert answers == [alone(model, prompt) for prompt in PROMPTS[:2]]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 //
 // Each key and value is read once, for all queries of the heads that share it. A task is a range of
 // the keys of one head; a block of them at a time, it takes the scores, and adds up the values with
-// weights that are relative to the largest score so far. What the tasks of a head found is put
+// weights that are relative to the largest score so far. Blocks that a mask hides are left out: of
+// sequences that are packed, each reads its own keys alone. What the tasks of a head found is put
 // together at the end, in an order that depends on the shapes and the number of threads only.
 //
 // Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867.
@@ -58,11 +59,11 @@ struct Found {
 template <class Acc>
 struct Scratch {
   Acc* q;       // (padded, stride of K): scaled
-  Acc* scores;  // (padded, kBlockKeys): scores, then weights
+  Acc* scores;  // (kRows, kBlockKeys): scores, then weights
 
   Scratch(Carver& carver, const Plan& plan)
       : q(carver.take<Acc>(plan.padded * round_up(plan.p.K, kLanes<Acc>))),
-        scores(carver.take<Acc>(plan.padded * kBlockKeys)) {}
+        scores(carver.take<Acc>(kRows * kBlockKeys)) {}
 };
 
 // No score is less, but -inf.
@@ -108,12 +109,13 @@ class Attention {
     return Found<Acc>(carver, plan_);
   }
 
-  // A query of a head of the keys: of which head, and which one.
+  // A query of a head of the keys: of which head, and which one. Those of one time, which a mask
+  // mostly treats alike, stand together.
   struct Query {
     int64_t batch, head, time;
   };
   Query query(int64_t head, int64_t row) const {
-    return {head / p_.Hkv, head % p_.Hkv * group_ + row / p_.R, row % p_.R};
+    return {head / p_.Hkv, head % p_.Hkv * group_ + row % group_, row / group_};
   }
 
   template <class T>
@@ -132,10 +134,26 @@ class Attention {
     }
     for (int64_t first = begin; first < end; first += kBlockKeys) {
       const int64_t keys = min(kBlockKeys, end - first);
-      score(s, head, first, keys);
-      weigh(s, to, head, first, keys);
-      add_values(s, to, head, first, keys);
+      for (int64_t row = 0; row < plan_.padded; row += kRows) {
+        if (!are_seen(head, row, first, keys)) continue;
+        score(s, head, row, first, keys);
+        weigh(s, to, head, row, first, keys);
+        add_values(s, to, head, row, first, keys);
+      }
     }
+  }
+
+  // Whether one of kRows queries from `row` on sees one of the keys, as far as a mask of bools
+  // says.
+  bool are_seen(int64_t head, int64_t row, int64_t first, int64_t keys) const {
+    if (p_.mask_type != MaskType::kept) return true;
+    bool seen = false;
+    for (const int64_t end = min(row + kRows, plan_.rows); row < end && !seen; ++row) {
+      const Query x = query(head, row);
+      const bool* const kept = row_of<bool>(p_.mask, x.batch, x.time, x.head);
+      for (int64_t i = first; i < first + keys; ++i) seen |= kept[i * p_.mask.dim];
+    }
+    return seen;
   }
 
   void stage_queries(const Scratch<Acc>& s, int64_t head) const {
@@ -150,17 +168,13 @@ class Attention {
     }
   }
 
-  void score(const Scratch<Acc>& s, int64_t head, int64_t first, int64_t keys) const {
+  void score(const Scratch<Acc>& s, int64_t head, int64_t row, int64_t first, int64_t keys) const {
     const Scalar* const k = row_of<Scalar>(p_.k, head / p_.Hkv, first, head % p_.Hkv);
-    for (int64_t row = 0; row < plan_.padded; row += kRows) {
-      int64_t key = 0;
-      for (; key + kKeys <= keys; key += kKeys)
-        score_tile<kKeys>(s.q + row * q_stride_, k + key * p_.k.time,
-                          s.scores + row * kBlockKeys + key);
-      for (; key < keys; ++key)
-        score_tile<1>(s.q + row * q_stride_, k + key * p_.k.time,
-                      s.scores + row * kBlockKeys + key);
-    }
+    const Acc* const q = s.q + row * q_stride_;
+    int64_t key = 0;
+    for (; key + kKeys <= keys; key += kKeys)
+      score_tile<kKeys>(q, k + key * p_.k.time, s.scores + key);
+    for (; key < keys; ++key) score_tile<1>(q, k + key * p_.k.time, s.scores + key);
   }
 
   template <int keys>
@@ -183,10 +197,11 @@ class Attention {
   }
 
   // From scores to weights; sums so far are scaled where there is a larger score.
-  void weigh(const Scratch<Acc>& s, const Found<Acc>& to, int64_t head, int64_t first,
+  void weigh(const Scratch<Acc>& s, const Found<Acc>& to, int64_t head, int64_t tile, int64_t first,
              int64_t keys) const {
-    for (int64_t row = 0; row < plan_.rows; ++row) {
-      Acc* const scores = s.scores + row * kBlockKeys;
+    const int64_t count = min(kRows, plan_.rows - tile);
+    for (int64_t row = tile; row < tile + count; ++row) {
+      Acc* const scores = s.scores + (row - tile) * kBlockKeys;
       if (p_.mask_type != MaskType::none) mask(scores, query(head, row), first, keys);
       for (int64_t i = keys; i < round_up(keys, W); ++i) scores[i] = -__builtin_inf();
       Vec<Acc> largest_of = broadcast(to.largest[row]);
@@ -211,7 +226,7 @@ class Attention {
       }
       to.total[row] += sum<Acc>(total);
     }
-    for (int64_t row = plan_.rows; row < plan_.padded; ++row)  // of no query
+    for (int64_t row = count; row < kRows; ++row)  // of no query
       __builtin_memset(s.scores + row * kBlockKeys, 0, sizeof(Acc) * kBlockKeys);
   }
 
@@ -230,18 +245,15 @@ class Attention {
     }
   }
 
-  void add_values(const Scratch<Acc>& s, const Found<Acc>& to, int64_t head, int64_t first,
-                  int64_t keys) const {
+  void add_values(const Scratch<Acc>& s, const Found<Acc>& to, int64_t head, int64_t row,
+                  int64_t first, int64_t keys) const {
     const Scalar* const v = row_of<Scalar>(p_.v, head / p_.Hkv, first, head % p_.Hkv);
-    for (int64_t row = 0; row < plan_.padded; row += kRows) {
-      const Acc* const weights = s.scores + row * kBlockKeys;
-      Acc* const sums = to.sums + row * v_stride_;
-      int64_t c = 0;
-      for (; c + kVectors * W <= p_.V; c += kVectors * W)
-        add_value_columns<kVectors, false>(weights, v, keys, c, sums);
-      for (; c + W <= p_.V; c += W) add_value_columns<1, false>(weights, v, keys, c, sums);
-      if (c < p_.V) add_value_columns<1, true>(weights, v, keys, c, sums);
-    }
+    Acc* const sums = to.sums + row * v_stride_;
+    int64_t c = 0;
+    for (; c + kVectors * W <= p_.V; c += kVectors * W)
+      add_value_columns<kVectors, false>(s.scores, v, keys, c, sums);
+    for (; c + W <= p_.V; c += W) add_value_columns<1, false>(s.scores, v, keys, c, sums);
+    if (c < p_.V) add_value_columns<1, true>(s.scores, v, keys, c, sums);
   }
 
   template <int vectors, bool partial>

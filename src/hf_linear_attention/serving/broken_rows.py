@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""Rows of a batch whose logits give no token, such as NaN, end alone.
+"""The tokens of a batch by its logits. Rows whose logits give none, such as NaN, end alone.
 
 Transformers draws the tokens of a batch in one call, which raises an error for all of its rows; and
 where nothing is drawn, it takes NaN for the largest of numbers.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.requests import RequestState
 
-from .sampling import KEY, Sampling, sampled
+from .sampling import KEY, Sampling, drawn, sampled
 
 NO_TOKEN = "the logits of its next token are not finite, and so there is none"
 
@@ -29,7 +29,6 @@ class RowSampler:
 
     def __init__(self, runner: Any, sampling: Sampling | None = None):
         self.runner, self.sampling = runner, sampling
-        self.sample = runner._sample
         self.broken: list[int] = []
         # Where this would be compiled or a graph, or results are read later, all is as it was:
         # with layers with states it never is.
@@ -57,7 +56,18 @@ class RowSampler:
         if self.broken:
             rows = torch.tensor(self.broken, device=logits.device)
             logits = logits.index_fill(0, rows, 0)
-        self.sample(logits[None], output_ids)
+        self._write(logits, output_ids)
+
+    def _write(self, logits: Tensor, output_ids: Tensor) -> None:
+        """Tokens, and the bits of their logarithmic probabilities where these are wanted."""
+        runner = self.runner
+        if runner.do_sample or runner.return_logprobs:
+            probabilities = logits.softmax(-1)
+        tokens = drawn(probabilities) if runner.do_sample else logits.argmax(-1, keepdim=True)
+        output_ids[0, : len(tokens)] = tokens[:, 0]
+        if runner.return_logprobs:
+            logprobs = probabilities.gather(1, tokens)[:, 0].log()
+            output_ids[1, : len(tokens)] = logprobs.view(output_ids.dtype)
 
 
 def wrong_rows(logits: Tensor, is_right: Callable[[float], bool]) -> set[int]:

@@ -255,9 +255,13 @@ class PagedModel:
         return input_ids.shape[1] == len(requests) and all(r.has_new_token for r in requests)
 
     def _masks(self, masks: Any) -> dict[str, Tensor | None]:
-        """By type of layer; all None for flash attention, which makes its own."""
+        """By type of layer; all None for flash attention, which makes its own. On a CPU bools, for
+        attention that leaves out the keys of other sequences.
+        """
         if not isinstance(masks, dict):  # one for the only type
             masks = dict.fromkeys(self.softmax_types, masks)
+        if self.model.device.type == "cpu" and self.model.config._attn_implementation == "sdpa":
+            masks = {kind: mask == 0 for kind, mask in masks.items()}
         return {**masks, LINEAR: None}
 
     def _keep(

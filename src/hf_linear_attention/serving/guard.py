@@ -5,13 +5,16 @@ door, and forgets those whose clients have hung up.
 
 import asyncio
 import copy
+import ctypes
 import functools
+import gc
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
@@ -64,10 +67,22 @@ class GuardedManager(ContinuousBatchingManager):
         is_running = self.is_running()
         if not is_running:
             self._has_begun.clear()
+            release_threads()
+            gc.freeze()  # else each collection looks at all that the process has imported
         super().start()
         if not is_running:
             self._has_begun.wait()
             finish_on_signals(self)
+
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        super().stop(*args, **kwargs)
+        if not self.is_running():
+            gc.unfreeze()
+
+    def join(self, *args: Any, **kwargs: Any) -> None:
+        """As in Transformers, where an idle loop looks for the end ten times a second."""
+        self._wake_up_loop.set()
+        super().join(*args, **kwargs)
 
     def _run_generation_loop(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -262,3 +277,15 @@ class Door(queue.Queue):
 
 def already_there(request_id: str) -> ValueError:
     return ValueError(f"a request with the id {request_id!r} is under way: choose another")
+
+
+def release_threads() -> None:
+    """Ends the OpenMP threads of the thread that calls, which are made anew when it next computes.
+
+    Where there are more of them than cores, those of all threads sleep between two parallel loops
+    instead of spinning; an engine's step has dozens, and pays for waking them in each.
+    """
+    pause = getattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all", None)
+    if pause is not None:  # of OpenMP 5.0; other pools are not OpenMP's
+        omp_pause_soft = 1
+        pause(omp_pause_soft)

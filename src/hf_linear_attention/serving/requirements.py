@@ -53,6 +53,7 @@ METHODS: dict[type, dict[str, str]] = {
         "add_request": "input_ids request_id max_new_tokens streaming ...",
         "cancel_request": "request_id",
         "is_running": "",
+        "join": "stop_trigger_time ...",
         "pause": "",
         "register_result_handler": "request_id callback",
         "start": "",

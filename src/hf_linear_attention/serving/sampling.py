@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.logits_process import (
@@ -136,12 +137,37 @@ class Sampling:
         logits = self.warpers(None, logits)
         if self.generator is None or not math.isfinite(logits.amax()):  # which give no token
             return logits
-        return only(logits.softmax(-1).multinomial(1, generator=self.generator), logits)
+        return only(drawn(logits.softmax(-1), self.generator), logits)
 
 
 def only(tokens: Tensor, logits: Tensor) -> Tensor:
     """Logits by which these tokens (n, 1) are sure to be drawn."""
     return torch.full_like(logits, -torch.inf).scatter(1, tokens, 0)
+
+
+BLOCK = 512  # tokens
+
+
+def drawn(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Tokens (N, 1) by probabilities (N, V): first a block of the vocabulary, then one of its
+    tokens. `torch.multinomial` draws a number for each token, which takes as long as a small model.
+    """
+    padded = pad(probabilities, (0, -probabilities.shape[-1] % BLOCK))
+    blocks = padded.unflatten(-1, (-1, BLOCK))
+    upto = blocks.sum(-1).double().cumsum(-1)
+    number = torch.rand(len(upto), 1, dtype=upto.dtype, device=upto.device, generator=generator)
+    number = below(number * upto[:, -1:], upto)
+    block = torch.searchsorted(upto, number, right=True)
+    before = pad(upto, (1, 0)).gather(1, block)
+    within = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=upto.dtype)
+    token = torch.searchsorted(within, below(number - before, within), right=True)
+    return block * BLOCK + token
+
+
+def below(number: Tensor, upto: Tensor) -> Tensor:
+    """Numbers (N, 1) that are not rounded to the sums' last, behind which nothing is."""
+    last = upto[:, -1:]
+    return torch.minimum(number, last.nextafter(torch.zeros_like(last)))
 
 
 def sampled(
