@@ -16,7 +16,7 @@ from .mixers.parts.decays import Decay, register_decay
 from .mixers.tables import register_mixer
 from .model.auto import before_context_parallel, observe_model_classes, register_model_type
 from .model.configuration import LinearAttentionConfig
-from .model.context_parallel import prepare
+from .model.context_parallel import gathering_copies, prepare, refuse_ulysses
 from .model.modeling import (
     LinearAttentionForCausalLM,
     LinearAttentionForMaskedLM,
@@ -45,7 +45,7 @@ __version__ = "0.2.0"  # read by setup.py, which imports nothing for it: this mu
 
 register_model_type(LinearAttentionConfig)
 observe_model_classes(replace_outdated)
-before_context_parallel(prepare)
+before_context_parallel(prepare, refuse_ulysses, gathering_copies)
 warn_of_newer()
 
 __all__ = [

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -22,6 +23,7 @@ from transformers.distributed import DistributedConfig
 from hf_linear_attention import (
     LinearAttentionForMaskedLM,
     LinearAttentionForSequenceClassification,
+    TokenTree,
     split_sequence,
     use_kernels,
 )
@@ -48,8 +50,7 @@ def padded() -> dict[str, Tensor]:
     mask = torch.ones(2, T, dtype=torch.long)
     mask[tuple(zip(*HIDDEN, strict=True))] = 0
     mask[1, :2] = 0
-    follows = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    labels = batch["labels"].masked_fill((mask & follows) == 0, -100)
+    labels = batch["labels"].masked_fill(mask == 0, -100)  # some follow padding
     return {**batch, "labels": labels, "attention_mask": mask}
 
 
@@ -348,6 +349,34 @@ def changed_models_share_sequences(model_type: str, batch: str, order: str) -> N
         assert_equal(gradient, gradient_or_zeros(parameter), name, tolerance)
 
 
+def compiled_models_share_sequences() -> None:
+    """In graphs that end where ranks exchange something; those too whose heads hand nothing on."""
+    for name, order in (("hybrid", "head_tail"), ("mamba2", "contiguous")):
+        whole, model = (
+            tiny_model(**shallow(name)) if name in VARIANTS else tiny_upstream(name).double()
+            for _ in range(2)
+        )
+        for one in (whole, model):
+            use_kernels(one) if name not in VARIANTS else None
+        compiled = torch.compile(model, backend="eager")
+        for seed in range(2):
+            batch = {k: x.roll(seed, 1) for k, x in rows().items()}
+            expected = whole(**batch, use_cache=False).loss
+            actual = compiled(**split_sequence(batch, order=order), use_cache=False).loss
+            assert_equal(actual, expected, name, 1e-6)  # compiled losses are of float32
+        assert_equal(compiled(**batch, use_cache=False).loss, expected, f"{name} alone", 1e-6)
+
+
+def ulysses_is_refused() -> None:
+    """DeepSpeed's, which would cut states off, where Accelerate does not know of them."""
+    accelerator = SimpleNamespace(parallelism_config=SimpleNamespace(sp_size=2))
+    model = tiny_upstream("falcon_h1")
+    use_kernels(model)
+    for each in (model, tiny_model()):
+        with pytest.raises(ValueError, match=r"sp_size must be 1 for \['.*ForCausalLM'\]"):
+            Accelerator._prepare_deepspeed(accelerator, each)
+
+
 def an_accelerator_tells_changed_models() -> None:
     """Those too whose heads hand nothing on."""
     group = SimpleNamespace(get_group=lambda: dist.group.WORLD)
@@ -376,6 +405,12 @@ def changed_models_refuse_what_they_can_not_share() -> None:
         assert not model.supports_context_parallel
         with pytest.raises(ValueError, match=f"sequence_group must be None for .*{why}"):
             model(**part)
+    tree = TokenTree((T // dist.get_world_size(),), (-1,))
+    for model_type in ("qwen3_5_text", "mamba2"):
+        model = tiny_upstream(model_type)
+        use_kernels(model)
+        with pytest.raises(ValueError, match="sequence_group must be None with a tree"):
+            model(**part, tree=tree)
     model = tiny_upstream("qwen3_5_text")
     with use_kernels(model):
         model.loss_function = torch.nn.functional.cross_entropy
@@ -452,6 +487,8 @@ CHECKS: dict[str, Callable[[], None]] = {
             buffers_are_cut_in_place_and_put_back,
             what_can_not_be_shared_is_refused,
             an_accelerator_tells_changed_models,
+            compiled_models_share_sequences,
+            ulysses_is_refused,
             changed_models_refuse_what_they_can_not_share,
         )
     },

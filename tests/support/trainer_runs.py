@@ -133,7 +133,7 @@ def trainer_of(run: str, folder: Path) -> Trainer:
         model=model,
         args=args,
         train_dataset=dataset(),
-        eval_dataset=dataset() if "eval_strategy" in kwargs else None,
+        eval_dataset=dataset()[:-3] if "eval_strategy" in kwargs else None,  # no whole batches
         data_collator=collate,
     )
 

@@ -6,8 +6,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 
-from hf_linear_attention import LinearAttentionModel, TokenTree
+from hf_linear_attention import LinearAttentionModel, TokenTree, use_kernels
 from tiny import VARIANTS, random_ids, shallow, tiny_model
+from upstream_models import tiny_upstream
 
 # Two prompts, of which the first forks into a turn that forks again, and two answers.
 TREE = TokenTree(lengths=(9, 4, 6, 1, 5, 7, 3, 2), parents=(-1, -1, 0, 0, 1, 2, 2, 4))
@@ -135,10 +136,17 @@ def test_what_is_no_tree(lengths, parents, message):
         TokenTree(lengths, parents)
 
 
+@pytest.mark.parametrize("model_type", [None, "qwen3_5_text", "mamba2"])
+def test_another_thing_is_no_tree(model_type):
+    model = tiny_model() if model_type is None else tiny_upstream(model_type)
+    if model_type is not None:
+        use_kernels(model)
+    with pytest.raises(ValueError, match=r"tree must be a TokenTree, got tuple"):
+        model(random_ids(1, 5), tree=(3, 2))
+
+
 def test_what_does_not_go_with_a_tree():
     model, ids, tree = tiny_model(), random_ids(1, 5), TokenTree((3, 2), (-1, 0))
-    with pytest.raises(ValueError, match=r"tree must be a TokenTree, got tuple"):
-        model(ids, tree=(3, 2))
     with pytest.raises(ValueError, match=r"tree must be of all .*, got tokens of \(1, 4\)"):
         model(ids[:, :4], tree=tree)
     for name, given in {

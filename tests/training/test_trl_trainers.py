@@ -52,9 +52,10 @@ MODELS = {
 }
 
 
-def trained(kind, model, folder, is_shared):
+def trained(kind, model, folder, is_shared, **others):
     """The weights after two steps, and the trainer."""
     trainer_class, config_class, options = TRAINERS[kind]
+    options = {**options, **others}
     if is_shared:
         trainer_class = type("Shared", (SharedPrompts, trainer_class), {})
     config = config_class(
@@ -184,6 +185,17 @@ def test_answers_are_forks_of_their_prompts(name, tmp_path, monkeypatch):
         ]
         assert sorted(order) == list(range(len(logps)))
         assert ((logps[order] - forward) * mask[order]).abs().max() < 1e-3
+
+
+@pytest.mark.thorough
+def test_answers_of_rloo_are_forks_too(tmp_path):
+    model = MODELS["gated_deltanet"]()
+    model.save_pretrained(tmp_path / "model")  # of which a reference is loaded
+    model = type(model).from_pretrained(tmp_path / "model")
+    options = {"use_transformers_continuous_batching": True}
+    _, trainer = trained("rloo", model, tmp_path, True, **options)
+    for shared in trainer.shared_prompts:
+        assert 0 < shared.tokens_read < 0.7 * shared.tokens_given
 
 
 def test_batches_have_whole_groups(tmp_path):

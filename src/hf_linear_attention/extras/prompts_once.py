@@ -277,10 +277,12 @@ class SharedPrompts:
 
         model.generate_batch = generate_and_keep
         try:
-            completion_ids, _ = generate(*args, **kwargs)
+            generated = generate(*args, **kwargs)
         finally:
             del model.generate_batch
-        return completion_ids, [output.logprobs for output in outputs.values()]
+        if not isinstance(generated, tuple):  # RLOO's trainer asks for tokens alone
+            return generated
+        return generated[0], [output.logprobs for output in outputs.values()]
 
 
 def once_each(prompts: list[list[int]]) -> tuple[list[list[int]], int]:

@@ -29,7 +29,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -208,22 +208,42 @@ def before_forwards(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], 
     return stop
 
 
-def before_context_parallel(prepare: Callable[[Any, tuple[Any, ...]], bool]) -> None:
+def before_context_parallel(
+    prepare: Callable[[Any, tuple[Any, ...]], bool],
+    refuse: Callable[[Any, tuple[Any, ...]], None],
+    gathering: Callable[[Any, Any], AbstractContextManager],
+) -> None:
     """Lets `prepare` see an Accelerator with cp_size > 1 and what it is given to prepare: where it
-    returns True, all is done. Only the package does this, whose models share sequences themselves:
-    Accelerate refuses layers like theirs. Transformers has imported it, if it is there.
+    returns True, all is done. `refuse` sees one that prepares for DeepSpeed, and one gathers for
+    metrics what `gathering` makes of it, and within that. Only the package does this, whose models
+    share sequences themselves: Accelerate refuses layers like theirs. Transformers has imported it,
+    if it is there.
     """
     module = sys.modules.get("accelerate.accelerator")
     if module is None or hasattr(module.Accelerator._prepare_cp, "is_preceded"):
         return
-    prepare_cp = module.Accelerator._prepare_cp
+    accelerator = module.Accelerator
+    prepare_cp, prepare_deepspeed = accelerator._prepare_cp, accelerator._prepare_deepspeed
+    gather_for_metrics = accelerator.gather_for_metrics
 
     @functools.wraps(prepare_cp)
     def prepare_cp_or_leave_it(self, *objects):
         return objects if prepare(self, objects) else prepare_cp(self, *objects)
 
+    @functools.wraps(prepare_deepspeed)
+    def refuse_or_prepare(self, *objects):
+        refuse(self, objects)
+        return prepare_deepspeed(self, *objects)
+
+    @functools.wraps(gather_for_metrics)
+    def gather(self, input_data, *args, **kwargs):
+        with gathering(self, input_data) as data:
+            return gather_for_metrics(self, data, *args, **kwargs)
+
     prepare_cp_or_leave_it.is_preceded = True  # type: ignore[attr-defined]
-    module.Accelerator._prepare_cp = prepare_cp_or_leave_it
+    accelerator._prepare_cp = prepare_cp_or_leave_it
+    accelerator._prepare_deepspeed = refuse_or_prepare
+    accelerator.gather_for_metrics = gather
 
 
 _making_a_paged_cache = threading.RLock()

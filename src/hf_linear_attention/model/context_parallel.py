@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..recurrences.sequence_parallel import (
@@ -20,6 +21,7 @@ from ..recurrences.sequence_parallel import (
     SequenceGroup,
     check_lengths,
     part_of,
+    sum_over_ranks,
 )
 
 # What a model is asked for: the order in which it wants pieces, one of `ORDERS`, or None where it
@@ -61,6 +63,41 @@ def prepare(accelerator: Any, objects: tuple[Any, ...]) -> bool:
             config: Any = model.config
             config._attn_implementation = "sdpa"
     return True
+
+
+def refuse_ulysses(accelerator: Any, objects: tuple[Any, ...]) -> None:
+    """Raises a ValueError for models that share sequences themselves where DeepSpeed would."""
+    config = accelerator.parallelism_config
+    models = [sharing_model(x) for x in objects if isinstance(x, nn.Module)]
+    names = [type(model).__name__ for model in models if model is not None]
+    if config is not None and config.sp_size > 1 and names:
+        raise ValueError(
+            f"sp_size must be 1 for {names}, whose layers pass states on, got {config.sp_size}: "
+            "cp_size shares their sequences"
+        )
+
+
+@contextmanager
+def gathering_copies(accelerator: Any, data: Any) -> Iterator[Any]:
+    """While an evaluation's losses (rows,) are gathered, each that of a rank's tokens: ranks that
+    share sequences then all have the mean, and so Accelerate, which cuts what the last batch has
+    of more than is left of the data, is told that all is there several times.
+    """
+    if not is_ours(getattr(accelerator, "_cp_context", None)):
+        yield data
+        return
+    if isinstance(data, Tensor) and data.dim() == 1 and data.is_floating_point():
+        group = accelerator.torch_device_mesh["cp"].get_group()
+        data = sum_over_ranks(data, group) / dist.get_world_size(group)
+    state, copies = accelerator.gradient_state, 1
+    if state.remainder > 0:
+        copies = accelerator.parallelism_config.non_data_parallel_size
+        state.active_dataloader.remainder *= copies
+    try:
+        yield data
+    finally:
+        if copies > 1:
+            state.active_dataloader.remainder //= copies
 
 
 def is_ours(context: Any) -> bool:

@@ -146,9 +146,12 @@ class AllGather(torch.autograd.Function):
         return dx, None
 
 
+all_gather = torch.compiler.disable(AllGather.apply)  # whose ranks compile each for itself
+
+
 def gathered_pieces(x: Tensor, sequence_group: SequenceGroup) -> Tensor:
     """x (B P, ...), the pieces of a row side by side, of all ranks in order: (n P, B, ...)."""
-    of_ranks = AllGather.apply(x, ranks_of(sequence_group))
+    of_ranks = all_gather(x, ranks_of(sequence_group))
     order = pieces_in_order(sequence_group)
     pieces = of_ranks.unflatten(1, (-1, len(order) // len(of_ranks)))
     return torch.stack([pieces[rank, :, i] for rank, i in order])
@@ -187,7 +190,7 @@ class Shards(NamedTuple):
         for (rank, _), length in zip(order, self.lengths, strict=True):
             of_ranks[rank] += length
         padded = F.pad(x, (*[0, 0] * (x.dim() - 1), 0, max(of_ranks) - len(x)))
-        rows = AllGather.apply(padded, self.group)
+        rows = all_gather(padded, self.group)
         P = len(order) // len(of_ranks)
         pieces = [row[:length].chunk(P) for row, length in zip(rows, of_ranks, strict=True)]
         return torch.cat([pieces[rank][i] for rank, i in order]).transpose(0, dim)
@@ -242,7 +245,7 @@ def share_tokens(
     given = [cu_seq_lens_q, seq_idx, position_ids]
     kind = next((i for i, x in enumerate(given) if x is not None), len(given))
     of_rank = torch.tensor([B, T, key_mask is not None, kind], device=device)
-    rows, tokens, masked, kinds = AllGather.apply(of_rank, group).T.tolist()
+    rows, tokens, masked, kinds = all_gather(of_rank, group).T.tolist()
     if len(set(rows)) > 1 or len(set(kinds)) > 1:
         raise ValueError(
             "ranks of a sequence_group must have as many rows, and say in one way where packed "
@@ -425,7 +428,7 @@ def shift_labels_across(labels: Tensor, ignore_index: int, sequence_group: Seque
 
 def sum_over_ranks(x: Tensor, sequence_group: SequenceGroup) -> Tensor:
     """The sum of all ranks' x."""
-    return AllGather.apply(x, ranks_of(sequence_group)).sum(0)
+    return all_gather(x, ranks_of(sequence_group)).sum(0)
 
 
 # Rotary positions whose frequencies depend on how long the longest sequence of a batch is: of that

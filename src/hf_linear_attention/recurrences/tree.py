@@ -169,8 +169,7 @@ def check_tree(tree: Any, shape: tuple[int, int], config: PreTrainedConfig) -> N
     """Raises a ValueError where a model can't read tokens (B, T) as a tree."""
     if tree is None:
         return
-    if not isinstance(tree, TokenTree):
-        raise ValueError(f"tree must be a TokenTree, got {type(tree).__name__}")
+    check_kind(tree)
     if shape != (1, tree.num_tokens):
         raise ValueError(
             f"tree must be of all tokens of one row, (1, {tree.num_tokens}) by its lengths, got "
@@ -178,6 +177,12 @@ def check_tree(tree: Any, shape: tuple[int, int], config: PreTrainedConfig) -> N
         )
     if not getattr(config, "is_causal", True):
         raise ValueError("tree must be None where is_causal=False: nothing can be forked there")
+
+
+def check_kind(tree: Any) -> None:
+    """Raises a ValueError where it is no tree."""
+    if not isinstance(tree, TokenTree):
+        raise ValueError(f"tree must be a TokenTree, got {type(tree).__name__}")
 
 
 def check_beside_tree(**others: Any) -> None:

@@ -26,7 +26,7 @@ from ..recurrences.tree import TokenTree, check_labels_of_tree
 from ..releases import CACHE, CACHE_NAMES
 from .bounds import ALSO_CALLED, BOUNDS, GROUP, SHARDS, TELL_BY_MASK, MaskAndBounds
 from .families import family_of, replacement_for
-from .trees import tell_tree
+from .trees import tell_tree, tree_of_call
 
 # Of models whose heads hand nothing on (see `tell_base`): bounds for the base model below.
 _told: ContextVar[Tensor | TokenTree | None] = ContextVar("bounds, or a tree", default=None)
@@ -71,7 +71,8 @@ def tell_layers(
         _check_in_a_graph(model, args, kwargs)
         return None
     given = by_name(model, args, kwargs)
-    tree, bounds = given.pop("tree", None), _told.get()
+    tree, bounds = tree_of_call(given), _told.get()
+    given.pop("tree", None)
     if bounds is None:
         bounds = bounds_of_call(given) if tree is None else tree
     if bounds is None:
@@ -213,7 +214,7 @@ def tell_base(
         if kwargs.get(BOUNDS) is not None:
             refuse_in_a_graph(type(head).__name__)
         return None
-    tree, others = kwargs.get("tree"), {k: x for k, x in kwargs.items() if k != "tree"}
+    tree, others = tree_of_call(kwargs), {k: x for k, x in kwargs.items() if k != "tree"}
     check_labels_of_tree(tree, kwargs.get("labels"), kwargs.get("shift_labels"))
     _told.set(bounds_of_call(by_name(head, args, others)) if tree is None else tree)
     setattr(head.base_model, IS_TOLD, _told.get() is not None)

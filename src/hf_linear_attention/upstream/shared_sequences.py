@@ -27,10 +27,13 @@ from .functions import ByFunctions
 from .heads import Served
 from .losses import GIVEN
 from .packing import batch_and_time, by_name, mixes_packed, parameters_of
+from .trees import tree_of_call
 
 # Of heads that hand nothing on to the base model below: what they were given of this.
 SAID = (GROUP, BOUNDS, "seq_idx", "position_ids")
 _said: ContextVar[dict[str, Any] | None] = ContextVar("who shares which sequences", default=None)
+# True of a base model that is told so now; a compiled graph can ask for this, and not for `_said`.
+IS_SHARED = "_is_told_of_shared_sequences"
 
 
 def attends(model: Any) -> bool:
@@ -80,21 +83,29 @@ def check_head(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> No
     Raises:
         ValueError: ranks can't share its sequences.
     """
-    if kwargs.get(GROUP) is not None and (why := why_not(head)) is not None:
+    if kwargs.get(GROUP) is None:
+        return
+    if (why := why_not(head)) is not None:
         raise ValueError(f"sequence_group must be None for {type(head).__name__}: {why}")
+    tree_of_call(kwargs)
 
 
 def tell_shared_base(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> None:
     """Before the forward of one that does not hand the group on to its base model."""
-    if not torch.compiler.is_compiling():
-        is_shared = kwargs.get(GROUP) is not None
-        _said.set({name: kwargs.get(name) for name in SAID} if is_shared else None)
+    if kwargs.get(GROUP) is not None:
+        _say(head, {name: kwargs.get(name) for name in SAID})
 
 
-def forget_group(head: PreTrainedModel, args: tuple, output: Any) -> None:
+def forget_group(head: PreTrainedModel, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
     """After it, or its error."""
-    if not torch.compiler.is_compiling():
-        _said.set(None)
+    if kwargs.get(GROUP) is not None:
+        _say(head, None)
+
+
+@torch.compiler.disable  # a graph ends here, for it knows no such variables
+def _say(head: PreTrainedModel, said: dict[str, Any] | None) -> None:
+    _said.set(said)
+    setattr(head.base_model, IS_SHARED, said is not None)
 
 
 def share_layers(
@@ -106,17 +117,22 @@ def share_layers(
     Raises:
         ValueError: ranks can't share its sequences, or not with such arguments.
     """
-    group = kwargs.get(GROUP)
-    if torch.compiler.is_compiling():
-        if group is not None:
-            raise ValueError(f"{type(model).__name__} takes no sequence_group compiled")
+    is_shared = kwargs.get(GROUP) is not None or getattr(model, IS_SHARED, False)
+    if torch.compiler.is_compiling() and not is_shared:
         return None
+    return _share(model, args, kwargs)
+
+
+@torch.compiler.disable
+def _share(
+    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
     said = _said.get()
-    if group is None and said is None:
+    if kwargs.get(GROUP) is None and said is None:
         return None
     name, given = type(model).__name__, by_name(model, args, kwargs)
     said = said or {name: given.get(name) for name in SAID}
-    check_head(model, args, said)
+    check_head(model, args, {**said, "tree": given.get("tree")})
     if any(given.get(cache) is not None for cache in CACHE_NAMES):
         raise ValueError(f"sequence_group must be None for {name} with a cache")
     (B, T), mask = batch_and_time(given), given.get("attention_mask")

@@ -4,14 +4,28 @@
 Shapes: B batch, T time.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..recurrences.tree import TokenTree, check_beside_tree, check_tree, masks_of_tree
+from ..recurrences.tree import TokenTree, check_beside_tree, check_kind, check_tree, masks_of_tree
 from ..releases import CACHE_NAMES
-from .bounds import ALSO_CALLED, BOUNDS, TELL_BY_MASK, MaskAndBounds
+from .bounds import ALSO_CALLED, BOUNDS, GROUP, TELL_BY_MASK, MaskAndBounds
 from .families import family_of
+
+
+def tree_of_call(kwargs: Mapping[str, Any]) -> TokenTree | None:
+    """The tree among a model's arguments.
+
+    Raises:
+        ValueError: it is another thing, or ranks share its tokens.
+    """
+    tree = kwargs.get("tree")
+    if tree is not None:
+        check_kind(tree)
+        check_beside_tree(**{GROUP: kwargs.get(GROUP)})
+    return tree
 
 
 def tell_tree(

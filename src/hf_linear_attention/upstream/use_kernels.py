@@ -568,7 +568,8 @@ def _add_hooks(report: Report, model: nn.Module, layers: set[nn.Module]) -> None
         if not family_of(type(part)).head_hands_on:
             shared = part.register_forward_pre_hook(tell_shared_base, with_kwargs=True)
             report.hooks.append(shared)
-            report.hooks.append(part.register_forward_hook(forget_group, always_call=True))
+            told = part.register_forward_hook(forget_group, with_kwargs=True, always_call=True)
+            report.hooks.append(told)
             report.hooks.append(part.register_forward_pre_hook(tell_base, with_kwargs=True))
             report.hooks.append(part.register_forward_hook(forget, always_call=True))
             if family_of(type(part)).hands_on == "states":

@@ -88,5 +88,4 @@ def _mask(
         seen = seen & (own[:, None, :, None] == others[:, None, None])
     if shards.key_mask is not None:
         seen = seen & shards.key_mask[:, None, None, keys]
-        seen = seen | (other == place)  # padding sees itself: attention to nothing is NaN
     return seen
