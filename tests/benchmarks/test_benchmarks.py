@@ -122,6 +122,7 @@ def test_generation_is_measured(tmp_path, monkeypatch):
     assert contenders(document, "prompt, float32") == {"ours", "Llama"}
 
 
+@pytest.mark.thorough
 def test_traces_race_compilers(tmp_path, monkeypatch):
     document = run(bench_decode_race, tmp_path, monkeypatch)
     every = set(bench_decode_race.CONTENDERS)

@@ -63,6 +63,7 @@ def kinds(model):
 KINDS = {8: "Int8Tensor", 4: "Int4Tensor"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_any_model_becomes_a_folder_of_few_bits(name, bits, tmp_path, capsys):

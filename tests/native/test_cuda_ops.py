@@ -16,6 +16,7 @@ from new_python import run_python
 ROOT = Path(__file__).resolve().parents[2]
 if not shutil.which(CXX[0]):
     pytest.skip("there is no C++ compiler", allow_module_level=True)
+pytestmark = pytest.mark.thorough  # the kernels' own tests are in test_cuda_kernels.py
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,6 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return {"PYTHONPATH": str(directory), "HF_LINEAR_ATTENTION_CPU_ISA": "none"}
 
 
-@pytest.mark.thorough
 def test_ops_pass_their_tests_on_emulated_kernels(environment):
     """Those in float32, and not about what only the CPU checks."""
     chosen = (
@@ -55,7 +55,6 @@ def test_ops_pass_their_tests_on_emulated_kernels(environment):
     assert re.search(r"\b\d{2} passed", result.stdout), result.stdout
 
 
-@pytest.mark.thorough
 def test_ops_are_as_users_and_torch_call_them_on_emulated_kernels(environment):
     """But for what is in place, of which the CPU has ops of its own."""
     tests = [ROOT / "tests" / "native" / name for name in ("ops_on_gpu.py", "on_gpu.py")]
@@ -94,7 +93,6 @@ def test_python_knows_the_room_that_forward_has_for_pieces(environment):
 DELTA_RULE = ROOT / "tests" / "native" / "delta_on_gpu.py"
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "chosen, variables",
     [
@@ -121,7 +119,6 @@ def lines_with(text: str, path: Path) -> list[int]:
     return [number for number, line in enumerate(lines, 1) if text in line]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -235,7 +232,6 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.thorough
 def test_nothing_to_do_is_done_and_float64_refused(environment):
     result = run_python("-c", NOTHING_AND_FLOAT64, **environment)
     assert result.stdout.splitlines() == [
@@ -254,7 +250,6 @@ print(_why_a_call_fails(torch.device("cpu")))
 """
 
 
-@pytest.mark.thorough
 def test_one_call_shows_whether_a_driver_takes_the_kernels(environment):
     assert run_python("-c", TRY_A_CALL, **environment).stdout == "None\n"
     error = "CUDA driver version is insufficient for CUDA runtime version"

@@ -143,6 +143,6 @@ def test_drawn_tokens_have_the_rates_of_their_probabilities():
     probabilities = torch.zeros(1, 1025)
     probabilities[0, [3, 511, 512, 1024]] = torch.tensor([0.1, 0.2, 0.3, 0.4])
     generator = torch.Generator().manual_seed(0)
-    tokens = drawn(probabilities.expand(100_000, -1), generator)
+    tokens = drawn(probabilities.expand(10_000, -1), generator)
     rates = torch.bincount(tokens[:, 0], minlength=1025) / len(tokens)
-    torch.testing.assert_close(rates, probabilities[0], atol=0.005, rtol=0)
+    torch.testing.assert_close(rates, probabilities[0], atol=0.015, rtol=0)

@@ -40,7 +40,7 @@ def two_ranks(tmp_path_factory) -> subprocess.CompletedProcess:
     return run_python(SUPPORT / "two_ranks.py", folder, CUDA_VISIBLE_DEVICES="")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", CHECKS)
 def test_two_ranks_agree_with_one(check, two_ranks):
     # the script ends with the first check that fails

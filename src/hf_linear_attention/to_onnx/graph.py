@@ -187,6 +187,7 @@ def graph_of(model: PreTrainedModel) -> Written:
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
+    from .norms import divide_by_roots
     from .translations import TRANSLATIONS
 
     graph = Graph(model).eval()
@@ -212,6 +213,7 @@ def graph_of(model: PreTrainedModel) -> Written:
         )
     assert program is not None
     rename_kept(program.model.graph)
+    divide_by_roots(program.model.graph)
     ClearMetadataAndDocStringPass()(
         program.model
     )  # where in this machine's files each node is from

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.numerics import at_least_float32, l2_normed
+from ..ops.numerics import L2_NORM_EPS, at_least_float32
 from ..ops.tokens import behind
 from ..recurrences.convolution import ConvolutionInputs, ConvolutionWindow
 from ..recurrences.delta_product import ProductInputs, ProductRecurrence
@@ -56,6 +56,13 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(index.shape[0])[:, None], index]
 
 
+def l2_normed(x: Tensor) -> Tensor:
+    """As `ops.numerics.l2_normed`, by the mean of squares: so runtimes know an RMS norm in it."""
+    K = x.shape[-1]
+    divisor = (x.pow(2).mean(-1, keepdim=True) + L2_NORM_EPS / K).sqrt()
+    return x / divisor * torch.full((K,), K**-0.5, dtype=x.dtype)
+
+
 def hide(x: Tensor, is_real: Tensor) -> Tensor:
     """x (B, T, ...) with 0 for tokens that are not."""
     return torch.where(behind(is_real, x), x, 0)
@@ -89,9 +96,11 @@ def attend(
     q = q.repeat_interleave(Hv // Hq, 2) if Hq < Hv else q
     rules = ("linear", "gated") if beta is None else ("delta", "gated_delta")
     per_token = [None if x is None else hide(x, is_real).flatten(2) for x in (log_decay, beta)]
+    if beta is None:  # else a value is written by its beta
+        v = hide(v, is_real)
     y, after = torch.onnx.ops.symbolic_multi_out(
         f"{MICROSOFT}::LinearAttention",
-        (q.flatten(2), k.flatten(2), hide(v, is_real).flatten(2), state, *per_token),
+        (q.flatten(2), k.flatten(2), v.flatten(2), state, *per_token),
         {
             "q_num_heads": q.shape[2],
             "kv_num_heads": Hv,
