@@ -214,10 +214,10 @@ def before_context_parallel(
     gathering: Callable[[Any, Any], AbstractContextManager],
 ) -> None:
     """Lets `prepare` see an Accelerator with cp_size > 1 and what it is given to prepare: where it
-    returns True, all is done. `refuse` sees one that prepares for DeepSpeed, and one gathers for
-    metrics what `gathering` makes of it, and within that. Only the package does this, whose models
-    share sequences themselves: Accelerate refuses layers like theirs. Transformers has imported it,
-    if it is there.
+    returns True, all is done. `refuse` sees what one is given to prepare for DeepSpeed. `gathering`
+    is entered with what one gathers for metrics, and gives what to gather in its place. Only the
+    package does this, whose models share sequences themselves: Accelerate refuses layers like
+    theirs. Transformers has imported it, if it is there.
     """
     module = sys.modules.get("accelerate.accelerator")
     if module is None or hasattr(module.Accelerator._prepare_cp, "is_preceded"):

@@ -67,12 +67,12 @@ def prepare(accelerator: Any, objects: tuple[Any, ...]) -> bool:
 
 def refuse_ulysses(accelerator: Any, objects: tuple[Any, ...]) -> None:
     """Raises a ValueError for models that share sequences themselves where DeepSpeed would."""
-    config = accelerator.parallelism_config
+    sp_size = getattr(accelerator.parallelism_config, "sp_size", 1)
     models = [sharing_model(x) for x in objects if isinstance(x, nn.Module)]
     names = [type(model).__name__ for model in models if model is not None]
-    if config is not None and config.sp_size > 1 and names:
+    if sp_size > 1 and names:
         raise ValueError(
-            f"sp_size must be 1 for {names}, whose layers pass states on, got {config.sp_size}: "
+            f"sp_size must be 1 for {names}, whose layers pass states on, got {sp_size}: "
             "cp_size shares their sequences"
         )
 

@@ -154,7 +154,8 @@ def drawn(probabilities: Tensor, generator: torch.Generator | None = None) -> Te
     """
     padded = pad(probabilities, (0, -probabilities.shape[-1] % BLOCK))
     blocks = padded.unflatten(-1, (-1, BLOCK))
-    upto = blocks.sum(-1).double().cumsum(-1)
+    sums = torch.float32 if blocks.device.type == "mps" else torch.float64  # which that has not
+    upto = blocks.sum(-1).cumsum(-1, dtype=sums)
     number = torch.rand(len(upto), 1, dtype=upto.dtype, device=upto.device, generator=generator)
     number = below(number * upto[:, -1:], upto)
     block = torch.searchsorted(upto, number, right=True)

@@ -11,7 +11,9 @@ def divide_by_roots(graph: Any) -> None:
     for inverse in [node for node in graph if node.op_type == "Reciprocal"]:
         root, (made,) = inverse.inputs[0], inverse.outputs
         users = [node for node, _ in made.uses()]
-        if root.producer().op_type != "Sqrt" or [node.op_type for node in users] != ["Mul"]:
+        of_root = root.producer()
+        is_root = of_root is not None and of_root.op_type == "Sqrt"
+        if not is_root or [node.op_type for node in users] != ["Mul"]:
             continue
         (product,) = users
         (x,) = (value for value in product.inputs if value is not made)
