@@ -405,6 +405,10 @@ def changed_models_refuse_what_they_can_not_share() -> None:
         assert not model.supports_context_parallel
         with pytest.raises(ValueError, match=f"sequence_group must be None for .*{why}"):
             model(**part)
+    first = dist.new_group([0])
+    if dist.get_rank() > 0:
+        with pytest.raises(ValueError, match=r"group must be one that rank [1-3] is in, .* \[0\]"):
+            split_sequence(rows(), first)
     tree = TokenTree((T // dist.get_world_size(),), (-1,))
     for model_type in ("qwen3_5_text", "mamba2"):
         model = tiny_upstream(model_type)

@@ -78,11 +78,16 @@ def split_sequence(
 
     Raises:
         ValueError: a tensor has no dimension 1, or not the others' size there, or one that does not
-            suit the ranks; or the order is none of the two.
+            suit the ranks; the order is none of the two, or this rank none of the group's.
     """
     if order not in ORDERS:
         raise ValueError(f"order must be one of {sorted(ORDERS)}, got {order!r}")
     group = dist.group.WORLD if group is None else group
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"group must be one that rank {dist.get_rank()} is in, got one of ranks "
+            f"{dist.get_process_group_ranks(group)}"
+        )
     sequence_group = ORDERS[order](group)
     shared = {
         name: x
