@@ -118,7 +118,7 @@ def share_layers(
         ValueError: ranks can't share its sequences, or not with such arguments.
     """
     is_shared = kwargs.get(GROUP) is not None or getattr(model, IS_SHARED, False)
-    if torch.compiler.is_compiling() and not is_shared:
+    if not is_shared and (torch.compiler.is_compiling() or _said.get() is None):
         return None
     return _share(model, args, kwargs)
 
@@ -127,11 +127,8 @@ def share_layers(
 def _share(
     model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
-    said = _said.get()
-    if kwargs.get(GROUP) is None and said is None:
-        return None
     name, given = type(model).__name__, by_name(model, args, kwargs)
-    said = said or {name: given.get(name) for name in SAID}
+    said = _said.get() or {name: given.get(name) for name in SAID}
     check_head(model, args, {**said, "tree": given.get("tree")})
     if any(given.get(cache) is not None for cache in CACHE_NAMES):
         raise ValueError(f"sequence_group must be None for {name} with a cache")
