@@ -7,13 +7,14 @@
 "ours" is the model with `generate()`; all others are what `export_onnx` writes of it, with the loop
 of generate.py. A prompt is one row, of which the last logits are asked.
 A token is a share of those that are generated behind a short prompt, the likeliest ones. Sums are
-of float32 everywhere; the standard's operators are computed by a loop. Weights are random: those of
-few bits are compared with the model only loosely. Needs the extra "onnx".
+of float32 everywhere; the standard's operators are computed by a loop. Graphs of few bits are
+compared with the model of the same rounded weights. Needs the extra "onnx".
 
 Transformers' Qwen3.5, with use_kernels and as graphs, stands beside the graphs that
 onnxruntime-genai makes of it, by its own loop, where that package is installed.
 """
 
+import copy
 import importlib.util
 import json
 import subprocess
@@ -34,6 +35,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
+from bench_upstream import fields_of
 from harness import Report, Work, check_close, parser, sample_of
 from hf_linear_attention import (
     LinearAttentionConfig,
@@ -42,20 +44,24 @@ from hf_linear_attention import (
     use_kernels,
 )
 from hf_linear_attention.to_onnx.generate import generate, nothing, read
+from hf_linear_attention.to_onnx.weights import has_few_bits, round_weights
 from models import NO_SPECIAL_TOKENS, SIZE, SMALLEST, Size, weight_bytes
 
 OURS = "ours"
-# Graphs by the arguments of export_onnx, and how far their logits may be from the model's: those of
-# another model would be 1.4.
+ROUNDED_INPUTS = 0.1
+# Graphs by the arguments of export_onnx, and how far their logits may be from the model's, or from
+# those with rounded weights: another model's would be 1.4. Products of few bits round inputs, too.
 GRAPHS = {
     "ONNX Runtime": ({}, 1e-4),
     "standard operators": ({"standard": True}, 1e-4),
-    "8 bits": ({"bits": 8}, 0.1),
-    "4 bits": ({"bits": 4}, 1.0),
+    "8 bits": ({"bits": 8}, ROUNDED_INPUTS),
+    "4 bits": ({"bits": 4}, ROUNDED_INPUTS),
 }
 NAMES = (OURS, *GRAPHS)
-# What genai's builder is told. It norms queries and keys without an epsilon, which matters here.
-GENAI = {"genai": ("fp32", 3e-2), "genai, 4 bits": ("int4", 1.0)}
+# The precision that genai's builder is told, its bits, and how far its logits may be from the
+# model's. Its embeddings keep their bits. It norms queries and keys without an epsilon, which
+# matters here.
+GENAI = {"genai": ("fp32", None, 3e-2), "genai, 4 bits": ("int4", 4, ROUNDED_INPUTS)}
 PROMPT, TOKEN = "prompt", "token"
 SHORT_PROMPT = 16
 
@@ -65,14 +71,15 @@ Session = onnxruntime.InferenceSession
 class Setting(NamedTuple):
     presets: tuple[str, ...]
     size: Size
+    qwen_layers: int
     T: int  # tokens of a prompt
     new_tokens: int
 
 
 SETTINGS = {
-    "smallest": Setting(("gated_deltanet",), SMALLEST, 16, 4),
-    "short": Setting(("gated_deltanet",), Size(256, 704, 4, 4, 8000), 512, 32),
-    "full": Setting(("gated_deltanet", "gla", "katharopoulos"), SIZE, 1024, 64),
+    "smallest": Setting(("gated_deltanet",), SMALLEST, 4, 16, 4),
+    "short": Setting(("gated_deltanet",), Size(256, 704, 4, 4, 8000), 4, 512, 32),
+    "full": Setting(("gated_deltanet", "gla", "katharopoulos"), SIZE, 12, 1024, 64),
 }
 
 
@@ -116,6 +123,17 @@ def ours_tokens(model: Any, ids: Tensor, new_tokens: int) -> Tensor:
     return made[:, ids.shape[1] :]
 
 
+def of_rounded(model: PreTrainedModel, ids: Tensor, bits: int, chosen=has_few_bits) -> Tensor:
+    """Logits of a model with rounded weights."""
+    model = copy.deepcopy(model)
+    round_weights(model, bits, chosen)
+    return model(ids).logits
+
+
+def is_rounded_product(module: torch.nn.Module) -> bool:
+    return has_few_bits(module) and not isinstance(module, torch.nn.Embedding)
+
+
 @torch.no_grad()
 def measure(
     report: Report,
@@ -123,10 +141,12 @@ def measure(
     model: PreTrainedModel,
     setting: Setting,
     folder: Path,
-    rivals: Mapping[str, tuple[Any, float]],
+    rivals: Mapping[str, tuple[Any, int | None, float]],
 ) -> None:
-    """rivals: others that compute the same model, and how far their logits may be, by name."""
-    ids = torch.randint(setting.size.vocab_size, (1, setting.T))
+    """rivals: others that compute the same model, the bits of their products' weights, and how far
+    their logits may be, by name.
+    """
+    ids = torch.randint(model.config.vocab_size, (1, setting.T))
     start = ids[:, :SHORT_PROMPT]
     n = setting.new_tokens
     sessions = {
@@ -136,12 +156,14 @@ def measure(
     for name, (how, tolerance) in GRAPHS.items():
         case = f"{title}, {name}"
         logits = logits_of(sessions[name], ids)
-        report.errors[case] = check_close(case, logits, expected, tolerance)
+        exact = of_rounded(model, ids, how["bits"]) if "bits" in how else expected
+        report.errors[case] = check_close(case, logits, exact, tolerance)
         if "bits" not in how and not torch.equal(tokens_of(sessions[name], start, n), made):
             raise SystemExit(f"{case}: its tokens are not the model's")
-    for name, (rival, tolerance) in rivals.items():
+    for name, (rival, bits, tolerance) in rivals.items():
         case = f"{title}, {name}"
-        report.errors[case] = check_close(case, rival.last_logits(ids), expected[:, -1], tolerance)
+        exact = of_rounded(model, ids, bits, is_rounded_product) if bits else expected
+        report.errors[case] = check_close(case, rival.last_logits(ids), exact[:, -1], tolerance)
     if not isinstance(model, LinearAttentionForCausalLM):
         use_kernels(model)
 
@@ -152,7 +174,7 @@ def measure(
     for name, session in sessions.items():
         prompts[name] = lambda session=session: logits_of(session, ids, keep=1)
         tokens[name] = lambda session=session: tokens_of(session, start, n)
-    for name, (rival, _) in rivals.items():
+    for name, (rival, *_) in rivals.items():
         prompts[name] = lambda rival=rival: rival.read(ids)
         tokens[name] = lambda rival=rival: rival.tokens(start, n)
     weights = weight_bytes(model)
@@ -167,44 +189,20 @@ def measure(
         report.add(panel, f"{title}, {count} tokens", count, timings, of_float32)
 
 
-def qwen(size: Size, T: int) -> Qwen3_5ForConditionalGeneration:
-    """A Qwen3.5 of this size, one of four layers softmax, which genai's builder takes only with its
-    eyes.
-    """
-    head_dim = max(size.hidden_size // size.heads, 32)
-    text = dict(
-        vocab_size=size.vocab_size,
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=max(size.heads // 4, 1),
-        head_dim=head_dim,
-        linear_num_key_heads=size.heads,
-        linear_num_value_heads=size.heads,
-        linear_key_head_dim=head_dim,
-        linear_value_head_dim=head_dim,
-        layer_types=[
-            "full_attention" if layer % 4 == 3 or layer + 1 == size.layers else "linear_attention"
-            for layer in range(size.layers)
-        ],
-        max_position_embeddings=2 * T,
-        rope_parameters={
-            **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-            **{"mrope_section": mrope_section(head_dim // 8), "mrope_interleaved": True},
-        },
-        **NO_SPECIAL_TOKENS,
-    )
+def qwen(layers: int, is_smallest: bool) -> Qwen3_5ForConditionalGeneration:
+    """The Qwen3.5 of bench_upstream.py, which genai's builder takes only with its eyes."""
+    text = fields_of("Qwen3.5", layers, is_smallest) | {"tie_word_embeddings": False}
+    pairs = text["head_dim"] // 8  # of features that are turned, which count three axes
+    section = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    text["rope_parameters"] = {
+        **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        **{"mrope_section": section, "mrope_interleaved": True},
+    }
     eyes = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, patch_size=4)
-    eyes |= dict(out_hidden_size=size.hidden_size, num_position_embeddings=16)
+    eyes |= dict(out_hidden_size=text["hidden_size"], num_position_embeddings=16)
+    config = Qwen3_5Config(text_config=text, vision_config=eyes)
     torch.manual_seed(0)
-    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=eyes))
-
-
-def mrope_section(pairs: int) -> list[int]:
-    """Of so many pairs of features, which count time, height and width."""
-    third = pairs // 3
-    return [pairs - 2 * third, third, third]
+    return Qwen3_5ForConditionalGeneration(config)
 
 
 class Genai:
@@ -244,7 +242,7 @@ class Genai:
 
 @torch.no_grad()
 def measure_qwen(report: Report, setting: Setting, folder: Path) -> None:
-    whole = qwen(setting.size, setting.T).eval()
+    whole = qwen(setting.qwen_layers, setting.size is SMALLEST).eval()
     text = Qwen3_5ForCausalLM(whole.config.text_config).eval()
     text.model.load_state_dict(whole.model.language_model.state_dict())
     text.lm_head = whole.lm_head
@@ -253,8 +251,8 @@ def measure_qwen(report: Report, setting: Setting, folder: Path) -> None:
         report.notes.append("onnxruntime-genai is not installed: no Qwen3.5 of its own")
     else:
         whole.save_pretrained(folder / "whole")
-        for name, (precision, tolerance) in GENAI.items():
-            rivals[name] = Genai(folder / "whole", folder / name, precision), tolerance
+        for name, (precision, *checked) in GENAI.items():
+            rivals[name] = (Genai(folder / "whole", folder / name, precision), *checked)
     measure(report, "Qwen3.5", text, setting, folder, rivals)
 
 

@@ -196,17 +196,20 @@ MODELS = {
 }
 
 
-def make_model(name: str, layers: int, dtype: torch.dtype, is_smallest: bool) -> PreTrainedModel:
-    """With random weights, the same every time, in evaluation mode."""
+def fields_of(name: str, layers: int, is_smallest: bool) -> dict[str, Any]:
+    """Of a config."""
     upstream = MODELS[name]
     fields = upstream.fields | (upstream.smallest if is_smallest else {})
-    fields = fields | {"vocab_size": fields["vocab_size"] * layers // upstream.layers}
+    fields["vocab_size"] = fields["vocab_size"] * layers // upstream.layers
     if upstream.types:
         times = -(-layers // len(upstream.types))
-        fields = fields | {"layer_types": list((upstream.types * times)[:layers])}
-    config = AutoConfig.for_model(
-        upstream.model_type, num_hidden_layers=layers, **fields, **NO_SPECIAL_TOKENS
-    )
+        fields["layer_types"] = list((upstream.types * times)[:layers])
+    return {"num_hidden_layers": layers, **fields, **NO_SPECIAL_TOKENS}
+
+
+def make_model(name: str, layers: int, dtype: torch.dtype, is_smallest: bool) -> PreTrainedModel:
+    """With random weights, the same every time, in evaluation mode."""
+    config = AutoConfig.for_model(MODELS[name].model_type, **fields_of(name, layers, is_smallest))
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 

@@ -11,6 +11,7 @@ import torch
 from hf_linear_attention import LinearAttentionForCausalLM, export_onnx
 from hf_linear_attention.__main__ import main
 from hf_linear_attention.to_onnx import export
+from hf_linear_attention.to_onnx.weights import round_weights
 from tiny import VARIANTS, tiny_model, tokenizer_of_letters
 
 # Large enough that its weights are worth few bits.
@@ -73,14 +74,19 @@ def test_what_the_command_can_not_do_ends_it_with_the_reason(tmp_path, monkeypat
     [
         (torch.float32, None, "model", 1e-4),
         (torch.float16, None, "model_fp16", 0.1),
-        (torch.float32, 8, "model_quantized", 1.0),
-        (torch.float32, 4, "model_q4", 8.0),
-        (torch.float16, 4, "model_q4f16", 8.0),
+        (torch.float32, 8, "model_quantized", 0.8),
+        (torch.float32, 4, "model_q4", 0.8),
+        (torch.float16, 4, "model_q4f16", 0.8),
     ],
 )
 def test_weights_of_every_kind(dtype, bits, file, difference, tmp_path):
     model = model_of(dtype, tie_word_embeddings=True)
     compared = export_onnx(model, tmp_path, bits=bits)
+    if bits is not None:
+        assert compared.difference > 2 * difference or bits == 8
+        round_weights(model, bits)  # then products differ by the 8 bits of their inputs
+        (path,) = (tmp_path / "onnx").iterdir()
+        compared = export.compare(model, path)
     assert compared.difference < difference < compared.largest
     (path,) = (tmp_path / "onnx").iterdir()
     assert path.name == f"{file}.onnx"
@@ -93,6 +99,23 @@ def test_weights_of_every_kind(dtype, bits, file, difference, tmp_path):
         for x in graph.input
         if x.name.startswith("past_recurrent")
     )
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rounded_weights_are_the_nearest(bits):
+    """Of the 2^bits multiples of a block's scale; the largest number of a block is exact."""
+    module = torch.nn.Linear(40, 80)  # the second block is not full
+    exact = module.weight.detach().clone()
+    round_weights(module, bits)
+    for part in (slice(0, 32), slice(32, 40)):
+        largest = exact[:, part].abs().amax(1, keepdim=True)
+        error = (module.weight - exact)[:, part].abs()
+        at_most = largest / 2**bits
+        # A value opposite to the largest may lie one step beyond the last multiple.
+        assert (error <= 2.001 * at_most).all() and (error <= 1.001 * at_most).float().mean() > 0.9
+        assert torch.isclose(
+            error.gather(1, exact[:, part].abs().argmax(1, True)), torch.tensor(0.0), atol=1e-7
+        ).all()
 
 
 @pytest.mark.thorough

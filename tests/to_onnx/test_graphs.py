@@ -161,7 +161,7 @@ def test_a_hundred_thousand_tokens_in_pieces(variant, tolerance, tmp_path):
 @pytest.mark.thorough
 @torch.no_grad()
 def test_zero_keys_and_strong_decays(tmp_path):
-    fields = {**VARIANTS["preset_gated_deltanet"], "conv_kernel_size": 0}
+    fields = {**VARIANTS["preset_gated_deltanet"], "conv_kernel_size": 0, "head_dim": 128}
     models = [tiny_model(dtype=dtype, **fields) for dtype in (torch.float32, torch.float64)]
     for model in models:
         for layer, strength in zip(model.model.layers, (60.0, 1e4, 0.0), strict=True):

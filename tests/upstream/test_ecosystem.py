@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from accelerate.hooks import remove_hook_from_module
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from torch.ao.nn.quantized import dynamic as nnqd
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -168,6 +168,21 @@ def test_gradient_checkpointing_changes_no_gradient(original, ids):
     model.gradient_checkpointing_enable()
     for mine, their in zip(gradients(), want, strict=True):
         torch.testing.assert_close(mine, their)
+
+
+def test_prompts_of_peft_are_read_once(original, ids):
+    """PEFT before 0.22 finds no cache of Transformers 5.24, and in that of states no tokens."""
+    model = copy.deepcopy(original)
+    use_kernels(model)
+    sizes = {"num_attention_heads": 1, "num_layers": 1, "token_dim": model.config.hidden_size}
+    prompts = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **sizes)
+    model = get_peft_model(model, prompts).eval()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    options = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    cached = model.generate(**inputs, **options)
+    assert torch.equal(cached, model.generate(**inputs, **options, use_cache=False))
+    with pytest.raises(ValueError, match="can't draft tokens for a model with prompts of PEFT"):
+        model.generate(**inputs, **options, prompt_lookup_num_tokens=2)
 
 
 # TRL

@@ -36,13 +36,22 @@ _made_caches: ContextVar[tuple[GenerationMixin, list[Cache]] | None] = ContextVa
 )
 
 
-def has_prompts_of_peft(model: GenerationMixin) -> bool:
+def has_prompts_of_peft(model: Any, mode: GenerationMode | None = None) -> bool:
     """Whether PEFT, whose method has taken the place of the model's, puts prompts of its own before
     the tokens, as prompt tuning does.
+
+    Raises:
+        ValueError: it does, and the mode drafts tokens.
     """
     wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
     config = getattr(wrapper, "active_peft_config", None) if wrapper is not model else None
-    return getattr(config, "is_prompt_learning", False)
+    has_prompts = getattr(config, "is_prompt_learning", False)
+    if has_prompts and mode is GenerationMode.ASSISTED_GENERATION:
+        raise ValueError(
+            "generate() can't draft tokens for a model with prompts of PEFT, which hands it one "
+            "token at a time; prompt_lookup_num_tokens and assistant_model must be None"
+        )
+    return has_prompts
 
 
 def check_prompt(*given: Any) -> None:
@@ -165,12 +174,7 @@ class LinearAttentionGenerationMixin(ServedMixin, GenerationMixin):
     ):
         """Gives `generate()` this model's cache instead of a DynamicCache or StaticCache."""
         check_generation(generation_config, generation_mode)
-        has_prompts = has_prompts_of_peft(self)
-        if has_prompts and generation_mode is GenerationMode.ASSISTED_GENERATION:
-            raise ValueError(
-                "generate() can't draft tokens for a model with prompts of PEFT, which hands it "
-                "one token at a time; prompt_lookup_num_tokens and assistant_model must be None"
-            )
+        has_prompts = has_prompts_of_peft(self, generation_mode)
         has_more = [model_kwargs.get(name) for name in ("inputs_embeds", "encoder_outputs")]
         if has_prompts or any(x is not None for x in has_more):
             # Transformers cuts the tokens into chunks and would read all embeddings with each, and

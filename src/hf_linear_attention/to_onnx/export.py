@@ -96,6 +96,10 @@ def export_onnx(
     graph, states = graph_of(model)
     if standard:
         make_standard(graph)
+    else:
+        from .fusions import fuse
+
+        fuse(graph)
     if bits is not None:
         from .weights import quantize
 

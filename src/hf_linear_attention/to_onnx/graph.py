@@ -16,13 +16,15 @@ from transformers import PreTrainedModel
 
 from ..conversion.quiet import quietly
 from ..fast.linear import project
+from ..mixers.parts import rotary
+from ..model.auto import functions_in_module
 from ..model.modeling import LinearAttentionForCausalLM
 from ..recurrences.sequence_parallel import rope_by_length
-from .operators import FORMS, Order, take
+from .operators import FORMS, ROTATION, Order, shared_keys, take
 from .states import PAST, GraphCache, State, full_mask, window_mask
 from .stock import StockCache, check_stock, logits_of
 
-OPSET = 18  # that torch.onnx writes in, of which others are made
+OPSET = 23  # the first with an operator for softmax attention
 BATCH, TIME, TOTAL = "batch_size", "sequence_length", "total_sequence_length"
 KEPT, NUM_KEPT = "num_logits", "num_logits_to_keep"  # a dimension, and the input that says it
 
@@ -127,15 +129,17 @@ class Graph(nn.Module):
         ids, positions = take(ids, order.column), take(positions, order.column)
         if self.is_ours:
             cache = GraphCache(order, self.windows, past)
-            y = self.model.model(ids, masks, positions, past_key_values=cache).last_hidden_state
-            return project(self.model.lm_head, last(take(y, order.place), num_kept)), cache
+            with shared_keys(), functions_in_module(rotary, ROTATION):
+                outputs = self.model.model(ids, masks, positions, past_key_values=cache)
+            y = last(take(outputs.last_hidden_state, order.place), num_kept)
+            return project(self.model.lm_head, y), cache
         stock = StockCache(order, self.windows, past)
         inputs = {"input_ids": ids, "attention_mask": order.is_real, "position_ids": positions}
         head = self.model.get_output_embeddings()
         of_head = head.register_forward_pre_hook(
             lambda head, given: last(take(given[0], order.place), num_kept)
         )
-        with of_head, stock.in_place_of_functions(self.model, masks):
+        with of_head, shared_keys(), stock.in_place_of_functions(self.model, masks):
             return logits_of(self.model, stock, **inputs), stock
 
     def example(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
@@ -187,7 +191,6 @@ def graph_of(model: PreTrainedModel) -> Written:
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    from .norms import divide_by_roots
     from .translations import TRANSLATIONS
 
     graph = Graph(model).eval()
@@ -213,7 +216,6 @@ def graph_of(model: PreTrainedModel) -> Written:
         )
     assert program is not None
     rename_kept(program.model.graph)
-    divide_by_roots(program.model.graph)
     ClearMetadataAndDocStringPass()(
         program.model
     )  # where in this machine's files each node is from

@@ -9,12 +9,15 @@ value dim, C channels, W tokens that a window keeps.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.integrations import sdpa_attention
 
+from ..model.auto import functions_in_module
 from ..ops.numerics import L2_NORM_EPS, at_least_float32
 from ..ops.tokens import behind
 from ..recurrences.convolution import ConvolutionInputs, ConvolutionWindow
@@ -53,14 +56,62 @@ class Order(NamedTuple):
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x (B, T, ...) at index (B, n): (B, n, ...)."""
-    return x[torch.arange(index.shape[0])[:, None], index]
+    shape = *index.shape, *x.shape[2:]
+    args = x, index[:, :, None]
+    return torch.onnx.ops.symbolic(
+        "GatherND", args, {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13
+    )
+
+
+def rotated(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """As Transformers' `apply_rotary_pos_emb`, by the operator RotaryEmbedding: q and k (B, H, T,
+    D), or (B, T, H, D) for unsqueeze_dim=2, with their first R features turned by cos and sin (B,
+    T, R).
+    """
+    R = cos.shape[-1]
+    cos, sin = (x[..., : R // 2].to(q.dtype) for x in (cos, sin))
+    turned = []
+    for x in (q, k):
+        x = x if unsqueeze_dim == 1 else x.transpose(1, 2)
+        y = torch.onnx.ops.symbolic(
+            "RotaryEmbedding",
+            (x, cos, sin),
+            {"rotary_embedding_dim": R},
+            dtype=x.dtype,
+            shape=x.shape,
+            version=23,
+        )
+        turned.append(y if unsqueeze_dim == 1 else y.transpose(1, 2))
+    q, k = turned
+    return q, k
+
+
+ROTATION = {"apply_rotary_pos_emb": rotated}
+
+
+def shared_keys() -> AbstractContextManager[None]:
+    """While it lasts, PyTorch's attention gets keys that heads share as they are: ONNX's has such,
+    PyTorch would copy them for each head.
+    """
+    return functions_in_module(sdpa_attention, {"use_gqa_in_sdpa": lambda *args: True})
 
 
 def l2_normed(x: Tensor) -> Tensor:
-    """As `ops.numerics.l2_normed`, by the mean of squares: so runtimes know an RMS norm in it."""
+    """As `ops.numerics.l2_normed`, by the operator RMSNormalization. Written out, it would lose
+    its epsilon to onnxscript, for which 1e-8 is 0.
+    """
     K = x.shape[-1]
-    divisor = (x.pow(2).mean(-1, keepdim=True) + L2_NORM_EPS / K).sqrt()
-    return x / divisor * torch.full((K,), K**-0.5, dtype=x.dtype)
+    args = x, torch.full((K,), K**-0.5, dtype=x.dtype)
+    return torch.onnx.ops.symbolic(
+        "RMSNormalization",
+        args,
+        {"axis": -1, "epsilon": L2_NORM_EPS / K},
+        dtype=x.dtype,
+        shape=x.shape,
+        version=23,
+    )
 
 
 def hide(x: Tensor, is_real: Tensor) -> Tensor:

@@ -92,11 +92,13 @@ class GraphCache(SlotCache):
         heads, size, window = x.shape[1], x.shape[3], self.windows.get(layer)
         names = f"past_key_values.{layer}.{name}", f"present.{layer}.{name}"
         state = State(*names, (heads, PAST if window is None else window, size), x.dtype)
-        past, x = self.read(state).transpose(1, 2), x.transpose(1, 2)
-        seen = torch.cat([past, take(x, self.order.place) if window is None else x], 1)
-        kept = seen if window is None else self.order.last(seen, window)
-        self.write(state, kept.transpose(1, 2))
-        return seen.transpose(1, 2)
+        if window is None:
+            x = take(x.transpose(1, 2), self.order.place).transpose(1, 2)
+        kept = seen = torch.cat([self.read(state), x], 2)
+        if window is not None:
+            kept = self.order.last(seen.transpose(1, 2), window).transpose(1, 2)
+        self.write(state, kept)
+        return seen
 
 
 class _LayersOf(dict):

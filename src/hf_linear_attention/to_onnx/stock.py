@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 from transformers import PreTrainedModel
@@ -23,6 +24,7 @@ from ..recurrences.delta_rule import DeltaInputs, DeltaRecurrence
 from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from ..releases import CACHE_NAMES
 from .experts import by_experts, check_experts, is_mixture
+from .operators import ROTATION
 from .states import GraphCache, names_of
 
 # Model types whose graphs the tests have run. Others may have layers that look back by themselves.
@@ -137,20 +139,27 @@ class StockCache(GraphCache):
         module = sys.modules[type(model).__module__]
         functions: dict[str, Any] = {
             "create_causal_mask": lambda **kwargs: masks["full_attention"],
-            "create_recurrent_attention_mask": lambda **kwargs: masks["linear_attention"],
+            "create_recurrent_attention_mask": lambda **kwargs: None,  # `Order` hides tokens
             "causal_conv1d_fn": self.causal_conv1d_fn,
             "torch_chunk_gated_delta_rule": self.gated_delta_rule,
             "chunk_kimi_delta_attention": self.gated_delta_rule,
             "mamba2_chunk_scan": self.mamba2_chunk_scan,
             "MiniMaxCache": StockCache,  # whose instances that model takes
+            **ROTATION,
         }
+        # Time, height and width of positions are the same for text.
+        of_text = {"recomposition_frequencies": lambda self, x: torch.cat([x[0], x[0]], -1)}
+        kinds = {type(part) for part in model.modules() if hasattr(part, *of_text)}
         layers = getattr(module, "MiniMaxLightningAttention", None)  # None has no forward
         forward = {"forward": lambda *args, **kwargs: self.lightning_attention(*args, **kwargs)}
         with (
             functions_in_module(module, functions),
             functions_in_module(layers, forward),
             experts_by(by_experts, model.config),
+            contextlib.ExitStack() as stack,
         ):
+            for kind in kinds:
+                stack.enter_context(functions_in_module(kind, of_text))
             yield
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from onnxscript import opset18 as op
+from onnxscript import opset23 as op
 
 
 def log1p(x: Any) -> Any:
@@ -22,8 +22,12 @@ def log1p(x: Any) -> Any:
 
 
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """max(x, 0) + log(1 + exp(-|x|)); PyTorch's for beta = 1, whose threshold changes nothing."""
-    return op.Add(op.Relu(x), log1p(op.Exp(op.Neg(op.Abs(x)))))
+    """max(x, 0) + log(1 + y), y = exp(-|x|), by log(1 + y) = 2 atanh(y / (2 + y)); PyTorch's for
+    beta = 1, whose threshold changes nothing.
+    """
+    y = op.Exp(op.Neg(op.Abs(x)))
+    two = op.CastLike(2.0, x)
+    return op.Add(op.Relu(x), op.Mul(two, op.Atanh(op.Div(y, op.Add(y, two)))))
 
 
 def log_sigmoid(x: Any) -> Any:

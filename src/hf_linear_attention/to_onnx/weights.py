@@ -4,11 +4,14 @@
 Shapes: N outputs, K inputs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch import nn
 
 from .operators import MICROSOFT
 
@@ -64,6 +67,30 @@ def rounded(weight: Any, bits: int) -> tuple[Any, Any]:
     if bits == 4:
         values = values[..., ::2] | values[..., 1::2] << 4
     return values, scales[..., 0]
+
+
+def has_few_bits(module: nn.Module) -> bool:
+    """Whether `quantize` rounds this module's weight."""
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim % BLOCK == 0
+    return isinstance(module, nn.Linear) and module.out_features > FEW
+
+
+@torch.no_grad()
+def round_weights(
+    model: nn.Module, bits: int, chosen: Callable[[nn.Module], bool] = has_few_bits
+) -> None:
+    """Gives the chosen modules of a model the weights that its graph of so many bits has, in place,
+    in their own dtype. What is left between the two is what the graph's products round of inputs.
+    """
+    for module in model.modules():
+        if chosen(module):
+            weight: Any = module.weight
+            values, scales = rounded(weight.numpy(), bits)
+            if bits == 4:
+                values = np.stack([values & 15, values >> 4], -1).reshape(*values.shape[:2], BLOCK)
+            exact = (values.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
+            weight.copy_(torch.from_numpy(exact.reshape(len(exact), -1)[:, : weight.shape[1]]))
 
 
 def by_few_bits(graph: Any, node: Any, weight: Any, bits: int) -> None:

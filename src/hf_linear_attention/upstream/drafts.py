@@ -64,7 +64,7 @@ class DraftsOfMamba(Served):
         is_whole = attention_mask is None or attention_mask.shape[1] == T
         if next_sequence_length is None and is_whole and hasattr(cache, "counts_tokens"):
             next_sequence_length = T - cache.get_seq_length()
-        return super().prepare_inputs_for_generation(  # type: ignore[misc]
+        return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
             attention_mask=attention_mask,
@@ -79,7 +79,7 @@ class DraftsOfMamba(Served):
         generation_mode: GenerationMode,
         *args,
     ) -> None:
-        super()._prepare_cache_for_generation(  # type: ignore[misc]
+        super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, *args
         )
         if is_drafting(generation_config, generation_mode):
@@ -96,7 +96,7 @@ class DraftsOfEarlierMamba(DraftsOfMamba):
     _cache_of_forward = "cache_params"
 
     def __call__(self, *args, **kwargs) -> Any:
-        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        output = super().__call__(*args, **kwargs)
         cache = kwargs.get("cache_params")
         if hasattr(cache, "counts_tokens") and isinstance(output, ModelOutput):
             output["past_key_values"] = cache
@@ -133,7 +133,7 @@ class DraftsOfEarlierMamba(DraftsOfMamba):
         ours, theirs = "cache_params", "past_key_values"
         if theirs in model_kwargs:  # an assistant is called again
             model_kwargs[ours] = model_kwargs.pop(theirs)
-        super(DraftsOfMamba, self)._prepare_cache_for_generation(  # type: ignore[misc]
+        super(DraftsOfMamba, self)._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, *args
         )
         if is_drafting(generation_config, generation_mode):
@@ -156,7 +156,7 @@ class DraftsOfMiniMax(Served):
     ) -> None:
         from .minimax_cache import CroppableMiniMaxCache  # imports a model of Transformers
 
-        super()._prepare_cache_for_generation(  # type: ignore[misc]
+        super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, *args
         )
         uses_cache = generation_config.use_cache is not False

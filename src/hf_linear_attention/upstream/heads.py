@@ -5,7 +5,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.cache_utils import Cache
+from transformers.generation import GenerationMode
+
+from ..model.generation import has_prompts_of_peft
 
 NO_ENGINE = (
     "continuous batching of recurrent models needs a release of Transformers that this package's "
@@ -13,9 +17,18 @@ NO_ENGINE = (
 )
 
 
+class HasRead:
+    """Told to PEFT before 0.22, which looks for a cache by its older name to see whether its
+    prompts are to be read first, and in it for the number of tokens, which states don't count.
+    """
+
+    def get_seq_length(self) -> float:
+        return float("inf")
+
+
 class Served:
-    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too; and
-    what `cp_size` asks of it (model/context_parallel.py).
+    """Put before a head of Transformers: its `generate_batch`, and `transformers serve`, too; what
+    `cp_size` asks of it (model/context_parallel.py); and prompts that PEFT reads once.
     """
 
     # Given by shared_sequences.py, which knows layers, and so imports what serves them.
@@ -29,6 +42,45 @@ class Served:
     def supports_context_parallel(self) -> bool:
         """As in Transformers, which knows of softmax layers alone."""
         return self.order_of_pieces() is not None
+
+    # generate() reads in the names of these arguments what the model takes
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ) -> dict[str, Any]:
+        """As in Transformers, for PEFT's prompts, too."""
+        inputs = super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        uses_cache = inputs.get("use_cache") is not False
+        if uses_cache and not kwargs.get("is_first_iteration") and has_prompts_of_peft(self):
+            inputs.setdefault("past_key_values", HasRead())
+        return inputs
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        *args,
+    ) -> None:
+        has_prompts_of_peft(self, generation_mode)
+        super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, generation_mode, *args
+        )
+
+    def __call__(self, *args, **kwargs) -> Any:
+        if isinstance(kwargs.get("past_key_values"), HasRead):
+            del kwargs["past_key_values"]
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def init_continuous_batching(
         self, generation_config=None, continuous_batching_config=None, workload_hints=None
