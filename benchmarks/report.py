@@ -47,7 +47,6 @@ TITLES = {
     "far": "Trained models after many tokens",
 }
 CONVERSION = "conversion"  # whose page is another
-NOT_YET = {"onnx"}  # no quiet machine has measured these: the page has no place for them
 PANELS = {  # how those begin that the page shows; the files have all
     "ops": ("forward, float32", "forward + backward, float32"),
     "decode": (
@@ -381,7 +380,7 @@ def scores_cell(result: dict[str, Any] | None, digits: int) -> str:
 
 def page(text: str, results: dict[str, list[Result]]) -> str:
     """The text of docs/results.md with these results in it."""
-    for bench in [name for name in TITLES if name not in NOT_YET]:
+    for bench in TITLES:
         text = with_block(text, bench, sections(results[bench]))
     return text
 
@@ -549,8 +548,7 @@ def with_block(text: str, name: str, content: str) -> str:
 
 def main() -> None:
     results = newest_results()
-    needed = [bench for bench in (*TITLES, CONVERSION) if bench not in NOT_YET]
-    missing = [bench for bench in needed if bench not in results]
+    missing = [bench for bench in (*TITLES, CONVERSION) if bench not in results]
     if missing:
         sys.exit(f"no results of {', '.join(missing)} in {RESULTS}: run these benchmarks first")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")

@@ -133,6 +133,7 @@ def test_traces_race_compilers(tmp_path, monkeypatch):
     assert all(f"; {name} " in note for name in every if "compile" in name or "AOT" in name)
 
 
+@pytest.mark.thorough
 def test_errors_are_measured_by_length(tmp_path, monkeypatch):
     document = run(bench_long, tmp_path, monkeypatch)
     rows = document["rows"]
@@ -153,6 +154,7 @@ def tokens_of_bytes() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
+@pytest.mark.thorough
 def test_bits_are_those_of_one_text_at_every_position(tmp_path, monkeypatch):
     folders = []
     for name in ("preset_gated_deltanet", "softmax"):
@@ -248,11 +250,13 @@ def test_transformers_models_are_measured_beside_llama_cpp(tmp_path, monkeypatch
                 assert found == {bench_peers.AFTER} | before | peers | graph
 
 
+@pytest.mark.thorough
 def test_a_training_step_is_measured(tmp_path, monkeypatch):
     document = run(bench_training, tmp_path, monkeypatch)
     assert contenders(document, "training step, 2 layers") == set(bench_training.PLAIN)
 
 
+@pytest.mark.thorough
 def test_recurrent_gemma_s_layers_are_measured_beside_their_products(tmp_path, monkeypatch):
     document = run(bench_rg_lru, tmp_path, monkeypatch)
     for part in bench_rg_lru.PARTS:

@@ -241,6 +241,7 @@ def test_what_cannot_be_equal_is_refused():
         fit(System("retnet"), trial)
 
 
+@pytest.mark.thorough
 def test_all_presets_are_compared_and_positions_with_embeddings_of_one_size():
     for title, setting in SETTINGS.items():
         if title in FOR_THE_BEST:

@@ -63,7 +63,7 @@ def kinds(model):
 KINDS = {8: "Int8Tensor", 4: "Int4Tensor"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_any_model_becomes_a_folder_of_few_bits(name, bits, tmp_path, capsys):
@@ -193,6 +193,7 @@ def test_heads_that_would_be_lost_are_refused(make, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_what_was_interrupted_can_be_begun_again(tmp_path, monkeypatch):
     save("llama", tmp_path / "model")
     arguments = [str(tmp_path / "model"), str(tmp_path / "new" / "out"), "--bits", "8"]

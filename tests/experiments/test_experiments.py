@@ -256,7 +256,7 @@ def test_the_six_tasks_are_learned_and_a_run_goes_on(tmp_path, monkeypatch):
     assert run(mad, tmp_path / "again", monkeypatch, *flags)["rows"] == first["rows"]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("setting", ["short", "full", "gpu"])
 def test_every_system_is_fitted_to_every_task(setting):
     for trial in mad.SETTINGS[setting].trials.values():

@@ -34,7 +34,7 @@ def read(model, ids, cache, pieces=1):
     )
 
 
-@pytest.mark.parametrize("pieces", [2**6, 2**12])
+@pytest.mark.parametrize("pieces", [2**6, pytest.param(2**12, marks=pytest.mark.thorough)])
 def test_the_same_token_again_and_again_does_not_drift(pieces):
     """A state that forgets nothing is so many times what one token adds."""
     ids = torch.full((1, 2**16), 7)

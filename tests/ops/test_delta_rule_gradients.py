@@ -181,7 +181,7 @@ STRETCHES = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delta, decay", [(True, "head"), (True, "channel"), (False, "head")])
 @pytest.mark.parametrize("threads, case", STRETCHES, ids=str)
 def test_stretches_of_tokens(threads, case, delta, decay):

@@ -195,7 +195,7 @@ def rg_lru(numbers, log_decay, backend):
     return form(numbers["x"], gates, gates, rate, begins=begins, initial_state=None)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @every_backend
 @pytest.mark.parametrize("decay", ["-1e-6", "-1e-3", "resets"])
 @pytest.mark.parametrize("kind", ["alike", "random"])

@@ -62,6 +62,7 @@ def test_what_no_operator_computes_is_refused_by_name(variant):
     ("fields", "message"),
     [
         ({"state_in_fp64": True}, "state_in_fp64 must be False for ONNX, got True"),
+        ({"rms_norm_eps": 1e-8}, "rms_norm_eps must be above 1e-8 for ONNX, got 1e-08"),
         ({"add_cross_attention": True}, "add_cross_attention must be False for ONNX, got True"),
         (
             {

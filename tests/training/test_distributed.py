@@ -76,7 +76,7 @@ def together(tmp_path_factory):
     return run
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("config", "name"), [(x, name) for x in RUNS for name in RUNS[x]])
 def test_accelerate_trains_as_one_process_does(config, name, alone, together):
     expected, folder = alone(name)

@@ -55,6 +55,11 @@ def check_exports(model: nn.Module) -> None:
             "rope_type must be one whose angles do not depend on how long the sequence is, for "
             f"ONNX, got {kind!r}"
         )
+    for name, value in config.to_dict().items():
+        if name.endswith(("eps", "epsilon")) and value and value <= 1e-8:
+            raise ValueError(
+                f"{name} must be above 1e-8 for ONNX, got {value}: onnxscript would leave it out"
+            )
     if not isinstance(model, LinearAttentionForCausalLM):
         check_stock(model)
         return
