@@ -32,6 +32,7 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x * x.sigmoid(),
     "exp": torch.exp,
 }
+UNMAPPED = (None, "identity")  # what ops are told where q and k are taken as they are
 
 
 class FeatureMap(nn.Module):

@@ -13,6 +13,7 @@ from .arguments import LinearArguments
 from .backends import Implementation, kernels
 from .calls import Implementations, Op, run, step_, step_by, through
 from .checks import (
+    DTYPES,
     check_key_mask,
     check_log_decay,
     check_per_token,
@@ -22,7 +23,7 @@ from .checks import (
 from .chunked.linear_attention import chunked_linear_attention, chunked_step_
 from .delta_rule import IMPLEMENTATIONS as RULES
 from .delta_rule import WITH_COPIES, for_sequences_of
-from .feature_maps import POINTWISE
+from .feature_maps import POINTWISE, UNMAPPED
 from .loops.linear_attention import reference_linear_attention
 from .slots import check_slots
 from .sums import is_plain_attention, run_own_heads, run_sums, run_sums_in_slots_, step_sums_
@@ -217,6 +218,13 @@ SUMS_WITH_COPIES = through(WITH_COPIES, run_sums, step_sums_)
 OWN_HEADS = through(IMPLEMENTATIONS, run_own_heads, step_sums_, checks=False)
 
 
+def is_whole_behind_map(arguments: LinearArguments) -> bool:
+    """Whether a kernel sees all there is to check in q, k and v with the feature map applied."""
+    q, k, v, feature_map = arguments.q, arguments.k, arguments.v, arguments.feature_map
+    is_plain = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and feature_map in POINTWISE
+    return feature_map in UNMAPPED or is_plain
+
+
 def _for_tokens(arguments: LinearArguments) -> Implementations:
     """By decays, strengths and the grouping of heads."""
     if is_plain_attention(arguments):
@@ -225,9 +233,7 @@ def _for_tokens(arguments: LinearArguments) -> Implementations:
         return OWN_HEADS
     if arguments.q.shape[-2] > arguments.v.shape[-2]:
         return SUMS_WITH_COPIES
-    if arguments.normalize or arguments.feature_map is not None:
-        return MAPPED_SUMS
-    return SUMS
+    return MAPPED_SUMS if arguments.normalize or not is_whole_behind_map(arguments) else SUMS
 
 
 def _for_sequences(arguments: LinearArguments) -> Implementations:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .arguments import DeltaArguments, LinearArguments
-from .feature_maps import POINTWISE
+from .feature_maps import POINTWISE, UNMAPPED
 from .numerics import accumulation_dtype
 from .tokens import behind
 
@@ -144,8 +144,8 @@ def mapped(arguments: LinearArguments) -> LinearArguments:
     up.
     """
     q, k, v, _, _, key_mask, feature_map, normalize, _, is_causal = arguments
-    if feature_map is None and not normalize and is_causal:
-        return arguments
+    if feature_map in UNMAPPED and not normalize and is_causal:
+        return arguments._replace(feature_map=None)
     phi, dtype = POINTWISE[feature_map or "identity"], accumulation_dtype(q.dtype)
     if key_mask is not None:  # phi of padding has a gradient, which may be NaN
         q, k = (torch.where(behind(key_mask, x), x, 0) for x in (q, k))
