@@ -26,8 +26,6 @@ def fuse(model: Any) -> None:
         if node.op_type == "Reshape" and is_of_shape(node.inputs[0], node.outputs[0].shape):
             node.outputs[0].replace_all_uses_with(node.inputs[0])
             model.graph.remove(node, safe=True)
-        if node.op_type == "RMSNormalization":
-            node.op_type = (
-                "SimplifiedLayerNormalization"  # the older name, which the next rules know
-            )
+        if node.op_type == "RMSNormalization":  # the next rules know it by its older name
+            node.op_type = "SimplifiedLayerNormalization"
     skip_rms_normalization_ruleset.apply_to_model(model)
