@@ -153,6 +153,7 @@ def test_bounds_that_no_layer_has_are_left_out(tmp_path):
     assert load_checkpoint(folder).report.left_out.keys() == {"model.lower_bounds"}
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_is_found_on_the_hub(folder, tmp_path):
     with running_hub() as hub:
         files = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -130,7 +130,7 @@ def test_completions(server, saved):
         assert dict(zip(PROMPTS, threads.map(ask, PROMPTS), strict=True)) == saved.texts
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [False, True], ids=["at_once", "streamed"])
 def test_chat_completions(stream, server, saved):
     for prompt in PROMPTS:

@@ -113,7 +113,7 @@ def test_a_model_goes_on_after_a_cell_was_stopped(notebook, generated):
     assert printed(notebook("print(tokens())")) == f"{generated}\n"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["%run -m", "!{sys.executable} -m"])
 def test_the_report_is_printed_in_a_cell(notebook, generated, command):
     said = printed(notebook(f"{command} hf_linear_attention"))

@@ -9,7 +9,7 @@ import pytest
 
 from new_python import run_python
 from seeds import over_seeds
-from tiers import RECORDS, most_pairs, read_durations
+from tiers import MOST_CALLS, RECORDS, most_pairs, read_durations
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 TESTS = """
@@ -28,7 +28,11 @@ def test_of_values(value): pass
 @pytest.mark.parametrize("b", ["x", "y"])
 @pytest.mark.parametrize("c", ["x", "y"])
 def test_of_a_product(a, b, c): pass
+
+@pytest.mark.parametrize("value", range(30))
+def test_of_many_values(value): pass
 """
+COUNT = 45
 
 
 @pytest.mark.parametrize("processes", [[], ["--numprocesses", "2"]], ids=["one", "two"])
@@ -45,15 +49,16 @@ def test_two_tiers_run_every_test_once(processes, tmp_path):
         passed = [line for line in result.stdout.splitlines() if "PASSED" in line]
         ran[tier] = [re.search(r"test_some.py::(\S+)", line)[1] for line in passed]
         if tier == "test":
-            left = 15 - len(ran["test"])
+            left = COUNT - len(ran["test"])
             assert f"\n{left} tests are left to make test-all" in result.stdout
     assert {"test_alone"} < {*ran["test"]} and {"test_that_takes_long"} < {*ran["rest"]}
     assert sum("of_values" in name for name in ran["test"]) == 2
+    assert sum("of_many_values" in name for name in ran["test"]) == MOST_CALLS
     assert 4 <= sum("of_a_product" in name for name in ran["test"]) < 8
-    assert len(ran["rest"]) == left and len({*ran["test"], *ran["rest"]}) == 15
+    assert len(ran["rest"]) == left and len({*ran["test"], *ran["rest"]}) == COUNT
     counts = read_durations(tmp_path / RECORDS)
     assert {key: tests for key, (tests, _) in counts.items()} == {
-        ("test", "test_some.py"): 15 - left,
+        ("test", "test_some.py"): COUNT - left,
         ("rest", "test_some.py"): left,
     }
 

@@ -207,7 +207,7 @@ def test_forward_is_exported_for_any_length(variant):
         assert_near(run(ids), model(ids).logits)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @torch.no_grad()
 @pytest.mark.parametrize("variant", SOME)
 def test_a_step_is_exported_with_its_cache(variant):

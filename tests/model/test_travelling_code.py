@@ -85,6 +85,7 @@ print(json.dumps(idle))
 """
 
 
+@pytest.mark.thorough
 def test_every_method_is_called(tmp_path):
     """Somewhere in the two files, or by a class from outside that its own derives from."""
     for name, fields in WITH_MORE.items():

@@ -2,7 +2,8 @@
 """What `make test` runs, what it leaves to `make test-all`, and how long either takes.
 
 Left are tests that are marked `thorough`; of those marked `sample(n)`, all parametrisations but n;
-and of every other test those that hold no pair of two parameters' values that is not in another.
+and of every other test those that hold no pair of two parameters' values that is not in another,
+and all beyond MOST_CALLS, those that hold most pairs first.
 Without --tier everything runs.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+MOST_CALLS = 20  # of one test
 RECORDED = Path("tests", "durations.tsv")  # lines: tier, file, tests, seconds
 RECORDS = Path("build", "durations.tsv")  # of the last runs
 LEFT = pytest.StashKey[int]()
@@ -42,7 +44,7 @@ def mark_what_is_left(items):
         # A parameter's values are the same objects in every call.
         chosen = most_pairs([tuple(map(id, item.callspec.params.values())) for item in group], name)
         sample = group[0].get_closest_marker("sample")
-        kept = set(chosen[: sample.args[0]] if sample else chosen)
+        kept = set(chosen[: sample.args[0] if sample else MOST_CALLS])
         for i, item in enumerate(group):
             if i not in kept:
                 item.add_marker(pytest.mark.thorough)
@@ -107,6 +109,8 @@ def pytest_terminal_summary(terminalreporter, config):
         if isinstance(report, pytest.TestReport):
             tests[tier, file_of(report.nodeid)].add(report.nodeid)
             seconds[tier, file_of(report.nodeid)] += report.duration
+    if not tests:  # only collected
+        return
     records = config.rootpath / RECORDS
     lines = {
         **{key: value for key, value in read_durations(records).items() if key[0] != tier},

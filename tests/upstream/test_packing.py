@@ -173,7 +173,7 @@ def test_a_compiled_graph_that_would_mix_them_is_refused(model_type, sequences):
         compiled(torch.cat(sequences)[None], **told_by_bounds(4))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("also", [{}, {"attention_mask": torch.ones(1, sum(LENGTHS)).long()}])
 def test_a_compiled_graph_whose_softmax_layers_would_mix_them_is_refused(also, sequences):
     model = tiny_upstream("qwen3_5_text")
@@ -188,7 +188,7 @@ def test_a_compiled_graph_whose_softmax_layers_would_mix_them_is_refused(also, s
     torch.testing.assert_close(y, expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["model", "base_model"])
 @pytest.mark.parametrize("model_type", [*NOT_HANDED_ON, "qwen3_5_text"])
 def test_a_model_compiled_in_pieces_keeps_them_apart(model_type, part, sequences):
