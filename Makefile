@@ -1,5 +1,5 @@
 # make demo    train a small model on this machine's Python sources and generate from it
-# make test    check the code and run the tests, under 8 minutes on two cores
+# make test    check the code and run the tests, about 9 minutes on two cores
 #
 # Either sets up what it needs in .venv first, once, and again after a change of the package.
 # PYTHON=... names the interpreter to use, 3.10 or newer.
@@ -36,7 +36,7 @@ help:
 	@echo "make convert-demo   train a small Llama, make it linear, and say what that cost, under 6 minutes"
 	@echo "make space   a page on which a softmax and a linear model race, and digits are painted"
 	@echo "make browser   the same race without Python: a static page with models as ONNX graphs"
-	@echo "make test-all   all tests: those of make test, and then what it leaves, 20 minutes more"
+	@echo "make test-all   all tests: those of make test, and then what it leaves, 40 minutes more"
 	@echo "make test-space   test these pages in a browser, Chromium or Chrome, in about a minute"
 	@echo "make test-newest   run the tests that matter with the newest Transformers, PyTorch and their kin"
 	@echo "make test-vllm   run the tests with vLLM, under 10 minutes, in an environment of their own"
