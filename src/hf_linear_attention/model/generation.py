@@ -37,19 +37,15 @@ _made_caches: ContextVar[tuple[GenerationMixin, list[Cache]] | None] = ContextVa
 
 
 def has_prompts_of_peft(model: Any, mode: GenerationMode | None = None) -> bool:
-    """Whether PEFT, whose method has taken the place of the model's, puts prompts of its own before
-    the tokens, as prompt tuning does.
-
-    Raises:
-        ValueError: it does, and the mode drafts tokens.
-    """
+    """Whether PEFT puts prompts before the tokens; a ValueError where it does and a mode drafts."""
+    # Its method has then taken the place of the model's.
     wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
     config = getattr(wrapper, "active_peft_config", None) if wrapper is not model else None
     has_prompts = getattr(config, "is_prompt_learning", False)
     if has_prompts and mode is GenerationMode.ASSISTED_GENERATION:
         raise ValueError(
-            "generate() can't draft tokens for a model with prompts of PEFT, which hands it one "
-            "token at a time; prompt_lookup_num_tokens and assistant_model must be None"
+            "generate() can't draft tokens for a model with prompts of PEFT: give neither "
+            "prompt_lookup_num_tokens nor assistant_model"
         )
     return has_prompts
 
