@@ -47,30 +47,22 @@ class DraftsOfMamba(Served):
         count_tokens(cache)
         return cache
 
-    # generate() reads in the names of these arguments what the model takes
-    def prepare_inputs_for_generation(
+    def _not_read(
         self,
         input_ids: Tensor,
-        next_sequence_length: int | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs,
-    ) -> dict[str, Any]:
+        next_sequence_length: int | None,
+        attention_mask: Tensor | None,
+        others: dict[str, Any],
+    ) -> int | None:
         """Of a whole text only what its cache has not read, which generate() asks no cache of
         recurrent layers only: an assistant is given all of it again and again.
         """
-        cache: Any = kwargs.get(self._cache_of_forward)
+        cache: Any = others.get(self._cache_of_forward)
         T = input_ids.shape[1]
         is_whole = attention_mask is None or attention_mask.shape[1] == T
         if next_sequence_length is None and is_whole and hasattr(cache, "counts_tokens"):
-            next_sequence_length = T - cache.get_seq_length()
-        return super().prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=next_sequence_length,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+            return T - cache.get_seq_length()
+        return next_sequence_length
 
     def _prepare_cache_for_generation(
         self,

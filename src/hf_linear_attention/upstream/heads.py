@@ -43,6 +43,16 @@ class Served:
         """As in Transformers, which knows of softmax layers alone."""
         return self.order_of_pieces() is not None
 
+    def _not_read(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None,
+        attention_mask: Tensor | None,
+        others: dict[str, Any],
+    ) -> int | None:
+        """How many last tokens a forward is to read; None: all, or as its cache says."""
+        return next_sequence_length
+
     # generate() reads in the names of these arguments what the model takes
     def prepare_inputs_for_generation(
         self,
@@ -55,7 +65,9 @@ class Served:
         """As in Transformers, for PEFT's prompts, too."""
         inputs = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,
-            next_sequence_length=next_sequence_length,
+            next_sequence_length=self._not_read(
+                input_ids, next_sequence_length, attention_mask, kwargs
+            ),
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             **kwargs,
