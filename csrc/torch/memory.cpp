@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <list>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels/export.h"
 #include "torch/shim.h"
@@ -118,15 +120,17 @@ Tensor new_tensor_by_torch(int32_t dtype, int64_t size) {
 }
 
 // Whether torch fills what it calls empty (torch.utils.deterministic.fill_uninitialized_memory).
-// Only its ops do that, not the function above: so what one of them makes is looked at. It may be
-// NaN by chance, too, and then one result is filled in vain.
+// Only its ops do that, not the function above: so the last number of what one of them makes is
+// looked at (malloc's own pointers are in the first). It may be NaN by chance, too, and then one
+// result is filled in vain: one, since the 0 stays in that memory.
 bool torch_fills() {
+  constexpr int64_t kNumbers = 16;
   StableIValue stack[6] = {reinterpret_cast<StableIValue>(
-      new_tensor_by_torch(aoti_torch_dtype_float32(), 1).release())};  // all options are None
+      new_tensor_by_torch(aoti_torch_dtype_float32(), kNumbers).release())};  // no options
   HFLA_TORCH_CALL(torch_call_dispatcher("aten::empty_like", "", stack, kTorchBuildVersion));
-  const Tensor probe(reinterpret_cast<AtenTensorHandle>(stack[0]));
-  const float value = *static_cast<const float*>(probe.data());
-  return value != value;
+  Tensor probe(reinterpret_cast<AtenTensorHandle>(stack[0]));
+  float& last = static_cast<float*>(probe.mutable_data())[kNumbers - 1];
+  return std::isnan(std::exchange(last, 0.0f));
 }
 
 // Up to an eighth more, so that results of nearly the same size take turns on the same blocks.
