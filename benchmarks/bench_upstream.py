@@ -37,7 +37,7 @@ from hf_linear_attention import use_kernels
 from hf_linear_attention.extras import speedup
 from hf_linear_attention.upstream.experts import Experts
 from hf_linear_attention.upstream.families import replacement_for
-from hf_linear_attention.upstream.use_kernels import Report as Changes
+from hf_linear_attention.upstream.report import Report as Changes
 from models import NO_SPECIAL_TOKENS, weight_bytes
 
 BEFORE, AFTER = "before", "use_kernels"

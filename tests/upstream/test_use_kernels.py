@@ -23,7 +23,8 @@ from hf_linear_attention import use_kernels, use_kernels_everywhere
 from hf_linear_attention.model.loss import causal_lm_loss
 from hf_linear_attention.upstream.families import FAMILIES, replacement_for
 from hf_linear_attention.upstream.proof.fingerprints import source_of
-from hf_linear_attention.upstream.use_kernels import Report, _warned_of
+from hf_linear_attention.upstream.report import Report
+from hf_linear_attention.upstream.use_kernels import _warned_of
 from upstream_models import (
     SINCE,
     VOCAB_SIZE,

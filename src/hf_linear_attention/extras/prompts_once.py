@@ -21,7 +21,8 @@ from ..model.modeling import LinearAttentionModel
 from ..recurrences.folding import SHORTEST, fold_texts
 from ..recurrences.tree import TokenTree
 from ..upstream.packing import by_name, tell_layers
-from ..upstream.use_kernels import Undoable, use_kernels
+from ..upstream.report import Undoable
+from ..upstream.use_kernels import use_kernels
 
 # Arguments of a forward that say nothing of single tokens: rows with others are read as they are.
 OF_NO_TOKEN = {"use_cache", "margin", "num_items_in_batch", "return_dict"}

@@ -9,17 +9,12 @@ import contextlib
 import functools
 import inspect
 import warnings
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from threading import RLock
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..cache.growing import let_cache_grow
@@ -30,166 +25,25 @@ from ..model.configuration import LinearAttentionConfig
 from ..model.served import prepare_server
 from ..releases import CACHE
 from . import attention, recorded_models
-from .families import (
-    HEADS,
-    LAYERS,
-    family_of,
-    made_class,
-    norm_for,
-    replacement_for,
-    sizes_for,
-)
-from .functions import (
-    ByFunctions,
-    expect_bounds,
-    expect_none,
-    functions_class_for,
-    why_left_to_packages,
-)
-from .losses import ChangedLoss, change_loss, has_loss, why_not
+from .changes import IS_OURS, Tier, by_class, by_functions, hasten, replace
+from .families import HEADS, LAYERS, family_of, made_class, norm_for, replacement_for
+from .functions import ByFunctions, expect_bounds, expect_none, functions_class_for
+from .losses import change_loss, has_loss, why_not
 from .module_classes import change_class, device_type_of, why_it_stays
 from .norms import UpstreamNorm
 from .packing import forget, tell_base, tell_layers
 from .proof.proof import is_proving
-from .replacements import Replacement
-from .served import forget_manager, generates, served_class
+from .report import ChangedHead, ChangedLayer, Left, Report, Undoable
+from .served import generates, served_class
 from .shared_sequences import check_head, forget_group, share_layers, tell_shared_base
-from .tiny_models import innermost_model
 from .told_lists import forget_mask, keep_mask, take_lists, tell_lists
 from .told_states import take_told, tell_states
 
 # What is called before and after models that hand on nothing but states.
 TELLING = {"state": (tell_states, take_told), "states": (tell_lists, take_lists)}
-IS_OURS = "it runs on our kernels already"
 UNKNOWN_NORM = "its source is none that a norm of ours was written for"
 ATTENTION = "attention of few queries"
 NOTHING = "no layer of it has a replacement, and it is no causal language model on the CPU"
-
-
-class Change(NamedTuple):
-    """A module that runs on our kernels, with its class before and now."""
-
-    name: str
-    module: ref[nn.Module]
-    before: type[nn.Module]
-    now: type[nn.Module]
-    gist: str
-
-
-class Left(NamedTuple):
-    """A module that stayed as it was."""
-
-    name: str
-    class_name: str
-    why: str
-
-
-class ChangedHead(NamedTuple):
-    """A model that takes drafts now, or continuous batches, with its class before and now."""
-
-    model: ref[PreTrainedModel]
-    before: type[PreTrainedModel]
-    now: type[PreTrainedModel]
-
-
-class ChangedLayer(NamedTuple):
-    """A layer whose generated tokens are recorded, with its class before and now."""
-
-    layer: ref[nn.Module]
-    before: type[nn.Module]
-    now: type[nn.Module]
-
-
-class Undoable(ABC):
-    """Undone by `undo()`, or at the end of a `with` block."""
-
-    @abstractmethod
-    def undo(self) -> None:
-        """Makes everything what it was."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.undo()
-
-
-@dataclass(repr=False)
-class Report(Undoable):
-    """What `use_kernels` changed in a model, and what it left alone, and why: `str(report)` is a
-    table. It keeps no model in memory.
-    """
-
-    changed: list[Change] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
-    losses: list[ChangedLoss] = field(default_factory=list)
-    hooks: list[RemovableHandle] = field(default_factory=list)
-    takes_drafts: list[ChangedHead] = field(default_factory=list)
-    takes_batches: list[ChangedHead] = field(default_factory=list)
-    recorded: list[ChangedLayer] = field(default_factory=list)
-    recorded_models: list[ref[nn.Module]] = field(default_factory=list)
-
-    @property
-    def has_changes(self) -> bool:
-        return bool(self.changed or self.losses or self.takes_drafts or self.takes_batches)
-
-    def keep_fp64(self) -> bool:
-        """Lets all changed layers that can keep their sums in float64. Returns whether any can."""
-        found = False
-        for number, change in enumerate(self.changed):
-            layer = change.module()
-            if layer is not None and getattr(layer, "state_in_fp64", None) is not None:
-                vars(layer)["state_in_fp64"] = True
-                self.changed[number] = change._replace(gist=f"{change.gist}, states in float64")
-                found = True
-        return found
-
-    def undo(self) -> None:
-        """Makes the model what it was. Copies that were made of it meanwhile stay as they are, and
-        so do modules that became of another class meanwhile, as those given to FSDP2 do. If a part
-        was given first, and then the whole, that of the whole is undone first: its head relies on
-        the part's layers.
-        """
-        for one, before, now in (
-            *self.recorded,
-            *((change.module, change.before, change.now) for change in self.changed),
-        ):
-            module = one()
-            if module is not None and type(module) is now:
-                change_class(module, before)
-                linear.restore(module)
-                attention.restore(module)
-                vars(module).pop("state_in_fp64", None)  # and so back to its class's
-        for whole in self.recorded_models:
-            if (model := whole()) is not None:
-                recorded_models.restore(model)
-        for loss in self.losses:
-            loss.undo()
-        for hook in self.hooks:
-            hook.remove()
-        for one, before, now in (*self.takes_batches, *self.takes_drafts):
-            model = one()
-            if model is None:
-                continue
-            vars(model).pop("_is_stateful", None)
-            forget_manager(model)
-            if type(model) is now:
-                change_class(model, before)
-
-    def __repr__(self) -> str:
-        counts = Counter((one.before.__name__, one.gist) for one in self.changed)
-        counts.update((one.class_name, "loss") for one in self.losses)
-        counts.update((one.class_name, f"left alone: {one.why}") for one in self.left)
-        rows = [(str(n), class_name, what) for (class_name, what), n in counts.items()]
-        if not rows:
-            return "nothing was changed"
-        wide, wider = (max(len(row[i]) for row in rows) for i in (0, 1))
-        return "\n".join(f"{n:>{wide}} {name:<{wider}}  {what}" for n, name, what in rows)
 
 
 def use_kernels(model: nn.Module, *, state_in_fp64: bool = False) -> Report:
@@ -259,13 +113,13 @@ def _changed(model: nn.Module) -> Report:
 def _changed_by(model: nn.Module) -> Report:
     report = Report()
     tiers: tuple[Tier, ...] = (
-        _by_class,
-        functools.partial(_by_functions, functools.cache(functions_class_for)),
+        by_class,
+        functools.partial(by_functions, functools.cache(functions_class_for)),
     )
     for name, module in model.named_modules():
         replacement = replacement_for(type(module))
         if replacement is None or replacement.is_recurrent:
-            _replace(report, name, module, replacement, tiers, model)
+            replace(report, name, module, replacement, tiers, model)
     # A part of the model may have been given before: what is around its layers has to change, too.
     before = [one for one in report.left if one.why == IS_OURS]
     names = [one.name for one in report.changed] + [one.name for one in before]
@@ -335,92 +189,6 @@ def use_kernels_everywhere() -> Everywhere:
     return Everywhere()
 
 
-class Becomes(NamedTuple):
-    """What a module is changed into."""
-
-    now: type[nn.Module]
-    gist: str
-
-
-# How a module may come to our kernels: what it becomes, or a string that says why not; None where
-# nothing is to be said. It is given what replaces its class, if anything does, and what is around
-# the module, where a model of Transformers may be, to try a tiny one of.
-Tier = Callable[[nn.Module, Replacement | None, nn.Module | None], Becomes | str | None]
-
-
-def _replace(
-    report: Report,
-    name: str,
-    module: nn.Module,
-    replacement: Replacement | None,
-    tiers: tuple[Tier, ...],
-    root: nn.Module | None = None,
-) -> None:
-    """By the first tier that can."""
-    before = type(module)
-    whys: list[str] = []
-    for tier in tiers:
-        found = tier(module, replacement, root)
-        if isinstance(found, Becomes):
-            gist = ", as ".join([found.gist, *whys[:1]])
-            _change(report, module, Change(name, ref(module), before, found.now, gist))
-            staying = getattr(found.now, "_staying_functions", ())
-            report.left += [Left(name, before.__name__, why) for why in staying]
-            return
-        if found is not None:
-            whys.append(found)
-    report.left += [Left(name, before.__name__, why) for why in whys[:1]]
-
-
-def _by_class(
-    module: nn.Module, replacement: Replacement | None, root: nn.Module | None
-) -> Becomes | str | None:
-    """A class of ours, whose forward is another, if the source that it stands in for is known, or
-    proved to compute the same.
-    """
-    if replacement is None:
-        return _why_unknown(module)
-    before, gist = type(module), replacement.gist
-    model = None
-    if root is not None and not replacement.knows(before):
-        model = innermost_model(root, module)
-        gist = f"{gist}, proved on a tiny model of these settings"
-    why = replacement.why_not(module, before, model, sizes_for(before))
-    return Becomes(made_class(before), gist) if why is None else why
-
-
-def _by_functions(
-    class_for: Callable[..., type[ByFunctions] | str | None],
-    module: nn.Module,
-    replacement: Replacement | None,
-    root: nn.Module | None,
-) -> Becomes | str | None:
-    """Its own forward, over functions of ours."""
-    now = class_for(type(module))
-    if not isinstance(now, type):
-        return now
-    why = why_it_stays(module) or why_left_to_packages(module, now)
-    return Becomes(now, now._gist_of_functions) if why is None else why
-
-
-def _change(report: Report, module: nn.Module, change: Change) -> None:
-    change_class(module, change.now)
-    report.changed.append(change)
-
-
-def _why_unknown(module: nn.Module) -> str | None:
-    """Why a module is left alone that has no replacement, but nearly; None for all others."""
-    if isinstance(module, ByFunctions):
-        return IS_OURS
-    for base in type(module).__mro__[1:]:
-        replacement = replacement_for(base)
-        if replacement is not None and replacement.is_recurrent:
-            if type(module) is made_class(base):
-                return IS_OURS
-            return f"a subclass of {base.__name__}, which may compute something else"
-    return None
-
-
 def _embeddings_of_language_models(model: nn.Module) -> set[nn.Module]:
     """Of the tokens of causal language models that compute on the CPU, by which it is seen which of
     their parts are for text. This package's own models run on its kernels anyway.
@@ -465,17 +233,17 @@ def _replace_part(report: Report, name: str, module: nn.Module) -> None:
         report.left.append(Left(name, cls.__name__, IS_OURS))
     elif replacement is not None:
         if not replacement.is_recurrent:  # those have been looked at
-            _replace(report, name, module, replacement, (_by_class,))
+            replace(report, name, module, replacement, (by_class,))
     elif type(module) is nn.Linear:
         if _is_on_cpu(module) and linear.IS_COMPILED and quantized.bits_of(module.weight) is None:
-            _hasten(report, name, module, linear, "product of few rows")
+            hasten(report, name, module, linear, "product of few rows")
     elif hasattr(module, "num_key_value_groups"):  # which Transformers' function asks for
         if IS_COMPILED and device_type_of(module) in ("cpu", "meta"):
-            _hasten(report, name, module, attention, ATTENTION)
+            hasten(report, name, module, attention, ATTENTION)
     elif [*module._parameters] == ["weight"] and not cls.__module__.startswith("torch."):
         norm = norm_for(cls)
         if norm is not None and _is_on_cpu(module):
-            _replace(report, name, module, norm, (_by_class,))
+            replace(report, name, module, norm, (by_class,))
         elif norm is None and "Norm" in cls.__name__:
             report.left.append(Left(name, cls.__name__, UNKNOWN_NORM))
 
@@ -486,21 +254,7 @@ def _replace_quantized_products(report: Report, model: nn.Module) -> None:
         if type(module) is nn.Linear and _is_on_cpu(module) and quantized.IS_COMPILED:
             bits = quantized.bits_of(module.weight)
             if bits is not None:
-                _hasten(report, name, module, linear, f"product of few rows, {bits} bits")
-
-
-def _hasten(report: Report, name: str, module: nn.Module, way: Any, gist: str) -> None:
-    """By `way`, which changes no class: quantisers look for products by theirs. One of `linear` and
-    `attention`.
-    """
-    cls = type(module)
-    if way.is_hastened(module):
-        report.left.append(Left(name, cls.__name__, IS_OURS))
-    elif (why := why_it_stays(module)) is not None:
-        report.left.append(Left(name, cls.__name__, why))
-    else:
-        way.hasten(module)
-        report.changed.append(Change(name, ref(module), cls, cls, gist))
+                hasten(report, name, module, linear, f"product of few rows, {bits} bits")
 
 
 def _let_caches_grow(report: Report, model: nn.Module) -> None:
