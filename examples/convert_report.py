@@ -8,7 +8,9 @@ Compares the models in these folders with the original and with what needs no tr
 with sinks and TOVA, both with as many keys as the converted models' windows have. Writes report.md,
 report.png and report.json: bits per byte and perplexity of held-out text, answers to questions
 about what stood far above (recall_texts.py) that are given by greedy decoding, tokens per second
-and bytes remembered by length of context. What is in report.json already is not measured again.
+and bytes remembered by length of context. A model with a chat template is asked as in a chat, too
+(chat_measures.py), and talks.md has what it says. What is in report.json already is not measured
+again.
 """
 
 import functools
@@ -33,6 +35,7 @@ from transformers import (
 )
 
 import hf_linear_attention  # noqa: F401  # registers its models
+from chat_measures import KNOWN, hide_codes, known_answers, talk
 from hf_linear_attention import SinkCache, TOVACache
 from hf_linear_attention.conversion.model_files import read
 from model_measures import PROMPT, Contender, nats_per_token, recall, speed_and_memory
@@ -70,6 +73,11 @@ class ReportArguments:
         default_factory=lambda: [1000, 16_000, 100_000],
         metadata={"help": "Tokens of context after which models are timed."},
     )
+    code_lengths: list[int] = field(
+        default_factory=lambda: [1024, 4096],
+        metadata={"help": "Tokens of texts in which a chat model is to find a code."},
+    )
+    codes: int = field(default=10, metadata={"help": "Codes that are asked for in each length."})
     seed: int = field(
         default=42, metadata={"help": "Which documents are held out: as in training."}
     )
@@ -87,16 +95,25 @@ class HeldOut:
 
     blocks: (B, T) tokens.
     num_bytes: of their text, but for the first token of each.
+    codes: by tokens of their texts, for chat models.
     """
 
     blocks: torch.Tensor
     num_bytes: list[int]
     questions: dict[str, Questions]
+    documents: Dataset
+    tokenizer: PreTrainedTokenizerBase
+    codes: dict[str, Questions]
 
 
 def hold_out(
-    documents: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int, questions: int
+    documents: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int,
+    args: ReportArguments,
 ) -> HeldOut:
+    questions = args.questions
+    lengths = args.code_lengths if tokenizer.chat_template else []
     blocks = torch.tensor(pack(documents, tokenizer, block_size)["input_ids"][:])
     texts = tokenizer.batch_decode(
         blocks[:, 1:], skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -109,6 +126,9 @@ def hold_out(
             for kind, pairs in RECALL.items()
         }
         | {ALONE: ask_alone(tokenizer, PAIRS_ALONE, -(-questions // PAIRS_ALONE))},
+        documents,
+        tokenizer,
+        {str(n): hide_codes(documents, tokenizer, n, args.codes) for n in lengths},
     )
 
 
@@ -117,12 +137,18 @@ def measure(contender: Contender, held_out: HeldOut, contexts: list[int]) -> dic
     bits = evaluate.load(str(METRIC)).compute(
         predictions=nats.sum(1).double().tolist(), references=held_out.num_bytes
     )
-    return {
+    row = {
         **bits,
         "perplexity": math.exp(nats.double().mean()),
         "recall": {kind: recall(contender, asked) for kind, asked in held_out.questions.items()},
         "contexts": {str(n): speed_and_memory(contender, n) for n in contexts},
     }
+    tokenizer = held_out.tokenizer
+    if tokenizer.chat_template:
+        row["known"] = known_answers(contender, tokenizer)
+        row["codes"] = {n: recall(contender, asked) for n, asked in held_out.codes.items()}
+        row["talk"] = [list(turn) for turn in talk(contender, tokenizer, held_out.documents)]
+    return row
 
 
 def caches(args: ReportArguments) -> dict[str, Callable | None]:
@@ -179,6 +205,7 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
     """
     original, window = (rows[name]["bits_per_byte"] for name in (ORIGINAL, SINKS))
     contexts, kinds = (list(rows[ORIGINAL][name]) for name in ("contexts", "recall"))
+    codes = list(rows[ORIGINAL].get("codes", ()))
     titles = [
         "",
         "bits per byte",
@@ -186,6 +213,8 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
         "gap closed",
         "perplexity",
         *(f"recall, {kind}" for kind in kinds),
+        *(f"code in {int(n):,} tokens" for n in codes),
+        *([f"of {len(KNOWN)} answers"] if codes else []),
         *(f"tokens/s after {int(n):,}" for n in contexts),
         *(f"kB after {int(n):,}" for n in contexts),
     ]
@@ -199,6 +228,8 @@ def table(rows: dict[str, dict[str, Any]]) -> list[str]:
             "" if window == original else f"{(window - bits) / (window - original):.0%}",
             f"{row['perplexity']:.2f}",
             *(f"{row['recall'][kind]:.0%}" for kind in kinds),
+            *(f"{row['codes'][n]:.0%}" for n in codes),
+            *([str(sum(row["known"].values()))] if codes else []),
             *(f"{row['contexts'][n]['tokens_per_second']:.2g}" for n in contexts),
             *(f"{row['contexts'][n]['cache_bytes'] / 1000:,.0f}" for n in contexts),
         ]
@@ -219,6 +250,18 @@ def explain(args: ReportArguments, held_out: HeldOut) -> str:
         f"{torch.get_num_threads()} thread(s), the fastest of several samples. What softmax layers "
         f"remember of more than {PROMPT:,} tokens was filled with random keys and values."
     )
+
+
+def talks(rows: dict[str, dict[str, Any]]) -> str:
+    """The user's words, and below each the answers of all models."""
+    text = ["# What the models say", ""]
+    for turn, (asked, _) in enumerate(rows[ORIGINAL]["talk"]):
+        text += [f"**{asked}**", ""]
+        text += [
+            f"- *{name}*: {' '.join(row['talk'][turn][1].split())}" for name, row in rows.items()
+        ]
+        text += [""]
+    return "\n".join(text)
 
 
 def plot(rows: dict[str, dict[str, Any]], path: Path) -> None:
@@ -263,7 +306,7 @@ def write_report(args: ReportArguments, data_args: DataArguments) -> dict[str, d
     folders = args.folders()
     tokenizer = read(AutoTokenizer, args.original)
     _, documents = data_args.load(args.seed)
-    held_out = hold_out(documents, tokenizer, data_args.block_size, args.questions)
+    held_out = hold_out(documents, tokenizer, data_args.block_size, args)
     output_dir = Path(args.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     setup = {
@@ -274,6 +317,7 @@ def write_report(args: ReportArguments, data_args: DataArguments) -> dict[str, d
         "held_out_bytes": sum(held_out.num_bytes),
         "questions": args.questions,
         "contexts": args.contexts,
+        "codes": [args.codes, *held_out.codes],
         "threads": torch.get_num_threads(),
     }
     measurements = Measurements(output_dir / "report.json", setup)
@@ -291,6 +335,8 @@ def write_report(args: ReportArguments, data_args: DataArguments) -> dict[str, d
     text = ["# What converting cost", "", *table(rows), "", explain(args, held_out), ""]
     text += ["![Bits per byte, recall, memory and speed](report.png)", ""]
     (output_dir / "report.md").write_text("\n".join(text), encoding="utf-8")
+    if tokenizer.chat_template:
+        (output_dir / "talks.md").write_text(talks(rows), encoding="utf-8")
     plot(rows, output_dir / "report.png")
     print("\n".join(text[2:-3]) + f"\nwrote {output_dir}/report.md, .png and .json")
     return rows

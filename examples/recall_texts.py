@@ -219,8 +219,8 @@ class Words:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
-        self.names = _of_equal_length(NAMES, lambda name: len(self.encode_name(name)))
-        self.numbers = _of_equal_length(NUMBERS, lambda number: len(self.encode_number(number)))
+        self.names = of_equal_length(NAMES, lambda name: len(self.encode_name(name)))
+        self.numbers = of_equal_length(NUMBERS, lambda number: len(self.encode_number(number)))
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -285,7 +285,7 @@ def ask_alone(
     return Questions(torch.tensor(contexts), torch.tensor(asked), torch.tensor(answers))
 
 
-def _of_equal_length(words: Iterable[str], length_of) -> list[str]:
+def of_equal_length(words: Iterable[str], length_of) -> list[str]:
     """Those words that have the most frequent number of tokens, so that rows are of one length."""
     lengths = {word: length_of(word) for word in words}
     [(usual, _)] = Counter(lengths.values()).most_common(1)

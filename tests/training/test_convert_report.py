@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Texts that ask for what stood far above, and the report of what converting a model cost."""
 
+import copy
 import itertools
 import json
 import random
@@ -24,6 +25,7 @@ from hf_linear_attention import (
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import chat_measures  # noqa: E402
 import convert_report  # noqa: E402
 import recall_texts  # noqa: E402
 import text_blocks  # noqa: E402
@@ -262,6 +264,67 @@ def test_memory_of_a_longer_context_is_as_if_it_had_been_read(original, monkeypa
     assert sizes[0] == sizes[1]
 
 
+# ---- chats ----
+
+
+TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}[end]\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def test_codes_stand_in_the_user_s_text_and_are_asked_for_behind_it(documents, chat_tokenizer):
+    asked = chat_measures.hide_codes(documents, chat_tokenizer, 256, rows=5)
+    assert sum(x.shape[-1] for x in asked) == 256
+    for context, [question], [answer] in zip(*asked, strict=True):
+        text, end, code = map(chat_tokenizer.decode, (context, question, answer))
+        animal, number = re.search(r"The secret code of the (\w+) is (\d+)\.", text).groups()
+        assert text.startswith("[user]") and code == f" {number}"
+        assert end == (
+            f"\n\nWhat is the secret code of the {animal}?[end]\n"
+            f"[assistant]The secret code of the {animal} is"
+        )
+    with pytest.raises(text_blocks.InputError, match="a code in 9 tokens needs"):
+        chat_measures.hide_codes(documents, chat_tokenizer, 9, rows=1)
+
+
+def test_a_chat_goes_on_as_if_it_were_read_at_once(original, chat_tokenizer):
+    chat = chat_measures.Chat(Contender(original), chat_tokenizer)
+    ids, text = torch.empty(1, 0, dtype=torch.long), ""
+    for content in ("one", "and two"):
+        answer = chat.say(content, 5)
+        whole = chat_tokenizer.apply_chat_template(
+            chat.messages[:-1], tokenize=False, add_generation_prompt=True
+        )
+        assert whole.startswith(text)
+        new = chat_tokenizer(whole.removeprefix(text), add_special_tokens=False)["input_ids"]
+        ids = torch.cat([ids, torch.tensor([new])], 1)
+        length = ids.shape[1]
+        ids = original.generate(ids, max_new_tokens=5, do_sample=False)
+        assert answer == chat_tokenizer.decode(ids[0, length:])
+        text = whole + answer
+
+
+def test_answers_are_right_by_whole_words(monkeypatch):
+    says = {"What is 2 + 2?": "It is 4.", "What is 5 times 5?": "That makes 125", "Who": "?"}
+    monkeypatch.setattr(
+        chat_measures,
+        "Chat",
+        lambda *args: SimpleNamespace(
+            say=lambda question, most: says.get(question, "I don't know")
+        ),
+    )
+    right = chat_measures.known_answers(None, None)
+    assert len(right) == 40 and [q for q, is_right in right.items() if is_right] == [*says][:1]
+
+
 # ---- the report ----
 
 
@@ -311,6 +374,22 @@ def test_the_report_compares_what_became_of_a_model_and_measures_nothing_twice(r
     Path(args.folders()["same"], "model.safetensors").touch()
     with pytest.raises(TypeError):  # it was saved again
         write_report(args, data_args)
+
+
+@pytest.mark.thorough
+def test_the_report_has_what_chat_models_say(report, chat_tokenizer, monkeypatch):
+    args, data_args = report
+    chat_tokenizer.save_pretrained(args.original)
+    args.code_lengths, args.codes, args.contexts = [128], 2, [20]
+    monkeypatch.setattr(chat_measures, "TALK", chat_measures.TALK[:2])
+    monkeypatch.setattr(chat_measures, "SUMMARY_CHARACTERS", 200)
+    rows = write_report(args, data_args)
+    assert rows["same"]["talk"] == rows[convert_report.ORIGINAL]["talk"]
+    text = Path(args.output_dir, "report.md").read_text()
+    assert " | code in 128 tokens | of 40 answers | " in text
+    said = Path(args.output_dir, "talks.md").read_text()
+    assert said.count("- *linear*: ") == 3 and f"**{chat_measures.TALK[1]}**" in said
+    assert write_report(args, data_args) == rows
 
 
 @pytest.mark.thorough
