@@ -18,7 +18,7 @@ import struct
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class Package(NamedTuple):
 
     files: str
     kilobytes: int
-    read: object = plain
+    read: Callable[[bytes], Iterator[str]] = plain
 
 
 PACKAGES = {
@@ -102,7 +102,9 @@ def paragraphs(text: str) -> list[str]:
     for paragraph in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
         lines = paragraph.strip("\n").split("\n")
         indents = {len(line) - len(line.lstrip()) for line in lines}
-        is_prose = len(indents) == 1 and all(len(line) > 50 for line in lines[:-1])
+        is_prose = (
+            len(lines) > 1 and len(indents) == 1 and all(len(line) > 50 for line in lines[:-1])
+        )
         found.append(" ".join(map(str.strip, lines)) if is_prose else "\n".join(lines))
     return [paragraph for paragraph in found if paragraph.strip()]
 
