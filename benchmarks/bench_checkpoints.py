@@ -1,8 +1,11 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""RWKV-7 of the same weights: ours, and the packages that it is published for, rwkv and rwkv7-hf.
+"""RWKV-7 of the same weights: ours, llama.cpp, and the packages that it is published for, rwkv and
+rwkv7-hf.
 
     pip install --no-deps rwkv==0.8.32 rwkv7-hf==0.9.0; python benchmarks/bench_checkpoints.py
     python benchmarks/bench_checkpoints.py --full    # 1,024 tokens in place of 256, some minutes
+
+--llama names the Python of an environment that has llama.cpp, as for bench_peers.py.
 
 Weights are random, of the shape of the published 0.1B in float32: 12 layers of 768, heads of 64,
 65,536 words. They are written once, under flash-linear-attention's names, which rwkv7-hf loads, and
@@ -13,11 +16,14 @@ A prompt is one row, of which the last logits are asked. A token is the mean of 
 training step is one row's loss and all gradients; rwkv has none.
 """
 
+import copy
 import os
 import re
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +40,12 @@ from hf_linear_attention import (
     from_checkpoint,
 )
 from hf_linear_attention.checkpoints.rwkv_file import FORMS, name_of
-from models import count_weights
+from llama_cpp_models import LlamaCpp
+from models import count_weights, quantise
 
-OURS, RWKV, RWKV7_HF = "ours", "rwkv", "rwkv7-hf"
-TOLERANCE = 1e-3
+OURS, RWKV, RWKV7_HF, LLAMA = "ours", "rwkv", "rwkv7-hf", "llama.cpp"
+KINDS = {"": "F32", ", 8 bits": "Q8_0"}  # of llama.cpp's weights, by a panel's name
+TOLERANCE, OF_8_BITS = 1e-3, 0.1
 STEPS = 16  # tokens of a sample
 VERIFIED = 40  # tokens
 # The names of the authors, of which `name_of` makes the others.
@@ -161,7 +169,14 @@ def of_rwkv(path: Path) -> Contender:
     )
 
 
-def contenders_in(folder: Path, setting: Setting, report: Report) -> dict[str, Contender]:
+class Models(NamedTuple):
+    """Contenders by the bits of their weights, and llama.cpp with both."""
+
+    contenders: dict[str, dict[str, Contender]]  # by the keys of KINDS
+    llama: LlamaCpp | None
+
+
+def models_in(folder: Path, setting: Setting, report: Report) -> Models:
     """Each from the checkpoint that is published for it."""
     export_checkpoint(make_model(setting), folder / "fla")
     path = folder / "model.pth"
@@ -174,28 +189,51 @@ def contenders_in(folder: Path, setting: Setting, report: Report) -> dict[str, C
         found[RWKV7_HF] = of_transformers(RWKV7ForCausalLM.from_pretrained(folder / "fla").eval())
     if find_spec("rwkv") is not None:
         found[RWKV] = of_rwkv(path)
-    report.notes += [f"without {name}" for name in (RWKV7_HF, RWKV) if name not in found]
+    of_8_bits = copy.deepcopy(model)
+    quantise(of_8_bits, 8, setting.channels)
+    python, llama = report.flags.llama, None
+    if python is not None:
+        save = partial(export_checkpoint, model)
+        llama = LlamaCpp(python, model, [*KINDS.values()], save)
+    absent = [name for name in (RWKV7_HF, RWKV) if name not in found]
+    report.notes += [f"without {name}" for name in [*absent, *([LLAMA] * (llama is None))]]
     report.notes.append(f"{count_weights(model):,} weights in products")
-    return found
+    return Models({"": found, ", 8 bits": {OURS: of_transformers(of_8_bits)}}, llama)
 
 
-def measure(report: Report, setting: Setting, folder: Path) -> None:
-    contenders = contenders_in(folder, setting, report)
-    ids = torch.randint(1, setting.words, (setting.tokens,)).tolist()
-    expected = contenders[OURS].logits(ids[:VERIFIED])
-    for name, contender in contenders.items():
-        error = check_close(name, contender.logits(ids[:VERIFIED]), expected, TOLERANCE)
-        report.errors[f"{name}, beside ours"] = error
+def verify(report: Report, models: Models, ids: list[int]) -> None:
+    expected = models.contenders[""][OURS].logits(ids)
+    for bits, contenders in models.contenders.items():
+        tolerance = TOLERANCE if not bits else OF_8_BITS
+        for name, contender in contenders.items():
+            error = check_close(name + bits, contender.logits(ids), expected, tolerance)
+            report.errors[f"{name}{bits}, beside ours"] = error
+    if models.llama is not None:
+        for kind, error in models.llama.verify(rows=1).items():
+            report.errors[f"{LLAMA}, {kind}, beside ours"] = error
+
+
+def measure(report: Report, setting: Setting, models: Models) -> None:
+    T, llama = setting.tokens, models.llama
+    ids = torch.randint(1, setting.words, (T,)).tolist()
+    verify(report, models, ids[:VERIFIED])
 
     def add(panel: str, case: str, samples: dict[str, Callable[[], float]]) -> None:
         timings = report.time(samples, setting.budget)
-        report.add(panel, case, setting.tokens, timings, dict.fromkeys(samples, Work(None, None)))
+        report.add(panel, case, T, timings, dict.fromkeys(samples, Work(None, None)))
 
-    each = contenders.items()
-    T = setting.tokens
-    add("RWKV-7, prompt", f"{T} tokens", {n: sample_of(lambda c=c: c.prompt(ids)) for n, c in each})
-    add("RWKV-7, a token", "1 row", {name: c.tokens for name, c in each})
+    for bits, kind in KINDS.items():
+        each = models.contenders[bits].items()
+        prompts = {n: sample_of(lambda c=c: c.prompt(ids)) for n, c in each}
+        tokens = {name: c.tokens for name, c in each}
+        with nullcontext() if llama is None else llama.prepared(kind, torch.tensor([ids]), T):
+            if llama is not None:
+                prompts[LLAMA] = partial(llama.sample_prompt, kind)
+                tokens[LLAMA] = partial(llama.sample, kind)
+            add(f"RWKV-7{bits}, prompt", f"{T} tokens", prompts)
+            add(f"RWKV-7{bits}, a token", "1 row", tokens)
     batch = torch.tensor([ids])
+    each = models.contenders[""].items()
     trained = {n: sample_of(lambda c=c: c.train(batch)) for n, c in each if c.train is not None}
     add("RWKV-7, training step", f"{T} tokens", trained)
 
@@ -203,9 +241,15 @@ def measure(report: Report, setting: Setting, folder: Path) -> None:
 def main() -> None:
     assert __doc__ is not None
     keep_freed_memory()
-    report = Report("checkpoints", "tokens", OURS, parser(__doc__).parse_args())
+    arguments = parser(__doc__)
+    arguments.add_argument("--llama", type=Path, help="a Python with llama-cpp-python, a contender")
+    report = Report("checkpoints", "tokens", OURS, arguments.parse_args())
+    setting = SETTINGS[report.flags.setting]
     with tempfile.TemporaryDirectory() as folder:
-        measure(report, SETTINGS[report.flags.setting], Path(folder))
+        models = models_in(Path(folder), setting, report)
+    measure(report, setting, models)
+    if models.llama is not None:
+        models.llama.close()
     report.save()
 
 

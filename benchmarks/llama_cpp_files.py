@@ -1,5 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
-"""GGUF, llama.cpp's files, of models that Transformers has saved: a table for each architecture.
+"""GGUF, llama.cpp's files, of models that Transformers has saved, and of RWKV-7 under
+flash-linear-attention's names: a table for each architecture.
 
 For llama_cpp_worker.py, in whose environment torch is not needed.
 """
@@ -16,9 +17,11 @@ from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file
 
 ANY_LENGTH = 2**20  # the context of a model whose config names none
-HEAD, EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "backbone.embeddings.weight")
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", "backbone.embeddings.weight", "model.embeddings.weight")
 
 Config = Mapping[str, Any]
+Weights = dict[str, np.ndarray]
 Change = Callable[[np.ndarray, Config], np.ndarray]
 
 
@@ -27,6 +30,7 @@ class Architecture(NamedTuple):
     describe: Callable[[gguf.GGUFWriter, Config], None]
     names: dict[str, str]  # of weights: in Transformers, without model and layer; in llama.cpp
     changes: dict[str, Change]  # by the latter, what is done to these weights
+    prepare: Callable[[Weights], Weights] = dict  # what is done to all of them before
 
 
 # ---- what is done to weights ----
@@ -69,6 +73,27 @@ def column_of_rates(weight: np.ndarray, config: Config) -> np.ndarray:
 
 def by_group(weight: np.ndarray, config: Config) -> np.ndarray:
     return weight.reshape(config["n_groups"], -1)
+
+
+def with_mixes_of_rwkv7_in_one(weights: Weights) -> Weights:
+    """A layer's mixes with the token before as one weight, small products' biases under names of
+    their own, and mixes of values in the first layer, too, which llama.cpp asks for and does not
+    use.
+    """
+    found: Weights = {}
+    for name, weight in weights.items():
+        if (mix := re.fullmatch(r"(.*attn\.x_)([rwkvag])", name)) is not None:
+            if mix[2] == "r":
+                six = [weights[f"{mix[1]}{letter}"].reshape(-1) for letter in "rwkvag"]
+                found[f"{mix[1]}all.weight"] = np.stack(six)[:, None, None]
+            continue
+        if name.endswith(("r_k", "k_k", "k_a", "x_k")):
+            name, weight = f"{name}.weight", weight.reshape(-1)
+        name = re.sub(r"lora\.2\.bias$", "bias.weight", name)
+        found[name] = weight
+        if ".0.attn.a_lora" in name:
+            found[name.replace("a_lora", "v_lora")] = weight
+    return found
 
 
 # ---- architectures, by the model_type of a config ----
@@ -120,6 +145,18 @@ def describe_mamba2(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_ssm_group_count(config["n_groups"])
     writer.add_ssm_time_step_rank(config["num_heads"])
     writer.add_ssm_inner_size(config["num_heads"] * config["head_dim"])
+
+
+def describe_rwkv7(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_context_length(ANY_LENGTH)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(0)
+    writer.add_layer_norm_eps(config["norm_eps"])
+    writer.add_wkv_head_size(config["head_dim"])
+    writer.add_decay_lora_rank(config["decay_low_rank_dim"])
+    writer.add_iclr_lora_rank(config["a_low_rank_dim"])
+    writer.add_value_residual_mix_lora_rank(config["v_low_rank_dim"])
+    writer.add_gate_lora_rank(config["gate_low_rank_dim"])
 
 
 NAMES_OF_TRANSFORMERS = {
@@ -196,7 +233,37 @@ ARCHITECTURES = {
             "ssm_norm": by_group,
         },
     ),
+    "rwkv7": Architecture(
+        "rwkv7",
+        describe_rwkv7,
+        {
+            "embeddings": "token_embd",
+            "norm": "output_norm",
+            "lm_head": "output",
+            "pre_norm": "token_embd_norm",
+            "attn_norm": "attn_norm",
+            "ffn_norm": "attn_norm_2",
+            "attn.x_all": "time_mix_lerp_fused",
+            **{f"attn.{name}": f"time_mix_{name}" for name in ("r_k", "k_k", "k_a")},
+            **{
+                f"attn.{x}_lora.{name}": f"time_mix_{x}{number}"
+                for x in "wavg"
+                for number, name in enumerate(("bias", "lora.0", "lora.2"))
+            },
+            "attn.r_proj": "time_mix_receptance",
+            "attn.k_proj": "time_mix_key",
+            "attn.v_proj": "time_mix_value",
+            "attn.o_proj": "time_mix_output",
+            "attn.g_norm": "time_mix_ln",
+            "ffn.x_k": "channel_mix_lerp_k",
+            "ffn.key": "channel_mix_key",
+            "ffn.value": "channel_mix_value",
+        },
+        {},
+        with_mixes_of_rwkv7_in_one,
+    ),
 }
+OF_NO_LAYER = ("token_embd_norm",)  # though its name has one
 
 
 # ---- the file ----
@@ -217,12 +284,13 @@ def place_of(name: str, architecture: Architecture) -> Place:
     )
     assert match is not None
     layer, stem, suffix = match.groups(default="")
-    return Place(f"blk.{layer}." if layer else "", architecture.names[stem], suffix)
+    found = architecture.names[stem]
+    return Place(f"blk.{layer}." if layer and found not in OF_NO_LAYER else "", found, suffix)
 
 
 def write_gguf(folder: Path, kind: str, path: Path) -> None:
-    """A model saved in float32 as a file of llama.cpp's. kind: of all matrices but the embeddings',
-    of which a token reads one row.
+    """A model saved in float32, in one piece, as a file of llama.cpp's. kind: of all matrices but
+    the embeddings', of which a token reads one row.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -232,7 +300,7 @@ def write_gguf(folder: Path, kind: str, path: Path) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     architecture.describe(writer, config)
-    weights = load_file(folder / "model.safetensors")
+    weights = architecture.prepare(load_file(folder / "model.safetensors"))
     embeddings = next(name for name in EMBEDDINGS if name in weights)
     weights.setdefault(HEAD, weights[embeddings])  # where they are tied, this has a kind of its own
     for name, weight in weights.items():

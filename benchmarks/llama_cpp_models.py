@@ -53,15 +53,22 @@ def random_tokens(model: PreTrainedModel, rows: int, n: int) -> Tensor:
 class LlamaCpp:
     """A process of llama.cpp that holds a model in several of KINDS."""
 
-    def __init__(self, python: Path, model: PreTrainedModel, kinds: Sequence[str] = tuple(KINDS)):
+    def __init__(
+        self,
+        python: Path,
+        model: PreTrainedModel,
+        kinds: Sequence[str] = tuple(KINDS),
+        save: Callable[[str], Any] | None = None,
+    ):
         """python: of an environment with llama-cpp-python, gguf and safetensors. model: of an
-        architecture that llama_cpp_files.py has, in float32.
+        architecture that llama_cpp_files.py has, in float32. save: into a folder, where the model
+        saves itself under other names.
         """
         self.model, self.kinds = model, kinds
         script = Path(__file__).with_name("llama_cpp_worker.py")
         self.worker = Worker([python, script, torch.get_num_threads()])
         with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
+            (save or model.save_pretrained)(folder)
             for kind in kinds:
                 self.version = self.worker.ask("load", folder=folder, kind=kind)["version"]
 
