@@ -1,6 +1,7 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """The files of checkpoints: what may stand in them, and what is said of what may not."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -102,6 +103,20 @@ def test_pickled_weights_are_safe_ones(folder):
     assert_same_weights(folder)
 
 
+def test_pickled_weights_of_old_releases_are_no_zip_files_and_load(folder):
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    (folder / "model.safetensors").unlink()
+    assert_same_weights(folder)
+
+
+def test_one_file_is_read_before_the_index_of_an_earlier_model(folder):
+    """As in Transformers."""
+    (folder / "model.safetensors.index.json").write_text("[]")
+    (folder / "pytorch_model.bin").write_bytes(b"broken")
+    assert_same_weights(folder)
+
+
 def test_the_joined_mlps_of_early_releases_are_split(folder):
     def join(tensors):
         for layer in range(2):
@@ -111,6 +126,29 @@ def test_the_joined_mlps_of_early_releases_are_split(folder):
     change_weights(folder, join)
     assert_same_weights(folder)
     assert "model.layers.0.mlp.gate_proj.weight" in load_checkpoint(folder).report.folded
+
+
+def test_weights_that_are_cast_are_said(folder):
+    def widen(tensors):
+        for layer in range(2):
+            name = f"model.layers.{layer}.attn.A_log"
+            tensors[name] = tensors[name].float()
+
+    assert load_checkpoint(folder).report.cast == {}
+    change_weights(folder, widen)
+    names = [f"model.layers.{layer}.self_attn.decay.A_log" for layer in range(2)]
+    _, report = load_checkpoint(folder)
+    assert report.cast == dict.fromkeys(names, "from float32 to bfloat16")
+    lines = "cast, from float32 to bfloat16:\n  model.layers.*.self_attn.decay.A_log  (layers 0, 1)"
+    assert lines in str(report)
+    _, report = load_checkpoint(folder, dtype="float64")
+    assert {*report.cast.values()} == {"from float32 to float64", "from bfloat16 to float64"}
+
+
+def test_torch_dtype_is_an_older_name_of_dtype(folder):
+    for keys in ({"torch_dtype": torch.float32}, {"torch_dtype": "float16", "dtype": "float32"}):
+        assert from_checkpoint(folder, **keys).dtype == torch.float32
+    assert from_checkpoint(folder, torch_dtype=None).dtype == torch.bfloat16
 
 
 def test_what_no_layer_reads_is_left_out_and_said(folder):
@@ -215,6 +253,12 @@ def test_what_is_loaded_and_saved_runs_without_the_package(tmp_path):
         ({"model_type": "linear_attention"}, "a model of this package, which from_pretrained"),
         ({"model_type": "llama"}, "must be one of 'linear_attn', .*, got 'llama'"),
         ({"model_type": "rodimus"}, "got 'rodimus', whose layers have its own gates"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers .* at most 37, the number of its weights",
+        ),
+        ({"dtype": "int8"}, "dtype of its config.json must be one of float32, .*, got 'int8'"),
+        ({"dtype": None, "torch_dtype": 3}, "torch_dtype of its config.json must be one of"),
         ({"hidden_size": 32}, "must have the shape .40, 32., as its config.json says, got .40, 16"),
     ],
 )
@@ -273,8 +317,12 @@ def test_so_is_what_other_families_have(case, keys, message, tmp_path):
             lambda tensors: tensors.update({QUERIES: torch.ones(8, 16)}),
             f"{QUERIES} must have the shape .16, 16., as its config.json says, got .8, 16",
         ),
+        (
+            lambda tensors: tensors.update({QUERIES: torch.ones(16, 16).to(torch.float8_e4m3fn)}),
+            f"{QUERIES} must hold floating numbers .float32, .* got torch.float8_e4m3fn",
+        ),
     ],
-    ids=["missing", "unknown", "shape"],
+    ids=["missing", "unknown", "shape", "dtype"],
 )
 def test_weights_that_do_not_fit_are_named(change, message, folder):
     change_weights(folder, change)
@@ -311,6 +359,45 @@ def test_files_that_are_missing_or_broken_are_named(folder, tmp_path):
         from_checkpoint(folder)
 
 
+def test_arguments_of_another_kind_are_named(folder):
+    for value in (None, 3, "", b"x"):
+        with pytest.raises(ValueError, match="name_or_folder must be a path or a name, got"):
+            from_checkpoint(value)
+        with pytest.raises(ValueError, match="folder must be a path or a name, got"):
+            export_checkpoint(tiny_model(), value)
+    for dtype in (None, 3, "x", "int8", torch.int8, torch.float8_e4m3fn):
+        with pytest.raises(ValueError, match="dtype must be 'auto', a floating torch.dtype or its"):
+            from_checkpoint(folder, dtype=dtype)
+
+
+def test_pickled_files_that_hold_no_tensors_or_are_broken_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    for saved, message in (
+        ([torch.ones(1)], "must hold tensors by name, got a list"),
+        ({"state_dict": {}}, "must hold tensors by name, got a dict by the name 'state_dict'"),
+        ({1: torch.ones(1)}, "must hold tensors by name, got a Tensor by the name 1"),
+        ({"a": Path("x")}, "can't be read"),
+    ):
+        torch.save(saved, path)
+        with pytest.raises(ValueError, match=f"pytorch_model.bin {message}"):
+            from_checkpoint(folder)
+    whole = io.BytesIO()
+    torch.save({"a": torch.ones(9)}, whole, _use_new_zipfile_serialization=False)
+    for content in (b"", b"broken", whole.getvalue()[:-20], whole.getvalue()[:40], b"PK\3\4"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="pytorch_model.bin can't be read: "):
+            from_checkpoint(folder)
+
+
+def test_indices_of_another_kind_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    for content in ([], 3, {}, {"weight_map": []}, {"weight_map": {"a": 3}}, {"weight_map": None}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="must map tensors to files by its weight_map"):
+            from_checkpoint(folder)
+
+
 def test_what_is_known_and_not_computed_is_none_of_what_loads():
     assert not NOT_COMPUTED.keys() & FAMILIES.keys()
 
@@ -323,6 +410,14 @@ def test_a_model_that_they_have_not_is_refused_with_a_reason_for_each_of_theirs(
     assert "linear_attn: normalizer must be 'rms_norm', got 'z'" in str(caught.value)
     with pytest.raises(ValueError, match="model must be a LinearAttentionForCausalLM, got Linear"):
         export_checkpoint(torch.nn.Linear(1, 1), tmp_path / "out")
+    without_mlps = tiny_model(**preset_fields("gla", 3), intermediate_size=0)
+    with pytest.raises(ValueError, match="gla: intermediate_size .* at least 1 or null, got 0"):
+        export_checkpoint(without_mlps, tmp_path / "out")
+    without_convolutions = tiny_model(
+        **preset_fields("gated_deltanet", 3) | {"conv_kernel_size": 0}
+    )
+    with pytest.raises(ValueError, match="gated_deltanet: use_short_conv .* must be True"):
+        export_checkpoint(without_convolutions, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -382,6 +477,17 @@ def test_what_commands_can_not_do_ends_them_with_the_reason(name, folder, tmp_pa
     with pytest.raises(SystemExit, match="copy can't be .*ported: "):
         call(monkeypatch, name, folder, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "full"]
+
+
+def test_export_says_what_it_was_given_instead_of_a_model_of_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given, message in (
+        (GDN, "ported: it must be a model of this package, got a 'gated_deltanet'"),
+        ("nothing", "ported: there is no folder nothing here"),
+        (tmp_path / "nothing", "nothing must be a folder, and is not there"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            call(monkeypatch, "export-fla", given, tmp_path / "out")
 
 
 def test_a_run_that_ends_while_it_writes_leaves_no_folder(folder, tmp_path, monkeypatch):

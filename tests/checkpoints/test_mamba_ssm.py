@@ -132,6 +132,16 @@ def test_the_vocabulary_of_published_models_has_an_end():
             {"ssm_cfg": {**LAYERS, "layer": "Mamba3", "is_mimo": True}},
             "is_mimo of its config.json must be False, got True",
         ),
+        ({"ssm_cfg": "x"}, "ssm_cfg of its config.json must be an object, got 'x'"),
+        ({"ssm_cfg": {"layer": []}}, r"ssm_cfg\['layer'\] .* got \[\]"),
+        ({"d_model": None}, "d_model of its config.json must be a whole number .*, got None"),
+        ({"n_layer": "x"}, "n_layer of its config.json must be a whole number .*, got 'x'"),
+        ({"n_layer": 10**9}, "num_hidden_layers of its config.json must be at most 0"),
+        ({"vocab_size": []}, r"vocab_size of its config.json must be a whole number .*, got \[\]"),
+        ({"pad_vocab_size_multiple": 0}, "pad_vocab_size_multiple of its config.json must be a wh"),
+        ({"d_intermediate": -1}, "d_intermediate of its config.json must be a whole number of at"),
+        ({"ssm_cfg": {**LAYERS, "d_conv": 0}}, "d_conv of its config.json must be a whole number"),
+        ({"ssm_cfg": {**LAYERS, "dt_limit": 1}}, "dt_limit .* must be a list of two numbers, got"),
     ],
 )
 def test_values_that_we_do_not_compute_are_refused_by_name(keys, message, tmp_path):

@@ -101,7 +101,7 @@ def test_what_is_refused_of_folders_is_named(folder):
         ({"num_heads": 3}, "head_dim of its config.json must be such that 3 heads have 16"),
         ({"value_dim": "x"}, "value_dim of its config.json must be the same multiple"),
         ({"value_dim": [16]}, "value_dim of its config.json must be the same multiple"),
-        ({"norm_eps": "a"}, "rms_norm_eps"),
+        ({"norm_eps": "a"}, "norm_eps of its config.json must be a number of at least 0, got 'a'"),
     ):
         path.write_text(json.dumps({**given, **changed}))
         with pytest.raises(ValueError, match=message):
@@ -115,6 +115,10 @@ def test_what_is_refused_of_files_is_named(tmp_path):
         ({"blocks.0.att.r_k": torch.zeros(4, 32)}, r"r_k must have the shape \(heads, 64\), got"),
         ({"blocks.0.att.r_k": torch.zeros(128)}, r"r_k must have the shape .*got \(128,\)"),
         ({"head.weight": torch.zeros(11, 128).char()}, "lm_head.weight must hold floating numbers"),
+        ({"emb.weight": torch.zeros(11)}, r"emb.weight must have two dimensions, .*\(11,\)"),
+        ({"blocks.0.att.w1": torch.zeros(2, 2, 2)}, "blocks.0.att.w1 must have two dimensions"),
+        ({"blocks.9999999.att.x_r": torch.zeros(1, 1, 128)}, "num_hidden_layers .* at most"),
+        ({"step": 5}, "model.pth must hold tensors by name, got a int by the name 'step'"),
         ({"blocks.1.ffn.s_emb.weight": torch.zeros(2, 2)}, "blocks.1.ffn.s_emb.weight"),
     ):
         torch.save({**tensors, **changed}, path)
@@ -136,6 +140,15 @@ def test_what_is_refused_of_files_is_named(tmp_path):
     path.write_bytes(b"no weights")
     with pytest.raises(ValueError, match="can't be read"):
         from_checkpoint(path)
+
+
+def test_files_of_old_releases_load_and_folders_named_like_files(folder, tmp_path):
+    torch.save(weights(), tmp_path / "new.pth")
+    torch.save(weights(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    new, old = (from_checkpoint(tmp_path / f"{x}.pth").state_dict() for x in ("new", "old"))
+    assert all(old[name].equal(x) for name, x in new.items())
+    named = folder.rename(tmp_path / "model.pth")
+    assert from_checkpoint(named).config.hidden_size == 16
 
 
 def test_names_of_authors():

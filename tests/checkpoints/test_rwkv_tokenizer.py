@@ -96,6 +96,8 @@ def test_where_vocabularies_are_looked_for(tmp_path):
     write_vocabulary(tmp_path)
     assert find_vocabulary(str(tmp_path)) == tmp_path / FILE
     assert find_vocabulary(str(tmp_path / "model.pth")) == tmp_path / FILE
+    (tmp_path / "folder.pth").mkdir()
+    assert find_vocabulary(str(tmp_path / "folder.pth")) is None
 
 
 @pytest.mark.parametrize(

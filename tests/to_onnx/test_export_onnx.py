@@ -1,16 +1,23 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """Folders with graphs: by the command and by the function, in all forms that weights have."""
 
+import runpy
 import subprocess
 import sys
 
+import numpy as np
 import onnx
 import pytest
 import torch
 
-from hf_linear_attention import LinearAttentionForCausalLM, export_onnx
+from hf_linear_attention import (
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+    LinearAttentionForSequenceClassification,
+    export_onnx,
+)
 from hf_linear_attention.__main__ import main
-from hf_linear_attention.to_onnx import export
+from hf_linear_attention.to_onnx import export, generate
 from hf_linear_attention.to_onnx.weights import round_weights
 from tiny import VARIANTS, tiny_model, tokenizer_of_letters
 
@@ -57,6 +64,10 @@ def test_the_command_writes_a_folder_that_generates_without_torch(
     prompt = torch.tensor([[3, 1, 4]])
     expected = model.generate(prompt, max_new_tokens=50, do_sample=False, pad_token_id=0)
     assert [int(word) for word in ran.stdout.split()] == expected[0, 3:].tolist()
+    for words in ([], ["7", "300"], ["-1"], ["a"]):
+        monkeypatch.setattr(sys, "argv", ["generate.py", *words])
+        with pytest.raises(SystemExit, match="give the numbers of tokens, 0 to 299: python gen"):
+            runpy.run_path(str(out / "generate.py"), run_name="__main__")
 
 
 def test_what_the_command_can_not_do_ends_it_with_the_reason(tmp_path, monkeypatch):
@@ -65,6 +76,42 @@ def test_what_the_command_can_not_do_ends_it_with_the_reason(tmp_path, monkeypat
         call(monkeypatch, "export", tmp_path / "comba", tmp_path / "out")
     with pytest.raises(SystemExit, match="comba must be a new or an empty folder"):
         call(monkeypatch, "export", tmp_path / "comba", tmp_path / "comba")
+    config = LinearAttentionConfig(**VARIANTS["preset_gla"])
+    LinearAttentionForSequenceClassification(config).save_pretrained(tmp_path / "labels")
+    with pytest.raises(
+        SystemExit, match="labels must hold the weights of a .*ForCausalLM, and has no"
+    ):
+        call(monkeypatch, "export", tmp_path / "labels", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_tokens_are_no_piece():
+    with pytest.raises(ValueError, match=r"ids must be \(rows, tokens\), .* got \(1, 0\)"):
+        generate.read(None, {}, np.zeros((1, 0), np.int64), np.ones((1, 3), np.int64))
+
+
+def test_bad_arguments_of_the_function_leave_no_folder(tmp_path):
+    model, out = model_of(), tmp_path / "out"
+    for bits in (5, 4.0, "4", True):
+        with pytest.raises(ValueError, match=f"bits must be 8, 4 or None, got {bits!r}"):
+            export_onnx(model, out, bits=bits)
+    with pytest.raises(ValueError, match="must be a LinearAttentionForCausalLM .* got a LinearA"):
+        export_onnx(model.model, out)
+    model.generation_config.temperature = 0.7  # and no sampling
+    with pytest.raises(ValueError, match="GenerationConfig is invalid"):
+        export_onnx(model, out)
+    assert not out.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError, match="file must be a new or an empty folder"):
+        export_onnx(model_of(), tmp_path / "file")
+
+
+@pytest.mark.thorough
+def test_a_model_without_numbers_leaves_no_folder(tmp_path):
+    model = model_of()
+    model.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ValueError, match="model must give finite logits, got others of the model"):
+        export_onnx(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

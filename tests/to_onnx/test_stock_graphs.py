@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from onnxruntime import InferenceSession
 
 from hf_linear_attention import export_onnx, use_kernels
 from hf_linear_attention.to_onnx.genai import genai_config
@@ -40,6 +41,20 @@ def test_functions_are_transformers_own_again(tmp_path):
         after = model(ids, use_cache=False).logits
     assert torch.equal(before, after)
     assert compared.difference < 3e-5 and compared.same == compared.generated
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model_type", STOCK)
+def test_half_precision_loses_as_much_as_transformers_own(model_type, tmp_path):
+    model = tiny_upstream(model_type)
+    ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        exact = model(ids, use_cache=False).logits.numpy()
+        half = model.half()(ids, use_cache=False).logits.float().numpy()
+    export_onnx(model, tmp_path)
+    session = InferenceSession(tmp_path / "onnx" / "model_fp16.onnx")
+    found, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [])
+    assert 0 < distance(found, exact) < 2 * distance(half, exact) + 1e-3
 
 
 @pytest.mark.thorough
@@ -94,6 +109,9 @@ def test_experts_are_no_operator_of_the_standard_and_keep_their_bits(tmp_path):
 def test_other_models_are_refused_by_name():
     with pytest.raises(ValueError, match="model_type must be one of 'linear_att.*got 'jamba'"):
         check_exports(tiny_upstream("jamba"))
+    base = tiny_upstream("qwen3_5_text").model
+    with pytest.raises(ValueError, match="must be a causal language model .* got a Qwen3_5TextM"):
+        check_exports(base)
     with pytest.raises(ValueError, match="sliding_window must be None for ONNX, got 4"):
         check_exports(tiny_upstream("minimax", sliding_window=4))
     model = tiny_upstream("qwen3_5_text")

@@ -16,7 +16,7 @@ from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .families.rwkv7 import RANKS
 from .family import LINEAR, OF_ALL, SLIDING, Family, Keys, rules_of, swapped
-from .files import CONFIG
+from .files import CONFIG, check_place
 from .report import CheckpointReport
 from .tables import FAMILIES
 
@@ -58,8 +58,10 @@ def export_checkpoint(model: LinearAttentionForCausalLM, folder: str | Path) -> 
 
     Raises:
         OSError: the folder can't be written, or is not empty.
-        ValueError: no model of theirs computes the same; the message has a reason for each.
+        ValueError: an argument is of another kind, or no model of theirs computes the same; the
+            message has a reason for each.
     """
+    check_place("folder", folder)
     if not isinstance(model, LinearAttentionForCausalLM):
         raise ValueError(f"model must be a LinearAttentionForCausalLM, got {type(model).__name__}")
     form = find_form(model.config)

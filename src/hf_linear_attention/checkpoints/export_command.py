@@ -14,6 +14,7 @@ from ..conversion.writing import check_empty, whole_folder
 from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .export import export_checkpoint, find_form
+from .files import read_config
 
 
 def main(arguments: list[str]) -> None:
@@ -22,10 +23,10 @@ def main(arguments: list[str]) -> None:
     out = Path(flags.out)
     try:
         check_empty(out)  # before anything large is read
-        config = AutoConfig.from_pretrained(flags.model)
-        if not isinstance(config, LinearAttentionConfig):
-            raise ValueError(f"it must be a model of this package, got a {config.model_type!r}")
-        find_form(config)
+        model_type = read_config(flags.model, {}).get("model_type")
+        if model_type != LinearAttentionConfig.model_type:
+            raise ValueError(f"it must be a model of this package, got a {model_type!r}")
+        find_form(AutoConfig.from_pretrained(flags.model))
         model = LinearAttentionForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
         with whole_folder(out) as folder:
             report = export_checkpoint(model, folder)

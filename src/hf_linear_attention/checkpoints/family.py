@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..model.configuration import LinearAttentionConfig
+from .kinds import Keys, check_kinds, is_whole, refusal
 
-Keys = dict[str, Any]  # the entries of a config.json, with defaults for missing ones
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 ATTENTION_DEFAULTS = {
     "num_kv_heads": None,
@@ -100,11 +100,6 @@ DECODER = Skeleton(
 )
 
 
-def refusal(key: str, expected: str, got: Any) -> ValueError:
-    """The error for a value of a config.json that we do not compute."""
-    return ValueError(f"{key} of its config.json must be {expected}, got {got!r}")
-
-
 # ---- keys of all families ----
 
 
@@ -137,7 +132,18 @@ def mlp_width(keys: Keys) -> int:
     if keys["intermediate_size"] is not None:
         return keys["intermediate_size"]
     ratio = 4 if keys["hidden_ratio"] is None else keys["hidden_ratio"]
-    return 256 * math.ceil(int(keys["hidden_size"] * ratio * 2 / 3) / 256)
+    return in_steps_of(256, keys["hidden_size"] * ratio * 2 / 3)
+
+
+def in_steps_of(step: int, features: float) -> int:
+    """The features of an MLP as the next multiple of step.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if features < 1:
+        raise refusal("hidden_size * hidden_ratio", "such that MLPs have features", features)
+    return step * math.ceil(int(features) / step)
 
 
 def whole(name: str, value: float) -> int:
@@ -213,17 +219,24 @@ def attention_specs(keys: Keys) -> list[Keys]:
     is_list = isinstance(specs, (list, tuple)) and all(isinstance(x, dict) for x in specs)
     if not is_list or any("layers" not in x or "num_heads" not in x for x in specs):
         raise refusal("attn", "null, or one or several objects with layers and num_heads", given)
+    check_layers([spec["layers"] for spec in specs], keys["num_hidden_layers"])
     specs = [{**ATTENTION_DEFAULTS, **spec} for spec in specs if spec["layers"]]
     for spec in specs:
         unknown = sorted(spec.keys() - {*ATTENTION_DEFAULTS, "layers", "num_heads"})
         if unknown:
             raise refusal("attn", f"without {', '.join(unknown)}", given)
+        check_kinds(spec, {**ATTENTION_DEFAULTS, "num_heads": 1}, shown="attn[{!r}]")
         spec["num_kv_heads"] = spec["num_kv_heads"] or spec["num_heads"]
-    layers = [layer for spec in specs for layer in spec["layers"]]
-    L = keys["num_hidden_layers"]
-    if len({*layers}) != len(layers) or not all(0 <= layer < L for layer in layers):
-        raise refusal("attn['layers']", f"numbers from 0 to {L - 1}, each once", layers)
     return specs
+
+
+def check_layers(lists: list[Any], L: int) -> None:
+    """Raises a ValueError where these are no lists of different numbers of layers."""
+    are_lists = all(isinstance(x, (list, tuple)) for x in lists)
+    layers = [layer for x in lists for layer in x] if are_lists else lists
+    are_layers = are_lists and all(is_whole(x, 0) and x < L for x in layers)
+    if not are_layers or len({*layers}) != len(layers):
+        raise refusal("attn['layers']", f"numbers from 0 to {L - 1}, each once", layers)
 
 
 def layer_types(keys: Keys) -> list[str]:
@@ -243,9 +256,7 @@ def head_fields(hidden_size: int, num_heads: int, num_kv_heads: int | None) -> d
     }
 
 
-def rotary_fields(theta: Any) -> dict[str, Any]:
-    if not isinstance(theta, (int, float)) or theta <= 0:
-        raise refusal("rope_theta", "a positive number", theta)
+def rotary_fields(theta: float) -> dict[str, Any]:
     return {
         "position_embedding_type": "rotary",
         "rope_parameters": {"rope_type": "default", "rope_theta": float(theta)},
@@ -323,6 +334,7 @@ class Family:
     class_name: the name of its model class, without "ForCausalLM".
     keys: the keys that this family reads beside `common`, with fla's defaults.
     needs: the values that we compute, by key; others are refused.
+    nullable: the keys that may be null though their default is not.
     fields: the function from keys to fields of our config.
     back: its inverse, from our config to keys; it raises a ValueError if no keys fit.
     names: the rules for the weights of a recurrent mixer.
@@ -341,6 +353,7 @@ class Family:
     names: Callable[[Keys], list[Rule]]
     names_of_some: Callable[[Keys, int], list[Rule]] = lambda keys, layer: []
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    nullable: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     skeleton: Skeleton = DECODER
@@ -357,12 +370,13 @@ class Family:
         """The keys of a config.json that this family reads, with defaults for missing ones.
 
         Raises:
-            ValueError: we do not compute a value; the message names it.
+            ValueError: we do not compute a value, or it is of another kind; the message names it.
         """
         for name, what in self.others.items():
             if name in config:
                 raise ValueError(f"{name} in its config.json says that it is {what}")
         keys = {name: config.get(name, default) for name, default in self.defaults.items()}
+        check_kinds(keys, self.defaults, ("hidden_ratio", *self.nullable))
         for name, choices in {**COMMON_NEEDS, **self.needs}.items():
             if name in keys and keys[name] not in choices:
                 raise refusal(name, " or ".join(map(repr, choices)), keys[name])

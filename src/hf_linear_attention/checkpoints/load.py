@@ -17,7 +17,8 @@ from ..model.configuration import LinearAttentionConfig
 from ..model.modeling import LinearAttentionForCausalLM
 from .families.mamba_ssm import is_of_mamba_ssm, translated
 from .family import Family, Keys, Rule, rules_of, swapped
-from .files import Weights, read_config, read_generation_config
+from .files import Weights, check_place, read_config, read_generation_config
+from .kinds import refusal
 from .report import CheckpointReport
 from .rwkv_file import RwkvFile, is_file
 from .tables import family_of
@@ -27,6 +28,8 @@ OF_HUB = (
     "token",
 )
 ONES = "ones, for its norms have no weights"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # that we compute in
+NAMES_OF_FLOATS = ", ".join(str(x).removeprefix("torch.") for x in FLOATS)
 TIED = "the head is the embeddings"
 HEAD_BY_HEAD = "its rows head by head"
 ROTATION = "the config gives it"
@@ -48,36 +51,45 @@ def from_checkpoint(
     Args:
         name_or_folder: a folder with config.json and weights, or a name on the Hub; or a file of
             RWKV-7's authors, .pth.
-        dtype: of the model; "auto": the checkpoint's.
+        dtype: of the model; "auto": the checkpoint's. torch_dtype, its older name, will do, too.
         kwargs: as of `from_pretrained`: revision, token, device_map and others.
 
     Raises:
         OSError: there is no such checkpoint, or a file of it is missing.
-        ValueError: the config has a value that we do not compute, or weights are missing, unknown
-            or of another shape. The message names the value or the weights.
+        ValueError: an argument is of another kind, the config has a value that we do not compute,
+            or weights are missing, unknown or of another shape. The message names it.
     """
     return load_checkpoint(name_or_folder, dtype, **kwargs).model
 
 
 def load_checkpoint(name: str, dtype: str | torch.dtype = "auto", **kwargs: Any) -> Loaded:
     """As `from_checkpoint`, with a report on every weight."""
+    check_place("name_or_folder", name)
+    older = kwargs.pop("torch_dtype", None)
+    asked = asked_dtype(older if dtype == "auto" and older is not None else dtype)
     hub = {key: kwargs.pop(key) for key in OF_HUB if key in kwargs}
     try:
         config, open_weights, generation = read_checkpoint(name, hub)
         family = family_of(config)
         keys = family.read(config)
         weights = open_weights()
+        if keys["num_hidden_layers"] > len(weights):  # before anything is built for each of them
+            at_most = f"at most {len(weights)}, the number of its weights"
+            raise refusal("num_hidden_layers", at_most, keys["num_hidden_layers"])
         if keys["tie_word_embeddings"] and has_own_head(family, weights):  # reads both
             keys["tie_word_embeddings"] = False
         ours = family.config_for(keys)
         state, report = assemble(family, keys, ours, weights)
+        asked = asked or stored_dtype(config, state)
     except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{name}: {error}") from error
     report.model_type = config["model_type"]
     report.not_read = tuple(family.not_read(config))
+    read = {name: x.dtype for name, x in state.items() if name not in report.made}
     model = LinearAttentionForCausalLM.from_pretrained(
-        None, config=ours, state_dict=state, dtype=dtype_of(dtype, config, state), **kwargs
+        None, config=ours, state_dict=state, dtype=asked, **kwargs
     )
+    report.cast = casts_between(read, model)
     if generation is not None:
         model.generation_config = generation
     return Loaded(model, report)
@@ -102,10 +114,13 @@ def has_own_head(family: Family, weights: Mapping[str, Tensor]) -> bool:
     Transformers does not tie them either.
     """
     top = family.skeleton.top
-    head, embeddings = top["lm_head.weight"], top["model.embed_tokens.weight"]
-    if head not in weights or embeddings not in weights:
+    names = top["lm_head.weight"], top["model.embed_tokens.weight"]
+    if any(name not in weights for name in names):
         return False
-    return not weights[head].equal(weights[embeddings])
+    head, embeddings = (weights[name] for name in names)
+    for name, x in zip(names, (head, embeddings), strict=True):
+        check_numbers(name, x)
+    return head.dtype != embeddings.dtype or not head.equal(embeddings)
 
 
 def assemble(
@@ -193,8 +208,7 @@ def shapes_of(config: LinearAttentionConfig) -> dict[str, torch.Size]:
 
 def check_weight(name: str, x: Tensor, parts: list[torch.Size]) -> None:
     """Raises a ValueError where x has not the parts, one below the other, or is quantised."""
-    if not x.is_floating_point():
-        raise ValueError(f"{name} must hold floating numbers, got {x.dtype}")
+    check_numbers(name, x)
     expected = (sum(shape[0] for shape in parts), *parts[0][1:])
     if x.shape != expected:
         raise ValueError(
@@ -202,17 +216,61 @@ def check_weight(name: str, x: Tensor, parts: list[torch.Size]) -> None:
         )
 
 
-def dtype_of(dtype: Any, config: Keys, state: Mapping[str, Tensor]) -> Any:
-    """The dtype asked for; for "auto" the config.json's, or that of most weights."""
-    if dtype != "auto":
-        return dtype
-    said = config.get("dtype") or config.get("torch_dtype")
-    if isinstance(said, str) and isinstance(getattr(torch, said, None), torch.dtype):
-        return getattr(torch, said)
+def check_numbers(name: str, x: Tensor) -> None:
+    """Raises a ValueError where a weight is of no dtype that we compute in."""
+    if x.dtype not in FLOATS:
+        raise ValueError(f"{name} must hold floating numbers ({NAMES_OF_FLOATS}), got {x.dtype}")
+
+
+def as_float(dtype: Any) -> torch.dtype | None:
+    """A dtype that we compute in, given by itself or by its name; None: it is none."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    return found if isinstance(found, torch.dtype) and found in FLOATS else None
+
+
+def asked_dtype(dtype: Any) -> torch.dtype | None:
+    """The argument's; None for "auto".
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    if isinstance(dtype, str) and dtype == "auto":
+        return None
+    found = as_float(dtype)
+    if found is None:
+        expected = f"'auto', a floating torch.dtype or its name ({NAMES_OF_FLOATS})"
+        raise ValueError(f"dtype must be {expected}, got {dtype!r}")
+    return found
+
+
+def stored_dtype(config: Keys, state: Mapping[str, Tensor]) -> torch.dtype:
+    """The config.json's, or that of most weights.
+
+    Raises:
+        ValueError: the config.json's is none that we compute in.
+    """
+    for key in ("dtype", "torch_dtype"):
+        said = config.get(key)
+        if said is not None:
+            found = as_float(said)
+            if found is None:
+                raise refusal(key, f"one of {NAMES_OF_FLOATS}", said)
+            return found
     sizes: Counter[torch.dtype] = Counter()
     for x in state.values():
         sizes[x.dtype] += x.numel()
     return sizes.most_common(1)[0][0]
+
+
+def casts_between(
+    read: Mapping[str, torch.dtype], model: LinearAttentionForCausalLM
+) -> dict[str, str]:
+    """From which dtype to which, by the names of the parameters that do not have the one read."""
+    return {
+        name: f"from {read[name]} to {x.dtype}".replace("torch.", "")
+        for name, x in model.named_parameters()
+        if name in read and read[name] != x.dtype
+    }
 
 
 def _some(names: list[Any], most: int = 8) -> str:

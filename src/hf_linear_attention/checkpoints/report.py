@@ -15,10 +15,11 @@ class CheckpointReport:
 
     model_type: flash-linear-attention's name of the model.
     layer_types: the types of our model's layers.
-    copied: weights with the same numbers, their name there: our name.
+    copied: weights that are one of ours, their name there: our name.
     folded: names there of weights with other numbers or several parts: the change.
     made: names of weights without an original: their numbers.
     left_out: names of weights without a use: the reason.
+    cast: our names of weights whose numbers were rounded or widened: from which dtype to which.
     not_read: keys of the config.json that neither package knows.
     """
 
@@ -28,6 +29,7 @@ class CheckpointReport:
     folded: dict[str, str] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    cast: dict[str, str] = field(default_factory=dict)
     not_read: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -37,10 +39,11 @@ class CheckpointReport:
             [
                 f"model type: {self.model_type}",
                 f"layers: {layers}",
-                f"copied: {len(self.copied)} weights, as they were",
+                f"copied: {len(self.copied)} weights",
                 *_by_reason("folded", self.folded),
                 *_by_reason("made", self.made),
                 *_by_reason("left out", self.left_out),
+                *_by_reason("cast", self.cast),
                 *([keys] if keys else []),
             ]
         )

@@ -3,16 +3,15 @@
 config.json that follows from the shapes, and the weights under its names.
 """
 
-import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .family import Keys
+from .files import read_torch_file
+from .kinds import Keys
 
 HEAD_DIM = 64  # of all that is published; their norm of heads has an epsilon for this alone
 END_OF_TEXT = 0  # in their vocabulary
@@ -36,6 +35,7 @@ OF_LAYER = {
     r"ffn\.(x_k|key\.weight|value\.weight)": r"ffn.\1",
 }
 LAYER = r"blocks\.(\d+)\."
+MATRICES = rf"emb\.weight|{LAYER}(att\.[wavg][12]|ffn\.key\.weight)"  # which give sizes
 # How tensors differ in form, by patterns of their names.
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     r"att\.[wavg][12]$": Tensor.t,
@@ -47,13 +47,12 @@ class RwkvFile(Mapping[str, Tensor]):
     """Tensors by flash-linear-attention's names, or their own where it has none."""
 
     def __init__(self, path: Path):
-        try:
-            self.tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{path} can't be read: {error}") from error
-        is_rwkv7 = isinstance(self.tensors, dict) and "blocks.0.att.r_k" in self.tensors
-        if not is_rwkv7:
+        self.tensors = read_torch_file(path)
+        if "blocks.0.att.r_k" not in self.tensors:
             raise ValueError(f"{path} must hold RWKV-7's weights, and has no blocks.0.att.r_k")
+        for own, x in self.tensors.items():
+            if x.dim() != 2 and re.fullmatch(MATRICES, own):
+                raise ValueError(f"{own} must have two dimensions, got the shape {tuple(x.shape)}")
         self.own = {name_of(name): name for name in self.tensors}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -119,7 +118,7 @@ def name_of(own: str) -> str:
 def is_file(name: Any) -> bool:
     """Whether that is such a file. Raises a FileNotFoundError where it should be, and is not."""
     path = Path(name)
-    if path.suffix.lower() != ".pth":
+    if path.suffix.lower() != ".pth" or path.is_dir():
         return False
     if not path.is_file():
         raise FileNotFoundError(f"{name} must be a file, and is not there")

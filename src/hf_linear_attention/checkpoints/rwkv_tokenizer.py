@@ -32,10 +32,11 @@ def find_vocabulary(model: str) -> Path | None:
     package rwkv. None: there is none.
     """
     path = Path(model)
-    folder = path.parent if path.suffix == ".pth" else path
+    is_weights = path.suffix.lower() == ".pth" and not path.is_dir()
+    folder = path.parent if is_weights else path
     if (folder / FILE).is_file():
         return folder / FILE
-    if path.suffix == ".pth":
+    if is_weights:
         package = find_spec("rwkv")
         folders = [] if package is None else package.submodule_search_locations or []
         return next((Path(x) / FILE for x in folders if (Path(x) / FILE).is_file()), None)

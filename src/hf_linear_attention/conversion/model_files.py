@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME
 
 
@@ -30,23 +30,30 @@ def gguf_of(name: str) -> tuple[str, str] | None:
 
 def read(auto: Any, name: str, **options: Any) -> Any:
     """`auto.from_pretrained(name, **options)`, of a GGUF file as well. Transformers then makes
-    plain numbers of the weights, and calls the model quantised still: this takes that back.
+    plain numbers of the weights, and calls the model quantised still: this takes that back. And it
+    makes weights that a folder has not, as the head of a classifier's: this refuses that.
 
     Args:
         auto: AutoConfig, AutoTokenizer or AutoModelForCausalLM.
         name: a folder, a name on the Hub, a GGUF file, or a folder with one and no config.
 
     Raises:
-        OSError, ValueError: as there; or the folder holds several such files, or gguf is missing.
+        OSError, ValueError: as there; or the folder holds several such files, or gguf is missing,
+            or some of the model's weights.
     """
     gguf = gguf_of(name)
-    if gguf is None:
+    if gguf is not None:
+        if find_spec("gguf") is None:
+            raise ValueError(f"{name} is read by the package gguf: pip install gguf")
+        name, options["gguf_file"] = gguf
+    if auto is not AutoModelForCausalLM:
         return auto.from_pretrained(name, **options)
-    if find_spec("gguf") is None:
-        raise ValueError(f"{name} is read by the package gguf: pip install gguf")
-    folder, file = gguf
-    found = auto.from_pretrained(folder, gguf_file=file, **options)
-    if isinstance(found, PreTrainedModel):
+    found, loading = auto.from_pretrained(name, output_loading_info=True, **options)
+    if missing := sorted(loading["missing_keys"]):
+        raise ValueError(
+            f"{name} must hold the weights of a {type(found).__name__}, and has no {missing[0]}"
+        )
+    if gguf is not None:
         del found.config.quantization_config
         found.is_quantized, found.hf_quantizer = False, None
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..conversion.command import save_tokenizer
+from ..conversion.model_files import read
 from ..conversion.writing import check_empty, whole_folder
 from ..extras.speedup import say, say_if_no_folder
 from .export import export_onnx
@@ -27,10 +28,10 @@ def main(arguments: list[str]) -> None:
     say_if_no_folder(flags.model)
     try:
         check_empty(out)  # before anything large is read
-        config = AutoConfig.from_pretrained(flags.model)
+        config = read(AutoConfig, flags.model)
         check_type(config.get_text_config().model_type)
         say(f"loading {flags.model}")
-        model = AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
+        model = read(AutoModelForCausalLM, flags.model, dtype=flags.dtype)
         with whole_folder(out) as folder:
             compared = export_onnx(
                 model, folder, bits=flags.bits, standard=flags.standard, progress=say

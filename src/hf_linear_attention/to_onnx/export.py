@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from ..conversion.writing import whole_folder
 from .genai import genai_config
 from .graph import check_exports, graph_of
 from .operators import MICROSOFT
@@ -65,7 +66,8 @@ def export_onnx(
     Args:
         model: in eval mode, in float32 or float16, on the CPU: one of ours, or a causal language
             model of Transformers whose type is in `to_onnx.stock.STOCK`, as it was loaded.
-        folder: where these files are written; it is made where there is none.
+        folder: where these files are written, a new or an empty one. It is there when it is
+            complete.
         bits: 8 or 4, of weights and embeddings; None: those of the model's dtype.
         standard: whether the graph has the operators of ONNX 27 alone, in place of ONNX Runtime's
             own, which other runtimes may not have, but which are faster there.
@@ -75,22 +77,33 @@ def export_onnx(
         How near the graph is to the model.
 
     Raises:
-        ValueError: there is no such graph of this model; the message names the field.
+        OSError: the folder can't be written, or is not empty.
+        ValueError: there is no such graph of this model; the message names the field. Or the model,
+            or its graph, gives logits that are not finite.
         ImportError: onnx, onnxscript or onnxruntime is missing (the extra "onnx").
     """
-    import onnx_ir
-
     check_exports(model)
-    if bits not in (None, 8, 4):
+    model.generation_config.validate(strict=True)  # as when it is saved
+    if bits is not None and (type(bits) is not int or bits not in (8, 4)):
         raise ValueError(f"bits must be 8, 4 or None, got {bits!r}")
     if standard and bits is not None:
         raise ValueError(
             f"bits must be None with standard=True, got {bits}: ONNX has no operator for products "
             "with such weights"
         )
-    folder = Path(folder)
+    with whole_folder(Path(folder)) as made:
+        compared = write(model, made, bits, standard, progress)
+    return compared
+
+
+def write(
+    model: Any, folder: Path, bits: int | None, standard: bool, progress: Callable[[str], None]
+) -> Comparison:
+    """What `export_onnx` does, in an empty folder."""
+    import onnx_ir
+
     file = folder / "onnx" / f"model{SUFFIXES[model.dtype, bits]}.onnx"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir()
 
     progress(f"writing {model.config.num_hidden_layers} layers down as a graph")
     graph, states = graph_of(model)
@@ -166,6 +179,9 @@ def compare(model: Any, file: Path, new_tokens: int = 32) -> Comparison:
     ids, mask = ids[:, :-1], mask[:, :-1]  # the last is not read
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
     expected = model(**inputs, use_cache=False).logits.float().numpy()
+    for what, found in (("model", expected), ("graph", np.concatenate(got, 1))):
+        if not np.isfinite(found[mask == 1]).all():
+            raise ValueError(f"model must give finite logits, got others of the {what}")
     likeliest = expected[:, -new_tokens - 1 : -1].argmax(-1)
     return Comparison(
         difference=float(np.abs(np.concatenate(got, 1) - expected)[mask == 1].max()),

@@ -5,6 +5,7 @@ some that change nothing.
 
 from typing import Any
 
+import onnx_ir
 from onnxscript.rewriter.ort_fusions.skip_normalization import skip_rms_normalization_ruleset
 from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
 
@@ -17,6 +18,19 @@ RESHAPED_TWICE = RewriteRule(
 def is_of_shape(x: Any, shape: Any) -> bool:
     """Whether that is known of an onnx_ir.Value; dimensions are numbers, or have names."""
     return shape is not None and x.shape == shape and not shape.has_unknown_dim()
+
+
+def norms_in_one_dtype(model: Any) -> None:
+    """Has norms of an onnx_ir.Model read numbers of their weight's dtype, in place: float16 beside
+    a weight in float32 is allowed by ONNX, and an error in ONNX Runtime.
+    """
+    for norm in [node for node in model.graph if node.op_type == "RMSNormalization"]:
+        x, weight = norm.inputs
+        if x.dtype != weight.dtype:
+            cast = onnx_ir.node("Cast", [x], {"to": int(weight.dtype)})
+            cast.outputs[0].dtype, cast.outputs[0].shape = weight.dtype, x.shape
+            model.graph.insert_before(norm, cast)
+            norm.replace_input_with(0, cast.outputs[0])
 
 
 def fuse(model: Any) -> None:

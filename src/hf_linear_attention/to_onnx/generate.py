@@ -21,9 +21,11 @@ def nothing(session, rows):
 
 
 def read(session, states, ids, mask, keep=0):
-    """Reads tokens (rows, T), a whole prompt, a piece or one: logits of the last `keep`, for 0 of
-    all, and the states then. mask (rows, all so far): 0 for padding, which may stand anywhere.
+    """Reads tokens (rows, T > 0), a whole prompt, a piece or one: logits of the last `keep`, for 0
+    of all, and the states then. mask (rows, all so far): 0 for padding, which may stand anywhere.
     """
+    if not ids.size:
+        raise ValueError(f"ids must be (rows, tokens), one of each at least, got {ids.shape}")
     positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
     feed = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **states}
     feed["num_logits_to_keep"] = np.array(keep)
@@ -48,5 +50,8 @@ if __name__ == "__main__":
     folder = Path(__file__).parent
     session = onnxruntime.InferenceSession(next(folder.glob("onnx/*.onnx")))
     stop = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
-    prompt = np.array([[int(word) for word in sys.argv[1:]]])
+    words, known = sys.argv[1:], session.get_outputs()[0].shape[-1]
+    if not words or not all(word.isdecimal() and int(word) < known for word in words):
+        sys.exit(f"give the numbers of tokens, 0 to {known - 1}: python generate.py 17 4 99")
+    prompt = np.array([[int(word) for word in words]])
     print(*generate(session, prompt, np.ones_like(prompt), 50, [] if stop is None else stop)[0])

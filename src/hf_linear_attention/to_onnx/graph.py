@@ -37,6 +37,9 @@ def check_exports(model: nn.Module) -> None:
             f"Transformers, got a {type(model).__name__}"
         )
     config: Any = model.config
+    is_ours = isinstance(model, LinearAttentionForCausalLM)
+    if not is_ours:
+        check_stock(model)
     if model.dtype not in (torch.float32, torch.float16):
         raise ValueError(f"model must be in float32 or float16, got {model.dtype}")
     if model.training:
@@ -60,8 +63,7 @@ def check_exports(model: nn.Module) -> None:
             raise ValueError(
                 f"{name} must be above 1e-8 for ONNX, got {value}: onnxscript would leave it out"
             )
-    if not isinstance(model, LinearAttentionForCausalLM):
-        check_stock(model)
+    if not is_ours:
         return
     for name in ("state_in_fp64", "add_cross_attention"):
         if getattr(config, name):
@@ -196,6 +198,7 @@ def graph_of(model: PreTrainedModel) -> Written:
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
+    from .fusions import norms_in_one_dtype
     from .translations import TRANSLATIONS
 
     graph = Graph(model).eval()
@@ -221,6 +224,7 @@ def graph_of(model: PreTrainedModel) -> Written:
         )
     assert program is not None
     rename_kept(program.model.graph)
+    norms_in_one_dtype(program.model)
     ClearMetadataAndDocStringPass()(
         program.model
     )  # where in this machine's files each node is from

@@ -176,6 +176,10 @@ def check_stock(model: PreTrainedModel) -> None:
     """Raises a ValueError where there is no graph of a model of Transformers."""
     config: Any = model.config
     check_type(config.model_type)
+    is_ours = config.model_type == LinearAttentionConfig.model_type
+    if is_ours or model.get_output_embeddings() is None:
+        wanted = "LinearAttentionForCausalLM" if is_ours else "causal language model"
+        raise ValueError(f"model must be a {wanted} for ONNX, got a {type(model).__name__}")
     if config.model_type == "minimax" and config.sliding_window is not None:
         raise ValueError(f"sliding_window must be None for ONNX, got {config.sliding_window}")
     for module in model.modules():

@@ -15,12 +15,12 @@ from ..family import (
     convolutions,
     expect,
     gate_fields,
-    refusal,
     renamed,
     share_of,
     weights,
     whole,
 )
+from ..kinds import refusal
 
 GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
 CONVOLVED = {"use_short_conv": (True,)}  # without, fla keeps the SiLU, and we have none
@@ -41,7 +41,7 @@ def delta_keys(config: Any, decay: str, mixer: str = "delta_rule") -> Keys:
     expect(config, mixer=mixer, decay=decay, conv_bias=False, attention_bias=False)
     return {
         "use_short_conv": config.conv_kernel_size > 0,
-        "conv_size": config.conv_kernel_size,
+        "conv_size": config.conv_kernel_size or 4,
         "allow_neg_eigval": config.linear_allow_neg_eigval,
         "attn": attention_keys(config),
     }

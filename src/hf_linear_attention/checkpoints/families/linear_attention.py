@@ -269,6 +269,7 @@ def hgrn2_fields(keys: Keys) -> dict[str, Any]:
         if keys["num_heads"] is None:
             raise ValueError("expand_ratio or num_heads of its config.json must be given")
         K = whole("hidden_size / num_heads", C / keys["num_heads"])
+    K = whole("expand_ratio", K)
     H = whole("hidden_size / expand_ratio", C / K)
     return {
         "mixer": "linear",
@@ -317,6 +318,7 @@ HGRN2 = Family(
         "conv_size": 4,
     },
     needs={**NOT_CONVOLVED, "use_lower_bound": (True,)},
+    nullable=("expand_ratio",),
     fields=hgrn2_fields,
     back=hgrn2_keys,
     names=hgrn2_names,

@@ -8,7 +8,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..family import Family, Keys, Rule, refusal
+from ..family import Family, Keys, Rule
+from ..kinds import check_kinds, refusal
 from .mamba2 import MAMBA2, SKELETON
 from .mamba3 import MAMBA3
 
@@ -29,7 +30,10 @@ NAMES = {
     "bias": "use_bias",
     "conv_bias": "use_conv_bias",
 }
-DEFAULTS: Keys = {"d_model": 2560, "n_layer": 64, "vocab_size": 50277, "tie_embeddings": True}
+DEFAULTS: Keys = {
+    **{"d_model": 2560, "n_layer": 64, "vocab_size": 50277, "tie_embeddings": True},
+    "pad_vocab_size_multiple": 8,
+}
 OF_KERNELS = ("use_mem_eff_path", "fused_add_norm", "process_group", "sequence_parallel", "dropout")
 OWN: Keys = {  # keys that flash-linear-attention has not
     "d_intermediate": 0,
@@ -45,13 +49,22 @@ def is_of_mamba_ssm(config: Keys) -> bool:
 
 
 def translated(config: Keys) -> Keys:
-    """A config.json of mamba_ssm with one floor, and flash-linear-attention's names."""
+    """A config.json of mamba_ssm with one floor, and flash-linear-attention's names.
+
+    Raises:
+        ValueError: it is of other layers, or a value of another kind; the message names it.
+    """
     layers = config.get("ssm_cfg") or {}
+    if not isinstance(layers, dict):
+        raise refusal("ssm_cfg", "an object", layers)
     flat = {**DEFAULTS, **config, **layers}
     kind = flat.pop("layer", "Mamba1")
-    if kind not in LAYERS:
+    if kind not in tuple(LAYERS):  # it may be no string
         raise refusal("ssm_cfg['layer']", " or ".join(map(repr, LAYERS)), kind)
-    multiple = flat.pop("pad_vocab_size_multiple", 8)
+    of_layers = LAYERS[kind].defaults
+    known = {theirs: of_layers[name] for theirs, name in NAMES.items() if name in of_layers}
+    check_kinds({**known, **flat}, {**known, **DEFAULTS})
+    multiple = flat.pop("pad_vocab_size_multiple")
     end = END_OF_TEXT.get(flat["vocab_size"])
     for name in ("ssm_cfg", "attn_cfg"):
         flat.pop(name, None)

@@ -1,7 +1,6 @@
 # Copyright 2026 The hf-linear-attention authors. Licensed under the Apache License, Version 2.0.
 """RWKV-7 as flash-linear-attention and the package rwkv7-hf have it, whose names are the same."""
 
-import math
 from typing import Any
 
 from ...mixers.rwkv7 import low_rank_sizes
@@ -14,10 +13,11 @@ from ..family import (
     Rule,
     Skeleton,
     expect,
-    refusal,
+    in_steps_of,
     same,
     weights,
 )
+from ..kinds import is_whole, refusal
 
 RANKS = ("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim")
 LORAS = {  # of low rank, by the parts of a name there and here
@@ -68,7 +68,7 @@ def rwkv7_fields(keys: Keys) -> dict[str, Any]:
     H, K = heads_of(keys)
     L, V = keys["num_hidden_layers"], keys["value_dim"]
     widths = V if isinstance(V, list) else [H * K if V is None else V] * L
-    are_alike = len(widths) == L and len({*widths}) == 1 and isinstance(widths[0], int)
+    are_alike = len(widths) == L and widths == widths[:1] * L and is_whole(widths[0], 1)
     if not are_alike or widths[0] % H != 0:
         raise refusal("value_dim", f"the same multiple of {H} heads in all {L} layers", V)
     return {
@@ -100,7 +100,7 @@ def mlp_width(keys: Keys, default_ratio: float = 4) -> int:
     if keys["intermediate_size"] is not None:
         return keys["intermediate_size"]
     ratio = default_ratio if keys["hidden_ratio"] is None else keys["hidden_ratio"]
-    return 32 * math.ceil(int(keys["hidden_size"] * ratio) / 32)
+    return in_steps_of(32, keys["hidden_size"] * ratio)
 
 
 def expect_block(config: Any, mixer: str) -> None:
@@ -174,6 +174,7 @@ RWKV7 = Family(
     back=rwkv7_keys,
     names=rwkv7_names,
     names_of_some=names_of_some,
+    nullable=("head_dim", *RANKS),
     unused=("num_attention_heads",),  # of rwkv7-hf, num_heads again
     left_out={
         r"model\.layers\.0\.attn\.v_lora\..*": "the first layer's values are mixed with no others"
