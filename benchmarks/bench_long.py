@@ -7,11 +7,16 @@
 Each recurrence reads tokens that are all alike, for which a sum drifts most, and random ones around
 a mean: as one prompt, in pieces of 1,000 tokens, and token by token, and in float32 and with states
 in float64. An error is the largest of the last 64 outputs, and of the state, relative to the
-largest value of the same computation in float64. Nothing is timed.
+largest value of the same computation in float64. So are those of gradients of the sum of all
+outputs by each input, of one prompt of random tokens (of tokens that are alike some are zero), of
+which the worst is told. Nothing is timed. A killed run goes on where it was.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +30,14 @@ from hf_linear_attention.recurrences.elementwise_scan import (
     ElementwiseInputs,
     ElementwiseRecurrence,
 )
-from hf_linear_attention.recurrences.interface import Inputs, Recurrence, State
+from hf_linear_attention.recurrences.interface import Inputs, Recurrence, State, is_floating
 from hf_linear_attention.recurrences.linear_attention import LinearInputs, LinearRecurrence
 from hf_linear_attention.recurrences.selective_scan import (
     SelectiveInputs,
     SelectiveScanRecurrence,
 )
 
+OUTPUTS = Path(__file__).parents[1] / "outputs" / "long"
 D = 8  # of keys, values and channels
 PIECE = 1000
 LAST = 64
@@ -43,6 +49,7 @@ LENGTHS = {  # odd, for after an even number what reflects is back at zero
     "full": (1001, 10_001, 100_001, 1_000_001, 10_000_001),
 }
 MOST_TOKENS = {"smallest": 129, "short": 16385, "full": 1_000_001}  # that are read one by one
+TRAINED = {"smallest": 129, "short": 16385, "full": 100_001}  # tokens that gradients are for
 
 
 class Kind(NamedTuple):
@@ -145,23 +152,65 @@ def errors(kind: Kind, summands: str, T: int, most: int) -> Iterator[dict[str, A
             yield {"way": way, "states": states, "outputs": off_by[0], "state": off_by[1]}
 
 
+def gradients(kind: Kind, inputs: Inputs, in_fp64: bool) -> list[Tensor]:
+    """Of the sum of all outputs, of one prompt."""
+    recurrence: Any = dataclasses.replace(kind.recurrence, in_fp64=in_fp64)
+    inputs = recurrence.exact(inputs)
+    leaves = [x.requires_grad_() for x in inputs if is_floating(x)]
+    y, _ = recurrence.run(inputs, {}, Tokens(is_causal=True))
+    return [gradient.double() for gradient in torch.autograd.grad(y.sum(), leaves)]
+
+
+@torch.enable_grad()
+def error_of_gradients(kind: Kind, T: int) -> float:
+    """The worst of all inputs'."""
+    inputs = kind.inputs(numbers_of("random", T), T)
+    found, exact = (gradients(kind, inputs, in_fp64) for in_fp64 in (False, True))
+    return max(
+        ((x - y).abs().max() / y.abs().max()).item() for x, y in zip(found, exact, strict=True)
+    )
+
+
+class Kept:
+    """What was measured so far, line by line in a file, which a killed run leaves to the next one
+    of the same commit.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.commit = path, commit()
+        self.found: dict[str, Any] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+            of_commit, key, value = json.loads(line)
+            if of_commit == self.commit:
+                self.found[key] = value
+
+    def take(self, key: str, measure: Callable[[], Any]) -> Any:
+        if key not in self.found:
+            self.found[key] = measure()
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([self.commit, key, self.found[key]]) + "\n")
+        print(f"{key}: {self.found[key]}", flush=True)
+        return self.found[key]
+
+
 @torch.no_grad()
 def main() -> None:
     assert __doc__ is not None
     flags = parser(__doc__).parse_args()
     torch.set_num_threads(flags.threads)
-    rows = []
+    most, trained = MOST_TOKENS[flags.setting], TRAINED[flags.setting]
+    kept = Kept(OUTPUTS / f"{flags.setting}.jsonl")
+    rows, gradients = [], []
     for name, kind in KINDS.items():
-        for summands in ("alike", "random"):
-            for T in LENGTHS[flags.setting]:
-                for row in errors(kind, summands, T, MOST_TOKENS[flags.setting]):
-                    rows.append({"kind": name, "summands": summands, "tokens": T, **row})
-                    print(
-                        f"{name}, {summands}, {T:,} tokens, {row['way']}, {row['states']}: "
-                        f"outputs {row['outputs']:.1e}, state {row['state']:.1e}",
-                        flush=True,
-                    )
-    figures = {"is_complete": True, "commit": commit(), "rows": rows}
+        for summands, T in product(("alike", "random"), LENGTHS[flags.setting]):
+            key = f"{name}, {summands}, {T} tokens"
+            for row in kept.take(key, lambda k=kind, x=summands, T=T: [*errors(k, x, T, most)]):
+                rows.append({"kind": name, "summands": summands, "tokens": T, **row})
+        key = f"{name}, gradients, {trained} tokens"
+        error = kept.take(key, lambda k=kind: error_of_gradients(k, trained))
+        gradients.append({"kind": name, "tokens": trained, "error": error})
+    figures = {"is_complete": True, "commit": kept.commit, "rows": rows, "gradients": gradients}
     path = write_result(flags.results, "long", flags.setting, [], figures)
     draw(rows, path.with_suffix(".png"))
     print(f"wrote {path} and .png")

@@ -390,14 +390,17 @@ def section_of_errors(path: Path, document: dict[str, Any]) -> str:
     rows = [row for row in document["rows"] if row["summands"] == "alike"]
     by_token = [row["tokens"] for row in rows if row["way"] == "token by token"]
     length, most = max(by_token), max(row["tokens"] for row in rows)
+    trained = document["gradients"]
+    gradients = {row["kind"]: row["error"] for row in trained}
     ways = list(dict.fromkeys((row["way"], row["states"]) for row in rows))
     titles = [f"{way}{'' if states == 'float32' else ', float64'}" for way, states in ways]
     lines = [
         f"**After {length:,} tokens that are alike**: the error of the state, relative to the same "
-        f"in float64; at last of one prompt of {most:,}. {place(document)}",
+        f"in float64; then of one prompt of {most:,}; at last the worst error of gradients, of one "
+        f"prompt of {trained[0]['tokens']:,} random tokens. {place(document)}",
         "",
-        "| | " + " | ".join(titles) + f" | one prompt of {most:,} |",
-        "|" + "---|" * (len(titles) + 2),
+        "| | " + " | ".join(titles) + f" | one prompt of {most:,} | gradients |",
+        "|" + "---|" * (len(titles) + 3),
     ]
     for kind in dict.fromkeys(row["kind"] for row in rows):
         found = {
@@ -405,7 +408,7 @@ def section_of_errors(path: Path, document: dict[str, Any]) -> str:
             for row in rows
             if row["kind"] == kind
         }
-        cells = [found[length, way] for way in ways] + [found[most, ways[0]]]
+        cells = [found[length, way] for way in ways] + [found[most, ways[0]], gradients[kind]]
         lines.append(f"| {kind} | " + " | ".join(f"{x:.0e}" for x in cells) + " |")
     return "\n".join([*lines, "", f"![Errors of states, by length]({plot(path)})"])
 

@@ -135,6 +135,7 @@ def test_traces_race_compilers(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 def test_errors_are_measured_by_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_long, "OUTPUTS", tmp_path / "kept")
     document = run(bench_long, tmp_path, monkeypatch)
     rows = document["rows"]
     assert {row["kind"] for row in rows} == {*bench_long.KINDS}
@@ -144,6 +145,11 @@ def test_errors_are_measured_by_length(tmp_path, monkeypatch):
         for states in bench_long.STATES
     }
     assert max(by_states["float64"]) < 1e-9 < max(by_states["float32"]) < 1e-4
+    errors = {row["kind"]: row["error"] for row in document["gradients"]}
+    assert errors.keys() == bench_long.KINDS.keys() and 0 < max(errors.values()) < 1e-4
+    monkeypatch.setattr(bench_long, "read", None)  # what was measured is not measured again
+    monkeypatch.setattr(bench_long, "gradients", None)
+    assert run(bench_long, tmp_path, monkeypatch)["rows"] == rows
 
 
 def tokens_of_bytes() -> PreTrainedTokenizerFast:
