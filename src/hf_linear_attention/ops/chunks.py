@@ -5,7 +5,7 @@ Within a chunk, tokens meet as in masked attention; between chunks, only the sta
 Shapes: B batch, T time, N packed sequences, n chunks of C tokens, H heads, K channels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,33 +20,21 @@ LOWEST_LOG_DECAY = -1e30  # forgets everything, as -inf does, and can still be a
 Carry = Callable[..., tuple[Tensor, Tensor]]
 
 
-def num_chunks(T: int, C: int) -> int:
-    """Of C tokens, for T of them; in a graph for any T at least two, for one would be special."""
-    return (T + 2 * C - 1) // C if torch.compiler.is_exporting() else -(-T // C)
-
-
-def first_tokens(x: Tensor, T: int) -> Tensor:
-    """x (B, T or more, ...) -> (B, T, ...)"""
-    if torch.compiler.is_exporting():  # which can't prove that a slice would lie within x
-        return x.index_select(1, torch.arange(T, device=x.device))
-    return x[:, :T]
-
-
 class Padded:
     """(B, T, ...) <-> (B, n, C, ...): each row of the batch is one sequence, in whole chunks."""
 
     def __init__(self, T: int, C: int):
         self.C = max(C, 1)
-        self.T, self.n = T, num_chunks(T, self.C)
+        self.T, self.n = T, -(-T // self.C)
 
     def split(self, x: Tensor) -> Tensor:
         padding = self.n * self.C - self.T
-        if torch.compiler.is_exporting() or padding > 0:
+        if padding > 0:
             x = nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
         return x.unflatten(1, (self.n, self.C))
 
     def join(self, x: Tensor) -> Tensor:
-        return first_tokens(x.flatten(1, 2), self.T)
+        return x.flatten(1, 2)[:, : self.T]
 
     def carry(
         self, how: Carry, initial: Tensor | None, *of_chunks: Tensor | None
@@ -116,8 +104,6 @@ def sums_between(g: Tensor) -> Tensor:
 
 def dtype_between(chunks: int, x: Tensor) -> torch.dtype:
     """The dtype of states that go from one of so many chunks to the next, of inputs like x."""
-    if torch.compiler.is_exporting():  # a graph is for any number of chunks
-        return x.dtype
     return torch.float64 if chunks > MANY_CHUNKS and x.device.type != "mps" else x.dtype
 
 
@@ -143,47 +129,14 @@ def running(
         state = added.new_zeros(added.shape[:1] + added.shape[2:], dtype=kept)
     else:  # the result must not be the caller's tensor where n is 0
         state = initial.to(kept, copy=True)
+    none = [None] * n
     leave = None if log_leave is None else log_leave.to(kept).exp()
-
-    def step(
-        state: Tensor, new: Tensor, left: Tensor | None, mix: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        before = state.to(dtype)
-        if mix is not None:
-            new = new - mix @ before
-        return new + state if left is None else torch.addcmul(new, state, left), before
-
-    read, state = through_chunks(step, state, added, leave, mixed)
-    return added if read is None else read, state.to(dtype)
-
-
-def through_chunks(
-    step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *of_chunks: Tensor | None
-) -> tuple[Tensor | None, Tensor]:
-    """What step gives of a state and of each chunk (B, ...), for None of None, one after the other:
-    the next state, and an output.
-
-    Returns:
-        The outputs (B, n, ...), None where there are no chunks, and the last state.
-    """
-    given = [x for x in of_chunks if x is not None]
-
-    def at(state: Tensor, of_chunk: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        rest = iter(of_chunk)
-        return step(state, *(None if x is None else next(rest) for x in of_chunks))
-
-    if torch.compiler.is_exporting():  # for any number of chunks
-        from torch._higher_order_ops.scan import scan
-
-        def apart(state: Tensor, of_chunk: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            after, output = at(state, of_chunk)
-            return after, output.clone()  # no output may be an input
-
-        state, outputs = scan(apart, state, [x.movedim(1, 0) for x in given])
-        return outputs.movedim(0, 1), state
-    outputs = []
     # unbind: n slices would each cost a gradient of all n
-    for of_chunk in zip(*(x.unbind(1) for x in given), strict=True):
-        state, output = at(state, of_chunk)
-        outputs.append(output)
-    return torch.stack(outputs, 1) if outputs else None, state
+    leaves, mixes = (none if x is None else x.unbind(1) for x in (leave, mixed))
+    read = []
+    for new, left, mix in zip(added.unbind(1), leaves, mixes, strict=True):
+        read.append(state.to(dtype))
+        if mix is not None:
+            new = new - mix @ read[-1]
+        state = new + state if left is None else torch.addcmul(new, state, left)
+    return torch.stack(read, 1) if read else added, state.to(dtype)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .checks import is_traced
-from .chunks import first_tokens, num_chunks
 from .numerics import at_least_float32
 
 LEAST_BLOCK = 64  # tokens, where the window is smaller
@@ -68,7 +67,7 @@ def _in_blocks(
     S = max(W, LEAST_BLOCK)  # a block of queries sees W + S keys
     if T == 1 or not is_traced():  # a graph of several tokens is for other lengths, too
         S = min(S, max(T, 1))
-    n = max(num_chunks(T, S), 1)
+    n = max(-(-T // S), 1)
     num_before = F.pad(num_before, (0, n * S - T)).unflatten(1, (n, S))
     q = _padded(at_least_float32(q) * K**-0.5, n * S)
     q = q.unflatten(1, (n, S)).unflatten(3, (Hkv, Hq // Hkv)).permute(0, 1, 3, 4, 2, 5)
@@ -85,7 +84,7 @@ def _in_blocks(
     y = (weights.flatten(3, 4) @ values.transpose(-1, -2)).unflatten(3, (-1, S))
     y = y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)
     log_size = log_size.permute(0, 1, 4, 2, 3).flatten(3, 4).flatten(1, 2)
-    return first_tokens(y, T), first_tokens(log_size, T)
+    return y[:, :T], log_size[:, :T]
 
 
 def attention_to(q: Tensor, kv: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

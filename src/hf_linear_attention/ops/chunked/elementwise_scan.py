@@ -28,10 +28,8 @@ def chunked_elementwise_scan(
     Differentiable any number of times.
     """
     x, log_decay, key_mask = arguments
-    T, chunk_size = x.shape[1], CHUNK_SIZE
-    if not torch.compiler.is_exporting():  # for any T
-        chunk_size = min(chunk_size, 1 << max(T - 1, 0).bit_length())
-    layout = chunks_of(T, cu_seqlens, chunk_size)
+    T = x.shape[1]
+    layout = chunks_of(T, cu_seqlens, min(CHUNK_SIZE, 1 << max(T - 1, 0).bit_length()))
     with without_autocast(x.device.type):  # it would take the sums to half precision
         inputs = [x.to(accumulation_dtype(x.dtype)), log_decay]
         if key_mask is not None:

@@ -30,9 +30,7 @@ def chunked_linear_attention(
     normalize, eps, is_causal = arguments[-3:]
     q, key_mask = arguments.q, arguments.key_mask
     T, Hkv, V = arguments.v.shape[1:]
-    if (
-        cu_seqlens is None and not torch.compiler.is_exporting()
-    ):  # without causality nobody meets anybody, so all may be one chunk
+    if cu_seqlens is None:  # without causality nobody meets anybody, so all may be one chunk
         chunk_size = min(chunk_size, T) if is_causal else T
     layout = chunks_of(T, cu_seqlens, chunk_size)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import SelectiveArguments
-from ..chunks import chunks_of, dtype_between, through_chunks
+from ..chunks import chunks_of, dtype_between
 from ..numerics import accumulation_dtype, without_autocast
 from ..tokens import behind
 
@@ -34,10 +34,7 @@ def chunked_selective_scan(
     """
     x, dt, A, B, C, D, key_mask = arguments
     dtype = accumulation_dtype(x.dtype)
-    chunk_size = CHUNK_SIZE
-    if not torch.compiler.is_exporting():  # for any T
-        chunk_size = min(chunk_size, max(x.shape[1], 1))
-    layout = chunks_of(x.shape[1], cu_seqlens, chunk_size)
+    layout = chunks_of(x.shape[1], cu_seqlens, min(CHUNK_SIZE, max(x.shape[1], 1)))
     with without_autocast(x.device.type):  # it would take the sums to half precision
         inputs = [z.to(dtype) for z in (x, dt, B, C)]
         if key_mask is not None:
@@ -83,8 +80,9 @@ def _scan(
         state = A.new_zeros(x.shape[0], *A.shape)
     else:  # the result must not be the caller's tensor where n is 0
         state = initial.to(sums, copy=True)
-
-    def step(state: Tensor, *of_chunk: Tensor) -> tuple[Tensor, Tensor]:
+    read = []
+    # unbind: n slices would each cost a gradient of all n
+    for of_chunk in zip(*(z.unbind(1) for z in (x, dt, B, C)), strict=True):
         x_i, dt_i, B_i, C_i = (z.to(sums) for z in of_chunk)
         decay = (dt_i[..., None] * A).exp()  # (batch, L, channels, N)
         write = (dt_i * x_i)[..., None] * B_i[:, :, None]
@@ -92,7 +90,5 @@ def _scan(
         for of_token, forget in zip(write.unbind(1), decay.unbind(1), strict=True):
             state = torch.addcmul(of_token, forget, state)
             states.append(state)
-        return state, (torch.stack(states, 1) @ C_i[..., None])[..., 0].to(dtype)
-
-    read, state = through_chunks(step, state, x, dt, B, C)
-    return x if read is None else read, state.to(dtype)
+        read.append((torch.stack(states, 1) @ C_i[..., None])[..., 0].to(dtype))
+    return torch.stack(read, 1) if read else x, state.to(dtype)
