@@ -201,7 +201,7 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     most, trained = MOST_TOKENS[flags.setting], TRAINED[flags.setting]
     kept = Kept(OUTPUTS / f"{flags.setting}.jsonl")
-    rows, gradients = [], []
+    rows, of_gradients = [], []
     for name, kind in KINDS.items():
         for summands, T in product(("alike", "random"), LENGTHS[flags.setting]):
             key = f"{name}, {summands}, {T} tokens"
@@ -209,8 +209,8 @@ def main() -> None:
                 rows.append({"kind": name, "summands": summands, "tokens": T, **row})
         key = f"{name}, gradients, {trained} tokens"
         error = kept.take(key, lambda k=kind: error_of_gradients(k, trained))
-        gradients.append({"kind": name, "tokens": trained, "error": error})
-    figures = {"is_complete": True, "commit": kept.commit, "rows": rows, "gradients": gradients}
+        of_gradients.append({"kind": name, "tokens": trained, "error": error})
+    figures = {"is_complete": True, "commit": kept.commit, "rows": rows, "gradients": of_gradients}
     path = write_result(flags.results, "long", flags.setting, [], figures)
     draw(rows, path.with_suffix(".png"))
     print(f"wrote {path} and .png")

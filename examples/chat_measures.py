@@ -157,7 +157,10 @@ def hide_codes(
         answers.append([encode(f" {code}")])
         n = length - sum(map(len, (encode(before), hidden, asked[-1][0], answers[-1][0])))
         if n < 2 or n >= len(source):
-            raise InputError(f"a code in {length} tokens needs {n} of text, not {len(source)}")
+            raise InputError(
+                f"a code in {length} tokens needs {n} of text, and there are {len(source)}: give "
+                "more text, or shorter texts with codes"
+            )
         start = rng.randrange(len(source) - n)
         place = start + rng.randint(n // 8, n // 2)
         text = source[start:place] + hidden + source[place : start + n]
@@ -179,7 +182,7 @@ def talk(
     contender: Contender, tokenizer: PreTrainedTokenizerBase, documents: Dataset
 ) -> Iterator[tuple[str, str]]:
     """Words of a user and of the model: a summary, then TALK."""
-    text = next(text for text in iterate_text(documents) if len(text) > 2 * SUMMARY_CHARACTERS)
+    text = max(iterate_text(documents), key=len)
     asked = SUMMARY.format(text[:SUMMARY_CHARACTERS])
     yield asked, Chat(contender, tokenizer).say(asked, 2 * TURN_TOKENS)
     chat = Chat(contender, tokenizer)

@@ -16,13 +16,18 @@ from onnx_graphs import all_real, check_padding, distance, read_pieces, session_
 from upstream_models import tiny_upstream
 
 
+@torch.no_grad()
+def read_by(model):
+    """Tokens, the same each time, and the model's logits, in float32."""
+    ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
+    return ids, model(ids, use_cache=False).logits.float().numpy()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model_type", STOCK)
 def test_a_graph_computes_what_transformers_does(model_type, tmp_path):
     model = tiny_upstream(model_type)
-    ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = model(ids, use_cache=False).logits.numpy()
+    ids, expected = read_by(model)
     session = session_of(model, tmp_path)
     whole, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [])
     pieces, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [1, 2, 9])
@@ -48,10 +53,8 @@ def test_functions_are_transformers_own_again(tmp_path):
 @pytest.mark.parametrize("model_type", STOCK)
 def test_half_precision_loses_as_much_as_transformers_own(model_type, tmp_path):
     model = tiny_upstream(model_type)
-    ids = torch.randint(1, 60, (5, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        exact = model(ids, use_cache=False).logits.numpy()
-        half = model.half()(ids, use_cache=False).logits.float().numpy()
+    ids, exact = read_by(model)
+    _, half = read_by(model.half())
     export_onnx(model, tmp_path)
     session = InferenceSession(tmp_path / "onnx" / "model_fp16.onnx")
     found, _ = read_pieces(session, ids.numpy(), all_real(ids.numpy()), [])
