@@ -13,6 +13,7 @@ from hf_linear_attention.cache.caches import LinearAttentionCache
 from hf_linear_attention.mixers.window import Mixing, WindowedAttention
 from hf_linear_attention.ops import windowed_softmax
 from hf_linear_attention.ops.tokens import Tokens
+from hf_linear_attention.ops.windowed_flash import flash_window_attention, takes_flash
 from hf_linear_attention.ops.windowed_softmax import join, window_attention
 from hf_linear_attention.recurrences.window import WindowInputs, WindowRecurrence
 from tiny import tiny_config
@@ -235,6 +236,60 @@ def test_pieces_of_long_texts_are_the_whole(monkeypatch):
         window_attention(q, k, v, torch.arange(90)[None], 7), whole, strict=True
     ):
         torch.testing.assert_close(actual, expected)
+
+
+# B, T, Hq, Hkv, K, V, window, and tokens before the first
+OF_FLASH = {
+    "several_blocks": (2, 300, 6, 2, 8, 8, 37, 0),
+    "narrow_keys": (1, 5, 2, 2, 4, 6, 1, 0),
+    "narrow_values": (1, 260, 4, 4, 16, 12, 200, 0),
+    "behind_a_cache": (1, 130, 3, 1, 64, 64, 64, 70),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", OF_FLASH)
+def test_flash_is_window_attention(case, dtype):
+    B, T, Hq, Hkv, K, V, window, before = OF_FLASH[case]
+    generator = torch.Generator().manual_seed(2)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    q, k, v = random(B, T, Hq, K), random(B, window + T, Hkv, K), random(B, window + T, Hkv, V)
+    padding = 9 * torch.arange(B)[:, None]  # a row's first tokens see themselves alone
+    num_before = (torch.arange(T)[None] - padding).clamp(min=0) + before
+    given = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = window_attention(*given, num_before, window)
+    dy, dlog_size = (torch.randn_like(x) for x in expected)
+    expected += torch.autograd.grad(expected, given, (dy, dlog_size))
+
+    given = [x.requires_grad_() for x in (q, k, v)]
+    assert takes_flash(*given)
+    found = flash_window_attention(*given, num_before, window)
+    of_outputs = [of.to(x.dtype) for of, x in zip((dy, dlog_size), found, strict=True)]
+    found += torch.autograd.grad(found, given, of_outputs)
+    for actual, right in zip(found, expected, strict=True):
+        error = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}[actual.dtype]
+        torch.testing.assert_close(actual.double(), right, rtol=error, atol=error)
+
+
+def test_flash_has_gradients_of_gradients():
+    q, k, v = (torch.randn(1, T, 2, 3, dtype=torch.float64) for T in (6, 10, 10))
+    given = [x.requires_grad_() for x in (q, k, v)]
+
+    def run(*given):
+        return flash_window_attention(*given, torch.arange(6)[None], 4)
+
+    assert torch.autograd.gradcheck(run, given)
+    assert torch.autograd.gradgradcheck(run, given)
+
+
+def test_flash_keeps_no_scores():
+    q, k = torch.randn(1, 4096, 2, 4), torch.randn(1, 4096 + 512, 2, 4)
+    with LargestTensor() as mode:
+        flash_window_attention(q, k, k, torch.arange(4096)[None], 512)
+    assert mode.numel <= 2 * 4 * (4096 + 512) + 128 * (512 + 128)
 
 
 LENGTHS = [[6, 5, 4], [1, 1, 13], [0, 2, 1, 12], [15], [3, 0, 12]]

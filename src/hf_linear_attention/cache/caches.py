@@ -45,7 +45,8 @@ class RecurrentCache(SavedCache, Cache):
         """
         if not hasattr(config, "active_layer_types"):
             raise ValueError(f"config must be a LinearAttentionConfig, got {type(config).__name__}")
-        self.config, self.left_padding = config, None
+        self.config = config
+        self.left_padding = None
         classes = layer_classes(config, is_static=max_cache_len is not None)
         sizes = {"sliding_window": config.sliding_window, "max_cache_len": max_cache_len}
         leaves = [  # without any, there is no need for CUDA streams

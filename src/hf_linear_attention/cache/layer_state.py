@@ -46,9 +46,9 @@ class LayerMemory:
         """The recurrence's outputs for the inputs (B, T, ...), in their lowest precision."""
         if not recurrence.in_fp64:
             return self._run(recurrence, inputs)
-        dtypes = [x.dtype for x in inputs if is_floating(x)]
+        dtypes = {x.dtype.itemsize: x.dtype for x in inputs if is_floating(x)}
         y = self._run(recurrence, recurrence.exact(inputs))
-        return y.to(min(dtypes, key=lambda dtype: dtype.itemsize))
+        return y.to(dtypes[min(dtypes)])
 
     def _run(self, recurrence: Recurrence, inputs: Inputs) -> Tensor:
         if self.slots is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .any_length import first_tokens, has_any_length, scan_chunks
+
 CHUNK_SIZE = 64  # a power of two
 # Through more of them a float32 state would drift: equal summands are all rounded alike.
 MANY_CHUNKS = 128
@@ -26,15 +28,18 @@ class Padded:
     def __init__(self, T: int, C: int):
         self.C = max(C, 1)
         self.T, self.n = T, -(-T // self.C)
+        if has_any_length():  # of two chunks at least, for one would be special
+            self.n = (T + 2 * self.C - 1) // self.C
 
     def split(self, x: Tensor) -> Tensor:
         padding = self.n * self.C - self.T
-        if padding > 0:
+        if has_any_length() or padding > 0:
             x = nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
         return x.unflatten(1, (self.n, self.C))
 
     def join(self, x: Tensor) -> Tensor:
-        return x.flatten(1, 2)[:, : self.T]
+        x = x.flatten(1, 2)
+        return first_tokens(x, self.T) if has_any_length() else x[:, : self.T]
 
     def carry(
         self, how: Carry, initial: Tensor | None, *of_chunks: Tensor | None
@@ -51,18 +56,18 @@ class Packed:
         C = min(C, 1 << (max(16, T // N).bit_length() - 1))
         lengths = cu_seqlens.diff().long()
         chunks = (lengths + C - 1) // C
-        first_slots = (chunks.cumsum(0) - chunks) * C - cu_seqlens[:-1]
-        shifts = first_slots.repeat_interleave(lengths, output_size=T)
-        self.slots = torch.arange(T, device=lengths.device) + shifts
+        first_places = (chunks.cumsum(0) - chunks) * C - cu_seqlens[:-1]
+        shifts = first_places.repeat_interleave(lengths, output_size=T)
+        self.places = torch.arange(T, device=lengths.device) + shifts
         self.C, self.chunks = C, chunks.tolist()
 
     def split(self, x: Tensor) -> Tensor:
         n = sum(self.chunks)
-        padded = x.new_zeros(1, n * self.C, *x.shape[2:]).index_copy(1, self.slots, x)
+        padded = x.new_zeros(1, n * self.C, *x.shape[2:]).index_copy(1, self.places, x)
         return padded.unflatten(1, (n, self.C))
 
     def join(self, x: Tensor) -> Tensor:
-        return x.flatten(1, 2).index_select(1, self.slots)
+        return x.flatten(1, 2).index_select(1, self.places)
 
     def carry(
         self, how: Carry, initial: Tensor | None, first: Tensor, *others: Tensor | None
@@ -104,6 +109,8 @@ def sums_between(g: Tensor) -> Tensor:
 
 def dtype_between(chunks: int, x: Tensor) -> torch.dtype:
     """The dtype of states that go from one of so many chunks to the next, of inputs like x."""
+    if has_any_length():
+        return x.dtype
     return torch.float64 if chunks > MANY_CHUNKS and x.device.type != "mps" else x.dtype
 
 
@@ -129,14 +136,23 @@ def running(
         state = added.new_zeros(added.shape[:1] + added.shape[2:], dtype=kept)
     else:  # the result must not be the caller's tensor where n is 0
         state = initial.to(kept, copy=True)
-    none = [None] * n
     leave = None if log_leave is None else log_leave.to(kept).exp()
-    # unbind: n slices would each cost a gradient of all n
-    leaves, mixes = (none if x is None else x.unbind(1) for x in (leave, mixed))
-    read = []
-    for new, left, mix in zip(added.unbind(1), leaves, mixes, strict=True):
-        read.append(state.to(dtype))
+
+    def step(
+        state: Tensor, new: Tensor, left: Tensor | None, mix: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        before = state.to(dtype)
         if mix is not None:
-            new = new - mix @ read[-1]
-        state = new + state if left is None else torch.addcmul(new, state, left)
+            new = new - mix @ before
+        return new + state if left is None else torch.addcmul(new, state, left), before
+
+    if has_any_length():
+        before, state = scan_chunks(step, state, added, leave, mixed)
+        return before, state.to(dtype)
+    # unbind: n slices would each cost a gradient of all n
+    of_chunks = ([None] * n if x is None else x.unbind(1) for x in (added, leave, mixed))
+    read = []
+    for of_chunk in zip(*of_chunks, strict=True):
+        state, before = step(state, *of_chunk)
+        read.append(before)
     return torch.stack(read, 1) if read else added, state.to(dtype)

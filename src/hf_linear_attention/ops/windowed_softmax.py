@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .any_length import first_tokens, has_any_length
 from .checks import is_traced
 from .numerics import at_least_float32
 
@@ -67,7 +68,7 @@ def _in_blocks(
     S = max(W, LEAST_BLOCK)  # a block of queries sees W + S keys
     if T == 1 or not is_traced():  # a graph of several tokens is for other lengths, too
         S = min(S, max(T, 1))
-    n = max(-(-T // S), 1)
+    n = (T + 2 * S - 1) // S if has_any_length() else max(-(-T // S), 1)
     num_before = F.pad(num_before, (0, n * S - T)).unflatten(1, (n, S))
     q = _padded(at_least_float32(q) * K**-0.5, n * S)
     q = q.unflatten(1, (n, S)).unflatten(3, (Hkv, Hq // Hkv)).permute(0, 1, 3, 4, 2, 5)
@@ -84,6 +85,8 @@ def _in_blocks(
     y = (weights.flatten(3, 4) @ values.transpose(-1, -2)).unflatten(3, (-1, S))
     y = y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)
     log_size = log_size.permute(0, 1, 4, 2, 3).flatten(3, 4).flatten(1, 2)
+    if has_any_length():
+        return first_tokens(y, T), first_tokens(log_size, T)
     return y[:, :T], log_size[:, :T]
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..ops.numerics import accumulation_dtype, without_autocast
 from ..ops.tokens import Tokens, positions_within
+from ..ops.windowed_flash import flash_window_attention, takes_flash
 from ..ops.windowed_softmax import attention_to, join, window_attention
 from .interface import (
     Recurrence,
@@ -91,9 +92,9 @@ class WindowRecurrence(Recurrence):
         num_before = self._num_before(state, tokens, T, q.device)
         seen_by_softmax = extended if self.learns_keys else extended.detach()
         with without_autocast(q.device.type):
-            y, log_size = window_attention(
-                q, seen_by_softmax[..., :K], seen_by_softmax[..., K:kv], num_before, self.window
-            )
+            qkv = q, seen_by_softmax[..., :K], seen_by_softmax[..., K:kv]
+            attend = flash_window_attention if takes_flash(*qkv) else window_attention
+            y, log_size = attend(*qkv, num_before, self.window)
             has_left = num_before[..., None] - self.window  # in front of each token, (B or 1, T, 1)
             if self.num_sinks > 0:
                 if tokens.cu_seqlens is None:

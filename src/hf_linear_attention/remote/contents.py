@@ -40,6 +40,8 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "shard": None,
     "state_indices": None,
     "takes_one_op": False,
+    "takes_flash": False,
+    "has_any_length": False,
     "rounds": False,
 }
 # Of classes: methods that only the package calls, and bases that it alone has a use for.
@@ -73,7 +75,7 @@ ERASING_MIXERS = (*ADDING_MIXERS, "gdn2", "preconditioned")  # and which have er
 # Fields that only the package asks for: facts of mixers, and others.
 FIELDS_LEFT_OUT = {
     *("needs", "conversions", "presets", "projections", "equal", "block", "slots"),
-    "has_positions",
+    *("has_positions", "left_padding"),
     *("state_is_first_piece", "packs_states", "shards"),
 }
 # Of functions: where the states of continuous batching are, and how Transformers' models round.

@@ -194,7 +194,7 @@ def edits(source: str, constants: Mapping[str, Any]) -> Iterator[tuple[int, int,
                 if not remains and id(node) in alone:
                     remains = " " * node.col_offset + "pass\n"
                 yield begin, end, remains
-        elif isinstance(node, ast.Assign) and truth_of(node.targets[0], constants) is not None:
+        elif isinstance(node, ast.Assign) and is_known(node.targets[0], constants):
             yield starts[node.lineno - 1], starts[node.end_lineno or node.lineno], ""
         elif isinstance(node, ast.IfExp):
             truth = truth_of(node.test, constants)
@@ -264,6 +264,12 @@ def truth_of(node: ast.expr, constants: Mapping[str, Any]) -> bool | None:
     return answer if isinstance(answer, bool) else None
 
 
+def is_known(target: ast.expr, constants: Mapping[str, Any]) -> bool:
+    """Whether `constants` say all that is ever written there."""
+    is_none = isinstance(target, ast.Attribute) and constants.get(target.attr, ...) is None
+    return is_none or truth_of(target, constants) is not None
+
+
 def name_of(node: ast.expr) -> str:
     """The last name of a variable, an attribute or a called function; "" of anything else."""
     if isinstance(node, ast.Call):
@@ -292,6 +298,9 @@ def leave_out(
             first = last_line + 1 if is_method else node.lineno
             last = node.end_lineno or 0
             before = next(n for n in range(first - 1, 0, -1) if n not in dropped)
+            is_last = is_field and (not lines[last:] or not lines[last] or is_comment(lines[last]))
+            while is_last and before > last_line and is_comment(lines[before - 1]):
+                first, before = before, before - 1  # what is said of this field, and of no other
             if is_field and not lines[before - 1] and not lines[last]:
                 last += 1  # of the blank lines around it, or around several, one
             dropped |= {*range(first, last + 1)}
@@ -308,6 +317,23 @@ def leave_out(
         )
         dropped |= {*range(first + 1, last + 1)}
     return "\n".join(line for n, line in enumerate(lines, 1) if n not in dropped)
+
+
+def is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def leave_out_idle_methods(source: str) -> str:
+    """A class without methods that only call those of the bases, with all that they are given."""
+    tree = ast.parse(source)
+    idle = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and len(node.body) == 1
+        if ast.unparse(node.body[0]).removeprefix("return ")
+        == f"super().{node.name}({', '.join(x.arg for x in node.args.args[1:])})"
+    }
+    return leave_out(source, idle, (), ()) if idle else source
 
 
 def lines_about(lines: list[str], fields: Collection[str]) -> Iterator[int]:
@@ -440,6 +466,7 @@ class Omissions(NamedTuple):
         """The source of a definition without that."""
         source = leave_out(definition.source, self.methods, self.bases, self.fields)
         source = fold(source, self.answers).rstrip()  # where an `if` ended it
+        source = leave_out_idle_methods(source)
         source = leave_out_arguments(source, self.parameters)
         for name in definition.names:
             if name in self.rows:

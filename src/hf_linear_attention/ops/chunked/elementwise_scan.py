@@ -11,6 +11,7 @@ Shapes: B batch, T time, C channels, n chunks of L tokens, L a power of 2.
 import torch
 from torch import Tensor
 
+from ..any_length import has_any_length
 from ..arguments import ElementwiseArguments
 from ..chunks import CHUNK_SIZE, chunks_of, running
 from ..numerics import accumulation_dtype, without_autocast
@@ -29,7 +30,8 @@ def chunked_elementwise_scan(
     """
     x, log_decay, key_mask = arguments
     T = x.shape[1]
-    layout = chunks_of(T, cu_seqlens, min(CHUNK_SIZE, 1 << max(T - 1, 0).bit_length()))
+    C = CHUNK_SIZE if has_any_length() else min(CHUNK_SIZE, 1 << max(T - 1, 0).bit_length())
+    layout = chunks_of(T, cu_seqlens, C)
     with without_autocast(x.device.type):  # it would take the sums to half precision
         inputs = [x.to(accumulation_dtype(x.dtype)), log_decay]
         if key_mask is not None:

@@ -10,6 +10,7 @@ N packed sequences, n chunks of C tokens.
 import torch
 from torch import Tensor
 
+from ..any_length import has_any_length
 from ..arguments import LinearArguments
 from ..chunks import CHUNK_SIZE, LOWEST_LOG_DECAY, chunks_of, running, sums_between
 from ..feature_maps import POINTWISE
@@ -30,7 +31,8 @@ def chunked_linear_attention(
     normalize, eps, is_causal = arguments[-3:]
     q, key_mask = arguments.q, arguments.key_mask
     T, Hkv, V = arguments.v.shape[1:]
-    if cu_seqlens is None:  # without causality nobody meets anybody, so all may be one chunk
+    # without causality nobody meets anybody, so all may be one chunk
+    if cu_seqlens is None and not has_any_length():
         chunk_size = min(chunk_size, T) if is_causal else T
     layout = chunks_of(T, cu_seqlens, chunk_size)
 

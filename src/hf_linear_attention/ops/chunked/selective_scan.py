@@ -14,6 +14,7 @@ import functools
 import torch
 from torch import Tensor
 
+from ..any_length import has_any_length, scan_chunks
 from ..arguments import SelectiveArguments
 from ..chunks import chunks_of, dtype_between
 from ..numerics import accumulation_dtype, without_autocast
@@ -34,7 +35,8 @@ def chunked_selective_scan(
     """
     x, dt, A, B, C, D, key_mask = arguments
     dtype = accumulation_dtype(x.dtype)
-    layout = chunks_of(x.shape[1], cu_seqlens, min(CHUNK_SIZE, max(x.shape[1], 1)))
+    L = CHUNK_SIZE if has_any_length() else min(CHUNK_SIZE, max(x.shape[1], 1))
+    layout = chunks_of(x.shape[1], cu_seqlens, L)
     with without_autocast(x.device.type):  # it would take the sums to half precision
         inputs = [z.to(dtype) for z in (x, dt, B, C)]
         if key_mask is not None:
@@ -80,9 +82,8 @@ def _scan(
         state = A.new_zeros(x.shape[0], *A.shape)
     else:  # the result must not be the caller's tensor where n is 0
         state = initial.to(sums, copy=True)
-    read = []
-    # unbind: n slices would each cost a gradient of all n
-    for of_chunk in zip(*(z.unbind(1) for z in (x, dt, B, C)), strict=True):
+
+    def step(state: Tensor, *of_chunk: Tensor) -> tuple[Tensor, Tensor]:
         x_i, dt_i, B_i, C_i = (z.to(sums) for z in of_chunk)
         decay = (dt_i[..., None] * A).exp()  # (batch, L, channels, N)
         write = (dt_i * x_i)[..., None] * B_i[:, :, None]
@@ -90,5 +91,14 @@ def _scan(
         for of_token, forget in zip(write.unbind(1), decay.unbind(1), strict=True):
             state = torch.addcmul(of_token, forget, state)
             states.append(state)
-        read.append((torch.stack(states, 1) @ C_i[..., None])[..., 0].to(dtype))
+        return state, (torch.stack(states, 1) @ C_i[..., None])[..., 0].to(dtype)
+
+    if has_any_length():
+        y, state = scan_chunks(step, state, x, dt, B, C)
+        return y, state.to(dtype)
+    read = []
+    # unbind: n slices would each cost a gradient of all n
+    for of_chunk in zip(*(z.unbind(1) for z in (x, dt, B, C)), strict=True):
+        state, y = step(state, *of_chunk)
+        read.append(y)
     return torch.stack(read, 1) if read else x, state.to(dtype)
