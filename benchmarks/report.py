@@ -67,7 +67,9 @@ PANELS = {  # how those begin that the page shows; the files have all
     "serving": ("HTTP", "one process", "long prompt"),
 }
 CHOICES = {  # the systems in the README's table, and what for
-    "gated_deltanet": "**Start here**, the config's default. The best on text, at constant memory",
+    "gated_deltanet": "**Start here**, the config's default. Good at all of this, at constant memory",
+    "rwkv7": "The best on text, with layers of its own",
+    "gated_deltaproduct": "States to be followed: parities, permutations",
     "kda": "The surest recall at constant memory, a little behind on text",
     "qwen3_next": "Recall within the trained length; its memory grows, a quarter of softmax's",
     "gla": "Faster training, without recall",
