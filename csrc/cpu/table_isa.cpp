@@ -38,6 +38,7 @@ const CpuKernels kernels = {
     {token_mix, rwkv7_values, rwkv7_keys, rwkv7_read, squared_relu},
     {cross_entropy, cross_entropy_backward},
     attention,
+    window_step,
 };
 
 }  // namespace hfla::HFLA_ISA

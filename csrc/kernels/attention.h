@@ -22,6 +22,35 @@ struct AttentionProblem : HeadSizes {
   void* y;    // (B, R, Hq, V), contiguous; 0 where nothing is seen
 };
 
+// A token of softmax attention to the last tokens, a ring, and to the first ones ("sinks") that are
+// no more among these: it takes the oldest one's place.
+struct WindowRow {
+  int64_t slot;    // of its state; -1: nothing is read or written, and all of its output is 0
+  int64_t oldest;  // of the ring
+  int64_t count;   // tokens before, window + num_sinks for more
+};
+
+struct WindowProblem : HeadSizes {
+  int64_t window, num_sinks;
+  int64_t F;  // features that go with a key, for whoever reads tokens when they have left
+  double scale;
+  View q, kvf;                      // (B, 1, Hq, K), (B, 1, Hkv, K + V + F) of dtype, kvf.dim 1
+  const WindowRow* rows;            // (B,)
+  void* tokens;                     // (slots, window, Hkv, K + V + F) of dtype, and as `sinks`
+  void* sinks;                      // (slots, num_sinks, Hkv, K + V), contiguous but for slots
+  int64_t tokens_slot, sinks_slot;  // numbers from one to the next
+  void* out;                        // (B, out_size), acc
+  void* total;                      // (B, Hq), acc: denominators, relative to the largest scores
+};
+
+// Of a row: y (Hq, V), the largest scores (Hq,), and of the token that leaves the ring values and a
+// 1 (Hkv, V + 1), and features (Hkv, F), 0 where none leaves, or a first one, which stays. Kernels
+// leave logarithms to the caller.
+static inline int64_t out_size(const WindowProblem& p) {
+  return (p.Hq + p.Hkv) * (p.V + 1) + p.Hkv * p.F;
+}
+
+using WindowOnCpu = Status (*)(const WindowProblem&, const Threads&);
 using AttentionOnCpu = Status (*)(const AttentionProblem&, const Threads&);
 
 }  // namespace hfla

@@ -39,6 +39,7 @@ struct CpuKernels {
   RWKV7OnCpu rwkv7;
   CrossEntropyOnCpu cross_entropy;
   AttentionOnCpu attention;
+  WindowOnCpu window_step;
 };
 
 // For tensors of a dtype: those of the instruction set that is chosen once, by CPUID, or, for

@@ -83,6 +83,8 @@ std::vector<Operation> make_operations() {
        "", nullptr},
       {"exp(Tensor x) -> Tensor", "", nullptr},
       {"neg(Tensor x) -> Tensor", "", nullptr},
+      {"bmm(Tensor a, Tensor b) -> Tensor", "", nullptr},
+      {"_softmax(Tensor x, int dim, bool half_to_float) -> Tensor", "", nullptr},
   };
   std::vector<Operation> operations;
   const auto add_operation = [&](const char* space, const std::string& schema, const char* overload,

@@ -102,14 +102,17 @@ def read_in_pieces(layer, x, pieces, mask=None):
     return torch.cat(outputs, 1)
 
 
-@pytest.mark.parametrize("pieces", [[1] * 13, [6, 1, 6], [2, 11], [12, 1], [0, 3, 0, 10]], ids=str)
+SPLITS = [[1] * 13, [6, 1, 6], [2, 11], [12, 1], [0, 3, 0, 10], [2, 1, 1, 1, 3, 1, 1, 3]]
+
+
+@pytest.mark.parametrize("pieces", SPLITS, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_any_split_is_the_whole(case, pieces):
     layer, x = build(**CASES[case]), hidden(2, 13)
     torch.testing.assert_close(read_in_pieces(layer, x, pieces), layer(x, CAUSAL)[0])
 
 
-@pytest.mark.parametrize("pieces", [[14], [1] * 14, [5, 9]], ids=str)
+@pytest.mark.parametrize("pieces", [[14], [1] * 14, [5, 9], [4, 1, 1, 1, 7]], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_padding_anywhere_changes_nothing(case, pieces):
     layer, x = build(**CASES[case]), hidden(3, 14)

@@ -32,6 +32,7 @@ NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "elementwise_scan",
     "elementwise_scan_backward",
     "elementwise_scan_step_",
+    "join_with_sums",
     "rg_lru",
     "rg_lru_backward",
     "rms_norm",
@@ -43,6 +44,7 @@ NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "rwkv7_values",
     "squared_relu",
     "token_mix",
+    "window_step_",
 }
 
 

@@ -7,5 +7,6 @@
 namespace hfla::HFLA_ISA {
 
 Status attention(const AttentionProblem&, const Threads&);
+Status window_step(const WindowProblem&, const Threads&);
 
 }  // namespace hfla::HFLA_ISA

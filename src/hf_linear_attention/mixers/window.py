@@ -12,16 +12,15 @@ F features of a key.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from ..fast.linear import project
 from ..ops.feature_maps import POINTWISE
-from ..ops.numerics import at_least_float32
 from ..ops.tokens import Tokens
 from ..ops.windowed_softmax import join
+from ..ops.windowed_step import join_with_sums, takes_join
 from ..recurrences.interface import Recurrence
 from ..recurrences.linear_attention import LinearInputs, LinearRecurrence
 from ..recurrences.window import WindowInputs, WindowRecurrence
@@ -55,11 +54,13 @@ class Mixing(nn.Module):
         """Attention over recent tokens (B, T, Hq, V), the logarithm of its denominator (B, T, Hq),
         and sums over older ones (B, T, Hq, V + 1), the denominator last -> (B, T, Hq, V).
         """
-        sums = sums.to(y.dtype)
+        sums, log_factor = sums.to(y.dtype), self.log_factor.to(y.dtype)
+        if takes_join(y, sums, log_factor):
+            return join_with_sums(y, log_size, sums, log_factor, LEAST_DENOMINATOR)
         num, den = sums[..., :-1], sums[..., -1]
         is_there = den > LEAST_DENOMINATOR  # not in a window's first tokens
         den = den.where(is_there, 1)
-        older = (den.log() + at_least_float32(self.log_factor)).masked_fill(~is_there, -torch.inf)
+        older = (den.log() + log_factor).masked_fill(~is_there, -torch.inf)
         return join(y, log_size, num / den[..., None], older)
 
 
@@ -132,8 +133,7 @@ class WindowedAttention(NormsQueriesAndKeys, MappedAttention):
         recent = self.window.outputs(out, Hkv)
         # sums are not divided before they are joined, and outgrow float16
         sums_dtype = torch.float32 if dtype == torch.float16 else dtype
-        phi_q, phi_k = phi_q.to(sums_dtype), recent.features.to(sums_dtype)
-        v = F.pad(recent.v.to(sums_dtype), (0, 1), value=1.0)
+        phi_q, phi_k, v = (x.to(sums_dtype) for x in (phi_q, recent.features, recent.v))
         sums = memory.run(self.recurrence, LinearInputs(phi_q, phi_k, v, log_decay))
         memory.write(dtype)
         y = call(self.mixing, shard, recent.y, recent.log_size, sums).to(dtype)

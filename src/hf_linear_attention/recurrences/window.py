@@ -17,6 +17,7 @@ from ..ops.numerics import accumulation_dtype, without_autocast
 from ..ops.tokens import Tokens, positions_within
 from ..ops.windowed_flash import flash_window_attention, takes_flash
 from ..ops.windowed_softmax import attention_to, join, window_attention
+from ..ops.windowed_step import takes_window_step, window_step_
 from .interface import (
     Recurrence,
     State,
@@ -32,7 +33,7 @@ class WindowOutput(NamedTuple):
 
     y: Tensor  # (B, T, Hq, V), float32 or better
     log_size: Tensor  # (B, T, Hq), the logarithm of its denominator
-    v: Tensor  # (B, T, Hkv, V) of the token that leaves
+    v: Tensor  # (B, T, Hkv, V + 1) of the token that leaves, and 1
     features: Tensor  # (B, T, Hkv, F) of it; 0 where none leaves, or a first one, which stays
 
 
@@ -44,9 +45,9 @@ class WindowInputs(NamedTuple):
 @dataclass(frozen=True)
 class WindowRecurrence(Recurrence):
     """`run` gives all of `WindowOutput` in one tensor (B, T, features); `outputs` takes it apart.
-    The state: the last W real tokens, "window" (B, W, Hkv, K + V + F), zeros where there were
-    fewer; the first N, "sinks" (B, N, Hkv, K + V); and "window_count" (B, 1), how many tokens were
-    read, W + N for more.
+    The state: "window" (B, W, Hkv, K + V + F), a ring of the last W real tokens, or zeros; "sinks"
+    (B, N, Hkv, K + V), the first N; and "window_count" (B, 1), n + (W + N + 1) i for n tokens that
+    were read, W + N for more, and a ring whose token i is the oldest.
 
     learns_keys: whether keys and values may have gradients. Those of features don't tell, since
     they are in one tensor: without, that of softmax attention is not computed for nothing.
@@ -97,9 +98,8 @@ class WindowRecurrence(Recurrence):
             y, log_size = attend(*qkv, num_before, self.window)
             has_left = num_before[..., None] - self.window  # in front of each token, (B or 1, T, 1)
             if self.num_sinks > 0:
-                if tokens.cu_seqlens is None:
-                    sinks = after["sinks"]
-                else:
+                sinks = after["sinks"]
+                if tokens.cu_seqlens is not None:
                     sinks = self._sinks_of_each(kvf, num_before)
                 if not self.learns_keys:
                     sinks = sinks.detach()
@@ -115,54 +115,63 @@ class WindowRecurrence(Recurrence):
             out = out.masked_fill(~tokens.key_mask[..., None], 0)
         return out, after
 
-    def step_(self, inputs: WindowInputs, state: State, tokens: Tokens) -> Tensor:
-        q, key_mask = inputs.q, tokens.key_mask
-        window, count = state["window"], state["window_count"]
-        kvf = inputs.kvf.to(window.dtype)
+    def step_in_slots_(
+        self, inputs: WindowInputs, states: State, slots: Tensor, tokens: Tokens
+    ) -> Tensor:
+        if takes_window_step(inputs.q, states["window"], self.num_sinks):
+            return self.step_(inputs, states, tokens, slots)
+        return super().step_in_slots_(inputs, states, slots, tokens)
+
+    def step_(
+        self, inputs: WindowInputs, state: State, tokens: Tokens, slots: Tensor | None = None
+    ) -> Tensor:
+        (q, kvf), key_mask = inputs, tokens.key_mask
+        window, sinks, place = state["window"], state.get("sinks"), state["window_count"]
         W, N, kv = self.window, self.num_sinks, self.key_dim + self.value_dim
-        has_left = count - W  # in front of the token, (B, 1)
-        leaving = window[:, :1].clone()
-        moved = torch.cat([window[:, 1:], kvf], dim=1)  # all that the token sees
-        recent, ages = moved[..., :kv], torch.arange(W - 1, -1, -1, device=q.device)
+        kvf, counts = kvf.to(window.dtype), W + N + 1
+        if takes_window_step(q, window, N):
+            return window_step_(q, kvf, window, sinks, place, key_mask, self.value_dim, slots)
+        if W * counts > 2**24:  # which float32 can't tell apart
+            return super().step_(inputs, state, tokens)
+        oldest, count = place.long() // counts, place.long() % counts
+        is_real = torch.ones_like(oldest) > 0 if key_mask is None else key_mask
+        leaving = take_tokens(window, oldest)
+        token = torch.where(is_real[..., None, None], kvf, leaving)
+        window.scatter_(1, oldest[..., None, None].expand_as(token), token)
+        recent, ages = window[..., :kv], (oldest - torch.arange(W, device=q.device)) % W
         seen = ages <= count
-        is_real = True if key_mask is None else key_mask
-        if N > 0:
+        if sinks is not None:
             number = torch.arange(N, device=q.device)
-            is_next = (number == count) & is_real
-            sinks = torch.where(is_next[..., None, None], kvf[..., :kv], state["sinks"])
-            state["sinks"].copy_(sinks)
+            is_new = (number == count) & is_real
+            sinks.copy_(torch.where(is_new[..., None, None], kvf[..., :kv], sinks))
             recent = torch.cat([sinks, recent], dim=1)
-            seen = torch.cat([number <= has_left, seen], dim=1)
+            seen = torch.cat([number <= count - W, seen], dim=1)
         with without_autocast(q.device.type):
             y, log_size = attention_to(q, recent, seen[:, None])
-        out = self._in_one(y, log_size, leaving, has_left[..., None])
-        if key_mask is not None:
-            moved = torch.where(key_mask[..., None, None], moved, window)
-            out = out.masked_fill(~key_mask[..., None], 0)
-        window.copy_(moved)
-        count.copy_((count + is_real).clamp(max=W + N))
-        return out
+        out = self._in_one(y, log_size, leaving, count[..., None] - W)
+        after = (oldest + 1) % W * counts + (count + 1).clamp(max=W + N)
+        place.copy_(torch.where(is_real, after, place))
+        return out.masked_fill(~is_real[..., None], 0)
 
     def _in_one(self, y: Tensor, log_size: Tensor, leaving: Tensor, has_left: Tensor) -> Tensor:
         """All of `WindowOutput` in one tensor (B, T, features): what leaves the window is given
         (B, T, Hkv, K + V + F), and how many tokens have left it before, (B or 1, T, 1).
         """
-        sizes = [self.key_dim, self.value_dim, self.feature_dim]
-        _, v, features = leaving.split(sizes, dim=-1)
+        _, v, features = leaving.split([self.key_dim, self.value_dim, self.feature_dim], dim=-1)
         features = features.masked_fill((has_left < self.num_sinks)[..., None], 0)
-        parts = [y, log_size, v, features]
+        parts = [y, log_size, F.pad(v, (0, 1), value=1.0), features]
         return torch.cat([x.flatten(2).to(y.dtype) for x in parts], dim=-1)
 
     def outputs(self, out: Tensor, num_heads: int) -> WindowOutput:
         """What `run` gave for so many heads of keys and values."""
-        V, kept = self.value_dim, num_heads * (self.value_dim + self.feature_dim)
+        V, kept = self.value_dim, num_heads * (self.value_dim + 1 + self.feature_dim)
         Hq = (out.shape[-1] - kept) // (V + 1)
-        sizes = [Hq * V, Hq, num_heads * V, num_heads * self.feature_dim]
+        sizes = [Hq * V, Hq, num_heads * (V + 1), num_heads * self.feature_dim]
         y, log_size, v, features = out.split(sizes, dim=-1)
         return WindowOutput(
             y.unflatten(-1, (Hq, V)),
             log_size,
-            v.unflatten(-1, (num_heads, V)),
+            v.unflatten(-1, (num_heads, V + 1)),
             features.unflatten(-1, (num_heads, self.feature_dim)),
         )
 
@@ -176,24 +185,26 @@ class WindowRecurrence(Recurrence):
         T, W, N = kvf.shape[1], self.window, self.num_sinks
         if "window" not in state:
             state = self.start(WindowInputs(kvf, kvf))
-        extended = torch.cat([state["window"].to(kvf.dtype), kvf], dim=1)
-        extended = padding_first(extended, key_mask)
-        count = state["window_count"]
+        window, place = state["window"], state["window_count"].long()
+        oldest, count = place // (W + N + 1), place % (W + N + 1)
+        order = torch.arange(window.shape[0] * W, device=kvf.device).view(-1, W)
+        order = order - order % W + (order + oldest) % W  # of all rows; `gather` is slow
+        window = window.flatten(0, 1).index_select(0, order.flatten()).view_as(window)
+        extended = padding_first(torch.cat([window.to(kvf.dtype), kvf], dim=1), key_mask)
         is_new = torch.full_like(count, T) if key_mask is None else key_mask.sum(1, True)
         after = {
             "window": extended[:, T:].clone(memory_format=torch.contiguous_format),
-            "window_count": (count + is_new).clamp(max=W + N).to(count.dtype),
+            "window_count": (count + is_new).clamp(max=W + N).to(state["window_count"].dtype),
         }
         if N == 0:
             return extended, after
         new = padding_first(kvf, key_mask)
         both = torch.cat([state["sinks"].to(kvf.dtype), new[..., : state["sinks"].shape[-1]]], 1)
         number = torch.arange(N, device=kvf.device)[None]
-        behind = number - count.long()  # of the new tokens the one that is this sink
-        where = torch.where(behind < 0, number, N + (T - is_new.long()) + behind)
+        behind = number - count  # of the new tokens the one that is this sink
+        where = torch.where(behind < 0, number, N + (T - is_new) + behind)
         sinks = take_tokens(both, where.clamp(max=both.shape[1] - 1))
-        is_there = number < count + is_new
-        after["sinks"] = sinks.masked_fill(~is_there[..., None, None], 0)
+        after["sinks"] = sinks.masked_fill((number >= count + is_new)[..., None, None], 0)
         return extended, after
 
     def _num_before(self, state: State, tokens: Tokens, T: int, device: torch.device) -> Tensor:
@@ -205,7 +216,9 @@ class WindowRecurrence(Recurrence):
             padding = T - tokens.key_mask.sum(1, keepdim=True)
             num_before = (num_before - padding).clamp(min=0)
         if "window_count" in state:
-            num_before = num_before + state["window_count"].long()
+            num_before = num_before + state["window_count"].long() % (
+                self.window + self.num_sinks + 1
+            )
         return num_before
 
     def _sinks_of_each(self, kvf: Tensor, positions: Tensor) -> Tensor:

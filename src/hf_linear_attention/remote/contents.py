@@ -41,6 +41,8 @@ WITHOUT_PACKAGE: dict[str, Any] = {
     "state_indices": None,
     "takes_one_op": False,
     "takes_flash": False,
+    "takes_window_step": False,
+    "takes_join": False,
     "has_any_length": False,
     "rounds": False,
 }

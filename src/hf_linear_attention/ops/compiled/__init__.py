@@ -25,6 +25,8 @@ from . import (
 OPS = {
     "attention": attention.attention,
     "attention_step_": attention.step_,
+    "window_step_": attention.window_step_,
+    "join_with_sums": attention.join_with_sums,
     "linear_attention": linear_attention.forward,
     "linear_attention_step_": linear_attention.step_,
     "linear_attention_": linear_attention.forward_in_slots_,
