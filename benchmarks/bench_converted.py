@@ -175,7 +175,9 @@ def main() -> None:
     assert __doc__ is not None
     arguments = parser(__doc__)
     arguments.add_argument("--llama", type=Path, help="a Python with llama-cpp-python, a contender")
-    arguments.add_argument("--model", help="a softmax model's folder, or GGUF file, for its weights")
+    arguments.add_argument(
+        "--model", help="a softmax model's folder, or GGUF file, for its weights"
+    )
     report = Report("converted", "tokens", CONVERTED, arguments.parse_args())
     flags, setting = report.flags, SETTINGS[report.flags.setting]
     if flags.llama is None:

@@ -67,7 +67,7 @@ PANELS = {  # how those begin that the page shows; the files have all
     "serving": ("HTTP", "one process", "long prompt"),
 }
 CHOICES = {  # the systems in the README's table, and what for
-    "gated_deltanet": "**Start here**, the config's default. Good at all of this, at constant memory",
+    "gated_deltanet": "**Start here**, the config's default. Good at all, at constant memory",
     "rwkv7": "The best on text, with layers of its own",
     "gated_deltaproduct": "States to be followed: parities, permutations",
     "kda": "The surest recall at constant memory, a little behind on text",
