@@ -551,7 +551,8 @@ def plot(rows: list[dict[str, Any]], setting: Setting, path: Path) -> None:
     and speed by context.
     """
     pyplot = harness.plotter()
-    texts = [task for task, trial in setting.trials.items() if isinstance(trial.task, Text)]
+    softmax = [row for row in rows if row["system"] == "softmax"]
+    texts = [task for task in setting.trials if any(by_position(row, task) for row in softmax)]
     timed = [row for row in rows if row["times"]]
     num_panels = len(setting.trials) + len(texts)
     rows_of_panels = math.ceil(num_panels / 3)
@@ -591,8 +592,6 @@ def plot_positions(axis: Any, task: str, rows: list[dict[str, Any]]) -> None:
     """The means over seeds, less softmax attention's: what comes after one token differs from what
     comes after many by more than systems do.
     """
-    from matplotlib import pyplot
-
     scores = {row["system"]: by_position(row, task) for row in rows}
     softmax = scores.get("softmax", {})
     for index, (name, score) in enumerate(scores.items()):
@@ -602,9 +601,7 @@ def plot_positions(axis: Any, task: str, rows: list[dict[str, Any]]) -> None:
         axis.semilogx(
             [int(place) for place in places],
             [score[place] - softmax[place] for place in places],
-            color=pyplot.get_cmap("tab20")(index),
-            marker=".",
-            label=name,
+            **style_of(index, name),
         )
     axis.set(title=f"{task}: bits per byte, less softmax's", xlabel="tokens read before")
     axis.legend(fontsize="small", ncols=2)
@@ -616,12 +613,18 @@ def by_position(row: dict[str, Any], task: str) -> dict[str, float]:
     return {place: statistics.fmean(seed[place] for seed in seeds) for place in (seeds or [{}])[0]}
 
 
-def plot_times(axes: Any, rows: list[dict[str, Any]]) -> None:
+def style_of(index: int, name: str) -> dict[str, Any]:
+    """Of a system's curve: colours, and when there are no more of them, other lines."""
     from matplotlib import pyplot
 
+    color = pyplot.get_cmap("tab20")(index % 20)
+    return {"marker": ".", "color": color, "ls": ["-", "--"][index // 20 % 2], "label": name}
+
+
+def plot_times(axes: Any, rows: list[dict[str, Any]]) -> None:
     decoding, memory, training = axes
     for index, row in enumerate(rows):
-        style = {"marker": ".", "color": pyplot.get_cmap("tab20")(index), "label": row["system"]}
+        style = style_of(index, row["system"])
         for axis, what in (
             (decoding, "decoding_tokens_per_second"),
             (memory, "cache_bytes"),

@@ -38,6 +38,7 @@ TITLES = {
     "training": "Training step",
     "upstream": "Transformers' own models",
     "peers": "Beside llama.cpp",
+    "converted": "A converted model, by context",
     "checkpoints": "RWKV-7 beside its packages",
     "onnx": "Graphs on ONNX Runtime",
     "rg_lru": "RecurrentGemma's recurrent layers",
@@ -60,6 +61,7 @@ PANELS = {  # how those begin that the page shows; the files have all
     ),
     "decode_race": ("",),  # all
     "peers": ("",),
+    "converted": ("",),
     "checkpoints": ("",),
     "onnx": ("",),
     "training": ("training step",),

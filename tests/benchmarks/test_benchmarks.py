@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import bench_converted  # noqa: E402
 import bench_decode  # noqa: E402
 import bench_decode_race  # noqa: E402
 import bench_far  # noqa: E402
@@ -254,6 +255,21 @@ def test_transformers_models_are_measured_beside_llama_cpp(tmp_path, monkeypatch
             for work in ("a token, 1 row", "a token, 2 rows", "prompt"):
                 found = contenders(document, f"{name}, {form}, {work}")
                 assert found == {bench_peers.AFTER} | before | peers | graph
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("has_llama", [False, True])
+def test_a_converted_model_is_measured_beside_its_original(tmp_path, monkeypatch, has_llama):
+    monkeypatch.setattr(llama_cpp_models, "Worker", LlamaByTransformers)
+    document = run(bench_converted, tmp_path, monkeypatch, *(["--llama", "python"] * has_llama))
+    peers = {bench_converted.LLAMA} if has_llama else set()
+    for form, fields in bench_converted.FORMATS.items():
+        before = {bench_converted.BEFORE} if fields.bits is None else set()
+        for users in ("1 user", "2 users"):
+            found = contenders(document, f"{form}, a token, {users}")
+            assert found == {bench_converted.CONVERTED} | before | peers
+    caches = [note for note in document["notes"] if "cache of a user" in note]
+    assert len(caches) == 2 * len(bench_converted.FORMATS)
 
 
 @pytest.mark.thorough
