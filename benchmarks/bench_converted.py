@@ -35,7 +35,7 @@ from harness import Report, Work, parser
 from hf_linear_attention import convert, use_large_pages
 from hf_linear_attention.conversion.model_files import read
 from llama_cpp_models import CACHE_BYTES, KINDS, LlamaCpp, expected_logits, random_tokens
-from models import LONGEST, quantise
+from models import LONGEST, lengthen, quantise
 
 CONVERTED, BEFORE = "converted", "Transformers"
 STEPS_BEFORE = 4  # tokens of a sample of Transformers' model
@@ -98,9 +98,7 @@ class Filled(Decoder):
         self.context = context
         for layer in self.cache.layers:
             assert isinstance(layer, DynamicLayer)
-            shape = (*layer.keys.shape[:2], context - REAL_TOKENS, layer.keys.shape[3])
-            layer.keys = torch.cat([layer.keys, layer.keys.new_empty(shape).normal_()], 2)
-            layer.values = torch.cat([layer.values, layer.values.new_empty(shape).normal_()], 2)
+            lengthen(layer, context - REAL_TOKENS)
 
 
 class Bench:

@@ -54,6 +54,7 @@ from models import (
     SMALLEST,
     Size,
     count_weights,
+    lengthen,
     make_model,
     make_quantised,
     random_tokens,
@@ -102,14 +103,11 @@ class Decoder:
         self.tokens = random_tokens(self.size, self.rows, self.context + 1)
         self.forward(self.tokens[:, :REAL_TOKENS])
         for layer in self.cache.layers:
-            new_tokens = self.context - REAL_TOKENS
-            shape = (self.rows, self.size.heads, new_tokens, self.size.head_dim)
             if isinstance(layer, StaticLayer):
                 layer.keys[:, :, REAL_TOKENS : self.context].normal_()
                 layer.values[:, :, REAL_TOKENS : self.context].normal_()
             elif isinstance(layer, DynamicLayer):
-                layer.keys = torch.cat([layer.keys, layer.keys.new_empty(shape).normal_()], 2)
-                layer.values = torch.cat([layer.values, layer.values.new_empty(shape).normal_()], 2)
+                lengthen(layer, self.context - REAL_TOKENS)
         self.rewind()
 
     def _new_cache(self) -> Cache:

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
 from hf_linear_attention import LinearAttentionConfig, pack_int4_weights
@@ -112,6 +113,14 @@ def quantise(model: nn.Module, bits: int, inputs: int) -> None:
         groups = PerGroup(min(64, inputs))
         quantize_(model, IntxWeightOnlyConfig(torch.int4, groups, scale_dtype=torch.bfloat16))
         pack_int4_weights(model)
+
+
+def lengthen(layer: DynamicLayer, tokens: int) -> None:
+    """Adds random keys and values, as if so many more had been read."""
+    rows, heads, _, features = layer.keys.shape
+    more = layer.keys.new_empty(2, rows, heads, tokens, features).normal_()
+    layer.keys = torch.cat([layer.keys, more[0]], 2)
+    layer.values = torch.cat([layer.values, more[1]], 2)
 
 
 def random_tokens(size: Size, *shape: int) -> Tensor:

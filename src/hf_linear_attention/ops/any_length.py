@@ -15,6 +15,11 @@ def has_any_length() -> bool:
     return torch.compiler.is_exporting()
 
 
+def num_chunks(T: int, C: int) -> int:
+    """Chunks of C for T tokens: two at least, for one would be special."""
+    return (T + 2 * C - 1) // C
+
+
 def first_tokens(x: Tensor, T: int) -> Tensor:
     """x (B, T or more, ...) -> (B, T, ...): that a slice would lie within x can't be proven."""
     return x.index_select(1, torch.arange(T, device=x.device))

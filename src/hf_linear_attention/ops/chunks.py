@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .any_length import first_tokens, has_any_length, scan_chunks
+from .any_length import first_tokens, has_any_length, num_chunks, scan_chunks
 
 CHUNK_SIZE = 64  # a power of two
 # Through more of them a float32 state would drift: equal summands are all rounded alike.
@@ -28,8 +28,8 @@ class Padded:
     def __init__(self, T: int, C: int):
         self.C = max(C, 1)
         self.T, self.n = T, -(-T // self.C)
-        if has_any_length():  # of two chunks at least, for one would be special
-            self.n = (T + 2 * self.C - 1) // self.C
+        if has_any_length():
+            self.n = num_chunks(T, self.C)
 
     def split(self, x: Tensor) -> Tensor:
         padding = self.n * self.C - self.T

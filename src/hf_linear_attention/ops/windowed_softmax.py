@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .any_length import first_tokens, has_any_length
+from .any_length import first_tokens, has_any_length, num_chunks
 from .checks import is_traced
 from .numerics import at_least_float32
 
@@ -68,7 +68,7 @@ def _in_blocks(
     S = max(W, LEAST_BLOCK)  # a block of queries sees W + S keys
     if T == 1 or not is_traced():  # a graph of several tokens is for other lengths, too
         S = min(S, max(T, 1))
-    n = (T + 2 * S - 1) // S if has_any_length() else max(-(-T // S), 1)
+    n = num_chunks(T, S) if has_any_length() else max(-(-T // S), 1)
     num_before = F.pad(num_before, (0, n * S - T)).unflatten(1, (n, S))
     q = _padded(at_least_float32(q) * K**-0.5, n * S)
     q = q.unflatten(1, (n, S)).unflatten(3, (Hkv, Hq // Hkv)).permute(0, 1, 3, 4, 2, 5)

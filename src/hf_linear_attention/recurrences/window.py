@@ -133,7 +133,7 @@ class WindowRecurrence(Recurrence):
             return window_step_(q, kvf, window, sinks, place, key_mask, self.value_dim, slots)
         if W * counts > 2**24:  # which float32 can't tell apart
             return super().step_(inputs, state, tokens)
-        oldest, count = place.long() // counts, place.long() % counts
+        oldest, count = self._oldest_and_count(state)
         is_real = torch.ones_like(oldest) > 0 if key_mask is None else key_mask
         leaving = take_tokens(window, oldest)
         token = torch.where(is_real[..., None, None], kvf, leaving)
@@ -185,8 +185,8 @@ class WindowRecurrence(Recurrence):
         T, W, N = kvf.shape[1], self.window, self.num_sinks
         if "window" not in state:
             state = self.start(WindowInputs(kvf, kvf))
-        window, place = state["window"], state["window_count"].long()
-        oldest, count = place // (W + N + 1), place % (W + N + 1)
+        window = state["window"]
+        oldest, count = self._oldest_and_count(state)
         order = torch.arange(window.shape[0] * W, device=kvf.device).view(-1, W)
         order = order - order % W + (order + oldest) % W  # of all rows; `gather` is slow
         window = window.flatten(0, 1).index_select(0, order.flatten()).view_as(window)
@@ -216,10 +216,12 @@ class WindowRecurrence(Recurrence):
             padding = T - tokens.key_mask.sum(1, keepdim=True)
             num_before = (num_before - padding).clamp(min=0)
         if "window_count" in state:
-            num_before = num_before + state["window_count"].long() % (
-                self.window + self.num_sinks + 1
-            )
+            num_before = num_before + self._oldest_and_count(state)[1]
         return num_before
+
+    def _oldest_and_count(self, state: State) -> tuple[Tensor, Tensor]:
+        place, counts = state["window_count"].long(), self.window + self.num_sinks + 1
+        return place // counts, place % counts
 
     def _sinks_of_each(self, kvf: Tensor, positions: Tensor) -> Tensor:
         """The first tokens of each token's packed sequence, (1, T, N, Hkv, K + V)."""
