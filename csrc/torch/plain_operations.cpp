@@ -137,7 +137,7 @@ void combine_two(StableIValue* stack, Combine op, Torchs torchs) {
   const Tensor b = arguments.tensor();
   if (combine_plain(stack, a, b, op)) return;
   AtenTensorHandle result = nullptr;
-  HFLA_TORCH_CALL(torchs(a.get(), b.get(), &result));
+  HFLA_TORCH_CALL(torchs(a.as_torch().get(), b.as_torch().get(), &result));
   give_back(stack, Tensor(result));
 }
 
@@ -157,6 +157,7 @@ bool copy(Tensor& to, const Tensor& from) {
       pair.count != count_of(to)) {
     return false;
   }
+  if (pair.count == 0) return true;  // memcpy takes no null
   auto* const target = static_cast<char*>(to.mutable_data());
   const auto* const source = static_cast<const char*>(from.data());
   const size_t bytes = aoti_torch_dtype_element_size(to.dtype());
@@ -209,8 +210,12 @@ Tensor view(const Tensor& x, int64_t dim, const int64_t* sizes, const int64_t* s
   }
   for (int64_t d = 0; d < x.dim(); ++d) last_of_x += (x.size(d) - 1) * x.strides()[d];
   check(is_within && (is_empty || last <= last_of_x), "a view must be within its tensor");
+  if (x.local() && dim <= Tensor::kMaxDim) {
+    return Tensor(LocalTensor::view(x.local(), dim, sizes, strides, offset));
+  }
   AtenTensorHandle result = nullptr;
-  HFLA_TORCH_CALL(aoti_torch__reinterpret_tensor(x.get(), dim, sizes, strides, offset, &result));
+  HFLA_TORCH_CALL(
+      aoti_torch__reinterpret_tensor(x.as_torch().get(), dim, sizes, strides, offset, &result));
   return Tensor(result);
 }
 
@@ -224,7 +229,7 @@ void to_dtype(StableIValue* stack) {
       count > kFewNumbers) {
     const StableIValue rest[] = {0, 0, 0, 0,
                                  0};  // layout, device, pin_memory, non_blocking, format
-    give_back(stack, std::move(x));
+    give_back(stack, x.as_torch());
     stack[1] = reinterpret_cast<StableIValue>(new StableIValue(dtype));
     std::copy(std::begin(rest), std::end(rest), stack + 2);
     return call_dispatcher("aten::_to_copy", "", stack);
@@ -254,7 +259,7 @@ void copy_to(StableIValue* stack) {
   Tensor x = arguments.tensor();
   Tensor source = arguments.tensor();
   if (!copy(x, source)) {
-    give_back(stack, std::move(x), std::move(source));
+    give_back(stack, x.as_torch(), source.as_torch());
     return call_dispatcher("aten::copy_", "", stack);
   }
   give_back(stack, x);
@@ -281,7 +286,9 @@ void cat(StableIValue* stack) {
   }
   if (!are_plain) {
     std::vector<StableIValue> handles;
-    for (Tensor& part : parts) handles.push_back(reinterpret_cast<StableIValue>(part.release()));
+    for (const Tensor& part : parts) {
+      handles.push_back(reinterpret_cast<StableIValue>(part.as_torch().release()));
+    }
     stack[0] = list_of(handles.data(), handles.size());
     return call_dispatcher("aten::cat", "", stack);
   }
@@ -291,6 +298,7 @@ void cat(StableIValue* stack) {
   for (int64_t i = 0; i < before; ++i) {
     for (const Tensor& part : parts) {
       const size_t size = bytes * static_cast<size_t>(count_of(part) / before);
+      if (size == 0) continue;  // memcpy takes no null
       std::memcpy(to, static_cast<const char*>(part.data()) + size * static_cast<size_t>(i), size);
       to += size;
     }
@@ -311,13 +319,13 @@ void embedding(StableIValue* stack) {
     is_plain = index[i] >= 0 && index[i] < table.size(0);
   }
   if (!is_plain) {
-    give_back(stack, std::move(table), std::move(indices));
+    give_back(stack, table.as_torch(), indices.as_torch());
     return call_dispatcher("aten::embedding", "", stack);
   }
   sizes[indices.dim()] = table.size(1);
   Tensor rows = Tensor::empty(table.dtype(), sizes, indices.dim() + 1, table.device());
   const size_t bytes = table.size(1) * aoti_torch_dtype_element_size(table.dtype());
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; bytes > 0 && i < count; ++i) {
     std::memcpy(static_cast<char*>(rows.mutable_data()) + i * bytes,
                 static_cast<const char*>(table.data()) + index[i] * bytes, bytes);
   }

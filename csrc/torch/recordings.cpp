@@ -5,7 +5,10 @@
 // these operations do.
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "kernels/export.h"
 #include "torch/devices.h"
@@ -32,6 +35,7 @@ struct Operation {
   std::vector<Kind> arguments;
   int64_t num_results;
   bool is_view = false;
+  bool gives_first = false;    // its first argument back, or another look at it
   bool reads_weights = false;  // whole, those that it is given
 };
 
@@ -94,6 +98,7 @@ std::vector<Operation> make_operations() {
     operation.overload = overload;
     operation.run = run;
     operation.is_view = operation.name == "aten::as_strided";
+    operation.gives_first = operation.is_view || operation.name == "aten::copy_";
     for (const char* product : {"linear", "int8_linear", "int4_linear"}) {
       operation.reads_weights |= operation.name == kSpace + std::string(product);
     }
@@ -116,11 +121,11 @@ const std::vector<Operation>& operations() {
 
 // ---- a recording ----
 
-// Integers, read one after another: whether a team is to run it, how many results it has, and their
-// places among all tensors; then the operations, each by its place among operations() and its
-// arguments. Tensors are known by their places: first those that are given, then what operations
-// return, in their order; -1 is none. Of a list its length comes first. A float is
-// its bits.
+// Integers, read one after another: whether a team is to run it, how many tensors each run is
+// given, and how many results it has, and their places among all tensors; then the operations, each
+// by its place among operations() and its arguments. Tensors are known by their places: first those
+// that are given, then the constants, then what operations return, in their order; -1 is none. Of a
+// list its length comes first. A float is its bits.
 class Code {
  public:
   explicit Code(const Tensor& code) {
@@ -132,6 +137,7 @@ class Code {
   }
 
   bool is_at_end() const { return next_ == end_; }
+  const int64_t* next() const { return next_; }
 
   const int64_t* take(int64_t count) {
     check(count >= 0 && count <= end_ - next_, "code must not end within an operation");
@@ -145,107 +151,27 @@ class Code {
     return number;
   }
 
-  const Operation& take_operation() {
-    return operations()[take_below("an operation", 0, operations().size())];
-  }
-
  private:
   const int64_t *next_, *end_;
 };
 
-AtenTensorHandle another_handle(const Tensor& tensor) {
-  AtenTensorHandle handle = nullptr;
-  HFLA_TORCH_CALL(aoti_torch_new_tensor_handle(tensor.get(), &handle));
-  return handle;
-}
+// One operation.
+struct Step {
+  const Operation* operation;
+  std::vector<int64_t> arguments;   // as the code has them
+  std::vector<int64_t> last_reads;  // places of tensors that nothing reads afterwards
+  bool leaves = false;              // its results, or views of them, are given to the caller
+};
 
-// Before the first of them is put on a stack: if another then turned out to be wrong, nobody would
-// free it.
-void check_arguments(const Operation& operation, Code code, int64_t num_tensors) {
-  for (const Kind kind : operation.arguments) {
-    if (kind == Kind::number) {
-      code.take(1);
-    } else if (kind == Kind::integers) {
-      code.take(*code.take(1));
-    } else if (kind == Kind::tensors) {
-      const int64_t count = *code.take(1);
-      check(count >= 0, "code must not end within an operation");
-      for (int64_t i = 0; i < count; ++i) code.take_below("a tensor", 0, num_tensors);
-    } else {
-      code.take_below("a tensor", kind == Kind::optional_tensor ? -1 : 0, num_tensors);
-    }
-  }
-}
-
-// What the stack of a call has for an argument, which the call owns.
-StableIValue argument(Kind kind, Code& code, const std::vector<Tensor>& tensors) {
-  const int64_t number = *code.take(1);
-  if (kind == Kind::number) return number;
-  if (kind == Kind::integers) {
-    return list_of(reinterpret_cast<const StableIValue*>(code.take(number)), number);
-  }
-  if (kind == Kind::tensors) {
-    std::vector<StableIValue> handles;
-    for (const int64_t* place = code.take(number); handles.size() < size_t(number); ++place) {
-      handles.push_back(reinterpret_cast<StableIValue>(another_handle(tensors[*place])));
-    }
-    return list_of(handles.data(), handles.size());
-  }
-  if (number < 0) return 0;
-  const auto value = reinterpret_cast<StableIValue>(another_handle(tensors[number]));
-  return kind == Kind::optional_tensor ? reinterpret_cast<StableIValue>(new StableIValue(value))
-                                       : value;
-}
-
-// As read_schema has the arguments of a view.
-Tensor view_in(Code& code, const std::vector<Tensor>& tensors) {
-  const Tensor& x = tensors[*code.take(1)];
-  const int64_t dim = *code.take(1), *const sizes = code.take(dim);
-  const int64_t num_strides = *code.take(1), *const strides = code.take(num_strides);
-  check(num_strides == dim, "a view must have as many strides as sizes");
-  return view(x, dim, sizes, strides, *code.take(1));
-}
-
-void run_operation(const Operation& operation, Code& code, std::vector<Tensor>& tensors) {
-  check_arguments(operation, code, tensors.size());
-  if (operation.is_view) {
-    try {
-      tensors.push_back(view_in(code, tensors));
-    } catch (const std::exception& error) {
-      fail(operation.name, ": ", error.what());
-    }
-    return;
-  }
-  StableIValue stack[kMostArguments];
-  for (size_t i = 0; i < operation.arguments.size(); ++i) {
-    stack[i] = argument(operation.arguments[i], code, tensors);
-  }
-  try {
-    operation.run ? operation.run(stack)
-                  : call_dispatcher(operation.name.c_str(), operation.overload.c_str(), stack);
-  } catch (const std::exception& error) {
-    fail(operation.name, ": ", error.what());
-  }
-  for (int64_t i = 0; i < operation.num_results; ++i) {
-    tensors.emplace_back(reinterpret_cast<AtenTensorHandle>(stack[i]));
-  }
-}
-
-// Weights that operations are going to read, of the tensors that are given.
-void find_weights(Code code, const std::vector<Tensor>& given, WeightPrefetch& prefetch) {
-  for (int64_t i = 0; !code.is_at_end(); ++i) {
-    const Operation& operation = code.take_operation();
-    for (const Kind kind : operation.arguments) {
-      const int64_t number = *code.take(1);
-      if (kind == Kind::integers || kind == Kind::tensors) code.take(number);
-      const bool is_tensor = kind == Kind::tensor || kind == Kind::optional_tensor;
-      const bool is_given = is_tensor && number >= 0 && number < int64_t(given.size());
-      if (!is_given || !operation.reads_weights) continue;
-      const Tensor& tensor = given[number];
-      int64_t bytes = aoti_torch_dtype_element_size(tensor.dtype());
-      for (int64_t d = 0; d < tensor.dim(); ++d) bytes *= tensor.size(d);
-      if (tensor.is_contiguous() && bytes >= kLargeWeight) prefetch.add(i, tensor.data(), bytes);
-    }
+// Calls body(place) for each tensor among a step's arguments.
+template <class Body>
+void for_each_tensor(const Step& step, Body body) {
+  const int64_t* next = step.arguments.data();
+  for (const Kind kind : step.operation->arguments) {
+    const int64_t number = *next++;
+    if (kind == Kind::tensors) std::for_each(next, next + number, body);
+    if (kind == Kind::tensors || kind == Kind::integers) next += number;
+    if (kind == Kind::tensor || (kind == Kind::optional_tensor && number >= 0)) body(number);
   }
 }
 
@@ -270,44 +196,252 @@ void run_in_team(const Threads& threads, WeightPrefetch& prefetch, Work work) {
   check(context.error.empty(), context.error);
 }
 
-void run_recording(StableIValue* stack) {
-  Arguments arguments(stack);
-  const Tensor code_tensor = arguments.tensor();
-  std::vector<Tensor> tensors = arguments.tensors();
-
-  Code code(code_tensor);
-  const bool in_team = *code.take(1);
-  const int64_t num_results = *code.take(1), *const places = code.take(num_results);
-  const Threads threads = torch_threads();
-  WeightPrefetch prefetch(threads.count);
-  if (in_team && threads.count > 1) find_weights(code, tensors, prefetch);  // else nobody waits
-  const auto run_all = [&] {
-    for (int64_t i = 0; !code.is_at_end(); ++i) {
-      prefetch.begin(i);
-      run_operation(code.take_operation(), code, tensors);
+class Recording {
+ public:
+  Recording(Code code, std::vector<Tensor> constants) : constants_(std::move(constants)) {
+    in_team_ = *code.take(1);
+    num_given_ = code.take_below("a number of given tensors", 0, int64_t{1} << 32);
+    const int64_t num_results = *code.take(1), *const results = code.take(num_results);
+    results_.assign(results, results + num_results);
+    for (const Tensor& constant : constants_) check_device(constant);
+    num_tensors_ = num_given_ + constants_.size();
+    while (!code.is_at_end()) add_step(code);
+    for (const int64_t place : results_) {
+      check(place >= 0 && place < num_tensors_, "code must have results below ", num_tensors_,
+            ", got ", place);
     }
-  };
-  if (in_team) {
-    run_in_team(threads, prefetch, run_all);
-  } else {
-    run_all();
+    find_ends();
   }
-  for (int64_t i = 0; i < num_results; ++i) {  // all, before there is one to free
-    check(places[i] >= 0 && places[i] < int64_t(tensors.size()), "code must have results below ",
-          tensors.size(), ", got ", places[i]);
+
+  std::vector<Tensor> run(std::vector<Tensor> given) const {
+    check(given.size() == size_t(num_given_), "tensors must be ", num_given_, ", got ",
+          given.size());
+    for (const Tensor& tensor : given) check_device(tensor);
+    const Threads threads = torch_threads();
+    WeightPrefetch prefetch(threads.count);
+    if (in_team_ && threads.count > 1) find_weights(given, prefetch);  // else nobody waits
+    std::vector<Tensor> results;
+    const auto run_all = [&] { results = run_steps(given, prefetch); };
+    if (in_team_) {
+      run_in_team(threads, prefetch, run_all);
+    } else {
+      run_all();
+    }
+    return results;
   }
-  std::vector<StableIValue> results;
-  for (int64_t i = 0; i < num_results; ++i) {
-    results.push_back(reinterpret_cast<StableIValue>(another_handle(tensors[places[i]])));
+
+ private:
+  static void check_device(const Tensor& tensor) {
+    check(tensor.device().type == aoti_torch_device_type_cpu(),
+          "tensors must be on the CPU, got one on ", tensor.device());
   }
-  *stack = list_of(results.data(), results.size());
+
+  void add_step(Code& code) {
+    Step step;
+    step.operation = &operations()[code.take_below("an operation", 0, operations().size())];
+    const int64_t* const first = code.next();
+    for (const Kind kind : step.operation->arguments) {
+      if (kind == Kind::number) {
+        code.take(1);
+      } else if (kind == Kind::integers) {
+        code.take(*code.take(1));
+      } else if (kind == Kind::tensors) {
+        const int64_t count = *code.take(1);
+        check(count >= 0, "code must not end within an operation");
+        for (int64_t i = 0; i < count; ++i) code.take_below("a tensor", 0, num_tensors_);
+      } else {
+        code.take_below("a tensor", kind == Kind::optional_tensor ? -1 : 0, num_tensors_);
+      }
+    }
+    step.arguments.assign(first, code.next());
+    steps_.push_back(std::move(step));
+    num_tensors_ += steps_.back().operation->num_results;
+  }
+
+  // Where each tensor is read last, and which steps make what the caller is given.
+  void find_ends() {
+    std::vector<char> leaves(num_tensors_), is_read_later(num_tensors_);
+    for (const int64_t place : results_) leaves[place] = is_read_later[place] = true;
+    int64_t results_end = num_tensors_;
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+      const int64_t first = results_end - step->operation->num_results;
+      for (int64_t place = first; place < results_end; ++place) {
+        step->leaves |= leaves[place];
+        if (!is_read_later[place]) step->last_reads.push_back(place);
+      }
+      results_end = first;
+      for_each_tensor(*step, [&](int64_t place) {
+        if (!std::exchange(is_read_later[place], true)) step->last_reads.push_back(place);
+      });
+      if (step->operation->gives_first && step->leaves) leaves[step->arguments[0]] = true;
+    }
+  }
+
+  const Tensor* given_or_constant(const std::vector<Tensor>& given, int64_t place) const {
+    if (place < num_given_) return &given[place];
+    const size_t constant = place - num_given_;
+    return constant < constants_.size() ? &constants_[constant] : nullptr;
+  }
+
+  // Those that steps are going to read.
+  void find_weights(const std::vector<Tensor>& given, WeightPrefetch& prefetch) const {
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      if (!steps_[i].operation->reads_weights) continue;
+      for_each_tensor(steps_[i], [&](int64_t place) {
+        const Tensor* const tensor = given_or_constant(given, place);
+        if (!tensor || !tensor->is_contiguous()) return;
+        int64_t bytes = aoti_torch_dtype_element_size(tensor->dtype());
+        for (int64_t d = 0; d < tensor->dim(); ++d) bytes *= tensor->size(d);
+        if (bytes >= kLargeWeight) prefetch.add(i, tensor->data(), bytes);
+      });
+    }
+  }
+
+  std::vector<Tensor> run_steps(const std::vector<Tensor>& given, WeightPrefetch& prefetch) const {
+    LocalResults local_results;
+    std::vector<Tensor> tensors;  // by their places
+    tensors.reserve(num_tensors_);
+    for (int64_t place = 0; place < num_given_ + int64_t(constants_.size()); ++place) {
+      tensors.emplace_back(
+          LocalTensor::of_torch(given_or_constant(given, place)->get(), /*owns=*/false));
+    }
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      prefetch.begin(i);
+      local_results.are_made = !steps_[i].leaves;
+      try {
+        run_step(steps_[i], tensors);
+      } catch (const std::exception& error) {
+        fail(steps_[i].operation->name, ": ", error.what());
+      }
+      for (const int64_t place : steps_[i].last_reads) tensors[place] = Tensor();
+    }
+    std::vector<Tensor> results;
+    for (const int64_t place : results_) results.push_back(tensors[place].as_torch());
+    return results;
+  }
+
+  static void run_step(const Step& step, std::vector<Tensor>& tensors) {
+    const Operation& operation = *step.operation;
+    if (operation.is_view) {
+      tensors.push_back(view_in(step, tensors));
+      return;
+    }
+    StableIValue stack[kMostArguments];
+    put_arguments(step, tensors, stack);
+    operation.run ? operation.run(stack)
+                  : call_dispatcher(operation.name.c_str(), operation.overload.c_str(), stack);
+    for (int64_t i = 0; i < operation.num_results; ++i) {
+      Tensor& result = tensors.emplace_back(reinterpret_cast<AtenTensorHandle>(stack[i]));
+      if (!result.local() && result) {
+        result = Tensor(LocalTensor::of_torch(result.release(), /*owns=*/true));
+      }
+    }
+  }
+
+  // As read_schema has the arguments of a view.
+  static Tensor view_in(const Step& step, const std::vector<Tensor>& tensors) {
+    const int64_t* const arguments = step.arguments.data();
+    const int64_t dim = arguments[1], num_strides = arguments[2 + dim];
+    check(num_strides == dim, "a view must have as many strides as sizes");
+    const int64_t *const sizes = arguments + 2, *const strides = arguments + 3 + dim;
+    return view(tensors[arguments[0]], dim, sizes, strides, strides[dim]);
+  }
+
+  // A call owns what is on its stack.
+  static void put_arguments(const Step& step, const std::vector<Tensor>& tensors,
+                            StableIValue* stack) {
+    const bool for_torch = !step.operation->run;
+    const auto value_of = [&](int64_t place) {
+      const Tensor& tensor = tensors[place];
+      if (for_torch) return reinterpret_cast<StableIValue>(tensor.as_torch().release());
+      tensor.local()->add_reference();
+      return reinterpret_cast<StableIValue>(Tensor(tensor.local()).release());
+    };
+    const int64_t* next = step.arguments.data();
+    for (const Kind kind : step.operation->arguments) {
+      const int64_t number = *next++;
+      if (kind == Kind::number) {
+        *stack++ = number;
+      } else if (kind == Kind::integers) {
+        *stack++ = list_of(reinterpret_cast<const StableIValue*>(next), number);
+        next += number;
+      } else if (kind == Kind::tensors) {
+        std::vector<StableIValue> values;
+        for (const int64_t* const end = next + number; next < end; ++next) {
+          values.push_back(value_of(*next));
+        }
+        *stack++ = list_of(values.data(), values.size());
+      } else if (kind == Kind::optional_tensor) {
+        *stack++ =
+            number < 0 ? 0 : reinterpret_cast<StableIValue>(new StableIValue(value_of(number)));
+      } else {
+        *stack++ = value_of(number);
+      }
+    }
+  }
+
+  bool in_team_;
+  int64_t num_given_, num_tensors_;
+  std::vector<int64_t> results_;  // places
+  std::vector<Tensor> constants_;
+  std::vector<Step> steps_;
+};
+
+// ---- those that there are ----
+
+// By numbers, which Python has. Never destroyed: Python may outlive all that is.
+struct Recordings {
+  std::mutex mutex;
+  std::unordered_map<int64_t, std::shared_ptr<const Recording>> by_number;
+  int64_t last_number = 0;
+};
+
+Recordings& recordings() {
+  static Recordings& all = *new Recordings;
+  return all;
 }
 
-constexpr char kRunRecording[] = "run_recording";
+void make_recording(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor code = arguments.tensor();
+  std::vector<Tensor> constants = arguments.tensors();
+  auto recording = std::make_shared<const Recording>(Code(code), std::move(constants));
+  Tensor number = Tensor::empty(aoti_torch_dtype_int64(), {}, code.device());
+  Recordings& all = recordings();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.by_number.emplace(++all.last_number, std::move(recording));
+  *static_cast<int64_t*>(number.mutable_data()) = all.last_number;
+  give_back(stack, number);
+}
+
+std::shared_ptr<const Recording> recording_of(const Tensor& number) {
+  check_contiguous_tensor("recording", number, number.device(), aoti_torch_dtype_int64(), {});
+  const int64_t key = *static_cast<const int64_t*>(number.data());
+  Recordings& all = recordings();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.by_number.find(key);
+  check(found != all.by_number.end(), "recording must be one that make_recording gave, got ", key);
+  return found->second;
+}
+
+void run_recording(StableIValue* stack) {
+  Arguments arguments(stack);
+  const Tensor number = arguments.tensor();
+  std::vector<Tensor> given = arguments.tensors();
+  std::vector<StableIValue> handles;
+  for (Tensor& result : recording_of(number)->run(std::move(given))) {
+    handles.push_back(reinterpret_cast<StableIValue>(result.release()));
+  }
+  *stack = list_of(handles.data(), handles.size());
+}
+
+constexpr char kMakeRecording[] = "make_recording", kRunRecording[] = "run_recording";
 
 constexpr Op kOps[] = {
-    op<run_recording, kRunRecording>("run_recording(Tensor code, Tensor(a!)[] tensors) -> Tensor[]",
-                                     false),
+    op<make_recording, kMakeRecording>(
+        "make_recording(Tensor code, Tensor[] constants) -> Tensor recording", false),
+    op<run_recording, kRunRecording>(
+        "run_recording(Tensor recording, Tensor(a!)[] tensors) -> Tensor[]", false),
 };
 
 std::string names_of_operations() {
@@ -331,4 +465,15 @@ const Ops recording_ops = ops_of(kOps);
 HFLA_EXPORT const char* hfla_recordable_operations() {
   static const std::string names = hfla::names_of_operations();
   return names.c_str();
+}
+
+// Gives back what a recording keeps, its constants among it; once nobody runs it.
+HFLA_EXPORT void hfla_delete_recording(int64_t number) {
+  hfla::Recordings& all = hfla::recordings();
+  std::shared_ptr<const hfla::Recording> deleted;  // when the lock is free again
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.by_number.find(number);
+  if (found == all.by_number.end()) return;
+  deleted = std::move(found->second);
+  all.by_number.erase(found);
 }

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/local_tensor.h"
 #include "torch/memory.h"
 
 extern "C" {
@@ -159,13 +160,16 @@ inline std::ostream& operator<<(std::ostream& out, Device device) {
   return is_cuda(device) ? out << "cuda:" << device.index : out << "another kind of device";
 }
 
-// Owns a tensor handle, or nothing: an optional argument that was None.
+// Owns a tensor, or nothing: an optional argument that was None. It is a handle of torch's, or, in
+// a recording, a local tensor: then the lowest bit of the handle is 1.
 class Tensor {
  public:
-  static constexpr int64_t kMaxDim = 8;
+  static constexpr int64_t kMaxDim = LocalTensor::kMaxDim;
 
   Tensor() = default;
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  explicit Tensor(LocalTensor* local)
+      : handle_(reinterpret_cast<AtenTensorHandle>(reinterpret_cast<uintptr_t>(local) | kLocal)) {}
   Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
@@ -174,7 +178,11 @@ class Tensor {
     return *this;
   }
   ~Tensor() {
-    if (handle_) aoti_torch_delete_tensor_object(handle_);
+    if (LocalTensor* const local = this->local()) {
+      local->remove_reference();
+    } else if (handle_) {
+      aoti_torch_delete_tensor_object(handle_);
+    }
   }
 
   // A contiguous one, not initialised; a large one on the CPU may be on kept memory.
@@ -189,9 +197,13 @@ class Tensor {
       strides[d] = stride;
       stride *= sizes[d];
     }
-    const bool on_cpu = device.type == aoti_torch_device_type_cpu();
-    AtenTensorHandle handle =
-        on_cpu ? new_tensor_on_kept_memory(dim, sizes, strides, dtype) : nullptr;
+    AtenTensorHandle handle = nullptr;
+    if (device.type == aoti_torch_device_type_cpu()) {
+      if (LocalTensor* const local = LocalTensor::empty(dim, sizes, strides, dtype)) {
+        return Tensor(local);
+      }
+      handle = new_tensor_on_kept_memory(dim, sizes, strides, dtype);
+    }
     if (!handle) {
       HFLA_TORCH_CALL(
           aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, &handle));
@@ -201,22 +213,53 @@ class Tensor {
 
   explicit operator bool() const { return handle_ != nullptr; }
 
-  AtenTensorHandle get() const { return handle_; }
+  // Null where it is torch's, or nothing.
+  LocalTensor* local() const {
+    const auto bits = reinterpret_cast<uintptr_t>(handle_);
+    return bits & kLocal ? reinterpret_cast<LocalTensor*>(bits ^ kLocal) : nullptr;
+  }
+
+  // For a stack of this library's ops, which take either kind.
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
 
-  int64_t dim() const { return get<int64_t>(aoti_torch_get_dim); }
-  const int64_t* sizes() const { return get<int64_t*>(aoti_torch_get_sizes); }
-  const int64_t* strides() const { return get<int64_t*>(aoti_torch_get_strides); }
+  // The same tensor, which torch can be given.
+  Tensor as_torch() const {
+    AtenTensorHandle handle = nullptr;
+    if (local()) {
+      handle = local()->to_torch();
+    } else if (handle_) {
+      HFLA_TORCH_CALL(aoti_torch_new_tensor_handle(handle_, &handle));
+    }
+    return Tensor(handle);
+  }
+  AtenTensorHandle get() const { return handle_; }
+
+  int64_t dim() const { return local() ? local()->dim : get<int64_t>(aoti_torch_get_dim); }
+  const int64_t* sizes() const {
+    return local() ? local()->sizes : get<int64_t*>(aoti_torch_get_sizes);
+  }
+  const int64_t* strides() const {
+    return local() ? local()->strides : get<int64_t*>(aoti_torch_get_strides);
+  }
   int64_t size(int64_t d) const { return sizes()[d]; }
-  int32_t dtype() const { return get<int32_t>(aoti_torch_get_dtype); }
+  int32_t dtype() const { return local() ? local()->dtype : get<int32_t>(aoti_torch_get_dtype); }
   Device device() const {
+    if (local()) return {aoti_torch_device_type_cpu(), -1};
     return {get<int32_t>(aoti_torch_get_device_type), get<int32_t>(aoti_torch_get_device_index)};
   }
-  const void* data() const { return get<const void*>(torch_get_const_data_ptr); }
-  void* mutable_data() { return get<void*>(torch_get_mutable_data_ptr); }
-  bool is_contiguous() const { return get<bool>(aoti_torch_is_contiguous); }
+  const void* data() const {
+    return local() ? local()->data() : get<const void*>(torch_get_const_data_ptr);
+  }
+  void* mutable_data() {
+    return local() ? local()->mutable_data() : get<void*>(torch_get_mutable_data_ptr);
+  }
+  bool is_contiguous() const {
+    return local() ? local()->is_contiguous() : get<bool>(aoti_torch_is_contiguous);
+  }
 
  private:
+  static constexpr uintptr_t kLocal = 1;
+
   template <class Value>
   Value get(AOTITorchError (*getter)(AtenTensorHandle, Value*)) const {
     Value value;

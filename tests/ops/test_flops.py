@@ -38,6 +38,7 @@ NOT_COUNTED = {  # nothing but what is done to numbers one by one; or other ops
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
+    "make_recording",
     "run_recording",
     "rwkv7_keys",
     "rwkv7_read",

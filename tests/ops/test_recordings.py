@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from hf_linear_attention.ops.compiled.library import ops
+from hf_linear_attention.ops.compiled.library import delete_recording, ops
 from hf_linear_attention.ops.compiled.recordings import can_record, recording
 
 aten = torch.ops.aten
@@ -179,49 +179,70 @@ def test_what_can_be_recorded(function, arguments, expected):
     assert can_record(function, arguments) == expected
 
 
+def run_code(code, given, constants=()):
+    number = ops.make_recording(torch.tensor(code).long(), [*constants])
+    try:
+        return ops.run_recording(number, given)
+    finally:
+        delete_recording(number.item())
+
+
 @pytest.mark.parametrize("in_team", [0, 1])
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         ([], "must not end within"),
         ([1], "must not end within"),
-        ([-1], "must not end within"),
-        ([0, 999], r"an operation from 0 to \d+, got 999"),
-        ([0, -1], r"an operation from 0 to \d+, got -1"),
-        ([0, 1, 0], "must not end within"),  # an addition of one tensor
-        ([0, 1, 0, 7], "a tensor from 0 to 0, got 7"),
-        ([0, 1, 0, -1], "a tensor from 0 to 0, got -1"),
-        ([0, 0, 0, -3], "must not end within"),  # a view of so many dimensions
-        ([0, 0, 0, 1, 5, 1, 1, 0], "aten::as_strided: a view must be within its tensor"),
-        ([0, 0, 0, 1, 4, 1, 1, -1], "aten::as_strided: a view must be within its tensor"),
+        ([-1, 0], "a number of given tensors from 0"),
+        ([1, 1], "must not end within"),
+        ([1, -1], "must not end within"),
+        ([1, 0, 999], r"an operation from 0 to \d+, got 999"),
+        ([1, 0, -1], r"an operation from 0 to \d+, got -1"),
+        ([1, 0, 1, 0], "must not end within"),  # an addition of one tensor
+        ([1, 0, 1, 0, 7], "a tensor from 0 to 0, got 7"),
+        ([1, 0, 1, 0, -1], "a tensor from 0 to 0, got -1"),
+        ([1, 0, 0, 0, -3], "must not end within"),  # a view of so many dimensions
+        ([1, 0, 0, 0, 1, 5, 1, 1, 0], "aten::as_strided: a view must be within its tensor"),
+        ([1, 0, 0, 0, 1, 4, 1, 1, -1], "aten::as_strided: a view must be within its tensor"),
         (
-            [0, 0, 0, 1, 4, 2, 1, 1, 0],
+            [1, 0, 0, 0, 1, 4, 2, 1, 1, 0],
             "aten::as_strided: a view must have as many strides as sizes",
         ),
-        ([1, 3], r"results below 1, got 3"),
-        ([1, -3], r"results below 1, got -3"),
+        ([1, 1, 3], r"results below 1, got 3"),
+        ([1, 1, -3], r"results below 1, got -3"),
+        ([2, 0], "tensors must be 2, got 1"),
     ],
 )
 def test_what_is_no_recording_is_refused(code, message, in_team):
     with pytest.raises(RuntimeError, match=message):
-        ops.run_recording(torch.tensor([in_team, *code], dtype=torch.int64), [torch.ones(4)])
-    (x,) = ops.run_recording(torch.tensor([in_team, 1, 0]), [torch.ones(4)])  # and this still runs
+        run_code([in_team, *code], [torch.ones(4)])
+    (x,) = run_code([in_team, 1, 1, 0], [torch.ones(4)])  # and this still runs
     assert torch.equal(x, torch.ones(4))
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**60])
+def test_what_nobody_made_is_not_run(number):
+    with pytest.raises(RuntimeError, match=f"one that make_recording gave, got {number}"):
+        ops.run_recording(torch.tensor(number), [torch.ones(4)])
+    with pytest.raises(RuntimeError, match="recording must be int64"):
+        ops.run_recording(torch.tensor(1.0), [torch.ones(4)])
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        [0, 1, 0, 7],  # an addition, whose second tensor there is not
-        [2, 0, 7],  # two results, of which the second is none
+        [1, 0, 1, 0, 7],  # an addition, whose second tensor there is not
+        [1, 2, 0, 7],  # two results, of which the second is none
+        [2, 1, 0],  # of more tensors than are given
     ],
 )
-def test_what_is_refused_keeps_no_tensor(code):
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_what_is_refused_keeps_no_tensor(code, is_constant):
     array = numpy.ones(4, dtype=numpy.float32)
     is_kept = weakref.ref(array)
     x = torch.from_numpy(array)
-    with pytest.raises(RuntimeError, match="got 7"):
-        ops.run_recording(torch.tensor([0, *code]), [x])
+    with pytest.raises(RuntimeError, match="got"):
+        run_code([0, *code], [] if is_constant else [x], [x] if is_constant else [])
     del x, array
     assert is_kept() is None
 
@@ -231,7 +252,72 @@ def test_what_is_refused_keeps_no_tensor(code):
 )
 def test_code_of_another_kind_is_refused(code):
     with pytest.raises(RuntimeError, match="code must be contiguous int64"):
-        ops.run_recording(code, [torch.ones(4)])
+        ops.make_recording(code, [])
+
+
+def test_constants_are_kept_as_long_as_the_recording():
+    array = numpy.ones(4, dtype=numpy.float32)
+    is_kept = weakref.ref(array)
+    constants = {"c": torch.from_numpy(array)}
+    run = recording([(aten.add.Tensor, ["x", "c"], ["y"])], ["x"], ["y"], False, constants)
+    del constants
+    array[:] = 2  # is seen
+    del array
+    assert torch.equal(run([torch.ones(4)])[0], torch.full((4,), 3.0))
+    del run
+    assert is_kept() is None
+
+
+def test_a_constant_that_gets_other_numbers_is_read_where_they_are():
+    c = torch.zeros(4)
+    run = recording([(aten.add.Tensor, ["x", "c"], ["y"])], ["x"], ["y"], False, {"c": c})
+    c.data = torch.ones(2, 1)
+    assert torch.equal(run([torch.ones(2)])[0], torch.full((2, 2), 2.0))
+
+
+@pytest.mark.parametrize("in_team", [False, True])
+def test_results_that_share_numbers_share_them(in_team):
+    """What leaves a recording is torch's, views of it and of what is written to, too."""
+    operations = [
+        (aten.add.Tensor, ["x", "x"], ["sum"]),
+        (aten.as_strided.default, ["sum", [2, 2], [2, 1], 0], ["rows"]),
+        (aten.as_strided.default, ["rows", [2], [1], 2], ["row"]),
+        (aten.copy_.default, ["row", "z", False], ["written"]),
+        (aten.mul.Tensor, ["sum", "sum"], ["square"]),  # of what was written to
+        (aten.as_strided.default, ["square", [3], [1], 1], ["part"]),
+        (aten.exp.default, ["part"], ["of torch"]),  # whose own tensor is local memory
+    ]
+    wanted = ["rows", "written", "of torch", "square"]
+    run = recording(operations, ["x", "z"], wanted, in_team)
+    x, z = torch.arange(4.0), torch.tensor([7.0, 8.0])
+    rows, written, exp, square = run([x, z])
+    assert torch.equal(rows, torch.tensor([[0.0, 2.0], [7.0, 8.0]]))
+    assert torch.equal(square, rows.flatten() ** 2) and torch.equal(exp, square[1:].exp())
+    written.zero_()
+    assert torch.equal(rows, torch.tensor([[0.0, 2.0], [0.0, 0.0]]))
+    assert torch.equal(x, torch.arange(4.0))
+
+
+@pytest.mark.parametrize("numbers", [0, 1, 100, 300_000])  # the last are torch's at once
+def test_what_stays_within_is_as_good_as_torchs(numbers):
+    """A long chain, of memory that is used again and again, and of calls that go to torch."""
+    operations, x = [], "x"
+    for i in range(40):
+        operations += [
+            (aten.mul.Tensor, [x, "c"], [f"a{i}"]),
+            (aten.tanh.default, [f"a{i}"], [f"b{i}"]),
+            (aten.cat.default, [[f"b{i}", x], 0], [f"c{i}"]),
+            (aten.as_strided.default, [f"c{i}", [numbers], [1], numbers], [f"d{i}"]),  # x again
+            (aten.add.Tensor, [f"b{i}", f"d{i}"], [f"y{i}"]),
+        ]
+        x = f"y{i}"
+    c = torch.rand(())
+    run = recording(operations, ["x"], [x], False, {"c": c})
+    expected = first = torch.randn(numbers)
+    for _ in range(40):
+        expected = torch.tanh(expected * c) + expected
+    for _ in range(3):
+        assert torch.equal(run([first])[0], expected)
 
 
 def test_an_error_says_which_operation_and_argument():

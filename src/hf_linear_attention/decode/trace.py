@@ -172,8 +172,11 @@ class Recorder(TorchDispatchMode):
         self.operations = [x for x in self.operations if not constants.issuperset(x.results)]
         lines, wanted = [f"    return {outcome}"], {outcome}
         for are_native, group in reversed(self._groups(outcome)):
-            calls = [self._native_call(group, wanted)] if are_native else map(self._call, group)
-            for call in reversed(list(calls)):
+            if are_native:
+                calls = [self._native_call(group, wanted, constants)]
+            else:
+                calls = [*map(self._call, group)]
+            for call in reversed(calls):
                 given = {name for name in call.reads if name[0] != "c"} - constants
                 unused = [*sorted(given - wanted), *sorted({*call.results} - {"_"} - wanted)]
                 lines.append(f"    {call}; del {', '.join(unused)}" if unused else f"    {call}")
@@ -243,17 +246,21 @@ class Recorder(TorchDispatchMode):
         name = self._constant(view_of if function is AS_STRIDED else function)
         return Call(name, ", ".join(written), operation.reads, results, is_tuple)
 
-    def _native_call(self, group: list[Operation], wanted: set[str]) -> Call:
+    def _native_call(
+        self, group: list[Operation], wanted: set[str], constant_names: set[str]
+    ) -> Call:
         """All of a group, of whose results some are wanted."""
         calls = [(x.function, self._native_arguments(x), x.results) for x in group]
         made = [name for x in group for name in x.results]
         reads = set().union(*(x.reads for x in group)).difference(made)
         tensors = {name: self.values[name] for name in sorted(reads)}
         tensors = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
-        is_large = any(name[0] == "c" and x.numel() >= LARGE_WEIGHT for name, x in tensors.items())
+        constants = {name: x for name, x in tensors.items() if name in constant_names}
+        given = [name for name in tensors if name not in constants]
+        is_large = any(x.numel() >= LARGE_WEIGHT for x in constants.values())
         results = tuple(name for name in made if name in wanted)
-        function = native_recording(calls, [*tensors], results, is_large)
-        return Call(self._constant(function), f"[{', '.join(tensors)}]", {*tensors}, results, True)
+        function = native_recording(calls, given, results, is_large, constants)
+        return Call(self._constant(function), f"[{', '.join(given)}]", {*given}, results, True)
 
 
 def _flat(x: Any) -> Iterator[Any]:

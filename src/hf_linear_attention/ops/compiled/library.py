@@ -46,6 +46,8 @@ def load() -> ctypes.CDLL:
     library.hfla_recordable_operations.restype = ctypes.c_char_p
     library.hfla_kept_bytes.restype = ctypes.c_int64
     library.hfla_free_kept_memory.restype = None
+    library.hfla_delete_recording.argtypes = (ctypes.c_int64,)
+    library.hfla_delete_recording.restype = None
     reason = library.hfla_registration_error()
     if reason is not None:
         raise ImportError(
@@ -163,6 +165,11 @@ def feature_maps() -> tuple[str, ...]:
 def recordable_operations() -> tuple[str, ...]:
     """The names of what `run_recording` can call, in the order of the numbers that it knows."""
     return tuple(_library.hfla_recordable_operations().decode().split(", "))
+
+
+def delete_recording(number: int) -> None:
+    """Gives back what a recording of `make_recording` keeps."""
+    _library.hfla_delete_recording(number)
 
 
 def cuda_architectures() -> list[str]:

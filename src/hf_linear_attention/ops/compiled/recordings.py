@@ -4,15 +4,17 @@ dispatcher between them, in threads that stay together.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, zip_longest
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .library import ops, recordable_operations
+from .library import delete_recording, ops, recordable_operations
 
 _numbers = {name: number for number, name in enumerate(recordable_operations())}
 _run_recording = ops.run_recording.default._op  # what torch registered, without Python around it
@@ -34,17 +36,23 @@ def can_record(function: torch._ops.OpOverload, arguments: Sequence[Any]) -> boo
 
 
 def recording(
-    operations: Sequence[Operation], given: Sequence[str], wanted: Sequence[str], in_team: bool
+    operations: Sequence[Operation],
+    given: Sequence[str],
+    wanted: Sequence[str],
+    in_team: bool,
+    constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Callable[[list[Tensor]], list[Tensor]]:
     """What runs operations that `can_record` accepts, on tensors of the CPU.
 
     Args:
         given: names of the tensors that it is called with.
         wanted: of those that it returns.
+        constants: the other tensors, by name, which it keeps. What is written to them meanwhile, or
+            where their numbers lie, is seen.
         in_team: whether the threads stay together meanwhile, those that wait awake; worth it where
             products are large.
     """
-    places = dict(zip(given, count(), strict=False))
+    places = dict(zip([*given, *constants], count(), strict=False))
     calls: list[int] = []
     for function, arguments, results in operations:
         encoded = _encoded(function, arguments, places.__getitem__)
@@ -52,7 +60,11 @@ def recording(
         calls += [_numbers[_name(function)], *encoded]
         places.update(zip(results, count(len(places)), strict=False))
     outcome = [places[name] for name in wanted]
-    return partial(_run_recording, torch.tensor([in_team, len(outcome), *outcome, *calls]))
+    code = torch.tensor([in_team, len(given), len(outcome), *outcome, *calls])
+    number = ops.make_recording(code, [*constants.values()])
+    run = partial(_run_recording, number)
+    weakref.finalize(run, delete_recording, number.item()).atexit = False
+    return run
 
 
 def _name(function: torch._ops.OpOverload) -> str:
