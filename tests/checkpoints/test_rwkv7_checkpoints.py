@@ -82,6 +82,14 @@ def test_a_file_of_the_authors_gives_the_logits_of_theirs(tmp_path):
     assert len(report.copied) + len(mixed) == len(weights())
 
 
+def test_weights_of_a_file_lie_as_fast_products_take_them(tmp_path):
+    """Its authors' low ranks are transposed; with 8 bits each went to torchao's product, slowly."""
+    path = tmp_path / "model.pth"
+    torch.save(weights(), path)
+    model = from_checkpoint(path)
+    assert [name for name, x in model.named_parameters() if not x.is_contiguous()] == []
+
+
 def test_half_precision_stays(tmp_path):
     torch.save({name: x.bfloat16() for name, x in weights().items()}, tmp_path / "model.pth")
     model = from_checkpoint(tmp_path / "model.pth")

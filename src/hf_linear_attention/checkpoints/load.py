@@ -126,7 +126,8 @@ def has_own_head(family: Family, weights: Mapping[str, Tensor]) -> bool:
 def assemble(
     family: Family, keys: Keys, config: LinearAttentionConfig, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], CheckpointReport]:
-    """Our state dict, made of views of their weights.
+    """Our state dict, made of views of their weights where these are contiguous, as fast products
+    take them.
 
     Raises:
         ValueError: weights are missing, unknown or of another shape; the message names them.
@@ -144,7 +145,7 @@ def assemble(
             state.update((name, torch.ones(shapes[name])) for name in ours)
             report.made.update(dict.fromkeys(ours, ONES))
             continue
-        x = weights[theirs]
+        x = weights[theirs].contiguous()
         check_weight(theirs, x, [shapes[name] for name in ours])
         x = x if rows is None else swapped(x, rows)
         state.update(zip(ours, x.split([shapes[name][0] for name in ours]), strict=True))
