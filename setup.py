@@ -42,6 +42,7 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", f"-I{CSRC}", f"-ffile-prefix-map={ROOT}/="
 COMPILE_FLAGS += {"linux": ["-fPIC"], "win": []}.get(SYSTEM, ["-fPIC", "-fvisibility=hidden"])
 # Neither changes a result: nobody reads errno or floating-point exceptions after the kernels.
 SOON = ["-O1"]  # compiled soon, and slower where that costs little
+HAS_LOOPS = "plain_operations.cpp"  # over numbers, of all that binds kernels to torch
 DOUBLE_ALONE = "-DHFLA_DOUBLE_ALONE"  # of base, where it is not chosen for anything else
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math"]
 LINK_FLAGS = {
@@ -292,13 +293,17 @@ def bindings(cuda: Cuda | None) -> list[Compilation]:
         source for source in sorted((CSRC / "torch").rglob("*.cpp")) if source not in for_cuda
     ]
     if cuda is None:
-        return [Compilation(source, SOON) for source in sources]
+        return [Compilation(source, binding_flags(source)) for source in sources]
     built = f'-DHFLA_WITH_CUDA="{", ".join(cuda.architectures)}"'
     of_runtime = sorted((CSRC / "cuda").rglob("*.cpp"))
     return [
-        *(Compilation(source, [*SOON, built], "cuda") for source in sources),
+        *(Compilation(source, [*binding_flags(source), built], "cuda") for source in sources),
         *(Compilation(source, [f"-I{cuda.include}"]) for source in for_cuda + of_runtime),
     ]
+
+
+def binding_flags(source: Path) -> list[str]:
+    return [] if source.name == HAS_LOOPS else SOON
 
 
 def dependencies(rule: Path) -> list[Path]:

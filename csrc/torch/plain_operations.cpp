@@ -57,7 +57,6 @@ int64_t count_of(const Tensor& x) {
 struct Pair {
   int64_t dim, count = 1;
   int64_t sizes[Tensor::kMaxDim], strides_a[Tensor::kMaxDim], strides_b[Tensor::kMaxDim];
-  bool is_flat = true;  // each has its numbers in the result's order
 };
 
 // False where they can't be broadcast, or have too many dimensions.
@@ -71,32 +70,66 @@ bool broadcast(const Tensor& a, const Tensor& b, Pair& pair) {
     const int64_t size = pair.sizes[d] = size_a == 1 ? size_b : size_a;
     pair.strides_a[d] = size_a == 1 ? 0 : a.strides()[in_a];
     pair.strides_b[d] = size_b == 1 ? 0 : b.strides()[in_b];
-    pair.is_flat &=
-        size == 1 || (pair.strides_a[d] == pair.count && pair.strides_b[d] == pair.count);
     pair.count *= size;
   }
   return true;
 }
 
-// Calls body(place in a, place in b) for the elements of a result in their order.
+// The same elements in their order by as few dimensions as there can be.
+Pair collapsed(const Pair& pair) {
+  Pair result;
+  result.dim = 0;
+  for (int64_t d = 0; d < pair.dim; ++d) {
+    const int64_t size = pair.sizes[d], stride_a = pair.strides_a[d], stride_b = pair.strides_b[d];
+    if (size == 1) continue;
+    const int64_t last = result.dim - 1;
+    const bool goes_on = last >= 0 && result.strides_a[last] == size * stride_a &&
+                         result.strides_b[last] == size * stride_b;
+    const int64_t at = goes_on ? last : result.dim++;
+    result.sizes[at] = goes_on ? result.sizes[at] * size : size;
+    result.strides_a[at] = stride_a;
+    result.strides_b[at] = stride_b;
+  }
+  return result;
+}
+
+// Of the elements that are as far from each other as the one before, in a and in b.
+struct Row {
+  int64_t a, b, count, stride_a, stride_b;
+};
+
+// Calls body(Row) for the rows of a result in their order.
 template <class Body>
-void for_each_place(const Pair& pair, int64_t d, int64_t a, int64_t b, const Body& body) {
-  if (d == pair.dim) return body(a, b);
+void for_each_row(const Pair& pair, const Body& body, int64_t d = 0, int64_t a = 0, int64_t b = 0) {
+  if (pair.dim == 0) return body(Row{a, b, 1, 1, 1});
+  const int64_t stride_a = pair.strides_a[d], stride_b = pair.strides_b[d];
+  if (d == pair.dim - 1) return body(Row{a, b, pair.sizes[d], stride_a, stride_b});
   for (int64_t i = 0; i < pair.sizes[d]; ++i) {
-    for_each_place(pair, d + 1, a + i * pair.strides_a[d], b + i * pair.strides_b[d], body);
+    for_each_row(pair, body, d + 1, a + i * stride_a, b + i * stride_b);
   }
 }
 
 template <class A, class B, class Number, class Combine>
 void combine(const Pair& pair, const A* a, const B* b, Number* to, Combine op) {
-  if (pair.is_flat) {
-    for (int64_t i = 0; i < pair.count; ++i)
-      store_float(op(to_float(a[i]), to_float(b[i])), to + i);
-  } else {
-    for_each_place(pair, 0, 0, 0, [&](int64_t i, int64_t j) {
-      store_float(op(to_float(a[i]), to_float(b[j])), to++);
-    });
-  }
+  using One = std::integral_constant<int64_t, 1>;
+  using None = std::integral_constant<int64_t, 0>;
+  for_each_row(collapsed(pair), [&](const Row& row) {
+    const auto run = [&](auto stride_a, auto stride_b) {
+      const A* const from_a = a + row.a;
+      const B* const from_b = b + row.b;
+      for (int64_t i = 0; i < row.count; ++i) {
+        store_float(op(to_float(from_a[i * stride_a]), to_float(from_b[i * stride_b])), to + i);
+      }
+    };
+    if (row.stride_a == 1 && row.stride_b == 1) {
+      run(One(), One());
+    } else if (row.stride_a == 1 && row.stride_b == 0) {
+      run(One(), None());
+    } else {
+      run(row.stride_a, row.stride_b);
+    }
+    to += row.count;
+  });
 }
 
 // A number where torch's operation takes a tensor; to halves each operation rounds it in its own
@@ -145,8 +178,16 @@ void combine_two(StableIValue* stack, Combine op, Torchs torchs) {
 
 template <size_t bytes>
 void copy_numbers(const Pair& pair, char* to, const char* from) {
-  for_each_place(pair, 0, 0, 0, [&](int64_t i, int64_t j) {
-    std::memcpy(to + i * bytes, from + j * bytes, bytes);
+  for_each_row(pair, [&](const Row& row) {
+    char* const target = to + row.a * bytes;
+    const char* const source = from + row.b * bytes;
+    if (row.stride_a == 1 && row.stride_b == 1) {
+      std::memcpy(target, source, row.count * bytes);
+      return;
+    }
+    for (int64_t i = 0; i < row.count; ++i) {
+      std::memcpy(target + i * row.stride_a * bytes, source + i * row.stride_b * bytes, bytes);
+    }
   });
 }
 
@@ -161,22 +202,19 @@ bool copy(Tensor& to, const Tensor& from) {
   auto* const target = static_cast<char*>(to.mutable_data());
   const auto* const source = static_cast<const char*>(from.data());
   const size_t bytes = aoti_torch_dtype_element_size(to.dtype());
-  if (pair.is_flat) {
-    std::memcpy(target, source, bytes * static_cast<size_t>(pair.count));
-    return true;
-  }
+  const Pair rows = collapsed(pair);
   switch (bytes) {
     case 1:
-      copy_numbers<1>(pair, target, source);
+      copy_numbers<1>(rows, target, source);
       return true;
     case 2:
-      copy_numbers<2>(pair, target, source);
+      copy_numbers<2>(rows, target, source);
       return true;
     case 4:
-      copy_numbers<4>(pair, target, source);
+      copy_numbers<4>(rows, target, source);
       return true;
     case 8:
-      copy_numbers<8>(pair, target, source);
+      copy_numbers<8>(rows, target, source);
       return true;
     default:
       return false;
