@@ -158,8 +158,11 @@ def sees_all(mask: Any, caches: Sequence[StepCache]) -> bool:
 def _step_caches(cache: Cache) -> list[StepCache] | None:
     caches: list[StepCache] = []
     for i, layer in enumerate(cache.layers):
-        states: Any = layer if isinstance(layer, GrowingLayer) else states_in(cache, i)
-        if states is None or not states.may_be_recorded:
+        if isinstance(layer, GrowingLayer):
+            states: Any = layer if layer.may_be_recorded else None
+        else:
+            states = states_in(cache, i)
+        if states is None:
             return None
         caches.append(states)
     return caches or None
