@@ -95,26 +95,19 @@ void set_layout(LocalTensor& tensor, int64_t dim, const int64_t* sizes, const in
   tensor.dtype = dtype;
 }
 
-template <class Value>
-Value read(AOTITorchError (*getter)(AtenTensorHandle, Value*), AtenTensorHandle tensor) {
-  Value value;
-  check(getter(tensor, &value) == 0, "libtorch could not read a tensor");
-  return value;
-}
-
 }  // namespace
 
 const void* LocalTensor::data() const {
   const LocalTensor& owner = base ? *base : *this;
   const void* const first =
-      owner.torchs ? read<const void*>(torch_get_const_data_ptr, owner.torchs) : owner.memory;
+      owner.torchs ? read_of(owner.torchs, torch_get_const_data_ptr) : owner.memory;
   return first ? static_cast<const char*>(first) + offset : nullptr;
 }
 
 void* LocalTensor::mutable_data() {
   const LocalTensor& owner = base ? *base : *this;
   void* const first =
-      owner.torchs ? read<void*>(torch_get_mutable_data_ptr, owner.torchs) : owner.memory;
+      owner.torchs ? read_of(owner.torchs, torch_get_mutable_data_ptr) : owner.memory;
   return first ? static_cast<char*>(first) + offset : nullptr;
 }
 
@@ -169,10 +162,10 @@ LocalTensor* LocalTensor::of_torch(AtenTensorOpaque* torchs, bool owns) {
   LocalTensor* const tensor = new_tensor(0);
   tensor->torchs = torchs;
   tensor->owns_torchs = owns;
-  tensor->dim = read<int64_t>(aoti_torch_get_dim, torchs);
-  tensor->sizes = read<int64_t*>(aoti_torch_get_sizes, torchs);
-  tensor->strides = read<int64_t*>(aoti_torch_get_strides, torchs);
-  tensor->dtype = read<int32_t>(aoti_torch_get_dtype, torchs);
+  tensor->dim = read_of(torchs, aoti_torch_get_dim);
+  tensor->sizes = read_of(torchs, aoti_torch_get_sizes);
+  tensor->strides = read_of(torchs, aoti_torch_get_strides);
+  tensor->dtype = read_of(torchs, aoti_torch_get_dtype);
   return tensor;
 }
 

@@ -160,6 +160,14 @@ inline std::ostream& operator<<(std::ostream& out, Device device) {
   return is_cuda(device) ? out << "cuda:" << device.index : out << "another kind of device";
 }
 
+// Of a tensor of torch's, by one of the functions above.
+template <class Value>
+Value read_of(AtenTensorHandle tensor, AOTITorchError (*getter)(AtenTensorHandle, Value*)) {
+  Value value;
+  check(getter(tensor, &value) == 0, "libtorch could not read a tensor");
+  return value;
+}
+
 // Owns a tensor, or nothing: an optional argument that was None. It is a handle of torch's, or, in
 // a recording, a local tensor: then the lowest bit of the handle is 1.
 class Tensor {
@@ -262,9 +270,7 @@ class Tensor {
 
   template <class Value>
   Value get(AOTITorchError (*getter)(AtenTensorHandle, Value*)) const {
-    Value value;
-    check(getter(handle_, &value) == 0, "libtorch could not read a tensor");
-    return value;
+    return read_of(handle_, getter);
   }
 
   AtenTensorHandle handle_ = nullptr;
