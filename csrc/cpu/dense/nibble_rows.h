@@ -118,6 +118,98 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
   sum_chunk(~__mmask64{} >> (kCacheLine - units * kUnit / 2), W * row_bytes - back);
 }
 
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+
+constexpr bool kWalksAlongRows = true;
+constexpr int64_t kHalfUnits = 2, kHalfVectors = 4;  // of half a chunk, which a vector holds
+
+// As above, for each half of a chunk.
+inline void store_chunks(const int16_t* integers, int64_t units, Ints* to) {
+  const int64_t padded = round_up(units, kChunkUnits);
+  __builtin_memset(to, 0, static_cast<size_t>(padded * kUnit) * sizeof *integers);
+  for (int64_t unit = 0; unit < units; ++unit, integers += kUnit) {
+    auto* const bytes = reinterpret_cast<int8_t*>(to + unit / kHalfUnits * kHalfVectors) +
+                        unit % kHalfUnits * (kUnit / 2);
+    // Of Nibbles::kParts, the first and third are those of even inputs, in turn.
+    HFLA_UNROLL
+    for (int odd = 0; odd < 2; ++odd) {
+      const auto part = [&](int i) HFLA_INLINE_LAMBDA {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(integers + 8 * (odd + i)));
+      };
+      const auto store_bytes = [&](int vector, __m128i x) HFLA_INLINE_LAMBDA {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + vector * kVectorBytes), x);
+      };
+      const __m128i begin = _mm_unpacklo_epi16(part(0), part(2));
+      const __m128i end = _mm_unpackhi_epi16(part(0), part(2)), low = _mm_set1_epi16(255);
+      store_bytes(odd, _mm_packs_epi16(_mm_srai_epi16(begin, 8), _mm_srai_epi16(end, 8)));
+      store_bytes(2 + odd, _mm_packus_epi16(_mm_and_si128(begin, low), _mm_and_si128(end, low)));
+    }
+  }
+}
+
+// Four sums of each of two units. No sum of two products is too large for 16 bits: values are at
+// most 15, bytes of x 255 without a sign.
+HFLA_INLINE Words multiply_half(__m256i values, const __m256i (&x)[kHalfVectors]) {
+  const __m256i nibbles = _mm256_set1_epi8(15), lift = _mm256_set1_epi8(-0x78);
+  const __m256i lifted = _mm256_xor_si256(values, lift);
+  const __m256i even = _mm256_and_si256(lifted, nibbles);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(lifted, 4), nibbles);
+  const __m256i upper =
+      _mm256_add_epi16(_mm256_maddubs_epi16(even, x[0]), _mm256_maddubs_epi16(odd, x[1]));
+  const __m256i lower =
+      _mm256_add_epi16(_mm256_maddubs_epi16(x[2], even), _mm256_maddubs_epi16(x[3], odd));
+  return (Words)_mm256_add_epi32(_mm256_madd_epi16(upper, _mm256_set1_epi16(256)),
+                                 _mm256_madd_epi16(lower, _mm256_set1_epi16(1)));
+}
+
+// As above.
+HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* x, int64_t units,
+                           int64_t bytes_ahead, Lines lines, int32_t* to) {
+  static_assert(W == 8);
+  const auto pairs = [](Words a, Words b)
+                         HFLA_INLINE_LAMBDA { return first_words(a, b) + last_words(a, b); };
+  const int64_t lines_of_chunk = ceil_div(lines.count, ceil_div(units, kChunkUnits));
+  const auto sum_chunk = [&](const int8_t* rows, int64_t stride) HFLA_INLINE_LAMBDA {
+    for (int64_t i = 0; i < lines_of_chunk; ++i, lines.next += lines.step) ask_for(lines.next);
+    HFLA_UNROLL
+    for (int64_t o = 0; o < W; ++o) ask_for(weight + o * row_bytes + bytes_ahead);
+    for (int half = 0; half < 2; ++half) {
+      __m256i inputs[kHalfVectors];
+      HFLA_UNROLL
+      for (int i = 0; i < kHalfVectors; ++i) inputs[i] = (__m256i)x[i];
+      Words sums[2];
+      HFLA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        Words of_outputs[4];
+        HFLA_UNROLL
+        for (int o = 0; o < 4; ++o) {
+          const int8_t* const from = rows + (4 * i + o) * stride + half * kVectorBytes;
+          of_outputs[o] =
+              multiply_half(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), inputs);
+        }
+        const Words first = pairs(of_outputs[0], of_outputs[1]);
+        const Words last = pairs(of_outputs[2], of_outputs[3]);
+        sums[i] = first_halves(first, last) + last_halves(first, last);
+      }
+      const __m256i a = (__m256i)sums[0], b = (__m256i)sums[1];
+      store_lanes(to, (Ints)_mm256_permute2x128_si256(a, b, 0x20));
+      store_lanes(to + W, (Ints)_mm256_permute2x128_si256(a, b, 0x31));
+      x += kHalfVectors;
+      to += kHalfUnits * W;
+    }
+    weight += kCacheLine;
+  };
+  for (; units >= kChunkUnits; units -= kChunkUnits) sum_chunk(weight, row_bytes);
+  if (units > 0) {
+    int8_t last[W * kCacheLine] = {};
+    for (int64_t o = 0; o < W; ++o) {
+      __builtin_memcpy(last + o * kCacheLine, weight + o * row_bytes,
+                       static_cast<size_t>(units * kUnit / 2));
+    }
+    sum_chunk(last, kCacheLine);
+  }
+}
+
 #else
 
 // Elsewhere values take more instructions than words do to be moved.

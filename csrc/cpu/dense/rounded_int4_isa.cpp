@@ -33,6 +33,7 @@ constexpr int64_t kStretches = kVectorBytes == 64 ? 2 : 1;
 constexpr int64_t kTurnsAhead = kStretches == 1 ? 2 : 1;  // what is asked for
 constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;     // as many as registers have sums for
 constexpr int64_t kUnitBytes = kUnit / 2;
+constexpr int64_t kUnitVectors = kUnit * static_cast<int64_t>(sizeof(int16_t)) / kVectorBytes;
 constexpr int kPair = 2;                   // tiles whose scales are in one line of the cache
 constexpr int64_t kPairBytesAhead = 8192;  // of W, up to whole tiles
 
@@ -54,7 +55,7 @@ class RoundedInt4 {
   void carve_shared(Carver& carver) {
     inputs_.carve(carver);
     totals_ = carver.take<float>(p_.rows * inputs_.groups());
-    if (walks_along_) chunks_ = carver.take<Ints>(padded_units_);
+    if (walks_along_) chunks_ = carver.take<Ints>(padded_units_ * kUnitVectors);
   }
 
   // A worker's own, for outputs that are fewer than a tile has, and numbers that lie otherwise.
