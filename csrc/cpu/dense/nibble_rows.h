@@ -3,9 +3,11 @@
 // Products of values of 4 bits with one row of x, for W outputs, along their rows of values.
 //
 // For one row, to bring words of outputs into the lanes of a vector (quantized_nibbles.h) takes as
-// many instructions as to multiply by them. Here a vector is a chunk as it lies: four units of one
-// output. The four sums of each unit are added up for four outputs at a time, and come to lie with
-// one output in each lane; they are the same integers.
+// many instructions as to multiply by them. Here a chunk of four units of one output is a vector as
+// it lies, or two of AVX2. The four sums of each unit are added up for four outputs at a time, and
+// come to lie with one output in each lane; they are the same integers.
+//
+// Values are bytes, and x is two bytes, the upper one with its sign.
 #pragma once
 
 #include "cpu/common/memory.h"
