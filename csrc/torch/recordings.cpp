@@ -23,6 +23,7 @@ namespace {
 constexpr char kSpace[] = "hf_linear_attention::";  // of the names of this library's ops
 constexpr int64_t kLargeWeight = 65536;             // bytes; others, as scales, come soon
 constexpr size_t kMostArguments = 20;               // of an operation, and results
+constexpr int64_t kMostGiven = 1 << 20;             // tensors of a run
 
 // ---- what may be recorded: the ops of this library, and what layers do between them ----
 
@@ -200,7 +201,7 @@ class Recording {
  public:
   Recording(Code code, std::vector<Tensor> constants) : constants_(std::move(constants)) {
     in_team_ = *code.take(1);
-    num_given_ = code.take_below("a number of given tensors", 0, int64_t{1} << 32);
+    num_given_ = code.take_below("a number of given tensors", 0, kMostGiven);
     const int64_t num_results = *code.take(1), *const results = code.take(num_results);
     results_.assign(results, results + num_results);
     for (const Tensor& constant : constants_) check_device(constant);
@@ -213,7 +214,7 @@ class Recording {
     find_ends();
   }
 
-  std::vector<Tensor> run(std::vector<Tensor> given) const {
+  std::vector<Tensor> run(const std::vector<Tensor>& given) const {
     check(given.size() == size_t(num_given_), "tensors must be ", num_given_, ", got ",
           given.size());
     for (const Tensor& tensor : given) check_device(tensor);
@@ -427,9 +428,9 @@ std::shared_ptr<const Recording> recording_of(const Tensor& number) {
 void run_recording(StableIValue* stack) {
   Arguments arguments(stack);
   const Tensor number = arguments.tensor();
-  std::vector<Tensor> given = arguments.tensors();
+  const std::vector<Tensor> given = arguments.tensors();
   std::vector<StableIValue> handles;
-  for (Tensor& result : recording_of(number)->run(std::move(given))) {
+  for (Tensor& result : recording_of(number)->run(given)) {
     handles.push_back(reinterpret_cast<StableIValue>(result.release()));
   }
   *stack = list_of(handles.data(), handles.size());

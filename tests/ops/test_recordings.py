@@ -194,6 +194,7 @@ def run_code(code, given, constants=()):
         ([], "must not end within"),
         ([1], "must not end within"),
         ([-1, 0], "a number of given tensors from 0"),
+        ([2**40, 0], "a number of given tensors from 0"),
         ([1, 1], "must not end within"),
         ([1, -1], "must not end within"),
         ([1, 0, 999], r"an operation from 0 to \d+, got 999"),
@@ -229,19 +230,19 @@ def test_what_nobody_made_is_not_run(number):
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "message"),
     [
-        [1, 0, 1, 0, 7],  # an addition, whose second tensor there is not
-        [1, 2, 0, 7],  # two results, of which the second is none
-        [2, 1, 0],  # of more tensors than are given
+        ([1, 0, 1, 0, 7], "got 7"),  # an addition, whose second tensor there is not
+        ([1, 2, 0, 7], "got 7"),  # two results, of which the second is none
+        ([2, 1, 0], "tensors must be 2, got [01]"),
     ],
 )
 @pytest.mark.parametrize("is_constant", [False, True])
-def test_what_is_refused_keeps_no_tensor(code, is_constant):
+def test_what_is_refused_keeps_no_tensor(code, message, is_constant):
     array = numpy.ones(4, dtype=numpy.float32)
     is_kept = weakref.ref(array)
     x = torch.from_numpy(array)
-    with pytest.raises(RuntimeError, match="got"):
+    with pytest.raises(RuntimeError, match=message):
         run_code([0, *code], [] if is_constant else [x], [x] if is_constant else [])
     del x, array
     assert is_kept() is None

@@ -25,6 +25,13 @@ struct Lines {
   int64_t count;
 };
 
+// The lanes of each part of 128 bits of four vectors, added up: one next to the other.
+HFLA_INLINE Words add_up_parts(const Words (&x)[4]) {
+  const Words first = first_words(x[0], x[1]) + last_words(x[0], x[1]);
+  const Words last = first_words(x[2], x[3]) + last_words(x[2], x[3]);
+  return first_halves(first, last) + last_halves(first, last);
+}
+
 #if defined(__AVX512VNNI__)
 
 constexpr bool kWalksAlongRows = true;
@@ -85,9 +92,6 @@ HFLA_INLINE __m512i multiply_chunk(__m512i values, const __m512i (&x)[4]) {
 HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* x, int64_t units,
                            int64_t bytes_ahead, Lines lines, int32_t* to) {
   static_assert(W == 16);
-  const auto pairs = [](__m512i a, __m512i b) HFLA_INLINE_LAMBDA {
-    return (__m512i)((Ints)first_words((Words)a, (Words)b) + (Ints)last_words((Words)a, (Words)b));
-  };
   const int64_t lines_of_chunk = ceil_div(lines.count, ceil_div(units, kChunkUnits));
   // next_chunk: bytes from this one to it, behind the last one of a row in the next outputs.
   const auto sum_chunk = [&](__mmask64 bytes, int64_t next_chunk) HFLA_INLINE_LAMBDA {
@@ -96,17 +100,15 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
     __m512i sums[4];
     HFLA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      __m512i of_outputs[4];
+      Words of_outputs[4];
       HFLA_UNROLL
       for (int o = 0; o < 4; ++o) {
         const int8_t* from = weight + (4 * i + o) * row_bytes;
         ask_for(from + bytes_ahead);
         ask_for_soon(from + next_chunk);
-        of_outputs[o] = multiply_chunk(_mm512_maskz_loadu_epi8(bytes, from), inputs);
+        of_outputs[o] = (Words)multiply_chunk(_mm512_maskz_loadu_epi8(bytes, from), inputs);
       }
-      const Words first = (Words)pairs(of_outputs[0], of_outputs[1]);
-      const Words last = (Words)pairs(of_outputs[2], of_outputs[3]);
-      sums[i] = (__m512i)((Ints)first_halves(first, last) + (Ints)last_halves(first, last));
+      sums[i] = (__m512i)add_up_parts(of_outputs);
     }
     transpose_parts(sums);
     HFLA_UNROLL
@@ -168,8 +170,6 @@ HFLA_INLINE Words multiply_half(__m256i values, const __m256i (&x)[kHalfVectors]
 HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* x, int64_t units,
                            int64_t bytes_ahead, Lines lines, int32_t* to) {
   static_assert(W == 8);
-  const auto pairs = [](Words a, Words b)
-                         HFLA_INLINE_LAMBDA { return first_words(a, b) + last_words(a, b); };
   const int64_t lines_of_chunk = ceil_div(lines.count, ceil_div(units, kChunkUnits));
   const auto sum_chunk = [&](const int8_t* rows, int64_t stride) HFLA_INLINE_LAMBDA {
     for (int64_t i = 0; i < lines_of_chunk; ++i, lines.next += lines.step) ask_for(lines.next);
@@ -189,9 +189,7 @@ HFLA_INLINE void sum_units(const int8_t* weight, int64_t row_bytes, const Ints* 
           of_outputs[o] =
               multiply_half(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), inputs);
         }
-        const Words first = pairs(of_outputs[0], of_outputs[1]);
-        const Words last = pairs(of_outputs[2], of_outputs[3]);
-        sums[i] = first_halves(first, last) + last_halves(first, last);
+        sums[i] = add_up_parts(of_outputs);
       }
       const __m256i a = (__m256i)sums[0], b = (__m256i)sums[1];
       store_lanes(to, (Ints)_mm256_permute2x128_si256(a, b, 0x20));
